@@ -1,0 +1,56 @@
+"""mps_trainer: the Trainer for people who fine-tune models on a Mac.
+
+Public names are loaded on first use, so that `import mps_trainer` costs neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from .version import __version__
+
+if TYPE_CHECKING:
+    from .devices import Decision, DeviceRequest, MachineFacts, MPSAccelerator, gather_facts, resolve
+    from .errors import DeviceUnavailableError, MisconfigurationException
+    from .training import Trainer
+    from .training_args import TrainingArguments
+
+_EXPORTS = {
+    "Decision": ".devices",
+    "DeviceRequest": ".devices",
+    "DeviceUnavailableError": ".errors",
+    "MPSAccelerator": ".devices",
+    "MachineFacts": ".devices",
+    "MisconfigurationException": ".errors",
+    "Trainer": ".training",
+    "TrainingArguments": ".training_args",
+    "gather_facts": ".devices",
+    "resolve": ".devices",
+}
+
+__all__ = [
+    "Decision",
+    "DeviceRequest",
+    "DeviceUnavailableError",
+    "MPSAccelerator",
+    "MachineFacts",
+    "MisconfigurationException",
+    "Trainer",
+    "TrainingArguments",
+    "__version__",
+    "gather_facts",
+    "resolve",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_EXPORTS[name], __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
