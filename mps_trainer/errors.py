@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class MisconfigurationException(ValueError):  # noqa: N818 - Lightning's name, which users catch
+class MisconfigurationException(ValueError):
     """What was asked for cannot be done as asked; the message says what happened, why, and what to do next."""
 
 
