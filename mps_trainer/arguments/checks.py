@@ -1,0 +1,209 @@
+"""What makes the values of the arguments right, as tables.
+
+Every refusal is a `ValueError` that names the field, the value, and what is accepted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import types
+import typing
+from collections.abc import Iterable
+from enum import Enum
+from typing import Any
+
+from .choices import IntervalStrategy, OptimizerNames, SamplingStrategy, SaveStrategy, SchedulerType
+
+CHOICES: dict[str, type[Enum]] = {
+    "lr_scheduler_type": SchedulerType,
+    "optim": OptimizerNames,
+    "train_sampling_strategy": SamplingStrategy,
+    "logging_strategy": IntervalStrategy,
+    "eval_strategy": IntervalStrategy,
+    "save_strategy": SaveStrategy,
+}
+
+WORDS: dict[str, tuple[str, ...]] = {
+    "accelerator": ("auto", "mps", "cuda", "xpu", "gpu", "cpu"),
+    "ddp_backend": ("nccl", "gloo", "mpi", "ccl", "xccl"),
+    "dataloader_multiprocessing_context": ("fork", "spawn", "forkserver"),
+    "log_level": ("detail", "debug", "info", "warning", "error", "critical", "passive"),
+    "log_level_replica": ("detail", "debug", "info", "warning", "error", "critical", "passive"),
+}
+
+# field -> lowest value, highest value; None is no bound
+RANGES: dict[str, tuple[float | None, float | None]] = {
+    "per_device_train_batch_size": (1, None),
+    "per_device_eval_batch_size": (1, None),
+    "gradient_accumulation_steps": (1, None),
+    "num_train_epochs": (0, None),
+    "learning_rate": (0, None),
+    "weight_decay": (0, None),
+    "adam_beta1": (0, math.nextafter(1.0, 0.0)),
+    "adam_beta2": (0, math.nextafter(1.0, 0.0)),
+    "adam_epsilon": (0, None),
+    "max_grad_norm": (0, None),
+    "warmup_steps": (0, None),
+    "label_smoothing_factor": (0, 1),
+    "logging_steps": (0, None),
+    "eval_steps": (0, None),
+    "eval_delay": (0, None),
+    "save_steps": (0, None),
+    "save_total_limit": (0, None),
+    "eval_accumulation_steps": (1, None),
+    "dataloader_num_workers": (0, None),
+    "dataloader_prefetch_factor": (1, None),
+    "ddp_timeout": (1, None),
+    "seed": (0, 2**32 - 1),  # numpy's bound
+    "data_seed": (0, 2**63 - 1),
+}
+
+JSON_FIELDS = ("lr_scheduler_kwargs", "activation_checkpointing_kwargs", "gradient_checkpointing_kwargs")
+
+_FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+def refuse(name: str, value: Any, accepted: str) -> ValueError:
+    return ValueError(f"{name}={value!r} is not accepted: it must be {accepted}.")
+
+
+def coerce(args: Any, hints: dict[str, Any]) -> None:
+    """Gives every field of `args` the type that its hint names, where the value has just one reading as that type.
+
+    A YAML file, for one, has `2e-5` as text and `no` as False.
+    """
+    for name, hint in hints.items():
+        value = getattr(args, name)
+        if name in CHOICES:
+            setattr(args, name, _choice(name, value))
+        elif name in JSON_FIELDS:
+            setattr(args, name, _mapping(name, value))
+        elif (kind := _number_kind(hint)) is not None and not (value is None and _takes_none(hint)):
+            setattr(args, name, _number(name, value, kind))
+
+
+def check_values(args: Any) -> None:
+    """Each field for itself."""
+    for name, words in WORDS.items():
+        value = getattr(args, name)
+        if value is not None and value not in words:
+            raise refuse(name, value, "one of " + ", ".join(words))
+    for name, (low, high) in RANGES.items():
+        value = getattr(args, name)
+        if value is not None and not ((low is None or value >= low) and (high is None or value <= high)):
+            raise refuse(name, value, _range_text(low, high))
+    if args.max_steps != -1 and args.max_steps < 1:
+        raise refuse("max_steps", args.max_steps, "at least 1, or -1 to train for num_train_epochs")
+    for name in ("logging_steps", "eval_steps", "save_steps"):
+        value = getattr(args, name)
+        if value is not None and value > 1 and value != int(value):
+            raise refuse(name, value, "a whole number of steps, or below 1 for a fraction of all steps")
+    for path in _with_parents(args.output_dir):
+        if os.path.exists(path) and not os.path.isdir(path):
+            raise refuse("output_dir", args.output_dir, f"a folder, or a new name for one; {path} is a file")
+
+
+def check_combinations(args: Any) -> None:
+    """Fields that have to fit each other."""
+    for name in ("logging", "eval", "save"):
+        if getattr(args, f"{name}_strategy") == "steps" and not getattr(args, f"{name}_steps"):
+            raise refuse(f"{name}_steps", getattr(args, f"{name}_steps"), f"above 0 with {name}_strategy='steps'")
+    if args.fp16 and args.bf16:
+        raise ValueError("fp16=True and bf16=True exclude each other: set one of them.")
+    if args.dataloader_num_workers == 0:
+        if args.dataloader_prefetch_factor is not None:
+            raise refuse("dataloader_prefetch_factor", args.dataloader_prefetch_factor, _NEEDS_WORKERS)
+        if args.dataloader_persistent_workers:
+            raise refuse("dataloader_persistent_workers", True, _NEEDS_WORKERS)
+    if args.lr_scheduler_type == SchedulerType.REDUCE_ON_PLATEAU and args.eval_strategy == "no":
+        raise refuse("lr_scheduler_type", str(args.lr_scheduler_type), "used with an eval_strategy other than 'no'")
+    if args.save_strategy == "best" and args.eval_strategy == "no":
+        raise refuse("save_strategy", "best", "used with an eval_strategy other than 'no'")
+    if args.load_best_model_at_end and args.save_strategy != "best":
+        _check_best_is_saved(args)
+
+
+_NEEDS_WORKERS = "left out unless dataloader_num_workers is above 0"
+
+
+def _check_best_is_saved(args: Any) -> None:
+    if args.eval_strategy != args.save_strategy or args.eval_strategy == "no":
+        raise ValueError(
+            f"load_best_model_at_end=True is not accepted with eval_strategy='{args.eval_strategy}' and "
+            f"save_strategy='{args.save_strategy}': the best model can only be loaded if each evaluation has its "
+            "checkpoint. Give both the same value, steps or epoch, or use save_strategy='best'."
+        )
+    if args.eval_strategy == "steps":
+        mixed = (args.eval_steps < 1) != (args.save_steps < 1)
+        # in millionths, because fractions of all steps are floats
+        if mixed or round(args.save_steps * 1e6) % round(args.eval_steps * 1e6):
+            raise ValueError(
+                f"load_best_model_at_end=True is not accepted with save_steps={args.save_steps} and "
+                f"eval_steps={args.eval_steps}: save_steps must be a multiple of eval_steps, and both fractions or "
+                "both numbers of steps."
+            )
+
+
+def _choice(name: str, value: Any) -> Enum:
+    kind = CHOICES[name]
+    if value is False:  # YAML reads a bare `no` as false
+        value = "no"
+    try:
+        return kind(getattr(value, "value", value))
+    except ValueError:
+        raise refuse(name, value, "one of " + ", ".join(str(choice.value) for choice in kind)) from None
+
+
+def _mapping(name: str, value: Any) -> dict | None:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise refuse(name, value, f"a JSON object ({error})") from None
+    if value is not None and not isinstance(value, dict):
+        raise refuse(name, value, "a dictionary, or a JSON object on the command line")
+    return value
+
+
+def _takes_none(hint: Any) -> bool:
+    return type(None) in typing.get_args(hint)
+
+
+def _number_kind(hint: Any) -> type | None:
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        members = [member for member in typing.get_args(hint) if member is not type(None)]
+        hint = members[0] if len(members) == 1 else None
+    return hint if hint in (bool, int, float) else None
+
+
+def _number(name: str, value: Any, kind: type) -> bool | int | float:
+    accepted = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
+    if kind is bool:
+        flag = _FLAGS.get(str(value).lower()) if isinstance(value, (bool, int, str)) else None
+        if flag is None:
+            raise refuse(name, value, accepted)
+        return flag
+    try:
+        number = float(value) if not isinstance(value, bool) else math.nan
+    except (TypeError, ValueError, OverflowError):
+        raise refuse(name, value, accepted) from None
+    if not math.isfinite(number) or (kind is int and number != int(number)):
+        raise refuse(name, value, accepted)
+    if isinstance(value, int):
+        return value
+    return int(number) if kind is int else number
+
+
+def _range_text(low: float | None, high: float | None) -> str:
+    if high is None:
+        return f"at least {low}"
+    return f"at least {low} and below 1" if 0 < 1 - high < 1e-9 else f"between {low} and {high}"
+
+
+def _with_parents(path: str) -> Iterable[str]:
+    while path:
+        yield path
+        parent = os.path.dirname(path)
+        path = "" if parent == path else parent

@@ -1,0 +1,32 @@
+"""From dataset to batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .choices import SamplingStrategy
+from .fields import option
+
+
+@dataclass
+class DataArguments:
+    per_device_train_batch_size: int = option(8, "Examples in a training batch.")
+    per_device_eval_batch_size: int = option(8, "Examples in an evaluation batch.")
+    train_sampling_strategy: SamplingStrategy | str = option(
+        "random", "Order of the training examples: shuffled each epoch, or as they are in the dataset."
+    )
+    dataloader_drop_last: bool = option(False, "Leave out the last batch of an epoch if it is not full.")
+    dataloader_num_workers: int = option(0, "Processes that load data; 0 loads in the main process.")
+    dataloader_pin_memory: bool = option(
+        True, "Page-locked host memory for faster copies. Only cuda has it; elsewhere it is left out by itself."
+    )
+    dataloader_persistent_workers: bool = option(False, "Keep the loading processes from epoch to epoch.")
+    dataloader_prefetch_factor: int | None = option(None, "Batches that each loading process prepares ahead. [2]")
+    dataloader_multiprocessing_context: str | None = option(
+        None, "How loading processes are started: fork, spawn or forkserver. [the platform's own]"
+    )
+    remove_unused_columns: bool = option(True, "Drop columns that the model's forward() does not take.")
+    label_names: list[str] | None = option(None, "Keys of the inputs that are labels. [what the model takes]")
+    ignore_data_skip: bool = option(
+        False, "On resume, begin the epoch anew instead of at the batch that comes next; not the same training."
+    )

@@ -1,0 +1,28 @@
+"""The optimizer, its schedule, and how long it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .choices import OptimizerNames, SchedulerType
+from .fields import option
+
+
+@dataclass
+class OptimizationArguments:
+    num_train_epochs: float = option(3.0, "Passes over the training set; may be a fraction.")
+    max_steps: int = option(-1, "Optimizer steps to train for; overrides num_train_epochs when not -1.")
+    learning_rate: float = option(5e-5, "Peak learning rate.")
+    lr_scheduler_type: SchedulerType | str = option("linear", "Schedule of the learning rate.")
+    lr_scheduler_kwargs: dict | str | None = option(None, "Further settings of the schedule, as JSON.")
+    warmup_steps: float = option(0, "Steps of warm-up; below 1, a fraction of all steps.")
+    optim: OptimizerNames | str = option(
+        "adamw_torch_fused", "Optimizer; the fused kernels are used where the device has them."
+    )
+    weight_decay: float = option(0.0, "Decoupled weight decay; never applied to biases and normalisation weights.")
+    adam_beta1: float = option(0.9, "AdamW: decay of the mean of the gradients.")
+    adam_beta2: float = option(0.999, "AdamW: decay of the mean of the squared gradients.")
+    adam_epsilon: float = option(1e-8, "AdamW: added to the denominator.")
+    max_grad_norm: float = option(1.0, "Clip the gradients to this norm; 0 leaves them as they are.")
+    gradient_accumulation_steps: int = option(1, "Batches whose gradients make up one optimizer step.")
+    label_smoothing_factor: float = option(0.0, "Share of the label's probability spread over all classes; 0 is none.")

@@ -1,0 +1,33 @@
+"""What is logged, when, and to whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .choices import IntervalStrategy
+from .fields import option
+
+
+@dataclass
+class ReportingArguments:
+    logging_strategy: IntervalStrategy | str = option("steps", "When to log: no, steps or epoch.")
+    logging_steps: float = option(500, "Steps between two logs; below 1, a fraction of all steps.")
+    logging_first_step: bool = option(False, "Log the first step too.")
+    logging_nan_inf_filter: bool = option(
+        True,
+        "In the logged mean, a nan or infinite loss counts as the mean of the others; training sees it as it is.",
+    )
+    log_level: str = option(
+        "passive",
+        "Log level of the main process; passive leaves it as it is.",
+        choices=["detail", "debug", "info", "warning", "error", "critical", "passive"],
+    )
+    log_level_replica: str = option(
+        "warning",
+        "Log level of all other processes.",
+        choices=["detail", "debug", "info", "warning", "error", "critical", "passive"],
+    )
+    log_on_each_node: bool = option(True, "With several machines, one process of each logs.")
+    disable_tqdm: bool | None = option(None, "No progress bar. [bar unless the log level is above warning]")
+    report_to: str | list[str] | None = option("none", "Trackers to report to: tensorboard, wandb, ..., all or none.")
+    run_name: str | None = option(None, "Name of the run for trackers.")

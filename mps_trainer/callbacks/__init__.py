@@ -1,0 +1,34 @@
+"""What watches a run: transformers' callbacks as they are, and this project's own."""
+
+from __future__ import annotations
+
+import os
+
+from transformers.trainer_callback import DefaultFlowCallback, PrinterCallback, TrainerCallback
+
+from ..training_args import TrainingArguments
+from .progress import ProgressCallback
+
+
+def default_callbacks(args: TrainingArguments) -> list[TrainerCallback | type[TrainerCallback]]:
+    """The callbacks that come before a user's own: the flow of logs, evaluations and saves, and the trackers."""
+    trackers = []
+    if args.report_to:
+        from transformers.integrations.integration_utils import (
+            get_available_reporting_integrations,
+            get_reporting_integration_callbacks,
+        )
+
+        if args.logging_dir is not None:
+            os.environ.setdefault("TENSORBOARD_LOGGING_DIR", args.logging_dir)
+        names = get_available_reporting_integrations() if args.report_to == ["all"] else args.report_to
+        trackers = get_reporting_integration_callbacks(names)
+    return [DefaultFlowCallback, *trackers]
+
+
+def display_callback(args: TrainingArguments) -> type[TrainerCallback]:
+    """The callback that comes after a user's own: a progress bar, or the log alone."""
+    return PrinterCallback if args.disable_tqdm else ProgressCallback
+
+
+__all__ = ["ProgressCallback", "default_callbacks", "display_callback"]

@@ -1,0 +1,167 @@
+"""The training loop: epochs of updates, updates of batches."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.trainer_utils import TrainOutput, speed_metrics
+
+from ..data.loader import epoch_batches, length_of, num_examples
+from . import checkpoint
+from .loss import count_items, divisors, shifts_labels
+from .meter import LossMeter
+from .optimizer import follows_metric, learning_rate
+from .plan import StepPlan
+from .rng import restore_rng
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+
+class TrainingLoop:
+    """One run of training. Holds what a run needs and a Trainer at rest does not: plan, meter, position.
+
+    Nothing between two logs reads a value from the device: the queue of an accelerator is never drained for a number
+    that nobody looks at.
+    """
+
+    def __init__(self, trainer: Trainer, resume_from: str | None) -> None:
+        self.trainer = trainer
+        self.args = trainer.args
+        self.loader = trainer.get_train_dataloader()
+        self.plan = StepPlan.make(
+            length_of(self.loader),
+            self.args.gradient_accumulation_steps,
+            self.args.max_steps,
+            self.args.num_train_epochs,
+        )
+        self.meter = LossMeter(self.args.device, self.args.logging_nan_inf_filter)
+        self.resume_from = resume_from
+        trainer.create_optimizer_and_scheduler(self.plan.max_steps)
+        trainer.begin_state(self.plan.max_steps, self.plan.epochs, resume_from)
+        if resume_from is not None:
+            checkpoint.restore_progress(trainer, self.meter, resume_from)
+        self.model, self.state = trainer.model, trainer.state
+        self.first_step = self.state.global_step
+        self.grad_norm: torch.Tensor | None = None
+        self.rate = learning_rate(trainer.optimizer)
+        self.shifts_labels = shifts_labels(self.model)
+
+    def run(self) -> TrainOutput:
+        """Trains to the end of the plan, or until a callback stops it."""
+        self.start_time = time.time()
+        self.model.zero_grad()
+        self.trainer.fire("on_train_begin")
+        if self.args.eval_on_start:
+            self.trainer.evaluate_in_training(step_scheduler=False)
+        for epoch in range(self.plan.epoch_of(self.first_step), self.plan.epochs):
+            self.trainer.fire("on_epoch_begin")
+            for batches in self.updates(epoch):
+                self.trainer.fire("on_step_begin")
+                self.accumulate(batches)
+                self.update_weights()
+                self.trainer.fire("on_step_end")
+                self.log_evaluate_save()
+                if self.trainer.control.should_epoch_stop or self.trainer.control.should_training_stop:
+                    break
+            self.trainer.fire("on_epoch_end")
+            self.log_evaluate_save()
+            if self.trainer.control.should_training_stop or self.state.global_step >= self.plan.max_steps:
+                break
+        return self.finish()
+
+    def updates(self, epoch: int) -> Iterator[list[Any]]:
+        """The batches of the epoch that are still to be trained on, in the groups that make an update."""
+        resuming = self.resume_from is not None and epoch == self.plan.epoch_of(self.first_step)
+        done = 0
+        if resuming and not self.args.ignore_data_skip:
+            done = self.plan.batches_done(self.first_step)
+        if resuming and not done:
+            restore_rng(self.resume_from)  # before the epoch draws its own random numbers
+        batches = epoch_batches(self.loader, epoch, self.trainer.data_seed, skip=done)
+        if resuming and done:
+            restore_rng(self.resume_from)  # after it drew them the first time
+        while self.state.global_step < self.plan.max_steps:
+            group = list(itertools.islice(batches, self.plan.accumulation))
+            if not group:
+                break
+            done += len(group)
+            self.epoch_after_update = self.plan.progress(epoch, done)
+            yield group
+        if not done and self.state.global_step < self.plan.max_steps:
+            logger.warning("The training dataset gave no batch in epoch %d: training stops here.", epoch)
+            self.trainer.control.should_training_stop = True
+
+    def accumulate(self, batches: list[Any]) -> None:
+        """Forward and backward for the batches of one update; their loss is the mean over all their items."""
+        trainer = self.trainer
+        items = [count_items(batch, self.shifts_labels) for batch in batches] if trainer.needs_item_counts else [None]
+        known = [count for count in items if count is not None]
+        total = sum(known) if len(known) == len(batches) else None
+        last = len(batches) - 1
+        for i, (batch, divisor) in enumerate(zip(batches, divisors(items), strict=True)):
+            if divisor is not None:
+                trainer.loss_divisor = divisor
+                self.meter.add(trainer.training_step(self.model, batch, total), self.state.global_step)
+            trainer.count_flos(batch)
+            if i < last:
+                trainer.fire("on_substep_end")
+
+    def update_weights(self) -> None:
+        """Clips, steps the optimizer, then its schedule, and clears the gradients."""
+        trainer = self.trainer
+        self.grad_norm = trainer.precision.clip(self.model.parameters(), trainer.optimizer, self.args.max_grad_norm)
+        trainer.fire("on_pre_optimizer_step")
+        trainer.precision.step(trainer.optimizer)
+        trainer.fire("on_optimizer_step")
+        self.rate = learning_rate(trainer.optimizer)
+        if not follows_metric(trainer.lr_scheduler):
+            trainer.lr_scheduler.step()
+        self.model.zero_grad()
+        self.state.global_step += 1
+        self.state.epoch = self.epoch_after_update
+
+    def log_evaluate_save(self) -> None:
+        """Does what the callbacks asked for after a step or an epoch."""
+        trainer, control = self.trainer, self.trainer.control
+        if control.should_log and self.state.global_step > self.meter.last_read_step:
+            loss, grad_norm = self.meter.read(self.state.global_step, self.grad_norm)
+            trainer.store_flos()
+            logs = {"loss": loss, "grad_norm": grad_norm, "learning_rate": self.rate}
+            trainer.log({name: value for name, value in logs.items() if value is not None}, self.start_time)
+        if trainer.control.should_evaluate:
+            is_best = trainer.note_best_metric(trainer.evaluate_in_training())
+            if self.args.save_strategy == "best":
+                trainer.control.should_save = is_best
+        if trainer.control.should_save:
+            checkpoint.save(trainer, self.meter)
+            trainer.fire("on_save")
+
+    def finish(self) -> TrainOutput:
+        """The metrics of the run; the best weights if they were asked for; the end for the callbacks."""
+        trainer, steps = self.trainer, self.state.global_step - self.first_step
+        share = steps / max(self.plan.max_steps, 1)
+        metrics = speed_metrics(
+            "train", self.start_time, num_samples=round(self.samples_in_plan() * share), num_steps=steps
+        )
+        trainer.store_flos()
+        metrics["total_flos"] = self.state.total_flos
+        metrics["train_loss"] = self.meter.mean(self.state.global_step)
+        trainer.log(metrics)
+        if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
+            trainer.load_best_model()
+        trainer.fire("on_train_end")
+        return TrainOutput(self.state.global_step, metrics["train_loss"], metrics)
+
+    def samples_in_plan(self) -> float:
+        batch_size = self.args.train_batch_size
+        if self.args.max_steps > 0 or self.plan.batches_per_epoch is None:
+            return self.plan.max_steps * batch_size * self.plan.accumulation
+        return num_examples(self.loader, batch_size) * self.args.num_train_epochs

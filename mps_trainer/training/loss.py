@@ -1,0 +1,67 @@
+"""The loss of a model's outputs, and its share in the loss of an update."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+IGNORED_LABEL = -100  # torch's cross_entropy leaves it out
+
+
+def loss_of(outputs: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
+    """The loss in the outputs of a model: under "loss", first in a tuple, or the output itself.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    if isinstance(outputs, Mapping):
+        if outputs.get("loss") is not None:
+            return outputs["loss"]
+        raise ValueError(
+            f"The model returned no loss, only {', '.join(outputs)}. It was given {', '.join(inputs)}: check that the "
+            "labels are among them and under the name that forward() takes, or override compute_loss."
+        )
+    loss = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
+    if not isinstance(loss, torch.Tensor) or loss.dim() > 0:
+        raise ValueError(
+            "The model's first output is not a loss, which is a tensor with one value. Return the loss first or under "
+            f"'loss' when labels are given (it was given {', '.join(inputs)}), or override compute_loss."
+        )
+    return loss
+
+
+def shifts_labels(model: nn.Module) -> bool:
+    """Whether the model's own loss predicts the next token, so that the first label of each row is no target."""
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return False
+    loss_type = getattr(model, "loss_type", None)
+    if loss_type is None:
+        return False
+    from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
+
+    return LOSS_MAPPING.get(loss_type) is ForCausalLMLoss
+
+
+def count_items(batch: Any, shifted: bool) -> int | None:
+    """Labels in a batch that enter its loss, or None where that cannot be told without asking the device."""
+    labels = batch.get("labels") if isinstance(batch, Mapping) else None
+    if not isinstance(labels, torch.Tensor) or labels.device.type != "cpu":
+        return None
+    if shifted and labels.dim() > 1:
+        labels = labels[..., 1:]
+    return labels.numel() if labels.is_floating_point() else int(labels.ne(IGNORED_LABEL).sum())
+
+
+def divisors(items: list[int | None]) -> list[float | None]:
+    """What the loss of each batch of an update is divided by, so that their sum is the mean over all their items.
+
+    A model's loss is the mean over the items of one batch, so a batch with half of all items counts half, whatever
+    the sizes of the others. None is for a batch that has no item and so no loss, where others have. Where items
+    cannot be counted, all batches count the same.
+    """
+    if any(count is None for count in items) or not (total := sum(count or 0 for count in items)):
+        return [float(len(items))] * len(items)
+    return [total / count if count else None for count in items]

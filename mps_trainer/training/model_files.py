@@ -1,0 +1,47 @@
+"""A model on disk, and what is switched on in it before training."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from torch import nn
+
+from ..errors import MisconfigurationException
+from ..training_args import TrainingArguments
+
+WEIGHTS = "model.safetensors"
+ARGUMENTS = "training_args.json"
+
+
+def save(model: nn.Module, processing_class: Any, args: TrainingArguments, folder: str) -> None:
+    """Writes weights, configuration, tokenizer or processor, and arguments. Weights are safetensors."""
+    os.makedirs(folder, exist_ok=True)
+    if hasattr(model, "save_pretrained"):
+        model.save_pretrained(folder)
+    else:
+        from safetensors.torch import save_model
+
+        save_model(model, os.path.join(folder, WEIGHTS), metadata={"format": "pt"})
+    if processing_class is not None and hasattr(processing_class, "save_pretrained"):
+        processing_class.save_pretrained(folder)
+    with open(os.path.join(folder, ARGUMENTS), "w", encoding="utf-8") as file:
+        file.write(args.to_json_string() + "\n")
+
+
+def enable_activation_checkpointing(model: nn.Module, settings: dict[str, Any] | None) -> None:
+    """Makes the model compute activations again in the backward pass.
+
+    Raises:
+        MisconfigurationException: if the model has no such switch.
+    """
+    # transformers 5 gave the method its new name on the way; both are in the supported range
+    enable = getattr(model, "activation_checkpointing_enable", None) or getattr(
+        model, "gradient_checkpointing_enable", None
+    )
+    if enable is None:
+        raise MisconfigurationException(
+            f"activation_checkpointing=True, but {type(model).__name__} has no gradient_checkpointing_enable(). "
+            "Leave it out, or use torch.utils.checkpoint in the model's forward()."
+        )
+    enable(settings or {"use_reentrant": False})

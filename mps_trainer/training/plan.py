@@ -1,0 +1,62 @@
+"""How many steps a run has, and where in it a step lies. Pure arithmetic."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """The steps of a run. A step is one update of the weights, made from `accumulation` batches.
+
+    Args:
+        batches_per_epoch: None for a stream of unknown length, whose epochs end when it does.
+        updates_per_epoch: the last update of an epoch may have fewer batches than the others.
+        epochs: begun epochs, the last of which may stop early.
+    """
+
+    batches_per_epoch: int | None
+    accumulation: int
+    updates_per_epoch: int
+    max_steps: int
+    epochs: int
+
+    @classmethod
+    def make(cls, batches: int | None, accumulation: int, max_steps: int, num_train_epochs: float) -> StepPlan:
+        """The plan for `batches` in an epoch and the limits that the arguments set.
+
+        Raises:
+            ValueError: for an empty dataset, or for a stream without a limit in steps.
+        """
+        if batches == 0:
+            raise ValueError(
+                "There is nothing to train on: the training dataset gives no batch. Check that it is not empty, and "
+                "that dataloader_drop_last does not leave out its only batch."
+            )
+        if batches is None:
+            if max_steps < 0:
+                raise ValueError(
+                    "The training dataset does not know its length, so num_train_epochs cannot say where to stop. "
+                    "Set max_steps."
+                )
+            return cls(None, accumulation, max_steps, max_steps, sys.maxsize)
+        updates = math.ceil(batches / accumulation)
+        if max_steps < 0:
+            return cls(
+                batches, accumulation, updates, math.ceil(num_train_epochs * updates), math.ceil(num_train_epochs)
+            )
+        return cls(batches, accumulation, updates, max_steps, math.ceil(max_steps / updates))
+
+    def epoch_of(self, step: int) -> int:
+        """The epoch in which the step after `step` lies."""
+        return step // self.updates_per_epoch
+
+    def batches_done(self, step: int) -> int:
+        """Batches of that epoch that the steps up to `step` have used."""
+        return step % self.updates_per_epoch * self.accumulation
+
+    def progress(self, epoch: int, batches: int) -> float:
+        """Epochs done, as a fraction, after `batches` batches of `epoch`."""
+        return epoch + batches / (self.batches_per_epoch or self.max_steps * self.accumulation)

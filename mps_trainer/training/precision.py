@@ -1,0 +1,63 @@
+"""The number format of the forward pass, and what float16 needs around the backward pass."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ..errors import MisconfigurationException
+
+
+class MixedPrecision:
+    """Autocast to bfloat16 or float16, with a gradient scaler for the latter; or neither.
+
+    Raises:
+        MisconfigurationException: if the device does not compute in the format asked for.
+    """
+
+    def __init__(self, device: torch.device, *, bf16: bool = False, fp16: bool = False) -> None:
+        self.device = device
+        self.dtype = torch.bfloat16 if bf16 else torch.float16 if fp16 else None
+        self.scaler = torch.amp.GradScaler(device.type) if fp16 else None
+        if self.dtype is not None:
+            _require(self.dtype, device)
+
+    def autocast(self) -> contextlib.AbstractContextManager:
+        if self.dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, self.dtype)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+
+    def clip(self, parameters: Iterable[torch.nn.Parameter], optimizer: Any, max_norm: float) -> torch.Tensor:
+        """Clips the gradients to `max_norm`, 0 meaning not at all; their norm before that, on the device."""
+        if self.scaler is not None:
+            self.scaler.unscale_(optimizer)
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm or float("inf"))
+
+    def step(self, optimizer: Any) -> None:
+        if self.scaler is None:
+            optimizer.step()
+        else:
+            self.scaler.step(optimizer)
+            self.scaler.update()
+
+
+def _require(dtype: torch.dtype, device: torch.device) -> None:
+    flag = "bf16" if dtype is torch.bfloat16 else "fp16"
+    try:
+        supported = device.type != "cuda" or dtype is not torch.bfloat16 or torch.cuda.is_bf16_supported()
+        why = "this GPU is older than Ampere"
+        torch.ones(1, dtype=dtype, device=device) * 2
+    except (RuntimeError, TypeError) as error:  # mps before macOS 14 refuses bfloat16 with a TypeError
+        supported, why = False, str(error).splitlines()[0]
+    if not supported:
+        other = "fp16" if flag == "bf16" else "bf16"
+        raise MisconfigurationException(
+            f"{flag}=True, but {device} does not compute in {str(dtype).removeprefix('torch.')}: {why}. "
+            f"Use {other}=True, or neither."
+        )

@@ -1,0 +1,236 @@
+"""`TrainingArguments`: what the user asked for. The device is worked out on first use, not before."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import logging
+import math
+import os
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from . import distributed
+from .arguments import checks
+from .arguments.checkpointing import CheckpointingArguments
+from .arguments.choices import ParallelMode
+from .arguments.data import DataArguments
+from .arguments.deprecated import DeprecatedArguments, apply_deprecated
+from .arguments.device import DeviceArguments
+from .arguments.evaluation import EvaluationArguments
+from .arguments.optimization import OptimizationArguments
+from .arguments.precision import PrecisionArguments
+from .arguments.reporting import ReportingArguments
+from .arguments.run import RunArguments
+from .devices import Decision, DeviceRequest, gather_facts, resolve
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class TrainingArguments(
+    DeprecatedArguments,
+    DeviceArguments,
+    CheckpointingArguments,
+    EvaluationArguments,
+    ReportingArguments,
+    DataArguments,
+    PrecisionArguments,
+    OptimizationArguments,
+    RunArguments,  # the last base gives the first fields: output_dir may be passed by position
+):
+    """Everything that can be asked of a training run, with transformers' names, types and defaults.
+
+    `HfArgumentParser` turns the fields into command-line flags, each field's `help` being its documentation.
+    Building the arguments checks their values, and touches no device, makes no folder and imports no torch.
+
+    Raises:
+        ValueError: for a value that cannot be right; names the field, the value and what is accepted.
+    """
+
+    def __post_init__(self) -> None:
+        checks.coerce(self, _hints())
+        apply_deprecated(self)
+        self._derive()
+        checks.check_values(self)
+        checks.check_combinations(self)
+
+    def _derive(self) -> None:
+        """Fields whose default depends on other fields."""
+        self.output_dir = os.path.expanduser(os.fspath(self.output_dir or "trainer_output"))
+        for field in ("activation_checkpointing", "activation_checkpointing_kwargs"):
+            other = field.replace("activation", "gradient")
+            setattr(self, field, getattr(self, field) or getattr(self, other))
+            setattr(self, other, getattr(self, field))
+        self.do_eval = self.do_eval or self.eval_strategy != "no"
+        if self.eval_strategy == "steps" and not self.eval_steps:
+            self.eval_steps = self.logging_steps
+        for field in ("logging_steps", "eval_steps", "save_steps"):
+            steps = getattr(self, field)
+            if steps is not None and steps >= 1 and steps == int(steps):
+                setattr(self, field, int(steps))
+        follows_a_metric = self.load_best_model_at_end or self.lr_scheduler_type == "reduce_lr_on_plateau"
+        if (follows_a_metric or self.save_strategy == "best") and self.metric_for_best_model is None:
+            self.metric_for_best_model = "loss"
+        if self.greater_is_better is None and self.metric_for_best_model is not None:
+            self.greater_is_better = not self.metric_for_best_model.endswith("loss")
+        if self.disable_tqdm is None:
+            self.disable_tqdm = logger.getEffectiveLevel() > logging.WARNING
+        if isinstance(self.report_to, str) or self.report_to is None:
+            self.report_to = [] if self.report_to in ("none", None) else [self.report_to]
+        elif self.report_to == ["none"]:
+            self.report_to = []
+
+    # The device
+
+    @functools.cached_property
+    def decision(self) -> Decision:
+        """Which device, and why; see `mps_trainer.devices`. Decided on first access and logged then.
+
+        Raises:
+            DeviceUnavailableError: if an accelerator asked for by name cannot run on this machine.
+            MisconfigurationException: if several processes or devices are asked of an accelerator that has one.
+        """
+        request = DeviceRequest(
+            accelerator=self.accelerator,
+            devices=self.devices,
+            use_cpu=self.use_cpu,
+            ddp_backend=self.ddp_backend,
+        )
+        decision = resolve(request, gather_facts())
+        logger.info("%s", decision)
+        for note in decision.notes:
+            logger.warning("%s", note)
+        return decision
+
+    @functools.cached_property
+    def device(self) -> torch.device:
+        """The device of this process. With several processes, their process group exists from here on."""
+        if self.decision.world_size > 1:
+            distributed.init_process_group(self.decision, self.ddp_backend, self.ddp_timeout_delta)
+        return self.decision.device
+
+    @property
+    def n_gpu(self) -> int:
+        """Accelerators that this process uses: 1, or 0 on the CPU. One process never uses several."""
+        return 0 if self.decision.type == "cpu" else 1
+
+    @property
+    def parallel_mode(self) -> ParallelMode:
+        return ParallelMode.DISTRIBUTED if self.world_size > 1 else ParallelMode.NOT_PARALLEL
+
+    # Processes
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes that train together."""
+        return self.decision.world_size
+
+    @property
+    def process_index(self) -> int:
+        """Rank of this process among all, from 0."""
+        return self.decision.rank
+
+    @property
+    def local_process_index(self) -> int:
+        """Rank of this process among those on its machine, from 0."""
+        return self.decision.local_rank
+
+    @property
+    def should_log(self) -> bool:
+        return (self.local_process_index if self.log_on_each_node else self.process_index) == 0
+
+    @property
+    def should_save(self) -> bool:
+        return (self.local_process_index if self.save_on_each_node else self.process_index) == 0
+
+    @property
+    def ddp_timeout_delta(self) -> timedelta:
+        return timedelta(seconds=self.ddp_timeout)
+
+    @contextlib.contextmanager
+    def main_process_first(self, local: bool = True, desc: str = "work") -> Iterator[None]:
+        """Lets the main process (of each machine if `local`) do the block first while the others wait for it.
+
+        Made for work whose result is cached on disk, such as `datasets.map`. With one process it does nothing.
+        """
+        if self.world_size == 1:
+            yield
+            return
+        _ = self.device  # the process group comes with it
+        is_main = (self.local_process_index if local else self.process_index) == 0
+        with distributed.first(is_main, desc):
+            yield
+
+    # Sizes and schedules
+
+    @property
+    def train_batch_size(self) -> int:
+        """Examples in a training batch of this process."""
+        return self.per_device_train_batch_size
+
+    @property
+    def eval_batch_size(self) -> int:
+        """Examples in an evaluation batch of this process."""
+        return self.per_device_eval_batch_size
+
+    def get_warmup_steps(self, num_training_steps: int) -> int:
+        """Warm-up in steps, of `num_training_steps` in all."""
+        if self.warmup_steps >= 1:
+            return int(self.warmup_steps)
+        return math.ceil(num_training_steps * self.warmup_steps)
+
+    def get_process_log_level(self) -> int:
+        """The level that this process logs at: `log_level` if it is one that logs, else `log_level_replica`."""
+        from transformers.utils import logging as transformers_logging
+
+        name = self.log_level if self.should_log else self.log_level_replica
+        level = transformers_logging.get_log_levels_dict().get(name, -1)
+        return transformers_logging.get_verbosity() if level == -1 else level
+
+    # As data
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain values; tokens are replaced by their name."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.init}
+        return {name: f"<{name.upper()}>" if name.endswith("_token") else _plain(v) for name, v in values.items()}
+
+    def to_json_string(self) -> str:
+        return json.dumps(self.to_dict(), indent=2)
+
+    def to_sanitized_dict(self) -> dict[str, Any]:
+        """The fields as bool, int, float or str only, as trackers of hyper-parameters want them."""
+        values = {
+            **self.to_dict(),
+            "train_batch_size": self.train_batch_size,
+            "eval_batch_size": self.eval_batch_size,
+        }
+        return {name: v if type(v) in (bool, int, float, str) else str(v) for name, v in values.items()}
+
+    def __str__(self) -> str:
+        fields = "".join(f"{name}={value!r},\n" for name, value in sorted(self.to_dict().items()))
+        return f"{type(self).__name__}(\n{fields})"
+
+    __repr__ = __str__
+
+
+@functools.cache
+def _hints() -> dict[str, Any]:
+    return {name: hint for name, hint in typing.get_type_hints(TrainingArguments).items() if not name.startswith("_")}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
