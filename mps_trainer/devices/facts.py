@@ -125,7 +125,7 @@ class _TorchLoadWatch:
 
 _watch = _TorchLoadWatch(os.environ, sys.modules)
 if "torch" not in sys.modules:
-    sys.meta_path.insert(0, _watch)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _watch)
 
 
 def _import_torch() -> Any:
@@ -235,8 +235,8 @@ def _torch_facts(probes: Probes) -> dict[str, Any]:
     facts["cuda_built"] = bool(torch.version.cuda or getattr(torch.version, "hip", None))
     facts["cuda_count"] = int(torch.cuda.device_count())
     xpu = getattr(torch, "xpu", None)
-    facts["xpu_built"] = bool(xpu is not None and getattr(xpu, "_is_compiled", lambda: False)())
-    facts["xpu_count"] = int(xpu.device_count()) if facts["xpu_built"] else 0
+    facts["xpu_built"] = bool(getattr(xpu, "_is_compiled", lambda: False)())
+    facts["xpu_count"] = int(torch.xpu.device_count()) if facts["xpu_built"] else 0
     return facts
 
 

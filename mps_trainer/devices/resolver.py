@@ -25,8 +25,8 @@ ACCEPTED = ("auto", *ACCELERATORS, "gpu")
 class DeviceRequest:
     """What the user asked for.
 
-    accelerator: "auto" (the first usable of mps, cuda, xpu, cpu), "gpu" (the first usable of mps, cuda, xpu), or one of
-        "mps", "cuda", "xpu", "cpu".
+    accelerator: "auto" (the first usable of mps, cuda, xpu, cpu), "gpu" (the same without cpu), or one of "mps",
+        "cuda", "xpu", "cpu".
     devices: "auto", a number, -1 for all, or a list of indices. One process trains on one device.
     use_cpu: train on the CPU whatever the machine has; goes before `accelerator`.
     ddp_backend: backend of torch.distributed; None leaves it to the device.
@@ -178,7 +178,9 @@ def _first_usable(asked: str, facts: MachineFacts) -> _Choice:
     for name in names:
         if ACCELERATORS[name].why_not(facts) is None:
             first = f"accelerator={asked!r} takes the first usable of {', '.join(names)}"
-            return _Choice(name, first + _evidence(name, facts), f"{name} comes first", "accelerator={name!r} chooses it")
+            return _Choice(
+                name, first + _evidence(name, facts), f"{name} comes first", "accelerator={name!r} chooses it"
+            )
     if asked == "auto":
         raise _nothing_trains(facts)
     obstacles = {name: ACCELERATORS[name].why_not(facts) for name in names}

@@ -87,7 +87,7 @@ class Accelerator:
 
     @classmethod
     def parse_devices(cls, devices: Devices) -> Any:
-        """The indices that `devices` asks for on this machine. Raises MisconfigurationException for what is not there."""
+        """What `devices` asks for on this machine. Raises MisconfigurationException for what is not there."""
         return cls.choose_devices(devices, cls.auto_device_count())
 
     @classmethod

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     import torch
 
 # The first macOS on which each torch release runs MPS, newest first: pytorch pull requests 162921 ("in 2.9+ MPS is
-# only supported on macOS Sonoma+") and 133141 (in 2.5), and Apple's page on torch 1.12 (developer.apple.com/metal/pytorch).
+# only supported on macOS Sonoma+") and 133141 (in 2.5), and Apple's page on torch 1.12
+# (developer.apple.com/metal/pytorch).
 MINIMUM_MACOS = (((2, 9), (14, 0)), ((2, 5), (13, 0)), ((1, 12), (12, 3)))
 
 NATIVE_PYTHON = (
@@ -164,6 +165,7 @@ def _allocation_failed(facts: MachineFacts) -> Obstacle:
         )
     return Obstacle(
         f"torch reports MPS, but an allocation on it failed ({error}), as it does on virtual Macs",
-        "train on a real Apple-silicon Mac; if this is one, free its memory and unset PYTORCH_MPS_HIGH_WATERMARK_RATIO",
+        "train on a real Apple-silicon Mac; if this is one, free some of its memory and "
+        "unset PYTORCH_MPS_HIGH_WATERMARK_RATIO",
         True,
     )
