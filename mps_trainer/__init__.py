@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+# Imported now and not on first use: it has to be there when torch is loaded, to see how the fallback switch stood.
+from .devices import facts as _facts  # noqa: F401
 from .version import __version__
 
 if TYPE_CHECKING:

@@ -8,4 +8,12 @@ class MisconfigurationException(ValueError):
 
 
 class DeviceUnavailableError(MisconfigurationException):
-    """An accelerator was requested by name and this machine cannot run it; carries the cause found and its remedy."""
+    """An accelerator was requested by name and this machine cannot run it; carries the cause found and its remedy.
+
+    `cause` and `remedy` are the clauses the message was built from ("" when the message stands alone).
+    """
+
+    def __init__(self, message: str, cause: str = "", remedy: str = "") -> None:
+        super().__init__(message)
+        self.cause = cause
+        self.remedy = remedy

@@ -1,0 +1,187 @@
+"""What every kind of accelerator answers, in Lightning's vocabulary, and how a request for devices is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ...errors import MisconfigurationException
+from ..facts import MachineFacts, gather_facts
+
+if TYPE_CHECKING:
+    import torch
+
+# The ways in which devices may be asked for: "auto", 1, "1", -1 (all of them), [0], "0,1".
+Devices = int | str | list[int] | tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Why an accelerator cannot be used on a machine, and what would make it available.
+
+    Both are clauses without a capital or a full stop, so that they fit into a sentence. `repairable` says that the
+    hardware is in this machine and software stands in its way.
+    """
+
+    cause: str
+    remedy: str
+    repairable: bool = False
+
+
+class Accelerator:
+    """One kind of hardware. No instance is needed: every method is a static or a class method.
+
+    `why_not`, `count`, `precisions` and `choose_devices` are pure functions of their arguments. `is_available`,
+    `auto_device_count` and `parse_devices` are the same answers for the machine at hand, under Lightning's names.
+    """
+
+    kind: ClassVar[str]
+    label: ClassVar[str]  # what one of them is called in a sentence
+    backends: ClassVar[tuple[str, ...]]  # of torch.distributed, the preferred one first
+
+    @classmethod
+    def name(cls) -> str:
+        """The name that `accelerator=` takes, and torch's device type."""
+        return cls.kind
+
+    @classmethod
+    def why_not(cls, facts: MachineFacts) -> Obstacle | None:
+        """What keeps the machine from training on this kind of device; None when nothing does."""
+        raise NotImplementedError
+
+    @classmethod
+    def count(cls, facts: MachineFacts) -> int:
+        """How many devices of this kind the machine has that can be used."""
+        raise NotImplementedError
+
+    @classmethod
+    def precisions(cls, facts: MachineFacts) -> tuple[str, ...]:
+        """The floating-point types a tensor may have there, out of fp32, fp16, bf16 and fp64; () when unusable."""
+        raise NotImplementedError
+
+    @classmethod
+    def choose_devices(cls, devices: Devices, count: int) -> Sequence[int]:
+        """The indices that `devices` asks for, out of `count`. Raises MisconfigurationException when it cannot be."""
+        asked = read_devices(devices)
+        if asked in (0, []):
+            raise no_devices(cls.kind, devices)
+        wanted: Any = count if asked in ("auto", -1) else asked
+        enough = wanted <= count if isinstance(wanted, int) else max(wanted) < count
+        if not count or not enough:
+            raise MisconfigurationException(
+                f"devices={devices!r} was requested with accelerator={cls.kind!r}, and this machine has {count} "
+                f"usable {cls.label}{'' if count == 1 else 's'} (counted from 0). {_ask_for_at_most(count)}"
+            )
+        return list(range(wanted)) if isinstance(wanted, int) else wanted
+
+    @classmethod
+    def is_available(cls) -> bool:
+        """Whether this machine can train on this kind of device."""
+        return cls.why_not(gather_facts()) is None
+
+    @classmethod
+    def auto_device_count(cls) -> int:
+        """The number of devices that "auto" stands for on this machine."""
+        return cls.count(gather_facts())
+
+    @classmethod
+    def parse_devices(cls, devices: Devices) -> Any:
+        """What `devices` asks for on this machine. Raises MisconfigurationException for what is not there."""
+        return cls.choose_devices(devices, cls.auto_device_count())
+
+    @classmethod
+    def get_parallel_devices(cls, devices: Devices) -> list[torch.device]:
+        """One torch.device for each index; a list of indices is taken as parsed already."""
+        import torch
+
+        indices = list(devices) if isinstance(devices, (list, tuple)) else cls.parse_devices(devices)
+        return [torch.device(cls.kind, index) for index in indices]
+
+    @classmethod
+    def get_device_stats(cls, device: Any) -> dict[str, Any]:
+        """Memory figures of one device, by name; those that end in `_bytes` are bytes."""
+        raise NotImplementedError
+
+    @classmethod
+    def setup_device(cls, device: torch.device) -> None:
+        """Make `device` this process's own. Raises MisconfigurationException when it is of another kind."""
+        if device.type != cls.kind:
+            raise MisconfigurationException(
+                f"{cls.__name__} cannot set up the device {device}: it is for {cls.kind} devices. "
+                f"Take the class whose name() is {device.type!r}."
+            )
+
+    @classmethod
+    def teardown(cls) -> None:
+        """Give back what the accelerator holds beyond live tensors."""
+
+
+def read_devices(devices: Devices) -> int | str | list[int]:
+    """`devices` as "auto", a number (-1: all) or a list of indices, whichever of Lightning's spellings it came in.
+
+    Raises MisconfigurationException for what is none of them, for 0 and for indices below 0 or given twice.
+    """
+    if devices is None or devices == "auto":
+        return "auto"
+    value: Any = devices
+    if isinstance(value, str):
+        try:
+            numbers = [int(part) for part in value.split(",") if part.strip()]
+        except ValueError:
+            raise unreadable(devices) from None
+        value = numbers if "," in value else next(iter(numbers), 0)
+    if isinstance(value, (list, tuple)):
+        indices = list(value)
+        if any(not isinstance(index, int) or isinstance(index, bool) or index < 0 for index in indices):
+            raise unreadable(devices)
+        if len(set(indices)) < len(indices):
+            raise MisconfigurationException(f"devices={devices!r} names a device twice. Name each device once.")
+        return indices
+    if not isinstance(value, int) or isinstance(value, bool) or value < -1:
+        raise unreadable(devices)
+    return value
+
+
+def psutil_memory() -> dict[str, Any]:
+    """What this process and this machine hold in memory; {} where psutil is not installed."""
+    try:
+        import psutil
+    except ImportError:
+        return {}
+    return {
+        "process_rss_bytes": psutil.Process().memory_info().rss,
+        "memory_available_bytes": psutil.virtual_memory().available,
+        "swap_used_bytes": psutil.swap_memory().used,
+    }
+
+
+def torch_missing(facts: MachineFacts) -> Obstacle:
+    """The obstacle shared by every kind: without torch nothing trains."""
+    if facts.torch_error is None or facts.torch_error.startswith("ModuleNotFoundError: No module named 'torch'"):
+        return Obstacle("torch is not installed in this Python", "install it: python -m pip install torch", True)
+    return Obstacle(
+        f"torch is installed but cannot be imported ({facts.torch_error})",
+        "reinstall it: python -m pip install --force-reinstall torch",
+        True,
+    )
+
+
+def no_devices(kind: str, devices: Devices) -> MisconfigurationException:
+    instead = "" if kind == "cpu" else ", or take accelerator='cpu' to train on the CPU"
+    return MisconfigurationException(
+        f"devices={devices!r} asks for no device at all on {kind}. Leave devices at 'auto'{instead}."
+    )
+
+
+def unreadable(devices: Devices) -> MisconfigurationException:
+    return MisconfigurationException(
+        f"devices={devices!r} was not understood. Accepted are 'auto', a number such as 1, -1 for all devices, "
+        f"and a list of indices such as [0]."
+    )
+
+
+def _ask_for_at_most(count: int) -> str:
+    if not count:
+        return "Take accelerator='auto' to train on what this machine has."
+    return "Ask for devices=1." if count == 1 else f"Ask for {count} or fewer, with indices from 0 to {count - 1}."

@@ -1,0 +1,63 @@
+"""The CPU, where any number of processes may train and each counts as a device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...errors import MisconfigurationException
+from ..facts import MachineFacts
+from .base import Accelerator, Devices, Obstacle, no_devices, psutil_memory, read_devices, torch_missing
+
+if TYPE_CHECKING:
+    import torch
+
+
+class CPUAccelerator(Accelerator):
+    """What "devices" counts here is processes, as in Lightning."""
+
+    kind = "cpu"
+    label = "CPU"
+    backends = ("gloo", "mpi", "ccl")
+
+    @classmethod
+    def why_not(cls, facts: MachineFacts) -> Obstacle | None:
+        return torch_missing(facts) if facts.torch_version is None else None
+
+    @classmethod
+    def count(cls, facts: MachineFacts) -> int:
+        return 1
+
+    @classmethod
+    def precisions(cls, facts: MachineFacts) -> tuple[str, ...]:
+        return () if cls.why_not(facts) else ("fp32", "fp16", "bf16", "fp64")
+
+    @classmethod
+    def choose_devices(cls, devices: Devices, count: int = 1) -> Sequence[int]:
+        """As many entries as processes are asked for. Raises MisconfigurationException for a list of indices."""
+        asked = read_devices(devices)
+        if isinstance(asked, list):
+            raise MisconfigurationException(
+                f"devices={devices!r} names GPUs by index, and the device here is the CPU. "
+                f"Leave devices at 'auto', or choose an accelerator that has indices."
+            )
+        if asked == 0:
+            raise no_devices(cls.kind, devices)
+        return range(1 if asked in ("auto", -1) else int(asked))
+
+    @classmethod
+    def parse_devices(cls, devices: Devices) -> int:
+        """The number of processes asked for; "auto" is 1. Needs no look at the machine."""
+        return len(cls.choose_devices(devices))
+
+    @classmethod
+    def get_parallel_devices(cls, devices: Devices) -> list[torch.device]:
+        """The CPU, once for each process asked for."""
+        import torch
+
+        return [torch.device("cpu")] * cls.parse_devices(devices)
+
+    @classmethod
+    def get_device_stats(cls, device: Any = None) -> dict[str, Any]:
+        """What this process and this machine hold; {} where psutil is not installed."""
+        return psutil_memory()

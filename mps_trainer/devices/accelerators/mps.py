@@ -1,0 +1,171 @@
+"""The GPU of an Apple-silicon Mac, which torch calls mps (Metal Performance Shaders)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...errors import MisconfigurationException
+from ..facts import MachineFacts, parse_version
+from .base import Accelerator, Devices, Obstacle, no_devices, psutil_memory, read_devices, torch_missing
+
+if TYPE_CHECKING:
+    import torch
+
+# The first macOS on which each torch release runs MPS, newest first: pytorch pull requests 162921 ("in 2.9+ MPS is
+# only supported on macOS Sonoma+") and 133141 (in 2.5), and Apple's page on torch 1.12
+# (developer.apple.com/metal/pytorch).
+MINIMUM_MACOS = (((2, 9), (14, 0)), ((2, 5), (13, 0)), ((1, 12), (12, 3)))
+
+NATIVE_PYTHON = (
+    "install a native arm64 Python, for example Miniforge's MacOSX-arm64 installer or Homebrew under /opt/homebrew, "
+    "make a new environment with it and install torch there; "
+    "`python -c 'import platform; print(platform.machine())'` then prints arm64"
+)
+
+
+class MPSAccelerator(Accelerator):
+    """There is one such device in a machine, and no torch.distributed backend reaches it."""
+
+    kind = "mps"
+    label = "mps device"
+    backends = ()
+
+    @classmethod
+    def why_not(cls, facts: MachineFacts) -> Obstacle | None:
+        if facts.mps_allocation_ok:
+            return None  # what works works, whatever the table below would say
+        if facts.system != "Darwin":
+            return Obstacle(
+                f"this machine runs {facts.system}, and mps is the GPU of an Apple-silicon Mac",
+                "train on an Apple-silicon Mac (M1 or later)",
+            )
+        if facts.rosetta:
+            return _emulated(facts)
+        if facts.machine != "arm64":
+            return Obstacle(
+                f"this is an Intel Mac ({facts.machine}), for which torch has had no builds since 2.2",
+                "train on an Apple-silicon Mac (M1 or later)",
+            )
+        if facts.torch_version is None:
+            return torch_missing(facts)
+        if not facts.mps_built:
+            return Obstacle(
+                f"torch {facts.torch_version} was built without MPS",
+                "install the arm64 build from PyPI, which has it: python -m pip install --force-reinstall torch",
+                True,
+            )
+        return _unavailable(facts) if not facts.mps_available else _allocation_failed(facts)
+
+    @classmethod
+    def count(cls, facts: MachineFacts) -> int:
+        return 0 if cls.why_not(facts) else 1
+
+    @classmethod
+    def precisions(cls, facts: MachineFacts) -> tuple[str, ...]:
+        if cls.why_not(facts):
+            return ()
+        # Metal has no double; bfloat16 came with macOS 14.
+        old = facts.system == "Darwin" and parse_version(facts.os_version) < (14, 0)
+        return ("fp32", "fp16") if old else ("fp32", "fp16", "bf16")
+
+    @classmethod
+    def parse_devices(cls, devices: Devices) -> list[int]:
+        """Always [0]; the answer needs no look at the machine. Raises MisconfigurationException for anything else."""
+        return cls.choose_devices(devices, 1)
+
+    @classmethod
+    def choose_devices(cls, devices: Devices, count: int = 1) -> list[int]:
+        asked = read_devices(devices)
+        if asked in (0, []):
+            raise no_devices(cls.kind, devices)
+        if asked not in ("auto", 1, -1, [0]):
+            raise MisconfigurationException(
+                f"devices={devices!r} was requested with accelerator='mps', and there is one mps device in a Mac, "
+                f"whose index is 0. Ask for devices=1, or leave it at 'auto'."
+            )
+        return [0]
+
+    @classmethod
+    def get_parallel_devices(cls, devices: Devices) -> list[torch.device]:
+        """[torch.device("mps", 0)]. Raises MisconfigurationException for anything but the one device."""
+        return super().get_parallel_devices(cls.parse_devices(devices))
+
+    @classmethod
+    def get_device_stats(cls, device: Any = None) -> dict[str, Any]:
+        """What live tensors hold, what Metal holds for this process, and the maximum that Metal recommends."""
+        import torch
+
+        return {
+            "mps_allocated_bytes": torch.mps.current_allocated_memory(),
+            "mps_driver_allocated_bytes": torch.mps.driver_allocated_memory(),
+            "mps_recommended_max_bytes": torch.mps.recommended_max_memory(),
+            **psutil_memory(),
+        }
+
+    @classmethod
+    def teardown(cls) -> None:
+        import torch
+
+        if torch.backends.mps.is_available():
+            torch.mps.empty_cache()
+
+
+def minimum_macos(torch_version: str | None) -> tuple[int, ...]:
+    """The first macOS on which this torch release runs MPS, as (major, minor)."""
+    version = parse_version(torch_version)
+    return next((macos for torch_from, macos in MINIMUM_MACOS if version >= torch_from), MINIMUM_MACOS[-1][1])
+
+
+def _emulated(facts: MachineFacts) -> Obstacle:
+    which = f" ({facts.python_executable})" if facts.python_executable else ""
+    failure = f"; an allocation failed with: {facts.mps_allocation_error}" if facts.mps_allocation_error else ""
+    return Obstacle(
+        f"this Python{which} is an x86_64 build that Rosetta emulates on an Apple-silicon Mac{failure}",
+        NATIVE_PYTHON,
+        True,
+    )
+
+
+def _unavailable(facts: MachineFacts) -> Obstacle:
+    minimum = minimum_macos(facts.torch_version)
+    macos = parse_version(facts.os_version)
+    if macos and macos < minimum:
+        return _macos_too_old(facts, minimum)
+    if facts.virtual_machine:
+        return Obstacle(
+            "this is a virtual Mac without a Metal device",
+            "train on a real Apple-silicon Mac; a virtual one has no GPU that torch can use",
+        )
+    # torch's own message then blames macOS 14.0+, which is not the cause: a sandboxed process gets no Metal device.
+    return Obstacle(
+        f"torch {facts.torch_version} has MPS, and macOS {facts.os_version} gives this process no Metal device",
+        "run outside any sandbox, in a terminal of a logged-in user, and install the latest macOS update",
+        True,
+    )
+
+
+def _macos_too_old(facts: MachineFacts, minimum: tuple[int, ...]) -> Obstacle:
+    remedy = "update macOS to 14 or later"
+    if minimum > (13, 0) and parse_version(facts.os_version) >= (13, 0):
+        remedy += ", or install the last torch that runs MPS on macOS 13: python -m pip install 'torch<2.9'"
+    return Obstacle(
+        f"macOS {facts.os_version} is too old: torch {facts.torch_version} runs MPS from macOS "
+        f"{'.'.join(map(str, minimum))} on",
+        remedy,
+        True,
+    )
+
+
+def _allocation_failed(facts: MachineFacts) -> Obstacle:
+    error = facts.mps_allocation_error or "no error was recorded"
+    if facts.virtual_machine:
+        return Obstacle(
+            f"this is a virtual Mac: torch reports MPS, but an allocation on it failed ({error})",
+            "train on a real Apple-silicon Mac; on a virtual one no allocation on mps works",
+        )
+    return Obstacle(
+        f"torch reports MPS, but an allocation on it failed ({error}), as it does on virtual Macs",
+        "train on a real Apple-silicon Mac; if this is one, free some of its memory and "
+        "unset PYTORCH_MPS_HIGH_WATERMARK_RATIO",
+        True,
+    )

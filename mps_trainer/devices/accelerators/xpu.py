@@ -1,0 +1,70 @@
+"""Intel GPUs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..facts import MachineFacts
+from .base import Accelerator, Obstacle, torch_missing
+
+if TYPE_CHECKING:
+    import torch
+
+
+class XPUAccelerator(Accelerator):
+    """One process trains on one of them; torchrun starts a process for each."""
+
+    kind = "xpu"
+    label = "Intel GPU"
+    backends = ("xccl", "ccl")
+
+    @classmethod
+    def why_not(cls, facts: MachineFacts) -> Obstacle | None:
+        if facts.system == "Darwin":
+            return Obstacle(
+                "torch has no XPU build for macOS", "train on a Linux or Windows machine with an Intel Arc or Max GPU"
+            )
+        if facts.torch_version is None:
+            return torch_missing(facts)
+        if not facts.xpu_built:
+            return Obstacle(
+                f"torch {facts.torch_version} was built without XPU",
+                "on a machine with an Intel GPU install the XPU build: "
+                "python -m pip install torch --index-url https://download.pytorch.org/whl/xpu",
+            )
+        if facts.xpu_count:
+            return None
+        hidden = facts.environment.get("ZE_AFFINITY_MASK")
+        if hidden is not None:
+            return Obstacle(f"ZE_AFFINITY_MASK={hidden!r} leaves no GPU visible", "unset ZE_AFFINITY_MASK")
+        return Obstacle("torch finds no Intel GPU", "check that `sycl-ls` lists one; if not, install its driver")
+
+    @classmethod
+    def count(cls, facts: MachineFacts) -> int:
+        return 0 if cls.why_not(facts) else facts.xpu_count
+
+    @classmethod
+    def precisions(cls, facts: MachineFacts) -> tuple[str, ...]:
+        # Arc cards emulate fp64 or lack it, so it is not promised.
+        return () if cls.why_not(facts) else ("fp32", "fp16", "bf16")
+
+    @classmethod
+    def get_device_stats(cls, device: Any) -> dict[str, Any]:
+        """torch.xpu.memory_stats under its own keys."""
+        import torch
+
+        return torch.xpu.memory_stats(device)
+
+    @classmethod
+    def setup_device(cls, device: torch.device) -> None:
+        super().setup_device(device)
+        import torch
+
+        torch.xpu.set_device(device)
+
+    @classmethod
+    def teardown(cls) -> None:
+        import torch
+
+        if torch.xpu.is_available():
+            torch.xpu.empty_cache()

@@ -1,0 +1,316 @@
+"""From what was asked for and what is true of the machine to one device, with the reason for every candidate.
+
+Pure: no I/O and no torch call, so a decision for any machine can be computed, and tested, on any other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..errors import DeviceUnavailableError, MisconfigurationException
+from .accelerators import ACCELERATORS, Accelerator, Devices, MPSAccelerator
+from .accelerators.base import read_devices
+from .facts import FALLBACK, MachineFacts
+
+if TYPE_CHECKING:
+    import torch
+
+GPUS = tuple(name for name in ACCELERATORS if name != "cpu")
+ACCEPTED = ("auto", *ACCELERATORS, "gpu")
+
+
+@dataclass(frozen=True)
+class DeviceRequest:
+    """What the user asked for.
+
+    accelerator: "auto" (the first usable of mps, cuda, xpu, cpu), "gpu" (the same without cpu), or one of "mps",
+        "cuda", "xpu", "cpu".
+    devices: "auto", a number, -1 for all, or a list of indices. One process trains on one device.
+    use_cpu: train on the CPU whatever the machine has; goes before `accelerator`.
+    ddp_backend: backend of torch.distributed; None leaves it to the device.
+    """
+
+    accelerator: str = "auto"
+    devices: Devices = "auto"
+    use_cpu: bool = False
+    ddp_backend: str | None = None
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A candidate that was not chosen: why not, and what would make it available or choose it."""
+
+    name: str
+    why: str
+    remedy: str
+    repairable: bool = False  # the hardware is there, and software stands in its way
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The device of this process and the reasons. `str()` is for people, `to_dict()` for machines."""
+
+    type: str  # "mps", "cuda", "xpu" or "cpu"
+    index: int | None  # which of several; None for mps and cpu, of which there is one
+    reason: str
+    rejected: tuple[Rejected, ...] = ()
+    notes: tuple[str, ...] = ()  # what the user should know before training
+    world_size: int = 1  # torchrun's numbers as used; one process without it
+    rank: int = 0
+    local_rank: int = 0
+
+    @property
+    def name(self) -> str:
+        """The device as torch spells it: "mps", "cuda:0", "cpu"."""
+        return self.type if self.index is None else f"{self.type}:{self.index}"
+
+    @property
+    def device(self) -> torch.device:
+        """The torch.device; torch is imported here and not before."""
+        import torch
+
+        return torch.device(self.name)
+
+    def __str__(self) -> str:
+        lines = [f"Training runs on {self.name}: {self.reason}."]
+        if self.world_size > 1:
+            lines.append(f"  process {self.rank} of {self.world_size} (local rank {self.local_rank})")
+        lines += [f"  not {other.name}: {other.why}; {other.remedy}." for other in self.rejected]
+        lines += [f"  note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field and the device's name, in types that JSON has."""
+        return {"device": self.name, **dataclasses.asdict(self)}
+
+
+def resolve(request: DeviceRequest, facts: MachineFacts) -> Decision:
+    """Choose the device for this process.
+
+    In this order: `use_cpu` or accelerator="cpu"; an accelerator asked for by name; mps; cuda; xpu; cpu.
+
+    Raises DeviceUnavailableError when what was asked for by name cannot run here, with the cause found and its remedy,
+    and MisconfigurationException when the request contradicts itself, the device or the launcher.
+    """
+    choice = _choose(request, facts)
+    chosen = ACCELERATORS[choice.name]
+    _refuse_backend(chosen, request.ddp_backend)
+    _refuse_processes(chosen, facts)
+    return Decision(
+        type=choice.name,
+        index=_index(chosen, request.devices, facts),
+        reason=choice.reason,
+        rejected=tuple(_rejected(name, choice, facts) for name in ACCELERATORS if name != choice.name),
+        notes=_notes(choice, request, facts),
+        world_size=facts.world_size or 1,
+        rank=facts.rank or 0,
+        local_rank=facts.local_rank or 0,
+    )
+
+
+@dataclass(frozen=True)
+class _Choice:
+    name: str
+    reason: str
+    others: str  # why an available candidate was passed over
+    switch: str  # what would choose candidate {name} instead
+
+
+def _choose(request: DeviceRequest, facts: MachineFacts) -> _Choice:
+    asked = _asked_accelerator(request)
+    if request.use_cpu:
+        return _cpu(facts, asked, "use_cpu=True asks for the CPU", "without use_cpu, accelerator={name!r} chooses it")
+    if asked == "cpu":
+        return _cpu(facts, asked, "accelerator='cpu' asks for the CPU", "accelerator={name!r} chooses it")
+    if _is_true(facts.environment.get("ACCELERATE_USE_CPU")):
+        variable = f"ACCELERATE_USE_CPU={facts.environment['ACCELERATE_USE_CPU']}"
+        return _cpu(
+            facts,
+            asked,
+            f"the environment variable {variable}, which `accelerate launch --cpu` sets, asks for the CPU",
+            "without ACCELERATE_USE_CPU, accelerator={name!r} chooses it",
+        )
+    if asked in ("auto", "gpu"):
+        return _first_usable(asked, facts)
+    obstacle = ACCELERATORS[asked].why_not(facts)
+    if obstacle is not None:
+        raise DeviceUnavailableError(
+            f"accelerator={asked!r} was requested, and it cannot run here: {obstacle.cause}. "
+            f"What to do: {obstacle.remedy}.",
+            obstacle.cause,
+            obstacle.remedy,
+        )
+    return _Choice(
+        asked,
+        f"accelerator={asked!r} asks for it, and it works here",
+        f"accelerator={asked!r} was requested",
+        "accelerator={name!r} chooses it",
+    )
+
+
+def _asked_accelerator(request: DeviceRequest) -> str:
+    asked = request.accelerator
+    if not isinstance(asked, str) or asked.lower() not in ACCEPTED:
+        raise MisconfigurationException(
+            f"accelerator={asked!r} is not an accelerator this package knows. "
+            f"Take one of {', '.join(map(repr, ACCEPTED))}."
+        )
+    return asked.lower()
+
+
+def _is_true(value: str | None) -> bool:
+    """Whether Accelerate takes the value of one of its switches for true."""
+    return value is not None and value.strip().lower() in ("1", "true", "t", "yes", "y", "on")
+
+
+def _cpu(facts: MachineFacts, asked: str, why: str, switch: str) -> _Choice:
+    obstacle = ACCELERATORS["cpu"].why_not(facts)
+    if obstacle is not None:
+        raise _nothing_trains(facts)
+    set_aside = "" if asked in ("auto", "cpu") else f", so the request for accelerator={asked!r} was set aside"
+    return _Choice("cpu", why + set_aside, why, switch)
+
+
+def _first_usable(asked: str, facts: MachineFacts) -> _Choice:
+    names = tuple(ACCELERATORS) if asked == "auto" else GPUS
+    for name in names:
+        if ACCELERATORS[name].why_not(facts) is None:
+            first = f"accelerator={asked!r} takes the first usable of {', '.join(names)}"
+            return _Choice(
+                name, first + _evidence(name, facts), f"{name} comes first", "accelerator={name!r} chooses it"
+            )
+    if asked == "auto":
+        raise _nothing_trains(facts)
+    obstacles = {name: ACCELERATORS[name].why_not(facts) for name in names}
+    causes = "; ".join(f"{name}: {obstacle.cause}" for name, obstacle in obstacles.items() if obstacle)
+    remedies = "; ".join(f"{name}: {obstacle.remedy}" for name, obstacle in obstacles.items() if obstacle)
+    raise DeviceUnavailableError(
+        f"accelerator='gpu' was requested, and no GPU can be used here. {causes}. "
+        f"What to do: {remedies}; or take accelerator='cpu'.",
+        causes,
+        remedies,
+    )
+
+
+def _nothing_trains(facts: MachineFacts) -> DeviceUnavailableError:
+    """Torch is missing; on a Mac whose Python is emulated, installing it there would be the wrong way on."""
+    missing = ACCELERATORS["cpu"].why_not(facts)
+    assert missing is not None
+    emulated = MPSAccelerator.why_not(facts) if facts.rosetta else None
+    remedy = emulated.remedy if emulated else missing.remedy
+    cause = f"{missing.cause}, and {emulated.cause}" if emulated else missing.cause
+    return DeviceUnavailableError(f"Nothing can be trained here: {cause}. What to do: {remedy}.", cause, remedy)
+
+
+def _evidence(name: str, facts: MachineFacts) -> str:
+    if name == "mps":
+        system = "macOS" if facts.system == "Darwin" else facts.system
+        return f", and an allocation on mps worked ({system} {facts.os_version}, torch {facts.torch_version})"
+    return ""
+
+
+def _rejected(name: str, choice: _Choice, facts: MachineFacts) -> Rejected:
+    obstacle = ACCELERATORS[name].why_not(facts)
+    if obstacle is None:
+        return Rejected(name, f"available, but {choice.others}", choice.switch.format(name=name))
+    return Rejected(name, obstacle.cause, obstacle.remedy, obstacle.repairable)
+
+
+def _refuse_backend(chosen: type[Accelerator], backend: str | None) -> None:
+    if backend is None or backend in chosen.backends:
+        return
+    if chosen is MPSAccelerator:
+        raise _mps_is_one_process(f"ddp_backend={backend!r} was requested")
+    needs = " and ".join(name for name, kind in ACCELERATORS.items() if backend in kind.backends)
+    why = f"it needs {needs}" if needs else "no accelerator of this package uses it"
+    raise MisconfigurationException(
+        f"ddp_backend={backend!r} cannot be used on {chosen.name()}: {why}. "
+        f"Take one of {', '.join(map(repr, chosen.backends))}, or leave ddp_backend out."
+    )
+
+
+def _refuse_processes(chosen: type[Accelerator], facts: MachineFacts) -> None:
+    processes = facts.world_size or 1
+    if processes == 1 or chosen.name() == "cpu":
+        return
+    if chosen is MPSAccelerator:
+        raise _mps_is_one_process(f"The launcher started {processes} processes (WORLD_SIZE={processes})")
+    if facts.local_rank is None:
+        raise MisconfigurationException(
+            f"WORLD_SIZE is {processes} and LOCAL_RANK is not set, so this process cannot tell which "
+            f"{chosen.label} is its own. Start with torchrun, which sets both, or unset WORLD_SIZE."
+        )
+
+
+def _mps_is_one_process(what: str) -> MisconfigurationException:
+    return MisconfigurationException(
+        f"{what}, and the device is mps: mps trains on one device in one process, because a Mac has one GPU and no "
+        f"torch.distributed backend reaches it. Either run the script with plain python, without a launcher and "
+        f"without ddp_backend, or train with several processes on the CPU: use_cpu=True with ddp_backend='gloo'."
+    )
+
+
+def _index(chosen: type[Accelerator], devices: Devices, facts: MachineFacts) -> int | None:
+    """Which of the chosen kind's devices is this process's own."""
+    asked = read_devices(devices)
+    count = chosen.count(facts)
+    wanted = chosen.choose_devices(devices, count)
+    if chosen is MPSAccelerator:
+        return None
+    one_each = asked in ("auto", 1)  # every process takes the one of its local rank
+    local_size = _local_world_size(facts)
+    if not one_each and len(wanted) != local_size:
+        raise _wrong_number(chosen, devices, len(wanted), local_size)
+    if chosen.name() == "cpu":
+        return None
+    rank = facts.local_rank or 0
+    if one_each and rank >= count:
+        raise MisconfigurationException(
+            f"LOCAL_RANK is {rank} (counted from 0), and this machine has {count} usable {chosen.label}"
+            f"{'' if count == 1 else 's'}. Start no more processes than that: torchrun --nproc_per_node {count}."
+        )
+    return rank if one_each else wanted[rank if local_size > 1 else 0]
+
+
+def _local_world_size(facts: MachineFacts) -> int:
+    processes = facts.world_size or 1
+    return processes if facts.local_world_size is None else min(facts.local_world_size, processes)
+
+
+def _wrong_number(
+    chosen: type[Accelerator], devices: Devices, wanted: int, local_size: int
+) -> MisconfigurationException:
+    unit = "process" if chosen.name() == "cpu" else "device"
+    plural = "" if wanted == 1 else "es" if unit == "process" else "s"
+    if local_size == 1:
+        started = "one process was started, which trains on one device"
+    else:
+        started = f"the launcher started {local_size} processes on this machine, each of which trains on one device"
+    return MisconfigurationException(
+        f"devices={devices!r} asks for {wanted} {unit}{plural} on "
+        f"{chosen.name()}, and {started}. Start one process for each: torchrun --nproc_per_node {wanted} SCRIPT, "
+        f"or ask for devices=1."
+    )
+
+
+def _notes(choice: _Choice, request: DeviceRequest, facts: MachineFacts) -> tuple[str, ...]:
+    notes = []
+    if choice.name == "mps" and facts.fallback_set_too_late:
+        notes.append(
+            f"{FALLBACK} was set after torch was imported and has no effect, because torch reads it once, when its "
+            f"library is loaded. Set it in the shell, or at the top of the script before the first import of torch."
+        )
+    if choice.name == "mps" and facts.rosetta:
+        notes.append("this Python is an x86_64 build that Rosetta emulates; a native arm64 Python is faster.")
+    obstacle = MPSAccelerator.why_not(facts)
+    if choice.name == "cpu" and request.accelerator.lower() == "auto" and obstacle and obstacle.repairable:
+        notes.append("this Mac's GPU stays idle until the cause named above for mps is repaired.")
+    idle = ACCELERATORS[choice.name].count(facts) - 1
+    if choice.name in ("cuda", "xpu") and (facts.world_size or 1) == 1 and idle > 0:
+        notes.append(
+            f"{idle} more {choice.name} device{'s' if idle > 1 else ''} would stay idle; "
+            f"torchrun --nproc_per_node {idle + 1} SCRIPT trains on all of them."
+        )
+    return tuple(notes)
