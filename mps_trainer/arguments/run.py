@@ -9,8 +9,8 @@ from .fields import option
 
 @dataclass
 class RunArguments:
-    output_dir: str | None = option(
-        None, "Folder for checkpoints, the final model and results. Made when training starts. [trainer_output]"
+    output_dir: str = option(
+        "trainer_output", "Folder for checkpoints, the final model and results. Made when something is written to it."
     )
     overwrite_output_dir: bool = option(
         False, "Train from the beginning even if output_dir holds the checkpoints of an earlier run."

@@ -94,9 +94,9 @@ class Evaluation(Loaders):
                     container.to_cpu_and_numpy()
             self.fire("on_prediction_step")
         model.train(was_training)
-        arrays = [container.get_arrays() for container in (losses, predictions, labels)]
-        metrics = self._metrics(*arrays, metric_key_prefix)
-        return EvalLoopOutput(predictions=arrays[1], label_ids=arrays[2], metrics=metrics, num_samples=seen)
+        loss_values, *pair = (container.get_arrays() for container in (losses, predictions, labels))
+        metrics = self._metrics(loss_values, pair[0], pair[1], metric_key_prefix)
+        return EvalLoopOutput(predictions=pair[0], label_ids=pair[1], metrics=metrics, num_samples=seen)
 
     def prediction_step(
         self,

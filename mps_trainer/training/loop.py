@@ -79,15 +79,15 @@ class TrainingLoop:
 
     def updates(self, epoch: int) -> Iterator[list[Any]]:
         """The batches of the epoch that are still to be trained on, in the groups that make an update."""
-        resuming = self.resume_from is not None and epoch == self.plan.epoch_of(self.first_step)
+        resumed = self.resume_from if epoch == self.plan.epoch_of(self.first_step) else None
         done = 0
-        if resuming and not self.args.ignore_data_skip:
+        if resumed and not self.args.ignore_data_skip:
             done = self.plan.batches_done(self.first_step)
-        if resuming and not done:
-            restore_rng(self.resume_from)  # before the epoch draws its own random numbers
+        if resumed and not done:
+            restore_rng(resumed)  # before the epoch draws its own random numbers
         batches = epoch_batches(self.loader, epoch, self.trainer.data_seed, skip=done)
-        if resuming and done:
-            restore_rng(self.resume_from)  # after it drew them the first time
+        if resumed and done:
+            restore_rng(resumed)  # after it drew them the first time
         while self.state.global_step < self.plan.max_steps:
             group = list(itertools.islice(batches, self.plan.accumulation))
             if not group:
@@ -102,7 +102,9 @@ class TrainingLoop:
     def accumulate(self, batches: list[Any]) -> None:
         """Forward and backward for the batches of one update; their loss is the mean over all their items."""
         trainer = self.trainer
-        items = [count_items(batch, self.shifts_labels) for batch in batches] if trainer.needs_item_counts else [None]
+        items: list[int | None] = [None] * len(batches)
+        if trainer.needs_item_counts:
+            items = [count_items(batch, self.shifts_labels) for batch in batches]
         known = [count for count in items if count is not None]
         total = sum(known) if len(known) == len(batches) else None
         last = len(batches) - 1

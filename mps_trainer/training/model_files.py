@@ -17,8 +17,9 @@ ARGUMENTS = "training_args.json"
 def save(model: nn.Module, processing_class: Any, args: TrainingArguments, folder: str) -> None:
     """Writes weights, configuration, tokenizer or processor, and arguments. Weights are safetensors."""
     os.makedirs(folder, exist_ok=True)
-    if hasattr(model, "save_pretrained"):
-        model.save_pretrained(folder)
+    save_pretrained: Any = getattr(model, "save_pretrained", None)
+    if save_pretrained is not None:
+        save_pretrained(folder)
     else:
         from safetensors.torch import save_model
 
@@ -29,7 +30,7 @@ def save(model: nn.Module, processing_class: Any, args: TrainingArguments, folde
         file.write(args.to_json_string() + "\n")
 
 
-def enable_activation_checkpointing(model: nn.Module, settings: dict[str, Any] | None) -> None:
+def enable_activation_checkpointing(model: nn.Module, settings: Any) -> None:
     """Makes the model compute activations again in the backward pass.
 
     Raises:
