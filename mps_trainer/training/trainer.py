@@ -273,8 +273,10 @@ class Trainer(Evaluation):
 
     def _call_model_init(self) -> nn.Module:
         assert self.model_init is not None
-        takes_trial = len(inspect.signature(self.model_init).parameters) > 0
-        return self.model_init(None) if takes_trial else self.model_init()
+        required = [p for p in inspect.signature(self.model_init).parameters.values() if p.default is p.empty]
+        return (
+            self.model_init(None) if required else self.model_init()
+        )  # the trial of a search, of which there is none
 
     def _use_model(self, model: nn.Module) -> None:
         self.model = self.model_wrapped = model.to(self.args.device)
