@@ -324,7 +324,7 @@ def test_several_processes_are_refused_before_they_train_into_one_folder(make_tr
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("LOCAL_RANK", "0")
-    with pytest.raises(MisconfigurationException, match="2 processes were started.*without a launcher"):
+    with pytest.raises(MisconfigurationException, match=r"2 processes were started.*without a launcher"):
         make_trainer()
 
 
