@@ -1,4 +1,4 @@
-"""Machines as data. Each is what gather_facts() reports there; nothing in these tests patches torch or the platform."""
+"""Machines as data. Each is what gather_facts() reports there; nothing here patches torch or the platform."""
 
 from __future__ import annotations
 

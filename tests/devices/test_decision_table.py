@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from machines import MACHINES, under_torchrun
+from machines import CUDA_8, MACHINES, XPU_2, mac, pc, under_torchrun
 
 from mps_trainer import DeviceUnavailableError, MisconfigurationException
 from mps_trainer.devices import ACCELERATORS, DeviceRequest, resolve
@@ -176,7 +176,9 @@ def test_an_unknown_accelerator_is_refused_with_the_accepted_ones(accelerator):
 # --- the order of choice -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("machine", "accelerator"), [("m3_macos_15", "mps"), ("linux_8_cuda", "cuda"), ("linux", "gpu")])
+@pytest.mark.parametrize(
+    ("machine", "accelerator"), [("m3_macos_15", "mps"), ("linux_8_cuda", "cuda"), ("linux", "gpu")]
+)
 def test_use_cpu_goes_before_an_accelerator_and_says_so(machine, accelerator):
     decision = resolve(DeviceRequest(accelerator=accelerator, use_cpu=True), MACHINES[machine])
     assert decision.type == "cpu"
@@ -184,7 +186,9 @@ def test_use_cpu_goes_before_an_accelerator_and_says_so(machine, accelerator):
     assert f"the request for accelerator='{accelerator}' was set aside" in decision.reason
 
 
-@pytest.mark.parametrize(("machine", "accelerator"), [("m3_accelerate_cpu", "mps"), ("linux_8_cuda_accelerate_cpu", "cuda")])
+@pytest.mark.parametrize(
+    ("machine", "accelerator"), [("m3_accelerate_cpu", "mps"), ("linux_8_cuda_accelerate_cpu", "cuda")]
+)
 def test_the_cpu_switch_of_accelerate_is_honoured_and_named(machine, accelerator):
     plain = resolve(DeviceRequest(), MACHINES[machine])
     assert plain.type == "cpu"
@@ -199,15 +203,11 @@ def test_the_cpu_switch_of_accelerate_is_honoured_and_named(machine, accelerator
     (v, "mps") for v in ("0", "false", "False", "no", "off", "")
 ])  # fmt: skip
 def test_values_of_the_cpu_switch_of_accelerate(value, device):
-    from machines import mac
-
     facts = mac("15.1", "2.13.0", environment={"ACCELERATE_USE_CPU": value})
     assert resolve(DeviceRequest(), facts).type == device
 
 
 def test_mps_goes_before_cuda_and_cuda_before_xpu():
-    from machines import CUDA_8, XPU_2, pc
-
     everything = {"mps_built": True, "mps_available": True, "mps_allocation_ok": True, **CUDA_8, **XPU_2}
     assert resolve(DeviceRequest(), pc(**everything)).type == "mps"
     assert resolve(DeviceRequest(), pc(**CUDA_8, **XPU_2)).type == "cuda"
@@ -236,7 +236,7 @@ def test_the_text_puts_the_choice_first_and_names_each_candidate_once(machine):
     [
         ("m3_macos_15", DeviceRequest(), "cpu", "available, but mps comes first", "accelerator='cpu' chooses it"),
         ("linux_1_cuda", DeviceRequest(), "cpu", "available, but cuda comes first", "accelerator='cpu' chooses it"),
-        ("m3_macos_15", DeviceRequest("cpu"), "mps", "accelerator='cpu' asks for the CPU", "accelerator='mps' chooses it"),
+        ("m3_macos_15", DeviceRequest("cpu"), "mps", "accelerator='cpu' asks for", "accelerator='mps' chooses it"),
         ("m3_macos_15", DeviceRequest(use_cpu=True), "mps", "use_cpu=True", "without use_cpu"),
         ("m3_accelerate_cpu", DeviceRequest(), "mps", "ACCELERATE_USE_CPU=True", "without ACCELERATE_USE_CPU"),
         ("linux_simulated_mps", DeviceRequest("mps"), "cpu", "accelerator='mps' was requested", "accelerator='cpu'"),
@@ -264,8 +264,6 @@ def test_training_on_mps_under_rosetta_is_noted():
 
 
 def test_a_fallback_switch_set_too_late_is_noted_on_mps_alone():
-    from machines import mac, pc
-
     late = {"environment": {"PYTORCH_ENABLE_MPS_FALLBACK": "1"}, "fallback_when_torch_loaded": False}
     assert "PYTORCH_ENABLE_MPS_FALLBACK" in str(resolve(DeviceRequest(), mac("15.1", "2.13.0", **late)))
     assert resolve(DeviceRequest(), pc(**late)).notes == ()

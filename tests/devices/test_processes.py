@@ -40,7 +40,9 @@ def test_a_single_process_under_torchrun_trains_on_mps():
     assert resolve(DeviceRequest(), under_torchrun(MACHINES["m3_macos_15"], 1)).name == "mps"
 
 
-@pytest.mark.parametrize("machine", ["intel_mac", "github_macos_15", "linux", "windows", "m1_rosetta_torch_without_mps"])
+@pytest.mark.parametrize(
+    "machine", ["intel_mac", "github_macos_15", "linux", "windows", "m1_rosetta_torch_without_mps"]
+)
 def test_several_processes_on_a_machine_whose_best_device_is_the_cpu(machine):
     facts = under_torchrun(MACHINES[machine], 2, local_rank=1)
     assert resolve(DeviceRequest(), facts).name == "cpu"
