@@ -105,3 +105,8 @@ def test_numbers_of_devices_in_the_vocabulary_of_lightning():
     assert CUDAAccelerator.choose_devices(2, 4) == [0, 1]
     assert CUDAAccelerator.choose_devices("1,3", 4) == [1, 3]
     assert CPUAccelerator.parse_devices("3") == 3
+
+
+def test_a_device_named_twice_is_refused():
+    with pytest.raises(MisconfigurationException, match="names a device twice"):
+        CUDAAccelerator.choose_devices([0, 0], 4)
