@@ -27,7 +27,7 @@ from .repositories import (
 from .server import StandInHub
 
 # Whatever the developer's shell says about the hub, its caches or a proxy must not reach the tests.
-_FOREIGN_VARIABLES = ("HF_", "HUGGING", "TRANSFORMERS_", "http_proxy", "https_proxy", "all_proxy")
+_FOREIGN_VARIABLES = ("hf_", "hugging", "transformers_", "http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def hub(repositories: Repositories) -> Iterator[StandInHub]:
 @pytest.fixture
 def hub_env(hub: StandInHub, tmp_path: Path) -> dict[str, str]:
     """The environment of a process that is to use `hub`, with an empty cache of its own in `tmp_path`."""
-    env = {name: value for name, value in os.environ.items() if not name.lower().startswith(_lowered())}
+    env = {name: value for name, value in os.environ.items() if not name.lower().startswith(_FOREIGN_VARIABLES)}
     return {
         **env,
         "HF_ENDPOINT": hub.endpoint,
@@ -74,7 +74,3 @@ def hub_env(hub: StandInHub, tmp_path: Path) -> dict[str, str]:
         "NO_PROXY": "*",
         "OMP_NUM_THREADS": "1",
     }
-
-
-def _lowered() -> tuple[str, ...]:
-    return tuple(prefix.lower() for prefix in _FOREIGN_VARIABLES)

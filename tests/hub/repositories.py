@@ -134,10 +134,10 @@ def _info_of(task: str, columns: Columns, sizes: list[dict[str, Any]]) -> dict[s
 
 
 def write_bert(folder: Path, texts: Iterable[str], seed: int = 0) -> Path:
-    """Save a random 2-layer BERT with the heads it was pretrained with, 32 wide, and a cased WordPiece vocabulary of `texts`.
+    """Save a random 2-layer BERT, 32 wide, and a cased WordPiece vocabulary made of `texts`.
 
-    The published checkpoint has those heads too: loading it for classification drops them and starts a
-    classifier. Another `seed` gives other weights.
+    It has the two heads of pretraining, as the published checkpoint has: loading it for classification drops them and
+    starts a classifier of its own. Another `seed` gives other weights.
     """
     import torch
     from transformers import BertConfig, BertForPreTraining, BertTokenizer

@@ -165,8 +165,10 @@ class StandInHub:
             return self._blob(path.split("/")[2])
         is_api = path.startswith("/api/")
         address = path[len("/api/") :] if is_api else path.lstrip("/")
-        if not is_api and not address.startswith("datasets/"):
-            address = f"models/{address}"
+        if not address.startswith(("models/", "datasets/")):
+            if is_api:
+                return Reply.error(404, "", f"This stand-in does not answer {path}")
+            address = f"models/{address}"  # a model's files have no prefix
         found = self._find(address)
         if found is None:
             # What the hub says to someone without a token, who must not learn whether a private repository exists.
