@@ -9,8 +9,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-# Progress bars, and what huggingface_hub says about each of the five retries of a failed request.
-_CHATTER = re.compile(r"\d+%\||\?it/s|^HTTP Error \d+ thrown|^Retrying in |^$")
+# Progress bars, what huggingface_hub says about each of its retries, and Python's warnings with their line of source.
+_PROGRESS = re.compile(r"\d+%\||\?it/s|^\s*$")
+_RETRY = re.compile(r"HTTP Error \d+ thrown while requesting|Retrying in [\d.]+s")
+_WARNING = re.compile(r"^\S+:\d+: \w*Warning: .*\n(  .*\n)?", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,9 @@ class Finished:
 
     @property
     def messages(self) -> list[str]:
-        """The lines of stderr, without progress bars and the client's notes about retries."""
-        return [line for line in re.split(r"[\r\n]+", self.stderr) if not _CHATTER.search(line)]
+        """The lines of stderr that say what the program itself has to say: no progress, retries or warnings."""
+        lines = re.split(r"[\r\n]+", _WARNING.sub("", self.stderr))
+        return [line for line in lines if not _PROGRESS.search(line) and not _RETRY.search(line)]
 
 
 def run_python(*arguments: str, env: dict[str, str], cwd: Path | None = None, timeout: float = 300) -> Finished:

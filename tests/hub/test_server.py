@@ -127,6 +127,11 @@ def test_paths_info_leaves_out_what_is_not_there(small_hub: StandInHub) -> None:
     ]
 
 
+def test_the_same_content_has_the_same_commit(small_hub: StandInHub, folder: Path) -> None:
+    first = small_hub.add_model("someone/model", folder)
+    assert small_hub.add_model("someone/model", folder, revision="v1") == first
+
+
 def test_a_new_commit_moves_the_branch_and_keeps_the_old_commit(small_hub: StandInHub, folder: Path) -> None:
     first, _ = ask(f"{small_hub.endpoint}{RESOLVE}/main/config.json")
     (folder / "config.json").write_text('{"a": 1}')
