@@ -35,7 +35,7 @@ class TrainingLoop:
     def __init__(self, trainer: Trainer, resume_from: str | None) -> None:
         self.trainer = trainer
         self.args = trainer.args
-        self.loader = trainer.get_train_dataloader()
+        self.loader = trainer.callback_handler.train_dataloader = trainer.get_train_dataloader()
         self.plan = StepPlan.make(
             length_of(self.loader),
             self.args.gradient_accumulation_steps,
