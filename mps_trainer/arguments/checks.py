@@ -178,14 +178,15 @@ def _choice(name: str, value: Any) -> Enum:
 
 
 def _mapping(name: str, value: Any) -> dict:
+    mapping = value
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            mapping = json.loads(value)
         except (ValueError, RecursionError) as error:
             raise refuse(name, value, f"a JSON object ({error})") from None
-    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+    if not isinstance(mapping, dict) or not all(isinstance(key, str) for key in mapping):
         raise refuse(name, value, "a dictionary whose keys are text, or a JSON object on the command line")
-    return value
+    return mapping
 
 
 def _names(name: str, value: Any) -> list[str]:

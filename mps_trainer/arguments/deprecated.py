@@ -54,7 +54,7 @@ def apply_deprecated(args: Any) -> None:
         _warn(args, "warmup_ratio", "Use `warmup_steps` with a value below 1.")
         if not 0 <= args.warmup_ratio <= 1:
             raise ValueError(f"warmup_ratio={args.warmup_ratio!r} is not accepted: it must be between 0 and 1.")
-        if args.warmup_steps == 0:  # as ever, a number of steps takes precedence over the ratio
+        if 0 <= args.warmup_steps < 1:  # as ever, a number of steps takes precedence over the ratio
             args.warmup_steps = min(args.warmup_ratio, math.nextafter(1.0, 0.0))  # 1 would be one step
         args.warmup_ratio = None
     if args.no_cuda:
