@@ -17,7 +17,7 @@ from mps_trainer import TrainingArguments
 from mps_trainer.arguments.checks import CHOICES, WORDS
 
 NAMES = [field.name for field in dataclasses.fields(TrainingArguments)]
-WORDS_OF_ALL = sorted(
+KNOWN_WORDS = sorted(
     {word for words in WORDS.values() for word in words} | {c.value for e in CHOICES.values() for c in e}
 )
 
@@ -26,7 +26,7 @@ numbers = (
 )
 text = (
     st.text(max_size=20)
-    | st.sampled_from(WORDS_OF_ALL)
+    | st.sampled_from(KNOWN_WORDS)
     | numbers.map(repr)
     | st.sampled_from(["", "~", "~\0", "{}", "[" * 9999])
 )
@@ -61,8 +61,7 @@ def exists_or_is_refused(**given):
     """Builds the arguments; what exists has to work as data too, and make an equal copy."""
     try:
         args = TrainingArguments(**given)
-    except ValueError as refusal:
-        assert str(refusal)
+    except ValueError:
         return
     assert dataclasses.replace(args) == args
     assert TrainingArguments(**args.to_dict()) == args
