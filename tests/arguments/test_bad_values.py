@@ -153,6 +153,7 @@ TOGETHER = [
     ),
     ({"per_gpu_train_batch_size": 4, "per_device_train_batch_size": 16}, ["per_gpu_train_batch_size", "16", "=4"]),
     ({"use_mps_device": True, "accelerator": "cuda"}, ["use_mps_device", "accelerator='mps'", "'cuda'", "Leave out"]),
+    ({"warmup_ratio": 0.1, "warmup_steps": -1}, ["warmup_steps=-1", "at least 0"]),
     ({"warmup_ratio": 1.5}, ["warmup_ratio=1.5", "between 0 and 1"]),
     ({"warmup_ratio": -0.1}, ["warmup_ratio=-0.1", "between 0 and 1"]),
     ({"per_gpu_eval_batch_size": 0}, ["per_device_eval_batch_size=0", "at least 1"]),
