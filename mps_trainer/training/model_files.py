@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
@@ -19,7 +21,8 @@ def save(model: nn.Module, processing_class: Any, args: TrainingArguments, folde
     os.makedirs(folder, exist_ok=True)
     save_pretrained: Any = getattr(model, "save_pretrained", None)
     if save_pretrained is not None:
-        save_pretrained(folder)
+        with _without_bars():
+            save_pretrained(folder)
     else:
         from safetensors.torch import save_model
 
@@ -28,6 +31,20 @@ def save(model: nn.Module, processing_class: Any, args: TrainingArguments, folde
         processing_class.save_pretrained(folder)
     with open(os.path.join(folder, ARGUMENTS), "w", encoding="utf-8") as file:
         file.write(args.to_json_string() + "\n")
+
+
+@contextlib.contextmanager
+def _without_bars() -> Iterator[None]:
+    """transformers draws a bar for each file that it writes, across the one of the run."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def enable_activation_checkpointing(model: nn.Module, settings: Any) -> None:

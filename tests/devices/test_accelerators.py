@@ -8,7 +8,6 @@ import pickle
 
 import pytest
 import torch
-from machines import CUDA_1, MACHINES, XPU_2, mac, pc
 
 from mps_trainer import DeviceUnavailableError, MisconfigurationException, MPSAccelerator, gather_facts
 from mps_trainer.devices import (
@@ -20,6 +19,7 @@ from mps_trainer.devices import (
     XPUAccelerator,
     resolve,
 )
+from tests.devices.machines import CUDA_1, MACHINES, XPU_2, mac, pc
 
 KINDS = list(ACCELERATORS.values())
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
-from machines import CUDA_8, MACHINES, XPU_2, mac, pc, under_torchrun
 
 from mps_trainer import DeviceUnavailableError, MisconfigurationException
 from mps_trainer.devices import ACCELERATORS, DeviceRequest, resolve
+from tests.devices.machines import CUDA_8, MACHINES, XPU_2, mac, pc, under_torchrun
 
 # machine -> the device that accelerator="auto" gets
 AUTO = {

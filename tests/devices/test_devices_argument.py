@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from machines import MACHINES, under_torchrun
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.devices import CPUAccelerator, CUDAAccelerator, DeviceRequest, MPSAccelerator, resolve
+from tests.devices.machines import MACHINES, under_torchrun
 
 ONE_MPS = ["auto", None, 1, "1", -1, "-1", [0], (0,), "0,"]
 NO_MPS = [2, "2", [0, 1], "0,1", [1], 0, "0", [], "", -2, "one", True, 1.0, [0.0], [-1], [0, 0]]

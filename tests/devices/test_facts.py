@@ -8,10 +8,10 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from machines import MACHINES, OUT_OF_MEMORY, under_torchrun
 
 from mps_trainer import MachineFacts, MisconfigurationException, gather_facts
 from mps_trainer.devices.facts import Probes, macos_version, parse_version, sysctl_int
+from tests.devices.machines import MACHINES, OUT_OF_MEMORY, under_torchrun
 
 
 def fake_torch(version="2.9.0", built=True, available=True, failure=None, cuda=None, cuda_count=0, xpu_count=None):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from machines import MACHINES, under_torchrun
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.devices import DeviceRequest, resolve
+from tests.devices.machines import MACHINES, under_torchrun
 
 MPS_MACHINES = ["m1_macos_12.3", "m1_macos_13_torch_2.8", "m2_macos_14", "m3_macos_15", "m2_rosetta_that_works"]
 BOTH_WAYS_ON = r"one device in one process.*plain python.*use_cpu=True with ddp_backend='gloo'"

@@ -1,0 +1,168 @@
+"""The script's arguments: model, data, and what the embedded sample changes about training."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from glue_errors import UserError, first_line
+from glue_tasks import TASKS
+from transformers import HfArgumentParser
+
+from mps_trainer import TrainingArguments
+
+EMBEDDED = Path(__file__).parent / "embedded"
+# For a tiny model that starts from random weights; a pretrained one wants the usual defaults.
+EMBEDDED_DEFAULTS = {
+    "learning_rate": 1e-3,
+    "num_train_epochs": 12.0,
+    "per_device_train_batch_size": 32,
+    "per_device_eval_batch_size": 64,
+    "warmup_steps": 0.1,
+    "logging_steps": 50,
+    "save_strategy": "epoch",
+    "save_total_limit": 1,
+    "max_seq_length": 64,
+    "pad_to_max_length": False,
+}
+SOURCES = (
+    "a hub that can be reached, --data_dir with the benchmark's TSV files, --train_file and --validation_file, "
+    "or --embedded for the sample that comes with this script"
+)
+
+
+@dataclass
+class ModelArguments:
+    model_name_or_path: str | None = field(
+        default=None, metadata={"help": "Folder of a pretrained model, or its name on the hub."}
+    )
+    config_name: str | None = field(default=None, metadata={"help": "Configuration. [the model's]"})
+    tokenizer_name: str | None = field(default=None, metadata={"help": "Tokenizer. [the model's]"})
+    cache_dir: str | None = field(default=None, metadata={"help": "Where to keep what the hub sends. [HF_HOME]"})
+    use_fast_tokenizer: bool = field(default=True, metadata={"help": "Use a tokenizer of the tokenizers library."})
+    model_revision: str = field(default="main", metadata={"help": "Branch, tag or commit of the model on the hub."})
+    token: str | None = field(
+        default=None, metadata={"help": "Token for the hub. [the one stored by `hf auth login`]"}
+    )
+    trust_remote_code: bool = field(
+        default=False, metadata={"help": "Run model code that the hub sends. Only for repositories you trust."}
+    )
+    ignore_mismatched_sizes: bool = field(
+        default=False, metadata={"help": "Begin a head of another size anew instead of refusing the model."}
+    )
+
+
+@dataclass
+class DataTrainingArguments:
+    task_name: str | None = field(default=None, metadata={"help": "GLUE task: " + ", ".join(TASKS) + "."})
+    data_dir: str | None = field(default=None, metadata={"help": "Folder with the task's TSV files."})
+    embedded: bool = field(
+        default=False, metadata={"help": "Train a tiny model on the small sample that comes with this script."}
+    )
+    dataset_name: str | None = field(default=None, metadata={"help": "Dataset on the hub, instead of a task."})
+    dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of that dataset."})
+    train_file: str | None = field(default=None, metadata={"help": "Training data, csv or json."})
+    validation_file: str | None = field(default=None, metadata={"help": "Validation data, csv or json."})
+    test_file: str | None = field(default=None, metadata={"help": "Test data, csv or json."})
+    max_seq_length: int = field(default=128, metadata={"help": "Tokens after which an example is cut off."})
+    pad_to_max_length: bool = field(
+        default=True, metadata={"help": "Pad every example to max_seq_length; if false, each batch to its longest."}
+    )
+    overwrite_cache: bool = field(default=False, metadata={"help": "Tokenize again even if it was done before."})
+    max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first so many examples."})
+    max_eval_samples: int | None = field(default=None, metadata={"help": "Evaluate on the first so many examples."})
+    max_predict_samples: int | None = field(default=None, metadata={"help": "Predict the first so many examples."})
+
+    def __post_init__(self) -> None:
+        if self.task_name is not None:
+            self.task_name = self.task_name.lower()
+            if self.task_name not in TASKS:
+                raise ValueError(
+                    f"task_name={self.task_name!r} is no GLUE task: it must be one of {', '.join(TASKS)}."
+                )
+        elif self.embedded or self.data_dir is not None:
+            raise ValueError("--embedded and --data_dir need --task_name: " + ", ".join(TASKS) + ".")
+        elif self.dataset_name is None and self.train_file is None and self.validation_file is None:
+            raise ValueError(
+                "There is nothing to train on. Give --task_name (" + ", ".join(TASKS) + "), --dataset_name, or "
+                "--train_file and --validation_file."
+            )
+        if self.embedded and self.data_dir is not None:
+            raise ValueError("--embedded and --data_dir are two sources of data: give one of them.")
+        for name in ("max_seq_length", "max_train_samples", "max_eval_samples", "max_predict_samples"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} is not accepted: it must be at least 1.")
+        self._check_files()
+
+    def _check_files(self) -> None:
+        files = [file for file in (self.train_file, self.validation_file, self.test_file) if file is not None]
+        for file in files:
+            if Path(file).suffix not in (".csv", ".json"):
+                raise ValueError(f"{file} is neither a .csv nor a .json file, by its name.")
+            if not Path(file).is_file():
+                raise ValueError(f"{file} does not exist, or is not a file.")
+            if Path(file).stat().st_size == 0:
+                raise ValueError(f"{file} is empty.")
+        if len({Path(file).suffix for file in files}) > 1:
+            raise ValueError(f"{' and '.join(files)} are of different kinds: give all as .csv, or all as .json.")
+
+
+Arguments = tuple[ModelArguments, DataTrainingArguments, TrainingArguments]
+
+
+def parse(argv: list[str]) -> Arguments:
+    """The arguments from the command line, or from the one JSON or YAML file it names.
+
+    Raises:
+        UserError: for values that cannot be right. Unknown flags end the process as argparse does.
+    """
+    parser = HfArgumentParser(
+        (ModelArguments, DataTrainingArguments, TrainingArguments),
+        prog="run_glue.py",
+        description="Fine-tune a model for a GLUE task, or for text classification on data of your own.",
+        allow_abbrev=False,
+    )
+    try:
+        if len(argv) == 1 and argv[0].endswith((".json", ".yaml", ".yml")):
+            arguments = parser.parse_dict(_with_embedded_defaults(_read_config(Path(argv[0]))))
+        else:
+            if any(word.split("=")[0] == "--embedded" for word in argv):
+                parser.set_defaults(**EMBEDDED_DEFAULTS)
+            arguments = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)
+    except (ValueError, TypeError) as error:
+        raise UserError(str(error)) from error
+    _complete(*arguments)
+    return arguments
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read: {first_line(error)}.") from error
+    if not isinstance(config, dict):
+        raise UserError(f"{path} is not a configuration: it must be a table of argument names and values.")
+    return config
+
+
+def _with_embedded_defaults(config: dict[str, Any]) -> dict[str, Any]:
+    return {**EMBEDDED_DEFAULTS, **config} if config.get("embedded") else config
+
+
+def _complete(model: ModelArguments, data: DataTrainingArguments, training: TrainingArguments) -> None:
+    """Fills in what one part of the arguments says about another."""
+    if data.embedded:
+        data.data_dir = str(EMBEDDED / "data" / TASKS[str(data.task_name)].folder)
+        if not (training.do_train or training.do_eval or training.do_predict):
+            training.do_train = training.do_eval = True
+    elif model.model_name_or_path is None:
+        raise UserError(
+            "--model_name_or_path is missing: give a model's folder or name, or --embedded for a tiny one."
+        )
+    if not (training.do_train or training.do_eval or training.do_predict):
+        print("Nothing is asked for: add --do_train, --do_eval or --do_predict.", file=sys.stderr)

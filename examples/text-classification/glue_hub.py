@@ -1,0 +1,31 @@
+"""Whether the hub can be reached, asked once and quickly."""
+
+from __future__ import annotations
+
+import os
+import urllib.error
+import urllib.request
+
+TIMEOUT = 3.0  # seconds
+
+
+def go_offline_if_unreachable() -> bool:
+    """Lets the hub's libraries use their caches alone if the hub does not answer; whether it did not.
+
+    They would otherwise try again and again, for a minute and more, before they say so. An answer with an error
+    status is an answer. The libraries read the switch when they are imported, so `datasets` must not be yet.
+    """
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    try:
+        request = urllib.request.Request(endpoint, method="HEAD")
+        with urllib.request.urlopen(request, timeout=TIMEOUT):
+            return False
+    except urllib.error.HTTPError:
+        return False
+    except (OSError, ValueError):
+        pass
+    os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
+    import huggingface_hub.constants
+
+    huggingface_hub.constants.HF_HUB_OFFLINE = True  # imported with the argument parser, before this was known
+    return True

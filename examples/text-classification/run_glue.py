@@ -1,0 +1,253 @@
+#!/usr/bin/env python
+"""Fine-tunes a model for a GLUE task, or for text classification on data of your own.
+
+    python run_glue.py --task_name mrpc --embedded
+
+trains a tiny model on the sample that comes with this script;
+
+    python run_glue.py --model_name_or_path google-bert/bert-base-cased --task_name mrpc --do_train --do_eval \\
+        --max_seq_length 128 --per_device_train_batch_size 32 --learning_rate 2e-5 --num_train_epochs 3 \\
+        --output_dir OUT --overwrite_output_dir
+
+a pretrained one on the real task. The device chooses itself. `--help` lists every flag.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from glue_arguments import DataTrainingArguments, ModelArguments, parse
+from glue_data import LabelledData, load_data
+from glue_errors import UserError
+from glue_hub import go_offline_if_unreachable
+from glue_model import label_order, load_model, load_tokenizer
+
+from mps_trainer import MisconfigurationException, TrainingArguments
+
+METRIC = Path(__file__).parent / "metrics" / "glue"
+
+logger = logging.getLogger("run_glue")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the script; its exit status: 0, or 2 for what the person who typed the command can put right."""
+    try:
+        run(*parse(sys.argv[1:] if argv is None else argv))
+    except (UserError, MisconfigurationException) as error:
+        print("run_glue.py: error:", " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    return 0
+
+
+def run(model_args: ModelArguments, data_args: DataTrainingArguments, training_args: TrainingArguments) -> None:
+    _ = training_args.device  # first of all: a device that cannot be had is known in seconds
+    checkpoint = checkpoint_to_continue(training_args)
+    if needs_hub(model_args, data_args):
+        go_offline_if_unreachable()
+    set_up_logging(training_args)
+
+    labelled = load_data(data_args, model_args)
+    require_splits(labelled, training_args)
+    from transformers import set_seed
+
+    set_seed(training_args.seed)  # before the model: a head that is new begins with random weights
+    tokenizer = load_tokenizer(model_args, data_args)
+    model = load_model(model_args, data_args, labelled)
+    with training_args.main_process_first(desc="tokenizing"):
+        splits = tokenize(labelled, tokenizer, label_order(model, labelled), data_args)
+
+    trainer = make_trainer(model, tokenizer, labelled, splits, data_args, training_args)
+    if training_args.do_train:
+        train(trainer, checkpoint)
+    if training_args.do_eval:
+        evaluate(trainer, splits, data_args)
+    if training_args.do_predict:
+        predict(trainer, splits, labelled, data_args)
+
+
+# Before anything heavy
+
+
+def checkpoint_to_continue(training_args: TrainingArguments) -> str | None:
+    """The checkpoint to go on from, if there is one and nothing says otherwise.
+
+    Raises:
+        UserError: for an output folder in use by something else.
+    """
+    from mps_trainer.training.checkpoint import checkpoint_to_resume, find_checkpoints
+
+    if training_args.resume_from_checkpoint is not None:
+        return checkpoint_to_resume(training_args.resume_from_checkpoint, training_args.output_dir)
+    folder = Path(training_args.output_dir)
+    if not training_args.do_train or training_args.overwrite_output_dir or not folder.is_dir():
+        return None
+    found = find_checkpoints(str(folder))
+    if found:
+        print(f"Going on from {found[-1]}; --overwrite_output_dir trains from the beginning instead.")
+        return found[-1]
+    if any(folder.iterdir()):
+        raise UserError(
+            f"--output_dir {folder} exists, is not empty and has no checkpoint to go on from. Name another folder, or "
+            "add --overwrite_output_dir."
+        )
+    return None
+
+
+def needs_hub(model_args: ModelArguments, data_args: DataTrainingArguments) -> bool:
+    names = (model_args.model_name_or_path, model_args.config_name, model_args.tokenizer_name)
+    local_data = data_args.data_dir is not None or (data_args.task_name is None and data_args.dataset_name is None)
+    return not local_data or any(name is not None and not os.path.exists(name) for name in names)
+
+
+def set_up_logging(training_args: TrainingArguments) -> None:
+    import datasets
+    import transformers
+
+    level = training_args.get_process_log_level()
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stdout)
+    for name in ("run_glue", "mps_trainer"):
+        logging.getLogger(name).setLevel(level)
+    datasets.utils.logging.set_verbosity(level)
+    transformers.utils.logging.set_verbosity(level)
+    logger.info("Arguments: %s", training_args)
+
+
+# From data to a Trainer
+
+
+def require_splits(labelled: LabelledData, training_args: TrainingArguments) -> None:
+    wanted = {"train": training_args.do_train, "validation": training_args.do_eval, "test": training_args.do_predict}
+    for split, is_wanted in wanted.items():
+        if is_wanted and not of_kind(labelled.splits, split):
+            verb = {"train": "train", "validation": "eval", "test": "predict"}[split]
+            raise UserError(f"--do_{verb} needs {split} data; there is {', '.join(labelled.splits)}.")
+
+
+def of_kind(splits: Any, kind: str) -> list[str]:
+    """The names of the splits of a kind, of which mnli has a matched and a mismatched one."""
+    return [name for name in (kind, f"{kind}_matched", f"{kind}_mismatched") if name in splits]
+
+
+def tokenize(labelled: LabelledData, tokenizer: Any, order: dict[int, int] | None, data_args: Any) -> Any:
+    """The splits as token ids, cut off at max_seq_length, with the model's own label ids."""
+    longest = min(data_args.max_seq_length, tokenizer.model_max_length)
+    if longest < data_args.max_seq_length:
+        logger.warning("max_seq_length is %d; the model takes %d tokens.", data_args.max_seq_length, longest)
+    padding = "max_length" if data_args.pad_to_max_length else False
+
+    def encode(rows: dict[str, list[Any]]) -> dict[str, Any]:
+        texts = ([text or "" for text in rows[column]] for column in labelled.text)
+        encoded = tokenizer(*texts, padding=padding, max_length=longest, truncation=True)
+        if order is not None and "label" in rows:
+            encoded["label"] = [order.get(label, label) for label in rows["label"]]
+        return encoded
+
+    limits = {
+        "train": data_args.max_train_samples,
+        "validation": data_args.max_eval_samples,
+        "test": data_args.max_predict_samples,
+    }
+    splits = {}
+    for name, rows in labelled.splits.items():
+        limit = limits.get(name.split("_")[0])
+        splits[name] = rows.select(range(min(limit, len(rows)))) if limit else rows
+    return type(labelled.splits)(splits).map(
+        encode, batched=True, load_from_cache_file=not data_args.overwrite_cache, desc="Tokenizing"
+    )
+
+
+def make_trainer(
+    model: Any, tokenizer: Any, labelled: LabelledData, splits: Any, data_args: Any, training_args: TrainingArguments
+) -> Any:
+    from transformers import DataCollatorWithPadding, default_data_collator
+
+    from mps_trainer import Trainer
+
+    collator = default_data_collator
+    if not data_args.pad_to_max_length:
+        collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=8 if training_args.fp16 else None)
+    return Trainer(
+        model=model,
+        args=training_args,
+        train_dataset=splits["train"] if training_args.do_train else None,
+        eval_dataset=splits[of_kind(splits, "validation")[0]] if training_args.do_eval else None,
+        compute_metrics=make_metrics(labelled, data_args.task_name),
+        processing_class=tokenizer,
+        data_collator=collator,
+    )
+
+
+def make_metrics(labelled: LabelledData, task_name: str | None) -> Any:
+    """The task's own metrics; accuracy or mean squared error for data of one's own."""
+    import evaluate as metrics
+    import numpy as np
+
+    metric = metrics.load(str(METRIC), task_name) if task_name is not None else None
+
+    def compute(prediction: Any) -> dict[str, float]:
+        logits = prediction.predictions[0] if isinstance(prediction.predictions, tuple) else prediction.predictions
+        values = logits.reshape(len(logits)) if labelled.is_regression else logits.argmax(axis=-1)
+        if metric is not None:
+            result = metric.compute(predictions=values, references=prediction.label_ids)
+            if len(result) > 1:
+                result["combined_score"] = float(np.mean(list(result.values())))
+            return result
+        if labelled.is_regression:
+            return {"mse": float(((values - prediction.label_ids) ** 2).mean())}
+        return {"accuracy": float((values == prediction.label_ids).mean())}
+
+    return compute
+
+
+# The three things to do
+
+
+def train(trainer: Any, checkpoint: str | None) -> None:
+    result = trainer.train(resume_from_checkpoint=checkpoint)
+    metrics = {**result.metrics, "train_samples": len(trainer.train_dataset)}
+    trainer.save_model()
+    trainer.log_metrics("train", metrics)
+    trainer.save_metrics("train", metrics)
+    trainer.save_state()
+
+
+def evaluate(trainer: Any, splits: Any, data_args: DataTrainingArguments) -> None:
+    """Metrics on the validation data; those of mnli's mismatched set end in `_mm`."""
+    combined: dict[str, float] = {}
+    for name in of_kind(splits, "validation"):
+        metrics = trainer.evaluate(eval_dataset=splits[name])
+        metrics["eval_samples"] = len(splits[name])
+        if name.endswith("_mismatched"):
+            metrics = {f"{key}_mm": value for key, value in metrics.items()}
+        combined.update(metrics)
+        trainer.log_metrics("eval", metrics)
+    os.makedirs(trainer.args.output_dir, exist_ok=True)
+    trainer.save_metrics("eval", combined)
+
+
+def predict(trainer: Any, splits: Any, labelled: LabelledData, data_args: DataTrainingArguments) -> None:
+    """Writes `predict_results_<task>.txt`: a line with index and prediction for each test example."""
+    names = [trainer.model.config.id2label[i] for i in range(max(len(labelled.labels), 1))]
+    for split in of_kind(splits, "test"):
+        rows = splits[split]
+        rows = rows.remove_columns("label") if "label" in rows.column_names else rows
+        output = trainer.predict(rows, metric_key_prefix="predict").predictions
+        logits = output[0] if isinstance(output, tuple) else output
+        if labelled.is_regression:
+            items = [f"{value:3.3f}" for value in logits.reshape(len(logits))]
+        else:
+            items = [str(names[i]) for i in logits.argmax(axis=-1)]
+        task = "mnli-mm" if split.endswith("_mismatched") else data_args.task_name
+        if trainer.is_world_process_zero():
+            path = Path(trainer.args.output_dir) / f"predict_results_{task}.txt"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lines = [f"{i}\t{item}\n" for i, item in enumerate(items)]
+            path.write_text("index\tprediction\n" + "".join(lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
