@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,9 +78,7 @@ class DataTrainingArguments:
         if self.task_name is not None:
             self.task_name = self.task_name.lower()
             if self.task_name not in TASKS:
-                raise ValueError(
-                    f"task_name={self.task_name!r} is no GLUE task: it must be one of {', '.join(TASKS)}."
-                )
+                raise ValueError(f"task_name={self.task_name!r} is no GLUE task. Tasks are {', '.join(TASKS)}.")
         elif self.embedded or self.data_dir is not None:
             raise ValueError("--embedded and --data_dir need --task_name: " + ", ".join(TASKS) + ".")
         elif self.dataset_name is None and self.train_file is None and self.validation_file is None:
@@ -165,4 +162,4 @@ def _complete(model: ModelArguments, data: DataTrainingArguments, training: Trai
             "--model_name_or_path is missing: give a model's folder or name, or --embedded for a tiny one."
         )
     if not (training.do_train or training.do_eval or training.do_predict):
-        print("Nothing is asked for: add --do_train, --do_eval or --do_predict.", file=sys.stderr)
+        raise UserError("Nothing is asked for: add --do_train, --do_eval or --do_predict.")

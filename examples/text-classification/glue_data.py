@@ -13,7 +13,7 @@ from glue_tasks import TASKS
 from glue_tsv import load_folder
 
 if TYPE_CHECKING:
-    from datasets import DatasetDict
+    from datasets import Dataset, DatasetDict
 
 HUB_DATASET = "nyu-mll/glue"
 
@@ -64,25 +64,31 @@ def _from_hub(name: str, config: str | None, model: ModelArguments) -> DatasetDi
 
 
 def _from_files(data: DataTrainingArguments, model: ModelArguments) -> DatasetDict:
-    from datasets import disable_progress_bars, enable_progress_bars, load_dataset
-    from datasets.exceptions import DatasetsError
+    from datasets import DatasetDict, disable_progress_bars, enable_progress_bars
     from datasets.utils import logging
 
     files = {"train": data.train_file, "validation": data.validation_file, "test": data.test_file}
-    given = {split: file for split, file in files.items() if file is not None}
-    kind = Path(next(iter(given.values()))).suffix.removeprefix(".")
     verbosity = logging.get_verbosity()
     disable_progress_bars()
-    logging.set_verbosity(logging.CRITICAL)  # what goes wrong is said once, below
+    logging.set_verbosity(logging.CRITICAL)  # what goes wrong is said once, by the error
     try:
-        return load_dataset(kind, data_files=given, cache_dir=model.cache_dir)
-    except (OSError, ValueError, DatasetsError) as error:
-        raise UserError(
-            f"{' and '.join(given.values())} cannot be read as {kind}: {first_line(error.__cause__ or error)}"
-        ) from error
+        return DatasetDict({split: _from_file(file, model) for split, file in files.items() if file is not None})
     finally:
         logging.set_verbosity(verbosity)
         enable_progress_bars()
+
+
+def _from_file(file: str, model: ModelArguments) -> Dataset:
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetsError
+
+    kind = Path(file).suffix.removeprefix(".")
+    if kind == "csv" and len(Path(file).read_bytes().strip().splitlines()) < 2:
+        raise UserError(f"{file} has no row of data under its header.")
+    try:
+        return load_dataset(kind, data_files={"all": file}, cache_dir=model.cache_dir, split="all")
+    except (OSError, ValueError, DatasetsError) as error:
+        raise UserError(f"{file} cannot be read as {kind}: {first_line(error.__cause__ or error)}") from error
 
 
 def _with_labels_found(splits: DatasetDict) -> LabelledData:

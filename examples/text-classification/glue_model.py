@@ -68,6 +68,11 @@ def _errors_about(name: str | None) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        if "ignore_mismatched_sizes" in str(error):
+            raise UserError(
+                f"The model {name} was trained for another number of labels. Add --ignore_mismatched_sizes to begin "
+                "its head anew."
+            ) from error
         raise UserError(
             f"The model {name} cannot be loaded: {first_line(error)} Give --model_name_or_path a folder with "
             "config.json, tokenizer and weights, a name on a hub that can be reached, or train the tiny model with "

@@ -89,6 +89,7 @@ def test_files_of_ones_own_are_trained_on(run_glue, out, table, suffix, labels):
         *("--train_file", files[0], "--validation_file", files[1], "--test_file", test, "--max_steps", 2),
         *("--config_name", EMBEDDED, "--tokenizer_name", EMBEDDED, "--model_name_or_path", trained(run_glue, out)),
         *("--do_train", "--do_eval", "--do_predict", "--overwrite_output_dir", "--max_seq_length", 32),
+        "--ignore_mismatched_sizes",
     )
     assert status == 0, errors
     results = read(out / "eval_results.json")
