@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from ..training_args import TrainingArguments
@@ -24,11 +23,7 @@ def make_loader(
     sampler: Sampler | None = None,
     drop_last: bool = False,
 ) -> DataLoader:
-    """A loader of batches of `batch_size`, its columns cut down to `columns` if the arguments say so.
-
-    Its generator is its own, so that starting an epoch draws nothing from torch's global one and a resumed run sees
-    the same random numbers as one that was never interrupted.
-    """
+    """A loader of batches of `batch_size`, its columns cut down to `columns` if the arguments say so."""
     if args.remove_unused_columns:
         if hasattr(dataset, "remove_columns") and getattr(dataset, "column_names", None):
             dataset = without_unused_columns(dataset, columns, model_name)
@@ -46,11 +41,10 @@ def make_loader(
         persistent_workers=args.dataloader_persistent_workers,
         prefetch_factor=args.dataloader_prefetch_factor,
         multiprocessing_context=args.dataloader_multiprocessing_context if workers else None,
-        generator=torch.Generator(),
     )
 
 
-def epoch_batches(loader: Any, epoch: int, seed: int, skip: int = 0) -> Iterator[Any]:
+def epoch_batches(loader: Any, epoch: int, skip: int = 0) -> Iterator[Any]:
     """The batches of an epoch in the order that belongs to it, without the first `skip`.
 
     Where the order comes from `EpochOrder`, the batches left out are not even loaded.
@@ -58,8 +52,6 @@ def epoch_batches(loader: Any, epoch: int, seed: int, skip: int = 0) -> Iterator
     for part in (loader, getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
         if callable(set_epoch := getattr(part, "set_epoch", None)):
             set_epoch(epoch)
-    if isinstance(getattr(loader, "generator", None), torch.Generator):
-        loader.generator.manual_seed(seed + epoch)
     if skip and isinstance(loader.sampler, EpochOrder) and loader.batch_size is not None:
         loader.sampler.start_at(skip * loader.batch_size)
         skip = 0

@@ -5,16 +5,16 @@ Names and contents are transformers', so that tools which read its checkpoints r
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..errors import MisconfigurationException
+from .files import read_json, read_safetensors, read_tensors, write_json
 from .meter import LossMeter
 from .rng import FILE as RNG_FILE
 from .rng import rng_state
@@ -52,7 +52,7 @@ def save(trainer: Trainer, meter: LossMeter) -> str:
         if trainer.precision.scaler is not None:
             torch.save(trainer.precision.scaler.state_dict(), os.path.join(unfinished, SCALER))
         torch.save(rng_state(), os.path.join(unfinished, RNG_FILE))
-        _write_json(os.path.join(unfinished, LOSS), meter.state())
+        write_json(os.path.join(unfinished, LOSS), meter.state())
     trainer.state.stateful_callbacks = trainer.new_state().stateful_callbacks
     trainer.state.save_to_json(os.path.join(unfinished, STATE))
     shutil.rmtree(folder, ignore_errors=True)
@@ -77,8 +77,9 @@ def restore_progress(trainer: Trainer, meter: LossMeter, folder: str) -> None:
         if not os.path.isfile(path):
             logger.warning("%s has no %s: that part of the run starts anew.", folder, name)
             continue
+        saved = read_tensors(path)
         try:
-            part.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+            part.load_state_dict(saved)
         except (ValueError, KeyError) as error:
             raise MisconfigurationException(
                 f"{path} does not belong to this run: {error}. Resume with the model and optimizer that it was saved "
@@ -94,8 +95,6 @@ def load_weights(model: torch.nn.Module, folder: str) -> None:
     Raises:
         MisconfigurationException: if there are none, or they are another model's.
     """
-    from safetensors.torch import load_file
-
     index = os.path.join(folder, "model.safetensors.index.json")
     files = sorted(set(read_json(index)["weight_map"].values())) if os.path.isfile(index) else ["model.safetensors"]
     weights: dict[str, torch.Tensor] = {}
@@ -106,7 +105,7 @@ def load_weights(model: torch.nn.Module, folder: str) -> None:
                 f"{folder} is not a checkpoint with weights: it has no {name}. "
                 "Name a folder checkpoint-<step> that the Trainer wrote."
             )
-        weights.update(load_file(path))
+        weights.update(read_safetensors(path))
     try:
         result = model.load_state_dict(weights, strict=False)
     except RuntimeError as error:  # a shape that does not fit
@@ -155,16 +154,6 @@ def checkpoint_to_resume(requested: str | bool | None, output_dir: str) -> str |
             f"Cannot resume from {folder}: {why}. Name a folder checkpoint-<step> that the Trainer wrote."
         )
     return folder
-
-
-def read_json(path: str) -> Any:
-    with open(path, encoding="utf-8") as file:
-        return json.load(file)
-
-
-def _write_json(path: str, value: Any) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(value, file, indent=2)
 
 
 def _note_best(trainer: Trainer, folder: str) -> None:

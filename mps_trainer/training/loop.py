@@ -35,7 +35,7 @@ class TrainingLoop:
     def __init__(self, trainer: Trainer, resume_from: str | None) -> None:
         self.trainer = trainer
         self.args = trainer.args
-        self.loader = trainer.get_train_dataloader()
+        self.loader = trainer.callback_handler.train_dataloader = trainer.get_train_dataloader()
         self.plan = StepPlan.make(
             length_of(self.loader),
             self.args.gradient_accumulation_steps,
@@ -85,7 +85,7 @@ class TrainingLoop:
             done = self.plan.batches_done(self.first_step)
         if resumed and not done:
             restore_rng(resumed)  # before the epoch draws its own random numbers
-        batches = epoch_batches(self.loader, epoch, self.trainer.data_seed, skip=done)
+        batches = epoch_batches(self.loader, epoch, skip=done)
         if resumed and done:
             restore_rng(resumed)  # after it drew them the first time
         while self.state.global_step < self.plan.max_steps:

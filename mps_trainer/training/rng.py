@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from .files import read_tensors
+
 FILE = "rng_state.pth"
 
 
@@ -31,8 +33,7 @@ def restore_rng(checkpoint: str) -> None:
     path = os.path.join(checkpoint, FILE)
     if not os.path.isfile(path):
         return
-    with torch.serialization.safe_globals(_numpy_globals()):
-        state = torch.load(path, weights_only=True)
+    state = read_tensors(path, allowed=_numpy_globals())
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["cpu"])

@@ -24,6 +24,7 @@ from ..training_args import TrainingArguments
 from . import checkpoint, model_files
 from . import optimizer as optimizers_
 from .evaluation import Evaluation
+from .files import read_json
 from .flos import FlosCounter
 from .loop import TrainingLoop
 from .loss import loss_of, shifts_labels
@@ -221,7 +222,7 @@ class Trainer(Evaluation):
         """Makes `state` that of a run about to begin, or of the checkpoint it goes on from."""
         state = self.new_state()
         if resume_from is not None:
-            saved = checkpoint.read_json(os.path.join(resume_from, checkpoint.STATE))
+            saved = read_json(os.path.join(resume_from, checkpoint.STATE))
             known = {name: value for name, value in saved.items() if hasattr(state, name)}
             state = TrainerState(**{**known, "stateful_callbacks": state.stateful_callbacks})
         state.max_steps, state.num_train_epochs = max_steps, epochs
@@ -273,8 +274,8 @@ class Trainer(Evaluation):
 
     def _call_model_init(self) -> nn.Module:
         assert self.model_init is not None
-        takes_trial = len(inspect.signature(self.model_init).parameters) > 0
-        return self.model_init(None) if takes_trial else self.model_init()
+        required = [p for p in inspect.signature(self.model_init).parameters.values() if p.default is p.empty]
+        return self.model_init(None) if required else self.model_init()  # None: the trial of no search
 
     def _use_model(self, model: nn.Module) -> None:
         self.model = self.model_wrapped = model.to(self.args.device)

@@ -71,7 +71,7 @@ class Accelerator:
         if not count or not enough:
             raise MisconfigurationException(
                 f"devices={devices!r} was requested with accelerator={cls.kind!r}, and this machine has {count} "
-                f"usable {cls.label}{'' if count == 1 else 's'} (counted from 0). {_ask_for_at_most(count)}"
+                f"usable {cls.label}{'' if count == 1 else 's'}. {_ask_for_at_most(count)}"
             )
         return list(range(wanted)) if isinstance(wanted, int) else wanted
 

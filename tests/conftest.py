@@ -1,0 +1,89 @@
+"""Fixtures that several areas share: small models, small data, and a Trainer made from both."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+import torch
+from torch import nn
+
+from mps_trainer import Trainer, TrainingArguments
+
+
+class Classifier(nn.Module):
+    """Two classes from four numbers; with dropout, so that a run depends on the random numbers it draws."""
+
+    def __init__(self, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(4, 8)
+        self.norm = nn.LayerNorm(8)
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        logits = self.head(self.dropout(self.norm(torch.tanh(self.hidden(x)))))
+        if labels is None:
+            return {"logits": logits}
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def examples(count: int, seed: int = 0) -> list[dict[str, object]]:
+    """Points in four dimensions; the label says whether their sum is positive."""
+    points = torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))
+    return [{"x": point, "labels": int(point.sum() > 0)} for point in points]
+
+
+def accuracy(prediction) -> dict[str, float]:
+    return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
+
+
+@pytest.fixture
+def make_model():
+    def make(dropout: float = 0.1) -> Classifier:
+        torch.manual_seed(0)
+        return Classifier(dropout)
+
+    return make
+
+
+@pytest.fixture
+def make_args(tmp_path):
+    """Arguments for a run on the CPU into a folder of the test's own, quiet unless a test says otherwise."""
+
+    def make(**settings: object) -> TrainingArguments:
+        defaults = {"output_dir": str(tmp_path / "run"), "use_cpu": True, "disable_tqdm": True}
+        return TrainingArguments(**{**defaults, "logging_steps": 1, "save_strategy": "no", **settings})
+
+    return make
+
+
+@pytest.fixture
+def make_trainer(make_args, make_model):
+    """A Trainer of the small classifier on 40 examples; `trainer=` settings go to the Trainer, others to its args."""
+
+    def make(trainer: dict | None = None, **settings: object) -> Trainer:
+        given = {"train_dataset": examples(40), "eval_dataset": examples(24, seed=1), **(trainer or {})}
+        if "model_init" not in given:
+            given.setdefault("model", make_model())
+        kind = given.pop("kind", Trainer)
+        return kind(args=make_args(**settings), **given)
+
+    return make
+
+
+def weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def assert_same_weights(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
+    """Equal in every bit."""
+    assert first.keys() == second.keys()
+    different = [name for name in first if not torch.equal(first[name], second[name])]
+    assert not different
+
+
+def logged(trainer: Trainer, key: str) -> list[float]:
+    return [entry[key] for entry in trainer.state.log_history if key in entry]

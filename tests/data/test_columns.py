@@ -1,0 +1,74 @@
+"""Columns that the model does not take never reach it."""
+
+import datasets
+import pytest
+import torch
+
+from tests.conftest import Classifier, examples
+
+
+@pytest.fixture
+def table():
+    rows = examples(8)
+    return datasets.Dataset.from_dict(
+        {
+            "x": [row["x"].tolist() for row in rows],
+            "label": [row["labels"] for row in rows],
+            "idx": list(range(8)),
+            "sentence": ["text"] * 8,
+        }
+    )
+
+
+def test_table_loses_the_columns_that_forward_does_not_take(make_trainer, table):
+    trainer = make_trainer({"train_dataset": table, "eval_dataset": table}, max_steps=1)
+    batch = next(iter(trainer.get_train_dataloader()))
+    assert set(batch) == {"x", "labels"}
+    assert trainer.train().global_step == 1
+
+
+def test_items_lose_the_keys_that_forward_does_not_take(make_trainer):
+    rows = [{**row, "idx": 1} for row in examples(8)]
+    assert set(next(iter(make_trainer({"train_dataset": rows}).get_train_dataloader()))) == {"x", "labels"}
+
+
+def test_columns_stay_if_the_arguments_say_so(make_trainer):
+    rows = [{**row, "idx": 1} for row in examples(8)]
+    trainer = make_trainer({"train_dataset": rows}, remove_unused_columns=False)
+    assert set(next(iter(trainer.get_train_dataloader()))) == {"x", "labels", "idx"}
+
+
+def test_table_without_a_column_for_the_model_is_refused_with_both_lists(make_trainer, table):
+    table = table.select_columns(["idx", "sentence"])
+    with pytest.raises(
+        ValueError, match=r"\(idx, sentence\) is an argument of Classifier\.forward \(x, labels"
+    ):
+        make_trainer({"train_dataset": table}).train()
+
+
+def test_streamed_table_trains(make_trainer, table):
+    trainer = make_trainer({"train_dataset": table.to_iterable_dataset().with_format("torch")}, max_steps=3)
+    assert trainer.train().global_step == 3
+
+
+def test_last_batch_is_left_out_if_it_is_not_full(make_trainer):
+    sizes = []
+    for drop in (False, True):
+        loader = make_trainer({"train_dataset": examples(20)}, dataloader_drop_last=drop).get_train_dataloader()
+        sizes.append([len(batch["labels"]) for batch in loader])
+    assert sizes == [[8, 8, 4], [8, 8]]
+
+
+def test_workers_load_the_same_batches(make_trainer):
+    alone, helped = (make_trainer(dataloader_num_workers=workers).get_train_dataloader() for workers in (0, 2))
+    for first, second in zip(alone, helped, strict=True):
+        torch.testing.assert_close(first["x"], second["x"])
+
+
+def test_default_collator_pads_with_what_can_pad(make_trainer):
+    class Tokenizer:
+        def pad(self, rows, **kwargs):
+            return {"x": torch.zeros(len(rows), 4), "labels": torch.zeros(len(rows), dtype=torch.long)}
+
+    trainer = make_trainer({"processing_class": Tokenizer(), "model": Classifier()}, max_steps=1, save_strategy="no")
+    assert next(iter(trainer.get_train_dataloader()))["x"].sum() == 0

@@ -1,0 +1,141 @@
+"""The classes in Lightning's vocabulary: the same methods in each."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import pickle
+
+import pytest
+import torch
+from machines import CUDA_1, MACHINES, XPU_2, mac, pc
+
+from mps_trainer import DeviceUnavailableError, MisconfigurationException, MPSAccelerator, gather_facts
+from mps_trainer.devices import (
+    ACCELERATORS,
+    CPUAccelerator,
+    CUDAAccelerator,
+    DeviceRequest,
+    MachineFacts,
+    XPUAccelerator,
+    resolve,
+)
+
+KINDS = list(ACCELERATORS.values())
+
+
+def test_the_order_of_choice_is_the_order_of_the_table():
+    assert list(ACCELERATORS) == ["mps", "cuda", "xpu", "cpu"]
+    assert [kind.name() for kind in KINDS] == list(ACCELERATORS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_answers_for_this_machine(kind):
+    assert kind.is_available() == (kind.why_not(gather_facts()) is None)
+    assert kind.auto_device_count() == kind.count(gather_facts())
+    assert (kind.auto_device_count() > 0) == kind.is_available()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("machine", MACHINES)
+def test_an_obstacle_is_a_clause_with_a_remedy(kind, machine):
+    obstacle = kind.why_not(MACHINES[machine])
+    if obstacle is None:
+        assert kind.count(MACHINES[machine]) > 0
+        assert "fp32" in kind.precisions(MACHINES[machine])
+    else:
+        assert kind.precisions(MACHINES[machine]) == ()
+        for clause in (obstacle.cause, obstacle.remedy):
+            assert clause
+            assert clause[-1] not in ".;,"
+            assert "\n" not in clause
+
+
+def test_parallel_devices_are_torch_devices():
+    assert MPSAccelerator.get_parallel_devices(1) == [torch.device("mps", 0)]
+    assert MPSAccelerator.get_parallel_devices("auto") == [torch.device("mps", 0)]
+    assert CUDAAccelerator.get_parallel_devices([0, 2]) == [torch.device("cuda", 0), torch.device("cuda", 2)]
+    assert XPUAccelerator.get_parallel_devices([1]) == [torch.device("xpu", 1)]
+    assert CPUAccelerator.get_parallel_devices(2) == [torch.device("cpu")] * 2
+
+
+@pytest.mark.parametrize("devices", [2, [0, 1], [1], 0, []])
+def test_there_are_no_parallel_devices_on_mps(devices):
+    with pytest.raises(MisconfigurationException):
+        MPSAccelerator.get_parallel_devices(devices)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_device_of_another_kind_cannot_be_set_up(kind):
+    other = "cuda" if kind is CPUAccelerator else "cpu"
+    with pytest.raises(MisconfigurationException, match=rf"{kind.__name__} cannot set up the device {other}"):
+        kind.setup_device(torch.device(other))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_available_device_is_set_up_read_and_torn_down(kind):
+    if not kind.is_available():
+        assert kind.auto_device_count() == 0
+    else:
+        device = kind.get_parallel_devices("auto" if kind is not CPUAccelerator else 1)[0]
+        kind.setup_device(device)
+        assert all(isinstance(key, str) for key in kind.get_device_stats(device))
+    kind.teardown()  # harmless where there is nothing to give back
+
+
+def test_the_memory_of_the_process_is_in_bytes():
+    stats = CPUAccelerator.get_device_stats(torch.device("cpu"))
+    if importlib.util.find_spec("psutil") is None:
+        assert stats == {}
+    else:
+        assert set(stats) == {"process_rss_bytes", "memory_available_bytes", "swap_used_bytes"}
+        assert stats["process_rss_bytes"] > 10 * 2**20
+
+
+def test_the_memory_figures_of_mps_are_those_of_torch(monkeypatch):
+    monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: 1)
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 2)
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 3)
+    stats = MPSAccelerator.get_device_stats(torch.device("mps"))
+    assert stats["mps_allocated_bytes"] == 1
+    assert stats["mps_driver_allocated_bytes"] == 2
+    assert stats["mps_recommended_max_bytes"] == 3
+
+
+def test_precisions():
+    assert MPSAccelerator.precisions(mac("14.0", "2.9.0")) == ("fp32", "fp16", "bf16")
+    assert MPSAccelerator.precisions(mac("13.6", "2.8.0")) == ("fp32", "fp16")
+    assert MPSAccelerator.precisions(MACHINES["linux_simulated_mps"]) == ("fp32", "fp16", "bf16")
+    assert "fp64" in CUDAAccelerator.precisions(pc(**CUDA_1))
+    assert "bf16" in XPUAccelerator.precisions(pc(**XPU_2))
+    assert "fp64" in CPUAccelerator.precisions(pc())
+
+
+def test_backends():
+    assert MPSAccelerator.backends == ()
+    assert CUDAAccelerator.backends == ("nccl", "gloo")
+    assert CPUAccelerator.backends == ("gloo", "mpi", "ccl")
+    assert XPUAccelerator.backends == ("xccl", "ccl")
+
+
+@pytest.mark.parametrize(("machine", "name"), [("m3_macos_15", "mps"), ("linux_8_cuda", "cuda:0"), ("linux", "cpu")])
+def test_a_decision_gives_a_torch_device_and_json(machine, name):
+    decision = resolve(DeviceRequest(), MACHINES[machine])
+    assert decision.device == torch.device(name)
+    data = json.loads(json.dumps(decision.to_dict()))
+    assert data["device"] == name
+    assert data["type"] == decision.type
+    assert [other["name"] for other in data["rejected"]] == [other.name for other in decision.rejected]
+
+
+def test_facts_and_decisions_cannot_be_changed():
+    with pytest.raises(AttributeError):
+        MachineFacts().system = "Darwin"
+    with pytest.raises(AttributeError):
+        resolve(DeviceRequest(), MACHINES["linux"]).type = "mps"
+
+
+def test_the_error_survives_a_process_boundary():
+    error = DeviceUnavailableError("message", "cause", "remedy")
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.cause, copy.remedy) == ("message", "cause", "remedy")

@@ -1,0 +1,278 @@
+"""Which device each machine gets, and the words it gets where it gets none."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from machines import CUDA_8, MACHINES, XPU_2, mac, pc, under_torchrun
+
+from mps_trainer import DeviceUnavailableError, MisconfigurationException
+from mps_trainer.devices import ACCELERATORS, DeviceRequest, resolve
+
+# machine -> the device that accelerator="auto" gets
+AUTO = {
+    "m1_macos_12.2": "cpu",
+    "m1_macos_12.3": "mps",
+    "m1_macos_12.7_torch_2.5": "cpu",
+    "m1_macos_13_torch_2.8": "mps",
+    "m1_macos_13_torch_2.10": "cpu",
+    "m2_macos_14": "mps",
+    "m3_macos_15": "mps",
+    "m4_macos_26": "mps",
+    "m3_torch_without_mps": "cpu",
+    "m3_sandboxed": "cpu",
+    "m3_memory_full": "cpu",
+    "m1_rosetta_torch_without_mps": "cpu",
+    "m2_rosetta_mps_built_not_available": "cpu",
+    "m2_rosetta_old_macos": "cpu",
+    "m2_rosetta_that_works": "mps",
+    "intel_mac": "cpu",
+    "github_macos_15": "cpu",
+    "virtual_mac_without_metal": "cpu",
+    "linux": "cpu",
+    "linux_cuda_build_without_driver": "cpu",
+    "linux_cuda_hidden": "cpu",
+    "linux_1_cuda": "cuda:0",
+    "linux_8_cuda": "cuda:0",
+    "linux_2_xpu": "xpu:0",
+    "linux_xpu_without_driver": "cpu",
+    "linux_simulated_mps": "mps",
+    "windows": "cpu",
+    "windows_1_cuda": "cuda:0",
+    "m3_accelerate_cpu": "cpu",
+    "m3_accelerate_not_cpu": "mps",
+    "linux_8_cuda_accelerate_cpu": "cpu",
+}
+
+# machine, what nothing can train there for, the way on
+NOTHING_TRAINS = [
+    ("m3_torch_missing", "torch is not installed", "pip install torch"),
+    ("m3_torch_broken", "dlopen(libtorch_cpu.dylib)", "--force-reinstall torch"),
+    ("m2_rosetta_torch_missing", "Rosetta", "arm64 Python"),
+    ("intel_mac_torch_missing", "torch is not installed", "pip install torch"),
+    ("linux_torch_missing", "torch is not installed", "pip install torch"),
+]
+
+# machine, accelerator, words of the cause, words of the remedy
+UNAVAILABLE = [
+    ("m1_macos_12.2", "mps", "macOS 12.2 is too old: torch 1.13.1 runs MPS from macOS 12.3 on", "update macOS"),
+    ("m1_macos_12.7_torch_2.5", "mps", "torch 2.5.1 runs MPS from macOS 13.0 on", "update macOS to 14"),
+    ("m1_macos_13_torch_2.10", "mps", "torch 2.10.0 runs MPS from macOS 14.0 on", "'torch<2.9'"),
+    ("m3_torch_without_mps", "mps", "torch 2.13.0 was built without MPS", "--force-reinstall torch"),
+    ("m3_torch_missing", "mps", "torch is not installed", "pip install torch"),
+    ("m3_torch_broken", "mps", "dlopen(libtorch_cpu.dylib)", "--force-reinstall torch"),
+    ("m3_sandboxed", "mps", "gives this process no Metal device", "outside any sandbox"),
+    ("m3_memory_full", "mps", "Tried to allocate 256 bytes", "free some of its memory"),
+    ("m1_rosetta_torch_without_mps", "mps", "/usr/local/bin/python3", "native arm64 Python"),
+    ("m2_rosetta_mps_built_not_available", "mps", "Rosetta emulates", "native arm64 Python"),
+    ("m2_rosetta_torch_missing", "mps", "Rosetta emulates", "native arm64 Python"),
+    ("m2_rosetta_old_macos", "mps", "Rosetta emulates", "native arm64 Python"),
+    ("intel_mac", "mps", "Intel Mac", "Apple-silicon Mac"),
+    ("intel_mac_torch_missing", "mps", "Intel Mac", "Apple-silicon Mac"),
+    ("github_macos_15", "mps", "virtual Mac: torch reports MPS, but an allocation on it failed", "real Apple-silicon"),
+    ("virtual_mac_without_metal", "mps", "virtual Mac without a Metal device", "real Apple-silicon Mac"),
+    ("linux", "mps", "this machine runs Linux", "Apple-silicon Mac"),
+    ("linux_8_cuda", "mps", "this machine runs Linux", "Apple-silicon Mac"),
+    ("linux_torch_missing", "mps", "this machine runs Linux", "Apple-silicon Mac"),
+    ("windows_1_cuda", "mps", "this machine runs Windows", "Apple-silicon Mac"),
+    ("m3_macos_15", "cuda", "CUDA does not exist on macOS", "NVIDIA GPU"),
+    ("m3_macos_15", "xpu", "no XPU build for macOS", "Intel Arc"),
+    ("linux", "cuda", "built without CUDA", "CUDA build of torch"),
+    ("linux", "xpu", "built without XPU", "whl/xpu"),
+    ("linux_torch_missing", "cuda", "torch is not installed", "pip install torch"),
+    ("linux_torch_missing", "xpu", "torch is not installed", "pip install torch"),
+    ("linux_cuda_build_without_driver", "cuda", "no NVIDIA GPU", "nvidia-smi"),
+    ("linux_cuda_hidden", "cuda", "CUDA_VISIBLE_DEVICES=''", "unset CUDA_VISIBLE_DEVICES"),
+    ("linux_xpu_without_driver", "xpu", "no Intel GPU", "driver"),
+    ("linux_2_xpu", "cuda", "built without CUDA", "CUDA build of torch"),
+    ("windows", "cuda", "built without CUDA", "CUDA build of torch"),
+]
+
+# machine, accelerator, device
+EXPLICIT = [
+    ("m1_macos_12.3", "mps", "mps"),
+    ("m3_macos_15", "mps", "mps"),
+    ("m3_macos_15", "MPS", "mps"),
+    ("m3_macos_15", "cpu", "cpu"),
+    ("m3_macos_15", "gpu", "mps"),
+    ("m2_rosetta_that_works", "mps", "mps"),
+    ("m3_accelerate_not_cpu", "mps", "mps"),
+    ("intel_mac", "cpu", "cpu"),
+    ("linux_1_cuda", "gpu", "cuda:0"),
+    ("linux_8_cuda", "cuda", "cuda:0"),
+    ("linux_8_cuda", "cpu", "cpu"),
+    ("linux_2_xpu", "gpu", "xpu:0"),
+    ("linux_2_xpu", "xpu", "xpu:0"),
+    ("linux_simulated_mps", "mps", "mps"),
+    ("windows_1_cuda", "cuda", "cuda:0"),
+]
+
+
+def test_every_machine_has_an_expectation():
+    assert set(AUTO) | {row[0] for row in NOTHING_TRAINS} == set(MACHINES)
+    assert len(MACHINES) >= 25
+
+
+@pytest.mark.parametrize(("machine", "device"), AUTO.items())
+def test_auto_takes_the_first_usable(machine, device):
+    assert resolve(DeviceRequest(), MACHINES[machine]).name == device
+
+
+@pytest.mark.parametrize(("machine", "accelerator", "device"), EXPLICIT)
+def test_an_accelerator_that_works_is_taken_when_asked_for(machine, accelerator, device):
+    assert resolve(DeviceRequest(accelerator=accelerator), MACHINES[machine]).name == device
+
+
+@pytest.mark.parametrize(("machine", "accelerator", "cause", "remedy"), UNAVAILABLE)
+def test_an_accelerator_that_cannot_run_is_an_error_with_cause_and_remedy(machine, accelerator, cause, remedy):
+    with pytest.raises(DeviceUnavailableError) as caught:
+        resolve(DeviceRequest(accelerator=accelerator), MACHINES[machine])
+    message = str(caught.value)
+    assert message.startswith(f"accelerator='{accelerator}' was requested")
+    assert cause in caught.value.cause
+    assert remedy in caught.value.remedy
+    assert message.index(caught.value.cause) < message.index(caught.value.remedy)
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_rosetta_is_named_only_where_it_is_the_cause(machine):
+    facts = MACHINES[machine]
+    try:
+        text = str(resolve(DeviceRequest(accelerator="mps"), facts))
+    except DeviceUnavailableError as error:
+        text = str(error)
+    assert ("Rosetta" in text) == facts.rosetta
+
+
+@pytest.mark.parametrize(("machine", "cause", "remedy"), NOTHING_TRAINS)
+@pytest.mark.parametrize("request_", [DeviceRequest(), DeviceRequest("cpu"), DeviceRequest(use_cpu=True)])
+def test_without_torch_nothing_trains(machine, cause, remedy, request_):
+    with pytest.raises(DeviceUnavailableError) as caught:
+        resolve(request_, MACHINES[machine])
+    assert cause in str(caught.value)
+    assert remedy in str(caught.value)
+
+
+@pytest.mark.parametrize("machine", ["linux", "intel_mac", "github_macos_15", "windows", "linux_torch_missing"])
+def test_gpu_without_any_names_all_three_causes(machine):
+    with pytest.raises(DeviceUnavailableError) as caught:
+        resolve(DeviceRequest(accelerator="gpu"), MACHINES[machine])
+    for gpu in ("mps", "cuda", "xpu"):
+        obstacle = ACCELERATORS[gpu].why_not(MACHINES[machine])
+        assert f"{gpu}: {obstacle.cause}" in str(caught.value)
+        assert f"{gpu}: {obstacle.remedy}" in str(caught.value)
+
+
+@pytest.mark.parametrize("accelerator", ["metal", "tpu", "", None, 1])
+def test_an_unknown_accelerator_is_refused_with_the_accepted_ones(accelerator):
+    with pytest.raises(MisconfigurationException, match=re.escape(repr(accelerator))) as caught:
+        resolve(DeviceRequest(accelerator=accelerator), MACHINES["m3_macos_15"])
+    for accepted in ("auto", "mps", "cuda", "xpu", "cpu", "gpu"):
+        assert f"'{accepted}'" in str(caught.value)
+
+
+# --- the order of choice -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("machine", "accelerator"), [("m3_macos_15", "mps"), ("linux_8_cuda", "cuda"), ("linux", "gpu")]
+)
+def test_use_cpu_goes_before_an_accelerator_and_says_so(machine, accelerator):
+    decision = resolve(DeviceRequest(accelerator=accelerator, use_cpu=True), MACHINES[machine])
+    assert decision.type == "cpu"
+    assert decision.reason.startswith("use_cpu=True asks for the CPU")
+    assert f"the request for accelerator='{accelerator}' was set aside" in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("machine", "accelerator"), [("m3_accelerate_cpu", "mps"), ("linux_8_cuda_accelerate_cpu", "cuda")]
+)
+def test_the_cpu_switch_of_accelerate_is_honoured_and_named(machine, accelerator):
+    plain = resolve(DeviceRequest(), MACHINES[machine])
+    assert plain.type == "cpu"
+    assert "ACCELERATE_USE_CPU" in plain.reason
+    assert "set aside" not in plain.reason
+    explicit = resolve(DeviceRequest(accelerator=accelerator), MACHINES[machine])
+    assert explicit.type == "cpu"
+    assert f"accelerator='{accelerator}' was set aside" in explicit.reason
+
+
+@pytest.mark.parametrize(("value", "device"), [(v, "cpu") for v in ("1", "true", "TRUE", "Yes", "on")] + [
+    (v, "mps") for v in ("0", "false", "False", "no", "off", "")
+])  # fmt: skip
+def test_values_of_the_cpu_switch_of_accelerate(value, device):
+    facts = mac("15.1", "2.13.0", environment={"ACCELERATE_USE_CPU": value})
+    assert resolve(DeviceRequest(), facts).type == device
+
+
+def test_mps_goes_before_cuda_and_cuda_before_xpu():
+    everything = {"mps_built": True, "mps_available": True, "mps_allocation_ok": True, **CUDA_8, **XPU_2}
+    assert resolve(DeviceRequest(), pc(**everything)).type == "mps"
+    assert resolve(DeviceRequest(), pc(**CUDA_8, **XPU_2)).type == "cuda"
+
+
+# --- what the decision says --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("machine", AUTO)
+def test_the_text_puts_the_choice_first_and_names_each_candidate_once(machine):
+    decision = resolve(DeviceRequest(), MACHINES[machine])
+    first, *others = str(decision).splitlines()
+    assert first.startswith(f"Training runs on {decision.name}: {decision.reason}")
+    named = [re.match(r"  not (\w+): ", line) for line in others]
+    assert [decision.type, *(match[1] for match in named if match)] == sorted(
+        ACCELERATORS, key=lambda name: (name != decision.type, list(ACCELERATORS).index(name))
+    )
+    assert [other.name for other in decision.rejected] == [name for name in ACCELERATORS if name != decision.type]
+    for other in decision.rejected:
+        assert other.why in str(decision)
+        assert other.remedy in str(decision)
+
+
+@pytest.mark.parametrize(
+    ("machine", "request_", "name", "why", "remedy"),
+    [
+        ("m3_macos_15", DeviceRequest(), "cpu", "available, but mps comes first", "accelerator='cpu' chooses it"),
+        ("linux_1_cuda", DeviceRequest(), "cpu", "available, but cuda comes first", "accelerator='cpu' chooses it"),
+        ("m3_macos_15", DeviceRequest("cpu"), "mps", "accelerator='cpu' asks for", "accelerator='mps' chooses it"),
+        ("m3_macos_15", DeviceRequest(use_cpu=True), "mps", "use_cpu=True", "without use_cpu"),
+        ("m3_accelerate_cpu", DeviceRequest(), "mps", "ACCELERATE_USE_CPU=True", "without ACCELERATE_USE_CPU"),
+        ("linux_simulated_mps", DeviceRequest("mps"), "cpu", "accelerator='mps' was requested", "accelerator='cpu'"),
+    ],
+)  # fmt: skip
+def test_a_candidate_that_works_but_was_passed_over_says_what_chooses_it(machine, request_, name, why, remedy):
+    decision = resolve(request_, MACHINES[machine])
+    (other,) = [other for other in decision.rejected if other.name == name]
+    assert other.why.startswith("available, but ")
+    assert why in other.why
+    assert remedy in other.remedy
+    assert not other.repairable
+
+
+def test_a_mac_whose_gpu_stays_idle_says_so():
+    idle = resolve(DeviceRequest(), MACHINES["m1_rosetta_torch_without_mps"])
+    assert any("GPU stays idle" in note for note in idle.notes)
+    assert any("GPU stays idle" in line for line in str(idle).splitlines())
+    assert resolve(DeviceRequest("cpu"), MACHINES["m1_rosetta_torch_without_mps"]).notes == ()
+    assert resolve(DeviceRequest(), MACHINES["intel_mac"]).notes == ()
+
+
+def test_training_on_mps_under_rosetta_is_noted():
+    assert any("Rosetta" in note for note in resolve(DeviceRequest(), MACHINES["m2_rosetta_that_works"]).notes)
+
+
+def test_a_fallback_switch_set_too_late_is_noted_on_mps_alone():
+    late = {"environment": {"PYTORCH_ENABLE_MPS_FALLBACK": "1"}, "fallback_when_torch_loaded": False}
+    assert "PYTORCH_ENABLE_MPS_FALLBACK" in str(resolve(DeviceRequest(), mac("15.1", "2.13.0", **late)))
+    assert resolve(DeviceRequest(), pc(**late)).notes == ()
+    in_time = {**late, "fallback_when_torch_loaded": True}
+    assert resolve(DeviceRequest(), mac("15.1", "2.13.0", **in_time)).notes == ()
+
+
+def test_idle_gpus_are_noted_with_the_way_to_use_them():
+    (note,) = resolve(DeviceRequest(), MACHINES["linux_8_cuda"]).notes
+    assert note.startswith("7 more cuda devices")
+    assert "torchrun --nproc_per_node 8" in note
+    assert resolve(DeviceRequest(), under_torchrun(MACHINES["linux_8_cuda"], 8)).notes == ()

@@ -1,0 +1,105 @@
+"""torchrun's processes and torch.distributed's backends, on each kind of device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from machines import MACHINES, under_torchrun
+
+from mps_trainer import MisconfigurationException
+from mps_trainer.devices import DeviceRequest, resolve
+
+MPS_MACHINES = ["m1_macos_12.3", "m1_macos_13_torch_2.8", "m2_macos_14", "m3_macos_15", "m2_rosetta_that_works"]
+BOTH_WAYS_ON = r"one device in one process.*plain python.*use_cpu=True with ddp_backend='gloo'"
+
+
+@pytest.mark.parametrize("accelerator", ["auto", "mps", "gpu"])
+@pytest.mark.parametrize("machine", MPS_MACHINES)
+def test_two_processes_on_mps_are_refused_with_two_ways_on(machine, accelerator):
+    facts = under_torchrun(MACHINES[machine], 2)
+    with pytest.raises(ValueError, match=rf"started 2 processes \(WORLD_SIZE=2\).*{BOTH_WAYS_ON}"):
+        resolve(DeviceRequest(accelerator=accelerator), facts)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl", "mpi", "ccl", "xccl", "hccl"])
+def test_no_backend_reaches_mps(backend):
+    with pytest.raises(ValueError, match=rf"ddp_backend='{backend}'.*{BOTH_WAYS_ON}"):
+        resolve(DeviceRequest(ddp_backend=backend), MACHINES["m3_macos_15"])
+
+
+@pytest.mark.parametrize("request_", [DeviceRequest(use_cpu=True), DeviceRequest(accelerator="cpu")])
+def test_the_way_on_works_the_cpu_of_a_mac_takes_gloo_and_several_processes(request_):
+    facts = under_torchrun(MACHINES["m3_macos_15"], 2, local_rank=1)
+    decision = resolve(replace(request_, ddp_backend="gloo"), facts)
+    assert (decision.name, decision.world_size, decision.rank, decision.local_rank) == ("cpu", 2, 1, 1)
+    assert "process 1 of 2" in str(decision)
+
+
+def test_a_single_process_under_torchrun_trains_on_mps():
+    assert resolve(DeviceRequest(), under_torchrun(MACHINES["m3_macos_15"], 1)).name == "mps"
+
+
+@pytest.mark.parametrize(
+    "machine", ["intel_mac", "github_macos_15", "linux", "windows", "m1_rosetta_torch_without_mps"]
+)
+def test_several_processes_on_a_machine_whose_best_device_is_the_cpu(machine):
+    facts = under_torchrun(MACHINES[machine], 2, local_rank=1)
+    assert resolve(DeviceRequest(), facts).name == "cpu"
+
+
+@pytest.mark.parametrize(("machine", "kind"), [("linux_8_cuda", "cuda"), ("linux_2_xpu", "xpu")])
+def test_each_process_takes_the_gpu_of_its_local_rank(machine, kind):
+    for local_rank in (0, 1):
+        decision = resolve(DeviceRequest(), under_torchrun(MACHINES[machine], 2, local_rank))
+        assert decision.name == f"{kind}:{local_rank}"
+        assert decision.index == local_rank
+
+
+@pytest.mark.parametrize("machine", ["linux_1_cuda", "windows_1_cuda", "linux_2_xpu"])
+def test_more_processes_than_gpus_are_refused(machine):
+    with pytest.raises(MisconfigurationException, match=r"LOCAL_RANK is 2 .*torchrun --nproc_per_node \d"):
+        resolve(DeviceRequest(), under_torchrun(MACHINES[machine], 3, local_rank=2))
+
+
+def test_several_processes_without_local_rank_are_refused_on_gpus():
+    facts = replace(MACHINES["linux_8_cuda"], world_size=2, rank=1)
+    with pytest.raises(MisconfigurationException, match="LOCAL_RANK is not set"):
+        resolve(DeviceRequest(), facts)
+
+
+def test_two_machines_with_eight_gpus_each():
+    facts = replace(MACHINES["linux_8_cuda"], world_size=16, rank=11, local_rank=3, local_world_size=8)
+    decision = resolve(DeviceRequest(devices=8), facts)
+    assert (decision.name, decision.world_size, decision.rank) == ("cuda:3", 16, 11)
+
+
+@pytest.mark.parametrize(
+    ("machine", "backend"),
+    [("linux", "gloo"), ("linux", "mpi"), ("linux", "ccl"), ("linux_8_cuda", "nccl"), ("linux_8_cuda", "gloo"),
+     ("linux_2_xpu", "xccl"), ("linux_2_xpu", "ccl"), ("windows_1_cuda", "gloo")],
+)  # fmt: skip
+def test_backends_that_reach_the_device_are_taken(machine, backend):
+    assert resolve(DeviceRequest(ddp_backend=backend), MACHINES[machine])
+
+
+@pytest.mark.parametrize(
+    ("machine", "backend", "words"),
+    [
+        ("linux", "nccl", "it needs cuda. Take one of 'gloo', 'mpi', 'ccl'"),
+        ("linux", "xccl", "it needs xpu."),
+        ("linux_8_cuda", "ccl", "it needs xpu and cpu. Take one of 'nccl', 'gloo'"),
+        ("linux", "smoke-signals", "no accelerator of this package uses it"),
+    ],
+)
+def test_backends_that_do_not_reach_the_device_are_refused(machine, backend, words):
+    with pytest.raises(MisconfigurationException) as caught:
+        resolve(DeviceRequest(ddp_backend=backend), MACHINES[machine])
+    assert f"ddp_backend='{backend}' cannot be used on" in str(caught.value)
+    assert words in str(caught.value)
+
+
+def test_the_device_is_chosen_before_the_backend_is_judged():
+    """An accelerator that cannot run is the cause to name, whatever the backend."""
+    with pytest.raises(MisconfigurationException, match="runs Linux"):
+        resolve(DeviceRequest(accelerator="mps", ddp_backend="gloo"), MACHINES["linux"])

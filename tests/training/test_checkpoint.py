@@ -1,0 +1,284 @@
+"""Checkpoints: what is in them, going on from them, and what is refused."""
+
+import json
+import os
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import BertConfig, BertForMaskedLM, TrainerCallback
+
+from mps_trainer import MisconfigurationException
+from mps_trainer.training.checkpoint import checkpoint_to_resume, find_checkpoints
+from tests.conftest import assert_same_weights, examples, weights
+
+FILES = {
+    "loss_state.json",
+    "model.safetensors",
+    "optimizer.pt",
+    "rng_state.pth",
+    "scheduler.pt",
+    "trainer_state.json",
+    "training_args.json",
+}
+
+
+def without_times(history):
+    return [
+        {name: value for name, value in entry.items() if not name.endswith(("runtime", "per_second"))}
+        for entry in history
+    ]
+
+
+def test_checkpoint_has_transformers_files(make_trainer):
+    trainer = make_trainer(max_steps=4, save_strategy="steps", save_steps=2)
+    trainer.train()
+    assert [os.path.basename(path) for path in find_checkpoints(trainer.args.output_dir)] == [
+        "checkpoint-2",
+        "checkpoint-4",
+    ]
+    assert set(os.listdir(os.path.join(trainer.args.output_dir, "checkpoint-4"))) == FILES
+    with open(os.path.join(trainer.args.output_dir, "checkpoint-2", "training_args.json")) as file:
+        assert json.load(file)["max_steps"] == 4
+
+
+@pytest.mark.parametrize("stop", [2, 3, 5, 7, 10])
+@pytest.mark.parametrize("settings", [{}, {"gradient_accumulation_steps": 2}, {"optim": "sgd"}], ids=str)
+def test_resumed_run_equals_one_that_was_never_interrupted(make_trainer, make_model, tmp_path, stop, settings):
+    # logs every 3 steps, so that a checkpoint lies between two logs; 5 batches of 8 make an epoch
+    settings = {
+        "max_steps": 11,
+        "logging_steps": 3,
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "cosine",
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "save_strategy": "steps",
+        "save_steps": 1,
+        **settings,
+    }
+    whole = make_trainer(output_dir=str(tmp_path / "whole"), **settings)
+    whole.train()
+    other_weights = make_model()
+    nn.init.ones_(other_weights.head.weight)
+    resumed = make_trainer({"model": other_weights}, output_dir=str(tmp_path / "resumed"), **settings)
+    torch.manual_seed(99)  # whatever happened before
+    np.random.seed(99)
+    result = resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{stop}"))
+    assert result.global_step == 11
+    assert_same_weights(weights(whole.model), weights(resumed.model))
+    assert without_times(whole.state.log_history) == without_times(resumed.state.log_history)
+
+
+def test_run_resumed_after_it_had_finished_trains_no_further_step(make_trainer):
+    first = make_trainer(max_steps=7, save_strategy="steps", save_steps=7)
+    first.train()
+    again = make_trainer(max_steps=7, save_strategy="steps", save_steps=7)
+    steps = []
+
+    class Count(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            steps.append(state.global_step)
+
+    again.add_callback(Count())
+    assert again.train(resume_from_checkpoint=True).global_step == 7
+    assert steps == []
+    assert_same_weights(weights(first.model), weights(again.model))
+
+
+def test_newest_checkpoint_is_the_one_with_most_steps(tmp_path):
+    for step in (9, 10, 100):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").touch()
+    (tmp_path / "checkpoint-last").mkdir()
+    (tmp_path / "checkpoint-200").touch()
+    assert checkpoint_to_resume(True, str(tmp_path)) == str(tmp_path / "checkpoint-100")
+
+
+@pytest.mark.parametrize(
+    ("requested", "message"),
+    [(True, "no checkpoint in"), ("missing", "there is no such folder"), (".", "it has no trainer_state.json")],
+)
+def test_checkpoint_that_is_not_there_is_refused(tmp_path, monkeypatch, requested, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MisconfigurationException, match=message):
+        checkpoint_to_resume(requested, str(tmp_path))
+
+
+def test_limit_keeps_the_newest_and_the_best(make_trainer):
+    class Falling:
+        """The first evaluation is the best."""
+
+        def __init__(self):
+            self.value = 10.0
+
+        def __call__(self, prediction):
+            self.value -= 1
+            return {"score": self.value}
+
+    trainer = make_trainer(
+        {"compute_metrics": Falling()},
+        max_steps=5,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+        save_total_limit=2,
+        metric_for_best_model="score",
+        load_best_model_at_end=True,
+    )
+    trainer.train()
+    left = [os.path.basename(path) for path in find_checkpoints(trainer.args.output_dir)]
+    assert left == ["checkpoint-1", "checkpoint-5"]
+    assert trainer.state.best_model_checkpoint == os.path.join(trainer.args.output_dir, "checkpoint-1")
+    assert trainer.state.best_metric == 9.0
+
+
+def test_best_weights_are_loaded_at_the_end(make_trainer):
+    seen = {}
+
+    class Keep(TrainerCallback):
+        def on_save(self, args, state, control, model=None, **kwargs):
+            seen[state.global_step] = weights(model)
+
+    trainer = make_trainer(
+        {"callbacks": [Keep()]},
+        max_steps=6,
+        learning_rate=3.0,  # far too high: the loss grows
+        eval_strategy="steps",
+        eval_steps=2,
+        save_strategy="steps",
+        save_steps=2,
+        load_best_model_at_end=True,
+    )
+    trainer.train()
+    best = trainer.state.best_global_step
+    losses = {entry["step"]: entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry}
+    assert losses[best] == min(losses.values()) == trainer.state.best_metric
+    assert_same_weights(weights(trainer.model), seen[best])
+
+
+def test_best_strategy_saves_only_improvements(make_trainer):
+    scores = iter([1.0, 3.0, 2.0, 4.0])
+    trainer = make_trainer(
+        {"compute_metrics": lambda prediction: {"score": next(scores)}},
+        max_steps=4,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="best",
+        metric_for_best_model="score",
+    )
+    trainer.train()
+    left = [os.path.basename(path) for path in find_checkpoints(trainer.args.output_dir)]
+    assert left == ["checkpoint-1", "checkpoint-2", "checkpoint-4"]
+
+
+def test_checkpoint_appears_whole_or_not_at_all(make_trainer, monkeypatch):
+    trainer = make_trainer(max_steps=2, save_strategy="steps", save_steps=1)
+    original, calls = torch.save, []
+
+    def failing(value, path, *args, **kwargs):
+        calls.append(path)
+        if "checkpoint-2" in str(path):
+            raise OSError("No space left on device")
+        return original(value, path, *args, **kwargs)
+
+    monkeypatch.setattr(torch, "save", failing)
+    with pytest.raises(OSError, match="No space left"):
+        trainer.train()
+    assert [os.path.basename(path) for path in find_checkpoints(trainer.args.output_dir)] == ["checkpoint-1"]
+
+
+@pytest.fixture
+def saved(make_trainer):
+    trainer = make_trainer(max_steps=2, save_strategy="steps", save_steps=2)
+    trainer.train()
+    return os.path.join(trainer.args.output_dir, "checkpoint-2")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "rng_state.pth", "trainer_state.json"])
+def test_damaged_file_is_named(make_trainer, saved, name):
+    with open(os.path.join(saved, name), "r+b") as file:
+        file.truncate(os.path.getsize(file.name) // 2)
+    with pytest.raises(MisconfigurationException, match=f"{name} is (damaged|refused)"):
+        make_trainer(max_steps=4).train(resume_from_checkpoint=saved)
+
+
+class Malicious:
+    def __reduce__(self):
+        return os.system, ("touch pwned",)
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_pickle_that_runs_code_is_refused_by_name(make_trainer, saved, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    with open(os.path.join(saved, name), "wb") as file:
+        pickle.dump(Malicious(), file)
+    with pytest.raises(MisconfigurationException, match=f"{name} is refused.*could run code"):
+        make_trainer(max_steps=4).train(resume_from_checkpoint=saved)
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_checkpoint_of_another_model_is_refused(make_trainer, saved):
+    class Other(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.line = nn.Linear(4, 2)
+
+        def forward(self, x, labels=None):
+            return {"loss": nn.functional.cross_entropy(self.line(x), labels)}
+
+    with pytest.raises(MisconfigurationException, match="another model's: 2 of this model's parameters are missing"):
+        make_trainer({"model": Other()}, max_steps=4).train(resume_from_checkpoint=saved)
+
+
+def test_checkpoint_without_weights_is_refused(make_trainer, saved):
+    os.remove(os.path.join(saved, "model.safetensors"))
+    with pytest.raises(MisconfigurationException, match=r"has no model\.safetensors"):
+        make_trainer(max_steps=4).train(resume_from_checkpoint=saved)
+
+
+def test_checkpoint_without_optimizer_goes_on_with_a_warning(make_trainer, saved, caplog):
+    os.remove(os.path.join(saved, "optimizer.pt"))
+    assert make_trainer(max_steps=4).train(resume_from_checkpoint=saved).global_step == 4
+    assert "has no optimizer.pt: that part of the run starts anew" in caplog.text
+
+
+def test_saving_only_the_model_leaves_the_rest_out(make_trainer):
+    trainer = make_trainer(max_steps=1, save_strategy="steps", save_steps=1, save_only_model=True)
+    trainer.train()
+    files = set(os.listdir(os.path.join(trainer.args.output_dir, "checkpoint-1")))
+    assert files == {"model.safetensors", "trainer_state.json", "training_args.json"}
+
+
+def test_weights_shared_by_two_layers_are_saved_once_and_resume(make_trainer, tmp_path):
+    def make():
+        torch.manual_seed(0)
+        config = BertConfig(
+            vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+        )
+        return BertForMaskedLM(config)
+
+    tokens = torch.randint(0, 50, (16, 6), generator=torch.Generator().manual_seed(0))
+    data = [{"input_ids": row, "labels": row} for row in tokens]
+    settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "learning_rate": 1e-2}
+    whole = make_trainer({"model": make(), "train_dataset": data}, **settings)
+    whole.train()
+    shutil.rmtree(os.path.join(whole.args.output_dir, "checkpoint-4"))
+    resumed = make_trainer({"model": make(), "train_dataset": data}, **settings)
+    resumed.train(resume_from_checkpoint=True)
+    assert_same_weights(weights(whole.model), weights(resumed.model))
+
+
+def test_saved_model_loads_into_a_new_one(make_trainer, make_model, tmp_path):
+    from safetensors.torch import load_model
+
+    trainer = make_trainer({"train_dataset": examples(16)}, max_steps=2)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "final"))
+    fresh = make_model()
+    load_model(fresh, str(tmp_path / "final" / "model.safetensors"))
+    assert_same_weights(weights(fresh), weights(trainer.model))

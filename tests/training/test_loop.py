@@ -1,0 +1,336 @@
+"""The training loop: what it computes, what it tells, and that it does not wait for the device."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+from transformers import TrainerCallback
+
+from mps_trainer import MisconfigurationException, Trainer
+from mps_trainer.data.order import EpochOrder
+from tests.conftest import assert_same_weights, examples, logged, weights
+
+
+def plain_loop(model, data, *, steps, batch_size, accumulation, rate, decay, clip, seed):
+    """A training loop as people write it by hand."""
+    no_decay = {"hidden.bias", "norm.weight", "norm.bias", "head.bias"}
+    named = dict(model.named_parameters())
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for n, p in named.items() if n not in no_decay], "weight_decay": decay},
+            {"params": [p for n, p in named.items() if n in no_decay], "weight_decay": 0.0},
+        ],
+        lr=rate,
+        fused=True,
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, (steps - step) / steps))
+    torch.manual_seed(seed)
+    model.train()
+    done, epoch = 0, 0
+    while done < steps:
+        order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed + epoch)).tolist()
+        loader = DataLoader(data, batch_size=batch_size, sampler=order)
+        for i, batch in enumerate(loader, start=1):
+            (model(**batch)["loss"] / accumulation).backward()
+            if i % accumulation == 0:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+                done += 1
+                if done == steps:
+                    break
+        epoch += 1
+    return model
+
+
+def test_training_equals_a_plain_loop_weight_for_weight(make_trainer, make_model):
+    trainer = make_trainer(
+        max_steps=20,
+        gradient_accumulation_steps=2,
+        per_device_train_batch_size=5,
+        learning_rate=1e-2,
+        weight_decay=0.1,
+        max_grad_norm=0.05,
+        seed=7,
+    )
+    trainer.train()
+    expected = plain_loop(
+        make_model(),
+        examples(40),
+        steps=20,
+        batch_size=5,
+        accumulation=2,
+        rate=1e-2,
+        decay=0.1,
+        clip=0.05,
+        seed=7,
+    )
+    assert trainer.state.global_step == 20
+    assert max(logged(trainer, "grad_norm")) > 0.05  # clipping had something to do
+    assert_same_weights(weights(trainer.model), weights(expected))
+
+
+def test_accumulated_batches_give_the_step_of_one_large_batch(make_trainer, make_model):
+    # 40 examples in batches of 12 end with one of 4: it has to count a third of the others
+    settings = {"num_train_epochs": 2, "learning_rate": 1e-2, "weight_decay": 0.1}
+    small = make_trainer(
+        {"model": make_model(0.0)}, per_device_train_batch_size=12, gradient_accumulation_steps=2, **settings
+    )
+    large = make_trainer({"model": make_model(0.0)}, per_device_train_batch_size=24, **settings)
+    small.train()
+    large.train()
+    assert logged(small, "loss") == pytest.approx(logged(large, "loss"), abs=1e-6)
+    for name, value in weights(small.model).items():
+        torch.testing.assert_close(value, weights(large.model)[name], rtol=0, atol=1e-5)
+
+
+class Events(TrainerCallback):
+    def __init__(self):
+        self.seen = []
+
+    def __getattribute__(self, name):
+        if name.startswith("on_"):
+            self.seen.append(name)
+        return super().__getattribute__(name)
+
+
+def test_events_come_in_transformers_order(make_trainer):
+    events = Events()
+    make_trainer(
+        {"callbacks": [events], "train_dataset": examples(16), "eval_dataset": examples(4)},
+        gradient_accumulation_steps=2,
+        per_device_train_batch_size=8,
+        num_train_epochs=1,
+        eval_strategy="epoch",
+        save_strategy="epoch",
+    ).train()
+    assert events.seen == [
+        "on_init_end",
+        "on_train_begin",
+        "on_epoch_begin",
+        "on_step_begin",
+        "on_substep_end",
+        "on_pre_optimizer_step",
+        "on_optimizer_step",
+        "on_step_end",
+        "on_log",
+        "on_epoch_end",
+        "on_prediction_step",
+        "on_log",
+        "on_evaluate",
+        "on_save",
+        "on_log",
+        "on_train_end",
+    ]
+
+
+def test_logs_have_transformers_keys(make_trainer):
+    trainer = make_trainer(max_steps=2)
+    trainer.train()
+    first, *_, last = trainer.state.log_history
+    assert set(first) == {"loss", "grad_norm", "learning_rate", "epoch", "step"}
+    assert set(last) == {
+        "train_runtime",
+        "train_samples_per_second",
+        "train_steps_per_second",
+        "total_flos",
+        "train_loss",
+        "epoch",
+        "step",
+    }
+
+
+def test_nothing_on_the_step_path_reads_a_value_from_the_device(make_trainer, monkeypatch):
+    reads = []
+    for name in ("item", "tolist", "__float__", "__int__", "__bool__", "numpy", "cpu"):
+        original = getattr(torch.Tensor, name)
+
+        def counting(self, *args, _name=name, _original=original, **kwargs):
+            reads.append(_name)
+            return _original(self, *args, **kwargs)
+
+        monkeypatch.setattr(torch.Tensor, name, counting)
+    at_step = []
+
+    class Marks(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            at_step.append(len(reads))
+
+        def on_step_end(self, args, state, control, **kwargs):
+            at_step.append(len(reads))
+
+    make_trainer({"callbacks": [Marks()]}, max_steps=4, logging_steps=4).train()
+    begins, ends = at_step[::2], at_step[1::2]
+    assert begins == ends
+    assert len(reads) > ends[-1]  # the log reads, so the count counts
+
+
+def test_schedule_warms_up_and_falls_linearly(make_trainer):
+    trainer = make_trainer(max_steps=10, warmup_steps=0.2, learning_rate=1.0)
+    trainer.train()
+    assert logged(trainer, "learning_rate") == pytest.approx(
+        [0, 0.5, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8]
+    )
+
+
+def test_schedule_on_plateau_follows_the_evaluations(make_trainer):
+    trainer = make_trainer(
+        max_steps=6,
+        eval_strategy="steps",
+        eval_steps=1,
+        learning_rate=1e-9,  # nothing is learned, so the metric stands still
+        lr_scheduler_type="reduce_lr_on_plateau",
+        lr_scheduler_kwargs={"patience": 1, "factor": 0.5, "threshold": 0.1, "min_lr": 0, "eps": 0},
+    )
+    trainer.train()
+    assert logged(trainer, "learning_rate")[0] == 1e-9
+    assert trainer.optimizer.param_groups[0]["lr"] < 1e-9
+
+
+def test_label_smoothing_changes_the_loss_as_torch_defines_it(make_trainer, make_model):
+    batch = {"x": torch.randn(6, 4), "labels": torch.tensor([0, 1, 0, 1, 1, 0])}
+    model = make_model(0.0)
+    trainer = make_trainer({"model": model}, label_smoothing_factor=0.2)
+    expected = nn.functional.cross_entropy(model(batch["x"])["logits"], batch["labels"], label_smoothing=0.2)
+    torch.testing.assert_close(trainer.compute_loss(model, dict(batch)), expected)
+
+
+def test_loss_function_of_ones_own_gets_the_items_of_the_whole_update(make_trainer):
+    counts = []
+
+    def loss(outputs, labels, num_items_in_batch=None):
+        counts.append(num_items_in_batch)
+        total = nn.functional.cross_entropy(outputs["logits"], labels, reduction="sum")
+        return total / (num_items_in_batch or len(labels))
+
+    own = make_trainer(
+        {"compute_loss_func": loss}, per_device_train_batch_size=12, gradient_accumulation_steps=2, num_train_epochs=1
+    )
+    own.train()
+    stock = make_trainer(per_device_train_batch_size=12, gradient_accumulation_steps=2, num_train_epochs=1)
+    stock.train()
+    assert counts == [24, 24, 16, 16]
+    assert logged(own, "loss") == pytest.approx(logged(stock, "loss"), abs=1e-6)
+
+
+def test_subclass_may_override_loss_and_step(make_trainer):
+    class Doubled(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
+            return (2 * loss, outputs) if return_outputs else 2 * loss
+
+    losses = []
+    for kind in (Doubled, Trainer):
+        trainer = make_trainer({"kind": kind}, max_steps=1)
+        trainer.train()
+        losses += logged(trainer, "loss")
+    assert losses[0] == pytest.approx(2 * losses[1])
+
+
+def test_callback_can_stop_training(make_trainer):
+    class StopAtThree(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_training_stop = state.global_step == 3
+            return control
+
+    trainer = make_trainer({"callbacks": [StopAtThree()]}, num_train_epochs=5)
+    assert trainer.train().global_step == 3
+
+
+def test_callback_can_end_an_epoch(make_trainer):
+    class EndEpochs(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_epoch_stop = state.global_step % 2 == 0
+            return control
+
+    # 5 batches an epoch, of which two are used
+    assert make_trainer({"callbacks": [EndEpochs()]}, num_train_epochs=3).train().global_step == 6
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(examples(20))
+
+
+def test_stream_is_begun_anew_until_the_steps_are_done(make_trainer):
+    trainer = make_trainer({"train_dataset": Stream()}, max_steps=7)
+    assert trainer.train().global_step == 7
+
+
+def test_empty_stream_stops_with_a_warning(make_trainer, caplog):
+    class Empty(IterableDataset):
+        def __iter__(self):
+            return iter([])
+
+    assert make_trainer({"train_dataset": Empty()}, max_steps=7).train().global_step == 0
+    assert "gave no batch in epoch 0" in caplog.text
+
+
+def test_order_of_an_epoch_depends_on_seed_and_epoch_alone():
+    order = EpochOrder(10, seed=3)
+    first = list(order)
+    assert list(order) == first
+    assert sorted(first) == list(range(10))
+    order.set_epoch(1)
+    assert list(order) != first
+    order.set_epoch(0)
+    order.start_at(4)
+    assert list(order) == first[4:]
+    assert list(order) == first
+
+
+def test_sequential_sampling_keeps_the_order_of_the_dataset():
+    assert list(EpochOrder(4, seed=3, shuffle=False)) == [0, 1, 2, 3]
+
+
+def test_equal_seeds_give_equal_weights(make_trainer):
+    runs = []
+    for seed in (1, 1, 2):
+        trainer = make_trainer(max_steps=5, seed=seed)
+        trainer.train()
+        runs.append(weights(trainer.model))
+    assert_same_weights(runs[0], runs[1])
+    assert not torch.equal(runs[0]["head.weight"], runs[2]["head.weight"])
+
+
+def test_model_init_makes_a_new_model_for_each_training(make_trainer, make_model):
+    trainer = make_trainer({"model_init": make_model}, max_steps=3)
+    trainer.train()
+    first = weights(trainer.model)
+    trainer.train()
+    assert_same_weights(first, weights(trainer.model))
+
+
+@pytest.mark.parametrize(
+    ("trainer", "settings", "message"),
+    [
+        ({"model": None}, {}, "needs a model or a model_init"),
+        ({"model_init": lambda: None, "model": nn.Linear(1, 1)}, {}, "one of the two"),
+        ({"eval_dataset": None}, {"eval_strategy": "steps"}, "there is no eval_dataset"),
+    ],
+)
+def test_trainer_without_what_it_needs_is_refused(make_trainer, trainer, settings, message):
+    with pytest.raises(MisconfigurationException, match=message):
+        make_trainer(trainer, **settings)
+
+
+def test_training_without_a_dataset_is_refused(make_trainer):
+    with pytest.raises(MisconfigurationException, match="give the Trainer a train_dataset"):
+        make_trainer({"train_dataset": None}).train()
+
+
+def test_several_processes_are_refused_before_they_train_into_one_folder(make_trainer, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(MisconfigurationException, match=r"2 processes were started.*without a launcher"):
+        make_trainer()
+
+
+def test_tokenizer_is_the_deprecated_name_of_processing_class(make_trainer):
+    tokenizer = object()
+    with pytest.warns(FutureWarning, match=r"processing_class.*|1\.0") as caught:
+        trainer = make_trainer({"tokenizer": tokenizer})
+    assert trainer.processing_class is tokenizer
+    assert len(caught) == 1

@@ -1,0 +1,73 @@
+"""Number formats, and memory for time."""
+
+import pytest
+import torch
+from transformers import BertConfig, BertForSequenceClassification
+
+from mps_trainer import MisconfigurationException
+from tests.conftest import logged
+
+
+def dtypes_of_hidden(trainer):
+    seen = []
+    trainer.model.hidden.register_forward_hook(lambda module, args, output: seen.append(output.dtype))
+    trainer.train()
+    trainer.evaluate()
+    return set(seen)
+
+
+@pytest.mark.parametrize(("flag", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_flag_autocasts_training_and_evaluation(make_trainer, flag, dtype):
+    trainer = make_trainer(max_steps=3, **{flag: True})
+    assert dtypes_of_hidden(trainer) == {dtype}
+    assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.float32}
+
+
+def test_without_a_flag_nothing_is_cast(make_trainer):
+    assert dtypes_of_hidden(make_trainer(max_steps=1)) == {torch.float32}
+
+
+@pytest.mark.parametrize("flag", ["bf16", "fp16"])
+def test_low_precision_learns_what_full_precision_does(make_trainer, flag):
+    losses = []
+    for settings in ({}, {flag: True}):
+        trainer = make_trainer(max_steps=30, learning_rate=1e-2, **settings)
+        trainer.train()
+        losses.append(logged(trainer, "loss"))
+    assert losses[1][-1] < losses[1][0]
+    assert losses[0] == pytest.approx(losses[1], abs=0.05)  # 8 bits of mantissa
+
+
+def test_gradients_are_unscaled_before_they_are_clipped(make_trainer):
+    trainer = make_trainer(max_steps=2, fp16=True)
+    trainer.train()
+    assert max(logged(trainer, "grad_norm")) < 10  # the scale is 65536
+
+
+def test_scaler_is_kept_in_the_checkpoint(make_trainer, tmp_path):
+    trainer = make_trainer(max_steps=2, fp16=True, save_strategy="steps", save_steps=2)
+    trainer.train()
+    state = torch.load(tmp_path / "run" / "checkpoint-2" / "scaler.pt", weights_only=True)
+    assert state["_growth_tracker"] == 2
+
+
+def test_activation_checkpointing_gives_the_same_losses(make_trainer):
+    tokens = torch.randint(0, 50, (16, 6), generator=torch.Generator().manual_seed(0))
+    data = [{"input_ids": row, "labels": int(row.sum()) % 2} for row in tokens]
+    losses = []
+    for flags in ({}, {"gradient_checkpointing": True}, {"activation_checkpointing": True}):
+        torch.manual_seed(0)
+        config = BertConfig(
+            vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
+        )
+        model = BertForSequenceClassification(config)
+        trainer = make_trainer({"model": model, "train_dataset": data}, max_steps=3, **flags)
+        trainer.train()
+        assert model.is_gradient_checkpointing == bool(flags)
+        losses.append(logged(trainer, "loss"))
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6) == losses[2]
+
+
+def test_activation_checkpointing_of_a_model_without_it_is_refused(make_trainer):
+    with pytest.raises(MisconfigurationException, match="Classifier has no gradient_checkpointing_enable"):
+        make_trainer(max_steps=1, gradient_checkpointing=True).train()
