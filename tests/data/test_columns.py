@@ -40,9 +40,7 @@ def test_columns_stay_if_the_arguments_say_so(make_trainer):
 
 def test_table_without_a_column_for_the_model_is_refused_with_both_lists(make_trainer, table):
     table = table.select_columns(["idx", "sentence"])
-    with pytest.raises(
-        ValueError, match=r"\(idx, sentence\) is an argument of Classifier\.forward \(x, labels"
-    ):
+    with pytest.raises(ValueError, match=r"\(idx, sentence\) is an argument of Classifier\.forward \(x, labels"):
         make_trainer({"train_dataset": table}).train()
 
 

@@ -63,12 +63,3 @@ def test_a_checkpoint_of_the_model_alone_lacks_what_the_page_says(run, tmp_path)
     run(fp16=True, save_only_model=True)
     left_out = {"optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state.pth", "loss_state.json"}
     assert {path.name for path in (tmp_path / "out" / "checkpoint-2").iterdir()} == listed_files() - left_out
-
-
-def test_a_step_is_the_mean_over_its_items_whatever_the_sizes_of_its_batches():
-    assert "Two batches with 6 and 2 labels" in TRAINING
-    from mps_trainer.training.loss import divisors
-
-    first, second = divisors([6, 2])
-    assert 1 / first == pytest.approx(6 / 8)
-    assert 1 / second == pytest.approx(2 / 8)
