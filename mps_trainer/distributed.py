@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from .devices import ACCELERATORS
+
 if TYPE_CHECKING:
     from .devices import Decision
-
-_DEFAULT_BACKEND = {"cuda": "nccl", "xpu": "xccl", "cpu": "gloo"}
 
 
 def init_process_group(decision: Decision, backend: str | None, timeout: timedelta) -> None:
@@ -18,7 +18,8 @@ def init_process_group(decision: Decision, backend: str | None, timeout: timedel
     import torch.distributed as dist
 
     if not dist.is_initialized():
-        dist.init_process_group(backend or _DEFAULT_BACKEND[decision.type], timeout=timeout)
+        preferred = ACCELERATORS[decision.type].backends[0]
+        dist.init_process_group(backend or preferred, timeout=timeout)
 
 
 @contextlib.contextmanager

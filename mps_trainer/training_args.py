@@ -58,19 +58,28 @@ class TrainingArguments(
     """
 
     def __post_init__(self) -> None:
+        self._settle_unset()
         checks.coerce(self, _hints())
         apply_deprecated(self)
         self._derive()
         checks.check_values(self)
         checks.check_combinations(self)
 
-    def _derive(self) -> None:
-        """Fields whose default depends on other fields."""
-        self.output_dir = os.path.expanduser(os.fspath(self.output_dir or "trainer_output"))
+    def _settle_unset(self) -> None:
+        """What None stands for in a field that is never None afterwards, and fields with two names."""
+        if self.output_dir is None:  # transformers' default
+            self.output_dir = "trainer_output"
         for field in ("activation_checkpointing", "activation_checkpointing_kwargs"):
             other = field.replace("activation", "gradient")
-            setattr(self, field, getattr(self, field) or getattr(self, other))
+            if getattr(self, field) is None:
+                setattr(self, field, getattr(self, other))
             setattr(self, other, getattr(self, field))
+        if self.activation_checkpointing is None:
+            self.activation_checkpointing = self.gradient_checkpointing = False
+
+    def _derive(self) -> None:
+        """Fields whose default depends on other fields."""
+        self.output_dir = os.path.expanduser(self.output_dir)
         self.do_eval = self.do_eval or self.eval_strategy != "no"
         if self.eval_strategy == "steps" and not self.eval_steps:
             self.eval_steps = self.logging_steps
@@ -85,9 +94,7 @@ class TrainingArguments(
             self.greater_is_better = not self.metric_for_best_model.endswith("loss")
         if self.disable_tqdm is None:
             self.disable_tqdm = logger.getEffectiveLevel() > logging.WARNING
-        if isinstance(self.report_to, str) or self.report_to is None:
-            self.report_to = [] if self.report_to in ("none", None) else [self.report_to]
-        elif self.report_to == ["none"]:
+        if self.report_to is None or self.report_to == ["none"]:
             self.report_to = []
 
     # The device
@@ -205,7 +212,7 @@ class TrainingArguments(
         return {name: f"<{name.upper()}>" if name.endswith("_token") else _plain(v) for name, v in values.items()}
 
     def to_json_string(self) -> str:
-        return json.dumps(self.to_dict(), indent=2)
+        return json.dumps(self.to_dict(), indent=2, default=str)
 
     def to_sanitized_dict(self) -> dict[str, Any]:
         """The fields as bool, int, float or str only, as trackers of hyper-parameters want them."""
@@ -233,4 +240,4 @@ def _plain(value: Any) -> Any:
         return value.value
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
-    return value
+    return str(value) if isinstance(value, str) else value

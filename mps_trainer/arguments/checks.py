@@ -5,6 +5,7 @@ Every refusal is a `ValueError` that names the field, the value, and what is acc
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -14,7 +15,11 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Any
 
+from ..devices.accelerators.base import read_devices
 from .choices import IntervalStrategy, OptimizerNames, SamplingStrategy, SaveStrategy, SchedulerType
+from .data import DataArguments
+from .device import DeviceArguments
+from .reporting import ReportingArguments
 
 CHOICES: dict[str, type[Enum]] = {
     "lr_scheduler_type": SchedulerType,
@@ -23,14 +28,15 @@ CHOICES: dict[str, type[Enum]] = {
     "logging_strategy": IntervalStrategy,
     "eval_strategy": IntervalStrategy,
     "save_strategy": SaveStrategy,
+    "evaluation_strategy": IntervalStrategy,
 }
 
-WORDS: dict[str, tuple[str, ...]] = {
-    "accelerator": ("auto", "mps", "cuda", "xpu", "gpu", "cpu"),
-    "ddp_backend": ("nccl", "gloo", "mpi", "ccl", "xccl"),
-    "dataloader_multiprocessing_context": ("fork", "spawn", "forkserver"),
-    "log_level": ("detail", "debug", "info", "warning", "error", "critical", "passive"),
-    "log_level_replica": ("detail", "debug", "info", "warning", "error", "critical", "passive"),
+# The words that argparse accepts, so that a file or a script may give no others.
+WORDS: dict[str, list[str]] = {
+    field.name: field.metadata["choices"]
+    for group in (DataArguments, DeviceArguments, ReportingArguments)
+    for field in dataclasses.fields(group)
+    if "choices" in field.metadata
 }
 
 # field -> lowest value, highest value; None is no bound
@@ -55,14 +61,19 @@ RANGES: dict[str, tuple[float | None, float | None]] = {
     "eval_accumulation_steps": (1, None),
     "dataloader_num_workers": (0, None),
     "dataloader_prefetch_factor": (1, None),
-    "ddp_timeout": (1, None),
+    "ddp_timeout": (1, 10**9),  # timedelta ends at 10**14
     "seed": (0, 2**32 - 1),  # numpy's bound
     "data_seed": (0, 2**63 - 1),
 }
 
 JSON_FIELDS = ("lr_scheduler_kwargs", "activation_checkpointing_kwargs", "gradient_checkpointing_kwargs")
+LISTS = ("label_names", "report_to")
+PATHS = ("output_dir", "resume_from_checkpoint", "logging_dir")
 
-_FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+_FLAGS = {  # those of HfArgumentParser
+    **dict.fromkeys(("true", "yes", "t", "y", "1"), True),
+    **dict.fromkeys(("false", "no", "f", "n", "0"), False),
+}
 
 
 def refuse(name: str, value: Any, accepted: str) -> ValueError:
@@ -76,12 +87,21 @@ def coerce(args: Any, hints: dict[str, Any]) -> None:
     """
     for name, hint in hints.items():
         value = getattr(args, name)
+        if value is None and type(None) in typing.get_args(hint):
+            continue
+        kind = _kind(hint)
         if name in CHOICES:
             setattr(args, name, _choice(name, value))
         elif name in JSON_FIELDS:
             setattr(args, name, _mapping(name, value))
-        elif (kind := _number_kind(hint)) is not None and not (value is None and _takes_none(hint)):
+        elif name in LISTS:
+            setattr(args, name, _names(name, value))
+        elif name in PATHS:
+            setattr(args, name, _path(name, value))
+        elif kind in (bool, int, float):
             setattr(args, name, _number(name, value, kind))
+        elif kind is str and name != "devices" and not isinstance(value, str):
+            raise refuse(name, value, "text")
 
 
 def check_values(args: Any) -> None:
@@ -94,6 +114,7 @@ def check_values(args: Any) -> None:
         value = getattr(args, name)
         if value is not None and not ((low is None or value >= low) and (high is None or value <= high)):
             raise refuse(name, value, _range_text(low, high))
+    read_devices(args.devices)
     if args.max_steps != -1 and args.max_steps < 1:
         raise refuse("max_steps", args.max_steps, "at least 1, or -1 to train for num_train_epochs")
     for name in ("logging_steps", "eval_steps", "save_steps"):
@@ -137,8 +158,9 @@ def _check_best_is_saved(args: Any) -> None:
         )
     if args.eval_strategy == "steps":
         mixed = (args.eval_steps < 1) != (args.save_steps < 1)
-        # in millionths, because fractions of all steps are floats
-        if mixed or round(args.save_steps * 1e6) % round(args.eval_steps * 1e6):
+        # fractions of all steps in millionths, because they are floats
+        unit = 1_000_000 if args.eval_steps < 1 else 1
+        if mixed or round(args.save_steps * unit) % (round(args.eval_steps * unit) or 1):
             raise ValueError(
                 f"load_best_model_at_end=True is not accepted with save_steps={args.save_steps} and "
                 f"eval_steps={args.eval_steps}: save_steps must be a multiple of eval_steps, and both fractions or "
@@ -148,40 +170,60 @@ def _check_best_is_saved(args: Any) -> None:
 
 def _choice(name: str, value: Any) -> Enum:
     kind = CHOICES[name]
-    if value is False:  # YAML reads a bare `no` as false
-        value = "no"
+    asked = "no" if value is False else getattr(value, "value", value)  # YAML reads a bare `no` as false
     try:
-        return kind(getattr(value, "value", value))
+        return kind(asked)
     except ValueError:
         raise refuse(name, value, "one of " + ", ".join(str(choice.value) for choice in kind)) from None
 
 
-def _mapping(name: str, value: Any) -> dict | None:
+def _mapping(name: str, value: Any) -> dict:
+    mapping = value
     if isinstance(value, str):
         try:
-            value = json.loads(value)
-        except json.JSONDecodeError as error:
+            mapping = json.loads(value)
+        except (ValueError, RecursionError) as error:
             raise refuse(name, value, f"a JSON object ({error})") from None
-    if value is not None and not isinstance(value, dict):
-        raise refuse(name, value, "a dictionary, or a JSON object on the command line")
-    return value
+    if not isinstance(mapping, dict) or not all(isinstance(key, str) for key in mapping):
+        raise refuse(name, value, "a dictionary whose keys are text, or a JSON object on the command line")
+    return mapping
 
 
-def _takes_none(hint: Any) -> bool:
-    return type(None) in typing.get_args(hint)
+def _names(name: str, value: Any) -> list[str]:
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, (list, tuple)) or not all(isinstance(item, str) and item for item in names):
+        raise refuse(name, value, "a name, or a list of names")
+    return list(names)
 
 
-def _number_kind(hint: Any) -> type | None:
+def _path(name: str, value: Any) -> str | bool:
+    if name == "resume_from_checkpoint" and isinstance(value, bool):
+        return value  # for Trainer.train(), which takes True for the newest checkpoint
+    path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(path, str) or not path or "\0" in path or not _encodable(path):
+        raise refuse(name, value, "a path")
+    return path
+
+
+def _encodable(path: str) -> bool:
+    try:
+        return bool(os.fsencode(path))
+    except UnicodeEncodeError:
+        return False
+
+
+def _kind(hint: Any) -> Any:
+    """`hint` without None, where that leaves a single type."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         members = [member for member in typing.get_args(hint) if member is not type(None)]
-        hint = members[0] if len(members) == 1 else None
-    return hint if hint in (bool, int, float) else None
+        return members[0] if len(members) == 1 else None
+    return hint
 
 
 def _number(name: str, value: Any, kind: type) -> bool | int | float:
-    accepted = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
+    accepted = {bool: "true or false", int: "a whole number", float: "a finite number"}[kind]
     if kind is bool:
-        flag = _FLAGS.get(str(value).lower()) if isinstance(value, (bool, int, str)) else None
+        flag = _FLAGS.get(str(value).lower())  # as text, which covers numpy's bool too
         if flag is None:
             raise refuse(name, value, accepted)
         return flag
@@ -193,7 +235,14 @@ def _number(name: str, value: Any, kind: type) -> bool | int | float:
         raise refuse(name, value, accepted)
     if isinstance(value, int):
         return value
-    return int(number) if kind is int else number
+    return _whole(value, number) if kind is int else number
+
+
+def _whole(value: Any, number: float) -> int:
+    try:
+        return int(value)  # exact above 2**53, where `number` is not
+    except ValueError:
+        return int(number)  # "1e3" is a whole number that int() does not read
 
 
 def _range_text(low: float | None, high: float | None) -> str:

@@ -23,7 +23,7 @@ class DataArguments:
     dataloader_persistent_workers: bool = option(False, "Keep the loading processes from epoch to epoch.")
     dataloader_prefetch_factor: int | None = option(None, "Batches that each loading process prepares ahead. [2]")
     dataloader_multiprocessing_context: str | None = option(
-        None, "How loading processes are started: fork, spawn or forkserver. [the platform's own]"
+        None, "How loading processes are started. [the platform's own]", choices=["fork", "spawn", "forkserver"]
     )
     remove_unused_columns: bool = option(True, "Drop columns that the model's forward() does not take.")
     label_names: list[str] | None = option(None, "Keys of the inputs that are labels. [what the model takes]")

@@ -11,11 +11,13 @@ from .fields import option
 class PrecisionArguments:
     bf16: bool = option(False, "Autocast to bfloat16 (cpu, mps from macOS 14, cuda from Ampere).")
     fp16: bool = option(False, "Autocast to float16 with a gradient scaler.")
+    # Both flags end up as true or false, and equal. They begin as None so that a copy of the arguments in which
+    # activation_checkpointing is switched off differs from one that leaves it alone.
     activation_checkpointing: bool = option(
-        False, "Compute activations again in the backward pass instead of keeping them: less memory, more time."
+        None, "Compute activations again in the backward pass instead of keeping them: less memory, more time."
     )
     activation_checkpointing_kwargs: dict | str | None = option(
         None, "Settings for torch.utils.checkpoint, as JSON. Default: use_reentrant false."
     )
-    gradient_checkpointing: bool = option(False, "Another name of activation_checkpointing.")
+    gradient_checkpointing: bool = option(None, "Another name of activation_checkpointing.")
     gradient_checkpointing_kwargs: dict | str | None = option(None, "Another name of activation_checkpointing_kwargs.")

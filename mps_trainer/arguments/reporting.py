@@ -29,5 +29,8 @@ class ReportingArguments:
     )
     log_on_each_node: bool = option(True, "With several machines, one process of each logs.")
     disable_tqdm: bool | None = option(None, "No progress bar. [bar unless the log level is above warning]")
-    report_to: str | list[str] | None = option("none", "Trackers to report to: tensorboard, wandb, ..., all or none.")
+    # None first and str second: HfArgumentParser takes the second member for the flag's type.
+    report_to: None | str | list[str] = option(  # noqa: RUF036
+        "none", "Tracker to report to: tensorboard, wandb, ..., all or none."
+    )
     run_name: str | None = option(None, "Name of the run for trackers.")

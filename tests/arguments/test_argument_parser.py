@@ -1,0 +1,186 @@
+"""HfArgumentParser turns the arguments into flags, and reads them from a dictionary, a JSON and a YAML file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass, field
+
+import pytest
+from transformers import HfArgumentParser
+
+from mps_trainer import TrainingArguments
+from mps_trainer.arguments.checks import CHOICES, WORDS
+
+
+@dataclass
+class DataFields:
+    task_name: str | None = field(default=None)
+    max_length: int = field(default=128)
+
+
+@dataclass
+class Extended(TrainingArguments):
+    extra: int = field(default=1, metadata={"help": "One more."})
+    learning_rate: float = field(default=1e-3, metadata={"help": "Another default."})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.doubled = 2 * self.extra
+
+
+def parse(*flags: str, kind: type = TrainingArguments):
+    return HfArgumentParser(kind).parse_args_into_dataclasses(list(flags))[0]
+
+
+COMMAND_LINE = """
+--task_name mrpc --output-dir run --learning_rate 2e-5 --num_train_epochs 1 --do_train --do_eval False
+--eval_strategy steps --logging_steps 10 --save-steps 0.5 --warmup_steps 0.1 --no_remove_unused_columns
+--label_names start end --report_to tensorboard --save_total_limit 2 --devices 1 --disable_tqdm true
+--gradient_checkpointing --overwrite_output_dir --accelerator cpu --optim sgd --lr_scheduler_kwargs '{"num_cycles": 2}'
+"""
+
+
+def test_the_command_line():
+    parser = HfArgumentParser((DataFields, TrainingArguments))
+    data, args = parser.parse_args_into_dataclasses(shlex.split(COMMAND_LINE))
+    assert (data.task_name, data.max_length) == ("mrpc", 128)
+    expected = {
+        "output_dir": "run",
+        "learning_rate": 2e-5,
+        "num_train_epochs": 1.0,
+        "do_train": True,
+        "do_eval": True,  # because of the strategy
+        "eval_strategy": "steps",
+        "logging_steps": 10,
+        "eval_steps": 10,
+        "save_steps": 0.5,
+        "warmup_steps": 0.1,
+        "remove_unused_columns": False,
+        "label_names": ["start", "end"],
+        "report_to": ["tensorboard"],
+        "save_total_limit": 2,
+        "devices": "1",
+        "disable_tqdm": True,
+        "gradient_checkpointing": True,
+        "activation_checkpointing": True,
+        "overwrite_output_dir": True,
+        "accelerator": "cpu",
+        "optim": "sgd",
+        "lr_scheduler_kwargs": {"num_cycles": 2},
+    }
+    assert {name: getattr(args, name) for name in expected} == expected
+
+
+def test_an_empty_command_line_gives_the_defaults():
+    assert parse() == TrainingArguments()
+
+
+SETTINGS = {
+    "output_dir": "run",
+    "learning_rate": 2e-5,
+    "eval_strategy": "no",
+    "save_strategy": "epoch",
+    "seed": 7,
+    "label_names": ["labels"],
+    "lr_scheduler_kwargs": {"num_cycles": 2},
+    "bf16": True,
+    "save_total_limit": None,
+}
+YAML = """
+output_dir: run
+learning_rate: 2e-5  # text, as YAML 1.1 has it
+eval_strategy: no  # false
+save_strategy: epoch
+seed: 7
+label_names: [labels]
+lr_scheduler_kwargs: {num_cycles: 2}
+bf16: yes
+save_total_limit:
+"""
+
+
+def test_a_dictionary_and_files_give_the_same_arguments(tmp_path):
+    (tmp_path / "args.json").write_text(json.dumps(SETTINGS))
+    (tmp_path / "args.yaml").write_text(YAML)
+    parser = HfArgumentParser((DataFields, TrainingArguments))
+    expected = TrainingArguments(**SETTINGS)
+    assert parser.parse_dict(SETTINGS)[1] == expected
+    assert parser.parse_json_file(str(tmp_path / "args.json"))[1] == expected
+    assert parser.parse_yaml_file(str(tmp_path / "args.yaml"))[1] == expected
+
+
+def test_the_arguments_of_a_run_can_be_written_down_and_parsed_again(tmp_path):
+    args = parse("--eval_strategy", "epoch", "--report_to", "tensorboard", "--gradient_checkpointing")
+    (tmp_path / "args.json").write_text(args.to_json_string())
+    assert HfArgumentParser(TrainingArguments).parse_json_file(str(tmp_path / "args.json"))[0] == args
+
+
+def test_an_unknown_name_in_a_file_is_refused():
+    with pytest.raises(ValueError, match="learning_rat'"):
+        HfArgumentParser(TrainingArguments).parse_dict({"learning_rat": 1e-3})
+
+
+def test_a_subclass_with_more_fields_and_a_post_init_is_parsed():
+    args = parse("--extra", "3", "--save_strategy", "no", kind=Extended)
+    assert (args.extra, args.doubled, args.learning_rate, args.save_strategy) == (3, 6, 1e-3, "no")
+    assert (args.to_dict()["extra"], dataclasses.replace(args, extra=4).doubled) == (3, 8)
+    assert "extra=3" in repr(args)
+
+
+HELP_TEXTS = [(option.name, option.metadata.get("help")) for option in dataclasses.fields(TrainingArguments)]
+
+
+def run_python(code: str, *flags: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "COLUMNS": "400"}
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, *flags], capture_output=True, text=True, env=environment
+    )
+
+
+PARSE = """
+from transformers import HfArgumentParser
+from mps_trainer import TrainingArguments
+HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+"""
+
+
+def test_help_shows_every_field_with_its_text():
+    result = run_python(PARSE, "--help")
+    assert (result.returncode, result.stderr) == (0, "")
+    shown = " ".join(result.stdout.split())
+    for name, text in HELP_TEXTS:
+        assert f" --{name}" in shown
+        assert text.strip()
+        assert " ".join(text.split()) in shown, name
+
+
+@pytest.mark.parametrize("name", [*CHOICES, *WORDS])
+def test_a_wrong_choice_is_one_line_of_argparse_and_exit_2(name, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        parse(f"--{name}", "bogus")
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].split(": ", 1)[1].startswith("error: argument --" + name)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("seed", "abc"), ("learning_rate", "fast"), ("do_train", "maybe"), ("save_total_limit", "all")]
+)
+def test_text_for_a_number_is_one_line_of_argparse_and_exit_2(name, value, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        parse(f"--{name}", value)
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].split(": ", 1)[1].startswith("error: argument --" + name)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("learning_rate", "-1"), ("max_steps", "0"), ("devices", "two"), ("lr_scheduler_kwargs", "{")]
+)
+def test_a_wrong_value_is_a_value_error_of_one_line(name, value):
+    with pytest.raises(ValueError, match=f"^{name}=") as refusal:
+        parse(f"--{name}", value)
+    assert "\n" not in str(refusal.value)

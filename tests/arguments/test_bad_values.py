@@ -1,0 +1,265 @@
+"""A value that cannot be right is a ValueError that names the field, the value and what is accepted."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mps_trainer import TrainingArguments
+
+NAN, INF = math.nan, math.inf
+WORKERS = "left out unless dataloader_num_workers is above 0"
+STEPS_OR_FRACTION = "a whole number of steps, or below 1 for a fraction of all steps"
+PATH = "must be a path"
+
+# field, value, a piece of what is accepted
+SINGLE = [
+    # below the range, above it, or outside every range
+    ("max_steps", -2, "at least 1, or -1 to train for num_train_epochs"),
+    ("max_steps", 0, "at least 1"),
+    ("num_train_epochs", -1, "at least 0"),
+    ("learning_rate", -5e-5, "at least 0"),
+    ("weight_decay", -0.01, "at least 0"),
+    ("adam_beta1", 1.0, "at least 0 and below 1"),
+    ("adam_beta2", -0.1, "at least 0 and below 1"),
+    ("adam_epsilon", -1e-8, "at least 0"),
+    ("max_grad_norm", -1.0, "at least 0"),
+    ("warmup_steps", -1, "at least 0"),
+    ("label_smoothing_factor", 1.1, "between 0 and 1"),
+    ("gradient_accumulation_steps", 0, "at least 1"),
+    ("per_device_train_batch_size", 0, "at least 1"),
+    ("per_device_eval_batch_size", -8, "at least 1"),
+    ("logging_steps", -1, "at least 0"),
+    ("eval_steps", -1, "at least 0"),
+    ("save_steps", -500, "at least 0"),
+    ("eval_delay", -1, "at least 0"),
+    ("save_total_limit", -1, "at least 0"),
+    ("eval_accumulation_steps", 0, "at least 1"),
+    ("dataloader_num_workers", -1, "at least 0"),
+    ("ddp_timeout", 0, "between 1 and 1000000000"),
+    ("ddp_timeout", 10**15, "between 1 and 1000000000"),
+    ("seed", -1, "between 0 and 4294967295"),
+    ("seed", 2**32, "between 0 and 4294967295"),
+    ("data_seed", -1, "between 0 and"),
+    ("logging_steps", 0, "above 0 with logging_strategy='steps'"),
+    ("save_steps", 0, "above 0 with save_strategy='steps'"),
+    # not a number of the kind
+    ("logging_steps", 2.5, STEPS_OR_FRACTION),
+    ("eval_steps", 1.5, STEPS_OR_FRACTION),
+    ("save_steps", 10.1, STEPS_OR_FRACTION),
+    ("learning_rate", NAN, "a finite number"),
+    ("learning_rate", "fast", "a finite number"),
+    ("learning_rate", "", "a finite number"),
+    ("learning_rate", True, "a finite number"),
+    ("learning_rate", [5e-5], "a finite number"),
+    ("learning_rate", {}, "a finite number"),
+    ("learning_rate", None, "a finite number"),
+    ("learning_rate", 10**400, "a finite number"),
+    ("num_train_epochs", INF, "a finite number"),
+    ("max_grad_norm", "inf", "a finite number"),
+    ("weight_decay", 1j, "a finite number"),
+    ("seed", 42.5, "a whole number"),
+    ("seed", "abc", "a whole number"),
+    ("seed", None, "a whole number"),
+    ("max_steps", "1.5", "a whole number"),
+    ("max_steps", False, "a whole number"),
+    ("per_device_train_batch_size", "many", "a whole number"),
+    ("per_device_train_batch_size", (8,), "a whole number"),
+    ("save_total_limit", "none", "a whole number"),
+    ("local_rank", None, "a whole number"),
+    # neither true nor false
+    ("do_train", 2, "true or false"),
+    ("do_train", "maybe", "true or false"),
+    ("do_train", None, "true or false"),
+    ("use_cpu", [], "true or false"),
+    ("fp16", 1.0, "true or false"),
+    ("disable_tqdm", "none", "true or false"),
+    ("use_mps_device", "mps", "true or false"),
+    # not one of the words
+    ("eval_strategy", "sometimes", "one of no, steps, epoch"),
+    ("eval_strategy", "best", "one of no, steps, epoch"),
+    ("eval_strategy", True, "one of no, steps, epoch"),
+    ("eval_strategy", None, "one of no, steps, epoch"),
+    ("eval_strategy", ["steps"], "one of no, steps, epoch"),
+    ("evaluation_strategy", "sometimes", "one of no, steps, epoch"),
+    ("save_strategy", "never", "one of no, steps, epoch, best"),
+    ("logging_strategy", "best", "one of no, steps, epoch"),
+    ("lr_scheduler_type", "zigzag", "one of linear, cosine"),
+    ("lr_scheduler_type", False, "one of linear, cosine"),
+    ("optim", "adamw_hf", "one of adamw_torch, adamw_torch_fused, sgd"),
+    ("train_sampling_strategy", "sorted", "one of random, sequential"),
+    ("log_level", "loud", "one of detail, debug"),
+    ("log_level_replica", 30, "must be text"),
+    ("dataloader_multiprocessing_context", "thread", "one of fork, spawn, forkserver"),
+    ("ddp_backend", "smoke_signals", "one of nccl, gloo, mpi, ccl, xccl"),
+    ("accelerator", "tpu", "one of auto, mps, cuda, xpu, cpu, gpu"),
+    ("accelerator", None, "must be text"),
+    ("log_level", None, "must be text"),
+    ("devices", "two", "Accepted are 'auto', a number"),
+    ("devices", 1.5, "Accepted are 'auto', a number"),
+    ("devices", {}, "Accepted are 'auto', a number"),
+    ("devices", [-1], "Accepted are 'auto', a number"),
+    # text, paths, lists and JSON
+    ("run_name", 7, "must be text"),
+    ("metric_for_best_model", 1, "must be text"),
+    ("metric_for_best_model", ["f1"], "must be text"),
+    ("output_dir", "", PATH),
+    ("output_dir", 5, PATH),
+    ("output_dir", False, PATH),
+    ("output_dir", [], PATH),
+    ("output_dir", b"run", PATH),
+    ("output_dir", "a\0b", PATH),
+    ("output_dir", "\ud800", PATH),
+    ("resume_from_checkpoint", 3, PATH),
+    ("logging_dir", {}, PATH),
+    ("label_names", {"labels": 1}, "a list of names"),
+    ("label_names", [1], "a list of names"),
+    ("report_to", 1, "a list of names"),
+    ("report_to", [None], "a list of names"),
+    ("report_to", False, "a list of names"),
+    ("report_to", "", "a list of names"),
+    ("lr_scheduler_kwargs", "num_cycles=2", "a JSON object"),
+    ("lr_scheduler_kwargs", "[1]", "a dictionary"),
+    ("lr_scheduler_kwargs", [], "a dictionary"),
+    ("lr_scheduler_kwargs", {1: 2}, "a dictionary whose keys are text"),
+    ("activation_checkpointing_kwargs", "{", "a JSON object"),
+    ("activation_checkpointing", "perhaps", "true or false"),
+    # right only together with something else
+    ("dataloader_prefetch_factor", 2, WORKERS),
+    ("dataloader_persistent_workers", True, WORKERS),
+    ("lr_scheduler_type", "reduce_lr_on_plateau", "used with an eval_strategy other than 'no'"),
+    ("save_strategy", "best", "used with an eval_strategy other than 'no'"),
+]
+
+BEST = {"load_best_model_at_end": True}
+EVERY = "save_steps must be a multiple of eval_steps"
+# settings, everything the message has to say
+TOGETHER = [
+    ({"fp16": True, "bf16": True}, ["fp16=True", "bf16=True", "set one of them"]),
+    (BEST, ["eval_strategy='no'", "save_strategy='steps'", "steps or epoch"]),
+    (BEST | {"eval_strategy": "epoch"}, ["eval_strategy='epoch'", "save_strategy='steps'", "the same value"]),
+    (BEST | {"eval_strategy": "steps", "save_strategy": "epoch"}, ["eval_strategy='steps'", "save_strategy='epoch'"]),
+    (BEST | {"save_strategy": "no"}, ["eval_strategy='no'", "save_strategy='no'"]),
+    (BEST | {"eval_strategy": "steps", "eval_steps": 300}, ["save_steps=500", "eval_steps=300", EVERY]),
+    (BEST | {"eval_strategy": "steps", "eval_steps": 0.1}, ["save_steps=500", "eval_steps=0.1", EVERY]),
+    (BEST | {"eval_strategy": "steps", "eval_steps": 0.2, "save_steps": 0.3}, ["save_steps=0.3", "eval_steps=0.2"]),
+    ({"eval_strategy": "steps", "logging_strategy": "no", "logging_steps": 0}, ["eval_steps=0", "above 0"]),
+    (
+        {"evaluation_strategy": "epoch", "eval_strategy": "steps"},
+        ["evaluation_strategy", "Leave out"],
+    ),
+    ({"per_gpu_train_batch_size": 4, "per_device_train_batch_size": 16}, ["per_gpu_train_batch_size", "16", "=4"]),
+    ({"use_mps_device": True, "accelerator": "cuda"}, ["use_mps_device", "accelerator='mps'", "'cuda'", "Leave out"]),
+    ({"warmup_ratio": 0.1, "warmup_steps": -1}, ["warmup_steps=-1", "at least 0"]),
+    ({"warmup_ratio": 1.5}, ["warmup_ratio=1.5", "between 0 and 1"]),
+    ({"warmup_ratio": -0.1}, ["warmup_ratio=-0.1", "between 0 and 1"]),
+    ({"per_gpu_eval_batch_size": 0}, ["per_device_eval_batch_size=0", "at least 1"]),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "accepted"), SINGLE)
+def test_a_bad_value_is_refused_by_name(name, value, accepted):
+    with pytest.raises(ValueError, match=r"is not accepted|not understood") as refusal:
+        TrainingArguments(**{name: value})
+    message = str(refusal.value)
+    assert message.startswith(f"{name}={value!r} ")
+    assert accepted in message
+    assert "\n" not in message
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(("settings", "said"), TOGETHER)
+def test_a_bad_combination_is_refused_with_both_names(settings, said):
+    with pytest.raises(ValueError, match="=") as refusal:
+        TrainingArguments(**settings)
+    message = str(refusal.value)
+    assert [piece for piece in said if piece not in message] == []
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("below", ["", "run", "run/seed-1"])
+def test_a_file_where_the_output_folder_should_be_is_refused(tmp_path, below):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"output_dir=.* must be a folder, .*notes\.txt is a file"):
+        TrainingArguments(output_dir=str(tmp_path / "notes.txt" / below))
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+# field, value, what it becomes: each has one reading only
+ACCEPTED = [
+    ("learning_rate", "2e-5", 2e-5),  # YAML has it as text, for want of a dot
+    ("learning_rate", " 3e-5 ", 3e-5),
+    ("learning_rate", np.float32(0.5), 0.5),
+    ("learning_rate", 1, 1),
+    ("num_train_epochs", "3", 3.0),
+    ("max_steps", "100", 100),
+    ("max_steps", 100.0, 100),
+    ("max_steps", "1e3", 1000),
+    ("max_steps", np.int64(7), 7),
+    ("data_seed", str(2**53 + 1), 2**53 + 1),  # exact, though no float is
+    ("data_seed", np.int64(2**53 + 1), 2**53 + 1),
+    ("eval_strategy", False, "no"),  # YAML's bare no
+    ("save_strategy", False, "no"),
+    ("logging_strategy", False, "no"),
+    ("do_train", "true", True),
+    ("do_train", "No", False),
+    ("do_train", "y", True),
+    ("do_train", 1, True),
+    ("do_train", np.False_, False),
+    ("disable_tqdm", "yes", True),
+    ("logging_steps", 10.0, 10),
+    ("logging_steps", "0.1", 0.1),
+    ("save_total_limit", None, None),
+    ("save_total_limit", "2", 2),
+    ("output_dir", Path("run"), "run"),
+    ("output_dir", None, "trainer_output"),
+    ("resume_from_checkpoint", Path("run/checkpoint-5"), "run/checkpoint-5"),
+    ("resume_from_checkpoint", True, True),
+    ("activation_checkpointing", None, False),
+    ("lr_scheduler_kwargs", '{"num_cycles": 2}', {"num_cycles": 2}),
+    ("lr_scheduler_kwargs", {"num_cycles": 2}, {"num_cycles": 2}),
+    ("label_names", "labels", ["labels"]),
+    ("label_names", ("start", "end"), ["start", "end"]),
+    ("label_names", [], []),
+    ("report_to", None, []),
+    ("report_to", "none", []),
+    ("report_to", ("tensorboard",), ["tensorboard"]),
+    ("devices", [0], [0]),
+    ("devices", 1, 1),
+    ("devices", "0,1", "0,1"),
+    ("devices", None, None),
+    ("max_grad_norm", 0, 0),
+    ("adam_beta1", 0, 0),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "becomes"), ACCEPTED)
+def test_a_value_with_one_reading_is_read(name, value, becomes):
+    held = getattr(TrainingArguments(**{name: value}), name)
+    assert held == becomes
+    assert isinstance(held, type(becomes))
+
+
+def test_a_home_folder_is_expanded(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ada")
+    assert TrainingArguments(output_dir="~/run").output_dir == "/home/ada/run"
+    assert TrainingArguments(output_dir=Path("~/run")).output_dir == "/home/ada/run"
+
+
+def test_saving_less_often_than_evaluating_is_fine_when_it_is_a_multiple():
+    for evaluate, save in ((100, 300), (0.1, 0.3), (0.05, 0.35), (1, 7), (1e-9, 0.5)):
+        settings = {"eval_strategy": "steps", "eval_steps": evaluate, "save_steps": save}
+        assert TrainingArguments(**BEST, **settings).metric_for_best_model == "loss"
+
+
+def test_a_subclass_field_is_left_as_it_is():
+    from dataclasses import dataclass
+
+    @dataclass
+    class MyArguments(TrainingArguments):
+        temperature: float = 1.0
+
+    assert MyArguments(temperature="warm").temperature == "warm"

@@ -1,0 +1,98 @@
+"""The enums stand in for transformers' own, in both directions."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from transformers import trainer_utils
+from transformers import training_args as their_module
+from transformers.trainer_callback import DefaultFlowCallback, TrainerControl, TrainerState
+
+from mps_trainer import TrainingArguments
+from mps_trainer.arguments import choices
+
+PAIRS = [
+    (choices.IntervalStrategy, trainer_utils.IntervalStrategy),
+    (choices.SaveStrategy, trainer_utils.SaveStrategy),
+    (choices.SchedulerType, trainer_utils.SchedulerType),
+    (choices.OptimizerNames, their_module.OptimizerNames),
+]
+MEMBERS = [(ours, theirs[ours.name]) for ours_kind, theirs in PAIRS for ours in ours_kind]
+
+
+@pytest.mark.parametrize(("ours", "theirs"), MEMBERS, ids=lambda member: f"{type(member).__name__}.{member.name}")
+def test_a_member_equals_the_member_of_transformers(ours, theirs):
+    assert ours == theirs
+    assert theirs == ours
+    assert (ours != theirs) is (theirs != ours) is False
+    assert hash(ours) == hash(theirs) == hash(ours.value)
+    assert {ours: 1}[theirs] == {theirs: 1}[ours] == 1
+    assert ours in (theirs,)
+    assert theirs in [ours]
+    assert type(theirs)(ours.value) is theirs
+    assert type(ours)(theirs.value) is ours
+
+
+def test_members_that_differ_in_value_are_not_equal():
+    assert choices.IntervalStrategy.STEPS != trainer_utils.IntervalStrategy.EPOCH
+    assert trainer_utils.SchedulerType.COSINE != choices.SchedulerType.LINEAR
+
+
+@pytest.mark.parametrize("kind", [kind for kind, _ in PAIRS[:2]], ids=lambda kind: kind.__name__)
+def test_the_strategies_are_all_of_transformers(kind):
+    assert [choice.value for choice in kind] == [choice.value for choice in dict(PAIRS)[kind]]
+
+
+def test_parallel_modes_have_the_values_of_transformers():
+    assert all(their_module.ParallelMode[mode.name].value == mode.value for mode in choices.ParallelMode)
+
+
+def test_a_member_is_its_own_text():
+    assert str(choices.SaveStrategy.BEST) == f"{choices.SaveStrategy.BEST}" == "best"
+    assert pickle.loads(pickle.dumps(choices.SaveStrategy.BEST)) is choices.SaveStrategy.BEST
+
+
+def test_the_enums_of_transformers_are_accepted_as_values():
+    args = TrainingArguments(
+        eval_strategy=trainer_utils.IntervalStrategy.EPOCH,
+        save_strategy=trainer_utils.SaveStrategy.BEST,
+        lr_scheduler_type=trainer_utils.SchedulerType.COSINE,
+        optim=their_module.OptimizerNames.SGD,
+    )
+    assert (args.eval_strategy, args.save_strategy, args.lr_scheduler_type, args.optim) == (
+        choices.IntervalStrategy.EPOCH,
+        choices.SaveStrategy.BEST,
+        choices.SchedulerType.COSINE,
+        choices.OptimizerNames.SGD,
+    )
+    assert type(args.optim) is choices.OptimizerNames
+
+
+@pytest.mark.parametrize(
+    ("settings", "step", "expected"),
+    [
+        ({"logging_steps": 2}, 2, (True, False, False)),
+        ({"logging_steps": 2}, 3, (False, False, False)),
+        ({"logging_first_step": True}, 1, (True, False, False)),
+        ({"eval_strategy": "steps", "eval_steps": 3}, 3, (False, True, False)),
+        ({"eval_strategy": "steps", "eval_steps": 3, "eval_delay": 4}, 3, (False, False, False)),
+        ({"save_steps": 5}, 5, (False, False, True)),
+        ({"save_strategy": "no", "save_steps": 5}, 5, (False, False, False)),
+        ({"save_strategy": "epoch", "save_steps": 5}, 5, (False, False, False)),
+    ],
+)
+def test_the_flow_callback_of_transformers_reads_the_strategies_at_each_step(settings, step, expected):
+    args = TrainingArguments(**settings)
+    state = TrainerState(global_step=step, max_steps=100)
+    state.logging_steps, state.eval_steps, state.save_steps = args.logging_steps, args.eval_steps, args.save_steps
+    control = DefaultFlowCallback().on_step_end(args, state, TrainerControl())
+    assert (control.should_log, control.should_evaluate, control.should_save) == expected
+
+
+def test_the_flow_callback_of_transformers_reads_the_strategies_at_each_epoch():
+    args = TrainingArguments(logging_strategy="epoch", eval_strategy="epoch", save_strategy="epoch")
+    control = DefaultFlowCallback().on_epoch_end(args, TrainerState(epoch=1), TrainerControl())
+    assert (control.should_log, control.should_evaluate, control.should_save) == (True, True, True)
+    control = DefaultFlowCallback().on_epoch_end(TrainingArguments(), TrainerState(epoch=1), TrainerControl())
+    assert (control.should_log, control.should_evaluate, control.should_save) == (False, False, False)

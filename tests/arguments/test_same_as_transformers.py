@@ -1,0 +1,195 @@
+"""Names, types, defaults and derived values are those of transformers' own TrainingArguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+
+from mps_trainer import TrainingArguments
+
+# field -> why it is not as in transformers
+DELIBERATE_DEFAULTS = {
+    "output_dir": "the folder that None stands for is the default itself; None is accepted and means it",
+}
+DELIBERATE_TYPES = {
+    "output_dir": "it is never None once the arguments exist",
+    "activation_checkpointing": "true or false once the arguments exist, so that code that reads it need not ask",
+    "gradient_checkpointing": "as activation_checkpointing",
+    "train_sampling_strategy": "an enum, so that a wrong word is argparse's one-line error",
+}
+OURS_ONLY = {
+    "accelerator": "the choice of the device",
+    "devices": "the choice of the device",
+    "overwrite_output_dir": "scripts for earlier releases pass it; the Trainer needs no warning to honour it",
+    "use_mps_device": "deprecated",
+    "no_cuda": "deprecated",
+    "evaluation_strategy": "deprecated",
+    "per_gpu_train_batch_size": "deprecated",
+    "per_gpu_eval_batch_size": "deprecated",
+    "warmup_ratio": "deprecated",
+    "logging_dir": "deprecated",
+}
+# With use_cpu, transformers sets it to False; here the loader leaves it out wherever it has no effect.
+NOT_DERIVED_ALIKE = {"dataloader_pin_memory"}
+
+OURS = {field.name: field for field in dataclasses.fields(TrainingArguments)}
+THEIRS = {field.name: field for field in dataclasses.fields(transformers.TrainingArguments)}
+OUR_HINTS = typing.get_type_hints(TrainingArguments)
+THEIR_HINTS = typing.get_type_hints(transformers.TrainingArguments)
+SHARED = sorted(OURS.keys() & THEIRS.keys())
+
+
+def members(hint) -> set[str]:
+    """The types of a union by bare name: two enums of one name are one type here, and dict is dict[str, Any]."""
+    parts = typing.get_args(hint) if type(None) in typing.get_args(hint) or str in typing.get_args(hint) else (hint,)
+    return {"dict" if typing.get_origin(part) is dict else getattr(part, "__name__", str(part)) for part in parts}
+
+
+@pytest.fixture
+def theirs(monkeypatch):
+    """transformers' arguments as they are on a CPU, where Accelerate need not be installed."""
+    monkeypatch.setattr(transformers.TrainingArguments, "_setup_devices", torch.device("cpu"))
+
+    def make(**settings):
+        args = transformers.TrainingArguments(**settings)
+        args._n_gpu = 0
+        args.distributed_state = None
+        return args
+
+    return make
+
+
+def test_only_the_named_fields_are_not_in_transformers():
+    assert OURS.keys() - THEIRS.keys() == OURS_ONLY.keys()
+    assert len(SHARED) > 50
+
+
+@pytest.mark.parametrize("name", [name for name in SHARED if name not in DELIBERATE_DEFAULTS])
+def test_a_shared_field_has_the_default_of_transformers(name):
+    assert OURS[name].default == THEIRS[name].default
+    assert type(OURS[name].default) is type(THEIRS[name].default)
+
+
+@pytest.mark.parametrize("name", [name for name in SHARED if name not in DELIBERATE_TYPES])
+def test_a_shared_field_has_the_type_of_transformers(name):
+    assert members(OUR_HINTS[name]) == members(THEIR_HINTS[name])
+
+
+def test_the_deliberate_differences_are_the_only_ones_and_still_there():
+    assert {name for name in SHARED if OURS[name].default != THEIRS[name].default} == DELIBERATE_DEFAULTS.keys()
+    assert {name for name in SHARED if members(OUR_HINTS[name]) != members(THEIR_HINTS[name])} == set(DELIBERATE_TYPES)
+
+
+SETTINGS = [
+    {},
+    {"output_dir": "~/run"},
+    {"output_dir": None},
+    {"eval_strategy": "steps"},
+    {"eval_strategy": "steps", "logging_steps": 7},
+    {"eval_strategy": "steps", "eval_steps": 20.0, "save_steps": 40.0, "load_best_model_at_end": True},
+    {"eval_strategy": "steps", "eval_steps": 0.1, "save_steps": 0.3, "load_best_model_at_end": True},
+    {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True},
+    {"eval_strategy": "epoch", "save_strategy": "best", "metric_for_best_model": "accuracy"},
+    {"eval_strategy": "epoch", "lr_scheduler_type": "reduce_lr_on_plateau"},
+    {"metric_for_best_model": "eval_loss"},
+    {"metric_for_best_model": "f1"},
+    {"metric_for_best_model": "f1", "greater_is_better": False},
+    {"activation_checkpointing": True},
+    {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
+    {"activation_checkpointing": False, "gradient_checkpointing": True},
+    {"activation_checkpointing_kwargs": '{"use_reentrant": true}'},
+    {"lr_scheduler_kwargs": '{"num_cycles": 2}', "lr_scheduler_type": "cosine_with_restarts"},
+    {"report_to": "none"},
+    {"report_to": ["none"]},
+    {"report_to": "tensorboard"},
+    {"report_to": ["tensorboard", "wandb"]},
+    {"use_cpu": True, "bf16": True},
+    {"logging_strategy": "epoch", "logging_steps": 0},
+    {"warmup_steps": 0.06, "max_steps": 100, "optim": "sgd"},
+]
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing:FutureWarning")
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: ",".join(settings) or "defaults")
+def test_fields_end_up_as_in_transformers(theirs, settings):
+    ours, reference = TrainingArguments(**settings), theirs(**settings)
+    for name in set(SHARED) - NOT_DERIVED_ALIKE:
+        assert getattr(ours, name) == getattr(reference, name), name
+        if name not in DELIBERATE_TYPES:
+            assert type(getattr(ours, name)).__name__ == type(getattr(reference, name)).__name__, name
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing:FutureWarning")
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: ",".join(settings) or "defaults")
+@pytest.mark.parametrize("method", ["to_dict", "to_sanitized_dict"])
+def test_as_data_they_are_as_in_transformers(theirs, settings, method):
+    ours, reference = (getattr(args, method)() for args in (TrainingArguments(**settings), theirs(**settings)))
+    for name in (reference.keys() & ours.keys()) - NOT_DERIVED_ALIKE:
+        assert ours[name] == reference[name], name
+        assert type(ours[name]) is type(reference[name]), name
+    assert ours.keys() - reference.keys() == OURS_ONLY.keys()
+
+
+def test_sizes_and_devices_on_a_cpu_are_as_in_transformers(theirs):
+    settings = {"use_cpu": True, "per_device_train_batch_size": 3, "per_device_eval_batch_size": 5, "ddp_timeout": 60}
+    ours, reference = TrainingArguments(**settings), theirs(**settings)
+    for name in (
+        "n_gpu",
+        "world_size",
+        "process_index",
+        "local_process_index",
+        "train_batch_size",
+        "eval_batch_size",
+        "should_log",
+        "should_save",
+        "ddp_timeout_delta",
+        "device",
+    ):
+        assert getattr(ours, name) == getattr(reference, name), name
+    assert ours.parallel_mode.value == reference.parallel_mode.value == "not_parallel"
+
+
+@pytest.mark.parametrize("warmup", [0, 0.001, 0.06, 0.5, 0.999, 1, 1.0, 10, 250.0])
+@pytest.mark.parametrize("steps", [1, 7, 100, 12345])
+def test_warmup_steps_are_as_in_transformers(theirs, warmup, steps):
+    ours = TrainingArguments(warmup_steps=warmup).get_warmup_steps(steps)
+    assert ours == theirs(warmup_steps=warmup).get_warmup_steps(steps)
+    assert isinstance(ours, int)
+
+
+RANKS = [(0, 0), (1, 1), (2, 0), (3, 1)]  # two machines with two processes each: rank, local rank
+
+
+@pytest.mark.parametrize("each_node", [True, False])
+@pytest.mark.parametrize(("rank", "local_rank"), RANKS)
+def test_who_logs_and_who_saves_is_as_in_transformers(theirs, each_node, rank, local_rank):
+    settings = {"log_on_each_node": each_node, "save_on_each_node": not each_node, "log_level": "error"}
+    ours, reference = TrainingArguments(**settings), theirs(**settings)
+    place_in_four(ours, reference, rank, local_rank)
+    for name in ("world_size", "process_index", "local_process_index", "should_log", "should_save"):
+        assert getattr(ours, name) == getattr(reference, name), name
+    assert ours.get_process_log_level() == reference.get_process_log_level()
+    assert ours.parallel_mode.value == "distributed"
+
+
+LEVELS = ["detail", "debug", "info", "warning", "error", "critical", "passive"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("rank", "local_rank"), RANKS[:2])
+def test_log_levels_are_as_in_transformers(theirs, level, rank, local_rank):
+    settings = {"log_level": level, "log_level_replica": level}
+    ours, reference = TrainingArguments(**settings), theirs(**settings)
+    place_in_four(ours, reference, rank, local_rank)
+    assert ours.get_process_log_level() == reference.get_process_log_level()
+
+
+def place_in_four(ours, reference, rank, local_rank):
+    numbers = {"world_size": 4, "rank": rank, "local_rank": local_rank}
+    ours.__dict__["decision"] = dataclasses.replace(TrainingArguments(use_cpu=True).decision, **numbers)
+    reference.distributed_state = SimpleNamespace(num_processes=4, process_index=rank, local_process_index=local_rank)

@@ -1,0 +1,142 @@
+"""Two processes on one machine, over gloo on the loopback interface."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+import torch.distributed
+
+import mps_trainer
+from mps_trainer import MachineFacts, TrainingArguments, distributed, resolve
+from mps_trainer.devices import DeviceRequest
+
+PC = MachineFacts(torch_version="2.13.0", world_size=2, rank=0, local_rank=0, local_world_size=2)
+
+MAIN_PROCESS_FIRST = """
+import json, os, sys, time
+from mps_trainer import TrainingArguments
+
+folder = sys.argv[1]
+args = TrainingArguments(use_cpu=True, ddp_backend="gloo", ddp_timeout=60)
+main = args.process_index == 0
+seen = []
+for number, local in enumerate((True, False)):
+    done = os.path.join(folder, f"done-{number}")
+    with args.main_process_first(local=local, desc="work"):
+        if main:
+            time.sleep(0.5)
+            open(done, "w").close()
+        seen.append(os.path.exists(done))
+failed = os.path.join(folder, "failed")
+try:
+    with args.main_process_first():
+        if main:
+            open(failed, "w").close()
+            raise KeyError("the main process fails in its block")
+        seen.append(os.path.exists(failed))
+except KeyError:
+    seen.append(True)
+report = {
+    "seen": seen,
+    "backend": __import__("torch").distributed.get_backend(),
+    "device": str(args.device),
+    "numbers": [args.world_size, args.process_index, args.local_process_index],
+    "main": [args.should_log, args.should_save],
+    "mode": args.parallel_mode.value,
+}
+with open(os.path.join(folder, f"report-{args.process_index}.json"), "w") as file:
+    json.dump(report, file)
+__import__("torch").distributed.destroy_process_group()
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def start(rank: int, port: int, folder) -> subprocess.Popen:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.path.dirname(os.path.dirname(mps_trainer.__file__)),
+        "OMP_NUM_THREADS": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    command = [sys.executable, "-c", MAIN_PROCESS_FIRST, str(folder)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_the_main_process_does_its_block_first_and_releases_the_others_even_when_it_fails(tmp_path):
+    port = free_port()
+    processes = [start(rank, port, tmp_path) for rank in range(2)]
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    for rank in range(2):
+        assert json.loads((tmp_path / f"report-{rank}.json").read_text()) == {
+            "seen": [True, True, True],
+            "backend": "gloo",
+            "device": "cpu",
+            "numbers": [2, rank, rank],
+            "main": [rank == 0, rank == 0],
+            "mode": "distributed",
+        }
+
+
+@pytest.fixture
+def joined(monkeypatch):
+    """What would have been joined: a process group cannot be joined by one process alone."""
+    calls = []
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *args, **kwargs: calls.append((args, kwargs)))
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("facts", "backend", "expected"),
+    [
+        (PC, None, "gloo"),
+        (PC, "mpi", "mpi"),
+        (replace(PC, cuda_built=True, cuda_count=2), None, "nccl"),
+        (replace(PC, cuda_built=True, cuda_count=2), "gloo", "gloo"),
+        (replace(PC, xpu_built=True, xpu_count=2), None, "xccl"),
+    ],
+)
+def test_the_backend_follows_the_device_unless_it_is_named(joined, facts, backend, expected):
+    decision = resolve(DeviceRequest(ddp_backend=backend), facts)
+    distributed.init_process_group(decision, backend, timedelta(seconds=9))
+    assert joined == [((expected,), {"timeout": timedelta(seconds=9)})]
+
+
+def test_the_process_group_comes_with_the_device_and_not_before(joined, monkeypatch):
+    monkeypatch.setattr("mps_trainer.training_args.gather_facts", lambda: PC)
+    args = TrainingArguments(ddp_timeout=60)
+    assert (args.world_size, args.should_save, joined) == (2, True, [])
+    assert (str(args.device), str(args.device)) == ("cpu", "cpu")
+    assert joined == [(("gloo",), {"timeout": timedelta(minutes=1)})]
+
+
+def test_a_process_group_that_exists_is_used_as_it_is(joined, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    distributed.init_process_group(resolve(DeviceRequest(), PC), None, timedelta(seconds=9))
+    assert joined == []
+
+
+@pytest.mark.parametrize(("is_first", "order"), [(True, ["block", "barrier"]), (False, ["barrier", "block"])])
+def test_the_barrier_stands_before_the_block_of_the_others_and_after_that_of_the_first(monkeypatch, is_first, order):
+    events = []
+    monkeypatch.setattr(torch.distributed, "barrier", lambda: events.append("barrier"))
+    with distributed.first(is_first, "work"):
+        events.append("block")
+    assert events == order

@@ -1,0 +1,275 @@
+"""TrainingArguments: no device, folder or torch until asked; then one decision, and what follows from it."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import warnings
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+import mps_trainer.training_args
+from mps_trainer import DeviceUnavailableError, MachineFacts, TrainingArguments
+
+MAC = MachineFacts(
+    system="Darwin",
+    os_version="15.1",
+    machine="arm64",
+    torch_version="2.13.0",
+    mps_built=True,
+    mps_available=True,
+    mps_allocation_ok=True,
+)
+PC = MachineFacts(torch_version="2.13.0")
+CUDA = replace(PC, cuda_built=True, cuda_count=2)
+TWO_PROCESSES = {"world_size": 2, "rank": 1, "local_rank": 1, "local_world_size": 2}
+
+
+@dataclass
+class Extended(TrainingArguments):
+    extra: int = 1
+
+
+@pytest.fixture
+def on_machine(monkeypatch):
+    """Lets the arguments see another machine; the list that comes back has an entry for each look at it."""
+
+    def put(facts: MachineFacts) -> list[MachineFacts]:
+        looks: list[MachineFacts] = []
+
+        def gather() -> MachineFacts:
+            looks.append(facts)
+            return facts
+
+        monkeypatch.setattr(mps_trainer.training_args, "gather_facts", gather)
+        return looks
+
+    return put
+
+
+# Nothing before it is asked for
+
+
+NOTHING_HAPPENS = """
+import os, sys
+before = sorted(os.listdir("."))
+from mps_trainer import TrainingArguments
+args = TrainingArguments("run", eval_strategy="steps", lr_scheduler_type="cosine", report_to="all", bf16=True)
+args.to_json_string(), repr(args), args.to_sanitized_dict(), args.get_warmup_steps(10), args.train_batch_size
+heavy = [name for name in ("torch", "transformers", "numpy", "datasets") if name in sys.modules]
+assert not heavy, heavy
+assert "decision" not in vars(args) and "device" not in vars(args)
+assert sorted(os.listdir(".")) == before == []
+args.device
+assert "torch" in sys.modules and "transformers" not in sys.modules
+assert sorted(os.listdir(".")) == []
+"""
+
+
+def test_building_the_arguments_imports_no_torch_touches_no_device_and_makes_no_folder(tmp_path):
+    package = os.path.dirname(os.path.dirname(mps_trainer.__file__))
+    environment = {**os.environ, "PYTHONPATH": package}
+    result = subprocess.run(
+        [sys.executable, "-c", NOTHING_HAPPENS], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_building_the_arguments_does_not_look_at_the_machine(on_machine):
+    looks = on_machine(MAC)
+    args = TrainingArguments(ddp_backend="nccl", accelerator="cuda", devices=4)
+    assert (args.train_batch_size, args.to_dict()["devices"], looks) == (8, 4, [])
+
+
+# The device
+
+
+def test_the_device_is_decided_on_first_access_once_and_logged_once(on_machine, caplog):
+    looks = on_machine(MAC)
+    caplog.set_level(logging.INFO, "mps_trainer")
+    args = TrainingArguments()
+    assert caplog.records == []
+    assert args.device == args.device == torch.device("mps")
+    assert (args.n_gpu, args.world_size, args.process_index, args.should_save) == (1, 1, 0, True)
+    assert looks == [MAC]
+    (record,) = caplog.records
+    assert record.levelname == "INFO"
+    assert record.getMessage().startswith("Training runs on mps: ")
+    assert "not cpu: available" in record.getMessage()
+
+
+def test_a_note_is_a_warning(on_machine, caplog):
+    on_machine(CUDA)
+    assert TrainingArguments().device == torch.device("cuda:0")
+    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "torchrun" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("facts", "settings", "device", "n_gpu"),
+    [
+        (MAC, {}, "mps", 1),
+        (MAC, {"use_cpu": True}, "cpu", 0),
+        (MAC, {"accelerator": "cpu"}, "cpu", 0),
+        (MAC, {"accelerator": "mps", "devices": [0]}, "mps", 1),
+        (MAC, {"devices": "1"}, "mps", 1),
+        (MAC, {"use_cpu": True, "ddp_backend": "gloo"}, "cpu", 0),
+        (PC, {}, "cpu", 0),
+        (CUDA, {}, "cuda:0", 1),
+        (CUDA, {"devices": [1]}, "cuda:1", 1),
+        (CUDA, {"use_cpu": True}, "cpu", 0),
+    ],
+)
+def test_what_is_asked_for_reaches_the_decision(on_machine, facts, settings, device, n_gpu):
+    on_machine(facts)
+    args = TrainingArguments(**settings)
+    assert (args.device, args.n_gpu) == (torch.device(device), n_gpu)
+    assert args.parallel_mode.value == "not_parallel"
+
+
+def test_use_mps_device_takes_mps_where_it_can_run(on_machine):
+    on_machine(MAC)
+    with pytest.warns(FutureWarning, match="use_mps_device"):
+        args = TrainingArguments(use_mps_device=True)
+    assert args.device == torch.device("mps")
+
+
+@pytest.mark.parametrize("facts", [PC, CUDA, replace(MAC, mps_allocation_ok=False, mps_available=False)])
+def test_use_mps_device_is_never_a_quiet_run_on_something_else(on_machine, facts):
+    on_machine(facts)
+    with pytest.warns(FutureWarning, match="use_mps_device"):
+        args = TrainingArguments(use_mps_device=True)
+    with pytest.raises(DeviceUnavailableError, match=r"cannot run here.*What to do: "):
+        _ = args.device
+    with pytest.raises(DeviceUnavailableError):  # still, on the second try
+        _ = args.n_gpu
+
+
+@pytest.mark.parametrize("facts", [PC, MAC])
+def test_the_cpu_wins_over_use_mps_device(on_machine, facts):
+    on_machine(facts)
+    with pytest.warns(FutureWarning, match="use_mps_device"):
+        args = TrainingArguments(use_mps_device=True, use_cpu=True)
+    assert args.device == torch.device("cpu")
+
+
+# Several processes
+
+
+BOTH_WAYS_ON = r"(?s)mps.*plain python.*use_cpu=True with ddp_backend='gloo'"
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl", "mpi", "ccl"])
+@pytest.mark.parametrize("accelerator", ["auto", "mps"])
+def test_a_backend_on_mps_is_refused_with_two_ways_on_when_the_device_is_asked_for(on_machine, backend, accelerator):
+    looks = on_machine(MAC)
+    args = TrainingArguments(ddp_backend=backend, accelerator=accelerator)
+    assert looks == []
+    with pytest.raises(ValueError, match=BOTH_WAYS_ON) as refusal:
+        _ = args.device
+    assert f"ddp_backend={backend!r}" in str(refusal.value)
+
+
+@pytest.mark.parametrize("asked", ["device", "world_size", "n_gpu", "should_save", "parallel_mode"])
+def test_a_launcher_on_mps_is_refused_with_two_ways_on_when_the_device_is_asked_for(on_machine, asked):
+    on_machine(replace(MAC, **TWO_PROCESSES))
+    args = TrainingArguments()
+    with pytest.raises(ValueError, match=BOTH_WAYS_ON) as refusal:
+        getattr(args, asked)
+    assert "WORLD_SIZE=2" in str(refusal.value)
+
+
+def test_main_process_first_on_mps_under_a_launcher_is_refused_too(on_machine):
+    on_machine(replace(MAC, **TWO_PROCESSES))
+    with pytest.raises(ValueError, match=BOTH_WAYS_ON), TrainingArguments().main_process_first():
+        pytest.fail("the block must not run")
+
+
+def test_the_variables_of_torchrun_are_read_from_the_environment(monkeypatch):
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    args = TrainingArguments(use_cpu=True)
+    assert (args.world_size, args.process_index, args.local_process_index) == (2, 1, 1)
+    assert (args.should_log, args.should_save, args.parallel_mode.value) == (False, False, "distributed")
+
+
+def test_main_process_first_is_nothing_in_one_process(on_machine):
+    on_machine(PC)
+    with TrainingArguments().main_process_first(desc="nothing"):
+        assert not torch.distributed.is_initialized()
+
+
+# Copies
+
+
+@pytest.mark.parametrize("kind", [TrainingArguments, Extended])
+@pytest.mark.parametrize("decided", [False, True])
+@pytest.mark.parametrize(
+    "duplicate",
+    [copy.copy, copy.deepcopy, lambda args: pickle.loads(pickle.dumps(args))],
+    ids=["copy", "deep", "pickle"],
+)
+def test_the_arguments_can_be_copied_before_and_after_the_device_is_known(kind, decided, duplicate):
+    args = kind("run", use_cpu=True, lr_scheduler_kwargs={"num_cycles": 2}, eval_strategy="epoch", label_names=["y"])
+    if decided:
+        _ = args.device
+    twin = duplicate(args)
+    assert twin == args
+    assert type(twin) is kind
+    assert twin.eval_strategy is args.eval_strategy
+    assert twin.device == torch.device("cpu")
+
+
+def test_a_deep_copy_shares_nothing():
+    args = TrainingArguments(lr_scheduler_kwargs={"num_cycles": 2})
+    copy.deepcopy(args).lr_scheduler_kwargs["num_cycles"] = 3
+    assert args.lr_scheduler_kwargs == {"num_cycles": 2}
+
+
+def test_activation_checkpointing_can_be_switched_off_in_a_copy():
+    for name in ("gradient_checkpointing", "activation_checkpointing"):
+        args = TrainingArguments(**{name: True})
+        assert (args.gradient_checkpointing, args.activation_checkpointing) == (True, True)
+        off = replace(args, activation_checkpointing=False)
+        assert (off.gradient_checkpointing, off.activation_checkpointing) == (False, False)
+
+
+def test_a_new_choice_of_device_in_a_copy_is_decided_anew(on_machine):
+    on_machine(MAC)
+    args = TrainingArguments()
+    assert args.device == torch.device("mps")
+    assert replace(args, use_cpu=True).device == torch.device("cpu")
+
+
+# As data
+
+
+def test_tokens_are_not_written_down():
+    @dataclass
+    class WithToken(TrainingArguments):
+        hub_token: str | None = None
+
+    args = WithToken(hub_token="secret")
+    for text in (args.to_json_string(), str(args.to_sanitized_dict()), TrainingArguments.__str__(args)):
+        assert "secret" not in text
+        assert "<HUB_TOKEN>" in text
+
+
+def test_settings_that_json_lacks_become_text():
+    args = TrainingArguments(lr_scheduler_kwargs={"dtype": torch.float32})
+    assert '"dtype": "torch.float32"' in args.to_json_string()
+
+
+def test_printed_arguments_have_a_line_for_each_field():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lines = str(TrainingArguments("run")).splitlines()
+    assert lines[0] == "TrainingArguments("
+    assert "output_dir='run'," in lines
+    assert lines[1:-1] == sorted(lines[1:-1])
