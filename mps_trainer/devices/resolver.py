@@ -25,11 +25,12 @@ ACCEPTED = ("auto", *ACCELERATORS, "gpu")
 class DeviceRequest:
     """What the user asked for.
 
-    accelerator: "auto" (the first usable of mps, cuda, xpu, cpu), "gpu" (the same without cpu), or one of "mps",
-        "cuda", "xpu", "cpu".
-    devices: "auto", a number, -1 for all, or a list of indices. One process trains on one device.
-    use_cpu: train on the CPU whatever the machine has; goes before `accelerator`.
-    ddp_backend: backend of torch.distributed; None leaves it to the device.
+    Args:
+        accelerator: "auto" (the first usable of mps, cuda, xpu, cpu), "gpu" (the same without cpu), or one of "mps",
+            "cuda", "xpu", "cpu".
+        devices: "auto", a number, -1 for all, or a list of indices. One process trains on one device.
+        use_cpu: train on the CPU whatever the machine has; goes before `accelerator`.
+        ddp_backend: backend of torch.distributed; None leaves it to the device.
     """
 
     accelerator: str = "auto"

@@ -1,0 +1,111 @@
+"""The directive `arguments-table`: the fields of `TrainingArguments` as they are when the pages are built.
+
+`arguments-table` with the word `current` gives one table for each group of fields, with `deprecated` one table of the
+names that are going away and what to write instead. Only the directive needs Sphinx; `groups()` and `deprecated()`
+are plain functions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from docutils import nodes
+from docutils.parsers.rst import Directive
+
+from mps_trainer.arguments.deprecated import DeprecatedArguments
+from mps_trainer.training_args import TrainingArguments
+
+_PREFIX = "Deprecated: "
+
+
+@dataclass(frozen=True)
+class Row:
+    """One field: its name, its type and default as one writes them in Python, and its help."""
+
+    name: str
+    type: str
+    default: str
+    help: str
+
+
+def groups() -> dict[str, list[Row]]:
+    """The fields that are not deprecated, by the subject of the module that declares them, in its order."""
+    bases = [base for base in reversed(TrainingArguments.__bases__) if base is not DeprecatedArguments]
+    return {_subject(base): [_row(field) for field in dataclasses.fields(base)] for base in bases}
+
+
+def deprecated() -> list[Row]:
+    """The deprecated fields; `help` is what to use instead.
+
+    Raises ValueError for one whose help does not say so.
+    """
+    rows = [_row(field) for field in dataclasses.fields(DeprecatedArguments)]
+    for row in rows:
+        if not row.help.startswith(_PREFIX):
+            raise ValueError(f"The help of {row.name} has to begin with {_PREFIX!r}, and then name what replaces it.")
+    return [dataclasses.replace(row, help=row.help.removeprefix(_PREFIX)) for row in rows]
+
+
+def _subject(base: type) -> str:
+    """The first line of the docstring of the module that declares the group."""
+    return (sys.modules[base.__module__].__doc__ or base.__name__).strip().splitlines()[0].rstrip(".")
+
+
+def _row(field: dataclasses.Field[Any]) -> Row:
+    # The annotation as its author wrote it: resolved, an enum would show where it lives and not what it is.
+    return Row(field.name, str(field.type), repr(field.default), field.metadata["help"])
+
+
+class ArgumentsTable(Directive):
+    """`{arguments-table} current` or `{arguments-table} deprecated`."""
+
+    required_arguments = 1
+    has_content = False
+    sets: ClassVar[tuple[str, ...]] = ("current", "deprecated")
+
+    def run(self) -> list[nodes.Node]:
+        which = self.arguments[0]
+        if which not in self.sets:
+            raise self.error(f"arguments-table takes one of {', '.join(self.sets)}, not {which!r}.")
+        if which == "deprecated":
+            return [_table([(row.name, row.help) for row in deprecated()], ("Argument", "Use instead"), (30, 70))]
+        out: list[nodes.Node] = []
+        for subject, rows in groups().items():
+            out.append(nodes.rubric(text=subject))
+            cells = [(row.name, row.type, row.default, row.help) for row in rows]
+            out.append(_table(cells, ("Argument", "Type", "Default", "What it does"), (24, 18, 14, 44)))
+        return out
+
+
+def _table(rows: list[tuple[str, ...]], head: tuple[str, ...], widths: tuple[int, ...]) -> nodes.table:
+    """All columns but the last are code."""
+    group = nodes.tgroup(cols=len(head))
+    group += [nodes.colspec(colwidth=width) for width in widths]
+    header, body = nodes.thead(), nodes.tbody()
+    header += _cells([nodes.Text(text) for text in head])
+    for row in rows:
+        body += _cells([*(nodes.literal(text=text) for text in row[:-1]), nodes.Text(row[-1])])
+    group += [header, body]
+    table = nodes.table()
+    table += group
+    return table
+
+
+def _cells(content: list[nodes.Node]) -> nodes.row:
+    row = nodes.row()
+    for node in content:
+        paragraph, entry = nodes.paragraph(), nodes.entry()
+        paragraph += node
+        entry += paragraph
+        row += entry
+    return row
+
+
+def setup(app: Any) -> dict[str, Any]:
+    app.add_directive("arguments-table", ArgumentsTable)
+    # Not a file that Sphinx watches: a changed field has to rebuild the page even so.
+    app.connect("env-get-outdated", lambda *_: ["arguments"])
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,27 @@
+"""Sphinx configuration. Build with `sphinx-build -W docs docs/_build/html`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]
+
+from mps_trainer.version import __version__  # noqa: E402
+
+project = "mps_trainer"
+author = "the mps_trainer authors"
+copyright = author
+version = release = __version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "arguments_table"]
+exclude_patterns = ["_build", "_ext"]
+html_theme = "furo"
+html_title = f"mps_trainer {__version__}"
+
+myst_heading_anchors = 3
+autodoc_typehints = "none"  # the signature has them in full already in the source; the text says what they mean
+autodoc_member_order = "bysource"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False

@@ -1,0 +1,1 @@
+"""README and the documentation say what is true."""

@@ -1,0 +1,57 @@
+"""README and the documentation as their blocks of code and text, each with the label in the comment before it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+_LABEL = re.compile(r"<!-- (\w+): ([\w-]+) -->")
+_FENCE = re.compile(r"```(\{?[\w-]*\}?)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block. `kind` and `label` come from a comment `<!-- kind: label -->` on the line before it."""
+
+    page: str
+    line: int
+    language: str
+    kind: str
+    label: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def blocks_of(page: Path) -> list[Block]:
+    found: list[Block] = []
+    lines = iter(enumerate(page.read_text(encoding="utf-8").splitlines(), start=1))
+    previous = ""
+    for number, line in lines:
+        if (fence := _FENCE.match(line)) is not None:
+            label = _LABEL.fullmatch(previous)
+            kind, name = label.groups() if label else ("", "")
+            body = []
+            for _, inside in lines:
+                if inside == "```":
+                    break
+                body.append(inside)
+            found.append(Block(str(page.relative_to(ROOT)), number, fence[1], kind, name, "\n".join(body)))
+        previous = line
+    return found
+
+
+def all_blocks(language: str = "", kind: str = "") -> list[Block]:
+    """Those of one language or one kind, or of both."""
+    blocks = [block for page in PAGES for block in blocks_of(page)]
+    return [b for b in blocks if b.language == (language or b.language) and b.kind == (kind or b.kind)]
+
+
+def one_line(text: str) -> str:
+    """A message as it is printed; in the pages it is wrapped."""
+    return " ".join(text.split())

@@ -1,0 +1,157 @@
+"""How to get each message of the page on troubleshooting, by its label; run each in a folder of its own."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset
+
+from mps_trainer import DeviceRequest, MachineFacts, Trainer, TrainingArguments, resolve
+
+from .machines import MACHINES, ROSETTA, mac, mac_without_mps
+
+PROVOCATIONS: dict[str, Callable[[], str]] = {}
+
+
+def provokes(label: str) -> Callable[[Callable[[], object]], Callable[[], object]]:
+    """Registers a function that has to raise; the message is what it raises."""
+
+    def register(function: Callable[[], object]) -> Callable[[], object]:
+        def message() -> str:
+            try:
+                function()
+            except Exception as error:
+                return str(error)
+            raise AssertionError(f"{label} was not refused")
+
+        PROVOCATIONS[label] = message
+        return function
+
+    return register
+
+
+# Devices: a request and a machine are enough.
+
+MPS = DeviceRequest(accelerator="mps")
+REFUSED: dict[str, tuple[DeviceRequest, MachineFacts]] = {
+    "rosetta": (MPS, ROSETTA),
+    "rosetta-without-torch": (
+        DeviceRequest(),
+        mac_without_mps(
+            machine="x86_64",
+            rosetta=True,
+            python_executable="/usr/local/bin/python3",
+            torch_version=None,
+            mps_built=False,
+            fallback_when_torch_loaded=None,
+        ),
+    ),
+    "old-macos": (MPS, MACHINES["old-macos"]),
+    "virtual-mac": (MPS, MACHINES["virtual-mac"]),
+    "without-mps": (MPS, mac_without_mps(mps_built=False)),
+    "no-metal": (MPS, mac_without_mps()),
+    "launcher-on-mps": (DeviceRequest(), mac(world_size=2, rank=0, local_rank=0)),
+    "backend-on-mps": (DeviceRequest(ddp_backend="gloo"), mac()),
+    "two-mps-devices": (DeviceRequest(accelerator="mps", devices=2), mac()),
+}
+for name, (request, facts) in REFUSED.items():
+    provokes(name)(lambda request=request, facts=facts: resolve(request, facts))
+
+PROVOCATIONS["late-fallback"] = lambda: resolve(DeviceRequest(), MACHINES["late-fallback"]).notes[0]
+
+
+# Everything else: a model of one weight, and its data.
+
+
+class Line(torch.nn.Module):
+    """loss = (weight * x - labels)^2; without labels no loss."""
+
+    def __init__(self, weights: int = 1) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(weights))
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        guess = (self.weight * x.float()[..., None]).sum(-1)
+        return {"guess": guess} if labels is None else {"loss": (guess - labels).square().mean(), "guess": guess}
+
+
+ROWS = [{"x": i, "labels": 2 * i} for i in range(4)]
+
+
+def trainer(rows: Any = ROWS, model: torch.nn.Module | None = None, **settings: Any) -> Trainer:
+    eval_dataset = settings.pop("eval_dataset", None)
+    args = TrainingArguments(
+        **{"output_dir": "out", "use_cpu": True, "disable_tqdm": True, "max_steps": 1, **settings}
+    )
+    return Trainer(model or Line(), args, train_dataset=rows, eval_dataset=eval_dataset)
+
+
+@provokes("processes")
+def _() -> None:
+    variables = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        trainer()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+provokes("not-accepted")(lambda: TrainingArguments(eval_strategy="step"))
+provokes("two-precisions")(lambda: TrainingArguments(fp16=True, bf16=True))
+provokes("best-without-saving")(lambda: TrainingArguments(load_best_model_at_end=True, eval_strategy="epoch"))
+provokes("no-eval-dataset")(lambda: trainer(eval_strategy="epoch"))
+
+
+@provokes("unknown-metric")
+def _() -> None:
+    trainer(eval_dataset=ROWS, eval_strategy="steps", eval_steps=1, metric_for_best_model="f1").train()
+
+
+def _deprecated() -> str:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        TrainingArguments(evaluation_strategy="epoch")
+    return str(caught[0].message)
+
+
+PROVOCATIONS["deprecated"] = _deprecated
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from ROWS
+
+
+class Table(list):
+    """As much of a `datasets.Dataset` as the choice of columns looks at."""
+
+    column_names = ("sentence", "idx")
+
+    def remove_columns(self, names: list[str]) -> Table:
+        raise AssertionError("nothing would be left")
+
+
+provokes("no-column")(lambda: trainer(Table(ROWS)).train())
+provokes("no-loss")(lambda: trainer([{"x": 1}, {"x": 2}]).train())
+provokes("no-length")(lambda: trainer(Stream(), max_steps=-1).train())
+provokes("empty-dataset")(lambda: trainer([]).train())
+provokes("no-such-checkpoint")(lambda: trainer().train(resume_from_checkpoint="out/checkpoint-500"))
+provokes("no-checkpoint")(lambda: trainer().train(resume_from_checkpoint=True))
+
+
+@provokes("other-model")
+def _() -> None:
+    trainer(save_steps=1).train()
+
+    class Other(Line):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = torch.nn.Parameter(torch.zeros(1))
+
+    trainer(model=Other(), max_steps=2).train(resume_from_checkpoint=True)

@@ -1,0 +1,27 @@
+"""Python in README and the documentation runs, page by page, from top to bottom."""
+
+from __future__ import annotations
+
+import pytest
+
+from .pages import ROOT, all_blocks
+
+PAGES = sorted({block.page for block in all_blocks("python")})
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_python_of_a_page_runs(page, bert, sentences, tmp_path, monkeypatch):
+    from mps_trainer import Trainer, TrainingArguments
+
+    monkeypatch.chdir(tmp_path)
+    # The names that the pages take as given.
+    names = {
+        "model": bert,
+        "args": TrainingArguments(output_dir="out"),
+        "train_dataset": sentences,
+        "eval_dataset": sentences[:4],
+        "Trainer": Trainer,
+    }
+    for block in (block for block in all_blocks("python") if block.page == page):
+        # Blank lines before it, so that a traceback names the line of the page.
+        exec(compile("\n" * block.line + block.text, ROOT / page, "exec"), names)
