@@ -86,7 +86,7 @@ def _from_file(file: str, model: ModelArguments) -> Dataset:
     if kind == "csv" and len(Path(file).read_bytes().strip().splitlines()) < 2:
         raise UserError(f"{file} has no row of data under its header.")
     try:
-        return load_dataset(kind, data_files={"all": file}, cache_dir=model.cache_dir, split="all")
+        return load_dataset(kind, data_files={"train": file}, cache_dir=model.cache_dir, split="train")
     except (OSError, ValueError, DatasetsError) as error:
         raise UserError(f"{file} cannot be read as {kind}: {first_line(error.__cause__ or error)}") from error
 
