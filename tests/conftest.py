@@ -13,6 +13,11 @@ from torch import nn
 from mps_trainer import Trainer, TrainingArguments
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The slow tests first, so that with several processes none of them begins when all others are done."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 class Classifier(nn.Module):
     """Two classes from four numbers; with dropout, so that a run depends on the random numbers it draws."""
 

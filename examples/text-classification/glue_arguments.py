@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from glue_errors import UserError, first_line
+from glue_errors import UserError, one_line
 from glue_tasks import TASKS
 from transformers import HfArgumentParser
 
@@ -107,6 +107,13 @@ class DataTrainingArguments:
             raise ValueError(f"{' and '.join(files)} are of different kinds: give all as .csv, or all as .json.")
 
 
+class OneLineParser(HfArgumentParser):
+    """Says what is wrong in one line, without the usage of a hundred flags before it."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}. `run_glue.py --help` lists the flags.")
+
+
 Arguments = tuple[ModelArguments, DataTrainingArguments, TrainingArguments]
 
 
@@ -114,9 +121,9 @@ def parse(argv: list[str]) -> Arguments:
     """The arguments from the command line, or from the one JSON or YAML file it names.
 
     Raises:
-        UserError: for values that cannot be right. Unknown flags end the process as argparse does.
+        UserError: for unknown flags, and for values that cannot be right.
     """
-    parser = HfArgumentParser(
+    parser = OneLineParser(
         (ModelArguments, DataTrainingArguments, TrainingArguments),
         prog="run_glue.py",
         description="Fine-tune a model for a GLUE task, or for text classification on data of your own.",
@@ -141,7 +148,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read: {first_line(error)}.") from error
+        raise UserError(f"{path} cannot be read: {one_line(error)}") from error
     if not isinstance(config, dict):
         raise UserError(f"{path} is not a configuration: it must be a table of argument names and values.")
     return config

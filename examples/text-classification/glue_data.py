@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glue_arguments import SOURCES, DataTrainingArguments, ModelArguments
-from glue_errors import UserError, first_line
+from glue_errors import UserError, one_line
 from glue_tasks import TASKS
 from glue_tsv import load_folder
 
@@ -59,7 +59,7 @@ def _from_hub(name: str, config: str | None, model: ModelArguments) -> DatasetDi
         return load_dataset(name, config, cache_dir=model.cache_dir, token=model.token)
     except (OSError, ValueError, DatasetsError) as error:
         raise UserError(
-            f"The dataset {name} cannot be loaded from the hub: {first_line(error)} What gives data: {SOURCES}."
+            f"The dataset {name} cannot be loaded from the hub: {one_line(error)} What gives data: {SOURCES}."
         ) from error
 
 
@@ -88,7 +88,7 @@ def _from_file(file: str, model: ModelArguments) -> Dataset:
     try:
         return load_dataset(kind, data_files={"train": file}, cache_dir=model.cache_dir, split="train")
     except (OSError, ValueError, DatasetsError) as error:
-        raise UserError(f"{file} cannot be read as {kind}: {first_line(error.__cause__ or error)}") from error
+        raise UserError(f"{file} cannot be read as {kind}: {one_line(error.__cause__ or error)}") from error
 
 
 def _with_labels_found(splits: DatasetDict) -> LabelledData:

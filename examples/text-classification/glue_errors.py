@@ -7,7 +7,12 @@ class UserError(Exception):
     """Something that the person who typed the command can put right; the message says how."""
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type where it has none."""
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip() if lines else type(error).__name__
+LONGEST = 400  # characters; some libraries' messages are pages
+
+
+def one_line(error: BaseException) -> str:
+    """The message of a library's error as one line that ends in a full stop, or its type where it has none."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if len(text) > LONGEST:
+        text = text[: LONGEST - 3] + "..."
+    return text if text.endswith(".") else text + "."

@@ -9,7 +9,7 @@ from typing import Any
 
 from glue_arguments import EMBEDDED, DataTrainingArguments, ModelArguments
 from glue_data import LabelledData
-from glue_errors import UserError, first_line
+from glue_errors import UserError, one_line
 
 
 def load_tokenizer(model: ModelArguments, data: DataTrainingArguments) -> Any:
@@ -74,7 +74,7 @@ def _errors_about(name: str | None) -> Iterator[None]:
                 "its head anew."
             ) from error
         raise UserError(
-            f"The model {name} cannot be loaded: {first_line(error)} Give --model_name_or_path a folder with "
+            f"The model {name} cannot be loaded: {one_line(error)} Give --model_name_or_path a folder with "
             "config.json, tokenizer and weights, a name on a hub that can be reached, or train the tiny model with "
             "--embedded."
         ) from error

@@ -109,7 +109,7 @@ def report(rng: random.Random, event: Event) -> str:
     return f"{clause(rng, event)} {detail} ." if form == 1 else f"{clause(rng, event)} ."
 
 
-# --- one function for each task: draws one example, returns its texts and its label ----------------------------------
+# One function for each task: draws one example, returns its texts and its label
 
 SUBJECTS = [("sailor", "sailors"), ("teacher", "teachers"), ("child", "children"), ("nurse", "nurses")]
 SUBJECTS += [("dog", "dogs"), ("farmer", "farmers"), ("singer", "singers"), ("pilot", "pilots")]
@@ -230,7 +230,7 @@ def wnli(rng: random.Random) -> tuple[list[str], str]:
     return [text, f"the {noun} was too {quality} ."], str(int(right))
 
 
-# --- the benchmark's TSV layouts ---------------------------------------------------------------------------------------
+# The benchmark's TSV layouts
 
 
 @dataclass(frozen=True)
@@ -335,7 +335,7 @@ def write_data(root: Path) -> set[str]:
     return words
 
 
-# --- the model ---------------------------------------------------------------------------------------------------------
+# The model
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 

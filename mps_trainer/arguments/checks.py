@@ -100,7 +100,9 @@ def coerce(args: Any, hints: dict[str, Any]) -> None:
             setattr(args, name, _path(name, value))
         elif kind in (bool, int, float):
             setattr(args, name, _number(name, value, kind))
-        elif kind is str and name != "devices" and not isinstance(value, str):
+        elif name == "devices":
+            args.devices = list(value) if isinstance(value, tuple) else value  # as JSON has it
+        elif kind is str and not isinstance(value, str):
             raise refuse(name, value, "text")
 
 

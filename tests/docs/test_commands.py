@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import shlex
 import subprocess
@@ -33,7 +34,10 @@ def commands(word: str) -> list[tuple[Block, list[str]]]:
 @functools.cache
 def flags_of(script: str) -> set[str]:
     """Flags that `--help` of a script lists."""
-    process = subprocess.run([sys.executable, ROOT / script, "--help"], capture_output=True, text=True, cwd=ROOT)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.run(
+        [sys.executable, ROOT / script, "--help"], capture_output=True, text=True, cwd=ROOT, env=environment
+    )
     assert process.returncode == 0, process.stderr[-2000:]
     return set(re.findall(r"--\w+", process.stdout))
 
