@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -44,19 +43,6 @@ class TrainerBase:
     data_seed: int
     signature_columns: list[str]
     ignore_keys_for_eval: list[str] | None = None
-
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: int | None = None,
-    ) -> Any:
-        raise NotImplementedError("The Trainer defines compute_loss.")
-
-    def compute_loss_context_manager(self) -> contextlib.AbstractContextManager:
-        """Around every forward pass: autocast, if the arguments ask for it."""
-        return self.precision.autocast()
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         if not inputs:

@@ -23,12 +23,13 @@ from transformers.trainer_utils import (
 from ..errors import MisconfigurationException
 from .loaders import Loaders
 from .loss import IGNORED_LABEL
+from .objective import Objective
 from .optimizer import follows_metric
 
 logger = logging.getLogger(__name__)
 
 
-class Evaluation(Loaders):
+class Evaluation(Loaders, Objective):
     """evaluate, predict, and the loop that both share."""
 
     def evaluate(
@@ -112,6 +113,8 @@ class Evaluation(Loaders):
         if ignore_keys is None:
             config = getattr(self.model, "config", None)
             ignore_keys = list(getattr(config, "keys_to_ignore_at_inference", ["past_key_values"]))
+        items = self.count_items([inputs])[0]
+        counts = {} if items is None else {"num_items_in_batch": items}
         inputs = self._prepare_inputs(inputs)
         labels = None
         if has_labels:  # before the loss is computed, which may take them out of the inputs
@@ -119,7 +122,7 @@ class Evaluation(Loaders):
             labels = labels[0] if len(labels) == 1 else labels
         with torch.no_grad(), self.compute_loss_context_manager():
             if has_loss:
-                loss, outputs = self.compute_loss(model, inputs, return_outputs=True)
+                loss, outputs = self.compute_loss(model, inputs, return_outputs=True, **counts)
                 loss = loss.detach().float().mean()
             else:
                 loss, outputs = None, model(**inputs)

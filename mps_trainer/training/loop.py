@@ -13,7 +13,7 @@ from transformers.trainer_utils import TrainOutput, speed_metrics
 
 from ..data.loader import epoch_batches, length_of, num_examples
 from . import checkpoint
-from .loss import count_items, divisors, shifts_labels
+from .loss import divisors
 from .meter import LossMeter
 from .optimizer import follows_metric, learning_rate
 from .plan import StepPlan
@@ -52,7 +52,6 @@ class TrainingLoop:
         self.first_step = self.state.global_step
         self.grad_norm: torch.Tensor | None = None
         self.rate = learning_rate(trainer.optimizer)
-        self.shifts_labels = shifts_labels(self.model)
 
     def run(self) -> TrainOutput:
         """Trains to the end of the plan, or until a callback stops it."""
@@ -102,9 +101,7 @@ class TrainingLoop:
     def accumulate(self, batches: list[Any]) -> None:
         """Forward and backward for the batches of one update; their loss is the mean over all their items."""
         trainer = self.trainer
-        items: list[int | None] = [None] * len(batches)
-        if trainer.needs_item_counts:
-            items = [count_items(batch, self.shifts_labels) for batch in batches]
+        items = trainer.count_items(batches)
         known = [count for count in items if count is not None]
         total = sum(known) if len(known) == len(batches) else None
         last = len(batches) - 1

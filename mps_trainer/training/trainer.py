@@ -27,7 +27,6 @@ from .evaluation import Evaluation
 from .files import read_json
 from .flos import FlosCounter
 from .loop import TrainingLoop
-from .loss import loss_of, shifts_labels
 from .precision import MixedPrecision
 
 logger = logging.getLogger(__name__)
@@ -156,30 +155,6 @@ class Trainer(Evaluation):
         self.precision.backward(loss)
         return loss.detach()
 
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: int | None = None,
-    ) -> Any:
-        """The loss of one batch, the mean over its items; with `return_outputs`, a pair of it and the outputs.
-
-        Override it for a loss of your own. The Trainer weighs the losses of accumulated batches by their items; if
-        yours is already normalised over `num_items_in_batch`, the items of the whole update, set
-        `loss_is_scaled_for_ga = True`.
-        """
-        takes_labels = self.label_smoother is not None or self.compute_loss_func is not None
-        labels = inputs.pop("labels", None) if takes_labels else None
-        outputs = model(**inputs)
-        if self.compute_loss_func is not None:
-            loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
-        elif labels is not None and self.label_smoother is not None:
-            loss = self.label_smoother(outputs, labels, shift_labels=shifts_labels(model))
-        else:
-            loss = loss_of(outputs, inputs)
-        return (loss, outputs) if return_outputs else loss
-
     # Optimizer and schedule
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
@@ -235,11 +210,8 @@ class Trainer(Evaluation):
             setattr(self.callback_handler, name, getattr(self, name))
 
     @property
-    def needs_item_counts(self) -> bool:
-        """Whether anything looks at the number of labels in an update."""
-        custom = type(self).compute_loss is not Trainer.compute_loss
-        custom = custom or type(self).training_step is not Trainer.training_step
-        return custom or self.compute_loss_func is not None or self.args.gradient_accumulation_steps > 1
+    def _computes_loss_itself(self) -> bool:
+        return super()._computes_loss_itself or type(self).training_step is not Trainer.training_step
 
     def count_flos(self, batch: Any) -> None:
         self._flos.add(batch)

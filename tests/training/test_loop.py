@@ -201,8 +201,7 @@ def test_loss_function_of_ones_own_gets_the_items_of_the_whole_update(make_train
 
     def loss(outputs, labels, num_items_in_batch=None):
         counts.append(num_items_in_batch)
-        total = nn.functional.cross_entropy(outputs["logits"], labels, reduction="sum")
-        return total / (num_items_in_batch or len(labels))
+        return nn.functional.cross_entropy(outputs["logits"], labels, reduction="sum") / num_items_in_batch
 
     own = make_trainer(
         {"compute_loss_func": loss}, per_device_train_batch_size=12, gradient_accumulation_steps=2, num_train_epochs=1
@@ -211,6 +210,7 @@ def test_loss_function_of_ones_own_gets_the_items_of_the_whole_update(make_train
     stock = make_trainer(per_device_train_batch_size=12, gradient_accumulation_steps=2, num_train_epochs=1)
     stock.train()
     assert counts == [24, 24, 16, 16]
+    assert own.evaluate()["eval_loss"] == pytest.approx(stock.evaluate()["eval_loss"], abs=1e-6)
     assert logged(own, "loss") == pytest.approx(logged(stock, "loss"), abs=1e-6)
 
 
