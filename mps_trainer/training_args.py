@@ -28,7 +28,7 @@ from .arguments.optimization import OptimizationArguments
 from .arguments.precision import PrecisionArguments
 from .arguments.reporting import ReportingArguments
 from .arguments.run import RunArguments
-from .devices import ACCELERATORS, Decision, DeviceRequest, gather_facts, resolve
+from .devices import Decision, DeviceRequest, gather_facts, resolve
 
 if TYPE_CHECKING:
     import torch
@@ -124,9 +124,7 @@ class TrainingArguments(
         """The device of this process. With several processes, their process group exists from here on."""
         if self.decision.world_size > 1:
             distributed.init_process_group(self.decision, self.ddp_backend, self.ddp_timeout_delta)
-        device = self.decision.device
-        ACCELERATORS[self.decision.type].setup_device(device)
-        return device
+        return self.decision.device
 
     @property
     def n_gpu(self) -> int:
