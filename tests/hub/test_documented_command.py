@@ -190,3 +190,11 @@ def test_asking_for_mps_and_the_cpu_warns_and_trains_on_the_cpu(
     assert results(process, out)["train_loss"] > 0
     assert "Training on cpu" in process.stdout
     assert "use_mps_device" in process.stderr
+
+
+def test_a_dataset_of_the_hub_can_be_named_instead_of_a_task(env: dict[str, str], out: Path) -> None:
+    words = ["--dataset_name", "nyu-mll/glue", "--dataset_config_name", "mrpc", "--model_name_or_path", MODEL]
+    arguments = ["run_glue.py", *words, "--do_train", "--do_eval", "--output_dir", str(out), *SHORT]
+    figures = results(run_python(*arguments, env=env, cwd=EXAMPLE, timeout=600), out)
+    assert figures["train_samples"] == 32
+    assert 0 <= figures["eval_accuracy"] <= 1
