@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Threads of several test processes that wait for each other by spinning take minutes for what takes seconds.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch

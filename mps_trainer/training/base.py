@@ -72,6 +72,7 @@ class TrainerBase:
         """A state at step 0, with what the callbacks want kept in checkpoints."""
         kept = [*self.callback_handler.callbacks, self.control]
         return TrainerState(
+            epoch=0.0,  # None by default in some releases of transformers
             is_local_process_zero=self.is_local_process_zero(),
             is_world_process_zero=self.is_world_process_zero(),
             stateful_callbacks=[part for part in kept if isinstance(part, ExportableState)],
