@@ -6,6 +6,7 @@ import os
 
 from transformers.trainer_callback import DefaultFlowCallback, PrinterCallback, TrainerCallback
 
+from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
 from .progress import ProgressCallback
 
@@ -22,7 +23,13 @@ def default_callbacks(args: TrainingArguments) -> list[TrainerCallback | type[Tr
         if args.logging_dir is not None:
             os.environ.setdefault("TENSORBOARD_LOGGING_DIR", args.logging_dir)
         names = get_available_reporting_integrations() if args.report_to == ["all"] else args.report_to
-        trackers = get_reporting_integration_callbacks(names)
+        try:
+            trackers = [tracker() for tracker in get_reporting_integration_callbacks(names)]
+        except (RuntimeError, ImportError, KeyError, ValueError) as error:
+            why = " ".join(str(error).split())
+            raise MisconfigurationException(
+                f"report_to={args.report_to!r} cannot be used: {why} Install the tracker, or leave report_to out."
+            ) from error
     return [DefaultFlowCallback, *trackers]
 
 

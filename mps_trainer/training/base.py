@@ -42,6 +42,7 @@ class TrainerBase:
     can_return_loss: bool
     data_seed: int
     signature_columns: list[str]
+    earlier_checkpoints: set[str]  # in the output folder, of a run before this one
     ignore_keys_for_eval: list[str] | None = None
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:

@@ -144,7 +144,7 @@ class Evaluation(Loaders, Objective):
         if self.args.metric_for_best_model is None:
             return False
         value, best = self._watched_metric(metrics), self.state.best_metric
-        is_best = best is None or (value > best if self.args.greater_is_better else value < best)
+        is_best = best is None or math.isnan(best) or (value > best if self.args.greater_is_better else value < best)
         if is_best:
             self.state.best_metric = value
             if self.args.save_strategy != "no":

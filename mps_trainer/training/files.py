@@ -20,20 +20,34 @@ def read_json(path: str) -> Any:
         raise _damaged(path, error) from error
 
 
+def read_object(path: str, required: list[str]) -> dict[str, Any]:
+    """A JSON object that has the keys `required`. Raises MisconfigurationException for anything else."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise _damaged(path, TypeError("it holds no JSON object"))
+    missing = [name for name in required if name not in value]
+    if missing:
+        raise _damaged(path, KeyError(f"{missing[0]} is missing"))
+    return value
+
+
 def write_json(path: str, value: Any) -> None:
     with open(path, "w", encoding="utf-8") as file:
         json.dump(value, file, indent=2)
 
 
-def read_tensors(path: str, allowed: list[Any] | None = None) -> Any:
+def read_tensors(path: str, allowed: list[Any] | None = None, required: list[str] | None = None) -> Any:
     """What `torch.save` wrote, on the CPU: tensors and plain containers, and the constructors in `allowed`.
+
+    Args:
+        required: keys that it must have, if it must be a dictionary.
 
     Raises:
         MisconfigurationException: for a file that is damaged, or that would run code when unpickled.
     """
     try:
         with torch.serialization.safe_globals(allowed or []):
-            return torch.load(path, map_location="cpu", weights_only=True)
+            value = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise MisconfigurationException(
             f"{path} is refused: it holds something other than tensors and plain values, which could run code when "
@@ -41,6 +55,10 @@ def read_tensors(path: str, allowed: list[Any] | None = None) -> Any:
         ) from error
     except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
         raise _damaged(path, error) from error
+    for name in required or []:
+        if not isinstance(value, dict) or name not in value:
+            raise _damaged(path, KeyError(f"{name} is missing"))
+    return value
 
 
 def read_safetensors(path: str) -> dict[str, torch.Tensor]:
@@ -55,5 +73,5 @@ def read_safetensors(path: str) -> dict[str, torch.Tensor]:
 
 
 def _damaged(path: str, error: Exception) -> MisconfigurationException:
-    why = (str(error) or type(error).__name__).splitlines()[0]
+    why = str(error.args[0] if error.args else type(error).__name__).splitlines()[0][:200].rstrip(". ")
     return MisconfigurationException(f"{path} is damaged and cannot be read: {why}. Resume from another checkpoint.")

@@ -17,7 +17,7 @@ from .loss import divisors
 from .meter import LossMeter
 from .optimizer import follows_metric, learning_rate
 from .plan import StepPlan
-from .rng import restore_rng
+from .rng import set_rng
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -28,8 +28,7 @@ logger = logging.getLogger(__name__)
 class TrainingLoop:
     """One run of training. Holds what a run needs and a Trainer at rest does not: plan, meter, position.
 
-    Nothing between two logs reads a value from the device: the queue of an accelerator is never drained for a number
-    that nobody looks at.
+    Nothing between two logs reads a value from the device: its queue is not drained for a number that nobody looks at.
     """
 
     def __init__(self, trainer: Trainer, resume_from: str | None) -> None:
@@ -43,11 +42,12 @@ class TrainingLoop:
             self.args.num_train_epochs,
         )
         self.meter = LossMeter(self.args.device, self.args.logging_nan_inf_filter)
-        self.resume_from = resume_from
         trainer.create_optimizer_and_scheduler(self.plan.max_steps)
         trainer.begin_state(self.plan.max_steps, self.plan.epochs, resume_from)
+        self.rng: dict[str, Any] | None = None  # to go on with, once
+        self.epoch_has_ended = True
         if resume_from is not None:
-            checkpoint.restore_progress(trainer, self.meter, resume_from)
+            self.rng, self.epoch_has_ended = checkpoint.restore_progress(trainer, self.meter, resume_from)
         self.model, self.state = trainer.model, trainer.state
         self.first_step = self.state.global_step
         self.grad_norm: torch.Tensor | None = None
@@ -60,8 +60,11 @@ class TrainingLoop:
         self.trainer.fire("on_train_begin")
         if self.args.eval_on_start:
             self.trainer.evaluate_in_training(step_scheduler=False)
+        if not self.epoch_has_ended and self.plan.batches_done(self.first_step) == 0:
+            self.end_epoch()  # the checkpoint was made at the last step of an epoch, before its end
         for epoch in range(self.plan.epoch_of(self.first_step), self.plan.epochs):
             self.trainer.fire("on_epoch_begin")
+            self.epoch_has_ended = False
             for batches in self.updates(epoch):
                 self.trainer.fire("on_step_begin")
                 self.accumulate(batches)
@@ -70,23 +73,32 @@ class TrainingLoop:
                 self.log_evaluate_save()
                 if self.trainer.control.should_epoch_stop or self.trainer.control.should_training_stop:
                     break
-            self.trainer.fire("on_epoch_end")
-            self.log_evaluate_save()
+            self.end_epoch()
             if self.trainer.control.should_training_stop or self.state.global_step >= self.plan.max_steps:
                 break
         return self.finish()
 
+    def end_epoch(self) -> None:
+        self.restore_rng()
+        self.epoch_has_ended = True
+        self.trainer.fire("on_epoch_end")
+        self.log_evaluate_save()
+
+    def restore_rng(self) -> None:
+        """Once in a resumed run: the generators go on from where the checkpoint was made."""
+        if self.rng is not None:
+            set_rng(self.rng)
+            self.rng = None
+
     def updates(self, epoch: int) -> Iterator[list[Any]]:
         """The batches of the epoch that are still to be trained on, in the groups that make an update."""
-        resumed = self.resume_from if epoch == self.plan.epoch_of(self.first_step) else None
         done = 0
-        if resumed and not self.args.ignore_data_skip:
+        if epoch == self.plan.epoch_of(self.first_step) and not self.args.ignore_data_skip:
             done = self.plan.batches_done(self.first_step)
-        if resumed and not done:
-            restore_rng(resumed)  # before the epoch draws its own random numbers
+        if not done:
+            self.restore_rng()  # before the epoch draws its own random numbers
         batches = epoch_batches(self.loader, epoch, skip=done)
-        if resumed and done:
-            restore_rng(resumed)  # after it drew them the first time
+        self.restore_rng()  # after it drew them the first time
         while self.state.global_step < self.plan.max_steps:
             group = list(itertools.islice(batches, self.plan.accumulation))
             if not group:
@@ -118,10 +130,10 @@ class TrainingLoop:
         trainer = self.trainer
         self.grad_norm = trainer.precision.clip(self.model.parameters(), trainer.optimizer, self.args.max_grad_norm)
         trainer.fire("on_pre_optimizer_step")
-        trainer.precision.step(trainer.optimizer)
+        stepped = trainer.precision.step(trainer.optimizer)
         trainer.fire("on_optimizer_step")
         self.rate = learning_rate(trainer.optimizer)
-        if not follows_metric(trainer.lr_scheduler):
+        if stepped and not follows_metric(trainer.lr_scheduler):
             trainer.lr_scheduler.step()
         self.model.zero_grad()
         self.state.global_step += 1
@@ -140,7 +152,7 @@ class TrainingLoop:
             if self.args.save_strategy == "best":
                 trainer.control.should_save = is_best
         if trainer.control.should_save:
-            checkpoint.save(trainer, self.meter)
+            checkpoint.save(trainer, self.meter, self.epoch_has_ended)
             trainer.fire("on_save")
 
     def finish(self) -> TrainOutput:
@@ -154,7 +166,7 @@ class TrainingLoop:
         metrics["total_flos"] = self.state.total_flos
         metrics["train_loss"] = self.meter.mean(self.state.global_step)
         trainer.log(metrics)
-        if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
+        if self.args.load_best_model_at_end:
             trainer.load_best_model()
         trainer.fire("on_train_end")
         return TrainOutput(self.state.global_step, metrics["train_loss"], metrics)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.trainer_pt_utils import find_batch_size
 
 IGNORED_LABEL = -100  # torch's cross_entropy leaves it out
 
@@ -45,11 +46,13 @@ def shifts_labels(model: nn.Module) -> bool:
     return LOSS_MAPPING.get(loss_type) is ForCausalLMLoss
 
 
-def count_items(batch: Any, shifted: bool) -> int | None:
-    """Labels in a batch that enter its loss, or None where that cannot be told without asking the device."""
-    labels = batch.get("labels") if isinstance(batch, Mapping) else None
-    if not isinstance(labels, torch.Tensor) or labels.device.type != "cpu":
+def count_items(batch: Any, label_names: list[str], shifted: bool) -> int | None:
+    """Labels in a batch that enter its loss; its examples where labels cannot be read without asking the device."""
+    if not isinstance(batch, Mapping):
         return None
+    labels = next((batch[name] for name in ["labels", *label_names] if name in batch), None)
+    if not isinstance(labels, torch.Tensor) or labels.device.type != "cpu":
+        return find_batch_size(batch)
     if shifted and labels.dim() > 1:
         labels = labels[..., 1:]
     return labels.numel() if labels.is_floating_point() else int(labels.ne(IGNORED_LABEL).sum())

@@ -51,7 +51,7 @@ class Objective(TrainerBase):
         if not self._counts_matter:
             return [None] * len(batches)
         shifted = shifts_labels(self.model)
-        return [count_items(batch, shifted) for batch in batches]
+        return [count_items(batch, self.label_names, shifted) for batch in batches]
 
     @property
     def _counts_matter(self) -> bool:

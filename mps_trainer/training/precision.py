@@ -37,14 +37,24 @@ class MixedPrecision:
         """Clips the gradients to `max_norm`, 0 meaning not at all; their norm before that, on the device."""
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
-        return torch.nn.utils.clip_grad_norm_(parameters, max_norm or float("inf"))
+        if max_norm:
+            return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+        return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
-    def step(self, optimizer: Any) -> None:
+    def step(self, optimizer: Any) -> bool:
+        """Steps the optimizer; False if the scaler left it out because of an overflow.
+
+        A fused optimizer is always stepped and leaves the weights alone by itself, so that no one waits to hear of it.
+        """
         if self.scaler is None:
             optimizer.step()
-        else:
-            self.scaler.step(optimizer)
-            self.scaler.update()
+            return True
+        stepped: list[bool] = []
+        hook = optimizer.register_step_post_hook(lambda *_: stepped.append(True))
+        self.scaler.step(optimizer)
+        hook.remove()
+        self.scaler.update()
+        return bool(stepped)
 
 
 def _require(dtype: torch.dtype, device: torch.device) -> None:

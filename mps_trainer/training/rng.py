@@ -28,12 +28,20 @@ def rng_state() -> dict[str, Any]:
     return state
 
 
-def restore_rng(checkpoint: str) -> None:
-    """Sets the generators to what they were when `checkpoint` was made; one without such a file changes nothing."""
+def read_rng(checkpoint: str) -> dict[str, Any] | None:
+    """What `rng_state` gave when `checkpoint` was made; None for one without such a file.
+
+    Raises:
+        MisconfigurationException: for a damaged file.
+    """
     path = os.path.join(checkpoint, FILE)
     if not os.path.isfile(path):
-        return
-    state = read_tensors(path, allowed=_numpy_globals())
+        return None
+    return read_tensors(path, allowed=_numpy_globals(), required=["python", "numpy", "cpu"])
+
+
+def set_rng(state: dict[str, Any]) -> None:
+    """Sets the generators to `state`, as far as this machine has them."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["cpu"])

@@ -21,10 +21,10 @@ from ..callbacks import default_callbacks, display_callback
 from ..data.columns import signature_columns
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
-from . import checkpoint, model_files
+from . import folders, model_files
 from . import optimizer as optimizers_
 from .evaluation import Evaluation
-from .files import read_json
+from .files import read_object
 from .flos import FlosCounter
 from .loop import TrainingLoop
 from .precision import MixedPrecision
@@ -123,7 +123,7 @@ class Trainer(Evaluation):
             raise MisconfigurationException("trial is not supported: there is no hyper-parameter search yet.")
         if self.train_dataset is None and type(self).get_train_dataloader is Trainer.get_train_dataloader:
             raise MisconfigurationException("There is nothing to train on: give the Trainer a train_dataset.")
-        resume_from = checkpoint.checkpoint_to_resume(resume_from_checkpoint, self.args.output_dir)
+        resume_from = folders.checkpoint_to_resume(resume_from_checkpoint, self.args.output_dir)
         self.ignore_keys_for_eval = ignore_keys_for_eval
         if self.model_init is not None:
             self._seed()
@@ -131,6 +131,7 @@ class Trainer(Evaluation):
         self.optimizer, self.lr_scheduler = self._given_optimizers
         if self.args.activation_checkpointing:
             model_files.enable_activation_checkpointing(self.model, self.args.activation_checkpointing_kwargs)
+        model_files.make_folder(self.args.output_dir)
         self.is_in_train = True
         try:
             self.model.train()
@@ -188,8 +189,15 @@ class Trainer(Evaluation):
             model_files.save(self.model, self.processing_class, self.args, output_dir or self.args.output_dir)
 
     def load_best_model(self) -> None:
-        """Goes back to the weights of the best checkpoint."""
-        checkpoint.load_weights(self.model, self.state.best_model_checkpoint)
+        """Goes back to the weights of the best checkpoint; says so if the best evaluation has none."""
+        if self.state.best_model_checkpoint is None:
+            logger.warning(
+                "load_best_model_at_end: the best evaluation, at step %s, has no checkpoint: the last weights stay. "
+                "Give save_steps the value of eval_steps, or use save_strategy='best'.",
+                self.state.best_global_step,
+            )
+        else:
+            model_files.load_weights(self.model, self.state.best_model_checkpoint)
 
     # For the loop
 
@@ -197,9 +205,10 @@ class Trainer(Evaluation):
         """Makes `state` that of a run about to begin, or of the checkpoint it goes on from."""
         state = self.new_state()
         if resume_from is not None:
-            saved = read_json(os.path.join(resume_from, checkpoint.STATE))
+            saved = read_object(os.path.join(resume_from, folders.STATE), ["global_step", "epoch", "log_history"])
             known = {name: value for name, value in saved.items() if hasattr(state, name)}
             state = TrainerState(**{**known, "stateful_callbacks": state.stateful_callbacks})
+        self.earlier_checkpoints = set() if resume_from else set(folders.find_checkpoints(self.args.output_dir))
         state.max_steps, state.num_train_epochs = max_steps, epochs
         state.is_local_process_zero = self.is_local_process_zero()
         state.is_world_process_zero = self.is_world_process_zero()
@@ -229,6 +238,11 @@ class Trainer(Evaluation):
             raise MisconfigurationException(
                 f"{args.world_size} processes were started, and this release trains in one: it would train "
                 f"{args.world_size} times into the same folder. Start the script with python, without a launcher."
+            )
+        if args.load_best_model_at_end and hasattr(model, "peft_config"):
+            raise MisconfigurationException(
+                "load_best_model_at_end=True, and the model has PEFT adapters, whose checkpoints this release writes "
+                "and cannot load. Leave load_best_model_at_end out, and load the adapters with PEFT."
             )
         if args.eval_strategy != "no" and self.eval_dataset is None:
             overridden = type(self).get_eval_dataloader is not Trainer.get_eval_dataloader

@@ -3,6 +3,7 @@
 import pytest
 from transformers import EarlyStoppingCallback, TrainerCallback
 
+from mps_trainer import MisconfigurationException
 from tests.conftest import logged
 
 
@@ -74,6 +75,8 @@ def test_callbacks_can_be_added_and_removed(make_trainer):
     assert trainer.pop_callback(Mine) is None
 
 
-def test_unknown_tracker_is_refused(make_trainer):
-    with pytest.raises(ValueError, match="nonsense"):
-        make_trainer(report_to="nonsense")
+@pytest.mark.parametrize("name", ["nonsense", "clearml"])
+def test_tracker_that_cannot_be_had_is_refused_in_one_line(make_trainer, name):
+    with pytest.raises(MisconfigurationException, match=rf"report_to=\['{name}'\] cannot be used: .*") as refusal:
+        make_trainer(report_to=name)
+    assert "\n" not in str(refusal.value)

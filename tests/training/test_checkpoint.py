@@ -12,11 +12,11 @@ from torch import nn
 from transformers import BertConfig, BertForMaskedLM, TrainerCallback
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.training.checkpoint import checkpoint_to_resume, find_checkpoints
+from mps_trainer.training.folders import checkpoint_to_resume, find_checkpoints
 from tests.conftest import assert_same_weights, examples, weights
 
 FILES = {
-    "loss_state.json",
+    "loop_state.json",
     "model.safetensors",
     "optimizer.pt",
     "rng_state.pth",
@@ -282,3 +282,130 @@ def test_saved_model_loads_into_a_new_one(make_trainer, make_model, tmp_path):
     fresh = make_model()
     load_model(fresh, str(tmp_path / "final" / "model.safetensors"))
     assert_same_weights(weights(fresh), weights(trainer.model))
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_resume_at_the_end_of_an_epoch_does_what_was_still_due(make_trainer, tmp_path, accumulation):
+    # the checkpoint of the epoch's last step is written before the evaluation that ends the epoch
+    settings = {"num_train_epochs": 2, "eval_strategy": "epoch", "save_strategy": "steps", "learning_rate": 1e-2}
+    settings |= {"gradient_accumulation_steps": accumulation, "save_steps": 5 if accumulation == 1 else 3}
+    whole = make_trainer(output_dir=str(tmp_path / "whole"), **settings)
+    whole.train()
+    resumed = make_trainer(output_dir=str(tmp_path / "resumed"), **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{settings['save_steps']}"))
+    assert_same_weights(weights(whole.model), weights(resumed.model))
+    assert without_times(whole.state.log_history) == without_times(resumed.state.log_history)
+
+
+def names(trainer):
+    return [os.path.basename(path) for path in find_checkpoints(trainer.args.output_dir)]
+
+
+def test_overwriting_removes_the_earlier_runs_checkpoints_once_there_is_a_new_one(make_trainer):
+    make_trainer(max_steps=8, save_strategy="steps", save_steps=4).train()
+    again = make_trainer(max_steps=3, save_strategy="steps", save_steps=3, overwrite_output_dir=True)
+    seen = []
+
+    class Look(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            seen.append(names(again))
+
+    again.add_callback(Look())
+    again.train()
+    assert seen[0] == ["checkpoint-4", "checkpoint-8"]
+    assert names(again) == ["checkpoint-3"]
+
+
+def test_limit_removes_an_earlier_runs_checkpoints_before_a_new_one(make_trainer):
+    make_trainer(max_steps=8, save_strategy="steps", save_steps=4).train()
+    again = make_trainer(max_steps=2, save_strategy="steps", save_steps=1, save_total_limit=2)
+    again.train()
+    assert names(again) == ["checkpoint-1", "checkpoint-2"]
+
+
+def scores(*values):
+    remaining = iter(values)
+    return lambda prediction: {"score": next(remaining)}
+
+
+BEST = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "metric_for_best_model": "score"}
+
+
+def test_best_checkpoint_is_never_an_earlier_runs(make_trainer):
+    make_trainer(max_steps=4, save_strategy="steps", save_steps=1).train()
+    again = make_trainer({"compute_metrics": scores(9.0, 1, 2, 3)}, max_steps=4, save_steps=2, **BEST)
+    again.train()
+    assert again.state.best_global_step == 1  # evaluated, not saved; checkpoint-1 is the earlier run's
+    assert again.state.best_model_checkpoint is None
+
+
+def test_best_evaluation_without_a_checkpoint_is_told(make_trainer, caplog):
+    trainer = make_trainer(
+        {"compute_metrics": scores(9.0, 1, 2, 3)}, max_steps=4, save_steps=2, load_best_model_at_end=True, **BEST
+    )
+    trainer.train()
+    assert "the best evaluation, at step 1, has no checkpoint: the last weights stay" in caplog.text
+
+
+def test_metric_that_is_not_a_number_is_not_the_best(make_trainer):
+    trainer = make_trainer({"compute_metrics": scores(float("nan"), 1.0, 2.0)}, max_steps=3, save_steps=1, **BEST)
+    trainer.train()
+    assert (trainer.state.best_metric, trainer.state.best_global_step) == (2.0, 3)
+
+
+def test_model_whose_names_on_disk_differ_resumes(make_trainer, tmp_path):
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    def make(seed):
+        torch.manual_seed(seed)
+        sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+        return MixtralForCausalLM(MixtralConfig(vocab_size=50, num_key_value_heads=1, num_local_experts=2, **sizes))
+
+    data = [{"input_ids": [1, 2 + i, 3], "labels": [1, 2 + i, 3]} for i in range(16)]
+    settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "learning_rate": 1e-2}
+    whole = make_trainer({"model": make(0), "train_dataset": data}, output_dir=str(tmp_path / "whole"), **settings)
+    whole.train()
+    resumed = make_trainer({"model": make(1), "train_dataset": data}, output_dir=str(tmp_path / "again"), **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    assert_same_weights(weights(whole.model), weights(resumed.model))
+
+
+@pytest.mark.parametrize("name", ["trainer_state.json", "loop_state.json"])
+@pytest.mark.parametrize("text", ["{}", "[1]", "null", "{"])
+def test_json_file_without_what_it_must_have_is_damaged(make_trainer, saved, name, text):
+    with open(os.path.join(saved, name), "w") as file:
+        file.write(text)
+    with pytest.raises(MisconfigurationException, match=f"{name} is damaged"):
+        make_trainer(max_steps=4).train(resume_from_checkpoint=saved)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("rng_state.pth", "rng_state.pth is damaged and cannot be read: python is missing"),
+        ("optimizer.pt", "optimizer.pt does not belong to this run"),
+        ("scheduler.pt", "optimizer|scheduler"),
+    ],
+)
+def test_tensors_without_what_they_must_have_are_refused_before_training(make_trainer, saved, name, message):
+    torch.save({} if name != "scheduler.pt" else [1], os.path.join(saved, name))
+    trainer = make_trainer(max_steps=4)
+    with pytest.raises(MisconfigurationException, match=message):
+        trainer.train(resume_from_checkpoint=saved)
+    assert trainer.state.global_step == 2  # nothing was trained
+
+
+def test_true_as_text_means_the_newest(saved):
+    assert checkpoint_to_resume("True", os.path.dirname(saved)) == saved
+
+
+def test_output_folder_that_cannot_be_written_is_refused_before_training(make_trainer):
+    with pytest.raises(MisconfigurationException, match="Nothing can be written to output_dir /proc/run"):
+        make_trainer(max_steps=1, output_dir="/proc/run").train()
+
+
+def test_best_adapters_at_the_end_are_refused_before_training(make_trainer, make_model):
+    model = make_model()
+    model.peft_config = {}
+    with pytest.raises(MisconfigurationException, match="has PEFT adapters"):
+        make_trainer({"model": model}, save_steps=1, load_best_model_at_end=True, **BEST)

@@ -85,6 +85,29 @@ def test_accumulated_batches_give_the_step_of_one_large_batch(make_trainer, make
         torch.testing.assert_close(value, weights(large.model)[name], rtol=0, atol=1e-5)
 
 
+def test_labels_of_another_name_weigh_the_same(make_trainer):
+    class Target(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.line = nn.Linear(4, 1, bias=False)
+            nn.init.ones_(self.line.weight)
+
+        def forward(self, x, target):
+            return {"loss": ((self.line(x).squeeze(-1) - target) ** 2).mean()}
+
+    rows = [{"x": row["x"], "target": float(row["labels"])} for row in examples(6)]
+    found = []
+    for size, accumulation in ((6, 1), (4, 2)):
+        trainer = make_trainer(
+            {"model": Target(), "train_dataset": rows, "eval_dataset": None},
+            **{"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulation},
+            **{"label_names": ["target"], "optim": "sgd", "learning_rate": 0.1, "max_steps": 1},
+        )
+        trainer.train()
+        found.append(trainer.model.line.weight.detach())
+    torch.testing.assert_close(found[0], found[1])
+
+
 class Events(TrainerCallback):
     def __init__(self):
         self.seen = []

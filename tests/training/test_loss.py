@@ -25,10 +25,12 @@ def test_first_output_that_is_no_single_number_is_refused():
 
 def test_items_are_the_labels_that_are_not_ignored():
     labels = torch.tensor([[-100, 5, 6], [7, -100, -100]])
-    assert count_items({"labels": labels}, shifted=False) == 3
-    assert count_items({"labels": labels}, shifted=True) == 2  # the first label of a row is no target
-    assert count_items({"labels": torch.zeros(4)}, shifted=False) == 4
-    assert count_items({"x": labels}, shifted=False) is None
+    assert count_items({"labels": labels}, [], shifted=False) == 3
+    assert count_items({"labels": labels}, [], shifted=True) == 2  # the first label of a row is no target
+    assert count_items({"labels": torch.zeros(4)}, [], shifted=False) == 4
+    assert count_items({"target": labels}, ["target"], shifted=False) == 3
+    assert count_items({"x": labels}, [], shifted=False) == 2  # examples
+    assert count_items([labels], [], shifted=False) is None
 
 
 def test_batches_weigh_by_their_items():

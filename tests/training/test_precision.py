@@ -71,3 +71,24 @@ def test_activation_checkpointing_gives_the_same_losses(make_trainer):
 def test_activation_checkpointing_of_a_model_without_it_is_refused(make_trainer):
     with pytest.raises(MisconfigurationException, match="Classifier has no gradient_checkpointing_enable"):
         make_trainer(max_steps=1, gradient_checkpointing=True).train()
+
+
+@pytest.mark.parametrize(("optim", "moves"), [("sgd", False), ("adamw_torch", False), ("adamw_torch_fused", True)])
+def test_schedule_waits_for_steps_that_an_overflow_left_out(make_trainer, optim, moves):
+    """A fused optimizer leaves the weights alone by itself, and nobody waits to hear of it."""
+    trainer = make_trainer(max_steps=3, fp16=True, optim=optim, logging_nan_inf_filter=False)
+    trainer.model.head.weight.register_hook(lambda gradient: gradient * float("inf"))
+    before = trainer.model.head.weight.detach().clone()
+    trainer.train()
+    assert torch.equal(trainer.model.head.weight, before)
+    assert trainer.lr_scheduler.last_epoch == (3 if moves else 0)
+
+
+def test_no_clipping_leaves_the_gradients_as_they_are():
+    from mps_trainer.training.precision import MixedPrecision
+
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.tensor([float("inf"), 1.0])
+    norm = MixedPrecision(torch.device("cpu")).clip([parameter], None, 0)
+    assert norm == float("inf")
+    assert parameter.grad.tolist() == [float("inf"), 1.0]
