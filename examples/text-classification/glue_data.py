@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,12 +84,32 @@ def _from_file(file: str, model: ModelArguments) -> Dataset:
     from datasets.exceptions import DatasetsError
 
     kind = Path(file).suffix.removeprefix(".")
-    if kind == "csv" and len(Path(file).read_bytes().strip().splitlines()) < 2:
-        raise UserError(f"{file} has no row of data under its header.")
+    if kind == "csv":
+        _check_csv(file)
     try:
         return load_dataset(kind, data_files={"train": file}, cache_dir=model.cache_dir, split="train")
     except (OSError, ValueError, DatasetsError) as error:
         raise UserError(f"{file} cannot be read as {kind}: {one_line(error.__cause__ or error)}") from error
+
+
+def _check_csv(file: str) -> None:
+    """Refuses what the reader would take in another way: rows of another length than the header's move columns."""
+    try:
+        with open(file, encoding="utf-8-sig", newline="") as lines:
+            reader = csv.reader(lines)
+            header = next(reader, [])
+            rows = 0
+            for row in filter(None, reader):
+                rows += 1
+                if len(row) != len(header):
+                    raise UserError(
+                        f"{file}, line {reader.line_num}: {len(row)} columns, and the header has {len(header)}. "
+                        "A comma inside a text needs quotes around the text."
+                    )
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{file} cannot be read as csv: {one_line(error)}") from error
+    if not rows:
+        raise UserError(f"{file} has no row of data under its header.")
 
 
 def _with_labels_found(splits: DatasetDict) -> LabelledData:
@@ -101,12 +122,14 @@ def _with_labels_found(splits: DatasetDict) -> LabelledData:
         if len(splits[split]) == 0:
             raise UserError(f"The {split} data is empty: it has no row.")
     reference = splits["train" if "train" in splits else labelled[0]]
-    text = _text_columns(reference.column_names)
+    text = _text_columns(reference.features)
     for split in splits:
         absent = [name for name in text if name not in splits[split].column_names]
         if absent:
             raise UserError(f"The {split} data has no column {absent[0]!r}, which the other data has.")
     label = reference.features["label"]
+    if not isinstance(getattr(label, "dtype", None), str):
+        raise UserError("The labels are lists or objects, and text, numbers or true and false are expected.")
     for split in labelled:
         _refuse_gaps(splits[split]["label"], split)
     if getattr(label, "dtype", "") in ("float32", "float64"):
@@ -126,12 +149,17 @@ def _with_labels_found(splits: DatasetDict) -> LabelledData:
     return LabelledData(splits, text, classes)
 
 
-def _text_columns(columns: list[str]) -> tuple[str, ...]:
-    if "sentence1" in columns and "sentence2" in columns:
+def _text_columns(features: Any) -> tuple[str, ...]:
+    """sentence1 and sentence2, or the first one or two columns whose values are text."""
+    texts = [
+        name
+        for name, feature in features.items()
+        if name != "label" and getattr(feature, "dtype", "") in ("string", "large_string")
+    ]
+    if "sentence1" in texts and "sentence2" in texts:
         return ("sentence1", "sentence2")
-    texts = [name for name in columns if name != "label"]
     if not texts:
-        raise UserError("The data has no column of text beside 'label'.")
+        raise UserError(f"The data has no column of text beside 'label'; its columns are {', '.join(features)}.")
     return tuple(texts[:2])
 
 

@@ -34,12 +34,15 @@ logger = logging.getLogger("run_glue")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the script; its exit status: 0, or 2 for what the person who typed the command can put right."""
+    """Runs the script; its exit status: 0, 2 for what the person who typed the command can put right, or 130."""
     try:
         run(*parse(sys.argv[1:] if argv is None else argv))
     except (UserError, MisconfigurationException) as error:
         print("run_glue.py: error:", " ".join(str(error).split()), file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("run_glue.py: interrupted. The same command goes on from the newest checkpoint.", file=sys.stderr)
+        return 130
     return 0
 
 
@@ -208,6 +211,9 @@ def make_metrics(labelled: LabelledData, task_name: str | None) -> Any:
 
 def train(trainer: Any, checkpoint: str | None) -> None:
     result = trainer.train(resume_from_checkpoint=checkpoint)
+    if result.metrics["train_steps_per_second"] == 0:
+        print(f"Nothing is left to train: {checkpoint} is the end of its run. Its results stay as they are.")
+        return
     metrics = {**result.metrics, "train_samples": len(trainer.train_dataset)}
     trainer.save_model()
     trainer.log_metrics("train", metrics)

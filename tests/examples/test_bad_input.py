@@ -112,7 +112,9 @@ def test_task_folder_without_the_split_that_is_wanted(refused, data):
         ("text,label\na,1\nb,\n", "text,label\na,1\n", "train data has no label in row 2"),
         ("text,label\na,x\nb,y\n", "text,label\na,z\n", "validation data has the label 'z'"),
         ("label\n1\n", "label\n1\n", "no column of text beside 'label'"),
-        ("text,label\na,1\nb,1,2,3\n", "text,label\na,1\n", "cannot be read as csv"),
+        ("id,label\n5,1\n", "id,label\n5,1\n", "no column of text beside 'label'; its columns are id, label"),
+        ("text,label\na,1\nb,1,2\n", "text,label\na,1\n", "train.csv, line 3: 3 columns, and the header has 2"),
+        ("text,label\na,b,1\nc,d,1\n", "text,label\na,1\n", "train.csv, line 2: 3 columns"),
     ],
     ids=str,
 )
@@ -120,6 +122,14 @@ def test_wrong_files_of_ones_own(refused, data, train, validation, message):
     folder = data(train_csv=train, validation_csv=validation)
     command = ("--train_file", folder / "train.csv", "--validation_file", folder / "validation.csv", "--do_train")
     assert message in refused(*command, "--model_name_or_path", EMBEDDED)
+
+
+@pytest.mark.parametrize("label", [[1, 2], {"a": 1}], ids=str)
+def test_labels_that_are_no_plain_values(refused, data, label):
+    rows = json.dumps({"text": "a", "label": label})
+    folder = data(train_json=rows, validation_json=rows)
+    command = ("--train_file", folder / "train.json", "--validation_file", folder / "validation.json", "--do_train")
+    assert "The labels are lists or objects" in refused(*command, "--model_name_or_path", EMBEDDED)
 
 
 def test_files_of_two_kinds(refused, data):

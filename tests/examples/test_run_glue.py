@@ -1,5 +1,6 @@
 """The script from start to finish."""
 
+import csv
 import json
 
 import pytest
@@ -70,8 +71,10 @@ def table(tmp_path):
     def write(name, rows):
         path = tmp_path / name
         if path.suffix == ".csv":
-            lines = [",".join(rows[0]), *(",".join(str(value) for value in row.values()) for row in rows)]
-            path.write_text("\n".join(lines) + "\n")
+            with path.open("w", newline="") as file:
+                writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+                writer.writeheader()
+                writer.writerows(rows)
         else:
             path.write_text("\n".join(json.dumps(row) for row in rows))
         return path
@@ -82,9 +85,9 @@ def table(tmp_path):
 @pytest.mark.parametrize("suffix", ["csv", "json"])
 @pytest.mark.parametrize("labels", [("spam", "ham"), (3, 7), (0.25, 0.75)], ids=str)
 def test_files_of_ones_own_are_trained_on(run_glue, out, table, suffix, labels):
-    rows = [{"text": f"the clock number {i}", "label": labels[i % 2]} for i in range(40)]
+    rows = [{"id": i, "text": f"the clock, number {i}", "label": labels[i % 2]} for i in range(40)]
     files = [table(f"{name}.{suffix}", rows) for name in ("train", "validation")]
-    test = table(f"test.{suffix}", [{"text": row["text"]} for row in rows])
+    test = table(f"test.{suffix}", [{"id": row["id"], "text": row["text"]} for row in rows])
     status, _, errors = run_glue(
         *("--train_file", files[0], "--validation_file", files[1], "--test_file", test, "--max_steps", 2),
         *("--config_name", EMBEDDED, "--tokenizer_name", EMBEDDED, "--model_name_or_path", trained(run_glue, out)),
@@ -145,6 +148,11 @@ def test_second_run_goes_on_from_the_checkpoint(run_glue, out):
     assert f"Going on from {out / 'checkpoint-2'}" in output
     history = read(out / "trainer_state.json")["log_history"]
     assert history[-1]["step"] == 4
+    results = (out / "train_results.json").read_text()
+    status, output, _ = run_glue(*command, "--max_steps", 4)
+    assert status == 0
+    assert "Nothing is left to train" in output
+    assert (out / "train_results.json").read_text() == results
     status, output, _ = run_glue(*command, "--max_steps", 2, "--overwrite_output_dir")
     assert "Going on" not in output
     assert read(out / "trainer_state.json")["global_step"] == 2
