@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from .devices import ACCELERATORS
+from .errors import MisconfigurationException
 
 if TYPE_CHECKING:
     from .devices import Decision
@@ -20,6 +21,15 @@ def init_process_group(decision: Decision, backend: str | None, timeout: timedel
     if not dist.is_initialized():
         preferred = ACCELERATORS[decision.type].backends[0]
         dist.init_process_group(backend or preferred, timeout=timeout)
+
+
+def require_one_process(world_size: int) -> None:
+    """Raises MisconfigurationException for several: each would train alone, and all would write into one folder."""
+    if world_size > 1:
+        raise MisconfigurationException(
+            f"{world_size} processes were started, and this release trains in one: it would train {world_size} times "
+            "into the same folder. Start the script with python, without a launcher."
+        )
 
 
 @contextlib.contextmanager

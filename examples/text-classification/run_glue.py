@@ -27,6 +27,7 @@ from glue_hub import go_offline_if_unreachable
 from glue_model import label_order, load_model, load_tokenizer
 
 from mps_trainer import MisconfigurationException, TrainingArguments
+from mps_trainer.distributed import require_one_process
 
 METRIC = Path(__file__).parent / "metrics" / "glue"
 
@@ -47,6 +48,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(model_args: ModelArguments, data_args: DataTrainingArguments, training_args: TrainingArguments) -> None:
+    require_one_process(training_args.world_size)
     _ = training_args.device  # first of all: a device that cannot be had is known in seconds
     checkpoint = checkpoint_to_continue(training_args)
     if needs_hub(model_args, data_args):

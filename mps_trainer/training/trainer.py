@@ -16,6 +16,7 @@ from transformers.trainer_pt_utils import LabelSmoother
 from transformers.trainer_utils import EvalPrediction, TrainOutput, enable_full_determinism, set_seed
 from transformers.utils.generic import can_return_loss, find_labels
 
+from .. import distributed
 from ..arguments.deprecated import DROPPED_IN
 from ..callbacks import default_callbacks, display_callback
 from ..data.columns import signature_columns
@@ -234,11 +235,7 @@ class Trainer(Evaluation):
         args = self.args
         if (model is None) == (self.model_init is None):
             raise MisconfigurationException("The Trainer needs a model or a model_init, one of the two.")
-        if args.world_size > 1:
-            raise MisconfigurationException(
-                f"{args.world_size} processes were started, and this release trains in one: it would train "
-                f"{args.world_size} times into the same folder. Start the script with python, without a launcher."
-            )
+        distributed.require_one_process(args.world_size)
         if args.load_best_model_at_end and hasattr(model, "peft_config"):
             raise MisconfigurationException(
                 "load_best_model_at_end=True, and the model has PEFT adapters, whose checkpoints this release writes "

@@ -156,6 +156,12 @@ def test_configuration_file_that_is_not_there(refused):
     assert "missing.json cannot be read" in refused("missing.json", output_dir=False)
 
 
+def test_several_processes_are_refused_before_anything_is_read(refused, monkeypatch):
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert "2 processes were started" in refused("--task_name", "mrpc", "--embedded")
+
+
 def test_output_folder_in_use_is_left_alone(run_glue, out):
     out.mkdir()
     (out / "thesis.txt").write_text("two years of work")
