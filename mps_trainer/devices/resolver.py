@@ -104,7 +104,7 @@ def resolve(request: DeviceRequest, facts: MachineFacts) -> Decision:
         index=_index(chosen, request.devices, facts),
         reason=choice.reason,
         rejected=tuple(_rejected(name, choice, facts) for name in ACCELERATORS if name != choice.name),
-        notes=_notes(choice, request, facts),
+        notes=_notes(choice, facts),
         world_size=facts.world_size or 1,
         rank=facts.rank or 0,
         local_rank=facts.local_rank or 0,
@@ -117,6 +117,7 @@ class _Choice:
     reason: str
     others: str  # why an available candidate was passed over
     switch: str  # what would choose candidate {name} instead
+    by_order: bool = False  # nobody asked for this kind; it was the first usable
 
 
 def _choose(request: DeviceRequest, facts: MachineFacts) -> _Choice:
@@ -178,9 +179,12 @@ def _first_usable(asked: str, facts: MachineFacts) -> _Choice:
     names = tuple(ACCELERATORS) if asked == "auto" else GPUS
     for name in names:
         if ACCELERATORS[name].why_not(facts) is None:
-            first = f"accelerator={asked!r} takes the first usable of {', '.join(names)}"
             return _Choice(
-                name, first + _evidence(name, facts), f"{name} comes first", "accelerator={name!r} chooses it"
+                name,
+                f"accelerator={asked!r} takes the first usable of {', '.join(names)}" + _evidence(name, facts),
+                f"{name} comes first",
+                "accelerator={name!r} chooses it",
+                by_order=True,
             )
     if asked == "auto":
         raise _nothing_trains(facts)
@@ -224,7 +228,7 @@ def _refuse_backend(chosen: type[Accelerator], backend: str | None) -> None:
         return
     if chosen is MPSAccelerator:
         raise _mps_is_one_process(f"ddp_backend={backend!r} was requested")
-    needs = " and ".join(name for name, kind in ACCELERATORS.items() if backend in kind.backends)
+    needs = " or ".join(name for name, kind in ACCELERATORS.items() if backend in kind.backends)
     why = f"it needs {needs}" if needs else "no accelerator of this package uses it"
     raise MisconfigurationException(
         f"ddp_backend={backend!r} cannot be used on {chosen.name()}: {why}. "
@@ -296,7 +300,7 @@ def _wrong_number(
     )
 
 
-def _notes(choice: _Choice, request: DeviceRequest, facts: MachineFacts) -> tuple[str, ...]:
+def _notes(choice: _Choice, facts: MachineFacts) -> tuple[str, ...]:
     notes = []
     if choice.name == "mps" and facts.fallback_set_too_late:
         notes.append(
@@ -306,7 +310,7 @@ def _notes(choice: _Choice, request: DeviceRequest, facts: MachineFacts) -> tupl
     if choice.name == "mps" and facts.rosetta:
         notes.append("this Python is an x86_64 build that Rosetta emulates; a native arm64 Python is faster.")
     obstacle = MPSAccelerator.why_not(facts)
-    if choice.name == "cpu" and request.accelerator.lower() == "auto" and obstacle and obstacle.repairable:
+    if choice.name == "cpu" and choice.by_order and obstacle and obstacle.repairable:
         notes.append("this Mac's GPU stays idle until the cause named above for mps is repaired.")
     idle = ACCELERATORS[choice.name].count(facts) - 1
     if choice.name in ("cuda", "xpu") and (facts.world_size or 1) == 1 and idle > 0:

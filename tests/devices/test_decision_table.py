@@ -255,7 +255,8 @@ def test_a_mac_whose_gpu_stays_idle_says_so():
     idle = resolve(DeviceRequest(), MACHINES["m1_rosetta_torch_without_mps"])
     assert any("GPU stays idle" in note for note in idle.notes)
     assert any("GPU stays idle" in line for line in str(idle).splitlines())
-    assert resolve(DeviceRequest("cpu"), MACHINES["m1_rosetta_torch_without_mps"]).notes == ()
+    for asked in (DeviceRequest("cpu"), DeviceRequest(use_cpu=True)):
+        assert resolve(asked, MACHINES["m1_rosetta_torch_without_mps"]).notes == ()
     assert resolve(DeviceRequest(), MACHINES["intel_mac"]).notes == ()
 
 
