@@ -69,7 +69,7 @@ def run(model_args: ModelArguments, data_args: DataTrainingArguments, training_a
     if training_args.do_train:
         train(trainer, checkpoint)
     if training_args.do_eval:
-        evaluate(trainer, splits, data_args)
+        evaluate(trainer, splits)
     if training_args.do_predict:
         predict(trainer, splits, labelled, data_args)
 
@@ -223,7 +223,7 @@ def train(trainer: Any, checkpoint: str | None) -> None:
     trainer.save_state()
 
 
-def evaluate(trainer: Any, splits: Any, data_args: DataTrainingArguments) -> None:
+def evaluate(trainer: Any, splits: Any) -> None:
     """Metrics on the validation data; those of mnli's mismatched set end in `_mm`."""
     combined: dict[str, float] = {}
     for name in of_kind(splits, "validation"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 from transformers.trainer_callback import (
     CallbackHandler,
@@ -99,7 +98,3 @@ class TrainerBase:
 
     def is_world_process_zero(self) -> bool:
         return self.args.process_index == 0
-
-    @property
-    def device(self) -> torch.device:
-        return self.args.device

@@ -241,13 +241,12 @@ class Trainer(Evaluation):
                 "load_best_model_at_end=True, and the model has PEFT adapters, whose checkpoints this release writes "
                 "and cannot load. Leave load_best_model_at_end out, and load the adapters with PEFT."
             )
-        if args.eval_strategy != "no" and self.eval_dataset is None:
-            overridden = type(self).get_eval_dataloader is not Trainer.get_eval_dataloader
-            if not overridden:
-                raise MisconfigurationException(
-                    f"eval_strategy='{args.eval_strategy}', but there is no eval_dataset. Give the Trainer one, or "
-                    "set eval_strategy='no'."
-                )
+        has_own_loader = type(self).get_eval_dataloader is not Trainer.get_eval_dataloader
+        if args.eval_strategy != "no" and self.eval_dataset is None and not has_own_loader:
+            raise MisconfigurationException(
+                f"eval_strategy='{args.eval_strategy}', but there is no eval_dataset. Give the Trainer one, or "
+                "set eval_strategy='no'."
+            )
 
     def _seed(self) -> None:
         if self.args.full_determinism:
