@@ -1,0 +1,137 @@
+"""Which operators have an MPS kernel, read from the operator table that the installed torch ships.
+
+`torchgen/packaged/ATen/native/native_functions.yaml` is what torch's own kernels are registered from, so the answer
+holds for the user's torch, on any machine. Names are those of the dispatcher: "aten::add.Tensor", "aten::linear".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ..cache import cache_folder
+
+# These are registered by hand to run on the CPU whatever the fallback switch says: torch, MPSFallback.mm.
+ALWAYS_FALLS_BACK = frozenset(
+    {"aten::embedding_renorm_", "aten::linalg_svd", "aten::linalg_svd.U", "aten::col2im", "aten::upsample_nearest3d.vec"}
+)
+
+
+class Support(str, Enum):
+    """What happens when an operator is called with tensors on mps."""
+
+    NATIVE = "native"  # an MPS kernel runs
+    COMPOSITE = "composite"  # made of other operators, each of which has to be asked about in its turn
+    FALLS_BACK = "falls back"  # the CPU kernel runs, with a copy of every tensor there and back
+    FAILS = "fails"  # NotImplementedError
+
+
+@dataclass(frozen=True)
+class OperatorTable:
+    """The operators of one torch release.
+
+    `native` have an MPS kernel or delegate to one that has; `composite` have none and are made of other operators;
+    `cpu` have neither.
+    """
+
+    torch_version: str
+    native: frozenset[str]
+    composite: frozenset[str]
+    cpu: frozenset[str]
+
+    def support(self, name: str, fallback: bool = False) -> Support:
+        """What becomes of the operator `name` on mps; `fallback`: was PYTORCH_ENABLE_MPS_FALLBACK on at the start.
+
+        An operator that the table does not list (torchvision's, one of your own) has the kernels that this process
+        registered for it; one that neither has an MPS kernel nor is composite fails.
+        """
+        if name in self.native:
+            return Support.NATIVE
+        if name in self.composite:
+            return Support.COMPOSITE
+        if name in ALWAYS_FALLS_BACK:
+            return Support.FALLS_BACK
+        if name not in self.cpu and _registered(name):
+            return Support.COMPOSITE
+        return Support.FALLS_BACK if fallback else Support.FAILS
+
+    def to_dict(self) -> dict[str, Any]:
+        """In types that JSON has; `from_dict` reads it back."""
+        return {
+            "torch_version": self.torch_version,
+            "native": sorted(self.native),
+            "composite": sorted(self.composite),
+            "cpu": sorted(self.cpu),
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> OperatorTable:
+        return cls(
+            str(data["torch_version"]), *(frozenset(map(str, data[kind])) for kind in ("native", "composite", "cpu"))
+        )
+
+
+def _registered(name: str) -> bool:
+    """Whether the dispatcher would find a kernel for mps other than the fallback."""
+    import torch
+
+    try:
+        return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "MPS"))
+    except RuntimeError:  # no such operator
+        return False
+
+
+@lru_cache(maxsize=1)
+def operator_table() -> OperatorTable:
+    """The table of the installed torch, from the user's cache folder or, the first time, parsed (about a second)."""
+    import torch
+
+    build = (torch.version.git_version or "unknown")[:12]
+    path = cache_folder() / f"operators-{torch.__version__}-{build}.json"
+    try:
+        return OperatorTable.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):
+        table = parse_operator_table()
+    with contextlib.suppress(OSError):  # a read-only home costs the next process a second, and nothing else
+        _write_whole(path, json.dumps(table.to_dict()))
+    return table
+
+
+def _write_whole(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(temporary, path)
+
+
+def parse_operator_table() -> OperatorTable:
+    """Read torchgen's operator table. An operator without an entry of its own has what its structured delegate has."""
+    import torch
+    import torchgen
+    from torchgen.gen import parse_native_yaml
+    from torchgen.model import DispatchKey
+
+    folder = Path(torchgen.__file__).parent / "packaged" / "ATen" / "native"
+    parsed = parse_native_yaml(str(folder / "native_functions.yaml"), str(folder / "tags.yaml"))
+    mps = parsed.backend_indices[DispatchKey.MPS]
+    by_name = {str(function.func.name): function for function in parsed.native_functions}
+    kinds: dict[str, set[str]] = {"native": set(), "composite": set(), "cpu": set()}
+    for name, function in by_name.items():
+        delegate = function.structured_delegate
+        if mps.has_kernel(function) or (delegate is not None and mps.has_kernel(by_name[str(delegate)])):
+            kind = "native"
+        # The generated wrapper of a structured operator is composite: it runs on mps as far as its out= variant does.
+        elif function.has_composite_kernel or delegate is not None:
+            kind = "composite"
+        else:
+            kind = "cpu"
+        kinds[kind].add(f"aten::{name}")
+    return OperatorTable(torch.__version__, *(frozenset(kinds[kind]) for kind in ("native", "composite", "cpu")))
