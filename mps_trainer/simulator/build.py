@@ -1,0 +1,172 @@
+"""Compiles the simulated device, once per torch version and per change of its source, into the user's cache folder."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+from ..cache import cache_folder
+from ..errors import MisconfigurationException
+
+SOURCES = Path(__file__).parent / "csrc"
+MODULE = "mps_simulator"
+
+
+class SimulatorUnavailableError(MisconfigurationException):
+    """This machine cannot run the simulated device; the message says why and what to do."""
+
+
+def load_extension() -> ModuleType:
+    """The compiled device, built first where it has not been (about half a minute).
+
+    Raises SimulatorUnavailableError on a Mac, with a torch that is no CPU build for Linux, and without a compiler.
+    """
+    check_machine()
+    library = _library()
+    if not library.exists():
+        with _lock(library.parent):
+            if not library.exists():  # another process may have built it while this one waited
+                _build(library)
+    return _import(library)
+
+
+def check_machine() -> None:
+    """Raises SimulatorUnavailableError where the device cannot or must not be simulated."""
+    import torch
+
+    if platform.system() == "Darwin":
+        raise SimulatorUnavailableError(
+            "The mps device is not simulated on a Mac, which may have a real one. Run the script as it is, and "
+            "`mps-trainer doctor` if training does not find the device."
+        )
+    if platform.system() != "Linux":
+        raise SimulatorUnavailableError(
+            f"The simulated mps device is made for Linux, and this machine runs {platform.system()}. Use Linux, a "
+            f"container with it, or WSL; `mps-trainer check` works everywhere."
+        )
+    if torch.version.cuda or getattr(torch.version, "hip", None) or getattr(torch.version, "xpu", None):
+        raise SimulatorUnavailableError(
+            f"The simulated mps device is made for a CPU build of torch, and this is {torch.__version__}. Make a new "
+            f"environment and install torch there from the index of CPU builds: "
+            f"python -m pip install torch --index-url https://download.pytorch.org/whl/cpu"
+        )
+
+
+def _library() -> Path:
+    """Where the device for this torch, this Python and this source belongs."""
+    import torch
+
+    digest = hashlib.sha256(f"{torch.version.git_version} {sys.version} {platform.machine()}".encode())
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.read_bytes())
+    name = f"simulator-{torch.__version__}-{digest.hexdigest()[:16]}"
+    return cache_folder() / name / f"{MODULE}.so"
+
+
+@contextlib.contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Held by one process at a time; the system lets go of it when that process dies, however it dies."""
+    import fcntl
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = (folder / "lock").open("w", encoding="utf-8")
+    except OSError as error:
+        raise SimulatorUnavailableError(
+            f"The simulated mps device cannot be built in {folder}: {error.strerror}. Set MPS_TRAINER_CACHE to a "
+            f"folder that can be written."
+        ) from error
+    with handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _build(library: Path) -> None:
+    import torch
+
+    _check_tools()
+    print(
+        f"Building the simulated mps device for torch {torch.__version__}, once, which takes about a minute ...",
+        file=sys.stderr,
+        flush=True,
+    )
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(dir=library.parent, prefix="build-") as folder:
+        _compile(Path(folder), library.parent / "build.log")
+        os.replace(Path(folder) / f"{MODULE}.so", library)
+    print(f"Built in {time.monotonic() - start:.0f} s: {library.parent}", file=sys.stderr, flush=True)
+
+
+def _check_tools() -> None:
+    compiler = os.environ.get("CXX", "c++")
+    if shutil.which(compiler) is None:
+        raise SimulatorUnavailableError(
+            f"The simulated mps device has to be compiled, and there is no C++ compiler ({compiler}). Install one, "
+            f"for example with `apt-get install g++`. `mps-trainer check` needs none."
+        )
+    if shutil.which("ninja") is None and importlib.util.find_spec("ninja") is None:
+        raise SimulatorUnavailableError(
+            "The simulated mps device has to be compiled, and ninja is not installed, which torch builds with. "
+            "Install it: python -m pip install ninja"
+        )
+    include = Path(sysconfig.get_paths()["include"])
+    if not (include / "Python.h").exists():
+        raise SimulatorUnavailableError(
+            f"The simulated mps device has to be compiled, and Python's headers are not in {include}. Install them, "
+            f"for example with `apt-get install python3-dev`, or use a Python that brings them."
+        )
+
+
+# Compiling takes place in a process of its own: torch's cpp_extension leaves state behind, takes a second to import,
+# and a compiler's output belongs in a log.
+_COMPILE = """
+import sys
+from torch.utils.cpp_extension import load
+load(name=sys.argv[1], sources=sys.argv[3:], build_directory=sys.argv[2], extra_cflags=["-O2"], is_python_module=False,
+     verbose=True)
+"""
+
+
+def _compile(folder: Path, log: Path) -> None:
+    sources = [str(source) for source in sorted(SOURCES.glob("*.cpp"))]
+    environment = dict(os.environ)
+    # A ninja installed by pip is found where this Python is, also when its environment is not activated.
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", "")])
+    environment["TORCH_EXTENSIONS_DIR"] = str(folder)
+    command = [sys.executable, "-c", _COMPILE, MODULE, str(folder), *sources]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if result.returncode == 0:
+        return
+    output = result.stdout + result.stderr
+    log.write_text(output, encoding="utf-8")
+    errors = [line.strip() for line in output.splitlines() if "error" in line.lower()]
+    raise SimulatorUnavailableError(
+        f"The simulated mps device could not be compiled: {errors[0] if errors else 'the compiler gave no reason'}. "
+        f"It is made for torch 2.13 and a compiler with C++20; all that the compiler said is in {log}."
+    )
+
+
+def _import(library: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(MODULE, library)
+    assert spec is not None
+    assert spec.loader is not None
+    try:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        raise SimulatorUnavailableError(
+            f"The simulated mps device cannot be loaded: {error}. Delete {library.parent}, so that it is built anew."
+        ) from error
+    return module

@@ -1,0 +1,62 @@
+"""Figures of the simulated device for each step of a training run."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+from transformers.trainer_callback import TrainerCallback
+
+from .session import SimulatedMPS
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """What one optimizer step did on the device, from the start of the step to its end. Sizes are bytes.
+
+    Fetching and moving the batch belongs to it where the Trainer does that after `on_step_begin`.
+    """
+
+    step: int
+    operators: int
+    new_shapes: int  # graphs that hardware compiles at this step
+    blocking_reads: int
+    host_to_device: int
+    device_to_host: int
+    bytes_live: int
+
+
+class SimulationCallback(TrainerCallback):
+    """Records `StepFigures` of every step in `steps`. For this Trainer and for transformers' own.
+
+    Args:
+        device: what `simulated_mps()` or `activate()` gave.
+    """
+
+    def __init__(self, device: SimulatedMPS) -> None:
+        self.device = device
+        self.steps: list[StepFigures] = []
+        self._before: dict[str, int] = {}
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._before = self._totals()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        now = self._totals()
+        changes = {name: now[name] - self._before[name] for name in now if name != "bytes_live"}
+        self.steps.append(StepFigures(step=state.global_step, bytes_live=now["bytes_live"], **changes))
+
+    def median(self, name: str) -> float:
+        """The median over the steps of one of their figures, by its name."""
+        return statistics.median(getattr(figures, name) for figures in self.steps)
+
+    def _totals(self) -> dict[str, int]:
+        counters = self.device.counters()
+        operators = counters["operators"].values()
+        totals = {
+            name: counters[name] for name in ("blocking_reads", "host_to_device", "device_to_host", "bytes_live")
+        }
+        totals["operators"] = sum(calls for calls, _, _ in operators)
+        totals["new_shapes"] = sum(shapes for _, shapes, _ in operators)
+        return totals

@@ -1,0 +1,249 @@
+// What hardware runs as an MPS kernel, run as the CPU kernel over the same memory; and what becomes of the rest.
+#include "host.h"
+#include "redirect.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/enum_tag.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+#include <torch/version.h>
+
+namespace simulator {
+
+// What can be read off an operator's schema once.
+struct Operator {
+  explicit Operator(const c10::OperatorHandle& handle);
+  std::string name;
+  bool native = false; // hardware has a kernel
+  bool makes_view = false; // no kernel runs: only sizes and strides are new
+  bool draws = false; // random numbers, from the default generator even where it takes none
+  bool size_from_values = false; // the host has to read values to know the size of the result
+  bool indexes = false; // takes indices, which may be on the CPU, or masks, whose values give the size
+  size_t generator = SIZE_MAX; // position among the arguments
+  size_t written = SIZE_MAX; // the first argument that is written to
+};
+
+static bool is_generator(const c10::Argument& argument) {
+  const auto optional = argument.type()->cast<c10::OptionalType>();
+  const auto type = optional ? optional->getElementType() : argument.type();
+  return type->kind() == c10::TypeKind::GeneratorType;
+}
+
+Operator::Operator(const c10::OperatorHandle& handle) {
+  const auto& schema = handle.schema();
+  name = schema.overload_name().empty() ? schema.name() : schema.name() + "." + schema.overload_name();
+  draws = handle.hasTag(at::Tag::nondeterministic_seeded);
+  indexes = schema.name().find("index_put") != std::string::npos || schema.name() == "aten::index" ||
+      schema.name() == "aten::_unsafe_index";
+  size_from_values = !indexes &&
+      (handle.hasTag(at::Tag::dynamic_output_shape) || handle.hasTag(at::Tag::data_dependent_output));
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    const auto& argument = schema.arguments()[i];
+    if (is_generator(argument)) {
+      generator = i;
+    }
+    if (written == SIZE_MAX && argument.alias_info() != nullptr && argument.alias_info()->isWrite()) {
+      written = i;
+    }
+  }
+  for (const auto& result : schema.returns()) {
+    makes_view |= result.alias_info() != nullptr && !result.alias_info()->isWrite();
+  }
+}
+
+// CPU tensors among the arguments of an MPS kernel are an error, unless they are numbers (no dimensions).
+static void check_device(const Operator& op, const c10::FunctionSchema& schema, size_t i, const at::Tensor& tensor) {
+  const bool is_index = op.indexes && schema.arguments()[i].name() == "indices";
+  const bool may_be_number = tensor.defined() && tensor.dim() == 0 && i != op.written;
+  if (!tensor.defined() || tensor.device().is_mps() || may_be_number || is_index) {
+    return;
+  }
+  TORCH_CHECK(
+      false, "Expected all tensors to be on the same device, but found at least two devices, mps:0 and ",
+      tensor.device(), "! Argument '", schema.arguments()[i].name(), "' of ", op.name, " is on ", tensor.device(),
+      ", which hardware reports in some operators as: Placeholder storage has not been allocated on MPS device! "
+      "Move it with .to(\"mps\").");
+}
+
+static uint64_t check_and_hash(const Operator& op, const c10::FunctionSchema& schema, const c10::IValue* arguments) {
+  uint64_t hash = EMPTY_HASH;
+  const auto look_at = [&](size_t i, const at::Tensor& tensor) {
+    if (op.native) {
+      check_device(op, schema, i, tensor);
+    }
+    hash = hash_shape(hash, tensor);
+  };
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    const auto& value = arguments[i];
+    if (value.isTensor()) {
+      look_at(i, value.toTensor());
+    } else if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorList()) {
+        look_at(i, tensor);
+      }
+    } else if (value.isOptionalTensorList()) {
+      for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorList()) {
+        look_at(i, tensor.value_or(at::Tensor()));
+      }
+    }
+  }
+  return hash;
+}
+
+static bool has_mask(const c10::IValue& indices) {
+  if (indices.isOptionalTensorList()) {
+    for (const std::optional<at::Tensor>& index : indices.toOptionalTensorList()) {
+      if (index && index->defined() && (index->scalar_type() == c10::kBool || index->scalar_type() == c10::kByte)) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+// Kernels of the CPU that take no generator draw from the CPU's default one; lend it the state of the device's.
+class LendGenerator {
+ public:
+  explicit LendGenerator(bool needed) : needed_(needed && !state().shared_generator) {
+    if (needed_) {
+      swap();
+    }
+  }
+  ~LendGenerator() {
+    if (needed_) {
+      swap();
+    }
+  }
+
+ private:
+  static void swap() {
+    auto* host = at::get_generator_or_default<at::CPUGeneratorImpl>(
+        std::nullopt, at::detail::getDefaultCPUGenerator());
+    const auto lent = host_generator(default_generator());
+    auto* ours = at::check_generator<at::CPUGeneratorImpl>(lent);
+    std::scoped_lock lock(host->mutex_, ours->mutex_);
+    const auto engine = host->engine();
+    const auto next_float = host->next_float_normal_sample();
+    const auto next_double = host->next_double_normal_sample();
+    host->set_engine(ours->engine());
+    host->set_next_float_normal_sample(ours->next_float_normal_sample());
+    host->set_next_double_normal_sample(ours->next_double_normal_sample());
+    ours->set_engine(engine);
+    ours->set_next_float_normal_sample(next_float);
+    ours->set_next_double_normal_sample(next_double);
+  }
+  bool needed_;
+};
+
+// Replaces the arguments on top of the stack by the results of the CPU kernel.
+static void call_host(const c10::OperatorHandle& handle, const Operator& op, torch::jit::Stack* stack) {
+  const auto& schema = handle.schema();
+  const size_t begin = stack->size() - schema.arguments().size();
+  Aliases aliases;
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    auto& value = (*stack)[begin + i];
+    if (i == op.generator && value.isNone()) {
+      value = host_generator(default_generator());
+    } else {
+      value = aliases.to_host(value);
+    }
+  }
+  {
+    LendGenerator lend(op.draws && op.generator == SIZE_MAX);
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  }
+  aliases.carry_over();
+  for (size_t i = stack->size() - schema.returns().size(); i < stack->size(); ++i) {
+    (*stack)[i] = aliases.to_device((*stack)[i]);
+  }
+}
+
+static void run(const c10::OperatorHandle& handle, const Operator& op, torch::jit::Stack* stack) {
+  const auto& schema = handle.schema();
+  const auto* arguments = stack->data() + (stack->size() - schema.arguments().size());
+  const uint64_t hash = check_and_hash(op, schema, arguments);
+  if (!op.makes_view) {
+    count_operator(op.name, hash);
+  }
+  if (op.size_from_values || (op.indexes && has_mask(arguments[1]))) {
+    count_read(op.name.c_str());
+  }
+  call_host(handle, op, stack);
+}
+
+// The fallback of hardware copies every tensor to the CPU, waiting for it, and the results back.
+static void fall_back(const c10::OperatorHandle& handle, const Operator& op, torch::jit::Stack* stack) {
+  const auto& schema = handle.schema();
+  const auto* arguments = stack->data() + (stack->size() - schema.arguments().size());
+  count_operator(op.name, check_and_hash(op, schema, arguments), /*fell_back=*/true);
+  count_read(op.name.c_str());
+  const auto count_copies = [](const c10::IValue& value, bool to_device) {
+    if (value.isTensor() && value.toTensor().defined() && value.toTensor().device().is_mps()) {
+      count_copy(to_device, value.toTensor().nbytes());
+    }
+  };
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    count_copies(arguments[i], /*to_device=*/false);
+  }
+  bool first = false;
+  {
+    std::lock_guard<std::mutex> lock(state().mutex);
+    first = state().warned.insert(op.name).second;
+  }
+  if (first) {
+    TORCH_WARN(
+        "The operator '", op.name, "' is not currently supported on the MPS backend and will fall back to run on the "
+        "CPU. Every call copies its tensors to the CPU and the results back, and waits for both.");
+  }
+  notify("fallback", op.name);
+  call_host(handle, op, stack);
+  for (size_t i = stack->size() - schema.returns().size(); i < stack->size(); ++i) {
+    count_copies((*stack)[i], /*to_device=*/true);
+  }
+}
+
+struct Native final : public c10::OperatorKernel {
+  explicit Native(const c10::OperatorHandle& handle) : op(handle) {
+    op.native = true;
+  }
+  void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    run(handle, op, stack);
+  }
+  Operator op;
+};
+
+struct Fallback final : public c10::OperatorKernel {
+  explicit Fallback(const c10::OperatorHandle& handle) : op(handle) {}
+  void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    fall_back(handle, op, stack);
+  }
+  Operator op;
+};
+
+torch::CppFunction native_kernel(const c10::OperatorHandle& handle) {
+  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Native>(handle));
+}
+
+torch::CppFunction fallback_kernel(const c10::OperatorHandle& handle) {
+  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Fallback>(handle));
+}
+
+void without_kernel(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
+  const Operator op(handle);
+  if (op.makes_view) { // an operator that only looks at the same memory in another way needs no kernel anywhere
+    call_host(handle, op, stack);
+    return;
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      state().fallback, "The operator '", op.name, "' is not currently implemented for the MPS device: the operator "
+      "table of torch " TORCH_VERSION " names no kernel for it. As on hardware, PYTORCH_ENABLE_MPS_FALLBACK=1 in the "
+      "environment before torch is imported runs it on the CPU, which is slower. Otherwise use other operators here.");
+  fall_back(handle, op, stack);
+}
+
+} // namespace simulator

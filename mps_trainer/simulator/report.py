@@ -1,0 +1,135 @@
+"""What a run on the simulated device came to: as data, and as a table."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from ..coverage.source import SourceLine
+from .memory import format_bytes
+
+WIDTH = 120
+SHOWN_OPERATORS = 10
+
+
+@dataclass(frozen=True)
+class OperatorCalls:
+    """One operator: how often it ran and with how many different input shapes, each a graph that hardware compiles."""
+
+    name: str
+    calls: int
+    shapes: int
+    fell_back: bool
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of Python that made the host wait for the device, by `operator`, `count` times.
+
+    `kind`: "read" for a value that the host asked for, "fallback" for an operator that ran on the CPU. `file`, `line`
+    and `source` are None where no Python line led there (the thread in which backward runs).
+    """
+
+    kind: str
+    operator: str
+    count: int
+    file: str | None
+    line: int | None
+    source: str | None
+
+
+@dataclass(frozen=True)
+class SimulationReport:
+    """Counts since the device was switched on. Sizes are bytes."""
+
+    torch_version: str
+    fallback: bool
+    memory: int  # the recommended maximum
+    blocking_reads: int
+    synchronizations: int
+    host_to_device: int
+    host_to_device_bytes: int
+    device_to_host: int
+    device_to_host_bytes: int
+    bytes_live: int
+    bytes_peak: int
+    operators: tuple[OperatorCalls, ...]  # most calls first
+    places: tuple[Place, ...]  # most often first
+
+    @property
+    def operator_calls(self) -> int:
+        """Kernels that the device ran; views and allocations are none."""
+        return sum(operator.calls for operator in self.operators)
+
+    @property
+    def fell_back(self) -> tuple[OperatorCalls, ...]:
+        """Those that ran on the CPU."""
+        return tuple(operator for operator in self.operators if operator.fell_back)
+
+    @property
+    def distinct_shapes(self) -> int:
+        """Graphs that hardware would have compiled, over all operators."""
+        return sum(operator.shapes for operator in self.operators)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field and total, in types that JSON has."""
+        totals = {"operator_calls": self.operator_calls, "distinct_shapes": self.distinct_shapes}
+        return {**dataclasses.asdict(self), **totals}
+
+    def __str__(self) -> str:
+        return "\n".join([f"On the simulated mps device (torch {self.torch_version}):", *self._rows()])
+
+    def _rows(self) -> list[str]:
+        rows = [f"  {_times(operator.calls)} on the CPU: {operator.name}" for operator in self.fell_back]
+        rows += [
+            f"  {_row('memory, peak', format_bytes(self.bytes_peak))} of {format_bytes(self.memory)} recommended",
+            f"  {_row('blocking reads', self.blocking_reads)} each waits until the device has done all it was given",
+        ]
+        rows += [f"    {text}"[:WIDTH] for text in map(_place_row, self.places)]
+        to_device, to_host = format_bytes(self.host_to_device_bytes), format_bytes(self.device_to_host_bytes)
+        rows += [
+            f"  {_row('copies to the device', self.host_to_device)} {to_device}",
+            f"  {_row('copies to the host', self.device_to_host)} {to_host}",
+            f"  {_row('operators run', self.operator_calls)} {len(self.operators)} different ones",
+            f"  {_row('distinct shapes', self.distinct_shapes)} each is a graph that hardware compiles; most of them:",
+        ]
+        most = sorted(self.operators, key=lambda operator: -operator.shapes)[:SHOWN_OPERATORS]
+        return rows + [f"    {operator.shapes:>8}  {operator.name}, {_times(operator.calls)}" for operator in most]
+
+
+def make_report(
+    counters: dict[str, Any], lines: Counter[tuple[str, str, SourceLine | None]], memory: int, fallback: bool
+) -> SimulationReport:
+    """From the counters of the device and the Python lines that made the host wait."""
+    import torch
+
+    counted = dict(counters)
+    operators = [OperatorCalls(name, *numbers) for name, numbers in counted.pop("operators").items()]
+    places = [
+        Place(kind, operator, count, *((where.file, where.line, where.text) if where else (None, None, None)))
+        for (kind, operator, where), count in lines.most_common()
+    ]
+    return SimulationReport(
+        torch_version=torch.__version__,
+        fallback=fallback,
+        memory=memory,
+        operators=tuple(sorted(operators, key=lambda operator: (-operator.calls, operator.name))),
+        places=tuple(places),
+        **counted,
+    )
+
+
+def _row(name: str, value: object) -> str:
+    return f"{name:<24}{value!s:>12}"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _place_row(place: Place) -> str:
+    what = f"{place.operator} on the CPU" if place.kind == "fallback" else place.operator
+    where = f"{place.file}:{place.line}: {place.source}" if place.file else "no line of Python, as in backward"
+    return f"{place.count:>8}  {what}, {where}"

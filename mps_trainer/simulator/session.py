@@ -1,0 +1,171 @@
+"""Switching the simulated device on and off in this process."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from ..coverage.source import SourceLine, current_line
+from ..coverage.table import ALWAYS_FALLS_BACK, operator_table
+from ..devices import facts
+from ..errors import MisconfigurationException
+from .build import load_extension
+from .memory import parse_bytes
+from .report import SimulationReport, make_report
+
+# What Metal recommends on a Mac of 24 GB: two thirds.
+DEFAULT_MEMORY = "16GB"
+
+# Functions that remember whether there is an mps device, by module. They are asked anew after each switch.
+_REMEMBERING = {
+    "torch.backends.mps": ("is_available", "is_macos_or_newer", "is_macos13_or_newer"),
+    "transformers.utils.import_utils": ("is_torch_mps_available",),
+    "accelerate.utils.imports": ("is_mps_available",),
+}
+
+_extension: ModuleType | None = None
+_current: SimulatedMPS | None = None
+
+
+class SimulatedMPS:
+    """The device while it is switched on: what it has counted, and its settings.
+
+    Made by `simulated_mps()` and `activate()`, not by hand.
+    """
+
+    def __init__(self, extension: ModuleType, memory: int, fallback: bool) -> None:
+        self._extension = extension
+        self.memory = memory
+        self.fallback = fallback
+        self._lines: Counter[tuple[str, str, SourceLine | None]] = Counter()
+
+    def counters(self) -> dict[str, Any]:
+        """The raw counts: blocking_reads, synchronizations, host_to_device(_bytes), device_to_host(_bytes),
+        bytes_live, bytes_peak, and operators: {name: (calls, distinct shapes, whether it fell back)}."""
+        return self._extension.counters()
+
+    def report(self) -> SimulationReport:
+        """What was counted since the device was switched on, or since `reset()`."""
+        return make_report(self.counters(), self._lines, self.memory, self.fallback)
+
+    def reset(self) -> None:
+        """Count from zero; the peak of memory starts at what is live."""
+        self._lines.clear()
+        self._extension.reset()
+
+    def _note(self, kind: str, operator: str) -> None:
+        self._lines[kind, operator, current_line()] += 1
+
+
+@contextlib.contextmanager
+def simulated_mps(
+    memory: int | str = DEFAULT_MEMORY, fallback: bool | None = None, same_draws_as_cpu: bool = False
+) -> Iterator[SimulatedMPS]:
+    """This machine has an `mps` device inside the block.
+
+    Args:
+        memory: what Metal would recommend as the maximum, in bytes or as "16GB"; an allocation past it fails with "MPS
+            backend out of memory". A Mac's recommendation is about two thirds of its memory up to 36 GB and three
+            quarters above. `torch.mps.set_per_process_memory_fraction` and PYTORCH_MPS_HIGH_WATERMARK_RATIO scale it.
+        fallback: whether operators without an MPS kernel run on the CPU instead of failing. Default: as
+            PYTORCH_ENABLE_MPS_FALLBACK stood when torch was imported.
+        same_draws_as_cpu: random numbers come from the CPU's generator, so that a run can be compared with one on the
+            CPU digit by digit. Hardware has a generator of its own, and so has the device by default.
+
+    Raises SimulatorUnavailableError where it cannot be simulated, and MisconfigurationException for a bad amount of
+    memory or inside another such block.
+    """
+    device = _switch_on(memory, fallback, same_draws_as_cpu)
+    try:
+        yield device
+    finally:
+        _switch_off()
+
+
+def activate(
+    memory: int | str = DEFAULT_MEMORY, fallback: bool | None = None, same_draws_as_cpu: bool = False
+) -> SimulatedMPS:
+    """As `simulated_mps()`, for the rest of the process."""
+    return _switch_on(memory, fallback, same_draws_as_cpu)
+
+
+def _switch_on(memory: int | str, fallback: bool | None, same_draws_as_cpu: bool) -> SimulatedMPS:
+    global _current
+    size = parse_bytes(memory)
+    if _current is not None:
+        raise MisconfigurationException(
+            "The simulated mps device is switched on already, by an enclosing simulated_mps() or by activate(). Use "
+            "the one there is."
+        )
+    extension = _install()
+    if fallback is None:
+        fallback = bool(facts.gather_facts().fallback_when_torch_loaded)
+    _current = SimulatedMPS(extension, size, fallback)
+    extension.set_memory(size, _watermark())
+    extension.set_fallback(fallback)
+    extension.set_shared_generator(same_draws_as_cpu)
+    extension.set_listener(_current._note)
+    _current.reset()
+    _set_active(extension, True)
+    return _current
+
+
+def _switch_off() -> None:
+    global _current
+    extension, _current = _extension, None
+    if extension is not None:
+        extension.set_listener(None)
+        _set_active(extension, False)
+
+
+def _install() -> ModuleType:
+    """The compiled device, in torch; the second time it is there already."""
+    global _extension
+    if _extension is None:
+        table = operator_table()
+        extension = load_extension()
+        extension.install()
+        extension.register_kernels(sorted(table.native), sorted(ALWAYS_FALLS_BACK - table.native))
+        atexit.register(_shut_down, os.getpid())
+        _extension = extension
+    return _extension
+
+
+def _shut_down(pid: int) -> None:
+    if _extension is not None and os.getpid() == pid:  # a forked child has no such thread
+        _extension.set_listener(None)
+        _extension.stop_autograd_thread()
+
+
+def _watermark() -> float:
+    """The share of the recommended maximum at which an allocation fails; 0 for never."""
+    text = os.environ.get("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "1.0")
+    try:
+        ratio = float(text)
+    except ValueError:
+        ratio = -1.0
+    if not 0 <= ratio <= 2:
+        raise MisconfigurationException(
+            f"PYTORCH_MPS_HIGH_WATERMARK_RATIO is {text!r}, and it goes from 0.0 (no limit) to 2.0. Unset it, or set "
+            f"it to 1.0."
+        )
+    return ratio
+
+
+def _set_active(extension: ModuleType, active: bool) -> None:
+    import torch
+
+    extension.set_active(active)
+    torch._C._has_mps = active
+    torch.backends.mps.simulated = active  # type: ignore[attr-defined]
+    for module, names in _REMEMBERING.items():
+        for name in names:
+            forget = getattr(getattr(sys.modules.get(module), name, None), "cache_clear", None)
+            if forget is not None:
+                forget()
