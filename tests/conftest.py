@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -14,11 +15,36 @@ import torch
 from torch import nn
 
 from mps_trainer import Trainer, TrainingArguments
+from mps_trainer.simulator import SimulatorUnavailableError, simulated_mps
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The slow tests first, so that with several processes none of them begins when all others are done."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test marked every_device runs on the CPU and on the simulated mps device."""
+    if metafunc.definition.get_closest_marker("every_device") is not None:
+        metafunc.fixturenames.insert(0, "device")
+        metafunc.parametrize("device", ["cpu", "mps"], indirect=True)
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """What `make_args` trains on: the CPU, or for a test marked every_device also an mps device.
+
+    `every_device(same_draws_as_cpu=True)` lets the device draw the CPU's random numbers, for comparison with it.
+    """
+    if getattr(request, "param", "cpu") == "cpu":
+        yield "cpu"
+        return
+    marker = request.node.get_closest_marker("every_device")
+    try:
+        with simulated_mps(**marker.kwargs):
+            yield "mps"
+    except SimulatorUnavailableError as error:
+        pytest.skip(str(error))
 
 
 class Classifier(nn.Module):
@@ -58,11 +84,11 @@ def make_model():
 
 
 @pytest.fixture
-def make_args(tmp_path):
-    """Arguments for a run on the CPU into a folder of the test's own, quiet unless a test says otherwise."""
+def make_args(tmp_path, device):
+    """Arguments for a run on `device` into a folder of the test's own, quiet unless a test says otherwise."""
 
     def make(**settings: object) -> TrainingArguments:
-        defaults = {"output_dir": str(tmp_path / "run"), "use_cpu": True, "disable_tqdm": True}
+        defaults = {"output_dir": str(tmp_path / "run"), "use_cpu": device == "cpu", "disable_tqdm": True}
         return TrainingArguments(**{**defaults, "logging_steps": 1, "save_strategy": "no", **settings})
 
     return make
@@ -83,7 +109,7 @@ def make_trainer(make_args, make_model):
 
 
 def weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
 
 
 def assert_same_weights(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:

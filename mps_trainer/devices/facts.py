@@ -58,6 +58,7 @@ class MachineFacts:
     mps_available: bool = False
     mps_allocation_ok: bool = False  # one tensor was made on the device and read back
     mps_allocation_error: str | None = None  # first line
+    mps_simulated: bool = False  # mps_trainer.simulator has put an mps device into this process
     cuda_built: bool = False  # also true of a ROCm build, which torch shows as cuda
     cuda_count: int = 0
     xpu_built: bool = False
@@ -243,6 +244,7 @@ def _torch_facts(probes: Probes) -> dict[str, Any]:
 def _mps_facts(torch: Any) -> dict[str, Any]:
     mps = torch.backends.mps
     facts: dict[str, Any] = {"mps_built": bool(mps.is_built()), "mps_available": bool(mps.is_available())}
+    facts["mps_simulated"] = bool(getattr(mps, "simulated", False))
     if facts["mps_available"]:
         try:
             # Allocate, run a kernel and read back: virtual Macs report MPS and then fail every allocation

@@ -307,6 +307,8 @@ def _notes(choice: _Choice, facts: MachineFacts) -> tuple[str, ...]:
             f"{FALLBACK} was set after torch was imported and has no effect, because torch reads it once, when its "
             f"library is loaded. Set it in the shell, or at the top of the script before the first import of torch."
         )
+    if choice.name == "mps" and facts.mps_simulated:
+        notes.append("this mps device is simulated on the CPU; how fast it is says nothing about a Mac.")
     if choice.name == "mps" and facts.rosetta:
         notes.append("this Python is an x86_64 build that Rosetta emulates; a native arm64 Python is faster.")
     obstacle = MPSAccelerator.why_not(facts)

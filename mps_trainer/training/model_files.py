@@ -1,4 +1,4 @@
-"""A model on disk, and what is switched on in it before training."""
+"""A model on disk."""
 
 from __future__ import annotations
 
@@ -124,21 +124,3 @@ def _without_bars() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
-
-
-def enable_activation_checkpointing(model: nn.Module, settings: Any) -> None:
-    """Makes the model compute activations again in the backward pass.
-
-    Raises:
-        MisconfigurationException: if the model has no such switch.
-    """
-    # transformers 5 gave the method its new name on the way; both are in the supported range
-    enable = getattr(model, "activation_checkpointing_enable", None) or getattr(
-        model, "gradient_checkpointing_enable", None
-    )
-    if enable is None:
-        raise MisconfigurationException(
-            f"activation_checkpointing=True, but {type(model).__name__} has no gradient_checkpointing_enable(). "
-            "Leave it out, or use torch.utils.checkpoint in the model's forward()."
-        )
-    enable(settings or {"use_reentrant": False})

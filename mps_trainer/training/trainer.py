@@ -24,6 +24,7 @@ from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
 from . import folders, model_files
 from . import optimizer as optimizers_
+from .activation_checkpointing import enable_activation_checkpointing
 from .evaluation import Evaluation
 from .files import read_object
 from .flos import FlosCounter
@@ -131,7 +132,7 @@ class Trainer(Evaluation):
             self._use_model(self._call_model_init())
         self.optimizer, self.lr_scheduler = self._given_optimizers
         if self.args.activation_checkpointing:
-            model_files.enable_activation_checkpointing(self.model, self.args.activation_checkpointing_kwargs)
+            enable_activation_checkpointing(self.model, self.args)
         model_files.make_folder(self.args.output_dir)
         self.is_in_train = True
         try:

@@ -25,6 +25,8 @@ FILES = {
     "training_args.json",
 }
 
+pytestmark = pytest.mark.every_device
+
 
 def without_times(history):
     return [

@@ -8,13 +8,15 @@ from torch import nn
 from mps_trainer import MisconfigurationException
 from tests.conftest import accuracy, examples, logged
 
+pytestmark = pytest.mark.every_device
+
 
 def test_evaluation_covers_every_example_once(make_trainer):
     trainer = make_trainer({"compute_metrics": accuracy, "eval_dataset": examples(21)}, per_device_eval_batch_size=8)
     metrics = trainer.evaluate()
     batch = {name: torch.stack([torch.as_tensor(row[name]) for row in examples(21)]) for name in ("x", "labels")}
     with torch.no_grad():
-        outputs = trainer.model.eval()(**batch)
+        outputs = trainer.model.cpu().eval()(**batch)
     expected = (outputs["logits"].argmax(-1) == batch["labels"]).float().mean().item()
     assert metrics["eval_accuracy"] == pytest.approx(expected)
     assert metrics["eval_loss"] == pytest.approx(outputs["loss"].item())

@@ -1,11 +1,15 @@
 """Number formats, and memory for time."""
 
+import warnings
+
 import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 from mps_trainer import MisconfigurationException
 from tests.conftest import logged
+
+pytestmark = pytest.mark.every_device
 
 
 def dtypes_of_hidden(trainer):
@@ -66,6 +70,20 @@ def test_activation_checkpointing_gives_the_same_losses(make_trainer):
         assert model.is_gradient_checkpointing == bool(flags)
         losses.append(logged(trainer, "loss"))
     assert losses[0] == pytest.approx(losses[1], abs=1e-6) == losses[2]
+
+
+def test_reentrant_checkpointing_on_mps_warns_of_wrong_gradients(make_trainer, device):
+    config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    trainer = make_trainer(
+        {"model": BertForSequenceClassification(config), "train_dataset": [{"input_ids": [1, 2], "labels": 0}]},
+        max_steps=1,
+        gradient_checkpointing=True,
+        gradient_checkpointing_kwargs={"use_reentrant": True},
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.train()
+    assert any("127676" in str(warning.message) for warning in caught) == (device == "mps")
 
 
 def test_activation_checkpointing_of_a_model_without_it_is_refused(make_trainer):

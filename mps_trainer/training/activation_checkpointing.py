@@ -1,0 +1,74 @@
+"""Computing activations again in the backward pass instead of keeping them."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import MisconfigurationException
+from ..training_args import TrainingArguments
+
+
+def enable_activation_checkpointing(model: nn.Module, args: TrainingArguments) -> None:
+    """Makes the model compute activations again in the backward pass, with the random numbers of the first time.
+
+    Raises:
+        MisconfigurationException: if the model has no such switch.
+    """
+    # transformers 5 gave the method its new name on the way; both are in the supported range
+    enable = getattr(model, "activation_checkpointing_enable", None) or getattr(
+        model, "gradient_checkpointing_enable", None
+    )
+    if enable is None:
+        raise MisconfigurationException(
+            f"activation_checkpointing=True, but {type(model).__name__} has no gradient_checkpointing_enable(). "
+            "Leave it out, or use torch.utils.checkpoint in the model's forward()."
+        )
+    enable(checkpoint_settings(args.activation_checkpointing_kwargs, args.device))
+
+
+def checkpoint_settings(given: Any, device: torch.device) -> dict[str, Any]:
+    """Arguments of torch.utils.checkpoint: those `given`, and on mps what keeps dropout the same the second time.
+
+    torch.utils.checkpoint restores the generator of a device whose module has `_initialized`, and torch.mps has not
+    (pytorch issue 127676): dropout drops others the second time, and every gradient behind it is wrong.
+    """
+    settings = dict(given or {"use_reentrant": False})
+    if device.type != "mps" or not settings.get("preserve_rng_state", True) or "context_fn" in settings:
+        return settings
+    if settings.get("use_reentrant", True):
+        warnings.warn(
+            "activation_checkpointing_kwargs has use_reentrant=True, with which torch draws another dropout mask on "
+            "mps in the backward pass than in the forward pass, so that gradients are wrong if the model has dropout "
+            "(pytorch issue 127676). Use use_reentrant=False, the default here, with which they are the same.",
+            UserWarning,
+            stacklevel=2,
+        )
+        return settings
+    return {**settings, "context_fn": same_draws_twice}
+
+
+def same_draws_twice() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
+    """Contexts for the first computation and for the second, which draws from mps what the first did."""
+    drawn_from: list[torch.Tensor] = []
+
+    @contextlib.contextmanager
+    def first() -> Iterator[None]:
+        drawn_from.append(torch.mps.get_rng_state())  # kept on the host: nothing waits for the device
+        yield
+
+    @contextlib.contextmanager
+    def again() -> Iterator[None]:
+        now = torch.mps.get_rng_state()
+        torch.mps.set_rng_state(drawn_from[0])
+        try:
+            yield
+        finally:
+            torch.mps.set_rng_state(now)
+
+    return first(), again()
