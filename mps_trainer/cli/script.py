@@ -1,0 +1,84 @@
+"""Running a user's script inside a command, as `python script.py arguments` would run it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import runpy
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from ..errors import MisconfigurationException
+
+INTERRUPTED = 130  # 128 and the number of SIGINT, as shells have it
+
+
+def add_script_arguments(command: argparse.ArgumentParser) -> None:
+    """What every command takes that runs a script."""
+    command.add_argument("--json", metavar="FILE", help="also write the report to FILE as JSON")
+    command.add_argument(
+        "--fallback",
+        action="store_true",
+        help="let operators without an MPS kernel run on the CPU: PYTORCH_ENABLE_MPS_FALLBACK=1, set in time",
+    )
+    command.add_argument("script", metavar="SCRIPT", help="a Python file")
+    command.add_argument("arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER, help="passed on to the script")
+
+
+def check_paths(arguments: argparse.Namespace) -> None:
+    """Before anything takes time. Raises MisconfigurationException for a script or a folder that is not there."""
+    if not Path(arguments.script).is_file():
+        raise MisconfigurationException(f"There is no file {arguments.script} to run. Name a Python script.")
+    if arguments.json is None:
+        return
+    target = Path(arguments.json)
+    if target.is_dir() or not os.access(target if target.exists() else target.parent, os.W_OK):
+        raise MisconfigurationException(
+            f"--json {arguments.json} cannot be written. Name a file in a folder that exists and may be written to."
+        )
+
+
+def run_script(path: str, arguments: list[str]) -> int:
+    """Run the file at `path` as the main program; its exit status, with its traceback printed if it raised."""
+    sys.argv = [path, *arguments]
+    sys.path[0] = str(Path(path).resolve().parent)
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except SystemExit as end:
+        return exit_status(end)
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:
+        print_traceback(error)
+        return 1
+    return 0
+
+
+def exit_status(end: SystemExit) -> int:
+    """As the interpreter has it: None is 0, a number itself, anything else is printed and 1."""
+    if end.code is None or isinstance(end.code, int):
+        return end.code or 0
+    print(end.code, file=sys.stderr)
+    return 1
+
+
+def print_traceback(error: BaseException) -> None:
+    """From the script's own first line on: the frames that led into it are this package's and runpy's."""
+    trace = error.__traceback__
+    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    traceback.print_exception(type(error), error, trace)
+
+
+def _is_ours(file: str) -> bool:
+    return file == __file__ or file.startswith("<frozen runpy>") or file == runpy.__file__
+
+
+def write_json(path: str, report: dict[str, Any]) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(report, file, indent=2)
+        file.write("\n")

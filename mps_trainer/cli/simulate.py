@@ -1,0 +1,53 @@
+"""`mps-trainer simulate`: run a script on the simulated mps device and report what it did there."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+from ..devices.facts import FALLBACK
+from .script import add_script_arguments, check_paths, run_script, write_json
+
+# The status of a command that could not do its work; a script's own status is passed on.
+COULD_NOT_RUN = 2
+
+
+def add_parser(commands: Any) -> None:
+    command = commands.add_parser(
+        "simulate",
+        help="run a script on a simulated mps device, on Linux",
+        description="Run a script on a simulated mps device: what a Mac refuses fails, and a report at the end says "
+        "what ran on the CPU, waited, was copied, was compiled and took memory. The exit status is the script's; 2 "
+        "when it could not be started.",
+    )
+    command.add_argument(
+        "--memory",
+        default="16GB",
+        help="what Metal recommends as the maximum; allocations past it fail. Default: %(default)s, a Mac of 24 GB",
+    )
+    command.add_argument(
+        "--same-draws-as-cpu",
+        action="store_true",
+        help="draw the random numbers that the CPU would, to compare a run with one on the CPU",
+    )
+    add_script_arguments(command)
+    command.set_defaults(run=run, failure=COULD_NOT_RUN)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the script; its exit status."""
+    check_paths(arguments)
+    if arguments.fallback:
+        os.environ[FALLBACK] = "1"  # before the import of torch below, which reads it
+    from ..simulator import activate
+
+    device = activate(memory=arguments.memory, same_draws_as_cpu=arguments.same_draws_as_cpu)
+    status = run_script(arguments.script, arguments.arguments)
+    report = device.report()
+    sys.stdout.flush()
+    print(report, file=sys.stderr)
+    if arguments.json is not None:
+        write_json(arguments.json, {"exit_status": status, **report.to_dict()})
+    return status
