@@ -17,9 +17,11 @@
 #include <ATen/ops/sum.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_native.h>
+#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <set>
 
@@ -227,22 +229,32 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(
   return {aliases.to_device(for_input), aliases.to_device(for_weight), aliases.to_device(for_bias)};
 }
 
+// What torch makes of a mask that says where to look, before any attention kernel sees it.
+optional<Tensor> additive_mask(const optional<Tensor>& mask, const Tensor& query) {
+  if (!mask || !mask->defined() || mask->scalar_type() != c10::kBool) {
+    return mask;
+  }
+  return at::zeros(mask->sizes(), query.options())
+      .masked_fill_(mask->logical_not(), -std::numeric_limits<double>::infinity());
+}
+
 // torch asks which attention kernel a device has, and knows of none for mps in a build without MPS. On hardware it is
 // one kernel where nothing has to be kept for a backward pass, and a product, a softmax and a product elsewhere.
 Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, const optional<Tensor>& mask,
                  double dropout, bool is_causal, optional<double> scale, bool enable_gqa) {
+  const auto added = additive_mask(mask, query);
   const bool keeps_graph =
       at::GradMode::is_enabled() && (query.requires_grad() || key.requires_grad() || value.requires_grad());
   const bool one_kernel = !keeps_graph && dropout == 0 && query.is_contiguous() && key.is_contiguous() &&
       value.is_contiguous() && query.device().is_mps() && key.device().is_mps() && value.device().is_mps();
   if (!one_kernel) {
     return std::get<0>(at::_scaled_dot_product_attention_math(
-        query, key, value, mask, dropout, is_causal, std::nullopt, scale, enable_gqa));
+        query, key, value, added, dropout, is_causal, std::nullopt, scale, enable_gqa));
   }
   count("aten::_scaled_dot_product_attention_math_for_mps", query, key, value);
   Aliases aliases;
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const auto host_mask = mask ? optional<Tensor>(aliases.to_host(*mask)) : mask;
+  const auto host_mask = added ? optional<Tensor>(aliases.to_host(*added)) : added;
   return aliases.to_device(std::get<0>(at::_scaled_dot_product_attention_math(
       aliases.to_host(query), aliases.to_host(key), aliases.to_host(value), host_mask, dropout, is_causal,
       std::nullopt, scale, enable_gqa)));
