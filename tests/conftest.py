@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 
 from mps_trainer import Trainer, TrainingArguments
-from mps_trainer.simulator import SimulatorUnavailableError, simulated_mps
+from mps_trainer.simulator import SimulatedMPS, SimulatorUnavailableError, simulated_mps
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -30,21 +31,39 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("device", ["cpu", "mps"], indirect=True)
 
 
+@contextlib.contextmanager
+def on_device(name: str, **settings: object) -> Iterator[SimulatedMPS | None]:
+    """Inside, this machine has what `name` says: "cpu", or "mps", simulated with `settings`, or the test is skipped."""
+    if name == "cpu":
+        yield None
+        return
+    try:
+        simulated = simulated_mps(**settings)
+        mps = simulated.__enter__()
+    except SimulatorUnavailableError as error:
+        pytest.skip(str(error))
+    with contextlib.ExitStack() as stack:
+        stack.push(simulated)
+        yield mps
+
+
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
     """What `make_args` trains on: the CPU, or for a test marked every_device also an mps device.
 
     `every_device(same_draws_as_cpu=True)` lets the device draw the CPU's random numbers, for comparison with it.
     """
-    if getattr(request, "param", "cpu") == "cpu":
-        yield "cpu"
-        return
+    name = getattr(request, "param", "cpu")
     marker = request.node.get_closest_marker("every_device")
-    try:
-        with simulated_mps(**marker.kwargs):
-            yield "mps"
-    except SimulatorUnavailableError as error:
-        pytest.skip(str(error))
+    with on_device(name, **(marker.kwargs if marker else {})):
+        yield name
+
+
+@pytest.fixture
+def mps() -> Iterator[SimulatedMPS | None]:
+    """The simulated device, for what only it can tell."""
+    with on_device("mps") as simulated:
+        yield simulated
 
 
 class Classifier(nn.Module):
@@ -84,11 +103,15 @@ def make_model():
 
 
 @pytest.fixture
-def make_args(tmp_path, device):
-    """Arguments for a run on `device` into a folder of the test's own, quiet unless a test says otherwise."""
+def make_args(tmp_path, request):
+    """Arguments for a run into a folder of the test's own, quiet unless a test says otherwise.
+
+    On the CPU, or on the simulated device in a test that has one.
+    """
+    on_mps = "mps" in request.fixturenames or request.getfixturevalue("device") == "mps"
 
     def make(**settings: object) -> TrainingArguments:
-        defaults = {"output_dir": str(tmp_path / "run"), "use_cpu": device == "cpu", "disable_tqdm": True}
+        defaults = {"output_dir": str(tmp_path / "run"), "use_cpu": not on_mps, "disable_tqdm": True}
         return TrainingArguments(**{**defaults, "logging_steps": 1, "save_strategy": "no", **settings})
 
     return make

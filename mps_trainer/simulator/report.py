@@ -131,5 +131,7 @@ def _times(count: int) -> str:
 
 def _place_row(place: Place) -> str:
     what = f"{place.operator} on the CPU" if place.kind == "fallback" else place.operator
-    where = f"{place.file}:{place.line}: {place.source}" if place.file else "no line of Python, as in backward"
+    where = "no line of Python, as in backward"
+    if place.file is not None and place.line is not None:
+        where = f"{SourceLine(place.file, place.line)}: {place.source}"
     return f"{place.count:>8}  {what}, {where}"

@@ -36,6 +36,12 @@ def test_doctor_prints_decision_and_facts_as_json():
     assert printed["decision"]["device"] == "cpu"
 
 
+def test_a_reader_that_goes_away_is_no_error():
+    command = f"{sys.executable} -m mps_trainer doctor --json | head -1"
+    result = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
+    assert (result.stdout, result.stderr) == ("{\n", "")
+
+
 def test_a_malformed_variable_is_one_line_on_stderr():
     result = run("doctor", WORLD_SIZE="two")
     assert result.returncode == 1
@@ -81,6 +87,6 @@ def test_a_wrong_command_line_is_answered_without_a_traceback(arguments):
 def test_the_exit_status_says_whether_the_best_device_is_usable(machine, status, monkeypatch, capsys):
     from mps_trainer import cli
 
-    monkeypatch.setattr(cli, "gather_facts", lambda: machine)
+    monkeypatch.setattr(cli.doctor, "gather_facts", lambda: machine)
     assert cli.main(["doctor"]) == status
     assert capsys.readouterr().out.startswith("Training runs on cpu")

@@ -1,0 +1,146 @@
+"""`mps-trainer simulate`, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mps_trainer.simulator import SimulatorUnavailableError
+from mps_trainer.simulator.build import load_extension
+
+from .test_doctor import run
+
+
+@pytest.fixture(autouse=True)
+def built():
+    """Built before, so that the tests see what a second run prints."""
+    try:
+        load_extension()
+    except SimulatorUnavailableError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(text: str) -> str:
+        path = tmp_path / "train.py"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+ON_MPS = """\
+import sys
+import torch
+import helper  # beside the script
+x = torch.ones(3, device="mps")
+print(sys.argv[1:], __name__, (x + helper.ONE).sum().item())
+"""
+
+
+def test_a_script_runs_as_python_would_run_it_and_the_report_goes_to_stderr(script, tmp_path):
+    (tmp_path / "helper.py").write_text("ONE = 1\n")
+    result = run("simulate", script(ON_MPS), "--flag", "value", "--json")
+    assert result.returncode == 0
+    assert result.stdout == "['--flag', 'value', '--json'] __main__ 6.0\n"
+    assert result.stderr.startswith("On the simulated mps device (torch ")
+    assert "train.py:5: print(sys.argv" in result.stderr
+
+
+def test_the_report_is_written_as_json(script, tmp_path):
+    text = "import torch\nx = torch.ones(3, device='mps')\nfor _ in range(4): x = x * x\nx.tolist()\n"
+    result = run("simulate", "--json", str(tmp_path / "report.json"), script(text))
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert result.returncode == report["exit_status"] == 0
+    calls = {operator["name"]: operator["calls"] for operator in report["operators"]}
+    assert calls["aten::mul.Tensor"] == 4
+    assert (report["device_to_host"], report["blocking_reads"]) == (1, 1)
+    assert report["places"][0]["line"] == 4
+
+
+def test_what_a_mac_refuses_is_a_traceback_of_the_script_alone_and_still_a_report(script):
+    text = "import torch\nx = torch.ones(3, device='mps')\ntorch.special.airy_ai(x)\n"
+    result = run("simulate", script(text))
+    assert result.returncode == 1
+    trace, _, report = result.stderr.partition("On the simulated mps device")
+    assert trace.count('File "') == 1
+    assert "line 3" in trace
+    assert "NotImplementedError" in trace
+    assert "operators run" in report
+
+
+def test_fallback_is_switched_on_before_torch_is_loaded(script):
+    text = "import torch\nx = torch.ones(3, device='mps')\nprint(torch.special.airy_ai(x).device)\n"
+    result = run("simulate", "--fallback", script(text))
+    assert (result.returncode, result.stdout) == (0, "mps:0\n")
+    assert "once on the CPU: aten::special_airy_ai" in result.stderr
+
+
+def test_memory_is_limited(script):
+    text = "import torch\ntorch.ones(2 * 2**20, device='mps')\n"
+    assert run("simulate", "--memory", "16MB", script(text)).returncode == 0
+    result = run("simulate", "--memory", "4MB", script(text))
+    assert result.returncode == 1
+    assert "MPS backend out of memory" in result.stderr
+    assert "4.0 MiB recommended" in result.stderr
+
+
+@pytest.mark.parametrize(("code", "status"), [("0", 0), ("3", 3), ("None", 0), ("'gone wrong'", 1)])
+def test_the_exit_status_is_the_scripts(script, code, status):
+    result = run("simulate", script(f"import sys\nsys.exit({code})\n"))
+    assert result.returncode == status
+    assert ("gone wrong" in result.stderr) == (status == 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["missing.py"], "missing.py"),
+        (["--memory", "plenty", __file__], "plenty"),
+        (["--json", "/no/such/folder/report.json", __file__], "/no/such/folder/report.json"),
+    ],
+)
+def test_a_wrong_flag_or_path_is_one_line_and_nothing_runs(arguments, named):
+    result = run("simulate", *arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert len(result.stderr.splitlines()) == 1
+    assert named in result.stderr
+
+
+def test_an_interrupt_ends_with_a_report_and_without_a_traceback(script):
+    text = "import time\nprint('started', flush=True)\ntime.sleep(60)\n"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mps_trainer", "simulate", script(text)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "started\n"
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert "On the simulated mps device" in errors
+
+
+def test_transformers_own_trainer_runs_on_it(script, tmp_path):
+    text = f"""\
+import torch
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+data = [{{"input_ids": [1, 2, 3], "labels": 0}}] * 8
+args = TrainingArguments(output_dir={str(tmp_path / "out")!r}, max_steps=2, report_to=[], save_strategy="no")
+trainer = Trainer(BertForSequenceClassification(config), args, train_dataset=data)
+trainer.train()
+print("trained on", trainer.model.device)
+"""
+    result = run("simulate", script(text))
+    assert result.returncode == 0, result.stderr
+    assert "trained on mps:0" in result.stdout
