@@ -33,7 +33,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @contextlib.contextmanager
 def on_device(name: str, **settings: object) -> Iterator[SimulatedMPS | None]:
-    """Inside, this machine has what `name` says: "cpu", or "mps", simulated with `settings`, or the test is skipped."""
+    """Inside, the machine has what `name` says: "cpu", or "mps", simulated with `settings`, or the test is skipped."""
     if name == "cpu":
         yield None
         return
