@@ -23,6 +23,9 @@ ALWAYS_FALLS_BACK = frozenset(
     {"aten::embedding_renorm_", "aten::linalg_svd", "aten::linalg_svd.U", "aten::col2im", "aten::upsample_nearest3d.vec"}
 )
 
+# Where the dispatcher looks for a kernel when a device has none of its own, in its order.
+COMPOSITE_KEYS = ("CompositeExplicitAutogradNonFunctional", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
+
 
 class Support(str, Enum):
     """What happens when an operator is called with tensors on mps."""
@@ -58,8 +61,9 @@ class OperatorTable:
             return Support.COMPOSITE
         if name in ALWAYS_FALLS_BACK:
             return Support.FALLS_BACK
-        if name not in self.cpu and _registered(name):
-            return Support.COMPOSITE
+        registered = None if name in self.cpu else _registered(name)
+        if registered is not None:
+            return registered
         return Support.FALLS_BACK if fallback else Support.FAILS
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,14 +82,22 @@ class OperatorTable:
         )
 
 
-def _registered(name: str) -> bool:
-    """Whether the dispatcher would find a kernel for mps other than the fallback."""
+def _registered(name: str) -> Support | None:
+    """What the dispatcher of this process has for mps under `name`; None if it has nothing but the fallback.
+
+    Asks for kernels one by one: what the dispatcher computes for the key as a whole is the fallback's kernel for every
+    operator, once a fallback is registered there, as a simulated mps device does.
+    """
     import torch
 
     try:
-        return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "MPS"))
+        if torch._C._dispatch_has_kernel_for_dispatch_key(name, "MPS"):
+            return Support.NATIVE
+        if any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in COMPOSITE_KEYS):
+            return Support.COMPOSITE
     except RuntimeError:  # no such operator
-        return False
+        pass
+    return None
 
 
 @lru_cache(maxsize=1)

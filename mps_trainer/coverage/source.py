@@ -1,0 +1,49 @@
+"""The Python line that asked for something."""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+# Frames of these do not explain anything: torch's own Python, this package's tracing, decorators.
+_SKIPPED = (
+    os.path.dirname(torch.__file__) + os.sep,
+    os.path.dirname(__file__) + os.sep,
+    str(contextlib.__file__),
+    "<frozen ",
+)
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """A line of Python: its file, its number, counted from 1, and its text ("" where the file is gone)."""
+
+    file: str
+    line: int
+
+    @property
+    def text(self) -> str:
+        return linecache.getline(self.file, self.line).strip()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"file": self.file, "line": self.line, "text": self.text}
+
+    def __str__(self) -> str:
+        """The last two parts of the path tell one `modeling.py` from another, and fit a table."""
+        return f"{os.sep.join(self.file.split(os.sep)[-2:])}:{self.line}"
+
+
+def current_line() -> SourceLine | None:
+    """The innermost line that is running and is neither torch's nor of this package's tracing; None if all are."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_SKIPPED):
+            return SourceLine(frame.f_code.co_filename, frame.f_lineno)
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
