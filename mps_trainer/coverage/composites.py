@@ -6,6 +6,7 @@ device of its tensors. Those cases are listed here, with what mps takes instead 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -34,16 +35,25 @@ _CONVOLUTIONS = {
 }
 
 
-def instead_on_mps(func: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[str, ...] | None:
-    """The operators that mps takes where the CPU takes `func`; None where it takes `func` itself."""
+def instead_on_mps(
+    func: Any, args: tuple, kwargs: dict[str, Any], singular_values_only: bool
+) -> tuple[str, ...] | None:
+    """The operators that mps takes where the CPU takes `func`; None where it takes `func` itself.
+
+    `singular_values_only`: the function of torch that was called wants no singular vectors.
+    """
     name = func.name()
     if name in _CONVOLUTIONS:
         return (_CONVOLUTIONS[name][bool(_argument(func, "transposed", args, kwargs))],)
+    if name.startswith("aten::_linalg_svd") and not singular_values_only:
+        return ("aten::linalg_svd",)  # registered by hand above the operator that it is made of on the CPU
     return _INSTEAD_ON_MPS.get(name)
 
 
-def composite_key(func: Any) -> Any:
+def composite_key(func: Any, tensors: list[Tensor]) -> Any:
     """The key of the kernel that mps would take for the composite operator `func`; None if there is none."""
+    if any(tensor.layout != torch.strided for tensor in tensors):
+        return None  # sparse tensors have kernels of their own, which the key would go past
     return next((key for key in _KEYS if func.has_kernel_for_dispatch_key(key)), None)
 
 
@@ -72,8 +82,8 @@ def waits_for_device(func: Any, args: tuple, kwargs: dict[str, Any], on_device: 
 _WAITING_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 # Checks the probabilities on the host before it draws.
 _WAITS = {"aten::multinomial"}
-# Tagged because the size of the result depends on arguments that are numbers on the host.
-_NO_WAIT = {"aten::linalg_lstsq", "aten::linalg_lstsq.out"}
+# Tagged for the one operator that it is made of, and because the size of the result depends on numbers of the host.
+_NO_WAIT = {"aten::item", "aten::linalg_lstsq", "aten::linalg_lstsq.out"}
 _INDEXED = {
     "aten::index.Tensor",
     "aten::index.Tensor_out",
@@ -93,3 +103,19 @@ def _waits_for_mask(name: str, args: tuple, kwargs: dict[str, Any], on_device: A
     values = args[2] if len(args) > 2 else kwargs.get("values")
     # One number of the host, put where a mask says, is masked_fill_, which needs no count.
     return not (isinstance(values, Tensor) and values.numel() == 1 and not on_device(values))
+
+
+@lru_cache(maxsize=None)
+def _tensors_only(func: Any) -> tuple[int, ...]:
+    """Positions of the arguments of `func` that have to be tensors and not numbers."""
+    if torch._C._should_allow_numbers_as_tensors(func._schema.name.split("::")[-1]):
+        return ()
+    return tuple(i for i, argument in enumerate(func._schema.arguments) if str(argument.type) == "Tensor")
+
+
+def numbers_to_tensors(func: Any, args: tuple) -> tuple:
+    """`args` as `func` takes them: torch shows a number that a kernel made a tensor of as a number again."""
+    wrong = [i for i in _tensors_only(func) if i < len(args) and isinstance(args[i], (bool, int, float, complex))]
+    if not wrong:
+        return args
+    return tuple(torch.tensor(value) if i in wrong else value for i, value in enumerate(args))

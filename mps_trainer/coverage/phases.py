@@ -52,6 +52,13 @@ class Phases:
     def in_backward(self) -> bool:
         return torch._C._current_graph_task_id() != -1
 
+    def in_backward_of_torch(self) -> bool:
+        """Whether a gradient is computed by torch's own formula: not by a Function of Python, and not by a part of the
+        forward pass that is run again for its activations."""
+        if not self.in_backward() or torch.is_grad_enabled():
+            return False
+        return not isinstance(torch._C._current_autograd_node(), torch.autograd.function.BackwardCFunction)
+
     @contextlib.contextmanager
     def named(self, phase: str) -> Iterator[None]:
         self._named.append(phase)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +29,16 @@ _READS = {
 }
 # On the CPU, and there only, these look at the values to check them.
 _CHECKED_ON_CPU = {torch.nn.functional.one_hot}
+# These want no singular vectors. The operator below them fails, where torch.linalg.svd is registered to fall back.
+_SINGULAR_VALUES = {
+    torch.linalg.svdvals,
+    torch.linalg.cond,
+    torch.linalg.norm,
+    torch.linalg.matrix_norm,
+    torch.linalg.matrix_rank,
+    torch.norm,
+    torch.nuclear_norm,
+}
 
 
 class HostCalls(TorchFunctionMode):
@@ -51,6 +63,9 @@ class HostCalls(TorchFunctionMode):
             return self._make(func, args, kwargs, on_device)
         if func in _CHECKED_ON_CPU:
             return self._checked(func, args, kwargs)
+        if func in _SINGULAR_VALUES:
+            with self._set("singular_values_only", True):
+                return func(*args, **kwargs)
         return func(*args, **kwargs)
 
     def _read(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -95,11 +110,8 @@ class HostCalls(TorchFunctionMode):
 
     def _make(self, func: Any, args: tuple, kwargs: dict[str, Any], on_device: bool) -> Any:
         tracer = self.tracer
-        outer, tracer.factory_on_device = tracer.factory_on_device, on_device
-        try:
+        with self._set("factory_on_device", on_device):
             result = func(*args, **kwargs)
-        finally:
-            tracer.factory_on_device = outer
         tensors = tensors_in(result)
         tracer.residency.put(tensors, on_device)
         for tensor in tensors:
@@ -112,11 +124,18 @@ class HostCalls(TorchFunctionMode):
         classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
         if classes == -1 and tracer.residency.on_device(args[0]):
             tracer.read("one_hot without num_classes")
-        outer, tracer.reads_are_free = tracer.reads_are_free, True
-        try:
+        with tracer.free_reads():
             return func(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _set(self, name: str, value: bool) -> Iterator[None]:
+        """The tracer's attribute `name` is `value` inside."""
+        outer = getattr(self.tracer, name)
+        setattr(self.tracer, name, value)
+        try:
+            yield
         finally:
-            tracer.reads_are_free = outer
+            setattr(self.tracer, name, outer)
 
 
 def _target(args: tuple, kwargs: dict[str, Any]) -> Any:

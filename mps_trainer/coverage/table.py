@@ -26,6 +26,8 @@ ALWAYS_FALLS_BACK = frozenset(
 # Where the dispatcher looks for a kernel when a device has none of its own, in its order.
 COMPOSITE_KEYS = ("CompositeExplicitAutogradNonFunctional", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
 
+_FORMAT = 2  # of the file in the cache, and of what counts as native in it
+
 
 class Support(str, Enum):
     """What happens when an operator is called with tensors on mps."""
@@ -106,7 +108,7 @@ def operator_table() -> OperatorTable:
     import torch
 
     build = (torch.version.git_version or "unknown")[:12]
-    path = cache_folder() / f"operators-{torch.__version__}-{build}.json"
+    path = cache_folder() / f"operators-{_FORMAT}-{torch.__version__}-{build}.json"
     try:
         return OperatorTable.from_dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):
@@ -134,6 +136,8 @@ def parse_operator_table() -> OperatorTable:
     folder = Path(torchgen.__file__).parent / "packaged" / "ATen" / "native"
     parsed = parse_native_yaml(str(folder / "native_functions.yaml"), str(folder / "tags.yaml"))
     mps = parsed.backend_indices[DispatchKey.MPS]
+    dense = parsed.backend_indices[DispatchKey.CPU]
+    sparse = [parsed.backend_indices[key] for key in (DispatchKey.SparseMPS, DispatchKey.SparseCsrMPS)]
     by_name = {str(function.func.name): function for function in parsed.native_functions}
     kinds: dict[str, set[str]] = {"native": set(), "composite": set(), "cpu": set()}
     for name, function in by_name.items():
@@ -143,6 +147,9 @@ def parse_operator_table() -> OperatorTable:
         # The generated wrapper of a structured operator is composite: it runs on mps as far as its out= variant does.
         elif function.has_composite_kernel or delegate is not None:
             kind = "composite"
+        # Made for sparse tensors alone, and there for those of mps.
+        elif not dense.has_kernel(function) and any(index.has_kernel(function) for index in sparse):
+            kind = "native"
         else:
             kind = "cpu"
         kinds[kind].add(f"aten::{name}")

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..devices.facts import fallback_switch
-from .composites import composite_key, instead_on_mps, waits_for_device
+from .composites import composite_key, instead_on_mps, numbers_to_tensors, waits_for_device
 from .phases import Phases
 from .reads import HostCalls
 from .recorder import REFUSED_DTYPES, Recorder, half
@@ -20,6 +20,7 @@ from .source import SourceLine, current_line
 from .table import Support, operator_table
 
 _ON_DEVICE = (Support.NATIVE, Support.COMPOSITE)
+_FLOAT64_ON_CPU = {"aten::bincount"}
 
 
 class Tracer:
@@ -42,7 +43,8 @@ class Tracer:
         self.residency = Residency(unknown_on_device)
         self.recorder = Recorder(operator_table(), self.fallback)
         self.phases = Phases(self._enter_module, self._before_step)
-        self.reads_are_free = False  # within functions that check values on the CPU only
+        self.reads_are_free = False  # within what has been recorded as a read, or checks values on the CPU alone
+        self.singular_values_only = False  # within functions that want no singular vectors
         self.factory_on_device: bool | None = None  # within a Python call of a factory: whether it names a device
         self._table = self.recorder.table
         self._expanding: list[Any] = []
@@ -89,6 +91,15 @@ class Tracer:
         finally:
             self._paused -= 1
 
+    @contextlib.contextmanager
+    def free_reads(self) -> Iterator[None]:
+        """Takes reads inside for free."""
+        outer, self.reads_are_free = self.reads_are_free, True
+        try:
+            yield
+        finally:
+            self.reads_are_free = outer
+
     def read(self, what: str) -> None:
         """Records that the host waits for the device here."""
         if not self.reads_are_free:
@@ -100,6 +111,7 @@ class Tracer:
         """Runs one operator and records it if the device would have run it."""
         if self._paused or func.namespace == "profiler":
             return func(*args, **kwargs)
+        args = numbers_to_tensors(func, args)
         tensors = tensors_in(args, kwargs)
         if any(tensor.is_meta for tensor in tensors):
             return func(*args, **kwargs)
@@ -113,12 +125,14 @@ class Tracer:
         line = self._line()
         on_device = [tensor for tensor in tensors if self.residency.on_device(tensor)]
         support = self._table.support(func.name(), self.fallback)
-        if support in _ON_DEVICE and waits_for_device(func, args, kwargs, self.residency.on_device):
-            self.read(func.name())
-        result = self._record_and_run(func, args, kwargs, on_device, line)
+        with contextlib.ExitStack() as stack:
+            if support in _ON_DEVICE and waits_for_device(func, args, kwargs, self.residency.on_device):
+                self.read(func.name())
+                stack.enter_context(self.free_reads())  # those of its parts are the same wait
+            result = self._record_and_run(func, args, kwargs, on_device, line)
         results = tensors_in(result)
-        if results and not any(tensor.dtype in REFUSED_DTYPES for tensor in on_device):
-            self._check_results(func, results, bool(tensors), line)
+        if tensors and not any(tensor.dtype in REFUSED_DTYPES for tensor in on_device):
+            self._check_results(func, results, line)
         self.residency.put(results, True)
         return result
 
@@ -133,7 +147,7 @@ class Tracer:
         self, func: Any, args: tuple, kwargs: dict[str, Any], on_device: list[torch.Tensor], line: SourceLine | None
     ) -> Any:
         phase = self.phases.now()
-        instead = instead_on_mps(func, args, kwargs)
+        instead = instead_on_mps(func, args, kwargs, self.singular_values_only)
         name = func.name()
         support = self._table.support(name, self.fallback)
         if instead is None or support is Support.COMPOSITE:
@@ -142,11 +156,11 @@ class Tracer:
             self.recorder.operator(other, phase, on_device, line)
         if instead is not None or support is not Support.COMPOSITE or func in self._expanding:
             return func(*args, **kwargs)
-        return self._run_parts(func, args, kwargs)
+        return self._run_parts(func, args, kwargs, on_device)
 
-    def _run_parts(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _run_parts(self, func: Any, args: tuple, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Any:
         """Runs a composite operator by the kernel that mps would take, so that its parts are seen."""
-        key = composite_key(func)
+        key = composite_key(func, tensors)
         if key is None:
             return func(*args, **kwargs)
         self._expanding.append(func)
@@ -159,23 +173,23 @@ class Tracer:
         finally:
             self._expanding.pop()
 
-    def _check_results(
-        self, func: Any, results: list[torch.Tensor], from_tensors: bool, line: SourceLine | None
-    ) -> None:
+    def _check_results(self, func: Any, results: list[torch.Tensor], line: SourceLine | None) -> None:
         """Names the operator that makes a float64 tensor of others: the origin, and not what follows from it."""
         made = next((tensor for tensor in results if tensor.dtype in REFUSED_DTYPES), None)
-        if made is not None and from_tensors and not self._expanding:
+        # Kernels and gradients of torch's own that add up in float64 do so on the CPU alone.
+        of_torch = self._expanding or func.name() in _FLOAT64_ON_CPU or self.phases.in_backward_of_torch()
+        if made is not None and not of_torch:
             self.recorder.dtype(f"result of {func.name()}", made, f"Ask for {half(made.dtype)} here.", line)
 
     def _line(self) -> SourceLine | None:
         """The line that called the operator; for a gradient, the line whose gradient it is."""
-        node = torch._C._current_autograd_node() if self.phases.in_backward() else None
-        if node is None or torch.is_grad_enabled() or isinstance(node, torch.autograd.function.BackwardCFunction):
+        if not self.phases.in_backward_of_torch():
             line = current_line()
             # The node of this call, if it has one, is the last that was made.
             self._lines.setdefault(torch._C._autograd._get_sequence_nr() - 1, line)
             return line
-        return self._lines.get(node._sequence_nr()) or current_line()
+        node = torch._C._current_autograd_node()
+        return (None if node is None else self._lines.get(node._sequence_nr())) or current_line()
 
     # Modules
 
