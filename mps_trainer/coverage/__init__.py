@@ -1,6 +1,7 @@
 """What of a training step would run on mps, for the installed torch, on any machine."""
 
 from .report import BlockingRead, CoverageReport, DtypeProblem, OperatorUse
+from .step import trace_step
 from .table import OperatorTable, Support, operator_table
 from .tracer import Tracer, trace
 
@@ -14,4 +15,5 @@ __all__ = [
     "Tracer",
     "operator_table",
     "trace",
+    "trace_step",
 ]

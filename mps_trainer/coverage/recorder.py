@@ -37,9 +37,7 @@ class Recorder:
         self._moved: dict[int, SourceLine | None] = {}
         self._batches: dict[tuple[tuple[str, str], ...], None] = {}
 
-    def operator(
-        self, name: str, phase: str, tensors: Iterable[torch.Tensor], where: SourceLine | None
-    ) -> None:
+    def operator(self, name: str, phase: str, tensors: Iterable[torch.Tensor], where: SourceLine | None) -> None:
         count = self._operators.get((name, phase))
         if count is None:
             count = self._operators[name, phase] = _Count(where)
@@ -50,7 +48,9 @@ class Recorder:
         key = (what, phase, where)
         self._reads[key] = self._reads.get(key, 0) + 1
 
-    def dtype(self, what: str, tensor: torch.Tensor, remedy: str, where: SourceLine | None, fails: bool = True) -> None:
+    def dtype(
+        self, what: str, tensor: torch.Tensor, remedy: str, where: SourceLine | None, fails: bool = True
+    ) -> None:
         """Notes a tensor in a format that mps has not. The first to name a tensor's storage names it best."""
         key = (what, where)
         known = self._dtypes.get(key)

@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 
-# Frames of these do not explain anything: torch's own Python, this package's tracing, decorators.
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OWN = os.path.dirname(__file__) + os.sep
+# Frames of these do not explain anything: torch's own Python, the tracing, decorators.
 _SKIPPED = (
-    os.path.dirname(torch.__file__) + os.sep,
-    os.path.dirname(__file__) + os.sep,
+    _TORCH,
+    _OWN,
     str(contextlib.__file__),
     "<frozen ",
 )
@@ -47,3 +49,14 @@ def current_line() -> SourceLine | None:
             return SourceLine(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]
     return None
+
+
+def inside(file: str) -> bool:
+    """Whether torch's `file`, its path from torch's folder on, is between the line that is running and current_line."""
+    wanted = _TORCH + file.replace("/", os.sep)
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_SKIPPED):
+        if frame.f_code.co_filename == wanted:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False

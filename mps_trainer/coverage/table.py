@@ -20,7 +20,13 @@ from ..cache import cache_folder
 
 # These are registered by hand to run on the CPU whatever the fallback switch says: torch, MPSFallback.mm.
 ALWAYS_FALLS_BACK = frozenset(
-    {"aten::embedding_renorm_", "aten::linalg_svd", "aten::linalg_svd.U", "aten::col2im", "aten::upsample_nearest3d.vec"}
+    {
+        "aten::embedding_renorm_",
+        "aten::linalg_svd",
+        "aten::linalg_svd.U",
+        "aten::col2im",
+        "aten::upsample_nearest3d.vec",
+    }
 )
 
 # Where the dispatcher looks for a kernel when a device has none of its own, in its order.

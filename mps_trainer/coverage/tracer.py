@@ -16,7 +16,7 @@ from .reads import HostCalls
 from .recorder import REFUSED_DTYPES, Recorder, half
 from .report import CoverageReport
 from .residency import Residency, named_tensors, tensors_in
-from .source import SourceLine, current_line
+from .source import SourceLine, current_line, inside
 from .table import Support, operator_table
 
 _ON_DEVICE = (Support.NATIVE, Support.COMPOSITE)
@@ -176,9 +176,9 @@ class Tracer:
     def _check_results(self, func: Any, results: list[torch.Tensor], line: SourceLine | None) -> None:
         """Names the operator that makes a float64 tensor of others: the origin, and not what follows from it."""
         made = next((tensor for tensor in results if tensor.dtype in REFUSED_DTYPES), None)
-        # Kernels and gradients of torch's own that add up in float64 do so on the CPU alone.
-        of_torch = self._expanding or func.name() in _FLOAT64_ON_CPU or self.phases.in_backward_of_torch()
-        if made is not None and not of_torch:
+        if made is None or self._expanding or func.name() in _FLOAT64_ON_CPU or self.phases.in_backward_of_torch():
+            return  # torch's own kernels and gradients that add up in float64 do so on the CPU alone
+        if not inside("amp/grad_scaler.py"):  # it asks whether the device is mps
             self.recorder.dtype(f"result of {func.name()}", made, f"Ask for {half(made.dtype)} here.", line)
 
     def _line(self) -> SourceLine | None:
