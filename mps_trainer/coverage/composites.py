@@ -6,7 +6,7 @@ device of its tensors. Those cases are listed here, with what mps takes instead 
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -105,7 +105,7 @@ def _waits_for_mask(name: str, args: tuple, kwargs: dict[str, Any], on_device: A
     return not (isinstance(values, Tensor) and values.numel() == 1 and not on_device(values))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _tensors_only(func: Any) -> tuple[int, ...]:
     """Positions of the arguments of `func` that have to be tensors and not numbers."""
     if torch._C._should_allow_numbers_as_tensors(func._schema.name.split("::")[-1]):

@@ -52,7 +52,7 @@ def current_line() -> SourceLine | None:
 
 
 def inside(file: str) -> bool:
-    """Whether torch's `file`, its path from torch's folder on, is between the line that is running and current_line."""
+    """Whether torch's `file`, named from torch's folder on, is running and was called by current_line()."""
     wanted = _TORCH + file.replace("/", os.sep)
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_SKIPPED):

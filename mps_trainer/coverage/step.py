@@ -97,8 +97,8 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(value, memo)
     except Exception as error:  # whatever a module of somebody's own holds that cannot be copied
         raise MisconfigurationException(
-            f"{type(value).__name__} cannot be copied ({error}), and a step is traced on a copy so that yours stays as "
-            "it is. Trace a step that you run yourself: `with Tracer() as tracer:`, then tracer.report()."
+            f"{type(value).__name__} cannot be copied ({error}), and a step is traced on a copy so that yours stays "
+            "as it is. Trace a step that you run yourself: `with Tracer() as tracer:`, then tracer.report()."
         ) from error
 
 

@@ -65,10 +65,10 @@ class OperatorTable:
         """
         if name in self.native:
             return Support.NATIVE
-        if name in self.composite:
-            return Support.COMPOSITE
         if name in ALWAYS_FALLS_BACK:
             return Support.FALLS_BACK
+        if name in self.composite:
+            return Support.COMPOSITE
         registered = None if name in self.cpu else _registered(name)
         if registered is not None:
             return registered

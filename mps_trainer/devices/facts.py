@@ -129,7 +129,7 @@ if "torch" not in sys.modules:
 
 
 def fallback_switch() -> bool:
-    """Whether PYTORCH_ENABLE_MPS_FALLBACK was on when torch was loaded; as it stands now if torch is not loaded yet."""
+    """Whether PYTORCH_ENABLE_MPS_FALLBACK was on when torch was loaded, or is now if it has yet to be loaded."""
     return bool(_watch.fallback_when_loaded(sys.modules) if "torch" in sys.modules else _watch._is_on())
 
 
