@@ -96,7 +96,8 @@ _INDEXED = {
 def _waits_for_mask(name: str, args: tuple, kwargs: dict[str, Any], on_device: Any) -> bool:
     """A mask of booleans as an index has to be counted; integers need not be."""
     indices = args[1] if len(args) > 1 else kwargs.get("indices", ())
-    if not any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in indices):
+    masks = [index for index in indices if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)]
+    if not any(on_device(mask) for mask in masks):
         return False
     if "put" not in name:
         return True

@@ -51,6 +51,8 @@ class HostCalls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
+        if self.tracer.is_paused:
+            return func(*args, **kwargs)
         if func in _READS:
             return self._read(func, args, kwargs)
         if func is Tensor.to:
@@ -58,6 +60,11 @@ class HostCalls(TorchFunctionMode):
         if func in self._factories:
             # Optimizers of torch name the CPU for tensors that are to stay on the host.
             return self._make(func, args, kwargs, kwargs.get("device") not in (None, "cpu"))
+        if func is Tensor.__getitem__ or func is Tensor.__setitem__:
+            # Numbers to be put are made tensors on the device, lists of indices on the host.
+            on_device = func is Tensor.__setitem__ and self.tracer.residency.on_device(args[0])
+            with self._set("factory_on_device", on_device):
+                return func(*args, **kwargs)
         if func is Tensor.new_tensor:
             on_device = kwargs.get("device") is not None or self.tracer.residency.on_device(args[0])
             return self._make(func, args, kwargs, on_device)

@@ -33,7 +33,7 @@ class Recorder:
         self._operators: dict[tuple[str, str], _Count] = {}
         self._reads: dict[tuple[str, str, SourceLine | None], int] = {}
         self._dtypes: dict[tuple[str, SourceLine | None], DtypeProblem] = {}
-        self._named: set[int | None] = set()  # storages of parameters and buffers that were found
+        self._named: set[tuple[int | None, str]] = set()  # storages and names that need no other name
         self._moved: dict[int, SourceLine | None] = {}
         self._batches: dict[tuple[tuple[str, str], ...], None] = {}
 
@@ -62,25 +62,32 @@ class Recorder:
     def module(self, module: torch.nn.Module) -> None:
         """Notes the parameters and buffers of `module` that are in a format that mps has not."""
         for name, tensor in named_tensors(module):
-            key = storage_key(tensor)
-            if tensor.dtype in REFUSED_DTYPES and key not in self._named:
-                self._named.add(key)
+            if tensor.dtype in REFUSED_DTYPES and self._is_new(tensor, ""):
                 kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "buffer"
                 owner = type(module.get_submodule(name.rpartition(".")[0])).__name__
                 remedy = f"Make it {half(tensor.dtype)} where {owner} registers it, or cast the model before training."
                 self.dtype(f"{kind} {name} of {type(module).__name__}", tensor, remedy, None)
 
-    def column(self, name: str, owner: str, tensor: torch.Tensor) -> None:
-        """Notes an input of a model that is in a format that mps has not."""
-        key = storage_key(tensor)
-        if key in self._named:
+    def column(
+        self, name: str, origin: str, tensor: torch.Tensor, remedy: str | None = None, fails: bool = True
+    ) -> None:
+        """Notes a column of a batch that is in a format that mps has not; `origin` says more about it."""
+        if not self._is_new(tensor, name):
             return
         where = None
-        if key in self._moved:  # said in general terms when it was moved; now its name is known
+        if (
+            key := storage_key(tensor)
+        ) is not None and key in self._moved:  # said in general terms when it was moved; now its name is known
             where = self._moved.pop(key)
             self._dtypes.pop((MOVED, where), None)
-        remedy = f"Make it {half(tensor.dtype)} in the dataset or the collator: NumPy and Python's floats are float64."
-        self.dtype(f"column {name} of the batch for {owner}", tensor, remedy, where)
+        remedy = remedy or f"Make it {half(tensor.dtype)} in the dataset or the collator."
+        self.dtype(f"column {name} of the batch{origin}", tensor, remedy, where, fails)
+
+    def _is_new(self, tensor: torch.Tensor, name: str) -> bool:
+        seen = (storage_key(tensor), name)
+        is_new = seen not in self._named
+        self._named.add(seen)
+        return is_new
 
     def moved(self, tensor: torch.Tensor, where: SourceLine | None) -> None:
         """Notes a copy to the device of a tensor in a format that mps has not."""

@@ -17,8 +17,8 @@ _WIDTHS = (14, 42, 28, 33)  # of the four columns; 120 with the gaps between the
 class OperatorUse:
     """One operator in one phase of the step ("forward", "backward", "optimizer", "evaluation").
 
-    `distinct_shapes` counts the combinations of shapes and number formats of its tensors: on mps each is compiled when it
-    first comes. `where` is the line that called the operator first; in backward, the line whose gradient it is.
+    `distinct_shapes` counts the combinations of shapes and number formats of its tensors; each is compiled for mps
+    when it first comes. `where` is the line that called it first; in backward, the line whose gradient it is.
     """
 
     name: str

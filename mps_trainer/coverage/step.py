@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..errors import MisconfigurationException
-from .recorder import REFUSED_DTYPES, half
+from .recorder import REFUSED_DTYPES
 from .report import CoverageReport
 from .residency import named_tensors
 from .tracer import Tracer
@@ -126,15 +126,8 @@ def _watch_batches(stand_in: Trainer, tracer: Tracer) -> None:
             for name, tensor in named_tensors(batch):
                 if tensor.dtype in REFUSED_DTYPES:
                     converted = casts and tensor.dtype is torch.float64
-                    tracer.recorder.dtype(
-                        f"column {name} of the batch{_maker(stand_in, name)}",
-                        tensor,
-                        "Nothing: the Trainer makes it float32 on its way to the device."
-                        if converted
-                        else f"Make it {half(tensor.dtype)} in the dataset or the collator.",
-                        None,
-                        fails=not converted,
-                    )
+                    remedy = "Nothing: the Trainer makes it float32 on its way to the device." if converted else None
+                    tracer.recorder.column(name, _maker(stand_in, name), tensor, remedy, fails=not converted)
                     if converted:
                         tensor.data = tensor.data.float()
             tracer.on_device(batch)

@@ -48,7 +48,7 @@ class Tracer:
         self.factory_on_device: bool | None = None  # within a Python call of a factory: whether it names a device
         self._table = self.recorder.table
         self._expanding: list[Any] = []
-        self._paused = 0
+        self._pauses = 0
         self._lines: dict[int, SourceLine | None] = {}  # of the forward calls, by their autograd node
         self._stack: contextlib.ExitStack | None = None
         self._mode = _Operators(self)
@@ -85,11 +85,11 @@ class Tracer:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Records nothing inside."""
-        self._paused += 1
+        self._pauses += 1
         try:
             yield
         finally:
-            self._paused -= 1
+            self._pauses -= 1
 
     @contextlib.contextmanager
     def free_reads(self) -> Iterator[None]:
@@ -100,6 +100,10 @@ class Tracer:
         finally:
             self.reads_are_free = outer
 
+    @property
+    def is_paused(self) -> bool:
+        return self._pauses > 0
+
     def read(self, what: str) -> None:
         """Records that the host waits for the device here."""
         if not self.reads_are_free:
@@ -109,7 +113,7 @@ class Tracer:
 
     def run(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Runs one operator and records it if the device would have run it."""
-        if self._paused or func.namespace == "profiler":
+        if self.is_paused or func.namespace == "profiler":
             return func(*args, **kwargs)
         args = numbers_to_tensors(func, args)
         tensors = tensors_in(args, kwargs)
@@ -137,6 +141,8 @@ class Tracer:
         return result
 
     def _on_device(self, func: Any, tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> bool:
+        if func._schema.name == "aten::lift_fresh" and self.factory_on_device is not None:
+            return self.factory_on_device
         if tensors:
             return any(self.residency.on_device(tensor) for tensor in tensors)
         if not func._schema.returns or "meta" in str(kwargs.get("device")):
@@ -195,7 +201,7 @@ class Tracer:
 
     def _enter_module(self, module: torch.nn.Module, inputs: dict[str, Any], training: bool) -> None:
         """A module that no other module called: the model, or a loss."""
-        if self._paused:
+        if self.is_paused:
             return
         with self.paused():
             self.on_device(module, inputs)
@@ -203,7 +209,7 @@ class Tracer:
             named = list(named_tensors(inputs))
             for name, tensor in named:
                 if tensor.dtype in REFUSED_DTYPES:
-                    self.recorder.column(name, type(module).__name__, tensor)
+                    self.recorder.column(name, f" for {type(module).__name__}", tensor)
             if training and next(module.parameters(), None) is not None:
                 self.recorder.batch(named)
 
@@ -241,16 +247,13 @@ def _takes_apart(kind: type) -> bool:
 
 @contextlib.contextmanager
 def _cpu_as_mps() -> Iterator[None]:
-    """Switches off what the CPU takes and mps has not: flash attention, oneDNN's recurrent layers, the compiler."""
+    """Switches off the attention that the CPU takes and mps has not, and the compiler."""
     import sys
 
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        # Not torch.backends.mkldnn.flags, which warns about TF32 whatever it is given.
-        stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
-        torch._C._set_mkldnn_enabled(False)
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield
