@@ -13,10 +13,11 @@ import torch
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OWN = os.path.dirname(__file__) + os.sep
-# Frames of these do not explain anything: torch's own Python, the tracing, decorators.
+# Frames of these do not explain anything: torch's own Python, this package's tracing and counting, decorators.
 _SKIPPED = (
     _TORCH,
     _OWN,
+    os.path.join(os.path.dirname(os.path.dirname(__file__)), "simulator") + os.sep,
     str(contextlib.__file__),
     "<frozen ",
 )
