@@ -1,5 +1,19 @@
-"""Which operators of a training step have an MPS kernel, for the installed torch, on any machine."""
+"""What of a training step would run on mps, for the installed torch, on any machine."""
 
+from .report import BlockingRead, CoverageReport, DtypeProblem, OperatorUse
+from .step import trace_step
 from .table import OperatorTable, Support, operator_table
+from .tracer import Tracer, trace
 
-__all__ = ["OperatorTable", "Support", "operator_table"]
+__all__ = [
+    "BlockingRead",
+    "CoverageReport",
+    "DtypeProblem",
+    "OperatorTable",
+    "OperatorUse",
+    "Support",
+    "Tracer",
+    "operator_table",
+    "trace",
+    "trace_step",
+]

@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OWN = os.path.dirname(__file__) + os.sep
 # Frames of these do not explain anything: torch's own Python, this package's tracing and counting, decorators.
 _SKIPPED = (
-    os.path.dirname(torch.__file__) + os.sep,
-    os.path.dirname(__file__) + os.sep,
+    _TORCH,
+    _OWN,
     os.path.join(os.path.dirname(os.path.dirname(__file__)), "simulator") + os.sep,
     str(contextlib.__file__),
     "<frozen ",
@@ -48,3 +50,14 @@ def current_line() -> SourceLine | None:
             return SourceLine(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]
     return None
+
+
+def inside(file: str) -> bool:
+    """Whether torch's `file`, named from torch's folder on, is running and was called by current_line()."""
+    wanted = _TORCH + file.replace("/", os.sep)
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_SKIPPED):
+        if frame.f_code.co_filename == wanted:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False

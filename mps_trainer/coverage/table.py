@@ -29,6 +29,11 @@ ALWAYS_FALLS_BACK = frozenset(
     }
 )
 
+# Where the dispatcher looks for a kernel when a device has none of its own, in its order.
+COMPOSITE_KEYS = ("CompositeExplicitAutogradNonFunctional", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
+
+_FORMAT = 2  # of the file in the cache, and of what counts as native in it
+
 
 class Support(str, Enum):
     """What happens when an operator is called with tensors on mps."""
@@ -60,12 +65,13 @@ class OperatorTable:
         """
         if name in self.native:
             return Support.NATIVE
-        if name in self.composite:
-            return Support.COMPOSITE
         if name in ALWAYS_FALLS_BACK:
             return Support.FALLS_BACK
-        if name not in self.cpu and _registered(name):
+        if name in self.composite:
             return Support.COMPOSITE
+        registered = None if name in self.cpu else _registered(name)
+        if registered is not None:
+            return registered
         return Support.FALLS_BACK if fallback else Support.FAILS
 
     def to_dict(self) -> dict[str, Any]:
@@ -84,14 +90,22 @@ class OperatorTable:
         )
 
 
-def _registered(name: str) -> bool:
-    """Whether the dispatcher would find a kernel for mps other than the fallback."""
+def _registered(name: str) -> Support | None:
+    """What the dispatcher of this process has for mps under `name`; None if it has nothing but the fallback.
+
+    Asks for kernels one by one: what the dispatcher computes for the key as a whole is the fallback's kernel for every
+    operator, once a fallback is registered there, as a simulated mps device does.
+    """
     import torch
 
     try:
-        return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "MPS"))
+        if torch._C._dispatch_has_kernel_for_dispatch_key(name, "MPS"):
+            return Support.NATIVE
+        if any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in COMPOSITE_KEYS):
+            return Support.COMPOSITE
     except RuntimeError:  # no such operator
-        return False
+        pass
+    return None
 
 
 @lru_cache(maxsize=1)
@@ -100,7 +114,7 @@ def operator_table() -> OperatorTable:
     import torch
 
     build = (torch.version.git_version or "unknown")[:12]
-    path = cache_folder() / f"operators-{torch.__version__}-{build}.json"
+    path = cache_folder() / f"operators-{_FORMAT}-{torch.__version__}-{build}.json"
     try:
         return OperatorTable.from_dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):
@@ -128,6 +142,8 @@ def parse_operator_table() -> OperatorTable:
     folder = Path(torchgen.__file__).parent / "packaged" / "ATen" / "native"
     parsed = parse_native_yaml(str(folder / "native_functions.yaml"), str(folder / "tags.yaml"))
     mps = parsed.backend_indices[DispatchKey.MPS]
+    dense = parsed.backend_indices[DispatchKey.CPU]
+    sparse = [parsed.backend_indices[key] for key in (DispatchKey.SparseMPS, DispatchKey.SparseCsrMPS)]
     by_name = {str(function.func.name): function for function in parsed.native_functions}
     kinds: dict[str, set[str]] = {"native": set(), "composite": set(), "cpu": set()}
     for name, function in by_name.items():
@@ -137,6 +153,9 @@ def parse_operator_table() -> OperatorTable:
         # The generated wrapper of a structured operator is composite: it runs on mps as far as its out= variant does.
         elif function.has_composite_kernel or delegate is not None:
             kind = "composite"
+        # Made for sparse tensors alone, and there for those of mps.
+        elif not dense.has_kernel(function) and any(index.has_kernel(function) for index in sparse):
+            kind = "native"
         else:
             kind = "cpu"
         kinds[kind].add(f"aten::{name}")

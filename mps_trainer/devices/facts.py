@@ -129,6 +129,11 @@ if "torch" not in sys.modules:
     sys.meta_path.insert(0, _watch)
 
 
+def fallback_switch() -> bool:
+    """Whether PYTORCH_ENABLE_MPS_FALLBACK was on when torch was loaded, or is now if it has yet to be loaded."""
+    return bool(_watch.fallback_when_loaded(sys.modules) if "torch" in sys.modules else _watch._is_on())
+
+
 def _import_torch() -> Any:
     import torch
 

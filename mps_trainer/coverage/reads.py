@@ -1,0 +1,153 @@
+"""Calls of Python that cross between host and device, which tensors of the CPU do without a trace."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+
+from .recorder import REFUSED_DTYPES
+from .residency import tensors_in
+from .source import current_line
+
+if TYPE_CHECKING:
+    from .tracer import Tracer
+
+# Each brings the values of a tensor to the host.
+_READS = {
+    Tensor.cpu: ".cpu()",
+    Tensor.tolist: ".tolist()",
+    Tensor.numpy: ".numpy()",
+    Tensor.__array__: "numpy.asarray(tensor)",
+    Tensor.__repr__: "print(tensor)",
+    Tensor.__format__: "format(tensor)",
+}
+# On the CPU, and there only, these look at the values to check them.
+_CHECKED_ON_CPU = {torch.nn.functional.one_hot}
+# These want no singular vectors. The operator below them fails, where torch.linalg.svd is registered to fall back.
+_SINGULAR_VALUES = {
+    torch.linalg.svdvals,
+    torch.linalg.cond,
+    torch.linalg.norm,
+    torch.linalg.matrix_norm,
+    torch.linalg.matrix_rank,
+    torch.norm,
+    torch.nuclear_norm,
+}
+
+
+class HostCalls(TorchFunctionMode):
+    """Tells the tracer of reads, of copies to the device, and of where new tensors are made."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__()
+        self.tracer = tracer
+        self._factories = _device_constructors()
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if self.tracer.is_paused:
+            return func(*args, **kwargs)
+        if func in _READS:
+            return self._read(func, args, kwargs)
+        if func is Tensor.to:
+            return self._to(args, kwargs)
+        if func in self._factories:
+            # Optimizers of torch name the CPU for tensors that are to stay on the host.
+            return self._make(func, args, kwargs, kwargs.get("device") not in (None, "cpu"))
+        if func is Tensor.__getitem__ or func is Tensor.__setitem__:
+            # Numbers to be put are made tensors on the device, lists of indices on the host.
+            on_device = func is Tensor.__setitem__ and self.tracer.residency.on_device(args[0])
+            with self._set("factory_on_device", on_device):
+                return func(*args, **kwargs)
+        if func is Tensor.new_tensor:
+            on_device = kwargs.get("device") is not None or self.tracer.residency.on_device(args[0])
+            return self._make(func, args, kwargs, on_device)
+        if func in _CHECKED_ON_CPU:
+            return self._checked(func, args, kwargs)
+        if func in _SINGULAR_VALUES:
+            with self._set("singular_values_only", True):
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _read(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Records a read; what comes back as a tensor is a copy on the host, as it would be."""
+        residency, tensor = self.tracer.residency, args[0]
+        if not residency.on_device(tensor):
+            return func(*args, **kwargs)
+        self.tracer.read(_READS[func])
+        with self.tracer.paused():
+            result = func(*args, **kwargs)
+            if not isinstance(result, Tensor):
+                return result
+            return self._copy(result, tensor, on_device=False)
+
+    def _copy(self, result: Tensor, source: Tensor, on_device: bool) -> Tensor:
+        """`result`, in storage of its own unless it has that already, noted as being on one side or the other."""
+        # A leaf that is to gather a gradient stays what it is: users hold on to it.
+        if result is source and not (source.is_leaf and source.requires_grad):
+            result = source.clone()
+        self.tracer.residency.put([result], on_device)
+        return result
+
+    def _to(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+        tensor, target = args[0], _target(args[1:], kwargs)
+        residency = self.tracer.residency
+        if target is None or target == "meta":
+            return tensor.to(*args[1:], **kwargs)
+        if isinstance(target, Tensor):
+            to_host = not residency.on_device(target)
+        else:
+            # Code that names the CPU brings a value to the host. A torch.device comes from a model or from arguments.
+            to_host = target == "cpu" and residency.on_device(tensor)
+        if residency.on_device(tensor):
+            if not to_host:
+                return tensor.to(*args[1:], **kwargs)
+            self.tracer.read('.to("cpu")')
+        with self.tracer.paused():
+            result = self._copy(tensor.to(*args[1:], **kwargs), tensor, on_device=not to_host)
+        if not to_host and result.dtype in REFUSED_DTYPES:
+            self.tracer.recorder.moved(result, current_line())
+        return result
+
+    def _make(self, func: Any, args: tuple, kwargs: dict[str, Any], on_device: bool) -> Any:
+        tracer = self.tracer
+        with self._set("factory_on_device", on_device):
+            result = func(*args, **kwargs)
+        tensors = tensors_in(result)
+        tracer.residency.put(tensors, on_device)
+        for tensor in tensors:
+            if on_device and tensor.dtype in REFUSED_DTYPES:
+                tracer.recorder.moved(tensor, current_line())
+        return result
+
+    def _checked(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        tracer = self.tracer
+        classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
+        if classes == -1 and tracer.residency.on_device(args[0]):
+            tracer.read("one_hot without num_classes")
+        with tracer.free_reads():
+            return func(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _set(self, name: str, value: bool) -> Iterator[None]:
+        """The tracer's attribute `name` is `value` inside."""
+        outer = getattr(self.tracer, name)
+        setattr(self.tracer, name, value)
+        try:
+            yield
+        finally:
+            setattr(self.tracer, name, outer)
+
+
+def _target(args: tuple, kwargs: dict[str, Any]) -> Any:
+    """What `.to` is asked to go to: a string, a torch.device, another tensor; None if it is a number format alone."""
+    if "device" in kwargs or "other" in kwargs:
+        return kwargs.get("device", kwargs.get("other"))
+    first = args[0] if args else None
+    return None if isinstance(first, torch.dtype) else first

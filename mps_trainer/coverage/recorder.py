@@ -1,0 +1,130 @@
+"""What a trace has seen so far, counted; the report is made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from .report import BlockingRead, CoverageReport, DtypeProblem, OperatorUse
+from .residency import named_tensors, storage_key
+from .source import SourceLine
+from .table import OperatorTable
+
+REFUSED_DTYPES = (torch.float64, torch.complex128)
+MOVED = "tensor copied to the device"
+
+
+@dataclass
+class _Count:
+    where: SourceLine | None
+    calls: int = 0
+    shapes: set[tuple] = field(default_factory=set)
+
+
+class Recorder:
+    """Counts operators, reads and number formats of one trace."""
+
+    def __init__(self, table: OperatorTable, fallback: bool) -> None:
+        self.table = table
+        self.fallback = fallback
+        self.notes: dict[str, None] = {}  # in order, each once
+        self._operators: dict[tuple[str, str], _Count] = {}
+        self._reads: dict[tuple[str, str, SourceLine | None], int] = {}
+        self._dtypes: dict[tuple[str, SourceLine | None], DtypeProblem] = {}
+        self._named: set[tuple[int | None, str]] = set()  # storages and names that need no other name
+        self._moved: dict[int, SourceLine | None] = {}
+        self._batches: dict[tuple[tuple[str, str], ...], None] = {}
+
+    def operator(self, name: str, phase: str, tensors: Iterable[torch.Tensor], where: SourceLine | None) -> None:
+        count = self._operators.get((name, phase))
+        if count is None:
+            count = self._operators[name, phase] = _Count(where)
+        count.calls += 1
+        count.shapes.add(tuple((tensor.shape, tensor.dtype) for tensor in tensors))
+
+    def read(self, what: str, phase: str, where: SourceLine | None) -> None:
+        key = (what, phase, where)
+        self._reads[key] = self._reads.get(key, 0) + 1
+
+    def dtype(
+        self, what: str, tensor: torch.Tensor, remedy: str, where: SourceLine | None, fails: bool = True
+    ) -> None:
+        """Notes a tensor in a format that mps has not. The first to name a tensor's storage names it best."""
+        key = (what, where)
+        known = self._dtypes.get(key)
+        if known is not None:
+            self._dtypes[key] = replace(known, calls=known.calls + 1)
+        else:
+            self._dtypes[key] = DtypeProblem(what, short(tensor.dtype), fails, remedy, where)
+
+    def module(self, module: torch.nn.Module) -> None:
+        """Notes the parameters and buffers of `module` that are in a format that mps has not."""
+        for name, tensor in named_tensors(module):
+            if tensor.dtype in REFUSED_DTYPES and self._is_new(tensor, ""):
+                kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "buffer"
+                owner = type(module.get_submodule(name.rpartition(".")[0])).__name__
+                remedy = f"Make it {half(tensor.dtype)} where {owner} registers it, or cast the model before training."
+                self.dtype(f"{kind} {name} of {type(module).__name__}", tensor, remedy, None)
+
+    def column(
+        self, name: str, origin: str, tensor: torch.Tensor, remedy: str | None = None, fails: bool = True
+    ) -> None:
+        """Notes a column of a batch that is in a format that mps has not; `origin` says more about it."""
+        if not self._is_new(tensor, name):
+            return
+        where = None
+        if (
+            key := storage_key(tensor)
+        ) is not None and key in self._moved:  # said in general terms when it was moved; now its name is known
+            where = self._moved.pop(key)
+            self._dtypes.pop((MOVED, where), None)
+        remedy = remedy or f"Make it {half(tensor.dtype)} in the dataset or the collator."
+        self.dtype(f"column {name} of the batch{origin}", tensor, remedy, where, fails)
+
+    def _is_new(self, tensor: torch.Tensor, name: str) -> bool:
+        seen = (storage_key(tensor), name)
+        is_new = seen not in self._named
+        self._named.add(seen)
+        return is_new
+
+    def moved(self, tensor: torch.Tensor, where: SourceLine | None) -> None:
+        """Notes a copy to the device of a tensor in a format that mps has not."""
+        if (key := storage_key(tensor)) is not None:
+            self._moved[key] = where
+        self.dtype(MOVED, tensor, f"Cast it on the host first: .to(torch.{half(tensor.dtype)}).", where)
+
+    def batch(self, shapes: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self._batches[tuple((name, f"{short(t.dtype)}{list(t.shape)}") for name, t in shapes)] = None
+
+    def note(self, text: str) -> None:
+        self.notes[text] = None
+
+    def report(self) -> CoverageReport:
+        operators = [
+            OperatorUse(
+                name, self.table.support(name, self.fallback), phase, count.calls, len(count.shapes), count.where
+            )
+            for (name, phase), count in self._operators.items()
+        ]
+        return CoverageReport(
+            torch_version=self.table.torch_version,
+            fallback=self.fallback,
+            operators=operators,
+            dtype_problems=list(self._dtypes.values()),
+            blocking_reads=[
+                BlockingRead(what, phase, calls, where) for (what, phase, where), calls in self._reads.items()
+            ],
+            batch_shapes=[dict(shapes) for shapes in self._batches],
+            notes=list(self.notes),
+        )
+
+
+def short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def half(dtype: torch.dtype) -> str:
+    """The format of half the width, which mps has."""
+    return "complex64" if dtype.is_complex else "float32"

@@ -1,0 +1,222 @@
+"""What a trace found: operators, number formats, waits; as a table, as a dictionary, as an exit code."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass, field
+from typing import Any
+
+from .source import SourceLine
+from .table import Support
+
+_SWITCH = "PYTORCH_ENABLE_MPS_FALLBACK"
+_WIDTHS = (14, 42, 28, 33)  # of the four columns; 120 with the gaps between them
+
+
+@dataclass(frozen=True)
+class OperatorUse:
+    """One operator in one phase of the step ("forward", "backward", "optimizer", "evaluation").
+
+    `distinct_shapes` counts the combinations of shapes and number formats of its tensors; each is compiled for mps
+    when it first comes. `where` is the line that called it first; in backward, the line whose gradient it is.
+    """
+
+    name: str
+    support: Support
+    phase: str
+    calls: int
+    distinct_shapes: int
+    where: SourceLine | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "support": self.support.value,
+            "phase": self.phase,
+            "calls": self.calls,
+            "distinct_shapes": self.distinct_shapes,
+            "where": _line(self.where),
+        }
+
+
+@dataclass(frozen=True)
+class DtypeProblem:
+    """A tensor in a number format that mps refuses with a TypeError: float64 or complex128.
+
+    `what` names the tensor: a parameter or buffer with its module, a column of the batch, or an operator. One that
+    does not fail is converted on its way to the device.
+    """
+
+    what: str
+    dtype: str
+    fails: bool
+    remedy: str
+    where: SourceLine | None = None
+    calls: int = 1
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "what": self.what,
+            "dtype": self.dtype,
+            "fails": self.fails,
+            "remedy": self.remedy,
+            "where": _line(self.where),
+            "calls": self.calls,
+        }
+
+
+@dataclass(frozen=True)
+class BlockingRead:
+    """A line at which the host waits for the device, because it needs a value or the size of a result."""
+
+    what: str  # the operator or method
+    phase: str
+    calls: int
+    where: SourceLine | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"what": self.what, "phase": self.phase, "calls": self.calls, "where": _line(self.where)}
+
+
+@dataclass(frozen=True)
+class CoverageReport:
+    """What would become of the traced steps on mps.
+
+    Args:
+        torch_version: the torch whose operator table this holds for.
+        fallback: whether PYTORCH_ENABLE_MPS_FALLBACK is taken as on.
+        operators: one entry for each operator and phase.
+        batch_shapes: the distinct shapes of the inputs of the model in training, by argument; on mps each is another
+            set of graphs.
+        notes: what the trace did not look at.
+    """
+
+    torch_version: str
+    fallback: bool
+    operators: list[OperatorUse] = field(default_factory=list)
+    dtype_problems: list[DtypeProblem] = field(default_factory=list)
+    blocking_reads: list[BlockingRead] = field(default_factory=list)
+    batch_shapes: list[dict[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the step would run on a Mac: no operator and no number format fails."""
+        return not self.with_support(Support.FAILS) and not any(problem.fails for problem in self.dtype_problems)
+
+    @property
+    def exit_code(self) -> int:
+        """0 when ready, 1 when something would fail."""
+        return 0 if self.ready else 1
+
+    def with_support(self, support: Support) -> list[OperatorUse]:
+        """The operators of one kind, the most called first."""
+        return sorted((use for use in self.operators if use.support is support), key=lambda use: -use.calls)
+
+    def to_dict(self) -> dict[str, Any]:
+        """In types that JSON has."""
+        return {
+            "ready": self.ready,
+            "torch_version": self.torch_version,
+            "fallback": self.fallback,
+            "operators": [use.to_dict() for use in self.operators],
+            "dtype_problems": [problem.to_dict() for problem in self.dtype_problems],
+            "blocking_reads": [read.to_dict() for read in self.blocking_reads],
+            "batch_shapes": [dict(shapes) for shapes in self.batch_shapes],
+            "notes": list(self.notes),
+        }
+
+    def table(self, verbose: bool = False) -> str:
+        """The findings, most serious first, each with what to do, in 120 columns; `verbose` lists every operator."""
+        switch = f"{_SWITCH} is {'on' if self.fallback else 'off'}"
+        verdict = "Ready for mps" if self.ready else "Would fail on mps"
+        lines = [f"{verdict}: torch {self.torch_version}, {switch}.", ""]
+        rows = self._rows(verbose)
+        if rows:
+            header = ("on mps", "what", "where", "what to do")
+            lines += [*_cells(header), *_cells(tuple("-" * width for width in _WIDTHS))]
+            lines += [line for row in rows for line in _cells(row)]
+            lines.append("")
+        return "\n".join([*lines, *self._summary()])
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def _rows(self, verbose: bool) -> list[tuple[str, ...]]:
+        rows = [self._operator_row(use) for use in self.with_support(Support.FAILS)]
+        rows += [_dtype_row(problem) for problem in self.dtype_problems if problem.fails]
+        rows += [self._operator_row(use) for use in self.with_support(Support.FALLS_BACK)]
+        rows += [_read_row(read) for read in sorted(self.blocking_reads, key=lambda read: -read.calls)]
+        rows += [_dtype_row(problem) for problem in self.dtype_problems if not problem.fails]
+        if verbose:
+            for support in (Support.COMPOSITE, Support.NATIVE):
+                rows += [self._operator_row(use) for use in self.with_support(support)]
+        return rows
+
+    def _operator_row(self, use: OperatorUse) -> tuple[str, ...]:
+        shapes = f", {use.distinct_shapes} shapes" if use.distinct_shapes > 1 else ""
+        what = f"{use.name}\n({use.phase}, {_times(use.calls)}{shapes})"
+        return (use.support.value, what, _where(use.where), self._remedy(use))
+
+    def _remedy(self, use: OperatorUse) -> str:
+        if use.support is Support.FAILS:
+            if not use.name.startswith("aten::"):
+                return "Ask its library for an mps kernel: this machine's build has none. Or replace the operator."
+            return f"Set {_SWITCH}=1 before torch is imported, or replace the operator."
+        if use.support is Support.FALLS_BACK:
+            return "Runs on the CPU, its tensors copied there and back each time. Replace it if it is called often."
+        return "" if use.support is Support.NATIVE else "Nothing: made of operators that are listed too."
+
+    def _summary(self) -> list[str]:
+        counts = []
+        for support in (Support.NATIVE, Support.COMPOSITE):
+            uses = self.with_support(support)
+            names = {use.name for use in uses}
+            counts.append(f"{len(names)} {support.value} ({_times(sum(use.calls for use in uses))})")
+        graphs = sum(use.distinct_shapes for use in self.operators if use.support is Support.NATIVE)
+        lines = [f"Operators: {', '.join(counts)}; {graphs} combinations of native operator and shapes to compile."]
+        if self.batch_shapes:
+            shapes = len(self.batch_shapes)
+            advice = ": pad to fewer lengths, each is compiled anew" if shapes > 1 else ""
+            lines.append(f"Batch shapes in training: {shapes}{advice}.")
+        return [*lines, *(f"Note: {note}" for note in self.notes)]
+
+
+def _line(where: SourceLine | None) -> dict[str, Any] | None:
+    return None if where is None else where.to_dict()
+
+
+def _times(calls: int) -> str:
+    return f"{calls} call{'' if calls == 1 else 's'}"
+
+
+def _where(where: SourceLine | None) -> str:
+    return "" if where is None else f"{where}\n{_cut(where.text, _WIDTHS[2])}"
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _dtype_row(problem: DtypeProblem) -> tuple[str, ...]:
+    verdict = "fails" if problem.fails else "converted"
+    return (verdict, f"{problem.what}\n({problem.dtype})", _where(problem.where), problem.remedy)
+
+
+def _read_row(read: BlockingRead) -> tuple[str, ...]:
+    remedy = "The host waits for the device here. Keep the value on the device, and read it once per log."
+    return ("waits", f"{read.what}\n({read.phase}, {_times(read.calls)})", _where(read.where), remedy)
+
+
+def _cells(row: tuple[str, ...]) -> list[str]:
+    """The lines of one row, each column wrapped to its width."""
+    columns = [
+        [part for line in text.split("\n") for part in textwrap.wrap(line, width) or [""]]
+        for text, width in zip(row, _WIDTHS, strict=True)
+    ]
+    height = max(len(column) for column in columns)
+    padded = [column + [""] * (height - len(column)) for column in columns]
+    return [
+        " ".join(part.ljust(width) for part, width in zip(line, _WIDTHS, strict=True)).rstrip()
+        for line in zip(*padded, strict=True)
+    ]

@@ -1,0 +1,205 @@
+"""One training step of a Trainer under the trace, on a copy, on the CPU."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..errors import MisconfigurationException
+from .recorder import REFUSED_DTYPES
+from .report import CoverageReport
+from .residency import named_tensors
+from .tracer import Tracer
+
+if TYPE_CHECKING:
+    from ..training.trainer import Trainer
+
+# What a step of more batches does is the same from the second on.
+_MOST_ACCUMULATION = 2
+
+
+def trace_step(trainer: Trainer, batches: int = 1, *, fallback: bool | None = None) -> CoverageReport:
+    """What the Trainer's training step and one batch of its evaluation would do on mps.
+
+    Runs whole steps (forward, loss, backward, clipping, optimizer) on the CPU until `batches` batches are done, at
+    least one step. They run on a copy: the Trainer's weights, optimizer, state and random numbers stay as they are, no
+    callback is told and nothing is written. The copy, its gradients and its optimizer need memory for that long.
+
+    Args:
+        trainer: an `mps_trainer.Trainer`. Wrap a step of any other in `with Tracer()`.
+        batches: how many batches of training to look at; more of them show more shapes.
+        fallback: whether PYTORCH_ENABLE_MPS_FALLBACK counts as on; None: as it was when torch was imported.
+
+    Raises:
+        MisconfigurationException: if there is nothing to train on, or the model cannot be copied.
+    """
+    from ..training.rng import rng_state, set_rng
+    from ..training.trainer import Trainer
+
+    if not isinstance(trainer, Trainer):
+        raise MisconfigurationException(
+            f"trace_step takes an mps_trainer.Trainer, and got {type(trainer).__module__}.{type(trainer).__name__}. "
+            "Wrap a step of another trainer in `with Tracer() as tracer:` and ask tracer.report()."
+        )
+    if trainer.train_dataset is None and type(trainer).get_train_dataloader is Trainer.get_train_dataloader:
+        raise MisconfigurationException("There is no step to trace: give the Trainer a train_dataset.")
+    tracer = Tracer(fallback=fallback)
+    rng = rng_state()
+    try:
+        stand_in = _copy_on_cpu(trainer)
+        _watch_batches(stand_in, tracer)
+        tracer.on_device(stand_in.model)
+        tracer.recorder.module(stand_in.model)
+        _train(stand_in, tracer, batches)
+        _evaluate(stand_in, tracer)
+    finally:
+        set_rng(rng)
+    return tracer.report()
+
+
+def _copy_on_cpu(trainer: Trainer) -> Trainer:
+    """A Trainer like `trainer` that shares nothing with it that training changes, and tells nobody of its events."""
+    from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
+
+    from ..devices import DeviceRequest, gather_facts, resolve
+    from ..training.activation_checkpointing import enable_activation_checkpointing
+    from ..training.precision import MixedPrecision
+
+    stand_in = copy.copy(trainer)
+    args = stand_in.args = copy.copy(trainer.args)
+    vars(args)["decision"] = resolve(DeviceRequest(use_cpu=True), gather_facts())
+    # Two batches show all that accumulating does; workers would have to be started for one batch.
+    args.gradient_accumulation_steps = min(args.gradient_accumulation_steps, _MOST_ACCUMULATION)
+    args.dataloader_num_workers, args.dataloader_prefetch_factor = 0, None
+    args.dataloader_persistent_workers = False
+    memo: dict[int, Any] = {}  # of one copy for all, so that an optimizer's copy has the parameters of the model's
+    for name, value in vars(trainer).items():
+        if isinstance(value, nn.Module):
+            setattr(stand_in, name, _copied(value, memo).cpu())
+    stand_in._given_optimizers = (_optimizer_on_cpu(trainer._given_optimizers[0], memo), None)
+    stand_in.optimizer, stand_in.lr_scheduler = stand_in._given_optimizers
+    stand_in.precision = MixedPrecision(args.device, bf16=args.bf16, fp16=args.fp16)
+    stand_in.control, stand_in.state = copy.deepcopy(trainer.control), copy.deepcopy(trainer.state)
+    # The one callback that transformers warns without; it does nothing but ask for logs and checkpoints.
+    callbacks = [DefaultFlowCallback]
+    stand_in.callback_handler = CallbackHandler(callbacks, stand_in.model, stand_in.processing_class, None, None)
+    if args.activation_checkpointing:
+        enable_activation_checkpointing(stand_in.model, args)
+    return stand_in
+
+
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception as error:  # whatever a module of somebody's own holds that cannot be copied
+        raise MisconfigurationException(
+            f"{type(value).__name__} cannot be copied ({error}), and a step is traced on a copy so that yours stays "
+            "as it is. Trace a step that you run yourself: `with Tracer() as tracer:`, then tracer.report()."
+        ) from error
+
+
+def _optimizer_on_cpu(optimizer: Any, memo: dict[int, Any]) -> Any:
+    if optimizer is None:
+        return None
+    optimizer = _copied(optimizer, memo)
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor):
+                state[name] = value.cpu()
+    return optimizer
+
+
+def _watch_batches(stand_in: Trainer, tracer: Tracer) -> None:
+    """From where the Trainer moves a batch to the device on, its tensors are there."""
+    from ..training.base import TrainerBase
+
+    prepare = stand_in._prepare_inputs
+    casts = type(stand_in)._prepare_inputs is TrainerBase._prepare_inputs
+
+    def watched(inputs: Any) -> Any:
+        with tracer.paused():
+            batch = copy.deepcopy(prepare(inputs))  # the device has memory of its own
+            for name, tensor in named_tensors(batch):
+                if tensor.dtype in REFUSED_DTYPES:
+                    converted = casts and tensor.dtype is torch.float64
+                    remedy = "Nothing: the Trainer makes it float32 on its way to the device." if converted else None
+                    tracer.recorder.column(name, _maker(stand_in, name), tensor, remedy, fails=not converted)
+                    if converted:
+                        tensor.data = tensor.data.float()
+            tracer.on_device(batch)
+        return batch
+
+    stand_in._prepare_inputs = watched  # type: ignore[method-assign]
+
+
+def _maker(trainer: Trainer, column: str) -> str:
+    """What the dataset holds in a column, and who made a tensor of it, as far as that can be told."""
+    collator = trainer.data_collator
+    name = getattr(collator, "__name__", type(collator).__name__)
+    try:
+        value = trainer.train_dataset[0][column]
+    except Exception:  # a stream, items that are no dictionaries, a column that the collator adds
+        return f", made by {name}"
+    first = value
+    while isinstance(first, (list, tuple)) and first:
+        first = first[0]
+    dtype = getattr(first, "dtype", None)
+    kind = (
+        f"{type(first).__module__.partition('.')[0]}'s {dtype}"
+        if dtype is not None
+        else f"Python {type(first).__name__}"
+    )
+    return f", {kind} in the dataset, made a tensor by {name}"
+
+
+def _train(stand_in: Trainer, tracer: Tracer, batches: int) -> None:
+    """Whole steps by the Trainer's own loop, until `batches` batches are done."""
+    from ..training.loop import TrainingLoop
+
+    stand_in.is_in_train = True
+    stand_in.model.train()
+    loop = TrainingLoop(stand_in, None)
+    tracer.on_device(loop.meter.sum)
+    loop.model.zero_grad()
+    done = 0
+    for group in loop.updates(0):  # loads the batches, outside the trace
+        with tracer:
+            loop.accumulate(group)
+            with tracer.phase("optimizer"):
+                loop.update_weights()
+        done += len(group)
+        if done >= batches:
+            return
+    if done:
+        tracer.recorder.note(f"The training dataset has {done} batches, fewer than the {batches} asked for.")
+    else:
+        raise MisconfigurationException("There is no step to trace: the training dataset gave no batch.")
+
+
+def _evaluate(stand_in: Trainer, tracer: Tracer) -> None:
+    batch = next(_evaluation_batches(stand_in), None)
+    if batch is None:
+        tracer.recorder.note("There is no batch to evaluate on, so no evaluation was traced.")
+        return
+    stand_in.is_in_train = False
+    stand_in.model.eval()
+    loss_only = stand_in.compute_metrics is None or stand_in.args.prediction_loss_only
+    with tracer, tracer.phase("evaluation"):
+        _, logits, labels = stand_in.prediction_step(stand_in.model, batch, loss_only)
+        if logits is not None and stand_in.preprocess_logits_for_metrics is not None:
+            stand_in.preprocess_logits_for_metrics(logits, labels)
+
+
+def _evaluation_batches(stand_in: Trainer) -> Iterator[Any]:
+    from ..training.trainer import Trainer
+
+    dataset = stand_in.eval_dataset
+    if dataset is None and type(stand_in).get_eval_dataloader is Trainer.get_eval_dataloader:
+        return iter(())
+    if isinstance(dataset, dict):
+        return iter(stand_in.get_eval_dataloader(next(iter(dataset))))
+    return iter(stand_in.get_eval_dataloader())

@@ -1,0 +1,272 @@
+"""The trace: every operator of whatever runs inside `with Tracer()`, judged as mps would take it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..devices.facts import fallback_switch
+from .composites import composite_key, instead_on_mps, numbers_to_tensors, waits_for_device
+from .phases import Phases
+from .reads import HostCalls
+from .recorder import REFUSED_DTYPES, Recorder, half
+from .report import CoverageReport
+from .residency import Residency, named_tensors, tensors_in
+from .source import SourceLine, current_line, inside
+from .table import Support, operator_table
+
+_ON_DEVICE = (Support.NATIVE, Support.COMPOSITE)
+_FLOAT64_ON_CPU = {"aten::bincount"}
+
+
+class Tracer:
+    """Records what the code inside `with tracer:` would do on mps, on a machine that need not have one.
+
+    May be entered any number of times, for one step or a whole training; `report()` covers all of it. The code runs
+    on the CPU and computes what it computes without the trace, up to rounding where mps takes another kernel.
+
+    Which tensors are on the device is known from the code: parameters and inputs of modules, what `.to(device)` or
+    `device=` gives, and all that is computed from those are; what `.cpu()` gives or a factory without `device=` is
+    not. Operators and reads of host tensors cost the device nothing and are left out.
+
+    Args:
+        fallback: whether PYTORCH_ENABLE_MPS_FALLBACK counts as on; None: as it was when torch was imported.
+        unknown_on_device: the answer for tensors made before the trace and not met by any of the rules above.
+    """
+
+    def __init__(self, *, fallback: bool | None = None, unknown_on_device: bool = False) -> None:
+        self.fallback = fallback_switch() if fallback is None else fallback
+        self.residency = Residency(unknown_on_device)
+        self.recorder = Recorder(operator_table(), self.fallback)
+        self.phases = Phases(self._enter_module, self._before_step)
+        self.reads_are_free = False  # within what has been recorded as a read, or checks values on the CPU alone
+        self.singular_values_only = False  # within functions that want no singular vectors
+        self.factory_on_device: bool | None = None  # within a Python call of a factory: whether it names a device
+        self._table = self.recorder.table
+        self._expanding: list[Any] = []
+        self._pauses = 0
+        self._lines: dict[int, SourceLine | None] = {}  # of the forward calls, by their autograd node
+        self._stack: contextlib.ExitStack | None = None
+        self._mode = _Operators(self)
+
+    def __enter__(self) -> Tracer:
+        if self._stack is not None:
+            raise RuntimeError("This Tracer is recording already. Leave its `with` block before entering it again.")
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_cpu_as_mps())
+            stack.enter_context(self.phases)
+            stack.enter_context(HostCalls(self))
+            stack.enter_context(self._mode)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        stack, self._stack = self._stack, None
+        if stack is not None:
+            stack.close()
+        self._lines.clear()
+
+    def report(self) -> CoverageReport:
+        """What was found so far."""
+        return self.recorder.report()
+
+    def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Files what runs inside under `name`, except backward passes, which are told apart by themselves."""
+        return self.phases.named(name)
+
+    def on_device(self, *values: Any) -> None:
+        """Says that the tensors in `values` (modules, dictionaries, lists) are on the device."""
+        self.residency.put(tensors_in(*values), True)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Records nothing inside."""
+        self._pauses += 1
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+
+    @contextlib.contextmanager
+    def free_reads(self) -> Iterator[None]:
+        """Takes reads inside for free."""
+        outer, self.reads_are_free = self.reads_are_free, True
+        try:
+            yield
+        finally:
+            self.reads_are_free = outer
+
+    @property
+    def is_paused(self) -> bool:
+        return self._pauses > 0
+
+    def read(self, what: str) -> None:
+        """Records that the host waits for the device here."""
+        if not self.reads_are_free:
+            self.recorder.read(what, self.phases.now(), current_line())
+
+    # One operator
+
+    def run(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Runs one operator and records it if the device would have run it."""
+        if self.is_paused or func.namespace == "profiler":
+            return func(*args, **kwargs)
+        args = numbers_to_tensors(func, args)
+        tensors = tensors_in(args, kwargs)
+        if any(tensor.is_meta for tensor in tensors):
+            return func(*args, **kwargs)
+        if not self._on_device(func, tensors, kwargs):
+            result = func(*args, **kwargs)
+            self.residency.put(tensors_in(result), False)
+            return result
+        if func._schema.name == "aten::copy_" and not self.residency.on_device(tensors[0]):
+            self.read("copy to a host tensor")
+            return func(*args, **kwargs)
+        line = self._line()
+        on_device = [tensor for tensor in tensors if self.residency.on_device(tensor)]
+        support = self._table.support(func.name(), self.fallback)
+        with contextlib.ExitStack() as stack:
+            if support in _ON_DEVICE and waits_for_device(func, args, kwargs, self.residency.on_device):
+                self.read(func.name())
+                stack.enter_context(self.free_reads())  # those of its parts are the same wait
+            result = self._record_and_run(func, args, kwargs, on_device, line)
+        results = tensors_in(result)
+        if tensors and not any(tensor.dtype in REFUSED_DTYPES for tensor in on_device):
+            self._check_results(func, results, line)
+        self.residency.put(results, True)
+        return result
+
+    def _on_device(self, func: Any, tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> bool:
+        if func._schema.name == "aten::lift_fresh" and self.factory_on_device is not None:
+            return self.factory_on_device
+        if tensors:
+            return any(self.residency.on_device(tensor) for tensor in tensors)
+        if not func._schema.returns or "meta" in str(kwargs.get("device")):
+            return False
+        return self.factory_on_device is not False  # called by torch itself: on the device of its tensors
+
+    def _record_and_run(
+        self, func: Any, args: tuple, kwargs: dict[str, Any], on_device: list[torch.Tensor], line: SourceLine | None
+    ) -> Any:
+        phase = self.phases.now()
+        instead = instead_on_mps(func, args, kwargs, self.singular_values_only)
+        name = func.name()
+        support = self._table.support(name, self.fallback)
+        if instead is None or support is Support.COMPOSITE:
+            self.recorder.operator(name, phase, on_device, line)
+        for other in instead or ():
+            self.recorder.operator(other, phase, on_device, line)
+        if instead is not None or support is not Support.COMPOSITE or func in self._expanding:
+            return func(*args, **kwargs)
+        return self._run_parts(func, args, kwargs, on_device)
+
+    def _run_parts(self, func: Any, args: tuple, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Any:
+        """Runs a composite operator by the kernel that mps would take, so that its parts are seen."""
+        key = composite_key(func, tensors)
+        if key is None:
+            return func(*args, **kwargs)
+        self._expanding.append(func)
+        try:
+            with self._mode:
+                return func._op_dk(key, *args, **kwargs)
+        except NotImplementedError:  # the kernel does not take tensors of the CPU
+            self.recorder.note(f"{func.name()} could not be taken apart: its parts were not looked at.")
+            return func(*args, **kwargs)
+        finally:
+            self._expanding.pop()
+
+    def _check_results(self, func: Any, results: list[torch.Tensor], line: SourceLine | None) -> None:
+        """Names the operator that makes a float64 tensor of others: the origin, and not what follows from it."""
+        made = next((tensor for tensor in results if tensor.dtype in REFUSED_DTYPES), None)
+        if made is None or self._expanding or func.name() in _FLOAT64_ON_CPU or self.phases.in_backward_of_torch():
+            return  # torch's own kernels and gradients that add up in float64 do so on the CPU alone
+        if not inside("amp/grad_scaler.py"):  # it asks whether the device is mps
+            self.recorder.dtype(f"result of {func.name()}", made, f"Ask for {half(made.dtype)} here.", line)
+
+    def _line(self) -> SourceLine | None:
+        """The line that called the operator; for a gradient, the line whose gradient it is."""
+        if not self.phases.in_backward_of_torch():
+            line = current_line()
+            # The node of this call, if it has one, is the last that was made.
+            self._lines.setdefault(torch._C._autograd._get_sequence_nr() - 1, line)
+            return line
+        node = torch._C._current_autograd_node()
+        return (None if node is None else self._lines.get(node._sequence_nr())) or current_line()
+
+    # Modules
+
+    def _enter_module(self, module: torch.nn.Module, inputs: dict[str, Any], training: bool) -> None:
+        """A module that no other module called: the model, or a loss."""
+        if self.is_paused:
+            return
+        with self.paused():
+            self.on_device(module, inputs)
+            self.recorder.module(module)
+            named = list(named_tensors(inputs))
+            for name, tensor in named:
+                if tensor.dtype in REFUSED_DTYPES:
+                    self.recorder.column(name, f" for {type(module).__name__}", tensor)
+            if training and next(module.parameters(), None) is not None:
+                self.recorder.batch(named)
+
+    def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Parameters are on the device, and so is what an optimizer keeps for them, but for most counters of steps."""
+        self._lines.clear()  # the backward pass is over
+        for group in optimizer.param_groups:
+            counts_on_device = bool(group.get("fused") or group.get("capturable"))
+            self.on_device(group["params"])
+            for parameter in group["params"]:
+                for name, value in optimizer.state.get(parameter, {}).items():
+                    if isinstance(value, torch.Tensor):
+                        self.residency.put([value], name != "step" or counts_on_device)
+
+
+class _Operators(TorchDispatchMode):
+    supports_higher_order_operators = True
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__()
+        self.tracer = tracer
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if any(_takes_apart(kind) for kind in types):
+            return NotImplemented  # the tensor subclass first says what it is made of
+        if not isinstance(func, torch._ops.OpOverload):
+            return func(*args, **(kwargs or {}))
+        return self.tracer.run(func, args, kwargs or {})
+
+
+def _takes_apart(kind: type) -> bool:
+    own = getattr(kind, "__torch_dispatch__", None)
+    return own is not None and own is not torch._C._disabled_torch_dispatch_impl and kind is not torch.Tensor
+
+
+@contextlib.contextmanager
+def _cpu_as_mps() -> Iterator[None]:
+    """Switches off the attention that the CPU takes and mps has not, and the compiler."""
+    import sys
+
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield
+
+
+def trace(fn: Callable, *args: Any, fallback: bool | None = None, **kwargs: Any) -> CoverageReport:
+    """Runs `fn(*args, **kwargs)` once under a trace, and says what of it would run on mps.
+
+    Tensors made before the call count as being on the device; see `Tracer` for those made by it. What `fn` raises is
+    not caught.
+    """
+    tracer = Tracer(fallback=fallback, unknown_on_device=True)
+    tracer.on_device(args, kwargs)
+    with tracer:
+        fn(*args, **kwargs)
+    return tracer.report()

@@ -1,0 +1,154 @@
+"""Number formats that mps has not are named by where they came from; those that torch only passes through are not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from mps_trainer.coverage import CoverageReport, Tracer, trace, trace_step
+
+from ..conftest import Classifier, examples
+
+X = torch.randn(4, 3)
+
+
+def problems(report: CoverageReport) -> list[str]:
+    return [problem.what for problem in report.dtype_problems]
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Module()
+        self.body.register_buffer("scale", torch.ones(3, dtype=torch.float64))
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x * self.body.scale.float())
+
+
+def test_a_float64_buffer_is_named_with_its_module():
+    report = trace(Scaled(), X)
+    assert problems(report) == ["buffer body.scale of Scaled"]
+    assert not report.ready
+    assert report.exit_code == 1
+    assert "float64" in str(report)
+    assert "float32" in str(report)
+
+
+def test_a_float64_parameter_is_named_with_its_module():
+    class Double(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(3, 2), nn.Linear(3, 2).double()])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers[0](x)
+
+    assert problems(trace(Double(), X)) == [
+        "parameter layers.1.weight of Double",
+        "parameter layers.1.bias of Double",
+    ]
+
+
+def test_a_float64_column_is_named():
+    class Takes(nn.Module):
+        def forward(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            return (x * weights.float()).sum()
+
+    weights = torch.from_numpy(np.ones(3))
+    assert problems(trace(Takes(), X, weights)) == ["column weights of the batch for Takes"]
+    assert problems(trace(Takes(), x=X, weights=weights)) == ["column weights of the batch for Takes"]
+    with Tracer() as tracer:  # as other trainers move it
+        Takes()(X, weights=weights.to(torch.device("cpu")))
+    (problem,) = tracer.report().dtype_problems
+    assert problem.what == "column weights of the batch for Takes"
+    assert problem.where is not None
+    assert problem.where.file == __file__
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: X.double(),
+        lambda: X.to(torch.float64),
+        lambda: X.sum(dtype=torch.float64),
+        lambda: X.to(torch.complex128),
+        lambda: torch.zeros(3, dtype=torch.float64, device=X.device),
+        lambda: torch.tensor(np.ones(2), device=X.device),
+        lambda: X.new_zeros(2, dtype=torch.float64),
+        lambda: torch.ones_like(X, dtype=torch.float64) * 2 + 1,
+    ],
+)
+def test_a_float64_tensor_made_in_the_step_is_named_with_its_line_and_what_follows_from_it_is_not(make):
+    (problem,) = trace(lambda: make() * 2 + 1).dtype_problems
+    assert problem.fails
+    assert problem.where is not None
+    assert problem.where.file == __file__
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: X * 0.1 + 3.0,
+        lambda: X / np.float64(3.0),
+        lambda: torch.where(X > 0, X, 0.0),
+        lambda: X.clamp(max=1.5) ** 2.5,
+        lambda: torch.remainder(X, 0.3) + torch.take_along_dim(X, X.argsort(-1), -1),
+        lambda: torch.full((2,), 0.5, device=X.device) * torch.tensor(0.25),
+        lambda: torch.zeros(3, dtype=torch.float64).sum().item(),  # on the host
+        lambda: nn.utils.clip_grad_norm_([X], 1.0),
+        lambda: torch.tensor([1.5, 2.5], device=X.device),
+    ],
+)
+def test_numbers_of_python_are_no_float64_tensors(make):
+    assert problems(trace(make)) == []
+
+
+def test_gradients_added_up_in_float64_on_the_cpu_alone_are_no_problem():
+    weight = torch.randn(4, 3, requires_grad=True)
+    assert problems(trace(lambda: weight.renorm(2, 0, 1.0).sum().backward())) == []
+
+
+class Weighted(Classifier):
+    def forward(self, x, labels=None, weight=None):
+        assert weight is None or weight.dtype is torch.float32
+        return super().forward(x, labels)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"), [(np.float64(0.5), "numpy's float64"), (np.ones(2), "numpy's float64")], ids=["number", "array"]
+)
+def test_a_float64_column_is_converted_by_our_trainer_and_the_report_says_so(make_trainer, value, kind):
+    data = [{**example, "weight": value} for example in examples(16)]
+    report = trace_step(make_trainer(trainer={"model": Weighted(), "train_dataset": data, "eval_dataset": None}))
+    (problem,) = report.dtype_problems
+    assert problem.what.startswith("column weight of the batch")
+    assert kind in problem.what
+    assert "default_data_collator" in problem.what
+    assert not problem.fails
+    assert report.ready
+    assert "converted" in str(report)
+
+
+def test_a_complex128_column_is_not_converted(make_trainer):
+    class Complex(Classifier):
+        def forward(self, x, labels=None, weight=None):
+            return super().forward(x, labels)
+
+    data = [{**example, "weight": torch.tensor(1j, dtype=torch.complex128)} for example in examples(16)]
+    report = trace_step(make_trainer(trainer={"model": Complex(), "train_dataset": data, "eval_dataset": None}))
+    assert [problem.fails for problem in report.dtype_problems] == [True]
+
+
+def test_a_float64_buffer_in_the_model_of_a_trainer_is_named_once(make_trainer):
+    class Buffered(Classifier):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("scale", torch.ones((), dtype=torch.float64))
+
+    report = trace_step(make_trainer(trainer={"model": Buffered()}))
+    assert problems(report) == ["buffer scale of Buffered"]
+    assert not report.ready

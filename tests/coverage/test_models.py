@@ -1,0 +1,203 @@
+"""Layers, losses and optimizers that run on mps are traced without a false alarm, and the others are named."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from mps_trainer.coverage import Support, trace
+
+from .conftest import bad, names, reads
+
+
+class Attention(nn.Module):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 24)
+        self.dropout = dropout
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.project(x).unflatten(-1, (3, 2, 4)).movedim(-2, 1).unbind(-2)
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout, is_causal=True)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.reentrant = reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = checkpoint(lambda y: self.second(F.gelu(y)), self.first(x), use_reentrant=self.reentrant)
+        return torch.tanh(hidden)
+
+
+class Half(nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv1d(5, 5, 3), nn.Linear(6, 4), nn.LayerNorm(4), nn.GELU(), nn.Softmax(-1))
+        self.dtype = dtype
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", self.dtype):
+            return self.body(x)
+
+
+SEQUENCE = (torch.randn(2, 5, 8),)
+IMAGE = (torch.randn(2, 3, 12, 12),)
+LAYERS = {
+    "conv1d": (nn.Conv1d(5, 4, 3), SEQUENCE),
+    "conv2d": (nn.Conv2d(3, 4, 3, padding="same", groups=1), IMAGE),
+    "conv3d": (nn.Conv3d(2, 3, 3), (torch.randn(1, 2, 5, 5, 5),)),
+    "conv_transpose2d": (nn.ConvTranspose2d(3, 4, 2, stride=2), IMAGE),
+    "batch norm and pools": (nn.Sequential(nn.BatchNorm2d(3), nn.MaxPool2d(2), nn.AvgPool2d(2), nn.Flatten()), IMAGE),
+    "adaptive pool": (nn.Sequential(nn.Conv2d(3, 3, 1), nn.AdaptiveAvgPool2d(1)), IMAGE),
+    "group and instance norm": (nn.Sequential(nn.GroupNorm(3, 3), nn.InstanceNorm2d(3, affine=True)), IMAGE),
+    "upsample": (nn.Sequential(nn.Conv2d(3, 3, 1), nn.Upsample(scale_factor=2, mode="bilinear")), IMAGE),
+    "lstm": (nn.LSTM(8, 6, num_layers=2, bidirectional=True, batch_first=True, dropout=0.1), SEQUENCE),
+    "gru": (nn.GRU(8, 6, num_layers=2, bidirectional=True, batch_first=True), SEQUENCE),
+    "rnn": (nn.RNN(8, 6, batch_first=True), SEQUENCE),
+    "attention": (Attention(), SEQUENCE),
+    "attention with dropout": (Attention(dropout=0.1), SEQUENCE),
+    "multihead attention": (nn.MultiheadAttention(8, 2, batch_first=True, dropout=0.1), SEQUENCE * 3),
+    "transformer encoder": (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), SEQUENCE),
+    "transformer decoder": (nn.TransformerDecoderLayer(8, 2, 16, batch_first=True), SEQUENCE * 2),
+    "embedding": (nn.Embedding(10, 4, padding_idx=0), (torch.randint(0, 10, (2, 5)),)),
+    "embedding bag": (nn.EmbeddingBag(10, 4), (torch.randint(0, 10, (2, 5)),)),
+    "rms norm": (nn.RMSNorm(8), SEQUENCE),
+    "weight norm": (nn.utils.parametrizations.weight_norm(nn.Linear(8, 4)), SEQUENCE),
+    "checkpoint": (Checkpointed(False), SEQUENCE),
+    "checkpoint, reentrant": (Checkpointed(True), SEQUENCE),
+    "bfloat16": (Half(torch.bfloat16), SEQUENCE),
+    "float16": (Half(torch.float16), SEQUENCE),
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_layer_that_runs_on_mps_has_nothing_failing_nor_waiting(layer, trace_training):
+    module, inputs = LAYERS[layer]
+    report = trace_training(module, *inputs)
+    assert report.ready, report
+    assert bad(report) == set()
+    assert reads(report) == []
+    assert report.notes == []
+    assert {use.phase for use in report.operators} == {"forward", "backward", "optimizer"}
+
+
+def test_a_transformer_layer_in_evaluation_is_ready_too():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    with torch.no_grad():
+        report = trace(layer, *SEQUENCE)
+    assert bad(report) == set()
+    assert {use.phase for use in report.operators} == {"evaluation"}
+
+
+def test_convolutions_are_those_of_mps(trace_training):
+    forward = names(trace_training(*_flat("conv2d")))
+    assert {"aten::_mps_convolution", "aten::mps_convolution_backward"} <= forward
+    transposed = names(trace_training(*_flat("conv_transpose2d")))
+    assert {"aten::_mps_convolution_transpose", "aten::mps_convolution_transpose_backward"} <= transposed
+
+
+def _flat(layer: str) -> tuple:
+    module, inputs = LAYERS[layer]
+    return (module, *inputs)
+
+
+OPTIMIZERS = {
+    "adamw": lambda p: torch.optim.AdamW(p),
+    "adamw, one by one": lambda p: torch.optim.AdamW(p, foreach=False),
+    "adamw, foreach": lambda p: torch.optim.AdamW(p, foreach=True),
+    "adamw, fused": lambda p: torch.optim.AdamW(p, fused=True),
+    "adamw, amsgrad": lambda p: torch.optim.AdamW(p, amsgrad=True),
+    "adam, fused": lambda p: torch.optim.Adam(p, fused=True),
+    "sgd, momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "sgd, fused": lambda p: torch.optim.SGD(p, lr=0.1, fused=True),
+    "adafactor": lambda p: torch.optim.Adafactor(p),
+    "rmsprop": lambda p: torch.optim.RMSprop(p),
+    "adagrad": lambda p: torch.optim.Adagrad(p),
+    "nadam": lambda p: torch.optim.NAdam(p),
+    "radam": lambda p: torch.optim.RAdam(p),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_has_nothing_failing(name, trace_training):
+    report = trace_training(nn.Linear(8, 4), *SEQUENCE, optimizer=OPTIMIZERS[name])
+    assert report.ready, report
+    assert bad(report) == set()
+    if "one by one" not in name:
+        # Their counters of steps are on the host, and no other value is asked for. torch's Adafactor is the exception.
+        assert reads(report) == [] or name == "adafactor"
+
+
+def test_the_adafactor_of_transformers_is_ready(trace_training):
+    from transformers.optimization import Adafactor
+
+    assert bad(trace_training(nn.Linear(8, 4), *SEQUENCE, optimizer=Adafactor)) == set()
+
+
+class Ctc(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        log_probabilities = self.head(x).log_softmax(-1)
+        targets, lengths = torch.ones(2, 2, dtype=torch.long, device=x.device), ([12, 12], [2, 2])
+        return F.ctc_loss(log_probabilities, targets, *lengths)  # the line to be named
+
+
+def test_a_loss_without_a_kernel_is_named_with_its_line(trace_training):
+    report = trace_training(Ctc(), torch.randn(12, 2, 8), fallback=False)
+    assert not report.ready
+    assert report.exit_code == 1
+    failing = {use.phase: use for use in report.with_support(Support.FAILS)}
+    assert failing["forward"].name == "aten::_ctc_loss"
+    assert failing["backward"].name == "aten::_ctc_loss_backward"
+    # The backward pass is called elsewhere: what helps is the line whose gradient it is.
+    for use in failing.values():
+        assert use.where is not None
+        assert use.where.file == __file__
+        assert use.where.text.endswith("# the line to be named")
+    table = str(report)
+    assert "PYTORCH_ENABLE_MPS_FALLBACK=1" in table
+    assert "coverage/test_models.py" in table
+    assert max(map(len, table.splitlines())) <= 120
+
+
+def test_with_the_fallback_switch_it_falls_back(trace_training):
+    report = trace_training(Ctc(), torch.randn(12, 2, 8), fallback=True)
+    assert report.ready
+    assert report.exit_code == 0
+    assert names(report, Support.FALLS_BACK) == {"aten::_ctc_loss", "aten::_ctc_loss_backward"}
+
+
+def test_the_singular_value_decomposition_falls_back_by_itself_and_its_values_alone_fail():
+    matrix = torch.randn(4, 3)
+    assert names(trace(torch.linalg.svd, matrix, fallback=False), Support.FALLS_BACK) == {"aten::linalg_svd"}
+    assert trace(torch.linalg.svdvals, matrix, fallback=False).exit_code == 1
+
+
+def test_an_operator_of_a_custom_library_is_looked_up_in_this_process():
+    library = torch.library.Library("mps_trainer_traced", "FRAGMENT")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CPU")
+    report = trace(lambda: torch.ops.mps_trainer_traced.twice(torch.ones(2, device=torch.device("cpu"))))
+    assert "mps_trainer_traced::twice" in bad(report)
+    assert "this machine's build has none" in " ".join(str(report).split())
+
+
+def test_a_compiled_model_is_traced_without_the_compiler():
+    model = torch.compile(nn.Linear(8, 4), backend=lambda graph, inputs: pytest.fail("compiled"))
+    assert "aten::addmm" in names(trace(model, torch.randn(2, 8)))
+
+
+def test_sparse_gradients_are_looked_up_as_sparse_kernels(trace_training):
+    embedding = nn.Embedding(10, 4, sparse=True)
+    report = trace_training(embedding, torch.tensor([1, 2]), optimizer=torch.optim.SparseAdam, clip=False)
+    assert "aten::_sparse_coo_tensor_with_dims_and_tensors" in names(report, Support.NATIVE)
+    assert bad(report) == set()

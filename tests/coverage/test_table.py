@@ -1,0 +1,114 @@
+"""The operator table: what it reads from torch, and what becomes of its copy in the cache."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from mps_trainer.coverage import OperatorTable, Support, operator_table
+from mps_trainer.coverage import table as table_module
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache folder of the test's own, and nothing kept in memory."""
+    monkeypatch.setenv("MPS_TRAINER_CACHE", str(tmp_path / "cache"))
+    operator_table.cache_clear()
+    yield tmp_path / "cache"
+    operator_table.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("name", "support"),
+    [
+        ("aten::bmm", Support.NATIVE),
+        ("aten::mul.Tensor", Support.NATIVE),  # its structured delegate, mul.out, has the kernel
+        ("aten::mul_.Tensor", Support.NATIVE),
+        ("aten::linear", Support.NATIVE),  # composite elsewhere
+        ("aten::transpose.int", Support.COMPOSITE),
+        ("aten::reshape", Support.COMPOSITE),
+        ("aten::_foreach_add.Scalar", Support.COMPOSITE),
+        ("aten::linalg_lu_solve", Support.COMPOSITE),  # structured, and its delegate has no kernel for mps
+        ("aten::linalg_lu_solve.out", Support.FAILS),
+        ("aten::_ctc_loss", Support.FAILS),
+        ("aten::embedding_renorm_", Support.FALLS_BACK),
+        ("aten::linalg_svd", Support.FALLS_BACK),  # composite elsewhere
+        ("aten::_coalesce", Support.NATIVE),  # for sparse tensors alone
+        ("aten::no_such_operator", Support.FAILS),
+        ("mine::no_such_operator", Support.FAILS),
+    ],
+)
+def test_an_operator_gets_what_torch_registers_for_mps(name, support):
+    assert operator_table().support(name) is support
+
+
+def test_the_fallback_switch_turns_failures_into_fallbacks():
+    table = operator_table()
+    assert table.support("aten::_ctc_loss", fallback=True) is Support.FALLS_BACK
+    assert table.support("aten::bmm", fallback=True) is Support.NATIVE
+    assert table.support("aten::embedding_renorm_", fallback=True) is Support.FALLS_BACK
+
+
+def test_an_operator_of_another_library_has_the_kernels_that_this_process_registered():
+    library = torch.library.Library("mps_trainer_test", "FRAGMENT")
+    for name, key in {"on_mps": "MPS", "anywhere": "CompositeImplicitAutograd", "on_cpu": "CPU"}.items():
+        library.define(f"{name}(Tensor x) -> Tensor")
+        library.impl(name, lambda x: x.clone(), key)
+    table = operator_table()
+    assert table.support("mps_trainer_test::on_mps") is Support.NATIVE
+    assert table.support("mps_trainer_test::anywhere") is Support.COMPOSITE
+    assert table.support("mps_trainer_test::on_cpu") is Support.FAILS
+
+
+def test_every_operator_is_of_one_kind():
+    table = operator_table()
+    assert not table.native & table.composite
+    assert not table.native & table.cpu
+    assert not table.composite & table.cpu
+    assert len(table.native) > 500
+
+
+def test_composite_operators_are_those_that_the_dispatcher_can_compose():
+    """Where the table says composite, torch has a kernel that fits any device, and where it says CPU, none."""
+    table = operator_table()
+    composes = {
+        name
+        for name in torch._C._dispatch_get_all_op_names()
+        if any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in table_module.COMPOSITE_KEYS)
+    }
+    known = set(torch._C._dispatch_get_all_op_names())
+    assert (table.composite & known) - composes == set()
+    assert table.cpu & composes == set()
+
+
+def test_the_table_says_for_which_torch_it_holds():
+    assert operator_table().torch_version == torch.__version__
+
+
+def test_the_table_is_read_from_the_cache_the_second_time(cache, monkeypatch):
+    first = operator_table()
+    (file,) = cache.iterdir()
+    assert torch.__version__ in file.name
+    operator_table.cache_clear()
+    monkeypatch.setattr(table_module, "parse_operator_table", lambda: pytest.fail("parsed again"))
+    assert operator_table() == first
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"torch_version": "2"}', '{"native": 3}', "\x00\xff"])
+def test_a_damaged_cache_file_is_written_anew(cache, content):
+    whole = operator_table()
+    (file,) = cache.iterdir()
+    file.write_text(content, encoding="utf-8")
+    operator_table.cache_clear()
+    assert operator_table() == whole
+    assert OperatorTable.from_dict(json.loads(file.read_text(encoding="utf-8"))) == whole
+
+
+def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("MPS_TRAINER_CACHE", str(tmp_path / "file"))
+    operator_table.cache_clear()
+    assert operator_table().native
+    operator_table.cache_clear()

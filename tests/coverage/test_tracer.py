@@ -1,0 +1,190 @@
+"""The trace itself: it changes no result, leaves no trace behind, and its report can be read by machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from mps_trainer.coverage import CoverageReport, Support, Tracer, trace
+
+from .conftest import bad, names
+
+
+def train(steps: int = 3) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    torch.manual_seed(3)
+    layers = [
+        nn.Embedding(12, 8),
+        nn.TransformerEncoderLayer(8, 2, 16, dropout=0.2, batch_first=True),
+        nn.Linear(8, 3),
+    ]
+    model = nn.Sequential(*layers)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(steps):
+        ids = torch.randint(0, 12, (4, 6))
+        loss = F.cross_entropy(model(ids).mean(1), ids[:, 0] % 3)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return losses, [parameter.detach() for parameter in model.parameters()]
+
+
+def test_what_is_computed_under_the_trace_is_what_is_computed_without_it():
+    plain_losses, plain_weights = train()
+    generator = torch.get_rng_state()
+    with Tracer() as tracer:
+        losses, weights = train()
+    assert torch.equal(torch.get_rng_state(), generator)
+    torch.testing.assert_close(losses, plain_losses)
+    torch.testing.assert_close(weights, plain_weights)
+    assert names(tracer.report(), Support.NATIVE)
+
+
+def test_where_the_same_kernels_run_the_results_agree_in_every_bit():
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 2)), torch.randn(5, 4)
+    model(x).sum().backward()
+    plain = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    trace(lambda: model(x).sum().backward())
+    assert all(torch.equal(p.grad, grad) for p, grad in zip(model.parameters(), plain, strict=True))
+
+
+def test_the_trace_leaves_nothing_behind():
+    call = nn.Module.__call__
+    flash = torch.backends.cuda.flash_sdp_enabled()
+
+    def fail() -> None:
+        with tracer:
+            nn.Linear(2, 2)(torch.ones(1, 2))
+            raise ZeroDivisionError
+
+    tracer = Tracer()
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert nn.Module.__call__ is call
+    assert torch.backends.cuda.flash_sdp_enabled() is flash
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+    before = len(tracer.report().operators)
+    nn.Linear(2, 2)(torch.ones(1, 2))
+    assert len(tracer.report().operators) == before > 0
+
+
+def test_a_tracer_can_be_entered_for_each_step_and_adds_up():
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+    tracer = Tracer()
+    for count in (1, 2):
+        with tracer:
+            model(x)
+        (use,) = [use for use in tracer.report().operators if use.name == "aten::addmm"]
+        assert use.calls == count
+
+
+def test_a_tracer_that_is_recording_cannot_be_entered_again():
+    with Tracer() as tracer, pytest.raises(RuntimeError, match="recording already"):
+        tracer.__enter__()
+
+
+def test_phases_are_told_apart_in_a_loop_of_one_s_own():
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Tracer() as tracer:
+        for _ in range(2):
+            model(x).relu().square().mean().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        model.eval()
+        with torch.no_grad():
+            model(x).argmax(-1)
+    phases = {use.name: use.phase for use in tracer.report().operators}
+    assert phases["aten::relu"] == "forward"
+    assert phases["aten::threshold_backward"] == "backward"
+    assert phases["aten::linalg_vector_norm"] == "optimizer"
+    assert phases["aten::argmax"] == "evaluation"
+
+
+def test_a_phase_can_be_named():
+    with Tracer(unknown_on_device=True) as tracer, tracer.phase("evaluation"):
+        torch.ones(3, device=torch.device("cpu")).sigmoid()
+    assert {use.phase for use in tracer.report().operators} == {"evaluation"}
+
+
+def test_the_trainer_of_transformers_style_loops_is_traced_through_its_optimizer_and_loss_modules():
+    """A loss module has no weights: its inputs are no batch."""
+    model, loss = nn.Linear(3, 2), nn.CrossEntropyLoss()
+    report = trace(lambda: loss(model(torch.randn(4, 3)), torch.tensor([0, 1, 0, 1])).backward())
+    assert report.batch_shapes == [{"input": "float32[4, 3]"}]
+
+
+def test_the_report_is_json_and_names_the_torch_it_holds_for():
+    report = trace(lambda: nn.Linear(3, 2)(torch.randn(4, 3)).sum().item())
+    data = json.loads(json.dumps(report.to_dict()))
+    assert data["torch_version"] == torch.__version__
+    assert data["ready"] is True
+    assert set(data) == {
+        "ready",
+        "torch_version",
+        "fallback",
+        "operators",
+        "dtype_problems",
+        "blocking_reads",
+        "batch_shapes",
+        "notes",
+    }
+    addmm = next(use for use in data["operators"] if use["name"] == "aten::addmm")
+    assert (addmm["support"], addmm["calls"], addmm["phase"]) == ("native", 1, "forward")
+    assert addmm["where"]["file"] == __file__
+    assert torch.__version__ in str(report)
+
+
+def test_the_table_puts_the_most_serious_first_and_fits_its_width():
+    x = torch.randn(4, 3)
+
+    def step() -> None:
+        x.sum().item()
+        x.double()
+        torch.linalg.svd(x)
+        torch.linalg.eigh(x[:3])
+
+    report = trace(step, fallback=False)
+    lines = str(report).splitlines()
+    verdicts = [line.split("  ")[0] for line in lines[4:] if line and not line.startswith((" ", "Operators"))]
+    assert verdicts == ["fails", "fails", "falls back", "waits"]
+    assert "linalg_eigh" in lines[4]
+    verbose = report.table(verbose=True)
+    assert "aten::as_strided" in verbose
+    assert "aten::as_strided" not in str(report)
+    assert max(map(len, verbose.splitlines())) <= 120
+
+
+def test_an_empty_report_can_be_printed():
+    assert "Ready" in str(CoverageReport("2.0", False))
+
+
+@pytest.mark.parametrize(("value", "on"), [("1", True), ("0", False), (None, False)])
+def test_the_fallback_switch_is_taken_as_torch_took_it(value, on):
+    code = (
+        "import mps_trainer, torch, os; os.environ['PYTORCH_ENABLE_MPS_FALLBACK'] = '1'\n"
+        "from mps_trainer.coverage import Tracer\n"
+        "print(Tracer().report().fallback)"
+    )
+    environ = {name: text for name, text in os.environ.items() if name != "PYTORCH_ENABLE_MPS_FALLBACK"}
+    environ |= {} if value is None else {"PYTORCH_ENABLE_MPS_FALLBACK": value}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(on)
+
+
+def test_vmap_and_masks_made_by_it_are_traced():
+    rows = torch.randn(4)
+    masks = trace(lambda: torch.vmap(lambda i: i.sin() + torch.arange(3, device=i.device))(rows))
+    assert bad(masks) == set()
+    assert "aten::sin" in names(masks)
