@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from ..errors import MisconfigurationException
 from ..version import __version__
-from . import doctor, simulate
+from . import check, doctor, simulate
 
 # Each has add_parser(commands), which says what runs the command and with what status it fails.
-COMMANDS = (doctor, simulate)
+COMMANDS = (doctor, check, simulate)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,0 +1,62 @@
+"""`mps-trainer check`: run a script until its Trainer has traced one step, and say what of it would run on a Mac."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+from ..devices.facts import FALLBACK
+from ..errors import MisconfigurationException
+from .script import INTERRUPTED, add_script_arguments, check_paths, run_script, write_json
+
+COULD_NOT_RUN = 2  # 0 and 1 are the report's own: ready, and would fail
+
+
+def add_parser(commands: Any) -> None:
+    command = commands.add_parser(
+        "check",
+        help="say what of a script's training step would run on a Mac",
+        description="Run a script on the CPU until its Trainer, this one or transformers', has traced one training "
+        "step, or until it calls mps_trainer.coverage.trace, and say which operators and number formats would fail on "
+        "a Mac and where the host would wait. Nothing is trained. The exit status is 0 when the step is ready for a "
+        "Mac, 1 when it would fail, 2 when the script could not be run so far.",
+    )
+    command.add_argument(
+        "--batches", type=_count, default=1, help="training batches to look at (default: %(default)s)"
+    )
+    command.add_argument("--verbose", action="store_true", help="list the operators that run on mps too")
+    add_script_arguments(command)
+    command.set_defaults(run=run, failure=COULD_NOT_RUN)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Trace the script's first training step; 0, 1 or 2 as the help says."""
+    check_paths(arguments)
+    if arguments.fallback:
+        os.environ[FALLBACK] = "1"  # before the import of torch, which reads it
+    # The step is traced on the CPU, also on a Mac and also when the script asks for mps by name.
+    os.environ["ACCELERATE_USE_CPU"] = "true"
+    from .first_step import StepTraced, stop_at_first_step
+
+    try:
+        with stop_at_first_step(arguments.batches):
+            status = run_script(arguments.script, arguments.arguments)
+    except StepTraced as traced:
+        print(traced.report.table(verbose=arguments.verbose))
+        if arguments.json is not None:
+            write_json(arguments.json, traced.report.to_dict())
+        return traced.report.exit_code
+    if status == INTERRUPTED:
+        return status
+    raise MisconfigurationException(
+        f"{arguments.script} ended with status {status} before a training step, so there is nothing to report. It has "
+        f"to call train() of a Trainer, this one or transformers', or mps_trainer.coverage.trace, and is run on the "
+        f"CPU; one that makes tensors on mps itself runs on Linux under `mps-trainer simulate`."
+    )

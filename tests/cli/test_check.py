@@ -1,0 +1,122 @@
+"""`mps-trainer check`, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import mps_trainer
+
+from .test_doctor import run
+
+BERT = """\
+from transformers import BertConfig, BertForSequenceClassification
+config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+model = BertForSequenceClassification(config)
+data = [{"input_ids": [1, 2, 3][: 1 + i % 3] + [0] * (2 - i % 3), "labels": i % 2} for i in range(32)]
+"""
+OURS = "from mps_trainer import Trainer, TrainingArguments\n"
+THEIRS = "from transformers import Trainer, TrainingArguments\n"
+TRAIN = """
+trainer = Trainer(model, TrainingArguments("out", report_to=[]), train_dataset=data, eval_dataset=data)
+trainer.train()
+print("trained")
+"""
+FAILS = """
+import torch
+class Airy(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
+        loss = loss + torch.special.airy_ai(loss.detach())
+        return (loss, outputs) if return_outputs else loss
+Trainer = Airy
+"""
+
+
+@pytest.fixture
+def check(tmp_path, monkeypatch):
+    """Checks a script with this text; `options` go before it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(mps_trainer.__file__).parents[1]))
+
+    def run_it(text: str, *options: str):
+        (tmp_path / "train.py").write_text(text)
+        return run("check", *options, "train.py")
+
+    return run_it
+
+
+@pytest.mark.parametrize("trainer", [OURS, THEIRS], ids=["this Trainer", "transformers' Trainer"])
+def test_a_ready_script_is_0_and_is_not_trained(check, trainer, tmp_path):
+    # asking for mps by name is no obstacle, on a machine that has none
+    asking = TRAIN.replace("report_to=[]", "report_to=[], accelerator='mps'") if trainer == OURS else TRAIN
+    result = check(BERT + trainer + asking)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("Ready for mps: torch 2.")
+    assert "trained" not in result.stdout
+    assert not list(tmp_path.glob("out/checkpoint-*"))
+
+
+@pytest.mark.parametrize("trainer", [OURS, THEIRS], ids=["this Trainer", "transformers' Trainer"])
+def test_a_script_that_would_fail_is_1_and_the_line_is_named(check, trainer, tmp_path):
+    result = check(BERT + trainer + FAILS + TRAIN, "--json", "report.json")
+    assert result.returncode == 1, result.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert not report["ready"]
+    assert {use["name"] for use in report["operators"] if use["support"] == "fails"} == {"aten::special_airy_ai.out"}
+    assert result.stdout.startswith("Would fail on mps")
+    assert "aten::special_airy_ai" in result.stdout
+    assert "loss = loss + torch." in result.stdout
+
+
+def test_with_the_fallback_it_would_not_fail(check):
+    result = check(BERT + OURS + FAILS + TRAIN, "--fallback")
+    assert result.returncode == 0, result.stderr
+    assert "falls back" in result.stdout
+
+
+def test_transformers_trainer_of_a_blocking_read_is_told_the_line(check):
+    text = BERT + THEIRS + FAILS.replace("torch.special.airy_ai(loss.detach())", "loss.item()") + TRAIN
+    result = check(text)
+    assert result.returncode == 0, result.stderr
+    assert "loss = loss + loss.item()" in result.stdout
+
+
+def test_a_plain_loop_is_traced_where_it_says(check):
+    text = """\
+import torch
+from mps_trainer.coverage import trace
+model = torch.nn.Linear(3, 3)
+def step():
+    model(torch.ones(2, 3)).double().sum().backward()
+trace(step)
+print("went on")
+"""
+    result = check(text)
+    assert "went on" not in result.stdout
+    assert result.returncode == 1
+    assert "float64" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("print('no training here')\n", "ended with status 0 before a training step"),
+        ("raise RuntimeError('no data')\n", "ended with status 1 before a training step"),
+        (BERT + OURS + TRAIN.replace("train_dataset=data", "train_dataset=None"), "give the Trainer a train_dataset"),
+    ],
+)
+def test_a_script_that_could_not_be_run_so_far_is_2(check, text, said):
+    result = check(text)
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("mps-trainer: ")
+
+
+@pytest.mark.parametrize("options", [["--batches", "0"], ["--batches", "many"], ["--json", "no/folder/x.json"]])
+def test_a_wrong_flag_is_refused_before_the_script_runs(check, options):
+    result = check("print('ran')\n", *options)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "Traceback" not in result.stderr
