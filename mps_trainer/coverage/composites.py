@@ -82,8 +82,8 @@ def waits_for_device(func: Any, args: tuple, kwargs: dict[str, Any], on_device: 
 _WAITING_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 # Checks the probabilities on the host before it draws.
 _WAITS = {"aten::multinomial"}
-# Tagged for the one operator that it is made of, and because the size of the result depends on numbers of the host.
-_NO_WAIT = {"aten::item", "aten::linalg_lstsq", "aten::linalg_lstsq.out"}
+# Tagged because the size of the result depends on arguments that are numbers of the host.
+_NO_WAIT = {"aten::linalg_lstsq", "aten::linalg_lstsq.out"}
 _INDEXED = {
     "aten::index.Tensor",
     "aten::index.Tensor_out",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..devices.facts import fallback_switch
@@ -57,7 +58,8 @@ class Tracer:
         if self._stack is not None:
             raise RuntimeError("This Tracer is recording already. Leave its `with` block before entering it again.")
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_cpu_as_mps())
+            # Not the attention that the CPU takes and mps has not.
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             stack.enter_context(self.phases)
             stack.enter_context(HostCalls(self))
             stack.enter_context(self._mode)
@@ -243,20 +245,6 @@ class _Operators(TorchDispatchMode):
 def _takes_apart(kind: type) -> bool:
     own = getattr(kind, "__torch_dispatch__", None)
     return own is not None and own is not torch._C._disabled_torch_dispatch_impl and kind is not torch.Tensor
-
-
-@contextlib.contextmanager
-def _cpu_as_mps() -> Iterator[None]:
-    """Switches off the attention that the CPU takes and mps has not, and the compiler."""
-    import sys
-
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        if "torch._dynamo" in sys.modules:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        yield
 
 
 def trace(fn: Callable, *args: Any, fallback: bool | None = None, **kwargs: Any) -> CoverageReport:

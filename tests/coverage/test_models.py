@@ -107,6 +107,13 @@ def _flat(layer: str) -> tuple:
     return (module, *inputs)
 
 
+def test_attention_is_that_of_mps():
+    attention = LAYERS["attention"][0]
+    training = names(trace(lambda: attention(*SEQUENCE).sum().backward()))
+    assert {"aten::_softmax", "aten::bmm", "aten::_softmax_backward_data"} <= training
+    assert not any("flash" in name for name in training)
+
+
 OPTIMIZERS = {
     "adamw": lambda p: torch.optim.AdamW(p),
     "adamw, one by one": lambda p: torch.optim.AdamW(p, foreach=False),

@@ -72,7 +72,8 @@ def test_the_trainer_stays_as_it_was(make_trainer, tmp_path, capsys):
 
     trainer = make_trainer(trainer={"callbacks": [Listener()]}, gradient_accumulation_steps=4, eval_strategy="steps")
     events.clear()
-    before, args, state = weights(trainer.model), trainer.args.to_dict(), dict(vars(trainer.state))
+    before, args = weights(trainer.model), trainer.args.to_dict()
+    state, control = dict(vars(trainer.state)), dict(vars(trainer.control))
     generators = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
     trainer.model.eval()
     capsys.readouterr()
@@ -82,7 +83,7 @@ def test_the_trainer_stays_as_it_was(make_trainer, tmp_path, capsys):
     assert_same_weights(before, weights(trainer.model))
     assert all(parameter.grad is None for parameter in trainer.model.parameters())
     assert trainer.args.to_dict() == args
-    assert dict(vars(trainer.state)) == state
+    assert (dict(vars(trainer.state)), dict(vars(trainer.control))) == (state, control)
     assert torch.equal(torch.get_rng_state(), generators[0])
     assert (np.random.get_state()[1].tolist(), random.getstate()) == generators[1:]
     assert trainer.optimizer is None
@@ -114,6 +115,14 @@ def test_an_optimizer_of_the_user_s_stays_as_it_was(make_trainer, make_model):
     assert all(torch.equal(value, state[name]) for name, value in optimizer.state[model.head.weight].items())
     assert "optimizer" in {use.phase for use in report.operators}
     assert reads(report) == []
+
+
+def test_tensors_that_a_collator_gives_out_again_and_again_stay_as_they_are(make_trainer):
+    batch = {"x": torch.ones(8, 4, dtype=torch.float64), "labels": torch.ones(8, dtype=torch.long)}
+    parts = {"data_collator": lambda items: batch, "eval_dataset": None}
+    report = trace_step(make_trainer(trainer=parts, remove_unused_columns=False), batches=2)
+    assert report.ready
+    assert batch["x"].dtype is torch.float64
 
 
 class Reading(Trainer):

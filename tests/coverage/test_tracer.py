@@ -112,6 +112,13 @@ def test_phases_are_told_apart_in_a_loop_of_one_s_own():
     assert phases["aten::argmax"] == "evaluation"
 
 
+def test_a_step_of_an_optimizer_is_known_without_a_backward_pass_before_it():
+    weight = torch.ones(3, requires_grad=True)
+    weight.grad = torch.ones(3)
+    report = trace(torch.optim.SGD([weight], lr=0.1).step)
+    assert {use.phase for use in report.operators} == {"optimizer"}
+
+
 def test_a_phase_can_be_named():
     with Tracer(unknown_on_device=True) as tracer, tracer.phase("evaluation"):
         torch.ones(3, device=torch.device("cpu")).sigmoid()
