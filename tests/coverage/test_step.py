@@ -103,6 +103,13 @@ def test_training_after_a_trace_is_the_same_in_every_bit(make_trainer):
     assert_same_weights(weights(plain.model), weights(traced.model))
 
 
+def test_the_step_runs_on_the_cpu_whatever_the_arguments_chose(make_trainer):
+    trainer = make_trainer()
+    vars(trainer.args)["device"] = torch.device("mps")
+    assert trace_step(trainer).ready
+    assert trainer.args.device == torch.device("mps")
+
+
 def test_an_optimizer_of_the_user_s_stays_as_it_was(make_trainer, make_model):
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
