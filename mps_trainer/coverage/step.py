@@ -72,6 +72,7 @@ def _copy_on_cpu(trainer: Trainer) -> Trainer:
     stand_in = copy.copy(trainer)
     args = stand_in.args = copy.copy(trainer.args)
     vars(args)["decision"] = resolve(DeviceRequest(use_cpu=True), gather_facts())
+    vars(args).pop("device", None)  # kept from the first access, like the decision
     # Two batches show all that accumulating does; workers would have to be started for one batch.
     args.gradient_accumulation_steps = min(args.gradient_accumulation_steps, _MOST_ACCUMULATION)
     args.dataloader_num_workers, args.dataloader_prefetch_factor = 0, None

@@ -32,7 +32,7 @@ ALWAYS_FALLS_BACK = frozenset(
 # Where the dispatcher looks for a kernel when a device has none of its own, in its order.
 COMPOSITE_KEYS = ("CompositeExplicitAutogradNonFunctional", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
 
-_FORMAT = 2  # of the file in the cache, and of what counts as native in it
+_FORMAT = 3  # of the file in the cache, and of what counts as native in it
 
 
 class Support(str, Enum):
@@ -96,16 +96,19 @@ def _registered(name: str) -> Support | None:
     Asks for kernels one by one: what the dispatcher computes for the key as a whole is the fallback's kernel for every
     operator, once a fallback is registered there, as a simulated mps device does.
     """
+    if _has_kernel(name, "MPS"):
+        return Support.NATIVE
+    return Support.COMPOSITE if any(_has_kernel(name, key) for key in COMPOSITE_KEYS) else None
+
+
+def _has_kernel(name: str, key: str) -> bool:
+    """Whether this process registered a kernel for exactly this key of the dispatcher."""
     import torch
 
     try:
-        if torch._C._dispatch_has_kernel_for_dispatch_key(name, "MPS"):
-            return Support.NATIVE
-        if any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in COMPOSITE_KEYS):
-            return Support.COMPOSITE
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
     except RuntimeError:  # no such operator
-        pass
-    return None
+        return False
 
 
 @lru_cache(maxsize=1)
@@ -133,7 +136,10 @@ def _write_whole(path: Path, text: str) -> None:
 
 
 def parse_operator_table() -> OperatorTable:
-    """Read torchgen's operator table. An operator without an entry of its own has what its structured delegate has."""
+    """Read torchgen's operator table. An operator without an entry of its own has what its structured delegate has.
+
+    A few kernels are in no entry: torch registers them from Python, on every machine (torch._refs.linalg, 2.13.0).
+    """
     import torch
     import torchgen
     from torchgen.gen import parse_native_yaml
@@ -148,7 +154,8 @@ def parse_operator_table() -> OperatorTable:
     kinds: dict[str, set[str]] = {"native": set(), "composite": set(), "cpu": set()}
     for name, function in by_name.items():
         delegate = function.structured_delegate
-        if mps.has_kernel(function) or (delegate is not None and mps.has_kernel(by_name[str(delegate)])):
+        by_hand = f"aten::{name}" not in ALWAYS_FALLS_BACK and _has_kernel(f"aten::{name}", "MPS")
+        if by_hand or mps.has_kernel(function) or (delegate is not None and mps.has_kernel(by_name[str(delegate)])):
             kind = "native"
         # The generated wrapper of a structured operator is composite: it runs on mps as far as its out= variant does.
         elif function.has_composite_kernel or delegate is not None:

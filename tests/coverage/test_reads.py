@@ -104,6 +104,10 @@ def test_a_copy_on_the_host_has_memory_of_its_own_as_it_would_have():
     assert not tensor.eq(0).any()
 
 
+def test_operators_of_the_host_alone_are_left_out():
+    assert trace(lambda: torch.zeros(3).add(torch.tensor(1.0)).cumsum(0)).operators == []
+
+
 def test_reads_of_one_line_are_counted_together():
     def step() -> None:
         for _ in range(3):

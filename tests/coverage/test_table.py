@@ -30,8 +30,10 @@ def cache(tmp_path, monkeypatch):
         ("aten::transpose.int", Support.COMPOSITE),
         ("aten::reshape", Support.COMPOSITE),
         ("aten::_foreach_add.Scalar", Support.COMPOSITE),
-        ("aten::linalg_lu_solve", Support.COMPOSITE),  # structured, and its delegate has no kernel for mps
-        ("aten::linalg_lu_solve.out", Support.FAILS),
+        ("aten::linalg_eigh", Support.COMPOSITE),
+        ("aten::_linalg_eigh", Support.COMPOSITE),  # structured, and its delegate has no kernel for mps
+        ("aten::_linalg_eigh.eigenvalues", Support.FAILS),
+        ("aten::linalg_lu_solve.out", Support.NATIVE),  # registered from Python
         ("aten::_ctc_loss", Support.FAILS),
         ("aten::embedding_renorm_", Support.FALLS_BACK),
         ("aten::linalg_svd", Support.FALLS_BACK),  # composite elsewhere
