@@ -2,10 +2,12 @@
 
 from .build import SimulatorUnavailableError
 from .callback import SimulationCallback, StepFigures
-from .report import SimulationReport
+from .report import OperatorCalls, Place, SimulationReport
 from .session import SimulatedMPS, activate, simulated_mps
 
 __all__ = [
+    "OperatorCalls",
+    "Place",
     "SimulatedMPS",
     "SimulationCallback",
     "SimulationReport",

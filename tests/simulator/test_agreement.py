@@ -1,4 +1,4 @@
-"""The check, which traces on the CPU, and the simulated device say the same of every operator that torch has samples for.
+"""The check, which traces on the CPU, and the simulated device agree on every operator that torch has samples for.
 
 Two ways to one answer: the check reads the operator table and follows torch's composites by hand; on the simulated
 device torch's dispatcher does both.
