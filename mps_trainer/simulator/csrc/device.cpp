@@ -1,7 +1,6 @@
-// The device itself: its one stream, its memory, its random numbers, and the thread that autograd runs it on.
-#include "state.h"
+// The device itself: its one stream, its memory, and the thread that autograd runs it on.
+#include "random.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/detail/MPSHooksInterface.h>
 #include <c10/core/CPUAllocator.h>
@@ -16,34 +15,6 @@
 #include <typeinfo>
 
 namespace simulator {
-
-State& state() {
-  static State* const instance = new State(); // never destroyed: tensors outlive static destructors
-  return *instance;
-}
-
-void count_operator(const std::string& name, uint64_t shapes, bool fell_back) {
-  std::lock_guard<std::mutex> lock(state().mutex);
-  auto& count = state().counters.operators[name];
-  ++count.calls;
-  count.fell_back |= fell_back;
-  count.shapes.insert(shapes);
-}
-
-void count_read(const char* name) {
-  {
-    std::lock_guard<std::mutex> lock(state().mutex);
-    ++state().counters.blocking_reads;
-  }
-  notify("read", name);
-}
-
-void count_copy(bool to_device, uint64_t bytes) {
-  std::lock_guard<std::mutex> lock(state().mutex);
-  auto& counters = state().counters;
-  ++(to_device ? counters.host_to_device : counters.device_to_host);
-  (to_device ? counters.host_to_device_bytes : counters.device_to_host_bytes) += bytes;
-}
 
 // Memory ----------------------------------------------------------------------------------------------------------
 
@@ -104,59 +75,6 @@ struct DeviceAllocator final : public c10::Allocator {
 c10::Allocator* allocator() {
   static auto* const instance = new DeviceAllocator();
   return instance;
-}
-
-// Random numbers --------------------------------------------------------------------------------------------------
-
-// Holds a generator of the CPU, because it is CPU kernels that draw from it. The numbers are not those of hardware.
-struct DeviceGenerator final : public c10::GeneratorImpl {
-  explicit DeviceGenerator(at::Generator own)
-      : c10::GeneratorImpl(simulator::device(), c10::DispatchKeySet(c10::DispatchKey::MPS)), own_(std::move(own)) {}
-
-  at::Generator host() const {
-    const bool is_default = this == default_generator().unsafeGetGeneratorImpl();
-    return is_default && state().shared_generator ? at::detail::getDefaultCPUGenerator() : own_;
-  }
-  void set_current_seed(uint64_t seed) override {
-    host().set_current_seed(seed);
-  }
-  uint64_t current_seed() const override {
-    return host().current_seed();
-  }
-  uint64_t seed() override {
-    return host().seed();
-  }
-  void set_offset(uint64_t) override {
-    TORCH_CHECK(false, "The generator of the simulated mps device has no offset.");
-  }
-  uint64_t get_offset() const override {
-    TORCH_CHECK(false, "The generator of the simulated mps device has no offset.");
-  }
-  void set_state(const c10::TensorImpl& new_state) override {
-    host().unsafeGetGeneratorImpl()->set_state(new_state);
-  }
-  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
-    return host().unsafeGetGeneratorImpl()->get_state();
-  }
-
- private:
-  DeviceGenerator* clone_impl() const override {
-    return new DeviceGenerator(own_.clone());
-  }
-  at::Generator own_;
-};
-
-const at::Generator& default_generator() {
-  static auto* const instance = new at::Generator(
-      at::make_generator<DeviceGenerator>(at::detail::createCPUGenerator(c10::detail::getNonDeterministicRandom())));
-  return *instance;
-}
-
-at::Generator host_generator(const at::Generator& generator) {
-  TORCH_CHECK(
-      generator.device().is_mps(), "Expected a 'mps' device type for generator but found '",
-      generator.device().type(), "'. Make it with torch.Generator(device=\"mps\").");
-  return static_cast<const DeviceGenerator*>(generator.unsafeGetGeneratorImpl())->host();
 }
 
 // Guard and hooks -------------------------------------------------------------------------------------------------
@@ -269,14 +187,13 @@ struct Hooks final : public at::MPSHooksInterface {
     return default_generator();
   }
   at::Generator getNewGenerator(c10::DeviceIndex) const override {
-    return at::make_generator<DeviceGenerator>(at::detail::createCPUGenerator());
+    return new_generator();
   }
   c10::Allocator* getMPSDeviceAllocator() const override {
     return allocator();
   }
   void deviceSynchronize() const override {
-    std::lock_guard<std::mutex> lock(state().mutex);
-    ++state().counters.synchronizations;
+    ++state().synchronizations;
   }
   void commitStream() const override {}
   void emptyCache() const override {}

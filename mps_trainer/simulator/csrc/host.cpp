@@ -1,7 +1,7 @@
 #include "host.h"
+#include "random.h"
 
-#include <ATen/detail/MPSHooksInterface.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ops/_efficientzerotensor.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/TensorImpl.h>
 
@@ -88,6 +88,11 @@ at::Tensor host_alias(const at::Tensor& tensor) {
   return share_with_host(tensor, borrow(tensor.storage()));
 }
 
+// A gradient that is known to be zero has no memory, but a dispatch key that kernels ask about.
+static at::Tensor zero_tensor(const at::Tensor& like, c10::Device where) {
+  return at::_efficientzerotensor(like.sizes(), like.options().device(where));
+}
+
 c10::Storage Aliases::host_storage(const c10::Storage& device) {
   for (const auto& storages : storages_) {
     if (storages.device.is_alias_of(device)) {
@@ -118,7 +123,9 @@ at::Tensor Aliases::to_host(const at::Tensor& tensor) {
       return pair.host;
     }
   }
-  pairs_.push_back({tensor, share_with_host(tensor, host_storage(tensor.storage()))});
+  pairs_.push_back(
+      {tensor, C10_UNLIKELY(tensor._is_zerotensor()) ? zero_tensor(tensor, c10::kCPU)
+                                                     : share_with_host(tensor, host_storage(tensor.storage()))});
   return pairs_.back().host;
 }
 
@@ -135,6 +142,9 @@ at::Tensor Aliases::to_device(const at::Tensor& host) {
       host.layout() == c10::Layout::Strided && !host.is_quantized(),
       "The simulated mps device holds dense tensors only, and this operator makes one of layout ", host.layout(), ".");
   refuse_dtype(host.scalar_type());
+  if (host._is_zerotensor()) {
+    return zero_tensor(host, device());
+  }
   return share_with_device(host, device_storage(host.storage()));
 }
 

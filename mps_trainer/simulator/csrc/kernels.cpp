@@ -1,29 +1,21 @@
-// Kernels that a CPU kernel cannot stand in for: memory, copies, and what only MPS has.
+// Kernels that a CPU kernel cannot stand in for: memory and copies; and the registration of all that it can.
 #include "host.h"
 #include "redirect.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/grad_mode.h>
+#include <ATen/native/TensorFactories.h>
 #include <ATen/ops/_local_scalar_dense.h>
 #include <ATen/ops/_reshape_alias_native.h>
-#include <ATen/ops/_scaled_dot_product_attention_math.h>
 #include <ATen/ops/as_strided_native.h>
-#include <ATen/ops/convolution.h>
-#include <ATen/ops/convolution_backward.h>
-#include <ATen/ops/max_pool2d_with_indices.h>
-#include <ATen/ops/max_pool2d_with_indices_backward.h>
-#include <ATen/ops/mm.h>
-#include <ATen/ops/sum.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_native.h>
-#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include <cstring>
-#include <limits>
 #include <optional>
-#include <set>
+#include <string>
+#include <vector>
 
 namespace simulator {
 namespace {
@@ -31,13 +23,6 @@ namespace {
 using at::Tensor;
 using c10::IntArrayRef;
 using std::optional;
-
-template <typename... Tensors>
-void count(const char* name, const Tensors&... tensors) {
-  uint64_t hash = EMPTY_HASH;
-  ((hash = hash_shape(hash, tensors)), ...);
-  count_operator(name, hash);
-}
 
 // Memory ----------------------------------------------------------------------------------------------------------
 
@@ -66,6 +51,16 @@ Tensor empty_strided(IntArrayRef size, IntArrayRef stride, optional<c10::ScalarT
   check_request(dtype, layout, where, pinned);
   return at::detail::empty_strided_generic(
       size, stride, allocator(), c10::DispatchKeySet(c10::DispatchKey::MPS), c10::dtype_or_default(dtype));
+}
+
+// Zeros without memory, which autograd makes where it knows a gradient to be zero: a storage of nothing and a key.
+Tensor zeros_without_memory(IntArrayRef size, optional<c10::ScalarType> dtype, optional<c10::Layout> layout,
+                            optional<c10::Device> where, optional<bool> pinned) {
+  check_request(dtype, layout, where, pinned);
+  static auto* const no_memory = new at::native::ZeroTensorAllocator(device());
+  return at::detail::empty_generic(
+      size, no_memory, c10::DispatchKeySet(c10::DispatchKey::MPS) | c10::DispatchKeySet(c10::DispatchKey::ZeroTensor),
+      c10::dtype_or_default(dtype), std::nullopt);
 }
 
 // Makes the storage at least this large, keeping what it holds.
@@ -131,10 +126,14 @@ Tensor& set_nothing(Tensor& self) {
 // Copies ----------------------------------------------------------------------------------------------------------
 
 Tensor& copy_(Tensor& self, const Tensor& source, bool non_blocking) {
+  static auto& copies = operator_count("aten::copy_");
+  if (source._is_zerotensor()) { // a gradient that is known to be zero and has no memory
+    return self.zero_();
+  }
   const bool to_device = self.device().is_mps();
   const bool from_device = source.device().is_mps();
   if (to_device && from_device) {
-    count("aten::copy_", self, source);
+    copies.add(hash_shapes(self, source));
   } else {
     count_copy(to_device, source.nbytes());
     if (from_device && !non_blocking) {
@@ -167,113 +166,10 @@ at::Scalar local_scalar_dense(const Tensor& self) {
   return at::_local_scalar_dense(host_alias(self));
 }
 
-// What only MPS has: made of what the CPU runs for the same thing, so that the numbers are the CPU's -----------------
-
-// As the derivatives of addmm and matmul, which is what linear is on the CPU.
-std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& input, const Tensor& gradient, const Tensor& weight,
-                                                   std::array<bool, 3> wanted) {
-  count("aten::linear_backward", input, gradient, weight);
-  Aliases aliases;
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const auto rows = aliases.to_host(gradient).reshape({-1, gradient.size(-1)});
-  Tensor for_input, for_weight, for_bias;
-  if (wanted[0]) {
-    for_input = rows.mm(aliases.to_host(weight)).view(input.sizes());
-  }
-  if (wanted[1]) {
-    for_weight = rows.t().mm(aliases.to_host(input).reshape({-1, input.size(-1)}));
-  }
-  if (wanted[2]) {
-    for_bias = rows.sum(0);
-  }
-  return {aliases.to_device(for_input), aliases.to_device(for_weight), aliases.to_device(for_bias)};
-}
-
-Tensor max_pool2d_backward(const Tensor& gradient, const Tensor& self, IntArrayRef kernel, IntArrayRef stride,
-                           IntArrayRef padding, IntArrayRef dilation, bool ceil_mode) {
-  count("aten::max_pool2d_backward", gradient, self);
-  Aliases aliases;
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const auto input = aliases.to_host(self);
-  const auto indices =
-      std::get<1>(at::max_pool2d_with_indices(input, kernel, stride, padding, dilation, ceil_mode));
-  return aliases.to_device(at::max_pool2d_with_indices_backward(
-      aliases.to_host(gradient), input, kernel, stride, padding, dilation, ceil_mode, indices));
-}
-
-// In a build without MPS, torch sends convolutions of this device to the operators that are there to be overridden.
-Tensor convolution(const Tensor& input, const Tensor& weight, const optional<Tensor>& bias, IntArrayRef stride,
-                   IntArrayRef padding, IntArrayRef dilation, bool transposed, IntArrayRef output_padding,
-                   int64_t groups) {
-  count(transposed ? "aten::_mps_convolution_transpose" : "aten::_mps_convolution", input, weight);
-  Aliases aliases;
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const auto host_bias = bias ? optional<Tensor>(aliases.to_host(*bias)) : bias;
-  return aliases.to_device(at::convolution(
-      aliases.to_host(input), aliases.to_host(weight), host_bias, stride, padding, dilation, transposed,
-      output_padding, groups));
-}
-
-std::tuple<Tensor, Tensor, Tensor> convolution_backward(
-    const Tensor& gradient, const Tensor& input, const Tensor& weight, IntArrayRef stride, IntArrayRef padding,
-    IntArrayRef dilation, bool transposed, IntArrayRef output_padding, int64_t groups, std::array<bool, 3> wanted) {
-  count(
-      transposed ? "aten::mps_convolution_transpose_backward" : "aten::mps_convolution_backward", gradient, input,
-      weight);
-  Aliases aliases;
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const int64_t channels = transposed ? weight.size(1) * groups : weight.size(0);
-  auto [for_input, for_weight, for_bias] = at::convolution_backward(
-      aliases.to_host(gradient), aliases.to_host(input), aliases.to_host(weight), IntArrayRef{channels}, stride,
-      padding, dilation, transposed, output_padding, groups, wanted);
-  return {aliases.to_device(for_input), aliases.to_device(for_weight), aliases.to_device(for_bias)};
-}
-
-// What torch makes of a mask that says where to look, before any attention kernel sees it.
-optional<Tensor> additive_mask(const optional<Tensor>& mask, const Tensor& query) {
-  if (!mask || !mask->defined() || mask->scalar_type() != c10::kBool) {
-    return mask;
-  }
-  return at::zeros(mask->sizes(), query.options())
-      .masked_fill_(mask->logical_not(), -std::numeric_limits<double>::infinity());
-}
-
-// torch asks which attention kernel a device has, and knows of none for mps in a build without MPS. On hardware it is
-// one kernel where nothing has to be kept for a backward pass, and a product, a softmax and a product elsewhere.
-Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, const optional<Tensor>& mask,
-                 double dropout, bool is_causal, optional<double> scale, bool enable_gqa) {
-  const auto added = additive_mask(mask, query);
-  const bool keeps_graph =
-      at::GradMode::is_enabled() && (query.requires_grad() || key.requires_grad() || value.requires_grad());
-  const bool one_kernel = !keeps_graph && dropout == 0 && query.is_contiguous() && key.is_contiguous() &&
-      value.is_contiguous() && query.device().is_mps() && key.device().is_mps() && value.device().is_mps();
-  if (!one_kernel) {
-    return std::get<0>(at::_scaled_dot_product_attention_math(
-        query, key, value, added, dropout, is_causal, std::nullopt, scale, enable_gqa));
-  }
-  count("aten::_scaled_dot_product_attention_math_for_mps", query, key, value);
-  Aliases aliases;
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const auto host_mask = added ? optional<Tensor>(aliases.to_host(*added)) : added;
-  return aliases.to_device(std::get<0>(at::_scaled_dot_product_attention_math(
-      aliases.to_host(query), aliases.to_host(key), aliases.to_host(value), host_mask, dropout, is_causal,
-      std::nullopt, scale, enable_gqa)));
-}
-
-const std::set<std::string>& own_kernels() {
-  static const std::set<std::string> names = {
-      "aten::empty.memory_format", "aten::empty_strided", "aten::resize_", "aten::set_.source_Storage",
-      "aten::set_.source_Storage_storage_offset", "aten::set_.source_Tensor", "aten::set_", "aten::copy_",
-      "aten::_copy_from", "aten::_copy_from_and_resize", "aten::_local_scalar_dense", "aten::view",
-      "aten::_reshape_alias", "aten::as_strided", "aten::unfold", "aten::linear_backward",
-      "aten::max_pool2d_backward", "aten::convolution_overrideable", "aten::convolution_backward_overrideable",
-      "aten::scaled_dot_product_attention"};
-  return names;
-}
-
 TORCH_LIBRARY_IMPL(aten, MPS, m) {
   m.impl("empty.memory_format", TORCH_FN(empty));
   m.impl("empty_strided", TORCH_FN(empty_strided));
+  m.impl("_efficientzerotensor", TORCH_FN(zeros_without_memory));
   m.impl("resize_", TORCH_FN(resize_));
   m.impl("set_.source_Storage", TORCH_FN(set_whole_storage));
   m.impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage));
@@ -287,16 +183,6 @@ TORCH_LIBRARY_IMPL(aten, MPS, m) {
   m.impl("_reshape_alias", TORCH_FN(at::native::_reshape_alias));
   m.impl("as_strided", TORCH_FN(at::native::as_strided_tensorimpl));
   m.impl("unfold", TORCH_FN(at::native::unfold));
-  m.impl("linear_backward", TORCH_FN(linear_backward));
-  m.impl("max_pool2d_backward", TORCH_FN(max_pool2d_backward));
-  m.impl("convolution_overrideable", TORCH_FN(convolution));
-  m.impl("convolution_backward_overrideable", TORCH_FN(convolution_backward));
-  m.impl("scaled_dot_product_attention", TORCH_FN(attention));
-}
-
-// Attention is made of other operators with autograd's formulas, so it has to be chosen above autograd.
-TORCH_LIBRARY_IMPL(aten, AutogradMPS, m) {
-  m.impl("scaled_dot_product_attention", TORCH_FN(attention));
 }
 
 TORCH_LIBRARY_IMPL(_, MPS, m) {
@@ -304,6 +190,10 @@ TORCH_LIBRARY_IMPL(_, MPS, m) {
 }
 
 } // namespace
+
+// The generated code of these has no kernel for one kind of device, but picks one from a table by the kind of device,
+// and the table of a build without MPS has no column for mps.
+static const std::vector<std::string> PICKED_BY_DEVICE = {"aten::conj_physical_"};
 
 void register_kernels(const std::vector<std::string>& native, const std::vector<std::string>& always_fall_back) {
   static auto* const library =
@@ -313,12 +203,13 @@ void register_kernels(const std::vector<std::string>& native, const std::vector<
       const auto dot = full.find('.');
       const auto handle = c10::Dispatcher::singleton().findSchema(
           {full.substr(0, dot), dot == std::string::npos ? "" : full.substr(dot + 1)});
-      if (handle && own_kernels().count(full) == 0) {
+      if (handle && !handle->hasKernelForDispatchKey(c10::DispatchKey::MPS)) { // else it has one of its own above
         library->impl(full.substr(std::strlen("aten::")).c_str(), kernel(*handle));
       }
     }
   };
   register_all(native, native_kernel);
+  register_all(PICKED_BY_DEVICE, native_kernel);
   register_all(always_fall_back, fallback_kernel);
 }
 

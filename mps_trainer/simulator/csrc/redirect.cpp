@@ -1,9 +1,8 @@
 // What hardware runs as an MPS kernel, run as the CPU kernel over the same memory; and what becomes of the rest.
 #include "host.h"
+#include "random.h"
 #include "redirect.h"
 
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/enum_tag.h>
@@ -11,14 +10,18 @@
 #include <torch/library.h>
 #include <torch/version.h>
 
+#include <memory>
+#include <unordered_map>
+
 namespace simulator {
 
 // What can be read off an operator's schema once.
 struct Operator {
   explicit Operator(const c10::OperatorHandle& handle);
   std::string name;
+  OperatorCount* count;
   bool native = false; // hardware has a kernel
-  bool makes_view = false; // no kernel runs: only sizes and strides are new
+  bool makes_view = false; // the result looks at the memory of an argument, and no kernel runs
   bool draws = false; // random numbers, from the default generator even where it takes none
   bool size_from_values = false; // the host has to read values to know the size of the result
   bool indexes = false; // takes indices, which may be on the CPU, or masks, whose values give the size
@@ -35,6 +38,7 @@ static bool is_generator(const c10::Argument& argument) {
 Operator::Operator(const c10::OperatorHandle& handle) {
   const auto& schema = handle.schema();
   name = schema.overload_name().empty() ? schema.name() : schema.name() + "." + schema.overload_name();
+  count = &operator_count(name);
   draws = handle.hasTag(at::Tag::nondeterministic_seeded);
   indexes = schema.name().find("index_put") != std::string::npos || schema.name() == "aten::index" ||
       schema.name() == "aten::_unsafe_index";
@@ -104,40 +108,6 @@ static bool has_mask(const c10::IValue& indices) {
   return false;
 }
 
-// Kernels of the CPU that take no generator draw from the CPU's default one; lend it the state of the device's.
-class LendGenerator {
- public:
-  explicit LendGenerator(bool needed) : needed_(needed && !state().shared_generator) {
-    if (needed_) {
-      swap();
-    }
-  }
-  ~LendGenerator() {
-    if (needed_) {
-      swap();
-    }
-  }
-
- private:
-  static void swap() {
-    auto* host = at::get_generator_or_default<at::CPUGeneratorImpl>(
-        std::nullopt, at::detail::getDefaultCPUGenerator());
-    const auto lent = host_generator(default_generator());
-    auto* ours = at::check_generator<at::CPUGeneratorImpl>(lent);
-    std::scoped_lock lock(host->mutex_, ours->mutex_);
-    const auto engine = host->engine();
-    const auto next_float = host->next_float_normal_sample();
-    const auto next_double = host->next_double_normal_sample();
-    host->set_engine(ours->engine());
-    host->set_next_float_normal_sample(ours->next_float_normal_sample());
-    host->set_next_double_normal_sample(ours->next_double_normal_sample());
-    ours->set_engine(engine);
-    ours->set_next_float_normal_sample(next_float);
-    ours->set_next_double_normal_sample(next_double);
-  }
-  bool needed_;
-};
-
 // Replaces the arguments on top of the stack by the results of the CPU kernel.
 static void call_host(const c10::OperatorHandle& handle, const Operator& op, torch::jit::Stack* stack) {
   const auto& schema = handle.schema();
@@ -168,7 +138,7 @@ static void run(const c10::OperatorHandle& handle, const Operator& op, torch::ji
   const auto* arguments = stack->data() + (stack->size() - schema.arguments().size());
   const uint64_t hash = check_and_hash(op, schema, arguments);
   if (!op.makes_view) {
-    count_operator(op.name, hash);
+    op.count->add(hash);
   }
   if (op.size_from_values || (op.indexes && has_mask(arguments[1]))) {
     count_read(op.name.c_str());
@@ -180,7 +150,8 @@ static void run(const c10::OperatorHandle& handle, const Operator& op, torch::ji
 static void fall_back(const c10::OperatorHandle& handle, const Operator& op, torch::jit::Stack* stack) {
   const auto& schema = handle.schema();
   const auto* arguments = stack->data() + (stack->size() - schema.arguments().size());
-  count_operator(op.name, check_and_hash(op, schema, arguments), /*fell_back=*/true);
+  op.count->add(check_and_hash(op, schema, arguments));
+  op.count->mark_fallback();
   count_read(op.name.c_str());
   const auto count_copies = [](const c10::IValue& value, bool to_device) {
     if (value.isTensor() && value.toTensor().defined() && value.toTensor().device().is_mps()) {
@@ -204,6 +175,9 @@ static void fall_back(const c10::OperatorHandle& handle, const Operator& op, tor
   call_host(handle, op, stack);
   for (size_t i = stack->size() - schema.returns().size(); i < stack->size(); ++i) {
     count_copies((*stack)[i], /*to_device=*/true);
+    if (op.makes_view && (*stack)[i].isTensor()) { // a copy from the CPU shares no memory with the argument
+      (*stack)[i] = (*stack)[i].toTensor().clone();
+    }
   }
 }
 
@@ -225,7 +199,17 @@ struct Fallback final : public c10::OperatorKernel {
   Operator op;
 };
 
+// Hardware has a kernel, and the CPU has nothing that could stand in for it.
+static void refuse(const c10::OperatorHandle& handle, torch::jit::Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, "The simulated mps device cannot run the operator '", handle.operator_name(), "': it exists on hardware "
+      "alone, and no kernel of the CPU computes the same. Try it on a Mac, or do without it here.");
+}
+
 torch::CppFunction native_kernel(const c10::OperatorHandle& handle) {
+  if (!handle.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
+    return torch::CppFunction::makeFromBoxedFunction<&refuse>();
+  }
   return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Native>(handle));
 }
 
@@ -233,12 +217,20 @@ torch::CppFunction fallback_kernel(const c10::OperatorHandle& handle) {
   return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Fallback>(handle));
 }
 
-void without_kernel(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
-  const Operator op(handle);
-  if (op.makes_view) { // an operator that only looks at the same memory in another way needs no kernel anywhere
-    call_host(handle, op, stack);
-    return;
+// Reading a schema takes longer than a small kernel, so it is done once per operator.
+static const Operator& described(const c10::OperatorHandle& handle) {
+  static auto* const mutex = new std::mutex();
+  static auto* const operators = new std::unordered_map<c10::OperatorName, std::unique_ptr<Operator>>();
+  std::lock_guard<std::mutex> lock(*mutex);
+  auto& known = (*operators)[handle.operator_name()];
+  if (known == nullptr) {
+    known = std::make_unique<Operator>(handle);
   }
+  return *known;
+}
+
+void without_kernel(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
+  const Operator& op = described(handle);
   TORCH_CHECK_NOT_IMPLEMENTED(
       state().fallback, "The operator '", op.name, "' is not currently implemented for the MPS device: the operator "
       "table of torch " TORCH_VERSION " names no kernel for it. As on hardware, PYTORCH_ENABLE_MPS_FALLBACK=1 in the "

@@ -4,7 +4,13 @@
 #include <ATen/core/stack.h>
 #include <torch/library.h>
 
+#include <string>
+#include <vector>
+
 namespace simulator {
+
+// Registers what hardware has a kernel for, and what falls back whatever the switch says; both are names of operators.
+void register_kernels(const std::vector<std::string>& native, const std::vector<std::string>& always_fall_back);
 
 torch::CppFunction native_kernel(const c10::OperatorHandle& handle);
 torch::CppFunction fallback_kernel(const c10::OperatorHandle& handle);

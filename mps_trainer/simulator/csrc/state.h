@@ -18,18 +18,37 @@ inline c10::Device device() {
   return c10::Device(c10::DeviceType::MPS, 0);
 }
 
-struct OperatorCount {
-  uint64_t calls = 0;
-  bool fell_back = false;
-  std::unordered_set<uint64_t> shapes; // a hash of the sizes and dtypes of all tensor arguments
-};
+// How often an operator ran, and for how many shapes: each is a graph that hardware compiles. A step runs thousands of
+// operators, mostly with the shapes of the call before, so that case takes no lock.
+class OperatorCount {
+ public:
+  // `shapes`: a hash of the sizes and dtypes of all tensor arguments.
+  void add(uint64_t shapes) {
+    calls_.fetch_add(1, std::memory_order_relaxed);
+    if (last_shapes_.load(std::memory_order_relaxed) != shapes) {
+      add_shapes(shapes);
+    }
+  }
+  void mark_fallback() {
+    fell_back_ = true;
+  }
+  uint64_t calls() const {
+    return calls_;
+  }
+  bool fell_back() const {
+    return fell_back_;
+  }
+  size_t distinct_shapes() const;
+  void reset();
 
-struct Counters {
-  uint64_t blocking_reads = 0; // the host waits for the queue of the device
-  uint64_t host_to_device = 0, host_to_device_bytes = 0;
-  uint64_t device_to_host = 0, device_to_host_bytes = 0;
-  uint64_t synchronizations = 0;
-  std::unordered_map<std::string, OperatorCount> operators;
+ private:
+  void add_shapes(uint64_t shapes);
+  static constexpr uint64_t NO_SHAPES = 0;
+  std::atomic<uint64_t> calls_{0};
+  std::atomic<uint64_t> last_shapes_{NO_SHAPES};
+  std::atomic<bool> fell_back_{false};
+  mutable std::mutex mutex_;
+  std::unordered_set<uint64_t> shapes_;
 };
 
 struct State {
@@ -40,17 +59,23 @@ struct State {
   std::atomic<double> fraction{1.0}; // of the recommended maximum; 0: no limit
   std::atomic<uint64_t> live{0}, peak{0}; // bytes
 
+  std::atomic<uint64_t> blocking_reads{0}; // the host waits for the queue of the device
+  std::atomic<uint64_t> synchronizations{0};
+  std::atomic<uint64_t> host_to_device{0}, host_to_device_bytes{0};
+  std::atomic<uint64_t> device_to_host{0}, device_to_host_bytes{0};
+
   std::mutex mutex; // guards what follows
-  Counters counters;
+  std::unordered_map<std::string, OperatorCount> operators; // entries stay where they are, and are never removed
   std::unordered_set<std::string> warned; // operators whose fallback has been reported
 };
 
 State& state();
 
-// Adds one call of an operator, with the shapes that a graph would be compiled for.
-void count_operator(const std::string& name, uint64_t shapes, bool fell_back = false);
+// The count of the operator of this name, for good: keep the reference instead of asking at each call.
+OperatorCount& operator_count(const std::string& name);
 void count_read(const char* name);
 void count_copy(bool to_device, uint64_t bytes);
+void reset_counts();
 
 // Calls back into Python, if anybody listens: `kind` is "read" or "fallback". Set in module.cpp.
 void notify(const char* kind, const std::string& name);
@@ -59,8 +84,6 @@ void notify(const char* kind, const std::string& name);
 c10::Allocator* allocator();
 void charge(size_t bytes); // raises when the limit would be passed
 void discharge(size_t bytes);
-const at::Generator& default_generator();
-at::Generator host_generator(const at::Generator& generator); // what a CPU kernel draws from in its stead
 void install_device();
 void stop_autograd_thread();
 
@@ -70,7 +93,11 @@ at::Tensor host_alias(const at::Tensor& tensor);
 uint64_t hash_shape(uint64_t hash, const at::Tensor& tensor);
 constexpr uint64_t EMPTY_HASH = 1469598103934665603ULL;
 
-// kernels.cpp
-void register_kernels(const std::vector<std::string>& native, const std::vector<std::string>& always_fall_back);
+template <typename... Tensors>
+uint64_t hash_shapes(const Tensors&... tensors) {
+  uint64_t hash = EMPTY_HASH;
+  ((hash = hash_shape(hash, tensors)), ...);
+  return hash;
+}
 
 } // namespace simulator
