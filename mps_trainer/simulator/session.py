@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from types import ModuleType
@@ -18,16 +17,10 @@ from ..errors import MisconfigurationException
 from .build import load_extension
 from .memory import parse_bytes
 from .report import SimulationReport, make_report
+from .visible import set_visible
 
 # What Metal recommends on a Mac of 24 GB: two thirds.
 DEFAULT_MEMORY = "16GB"
-
-# Functions that remember whether there is an mps device, by module. They are asked anew after each switch.
-_REMEMBERING = {
-    "torch.backends.mps": ("is_available", "is_macos_or_newer", "is_macos13_or_newer"),
-    "transformers.utils.import_utils": ("is_torch_mps_available",),
-    "accelerate.utils.imports": ("is_mps_available",),
-}
 
 _extension: ModuleType | None = None
 _current: SimulatedMPS | None = None
@@ -159,13 +152,5 @@ def _watermark() -> float:
 
 
 def _set_active(extension: ModuleType, active: bool) -> None:
-    import torch
-
     extension.set_active(active)
-    torch._C._has_mps = active
-    torch.backends.mps.simulated = active  # type: ignore[attr-defined]
-    for module, names in _REMEMBERING.items():
-        for name in names:
-            forget = getattr(getattr(sys.modules.get(module), name, None), "cache_clear", None)
-            if forget is not None:
-                forget()
+    set_visible(active)

@@ -72,6 +72,15 @@ Tensor any_convolution(const Tensor& input, const Tensor& weight, const optional
                        int64_t groups) {
   static auto& plain_calls = operator_count("aten::_mps_convolution");
   static auto& transposed_calls = operator_count("aten::_mps_convolution_transpose");
+  const auto check = [&input](const char* name, const Tensor& parameter) {
+    TORCH_CHECK(
+        parameter.options().type_equal(input.options()), "Input type (", input.toString(), ") and ", name, " type (",
+        parameter.toString(), ") should be the same. Move one to the device and dtype of the other.");
+  };
+  check("weight", weight);
+  if (bias && bias->defined()) {
+    check("bias", *bias);
+  }
   (transposed ? transposed_calls : plain_calls).add(hash_shapes(input, weight));
   Aliases aliases;
   at::AutoDispatchBelowADInplaceOrView below_autograd;
