@@ -1,4 +1,4 @@
-"""What makes torch's Python side see the device: what a build without MPS leaves out, or remembers not to have found."""
+"""What makes torch's Python side see the device: what a build without MPS leaves out or has found to be missing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def set_visible(visible: bool) -> None:
 def _refuse_shader(source: str) -> None:
     raise NotImplementedError(
         "A Metal shader cannot be compiled for the simulated mps device, which runs on the CPU. torch.compile makes "
-        'such shaders by default: use torch.compile(backend="aot_eager") here, or leave torch.compile out, and compile '
+        'such shaders by default: use torch.compile(backend="aot_eager") here, or leave torch.compile out and try it '
         "on a Mac."
     )
 

@@ -13,9 +13,12 @@
 #include <ATen/ops/max_pool2d_with_indices_backward.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/sum.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <array>
+#include <limits>
 #include <optional>
 
 namespace simulator {
@@ -155,18 +158,28 @@ std::tuple<Tensor, Tensor> mps_attention(const Tensor& query, const Tensor& key,
   return {aliases.to_device(result), aliases.to_device(weights)};
 }
 
+// True: may be attended to. The kernels want numbers to add: 0 and minus infinity.
+optional<Tensor> numeric(const optional<Tensor>& mask, c10::ScalarType dtype) {
+  if (!mask || !mask->defined() || mask->scalar_type() != c10::kBool) {
+    return mask;
+  }
+  return at::zeros_like(*mask, mask->options().dtype(dtype))
+      .masked_fill_(mask->logical_not(), -std::numeric_limits<double>::infinity());
+}
+
 // torch asks which attention kernel a device has, and knows of none for mps in a build without MPS. On hardware it is
 // one kernel where nothing has to be kept for a backward pass, and a product, a softmax and a product elsewhere.
 Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, const optional<Tensor>& mask,
                  double dropout, bool is_causal, optional<double> scale, bool enable_gqa) {
+  const auto added = numeric(mask, query.scalar_type());
   const bool one_device = query.device().is_mps() && key.device().is_mps() && value.device().is_mps() &&
       (!mask || !mask->defined() || mask->device().is_mps());
   if (one_device && dropout == 0 && !keeps_graph({query, key, value})) {
     return std::get<0>(at::_scaled_dot_product_attention_math_for_mps(
-        query, key, value, mask, dropout, is_causal, std::nullopt, scale, enable_gqa));
+        query, key, value, added, dropout, is_causal, std::nullopt, scale, enable_gqa));
   }
   return std::get<0>(at::_scaled_dot_product_attention_math(
-      query, key, value, mask, dropout, is_causal, std::nullopt, scale, enable_gqa));
+      query, key, value, added, dropout, is_causal, std::nullopt, scale, enable_gqa));
 }
 
 // Hardware has a fused kernel without a derivative, so it takes it only where none is needed and there is a weight.
