@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import sys
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from types import ModuleType
@@ -18,16 +18,10 @@ from ..errors import MisconfigurationException
 from .build import load_extension
 from .memory import parse_bytes
 from .report import SimulationReport, make_report
+from .visible import set_visible
 
 # What Metal recommends on a Mac of 24 GB: two thirds.
 DEFAULT_MEMORY = "16GB"
-
-# Functions that remember whether there is an mps device, by module. They are asked anew after each switch.
-_REMEMBERING = {
-    "torch.backends.mps": ("is_available", "is_macos_or_newer", "is_macos13_or_newer"),
-    "transformers.utils.import_utils": ("is_torch_mps_available",),
-    "accelerate.utils.imports": ("is_mps_available",),
-}
 
 _extension: ModuleType | None = None
 _current: SimulatedMPS | None = None
@@ -44,6 +38,7 @@ class SimulatedMPS:
         self.memory = memory
         self.fallback = fallback
         self._lines: Counter[tuple[str, str, SourceLine | None]] = Counter()
+        self._warned: set[str] = set()
 
     def counters(self) -> dict[str, Any]:
         """The raw counts: blocking_reads, synchronizations, host_to_device(_bytes), device_to_host(_bytes),
@@ -57,10 +52,20 @@ class SimulatedMPS:
     def reset(self) -> None:
         """Count from zero; the peak of memory starts at what is live."""
         self._lines.clear()
+        self._warned.clear()
         self._extension.reset()
 
     def _note(self, kind: str, operator: str) -> None:
-        self._lines[kind, operator, current_line()] += 1
+        line = current_line()
+        self._lines[kind, operator, line] += 1
+        if kind == "fallback" and operator not in self._warned:
+            self._warned.add(operator)
+            warnings.warn_explicit(
+                f"The operator '{operator}' is not currently supported on the MPS backend and will fall back to run on "
+                f"the CPU. Every call copies its tensors to the CPU and the results back, and waits for both.",
+                UserWarning,
+                *((line.file, line.line) if line else ("<no line of Python, as in backward>", 0)),
+            )
 
 
 @contextlib.contextmanager
@@ -97,7 +102,7 @@ def activate(
 
 def _switch_on(memory: int | str, fallback: bool | None, same_draws_as_cpu: bool) -> SimulatedMPS:
     global _current
-    size = parse_bytes(memory)
+    size, watermark = parse_bytes(memory), _watermark()
     if _current is not None:
         raise MisconfigurationException(
             "The simulated mps device is switched on already, by an enclosing simulated_mps() or by activate(). Use "
@@ -107,7 +112,7 @@ def _switch_on(memory: int | str, fallback: bool | None, same_draws_as_cpu: bool
     if fallback is None:
         fallback = bool(facts.gather_facts().fallback_when_torch_loaded)
     _current = SimulatedMPS(extension, size, fallback)
-    extension.set_memory(size, _watermark())
+    extension.set_memory(size, watermark)
     extension.set_fallback(fallback)
     extension.set_shared_generator(same_draws_as_cpu)
     extension.set_listener(_current._note)
@@ -159,13 +164,5 @@ def _watermark() -> float:
 
 
 def _set_active(extension: ModuleType, active: bool) -> None:
-    import torch
-
     extension.set_active(active)
-    torch._C._has_mps = active
-    torch.backends.mps.simulated = active  # type: ignore[attr-defined]
-    for module, names in _REMEMBERING.items():
-        for name in names:
-            forget = getattr(getattr(sys.modules.get(module), name, None), "cache_clear", None)
-            if forget is not None:
-                forget()
+    set_visible(active)

@@ -4,9 +4,11 @@
 #include <ATen/Context.h>
 #include <ATen/detail/MPSHooksInterface.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/autograd/engine.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -61,7 +63,7 @@ static void free_block(void* context) {
   delete block;
 }
 
-struct DeviceAllocator final : public c10::Allocator {
+struct DeviceAllocator final : public c10::DeviceAllocator {
   c10::DataPtr allocate(size_t bytes) override {
     charge(bytes);
     auto* block = new Block{c10::GetCPUAllocator()->allocate(bytes), bytes};
@@ -69,6 +71,30 @@ struct DeviceAllocator final : public c10::Allocator {
   }
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
     std::memcpy(to, from, bytes);
+  }
+
+  // What torch.accelerator asks.
+  bool initialized() override {
+    return state().active;
+  }
+  void emptyCache(c10::MempoolId_t) override {}
+  void recordStream(const c10::DataPtr&, c10::Stream) override {}
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override {
+    c10::CachingDeviceAllocator::DeviceStats stats;
+    for (auto* bytes : {&stats.allocated_bytes, &stats.reserved_bytes, &stats.active_bytes, &stats.requested_bytes}) {
+      auto& total = (*bytes)[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
+      total.current = static_cast<int64_t>(state().live.load());
+      total.peak = static_cast<int64_t>(state().peak.load());
+    }
+    return stats;
+  }
+  void resetAccumulatedStats(c10::DeviceIndex) override {}
+  void resetPeakStats(c10::DeviceIndex) override {
+    state().peak = state().live.load();
+  }
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex) override {
+    const uint64_t total = state().recommended;
+    return {total - std::min<uint64_t>(total, state().live), total};
   }
 };
 

@@ -13,9 +13,10 @@
 #include <ATen/ops/max_pool2d_with_indices_backward.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/sum.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <array>
 #include <limits>
 #include <optional>
@@ -74,6 +75,15 @@ Tensor any_convolution(const Tensor& input, const Tensor& weight, const optional
                        int64_t groups) {
   static auto& plain_calls = operator_count("aten::_mps_convolution");
   static auto& transposed_calls = operator_count("aten::_mps_convolution_transpose");
+  const auto check = [&input](const char* name, const Tensor& parameter) {
+    TORCH_CHECK(
+        parameter.options().type_equal(input.options()), "Input type (", input.toString(), ") and ", name, " type (",
+        parameter.toString(), ") should be the same. Move one to the device and dtype of the other.");
+  };
+  check("weight", weight);
+  if (bias && bias->defined()) {
+    check("bias", *bias);
+  }
   (transposed ? transposed_calls : plain_calls).add(hash_shapes(input, weight));
   Aliases aliases;
   at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -148,12 +158,12 @@ std::tuple<Tensor, Tensor> mps_attention(const Tensor& query, const Tensor& key,
   return {aliases.to_device(result), aliases.to_device(weights)};
 }
 
-// What torch makes of a mask that says where to look, before any attention kernel sees it.
-optional<Tensor> additive_mask(const optional<Tensor>& mask, const Tensor& query) {
+// True: may be attended to. The kernels want numbers to add: 0 and minus infinity.
+optional<Tensor> numeric(const optional<Tensor>& mask, c10::ScalarType dtype) {
   if (!mask || !mask->defined() || mask->scalar_type() != c10::kBool) {
     return mask;
   }
-  return at::zeros(mask->sizes(), query.options())
+  return at::zeros_like(*mask, mask->options().dtype(dtype))
       .masked_fill_(mask->logical_not(), -std::numeric_limits<double>::infinity());
 }
 
@@ -161,7 +171,7 @@ optional<Tensor> additive_mask(const optional<Tensor>& mask, const Tensor& query
 // one kernel where nothing has to be kept for a backward pass, and a product, a softmax and a product elsewhere.
 Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, const optional<Tensor>& mask,
                  double dropout, bool is_causal, optional<double> scale, bool enable_gqa) {
-  const auto added = additive_mask(mask, query);
+  const auto added = numeric(mask, query.scalar_type());
   const bool one_device = query.device().is_mps() && key.device().is_mps() && value.device().is_mps() &&
       (!mask || !mask->defined() || mask->device().is_mps());
   if (one_device && dropout == 0 && !keeps_graph({query, key, value})) {

@@ -161,17 +161,7 @@ static void fall_back(const c10::OperatorHandle& handle, const Operator& op, tor
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     count_copies(arguments[i], /*to_device=*/false);
   }
-  bool first = false;
-  {
-    std::lock_guard<std::mutex> lock(state().mutex);
-    first = state().warned.insert(op.name).second;
-  }
-  if (first) {
-    TORCH_WARN(
-        "The operator '", op.name, "' is not currently supported on the MPS backend and will fall back to run on the "
-        "CPU. Every call copies its tensors to the CPU and the results back, and waits for both.");
-  }
-  notify("fallback", op.name);
+  notify("fallback", op.name); // warns
   call_host(handle, op, stack);
   for (size_t i = stack->size() - schema.returns().size(); i < stack->size(); ++i) {
     count_copies((*stack)[i], /*to_device=*/true);

@@ -48,7 +48,6 @@ void reset_counts() {
   for (auto& [name, count] : now.operators) {
     count.reset();
   }
-  now.warned.clear();
   for (auto* count :
        {&now.blocking_reads, &now.synchronizations, &now.host_to_device, &now.host_to_device_bytes,
         &now.device_to_host, &now.device_to_host_bytes}) {

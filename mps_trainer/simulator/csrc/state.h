@@ -66,7 +66,6 @@ struct State {
 
   std::mutex mutex; // guards what follows
   std::unordered_map<std::string, OperatorCount> operators; // entries stay where they are, and are never removed
-  std::unordered_set<std::string> warned; // operators whose fallback has been reported
 };
 
 State& state();

@@ -1,0 +1,206 @@
+"""What costs time on hardware is counted, and the report says where it comes from."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from mps_trainer.simulator import SimulatedMPS
+
+
+def calls(device: SimulatedMPS) -> dict[str, int]:
+    return {operator.name: operator.calls for operator in device.report().operators}
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda tensor: tensor.sum().item(),
+        lambda tensor: bool(tensor.sum() > 0),
+        lambda tensor: float(tensor.sum()),
+        lambda tensor: tensor.cpu(),
+        lambda tensor: tensor.to("cpu"),
+        lambda tensor: tensor.tolist(),
+        lambda tensor: tensor.nonzero(),
+        lambda tensor: tensor[tensor > 0],
+        lambda tensor: tensor.masked_select(tensor > 0),
+        lambda tensor: tensor.unique(),
+        lambda tensor: torch.ones(4).copy_(tensor),
+    ],
+)
+def test_waiting_for_the_device_is_one_blocking_read(mps, read):
+    tensor = torch.ones(4, device="mps")
+    mps.reset()
+    read(tensor)
+    assert mps.report().blocking_reads == 1
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda tensor: tensor.sum() > 0,
+        lambda tensor: torch.where(tensor > 0, tensor, tensor + 1),
+        lambda tensor: tensor.masked_fill(tensor > 0, 2.0),
+        lambda tensor: tensor[torch.tensor([1, 2])],
+        lambda tensor: tensor.to("cpu", non_blocking=True),
+        lambda tensor: nn.functional.cross_entropy(tensor[None], torch.tensor([1]).to("mps")),
+        lambda tensor: tensor.shape,
+    ],
+)
+def test_work_that_stays_on_the_device_blocks_nothing(mps, compute):
+    tensor = torch.ones(4, device="mps")
+    mps.reset()
+    compute(tensor)
+    assert mps.report().blocking_reads == 0
+
+
+def test_copies_are_counted_each_way(mps):
+    tensor = torch.ones(3, 4).to("mps")
+    torch.tensor([1, 2], device="mps")
+    tensor.copy_(torch.zeros(3, 4))
+    tensor.cpu()
+    tensor[0, 0].item()
+    report = mps.report()
+    assert (report.host_to_device, report.host_to_device_bytes) == (3, 48 + 16 + 48)
+    assert (report.device_to_host, report.device_to_host_bytes) == (2, 48 + 4)
+
+
+def test_operators_are_counted_by_name_and_views_are_none(mps):
+    tensor = torch.zeros(4, 4, device="mps")
+    mps.reset()
+    for _ in range(3):
+        tensor.add(1)
+    tensor.view(16).view(2, 8).t()[0].expand(3, 2).detach()
+    torch.empty(3, device="mps")
+    assert calls(mps) == {"aten::add.Tensor": 3}
+
+
+def test_composite_operators_count_as_what_they_are_made_of(mps):
+    layer = nn.Linear(3, 2, device="mps")
+    x = torch.ones(4, 3, device="mps")
+    mps.reset()
+    layer(x).sum().backward()
+    names = calls(mps)
+    assert names["aten::linear"] == names["aten::linear_backward"] == 1
+    assert "aten::matmul" not in names
+
+
+def test_each_new_shape_is_a_graph(mps):
+    for size in (3, 4, 3, 4, 3):
+        torch.ones(size, device="mps").mul_(2)
+    torch.ones(3, device="mps", dtype=torch.float16).mul_(2)
+    (operator,) = (operator for operator in mps.report().operators if operator.name == "aten::mul_.Tensor")
+    assert (operator.calls, operator.shapes) == (6, 3)
+
+
+def test_counts_start_at_zero_after_a_reset(mps):
+    torch.ones(3, device="mps").sum().item()
+    torch.mps.synchronize()
+    assert mps.report().synchronizations == 1
+    mps.reset()
+    report = mps.report()
+    assert report.operators == report.places == ()
+    assert (report.blocking_reads, report.synchronizations, report.host_to_device, report.device_to_host) == (0,) * 4
+
+
+def test_report_names_the_line_that_waits(mps):
+    tensor = torch.ones(3, device="mps")
+    for _ in range(2):
+        tensor.sum().item()  # this line
+    (place,) = mps.report().places
+    assert (place.kind, place.operator, place.count, place.file) == ("read", "aten::_local_scalar_dense", 2, __file__)
+    assert place.source == "tensor.sum().item()  # this line"
+
+
+class ReadsInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * gradient.sum().item()
+
+
+def test_reads_in_backward_are_counted(mps):
+    x = torch.ones(2, device="mps", requires_grad=True)
+    ReadsInBackward.apply(x).sum().backward()
+    assert mps.report().blocking_reads == 1
+    assert mps.report().places[0].source == "return gradient * gradient.sum().item()"
+
+
+def test_fallback_is_counted_with_its_copies(mps_with_fallback):
+    matrix = torch.eye(2, device="mps")
+    mps_with_fallback.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.linalg.matrix_exp(matrix)
+    report = mps_with_fallback.report()
+    (fallen,) = report.fell_back
+    assert (fallen.name, fallen.calls, fallen.fell_back) == ("aten::linalg_matrix_exp", 1, True)
+    assert (report.host_to_device, report.device_to_host, report.blocking_reads) == (1, 1, 1)
+    assert [place.kind for place in report.places] == ["read", "fallback"]
+
+
+def test_table_shows_what_was_counted(mps):
+    torch.ones(3).to("mps").sum().item()
+    text = str(mps.report())
+    assert "blocking reads                     1" in text
+    assert "copies to the device               1 12 bytes" in text
+    assert "aten::sum.dim_IntList, once" in text
+    assert all(len(line) <= 124 for line in text.splitlines())
+
+
+def test_totals_are_in_the_data(mps):
+    torch.ones(3, device="mps").add(1).add(1)
+    data = mps.report().to_dict()
+    assert data["operator_calls"] == sum(operator["calls"] for operator in data["operators"])
+    assert data["distinct_shapes"] == sum(operator["shapes"] for operator in data["operators"])
+
+
+class ListenerError(Exception):
+    pass
+
+
+def test_exception_while_a_read_is_reported_reaches_the_caller(mps):
+    """Ctrl-C may arrive there."""
+
+    def fail(kind: str, operator: str) -> None:
+        raise ListenerError
+
+    x = torch.ones(2, device="mps", requires_grad=True)
+    mps._extension.set_listener(fail)
+    with pytest.raises(ListenerError):
+        x.sum().item()
+    with pytest.raises(ListenerError):
+        x.cpu()
+    with pytest.raises(ListenerError):
+        ReadsInBackward.apply(x).sum().backward()  # raised in the thread that runs backward
+    mps._extension.set_listener(None)
+    assert x.sum().item() == 2
+
+
+def test_warning_turned_into_an_error_stops_the_fallback(mps_with_fallback):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="matrix_exp"):
+            torch.linalg.matrix_exp(torch.eye(2, device="mps"))
+
+
+def test_threads_can_read_at_the_same_time(mps):
+    from concurrent.futures import ThreadPoolExecutor
+
+    tensors = [torch.full((2,), float(i), device="mps", requires_grad=True) for i in range(4)]
+
+    def work(tensor: torch.Tensor) -> float:
+        for _ in range(20):
+            ReadsInBackward.apply(tensor).sum().backward()
+        return tensor.sum().item()
+
+    mps.reset()
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(work, tensors)) == [0, 2, 4, 6]
+    assert mps.report().blocking_reads == 4 * 21

@@ -1,0 +1,132 @@
+"""Memory is counted and limited, so that what runs out of it on a small Mac does so here."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from mps_trainer.errors import MisconfigurationException
+from mps_trainer.simulator import simulated_mps
+from mps_trainer.simulator.memory import format_bytes, parse_bytes
+
+MIB = 2**20
+
+
+@pytest.fixture
+def small(built):
+    gc.collect()  # tensors of other tests would count
+    with simulated_mps(memory="1MB") as device:
+        yield device
+
+
+def test_live_and_peak_bytes_follow_allocations(mps):
+    gc.collect()
+    mps.reset()
+    before = mps.report().bytes_live
+    tensor = torch.empty(1000, device="mps")
+    del tensor
+    other = torch.empty(10, device="mps")
+    report = mps.report()
+    assert report.bytes_live - before == other.nbytes
+    assert report.bytes_peak - before == 4000
+    mps.reset()
+    assert mps.report().bytes_peak == mps.report().bytes_live
+
+
+def test_views_take_no_memory_and_results_do(mps):
+    tensor = torch.zeros(100, device="mps")
+    before = mps.counters()["bytes_live"]
+    view = tensor.view(10, 10).t()[1:]
+    assert mps.counters()["bytes_live"] == before
+    result = view + 1
+    assert mps.counters()["bytes_live"] == before + result.nbytes
+
+
+def test_allocation_past_the_maximum_is_refused(small):
+    tensor = torch.empty(MIB // 2, dtype=torch.uint8, device="mps")
+    with pytest.raises(RuntimeError, match=r"MPS backend out of memory \(MPS allocated: .*max allowed: 1.00 MiB\)"):
+        torch.empty(MIB, dtype=torch.uint8, device="mps")
+    assert torch.empty(MIB // 4, dtype=torch.uint8, device="mps").nbytes  # the refused one is not charged
+    del tensor
+
+
+@pytest.mark.parametrize(
+    "grow",
+    [
+        lambda tensor: torch.ones(MIB).to("mps"),
+        lambda tensor: tensor.expand(2 * MIB).clone(),
+        lambda tensor: tensor.expand(MIB) + 1,
+        lambda tensor: torch.add(tensor.expand(MIB), 1, out=torch.empty(0, device="mps")),
+        lambda tensor: tensor.clone().resize_(MIB),
+    ],
+)
+def test_every_way_to_take_memory_is_limited(small, grow):
+    live = small.counters()["bytes_live"]
+    tensor = torch.ones(1, device="mps")
+    with pytest.raises(RuntimeError, match="MPS backend out of memory"):
+        grow(tensor)
+    del tensor
+    gc.collect()
+    assert small.counters()["bytes_live"] == live
+
+
+def test_freed_memory_can_be_taken_again(small):
+    for _ in range(5):
+        torch.empty(MIB // 2, dtype=torch.uint8, device="mps")
+
+
+def test_training_that_outgrows_memory_goes_on_with_a_smaller_batch(small):
+    layer = torch.nn.Linear(64, 64, device="mps")
+    with pytest.raises(RuntimeError, match="MPS backend out of memory"):
+        layer(torch.ones(2048, 64, device="mps")).relu().sum().backward()
+    layer(torch.ones(32, 64, device="mps")).relu().sum().backward()
+    assert layer.weight.grad is not None
+
+
+def test_torch_reports_the_memory(small):
+    tensor = torch.empty(1000, device="mps")
+    live = small.counters()["bytes_live"]
+    assert torch.mps.current_allocated_memory() == torch.mps.driver_allocated_memory() == live >= tensor.nbytes
+    assert torch.mps.recommended_max_memory() == MIB
+    assert torch.accelerator.memory_allocated() == live
+    assert torch.accelerator.max_memory_allocated() >= live
+    assert torch.accelerator.get_memory_info() == (MIB - live, MIB)
+    torch.mps.empty_cache()
+    torch.accelerator.empty_cache()
+    torch.accelerator.reset_peak_memory_stats()
+    assert torch.accelerator.max_memory_allocated() == live
+
+
+def test_fraction_of_the_maximum_can_be_set(small):
+    torch.mps.set_per_process_memory_fraction(0.25)
+    with pytest.raises(RuntimeError, match="max allowed: 256.00 KiB"):
+        torch.empty(MIB // 2, dtype=torch.uint8, device="mps")
+    torch.mps.set_per_process_memory_fraction(2.0)
+    torch.empty(MIB + MIB // 2, dtype=torch.uint8, device="mps")
+
+
+def test_watermark_of_the_environment_is_heeded(built, monkeypatch):
+    monkeypatch.setenv("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "0.0")
+    with simulated_mps(memory="1MB"):
+        torch.empty(3 * MIB, dtype=torch.uint8, device="mps")  # no limit
+    monkeypatch.setenv("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "2.5")
+    with pytest.raises(MisconfigurationException, match=r"PYTORCH_MPS_HIGH_WATERMARK_RATIO is '2.5'"):
+        simulated_mps().__enter__()
+    monkeypatch.delenv("PYTORCH_MPS_HIGH_WATERMARK_RATIO")
+    with simulated_mps():  # the refusal left nothing switched on
+        pass
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("16GB", 16 * 2**30), ("512 MiB", 512 * MIB), ("1.5g", 3 * 2**29), (7, 7), ("2k", 2048), (" 3 B", 3)],
+)
+def test_amounts_are_read_as_people_write_them(text, size):
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize(("size", "text"), [(12, "12 bytes"), (1536, "1.5 KiB"), (3 * 2**40, "3072.0 GiB")])
+def test_amounts_are_written_with_a_unit(size, text):
+    assert format_bytes(size) == text

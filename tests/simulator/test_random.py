@@ -1,0 +1,103 @@
+"""Random numbers come from a generator of the device's own."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from mps_trainer.simulator import simulated_mps
+
+DRAWS = [
+    lambda **options: torch.rand(5, device="mps", **options),
+    lambda **options: torch.randn(5, device="mps", **options),
+    lambda **options: torch.randint(0, 1000, (5,), device="mps", **options),
+    lambda **options: torch.randperm(50, device="mps", **options),
+    lambda **options: torch.empty(5, device="mps").uniform_(**options),
+    lambda **options: torch.empty(5, device="mps").exponential_(**options),
+    lambda **options: torch.bernoulli(torch.full((40,), 0.5, device="mps"), **options),
+    lambda **options: torch.multinomial(torch.ones(50, device="mps"), 5, **options),
+    lambda **options: torch.normal(torch.zeros(5, device="mps"), 1.0, **options),
+]
+
+
+@pytest.mark.parametrize("draw", [*DRAWS, lambda: torch.nn.functional.dropout(torch.ones(99, device="mps"))])
+def test_seed_repeats_the_numbers(mps, draw):
+    torch.mps.manual_seed(5)
+    first, second = draw(), draw()
+    torch.mps.manual_seed(5)
+    assert torch.equal(draw(), first)
+    assert not torch.equal(second, first)
+
+
+def test_manual_seed_of_torch_seeds_the_device_too(mps):
+    torch.manual_seed(7)
+    first = torch.rand(3, device="mps")
+    torch.manual_seed(7)
+    assert torch.equal(torch.rand(3, device="mps"), first)
+    assert torch.mps._get_default_mps_generator().initial_seed() == 7
+
+
+def test_state_can_be_kept_and_restored(mps):
+    state = torch.mps.get_rng_state()
+    first = torch.randn(3, device="mps")
+    torch.mps.set_rng_state(state)
+    assert torch.equal(torch.randn(3, device="mps"), first)
+    assert state.device.type == "cpu"
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_generator_of_ones_own_is_used(mps, draw):
+    generator = torch.Generator("mps").manual_seed(3)
+    first = draw(generator=generator)
+    assert torch.equal(draw(generator=torch.Generator("mps").manual_seed(3)), first)
+    assert not torch.equal(draw(generator=generator), first)
+
+
+def test_numbers_of_the_device_leave_those_of_the_cpu_alone(mps):
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    torch.rand(3, device="mps")
+    torch.nn.functional.dropout(torch.ones(3, device="mps"))
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_numbers_of_the_cpu_leave_those_of_the_device_alone(mps):
+    torch.mps.manual_seed(0)
+    expected = torch.nn.functional.dropout(torch.ones(50, device="mps"))
+    torch.mps.manual_seed(0)
+    torch.rand(3), random.random()
+    assert torch.equal(torch.nn.functional.dropout(torch.ones(50, device="mps")), expected)
+
+
+def test_numbers_of_the_cpu_on_request(built):
+    with simulated_mps(same_draws_as_cpu=True):
+        torch.manual_seed(0)
+        expected = [torch.rand(3), torch.nn.functional.dropout(torch.ones(50))]
+        torch.manual_seed(0)
+        found = [torch.rand(3, device="mps"), torch.nn.functional.dropout(torch.ones(50, device="mps"))]
+    assert all(torch.equal(a, b.cpu()) for a, b in zip(expected, found, strict=True))
+
+
+def test_recurrent_dropout_repeats_with_the_seed(mps):
+    lstm = torch.nn.LSTM(3, 4, num_layers=2, dropout=0.5, device="mps")
+    x = torch.ones(5, 2, 3, device="mps")
+    gradients = []
+    for seed in (1, 1, 2):
+        torch.mps.manual_seed(seed)
+        lstm.zero_grad()
+        lstm(x)[0].sum().backward()
+        gradients.append(lstm.weight_ih_l0.grad.clone())
+    assert torch.equal(gradients[0], gradients[1])
+    assert not torch.equal(gradients[0], gradients[2])
+
+
+def test_forked_random_state_is_put_back(mps):
+    torch.mps.manual_seed(0)
+    expected = torch.rand(2, device="mps")
+    torch.mps.manual_seed(0)
+    with torch.random.fork_rng(device_type="mps"):
+        torch.rand(7, device="mps")
+    assert torch.equal(torch.rand(2, device="mps"), expected)

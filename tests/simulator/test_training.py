@@ -1,0 +1,421 @@
+"""What a training run does works on the device, and comes to the same numbers as on the CPU."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+
+from mps_trainer.simulator import SimulationCallback
+
+from ..conftest import assert_same_weights, weights
+
+DEVICES = ("cpu", "mps")
+
+
+def assert_same(on_cpu: list[torch.Tensor], on_mps: list[torch.Tensor], tolerance: float = 0) -> None:
+    """Equal in every bit unless a tolerance is given, and the second really on the device."""
+    assert len(on_cpu) == len(on_mps)
+    assert {tensor.device.type for tensor in on_mps} == {"mps"}
+    for expected, found in zip(on_cpu, on_mps, strict=True):
+        torch.testing.assert_close(found.cpu(), expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def forward_and_backward(make: Callable[[], nn.Module], inputs: tuple, device: str) -> list[torch.Tensor]:
+    """The results and all gradients, of parameters and of inputs, of a module in training."""
+    torch.manual_seed(0)
+    module = make().to(device)
+    inputs = [tensor.detach().to(device) for tensor in inputs]
+    for tensor in inputs:
+        tensor.requires_grad_(tensor.is_floating_point())
+    torch.manual_seed(1)
+    results = module(*inputs)
+    results = [results] if isinstance(results, torch.Tensor) else [results[0], *nest(results[1])]
+    sum((result * result).sum() for result in results).backward()
+    leaves = [*inputs, *module.parameters()]
+    buffers = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
+    return [*results, *buffers, *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+
+def nest(results) -> list[torch.Tensor]:
+    return list(results) if isinstance(results, tuple) else [results]
+
+
+def draw(*size: int) -> torch.Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(sum(size)))
+
+
+class SelfAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attention(x, x, x)[0]
+
+
+MODULES: dict[str, tuple[Callable[[], nn.Module], tuple]] = {
+    "Linear": (lambda: nn.Linear(5, 3), (draw(4, 5),)),
+    "Linear, 3 dimensions": (lambda: nn.Linear(5, 3), (draw(2, 4, 5),)),
+    "Linear without bias": (lambda: nn.Linear(5, 3, bias=False), (draw(4, 5),)),
+    "Bilinear": (lambda: nn.Bilinear(3, 4, 2), (draw(5, 3), draw(5, 4))),
+    "Conv1d": (lambda: nn.Conv1d(3, 4, 3, padding=1), (draw(2, 3, 8),)),
+    "Conv2d": (lambda: nn.Conv2d(4, 6, 3, stride=2, groups=2), (draw(2, 4, 9, 9),)),
+    "Conv2d without a batch": (lambda: nn.Conv2d(4, 6, 3), (draw(4, 9, 9),)),
+    "Conv2d, dilated": (lambda: nn.Conv2d(3, 5, 3, dilation=2, padding="same"), (draw(2, 3, 8, 8),)),
+    "Conv3d": (lambda: nn.Conv3d(2, 3, 2), (draw(2, 2, 4, 5, 6),)),
+    "ConvTranspose1d": (lambda: nn.ConvTranspose1d(3, 4, 3, stride=2), (draw(2, 3, 5),)),
+    "ConvTranspose2d": (
+        lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, output_padding=1, groups=2),
+        (draw(2, 4, 5, 5),),
+    ),
+    "LSTM": (lambda: nn.LSTM(4, 6, num_layers=2, batch_first=True), (draw(3, 5, 4),)),
+    "LSTM, both ways, with dropout": (
+        lambda: nn.LSTM(4, 6, num_layers=2, bidirectional=True, dropout=0.4),
+        (draw(5, 3, 4),),
+    ),
+    "GRU": (lambda: nn.GRU(4, 6, num_layers=2), (draw(5, 3, 4),)),
+    "RNN": (lambda: nn.RNN(4, 6), (draw(5, 3, 4),)),
+    "LSTMCell": (lambda: nn.LSTMCell(4, 6), (draw(3, 4),)),
+    "MultiheadAttention": (SelfAttention, (draw(2, 5, 8),)),
+    "TransformerEncoderLayer": (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), (draw(2, 5, 8),)),
+    "TransformerDecoderLayer": (lambda: nn.TransformerDecoderLayer(8, 2, 16), (draw(5, 2, 8), draw(4, 2, 8))),
+    "BatchNorm1d": (lambda: nn.BatchNorm1d(3), (draw(6, 3),)),
+    "BatchNorm2d": (lambda: nn.BatchNorm2d(3), (draw(4, 3, 5, 5),)),
+    "GroupNorm": (lambda: nn.GroupNorm(2, 4), (draw(3, 4, 5),)),
+    "InstanceNorm2d": (lambda: nn.InstanceNorm2d(3, affine=True), (draw(2, 3, 5, 5),)),
+    "LayerNorm": (lambda: nn.LayerNorm(6), (draw(4, 6),)),
+    "RMSNorm": (lambda: nn.RMSNorm(6), (draw(4, 6),)),
+    "RMSNorm without weight": (lambda: nn.RMSNorm(6, elementwise_affine=False), (draw(4, 6),)),
+    "Embedding": (lambda: nn.Embedding(7, 4, padding_idx=0), (torch.tensor([[1, 0, 6], [2, 2, 3]]),)),
+    "EmbeddingBag": (lambda: nn.EmbeddingBag(7, 4), (torch.tensor([[1, 0, 6], [2, 2, 3]]),)),
+    "Dropout": (lambda: nn.Dropout(0.4), (draw(20, 20),)),
+    "Dropout2d": (lambda: nn.Dropout2d(0.4), (draw(4, 5, 3, 3),)),
+    "MaxPool1d": (lambda: nn.MaxPool1d(2), (draw(2, 3, 8),)),
+    "MaxPool2d": (lambda: nn.MaxPool2d(3, stride=2, padding=1), (draw(2, 3, 8, 8),)),
+    "AvgPool2d": (lambda: nn.AvgPool2d(2), (draw(2, 3, 8, 8),)),
+    "AdaptiveAvgPool2d": (lambda: nn.AdaptiveAvgPool2d(2), (draw(2, 3, 8, 8),)),
+    "AdaptiveMaxPool2d": (lambda: nn.AdaptiveMaxPool2d(2), (draw(2, 3, 8, 8),)),
+    "Upsample": (lambda: nn.Upsample(scale_factor=2, mode="bilinear"), (draw(2, 3, 4, 4),)),
+    "PReLU": (lambda: nn.PReLU(), (draw(4, 5),)),
+    "Unfold": (lambda: nn.Unfold(2), (draw(2, 3, 5, 5),)),
+    "PixelShuffle": (lambda: nn.PixelShuffle(2), (draw(2, 8, 3, 3),)),
+    "ReflectionPad2d": (lambda: nn.ReflectionPad2d(1), (draw(2, 3, 4, 4),)),
+    "CosineSimilarity": (lambda: nn.CosineSimilarity(), (draw(4, 5), draw(4, 5))),
+}
+
+
+# Here the CPU takes another way than a device without its own kernel for the whole: it multiplies a sequence at once in
+# an RNN, and folds a batch into rows where a gradient is wanted. The sums are the same, rounded in another order.
+ROUNDED = {"GRU", "RNN", "MultiheadAttention", "TransformerEncoderLayer"}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_module_agrees_with_the_cpu(mps_like_cpu, name):
+    with sdpa_kernel(SDPBackend.MATH):  # the CPU has a fused attention kernel with other rounding
+        on_cpu, on_mps = (forward_and_backward(*MODULES[name], device) for device in DEVICES)
+    assert_same(on_cpu, on_mps, tolerance=1e-5 if name in ROUNDED else 0)
+    assert not mps_like_cpu.report().fell_back
+
+
+LOSSES = {
+    "cross_entropy": lambda x, y: nn.functional.cross_entropy(x, y, label_smoothing=0.1),
+    "cross_entropy, ignoring": lambda x, y: nn.functional.cross_entropy(x, y, ignore_index=1),
+    "cross_entropy, weighted": lambda x, y: nn.functional.cross_entropy(x, y, weight=x.detach()[0].abs()),
+    "nll_loss": lambda x, y: nn.functional.nll_loss(x.log_softmax(-1), y),
+    "mse_loss": lambda x, y: nn.functional.mse_loss(x[:, 0], y.float()),
+    "l1_loss": lambda x, y: nn.functional.l1_loss(x[:, 0], y.float()),
+    "smooth_l1_loss": lambda x, y: nn.functional.smooth_l1_loss(x[:, 0], y.float()),
+    "huber_loss": lambda x, y: nn.functional.huber_loss(x[:, 0], y.float()),
+    "kl_div": lambda x, y: nn.functional.kl_div(x.log_softmax(-1), x.detach().softmax(-1), reduction="batchmean"),
+    "bce_with_logits": lambda x, y: nn.functional.binary_cross_entropy_with_logits(x[:, 0], (y > 1).float()),
+    "bce": lambda x, y: nn.functional.binary_cross_entropy(x[:, 0].sigmoid(), (y > 1).float()),
+    "soft_margin_loss": lambda x, y: nn.functional.soft_margin_loss(x[:, 0], (y > 1) * 2.0 - 1),
+    "triplet_margin_loss": lambda x, y: nn.functional.triplet_margin_loss(x, x.roll(1), x.roll(2)),
+    "cosine_embedding_loss": lambda x, y: nn.functional.cosine_embedding_loss(x, x.roll(1), (y > 1) * 2 - 1),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_loss_agrees_with_the_cpu_bit_for_bit(mps, name):
+    found = []
+    for device in DEVICES:
+        x, y = draw(6, 4).to(device).requires_grad_(), torch.tensor([0, 1, 2, 3, 1, 0], device=device)
+        loss = LOSSES[name](x, y)
+        loss.backward()
+        found.append([loss, x.grad])
+    assert_same(*found)
+
+
+# Optimizers ----------------------------------------------------------------------------------------------------------
+
+
+def optimizers() -> list[tuple[str, dict[str, object]]]:
+    """Every optimizer of torch with its defaults, and in each way that torch allows for on mps."""
+    cases: list[tuple[str, dict[str, object]]] = []
+    for name in sorted(vars(torch.optim)):
+        kind = getattr(torch.optim, name)
+        if (
+            inspect.isclass(kind)
+            and issubclass(kind, torch.optim.Optimizer)
+            and name not in ("Optimizer", "SparseAdam")
+        ):
+            options = inspect.signature(kind).parameters
+            cases.append((name, {}))
+            cases += [(name, {"foreach": foreach}) for foreach in (True, False) if "foreach" in options]
+            if "fused" in options and name != "Adagrad":
+                cases.append((name, {"fused": True}))
+    return [*cases, ("SGD", {"momentum": 0.9}), ("AdamW", {"amsgrad": True}), ("RMSprop", {"momentum": 0.9})]
+
+
+def steps(name: str, options: dict[str, object], device: str) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.Tanh(), nn.Linear(8, 3, bias=False)).to(device)
+    x, y = draw(6, 4).to(device), torch.tensor([0, 1, 2, 1, 0, 2], device=device)
+    optimizer = getattr(torch.optim, name)(model.parameters(), **options)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+    return {key: tensor.cpu() for key, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize(("name", "options"), optimizers())
+def test_optimizer_agrees_with_the_cpu_bit_for_bit(mps, name, options):
+    assert_same_weights(steps(name, options, "cpu"), steps(name, options, "mps"))
+
+
+def test_optimizers_run_the_kernels_that_hardware_has(mps):
+    def ran(**options: object) -> set[str]:
+        mps.reset()
+        steps("AdamW", options, "mps")
+        return {operator.name for operator in mps.report().operators}
+
+    assert "aten::_fused_adamw_" in ran(fused=True)
+    assert "aten::addcdiv_" in ran()  # not fused unless asked for
+    assert not [name for name in ran(foreach=True) if "_foreach" in name]  # hardware has none of these
+
+
+def test_fused_adagrad_is_refused(mps):
+    with pytest.raises(NotImplementedError, match="_fused_adagrad_"):
+        steps("Adagrad", {"fused": True}, "mps")
+
+
+# Mixed precision and the rest of a step --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_computes_in_the_lower_precision(mps, dtype):
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3)).to("mps")
+    with torch.autocast("mps", dtype):
+        scores = model(draw(6, 4).to("mps"))
+        loss = nn.functional.cross_entropy(scores, torch.tensor([0, 1, 2, 0, 1, 2], device="mps"))
+    assert (scores.dtype, loss.dtype) == (dtype, torch.float32)
+    loss.backward()
+    assert model[0].weight.grad.dtype == torch.float32
+    with torch.no_grad():
+        exact = model.cpu()(draw(6, 4))
+    torch.testing.assert_close(scores.float().cpu(), exact, rtol=0.05, atol=0.05)
+
+
+def test_autocast_is_off_inside_kernels_and_outside_the_block(mps):
+    with torch.autocast("mps", torch.float16):
+        assert torch.is_autocast_enabled("mps")
+        assert (torch.ones(2, 2, device="mps") @ torch.ones(2, 2, device="mps")).dtype == torch.float16
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+    assert (torch.ones(2, 2, device="mps") @ torch.ones(2, 2, device="mps")).dtype == torch.float32
+
+
+def test_grad_scaler_skips_a_step_that_overflows(mps):
+    layer = nn.Linear(2, 1, device="mps")
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("mps", init_scale=2.0**16, growth_interval=2)
+    start = weights(layer)
+
+    def step(value: float) -> None:
+        optimizer.zero_grad()
+        with torch.autocast("mps", torch.float16):
+            loss = layer(torch.full((1, 2), value, device="mps")).float().sum()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    step(60000.0)
+    assert scaler.get_scale() == 2.0**15
+    assert_same_weights(start, weights(layer))
+    step(0.001)
+    assert not torch.equal(start["weight"], layer.weight)
+    step(0.001)
+    assert scaler.get_scale() == 2.0**16
+
+
+def test_unscaled_gradients_can_be_clipped(mps):
+    layer = nn.Linear(2, 1, device="mps")
+    optimizer = torch.optim.AdamW(layer.parameters(), fused=True)
+    scaler = torch.amp.GradScaler("mps")
+    scaler.scale(layer(torch.ones(1, 2, device="mps")).sum()).backward()
+    scaler.unscale_(optimizer)
+    assert nn.utils.clip_grad_norm_(layer.parameters(), 1.0).item() == pytest.approx(3**0.5)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def gradients_with_and_without_checkpoint(dropout: float, reentrant: bool) -> list[torch.Tensor]:
+    layer = nn.Sequential(nn.Linear(4, 4), nn.Dropout(dropout), nn.GELU()).to("mps")
+    x = draw(8, 4).to("mps").requires_grad_()
+    gradients = []
+    for run in (layer, lambda x: checkpoint(layer, x, use_reentrant=reentrant)):
+        torch.manual_seed(3)
+        layer.zero_grad()
+        run(x).sum().backward()
+        gradients.append(layer[0].weight.grad.clone())
+    return gradients
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing_gives_the_same_gradients(mps, reentrant):
+    assert torch.equal(*gradients_with_and_without_checkpoint(0.0, reentrant))
+
+
+def test_checkpointing_drops_other_values_when_it_recomputes_as_on_hardware(mps):
+    """torch's checkpoint restores a device's random numbers only where its module has `_initialized`: not torch.mps."""
+    assert not torch.equal(*gradients_with_and_without_checkpoint(0.5, reentrant=False))
+
+
+def test_gradients_accumulate_and_hooks_run(mps):
+    layer = nn.Linear(2, 1, device="mps")
+    seen = []
+    layer.weight.register_hook(lambda gradient: seen.append(gradient.device.type))
+    for _ in range(2):
+        layer(torch.ones(1, 2, device="mps")).sum().backward()
+    assert seen == ["mps", "mps"]
+    assert layer.weight.grad.tolist() == [[2, 2]]
+
+
+def test_own_autograd_function_works(mps):
+    class Cube(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x**3
+
+        @staticmethod
+        def backward(ctx, gradient):
+            (x,) = ctx.saved_tensors
+            return 3 * x**2 * gradient
+
+    x = torch.tensor([2.0], device="mps", requires_grad=True)
+    Cube.apply(x).backward()
+    assert x.grad.item() == 12
+
+
+def test_second_derivatives_work(mps):
+    x = torch.tensor([2.0], device="mps", requires_grad=True)
+    (first,) = torch.autograd.grad(x**3, x, create_graph=True)
+    (second,) = torch.autograd.grad(first, x)
+    assert (first.item(), second.item()) == (12, 12)
+
+
+def test_anomaly_is_found(mps):
+    x = torch.tensor([-1.0], device="mps", requires_grad=True)
+    with warnings.catch_warnings(), torch.autograd.set_detect_anomaly(True):
+        warnings.simplefilter("ignore")  # the trace of the forward pass
+        with pytest.raises(RuntimeError, match="'SqrtBackward0' returned nan values"):
+            (x.sqrt() * 0).sum().backward()
+
+
+def test_error_in_backward_reaches_the_caller(mps):
+    x = torch.ones(2, device="mps", requires_grad=True)
+    result = x * 2
+    result.register_hook(lambda gradient: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        result.sum().backward()
+    (x * 2).sum().backward()  # and the next backward works
+    assert x.grad.tolist() == [2, 2]
+
+
+def test_attention_is_one_kernel_without_a_graph_and_several_with_one(mps):
+    q = draw(2, 2, 4, 8).to("mps")
+    nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+    names = {operator.name for operator in mps.report().operators}
+    assert "aten::_scaled_dot_product_attention_math_for_mps" in names
+    mps.reset()
+    nn.functional.scaled_dot_product_attention(q.requires_grad_(), q, q, is_causal=True).sum().backward()
+    names = {operator.name for operator in mps.report().operators}
+    assert {"aten::bmm", "aten::_softmax"} <= names
+    assert "aten::_scaled_dot_product_attention_math_for_mps" not in names
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}, {"attn_mask": True}])
+@pytest.mark.parametrize("graph", [False, True])
+def test_attention_agrees_with_the_cpu_bit_for_bit(mps, options, graph):
+    found = []
+    with sdpa_kernel(SDPBackend.MATH):
+        for device in DEVICES:
+            q, k, v = (draw(2, 2, 4, size).to(device).requires_grad_(graph) for size in (8, 8, 6))
+            given = dict(options)
+            if "attn_mask" in given:
+                given["attn_mask"] = torch.eye(4, dtype=torch.bool, device=device)
+            result = nn.functional.scaled_dot_product_attention(q, k, v, **given)
+            if graph:
+                result.square().sum().backward()
+            found.append([result, *([q.grad, k.grad, v.grad] if graph else [])])
+    assert_same(*found)
+
+
+def test_lstm_is_one_kernel_each_way(mps):
+    lstm = nn.LSTM(4, 6, num_layers=2, device="mps")
+    lstm(torch.ones(9, 3, 4, device="mps"))[0].sum().backward()
+    calls = {operator.name: operator.calls for operator in mps.report().operators}
+    assert calls["aten::_lstm_mps"] == calls["aten::lstm_mps_backward"] == 1
+    assert "aten::sigmoid" not in calls
+
+
+def test_rms_norm_is_one_kernel_without_a_graph_only(mps):
+    norm = nn.RMSNorm(4, device="mps")
+    x = draw(3, 4).to("mps")
+    norm(x).sum().backward()
+    assert "aten::_fused_rms_norm" not in mps.counters()["operators"]
+    with torch.no_grad():
+        norm(x)
+    assert mps.counters()["operators"]["aten::_fused_rms_norm"][0] == 1
+
+
+def test_data_loader_workers_feed_the_device(mps):
+    data = torch.utils.data.TensorDataset(torch.arange(12.0).view(6, 2), torch.arange(6))
+    loader = torch.utils.data.DataLoader(data, batch_size=2, num_workers=2)
+    layer = nn.Linear(2, 1, device="mps")
+    for x, _ in loader:
+        layer(x.to("mps")).sum().backward()
+    assert layer.weight.grad.tolist() == [[30, 36]]
+
+
+def test_data_on_the_device_is_collated_there(mps):
+    batch = torch.utils.data.default_collate([{"x": torch.ones(2, device="mps"), "y": 1}] * 3)
+    assert batch["x"].device.type == "mps"
+    assert batch["x"].shape == (3, 2)
+
+
+def test_trainer_learns_the_same_weights_as_on_the_cpu(mps_like_cpu, make_trainer):
+    on_cpu = make_trainer(max_steps=5)
+    on_cpu.train()
+    callback = SimulationCallback(mps_like_cpu)
+    on_mps = make_trainer(max_steps=5, use_cpu=False, trainer={"callbacks": [callback]})
+    assert on_mps.args.device.type == "mps"
+    on_mps.train()
+    assert_same_weights(weights(on_cpu.model), {name: tensor.cpu() for name, tensor in weights(on_mps.model).items()})
+    assert [figures.step for figures in callback.steps] == [1, 2, 3, 4, 5]
+    assert callback.median("operators") > 10
+    assert callback.steps[-1].new_shapes == 0  # every batch has the shapes of the first
