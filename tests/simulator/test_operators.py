@@ -25,16 +25,19 @@ a.tanh()             u.asin()             u.acos()             a.atan()         
 a.sigmoid()          a.reciprocal()       a.isnan()            a.isinf()            a.isfinite()
 p.lgamma()           p.digamma()          torch.special.i0(a)  torch.special.i1(a)  torch.special.i0e(a)
 torch.special.ndtr(a)  torch.special.log_ndtr(a)  torch.special.ndtri(u)  torch.special.entr(p)  torch.special.erfcx(a)
-torch.special.polygamma(1,p)  torch.special.bessel_j0(a)  torch.special.airy_ai(a)  torch.special.zeta(p.detach()+1,2.0)
+torch.special.polygamma(1,p)  torch.special.bessel_j0(a)  torch.special.airy_ai(a)
+torch.special.zeta(p.detach()+1,2.0)
 torch.sinc(a)        a.logit(0.1)         a.nan_to_num()       a.deg2rad()          a.rad2deg()
 a.signbit()          i.bitwise_not()      m.logical_not()      a.positive()         a.clamp(-0.5,0.5)
 a.clamp_min(0)       a.clamp_max(b)       a.pow(2)             p.pow(b)             torch.pow(2,a)
 a.add(b,alpha=2)     a.sub(b)             torch.rsub(a,1)      a.mul(b)             a.div(p)
-a.div(p,rounding_mode='floor')  a.div(p,rounding_mode='trunc')  a.remainder(p)  a.fmod(p)  a.detach().floor_divide(p.detach())
+a.div(p,rounding_mode='floor')  a.div(p,rounding_mode='trunc')  a.remainder(p)  a.fmod(p)
+a.detach().floor_divide(p.detach())
 torch.true_divide(i,2)  a.atan2(b)        torch.hypot(a,b)     torch.logaddexp(a,b)  torch.logaddexp2(a,b)
 a.maximum(b)         a.minimum(b)         a.fmax(b)            a.fmin(b)            a.copysign(b)
 a.nextafter(b)       a.xlogy(p)           torch.special.xlog1py(a,p)  a.lerp(b,0.3)  a.lerp(b,p)
-torch.addcmul(a,b,p,value=2)  torch.addcdiv(a,b,p)  a.detach().heaviside(b.detach())  torch.ldexp(a,i)  torch.frexp(a)[0]
+torch.addcmul(a,b,p,value=2)  torch.addcdiv(a,b,p)  a.detach().heaviside(b.detach())
+torch.ldexp(a,i)     torch.frexp(a)[0]
 a.eq(b)              a.ne(b)              a.lt(b)              a.le(0)              a.gt(b)
 a.ge(0)              a.isclose(b)         m.logical_and(a>0)   m.logical_or(a>0)    m.logical_xor(a>0)
 i.bitwise_and(3)     i.bitwise_or(3)      i.bitwise_xor(i+1)   i<<1                 i>>1
@@ -95,10 +98,12 @@ F.adaptive_avg_pool1d(k[0],2)  F.max_pool3d(k,2)  F.avg_pool3d(k,2)  F.adaptive_
 F.pad(k[0],(1,1),mode='circular')  F.pad(k,(1,1,1,1),mode='reflect')  F.pad(k,(1,1,1,1),mode='replicate')
 F.interpolate(k,scale_factor=2)  F.interpolate(k,size=(4,5),mode='bilinear')  F.interpolate(k,size=4,mode='area')
 F.interpolate(k,size=(4,5),mode='bicubic')  F.interpolate(k,size=(4,5),mode='bilinear',antialias=True)
-F.grid_sample(k,k[:,:2].permute(0,2,3,1).tanh(),align_corners=False)  F.pixel_shuffle(k[:,:,None,:].repeat(1,4,1,1,1),1)
+F.grid_sample(k,k[:,:2].permute(0,2,3,1).tanh(),align_corners=False)
+F.pixel_shuffle(k[:,:,None,:].repeat(1,4,1,1,1),1)
 F.unfold(k,2)        F.fold(F.unfold(k,2),(6,6),2)  F.embedding(i,b.t())  F.embedding_bag(i,b.t())  F.one_hot(i,5)
 F.cross_entropy(a,r)  F.nll_loss(F.log_softmax(a,1),r)  F.mse_loss(a,b)  F.l1_loss(a,b)  F.smooth_l1_loss(a,b)
-F.huber_loss(a,b)    F.kl_div(F.log_softmax(a,1),F.softmax(b,1))  F.binary_cross_entropy(u,m.float())  F.poisson_nll_loss(a,p)
+F.huber_loss(a,b)    F.kl_div(F.log_softmax(a,1),F.softmax(b,1))  F.binary_cross_entropy(u,m.float())
+F.poisson_nll_loss(a,p)
 F.binary_cross_entropy_with_logits(a,m.float())  F.hinge_embedding_loss(a,m*2-1)  F.soft_margin_loss(a,m*2.0-1)
 F.multi_margin_loss(a,r)  F.multilabel_margin_loss(a,i)  F.cosine_similarity(a,b)  F.pairwise_distance(a,b)
 F.gaussian_nll_loss(a,b,p)  F.triplet_margin_loss(a,b,p)  F.channel_shuffle(k,3)
@@ -123,7 +128,7 @@ ROUNDED = {
 }
 
 
-# Composite operators that choose by device in their midst: what a build for a Mac chooses has to be put in their place.
+# Composite operators that choose by device in their midst: what a build for a Mac chooses has to be put in its place.
 CHOSEN_BY_DEVICE = {
     "aten::conj_physical_",
     "aten::convolution_backward_overrideable",
@@ -138,8 +143,8 @@ CHOSEN_BY_DEVICE = {
 
 
 def inputs(device: str) -> dict[str, torch.Tensor]:
-    """a, b: any numbers; p: positive; u: from 0 to 1; k: images; s: a matrix that is positive definite; i: indices from
-    0 to 2 shaped as a; r: three indices; m: a mask."""
+    """a, b: any numbers; p: positive; u: from 0 to 1; k: images; s: a positive definite matrix; i: indices shaped as a;
+    r: three indices; m: a mask."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(*size: int) -> torch.Tensor:
