@@ -143,7 +143,7 @@ CHOSEN_BY_DEVICE = {
 
 
 def inputs(device: str) -> dict[str, torch.Tensor]:
-    """a, b: any numbers; p: positive; u: from 0 to 1; k: images; s: a positive definite matrix; i: indices shaped as a;
+    """a, b: any numbers; p: positive; u: from 0 to 1; k: images; s: a positive definite matrix; i: indices shaped so;
     r: three indices; m: a mask."""
     generator = torch.Generator().manual_seed(0)
 
