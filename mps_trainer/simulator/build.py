@@ -151,7 +151,7 @@ def _compile(folder: Path, log: Path) -> None:
         return
     output = result.stdout + result.stderr
     log.write_text(output, encoding="utf-8")
-    errors = [line.strip() for line in output.splitlines() if "error" in line.lower()]
+    errors = [line.strip() for line in output.splitlines() if "error: " in line.lower()]
     raise SimulatorUnavailableError(
         f"The simulated mps device could not be compiled: {errors[0] if errors else 'the compiler gave no reason'}. "
         f"It is made for torch 2.13 and a compiler with C++20; all that the compiler said is in {log}."

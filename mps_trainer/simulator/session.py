@@ -61,8 +61,8 @@ class SimulatedMPS:
         if kind == "fallback" and operator not in self._warned:
             self._warned.add(operator)
             warnings.warn_explicit(
-                f"The operator '{operator}' is not currently supported on the MPS backend and will fall back to run on "
-                f"the CPU. Every call copies its tensors to the CPU and the results back, and waits for both.",
+                f"The operator '{operator}' is not currently supported on the MPS backend and will fall back to run "
+                f"on the CPU. Every call copies its tensors to the CPU and the results back, and waits for both.",
                 UserWarning,
                 *((line.file, line.line) if line else ("<no line of Python, as in backward>", 0)),
             )
@@ -137,13 +137,13 @@ def _install() -> ModuleType:
         extension = load_extension()
         extension.install()
         extension.register_kernels(sorted(table.native), sorted(ALWAYS_FALLS_BACK - table.native))
-        atexit.register(_shut_down, os.getpid())
+        atexit.register(_shut_down)
         _extension = extension
     return _extension
 
 
-def _shut_down(pid: int) -> None:
-    if _extension is not None and os.getpid() == pid:  # a forked child has no such thread
+def _shut_down() -> None:
+    if _extension is not None:
         _extension.set_listener(None)
         _extension.stop_autograd_thread()
 

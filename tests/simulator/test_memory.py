@@ -101,7 +101,7 @@ def test_torch_reports_the_memory(small):
 
 def test_fraction_of_the_maximum_can_be_set(small):
     torch.mps.set_per_process_memory_fraction(0.25)
-    with pytest.raises(RuntimeError, match="max allowed: 256.00 KiB"):
+    with pytest.raises(RuntimeError, match=r"max allowed: 256\.00 KiB"):
         torch.empty(MIB // 2, dtype=torch.uint8, device="mps")
     torch.mps.set_per_process_memory_fraction(2.0)
     torch.empty(MIB + MIB // 2, dtype=torch.uint8, device="mps")

@@ -111,8 +111,8 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple]] = {
 }
 
 
-# Here the CPU takes another way than a device without its own kernel for the whole: it multiplies a sequence at once in
-# an RNN, and folds a batch into rows where a gradient is wanted. The sums are the same, rounded in another order.
+# Here the CPU takes another way than other devices: it multiplies a sequence at once in an RNN, and folds a batch into
+# rows where a gradient is wanted. The sums are the same, rounded in another order.
 ROUNDED = {"GRU", "RNN", "MultiheadAttention", "TransformerEncoderLayer"}
 
 
@@ -290,7 +290,7 @@ def test_checkpointing_gives_the_same_gradients(mps, reentrant):
 
 
 def test_checkpointing_drops_other_values_when_it_recomputes_as_on_hardware(mps):
-    """torch's checkpoint restores a device's random numbers only where its module has `_initialized`: not torch.mps."""
+    """torch's checkpoint restores random numbers of devices whose module has `_initialized`, and torch.mps has not."""
     assert not torch.equal(*gradients_with_and_without_checkpoint(0.5, reentrant=False))
 
 

@@ -1,6 +1,8 @@
 // The device itself: its one stream, its memory, and the thread that autograd runs it on.
 #include "random.h"
 
+#include <unistd.h>
+
 #include <ATen/Context.h>
 #include <ATen/detail/MPSHooksInterface.h>
 #include <c10/core/CPUAllocator.h>
@@ -12,6 +14,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <future>
 #include <new>
 #include <thread>
 #include <typeinfo>
@@ -282,7 +285,9 @@ struct Members : public torch::autograd::Engine {
   using torch::autograd::Engine::device_ready_queues_;
 };
 
-static std::thread* autograd_thread = nullptr; // never destroyed: a process that forks has no such thread to join
+static std::thread* autograd_thread = nullptr; // never destroyed: a thread that is not joined aborts the process then
+static std::future<void>* autograd_thread_ended = nullptr;
+static pid_t owner = 0; // of that thread: a process that was forked off has none
 
 static void start_autograd_thread() {
   auto& engine = torch::autograd::Engine::get_default_engine();
@@ -292,14 +297,24 @@ static void start_autograd_thread() {
       queues.empty(), "The simulated mps device cannot be installed beside ", queues.size(),
       " other accelerator(s). It is made for a CPU build of torch.");
   queues.push_back(std::make_shared<torch::autograd::ReadyQueue>());
-  autograd_thread = new std::thread([queue = queues[0], &engine] { engine.thread_init(0, queue, true); });
+  owner = getpid();
+  std::promise<void> ended;
+  autograd_thread_ended = new std::future<void>(ended.get_future());
+  autograd_thread = new std::thread([queue = queues[0], &engine, ended = std::move(ended)]() mutable {
+    engine.thread_init(0, queue, true);
+    ended.set_value();
+  });
 }
 
 // To be called without the GIL, before the interpreter goes: the thread takes the GIL once more on its way out, and
 // an interpreter that is being finalized would kill it then and abort the process.
 void stop_autograd_thread() {
-  if (autograd_thread != nullptr && autograd_thread->joinable()) {
-    torch::autograd::Engine::get_default_engine().stop(); // tells the thread to end, and waits until it is about to
+  // In a forked process this call makes a new engine. The old one would wait ten seconds at exit for its threads.
+  auto& engine = torch::autograd::Engine::get_default_engine();
+  engine.stop(); // tells the threads to end, and waits until they are about to
+  // Where another thread of Python is left in the middle of backward, it does not end. torch aborts then on any device.
+  const auto at_most = std::chrono::seconds(2);
+  if (owner == getpid() && autograd_thread_ended->wait_for(at_most) == std::future_status::ready) {
     autograd_thread->join();
   }
 }

@@ -1,0 +1,135 @@
+"""The device is compiled once, where it can be; where it cannot, one line says why and what to do."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from mps_trainer.simulator import SimulatorUnavailableError, build
+
+# The least that builds and can be imported.
+TINY = """
+#include <Python.h>
+static PyModuleDef module = {PyModuleDef_HEAD_INIT, "mps_simulator"};
+PyMODINIT_FUNC PyInit_mps_simulator() { return PyModule_Create(&module); }
+"""
+
+LOAD = """
+import pathlib, sys
+from mps_trainer.simulator import build
+build.SOURCES = pathlib.Path(sys.argv[1])
+print(build.load_extension().__file__)
+"""
+
+
+@pytest.fixture
+def sources(tmp_path, monkeypatch):
+    """A folder for source files and a cache of its own; the machine is one that can build."""
+    monkeypatch.setenv("MPS_TRAINER_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "csrc"
+    folder.mkdir()
+    monkeypatch.setattr(build, "SOURCES", folder)
+    return folder
+
+
+def refusal() -> str:
+    with pytest.raises(SimulatorUnavailableError) as caught:
+        build.load_extension()
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def test_real_mac_is_left_alone(monkeypatch):
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    assert "not simulated on a Mac" in refusal()
+
+
+def test_other_systems_are_refused(monkeypatch):
+    monkeypatch.setattr(platform, "system", lambda: "Windows")
+    assert "runs Windows" in refusal()
+
+
+@pytest.mark.parametrize("vendor", ["cuda", "hip", "xpu"])
+def test_build_for_other_accelerators_is_refused(monkeypatch, vendor):
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, vendor, "12.6", raising=False)
+    assert "CPU build of torch" in refusal()
+
+
+def test_missing_compiler_is_named(built, sources, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "no C++ compiler (no-such-compiler)" in refusal()
+
+
+def test_missing_ninja_is_named(built, sources, monkeypatch):
+    find = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == "ninja" else find(name))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "ninja is not installed" in refusal()
+
+
+def test_missing_headers_of_python_are_named(built, sources, monkeypatch, tmp_path):
+    monkeypatch.setattr(build.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    assert f"Python's headers are not in {tmp_path}" in refusal()
+
+
+def test_cache_that_cannot_be_written_is_named(built, sources, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MPS_TRAINER_CACHE", str(tmp_path / "file"))
+    assert "Not a directory. Set MPS_TRAINER_CACHE" in refusal()
+
+
+def test_error_of_the_compiler_is_shown_and_its_log_kept(built, sources, capfd):
+    (sources / "broken.cpp").write_text("int broken = ;\n")
+    text = refusal()
+    assert "broken.cpp:1:14: error: expected primary-expression" in text
+    log = Path(text.rsplit(" is in ", 1)[1].rstrip("."))
+    assert "expected primary-expression" in log.read_text()
+    assert [path.name for path in log.parent.iterdir() if path.name.startswith("build-")] == []
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("Building the simulated mps device for torch")
+    assert "Traceback" not in said.err
+
+
+def test_damaged_library_says_what_to_delete(built, sources):
+    library = build._library()
+    library.parent.mkdir(parents=True)
+    library.write_bytes(b"not a library")
+    assert f"Delete {library.parent}" in refusal()
+
+
+def test_source_and_torch_decide_where_it_belongs(sources, monkeypatch):
+    first = build._library()
+    (sources / "a.cpp").write_text("// new")
+    second = build._library()
+    monkeypatch.setattr(torch.version, "git_version", "another build")
+    assert len({first, second, build._library()}) == 3
+    assert torch.__version__ in first.parent.name
+
+
+def test_two_processes_at_once_build_once(built, sources):
+    (sources / "tiny.cpp").write_text(TINY)
+    command = [sys.executable, "-c", LOAD, str(sources)]
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+        for _ in range(2)
+    ]
+    outputs = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert outputs[0][0] == outputs[1][0] == f"{build._library()}\n"
+    said = "".join(err for _, err in outputs)
+    assert said.count("Building the simulated mps device") == said.count("Built in") == 1
+    assert len(said.splitlines()) == 2
+    again = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (again.stdout, again.stderr) == (outputs[0][0], "")
