@@ -93,7 +93,7 @@ class SimulationReport:
             f"  {_row('copies to the device', self.host_to_device)} {to_device}",
             f"  {_row('copies to the host', self.device_to_host)} {to_host}",
             f"  {_row('operators run', self.operator_calls)} {len(self.operators)} different ones",
-            f"  {_row('distinct shapes', self.distinct_shapes)} each is a graph that hardware compiles; most of them:",
+            f"  {_row('distinct shapes', self.distinct_shapes)} each is a graph that hardware compiles",
         ]
         most = sorted(self.operators, key=lambda operator: -operator.shapes)[:SHOWN_OPERATORS]
         return rows + [f"    {operator.shapes:>8}  {operator.name}, {_times(operator.calls)}" for operator in most]

@@ -152,7 +152,7 @@ static void fall_back(const c10::OperatorHandle& handle, const Operator& op, tor
   const auto* arguments = stack->data() + (stack->size() - schema.arguments().size());
   op.count->add(check_and_hash(op, schema, arguments));
   op.count->mark_fallback();
-  count_read(op.name.c_str());
+  count_read(op.name.c_str(), /*fell_back=*/true);
   const auto count_copies = [](const c10::IValue& value, bool to_device) {
     if (value.isTensor() && value.toTensor().defined() && value.toTensor().device().is_mps()) {
       count_copy(to_device, value.toTensor().nbytes());
@@ -161,7 +161,6 @@ static void fall_back(const c10::OperatorHandle& handle, const Operator& op, tor
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     count_copies(arguments[i], /*to_device=*/false);
   }
-  notify("fallback", op.name); // warns
   call_host(handle, op, stack);
   for (size_t i = stack->size() - schema.returns().size(); i < stack->size(); ++i) {
     count_copies((*stack)[i], /*to_device=*/true);

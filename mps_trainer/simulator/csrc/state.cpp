@@ -31,9 +31,9 @@ OperatorCount& operator_count(const std::string& name) {
   return state().operators[name];
 }
 
-void count_read(const char* name) {
+void count_read(const char* name, bool fell_back) {
   ++state().blocking_reads;
-  notify("read", name);
+  notify(fell_back ? "fallback" : "read", name);
 }
 
 void count_copy(bool to_device, uint64_t bytes) {

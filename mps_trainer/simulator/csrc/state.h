@@ -72,7 +72,7 @@ State& state();
 
 // The count of the operator of this name, for good: keep the reference instead of asking at each call.
 OperatorCount& operator_count(const std::string& name);
-void count_read(const char* name);
+void count_read(const char* name, bool fell_back = false); // and tells the listener
 void count_copy(bool to_device, uint64_t bytes);
 void reset_counts();
 
