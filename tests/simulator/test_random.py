@@ -22,7 +22,14 @@ DRAWS = [
 ]
 
 
-@pytest.mark.parametrize("draw", [*DRAWS, lambda: torch.nn.functional.dropout(torch.ones(99, device="mps"))])
+DROPS = [
+    lambda: torch.nn.functional.dropout(torch.ones(99, device="mps")),
+    lambda: torch.native_dropout(torch.ones(99, device="mps"), 0.5, True)[0],
+    lambda: torch.feature_dropout(torch.ones(2, 99, 1, device="mps"), 0.5, True),
+]
+
+
+@pytest.mark.parametrize("draw", [*DRAWS, *DROPS])
 def test_seed_repeats_the_numbers(mps, draw):
     torch.mps.manual_seed(5)
     first, second = draw(), draw()
@@ -55,12 +62,12 @@ def test_generator_of_ones_own_is_used(mps, draw):
     assert not torch.equal(draw(generator=generator), first)
 
 
-def test_numbers_of_the_device_leave_those_of_the_cpu_alone(mps):
+@pytest.mark.parametrize("draw", [*DRAWS, *DROPS])
+def test_numbers_of_the_device_leave_those_of_the_cpu_alone(mps, draw):
     torch.manual_seed(0)
     expected = torch.rand(3)
     torch.manual_seed(0)
-    torch.rand(3, device="mps")
-    torch.nn.functional.dropout(torch.ones(3, device="mps"))
+    draw()
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -84,14 +91,19 @@ def test_numbers_of_the_cpu_on_request(built):
 def test_recurrent_dropout_repeats_with_the_seed(mps):
     lstm = torch.nn.LSTM(3, 4, num_layers=2, dropout=0.5, device="mps")
     x = torch.ones(5, 2, 3, device="mps")
-    gradients = []
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    runs = []
     for seed in (1, 1, 2):
         torch.mps.manual_seed(seed)
         lstm.zero_grad()
-        lstm(x)[0].sum().backward()
-        gradients.append(lstm.weight_ih_l0.grad.clone())
-    assert torch.equal(gradients[0], gradients[1])
-    assert not torch.equal(gradients[0], gradients[2])
+        result = lstm(x)[0]
+        result.sum().backward()
+        runs.append(torch.cat([result.flatten(), lstm.weight_ih_l0.grad.flatten()]))
+    assert torch.equal(runs[0], runs[1])
+    assert not torch.equal(runs[0], runs[2])
+    assert torch.equal(torch.rand(3), expected)  # and the CPU's numbers are as if nothing had been drawn
 
 
 def test_forked_random_state_is_put_back(mps):

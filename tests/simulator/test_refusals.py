@@ -206,6 +206,11 @@ def test_operator_that_only_hardware_can_run_says_so(mps):
         torch.ops.aten._weight_int4pack_mm(torch.ones(2, 2, device="mps"), torch.ones(2, device="mps"), 32, None)
 
 
+def test_operator_that_looks_for_code_by_device_and_finds_none_is_refused(mps):
+    with pytest.raises(RuntimeError, match="DispatchStub: missing kernel for mps"):
+        torch.kaiser_window(5, device="mps")
+
+
 @pytest.mark.parametrize(
     "make",
     [

@@ -12,6 +12,8 @@
 #include <ATen/ops/max_pool2d_with_indices.h>
 #include <ATen/ops/max_pool2d_with_indices_backward.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/pow.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
@@ -194,6 +196,28 @@ std::tuple<Tensor, Tensor> rms_norm(const Tensor& input, IntArrayRef normalized_
   return at::_fused_rms_norm(input.contiguous(), normalized_shape, weight, epsilon);
 }
 
+// Picked by device ------------------------------------------------------------------------------------------------
+
+// Hardware has no code of its own for it, so torch multiplies by a power of two; here it would look for such code in
+// a table that has no column for mps.
+Tensor ldexp(const Tensor& self, const Tensor& exponent) {
+  return at::mul(self, at::pow(2.0, exponent));
+}
+
+Tensor& ldexp_in_place(Tensor& self, const Tensor& exponent) {
+  return at::mul_out(self, self, at::pow(2.0, exponent));
+}
+
+Tensor& ldexp_out(const Tensor& self, const Tensor& exponent, Tensor& out) {
+  return at::mul_out(out, self, at::pow(2.0, exponent));
+}
+
+void refuse_window(const c10::OperatorHandle& handle, torch::jit::Stack*) {
+  TORCH_CHECK(
+      false, "DispatchStub: missing kernel for mps: ", handle.operator_name(), " runs on the CPU only. Make the window "
+      "there and move it with .to(\"mps\").");
+}
+
 TORCH_LIBRARY_IMPL(aten, MPS, m) {
   m.impl("linear_backward", TORCH_FN(linear_backward));
   m.impl("max_pool2d_backward", TORCH_FN(max_pool2d_backward));
@@ -205,6 +229,12 @@ TORCH_LIBRARY_IMPL(aten, MPS, m) {
   m.impl("mps_convolution_transpose_backward", TORCH_FN(mps_convolution_transpose_backward));
   m.impl("scaled_dot_product_attention", TORCH_FN(attention));
   m.impl("_scaled_dot_product_attention_math_for_mps", TORCH_FN(mps_attention));
+  m.impl("ldexp.Tensor", TORCH_FN(ldexp));
+  m.impl("ldexp_", TORCH_FN(ldexp_in_place));
+  m.impl("ldexp.out", TORCH_FN(ldexp_out));
+  for (const char* name : {"kaiser_window", "kaiser_window.periodic", "kaiser_window.beta"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_window>());
+  }
 }
 
 // Both are made of other operators with autograd's formulas, so they have to be chosen above autograd.

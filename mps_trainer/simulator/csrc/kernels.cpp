@@ -191,10 +191,8 @@ TORCH_LIBRARY_IMPL(_, MPS, m) {
 
 } // namespace
 
-// The generated code of these has no kernel for one kind of device, but picks one from a table by the kind of device,
-// and the table of a build without MPS has no column for mps.
-static const std::vector<std::string> PICKED_BY_DEVICE = {
-    "aten::conj_physical_", "aten::ldexp.Tensor", "aten::ldexp_", "aten::ldexp.out"};
+// These pick their code by the kind of device from a table, which has no column for mps in a build without MPS.
+static const std::vector<std::string> PICKED_BY_DEVICE = {"aten::conj_physical_"};
 
 void register_kernels(const std::vector<std::string>& native, const std::vector<std::string>& always_fall_back) {
   static auto* const library =
