@@ -24,7 +24,10 @@ from .arguments.data import DataArguments
 from .arguments.deprecated import DeprecatedArguments, apply_deprecated
 from .arguments.device import DeviceArguments
 from .arguments.evaluation import EvaluationArguments
+from .arguments.hub import HubArguments
+from .arguments.model import ModelArguments
 from .arguments.optimization import OptimizationArguments
+from .arguments.parallel import ParallelArguments
 from .arguments.precision import PrecisionArguments
 from .arguments.reporting import ReportingArguments
 from .arguments.run import RunArguments
@@ -40,6 +43,9 @@ logger = logging.getLogger(__name__)
 class TrainingArguments(
     DeprecatedArguments,
     DeviceArguments,
+    ParallelArguments,
+    HubArguments,
+    ModelArguments,
     CheckpointingArguments,
     EvaluationArguments,
     ReportingArguments,

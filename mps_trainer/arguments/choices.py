@@ -49,6 +49,18 @@ class OptimizerNames(Choice):
     SGD = "sgd"
 
 
+class HubStrategy(Choice):
+    END = "end"
+    EVERY_SAVE = "every_save"
+    CHECKPOINT = "checkpoint"
+    ALL_CHECKPOINTS = "all_checkpoints"
+
+
+class DebugOption(Choice):
+    UNDERFLOW_OVERFLOW = "underflow_overflow"
+    TPU_METRICS_DEBUG = "tpu_metrics_debug"
+
+
 class SamplingStrategy(Choice):
     RANDOM = "random"
     SEQUENTIAL = "sequential"

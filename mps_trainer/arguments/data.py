@@ -30,3 +30,7 @@ class DataArguments:
     ignore_data_skip: bool = option(
         False, "On resume, begin the epoch anew instead of at the batch that comes next; not the same training."
     )
+    dataloader_in_order: bool = option(
+        True, "Take batches in the order of their indices, though a later one may be ready before."
+    )
+    length_column_name: str = option("length", "Column with the lengths of the examples, for group_by_length.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .choices import IntervalStrategy
-from .fields import option
+from .fields import option, option_list
 
 
 @dataclass
@@ -19,4 +19,12 @@ class EvaluationArguments:
     prediction_loss_only: bool = option(False, "Only the loss; predictions and labels are not gathered.")
     eval_accumulation_steps: int | None = option(
         None, "Batches whose predictions stay on the device before they move to host memory. [all]"
+    )
+    eval_do_concat_batches: bool = option(
+        True, "Join the predictions of all batches; otherwise each batch stays an entry of a list."
+    )
+    eval_use_gather_object: bool = option(False, "With several processes, gather objects that are not tensors.")
+    include_for_metrics: list[str] = option_list("What compute_metrics gets besides predictions: inputs, loss.")
+    batch_eval_metrics: bool = option(
+        False, "Call compute_metrics after each batch, with compute_result=True after the last."
     )

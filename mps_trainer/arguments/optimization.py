@@ -26,3 +26,14 @@ class OptimizationArguments:
     max_grad_norm: float = option(1.0, "Clip the gradients to this norm; 0 leaves them as they are.")
     gradient_accumulation_steps: int = option(1, "Batches whose gradients make up one optimizer step.")
     label_smoothing_factor: float = option(0.0, "Share of the label's probability spread over all classes; 0 is none.")
+    optim_args: str | None = option(None, "Further settings of the optimizer: name=value, separated by commas.")
+    optim_target_modules: None | str | list[str] = option(  # noqa: RUF036
+        None, "Modules that GaLore and APOLLO optimize: a name, a pattern, or a list of them; all-linear for all."
+    )
+    average_tokens_across_devices: bool = option(
+        True, "With several processes, weigh losses by the items of all of them."
+    )
+    neftune_noise_alpha: float | None = option(
+        None, "Noise on the embeddings while training, for fine-tuning on instructions: 5 to 15. [none]"
+    )
+    auto_find_batch_size: bool = option(False, "When memory runs out, begin again with a smaller training batch.")

@@ -21,3 +21,6 @@ class PrecisionArguments:
     )
     gradient_checkpointing: bool = option(None, "Another name of activation_checkpointing.")
     gradient_checkpointing_kwargs: dict | str | None = option(None, "Another name of activation_checkpointing_kwargs.")
+    bf16_full_eval: bool = option(False, "Evaluate with weights in bfloat16, not only autocast to it.")
+    fp16_full_eval: bool = option(False, "Evaluate with weights in float16, not only autocast to it.")
+    tf32: bool | None = option(None, "TensorFloat-32 on cuda from Ampere on. [as torch has it]")

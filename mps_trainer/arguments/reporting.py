@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from .choices import IntervalStrategy
+from .choices import DebugOption, IntervalStrategy
 from .fields import option
 
 
@@ -34,3 +35,14 @@ class ReportingArguments:
         "none", "Tracker to report to: tensorboard, wandb, ..., all or none."
     )
     run_name: str | None = option(None, "Name of the run for trackers.")
+    project: str = option("huggingface", "Name of the project for trackers that have projects.")
+    trackio_space_id: str | None = option(None, "Trackio: the Space that shows the run.")
+    trackio_bucket_id: str | None = option(None, "Trackio: the bucket that keeps the run.")
+    trackio_static_space_id: str | None | Literal[False] = option(  # noqa: RUF036
+        None, "Trackio: a Space that shows the finished run; false for none."
+    )
+    include_num_input_tokens_seen: str | bool = option(
+        "no", "Count the tokens of the inputs: all, non_padding or no; true and false mean all and no."
+    )
+    skip_memory_metrics: bool = option(True, "Leave memory use out of the metrics.")
+    debug: str | list[DebugOption] = option("", "Debugging aids, separated by blanks: underflow_overflow.")

@@ -1,0 +1,20 @@
+"""What is done to the model before it trains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .fields import option
+
+
+@dataclass
+class ModelArguments:
+    use_cache: bool = option(False, "What model.config.use_cache is set to.")
+    torch_compile: bool = option(False, "Compile the model with torch.compile.")
+    torch_compile_backend: str | None = option(None, "Backend of torch.compile; naming one switches it on. [inductor]")
+    torch_compile_mode: str | None = option(None, "Mode of torch.compile; naming one switches it on.")
+    use_liger_kernel: bool = option(False, "Use the kernels of the package liger-kernel.")
+    liger_kernel_config: dict[str, bool] | None = option(None, "Which of those kernels, as JSON. [their defaults]")
+    torch_empty_cache_steps: int | None = option(
+        None, "Steps after which the device's unused memory is given back; slower. [never]"
+    )
