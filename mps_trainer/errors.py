@@ -17,3 +17,9 @@ class DeviceUnavailableError(MisconfigurationException):
         super().__init__(message)
         self.cause = cause
         self.remedy = remedy
+
+
+class UnknownMetricError(MisconfigurationException, KeyError):
+    """A metric is to decide something and is not among those of the evaluation. A `KeyError`, as in transformers."""
+
+    __str__ = Exception.__str__  # a KeyError shows its message in quotes

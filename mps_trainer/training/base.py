@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from transformers.trainer_callback import (
@@ -17,14 +17,25 @@ from transformers.trainer_pt_utils import log_metrics, save_metrics, save_state
 
 from ..data.transfer import to_device
 from ..training_args import TrainingArguments
+from .accelerator import Accelerator
 from .precision import MixedPrecision
+
+if TYPE_CHECKING:
+    from .loop import TrainingLoop
 
 
 class TrainerBase:
     """Attributes that a Trainer has once it is made, and how it tells others what happens."""
 
     args: TrainingArguments
+    accelerator: Accelerator
+    loop: TrainingLoop  # while one runs, and the last one afterwards
     model: nn.Module
+    model_wrapped: nn.Module  # compiled, if the arguments ask for it; otherwise the model
+    model_accepts_loss_kwargs: bool
+    model_preparation_time: float | None = None  # seconds, once a model was made ready for evaluation alone
+    place_model_on_device: bool
+    is_in_train: bool
     processing_class: Any
     data_collator: Callable
     train_dataset: Any
@@ -43,6 +54,12 @@ class TrainerBase:
     signature_columns: list[str]
     earlier_checkpoints: set[str]  # in the output folder, of a run before this one
     ignore_keys_for_eval: list[str] | None = None
+    _memory_tracker: Any
+    _train_batch_size: int  # auto_find_batch_size may make it smaller than that of the arguments
+
+    def _prepare_input(self, data: Any) -> Any:
+        """A tensor, or what is made of tensors, on the device."""
+        return to_device(data, self.args.device)
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         if not inputs:
@@ -50,7 +67,7 @@ class TrainerBase:
                 "A batch came out empty, so the model has no input. Check that the dataset has columns that "
                 f"{type(self.model).__name__}.forward takes: {', '.join(self.signature_columns)}."
             )
-        return to_device(inputs, self.args.device)
+        return self._prepare_input(inputs)
 
     # Events
 
@@ -80,10 +97,15 @@ class TrainerBase:
 
     # Log
 
+    def token_logs(self, start_time: float | None) -> dict[str, float]:
+        raise NotImplementedError
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds `logs`, with epoch and step, to the history and tells the callbacks."""
         if self.state.epoch is not None:
             logs["epoch"] = self.state.epoch
+        if self.args.include_num_input_tokens_seen != "no":
+            logs.update(self.token_logs(start_time))
         self.state.log_history.append({**logs, "step": self.state.global_step})
         self.fire("on_log", logs=logs)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers.trainer_pt_utils import EvalLoopContainer, find_batch_size, nested_detach
+from transformers.trainer_pt_utils import find_batch_size, nested_detach
 from transformers.trainer_utils import (
     EvalLoopOutput,
     EvalPrediction,
@@ -20,11 +20,10 @@ from transformers.trainer_utils import (
     speed_metrics,
 )
 
-from ..errors import MisconfigurationException
 from .loaders import Loaders
-from .loss import IGNORED_LABEL
 from .objective import Objective
-from .optimizer import follows_metric
+from .optimizer import set_mode
+from .predictions import Predictions, watching_for_last
 
 logger = logging.getLogger(__name__)
 
@@ -35,31 +34,51 @@ class Evaluation(Loaders, Objective):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Metrics on `eval_dataset`, logged and returned; a dictionary of datasets gives those of all of them."""
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        """Metrics on `eval_dataset`, logged and returned; a dictionary of datasets gives those of all of them.
+
+        Args:
+            eval_dataset: a dataset, a dictionary of datasets, or the name of one in the dictionary that the Trainer
+                has. Default: what the Trainer has.
+            ignore_keys: keys of the model's outputs to leave out of the predictions.
+            metric_key_prefix: what the names of the metrics begin with.
+        """
+        given = eval_dataset is not None
+        dataset = eval_dataset if given else self.eval_dataset
         if isinstance(dataset, dict):
             metrics: dict[str, float] = {}
             for name, part in dataset.items():
-                metrics.update(self.evaluate(part, ignore_keys, f"{metric_key_prefix}_{name}"))
+                metrics.update(self.evaluate(part if given else name, ignore_keys, f"{metric_key_prefix}_{name}"))
             return metrics
-        start_time = time.time()
+        self._memory_tracker.start()
         loader = self.get_eval_dataloader(eval_dataset)
+        start_time = time.time()
         loss_only = True if self.compute_metrics is None else None  # nobody would look at the predictions
-        output = self.evaluation_loop(loader, "Evaluation", loss_only, ignore_keys, metric_key_prefix)
+        output = self.evaluation_loop(
+            loader,
+            description="Evaluation",
+            prediction_loss_only=loss_only,
+            ignore_keys=ignore_keys,
+            metric_key_prefix=metric_key_prefix,
+        )
         self._add_speed(output, start_time, metric_key_prefix)
         self.log(output.metrics)
         self.fire("on_evaluate", metrics=output.metrics)
+        self._memory_tracker.stop_and_update_metrics(output.metrics)
         return output.metrics
 
     def predict(
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
-        """Predictions for `test_dataset`, with labels and metrics if it has labels."""
-        start_time = time.time()
+        """Predictions for `test_dataset`, with labels and metrics if it has labels; not logged."""
+        self._memory_tracker.start()
         loader = self.get_test_dataloader(test_dataset)
-        output = self.evaluation_loop(loader, "Prediction", None, ignore_keys, metric_key_prefix)
+        start_time = time.time()
+        output = self.evaluation_loop(
+            loader, description="Prediction", ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix
+        )
         self._add_speed(output, start_time, metric_key_prefix)
         self.fire("on_predict", metrics=output.metrics)
+        self._memory_tracker.stop_and_update_metrics(output.metrics)
         return PredictionOutput(output.predictions, output.label_ids, output.metrics)
 
     def evaluation_loop(
@@ -70,34 +89,29 @@ class Evaluation(Loaders, Objective):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Predictions, labels and metrics for all batches of `dataloader`.
-
-        Outputs stay on the device until `eval_accumulation_steps` batches are done, or all are.
-        """
-        args, model = self.args, self.model
+        """Predictions, labels and metrics for all batches of `dataloader`. The model is in eval mode afterwards."""
+        args, metrics = self.args, {}
         loss_only = args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
-        logger.info("***** Running %s *****", description)
+        model = self._model_for_evaluation()
+        self._announce_evaluation(dataloader, description)
         self.callback_handler.eval_dataloader = dataloader
-        losses, predictions, labels = (EvalLoopContainer(True, padding_index=IGNORED_LABEL) for _ in range(3))
-        seen, was_training = 0, model.training
-        model.eval()
-        for step, inputs in enumerate(dataloader, start=1):
+        kept = Predictions(args, keep_outputs=not args.batch_eval_metrics or description == "Prediction")
+        seen = 0
+        for inputs in watching_for_last(dataloader, self.accelerator.gradient_state):
             size = find_batch_size(inputs) or args.eval_batch_size
             seen += size
-            loss, logits, label = self.prediction_step(model, inputs, loss_only, ignore_keys=ignore_keys)
+            loss, logits, labels = self.prediction_step(model, inputs, loss_only, ignore_keys=ignore_keys)
             if logits is not None and self.preprocess_logits_for_metrics is not None:
-                logits = self.preprocess_logits_for_metrics(logits, label)
-            repeated = None if loss is None else loss.repeat(size)
-            for container, value in ((losses, repeated), (predictions, logits), (labels, label)):
-                if value is not None:
-                    container.add(value)
-                if args.eval_accumulation_steps and step % args.eval_accumulation_steps == 0:
-                    container.to_cpu_and_numpy()
+                logits = self.preprocess_logits_for_metrics(logits, labels)
+            kept.add(loss, size, logits, labels, self._inputs_for_metrics(inputs))
             self.fire("on_prediction_step")
-        model.train(was_training)
-        loss_values, *pair = (container.get_arrays() for container in (losses, predictions, labels))
-        metrics = self._metrics(loss_values, pair[0], pair[1], metric_key_prefix)
-        return EvalLoopOutput(predictions=pair[0], label_ids=pair[1], metrics=metrics, num_samples=seen)
+            if args.batch_eval_metrics and self.compute_metrics and logits is not None and labels is not None:
+                metrics = self._batch_metrics(loss, size, logits, labels, inputs)
+        kept.to_numpy()
+        if not args.batch_eval_metrics:
+            metrics = self._metrics(kept)
+        metrics = self._named(metrics, kept.mean_loss(args.logging_nan_inf_filter), metric_key_prefix)
+        return EvalLoopOutput(predictions=kept.predictions, label_ids=kept.labels, metrics=metrics, num_samples=seen)
 
     def prediction_step(
         self,
@@ -109,19 +123,23 @@ class Evaluation(Loaders, Objective):
         """Loss, logits and labels of one batch, each None where there is none."""
         names = self.label_names
         has_labels = bool(names) and all(inputs.get(name) is not None for name in names)
-        has_loss = has_labels or bool(not names and (inputs.get("return_loss") or self.can_return_loss))
+        return_loss = inputs.get("return_loss")
+        return_loss = self.can_return_loss if return_loss is None else return_loss
+        has_loss = has_labels or bool(not names and return_loss)
         if ignore_keys is None:
             config = getattr(self.model, "config", None)
-            ignore_keys = list(getattr(config, "keys_to_ignore_at_inference", ["past_key_values"]))
-        items = self.count_items([inputs])[0]
+            ignore_keys = list(getattr(config, "keys_to_ignore_at_inference", ["past_key_values"])) if config else []
+        items = self._get_num_items_in_batch([inputs], self.args.device) if has_loss else None
         counts = {} if items is None else {"num_items_in_batch": items}
         inputs = self._prepare_inputs(inputs)
         labels = None
-        if has_labels:  # before the loss is computed, which may take them out of the inputs
+        if has_loss:  # before the loss is computed, which may take them out of the inputs
             labels = nested_detach(tuple(inputs.get(name) for name in names))
             labels = labels[0] if len(labels) == 1 else labels
         with torch.no_grad(), self.compute_loss_context_manager():
             if has_loss:
+                if self.args.use_liger_kernel and prediction_loss_only:
+                    inputs = {**inputs, "skip_logits": True}
                 loss, outputs = self.compute_loss(model, inputs, return_outputs=True, **counts)
                 loss = loss.detach().float().mean()
             else:
@@ -130,48 +148,72 @@ class Evaluation(Loaders, Objective):
             return loss, None, None
         return loss, nested_detach(_logits(outputs, has_loss, ignore_keys)), labels
 
-    # In a run
+    # The model
 
-    def evaluate_in_training(self, step_scheduler: bool = True) -> dict[str, float]:
-        """Evaluates at a step of a run, and steps a schedule that follows the metric."""
-        metrics = self.evaluate(ignore_keys=self.ignore_keys_for_eval)
-        if step_scheduler and follows_metric(self.lr_scheduler):
-            self.lr_scheduler.step(self._watched_metric(metrics))
-        return metrics
+    def _model_for_evaluation(self) -> nn.Module:
+        """The model in eval mode; outside of training, in the number format of full evaluation."""
+        args = self.args
+        begun = time.time()
+        model = self.model_wrapped = self._wrap_model(self.model, training=False)
+        if not self.accelerator._models:  # nothing has trained or evaluated before
+            self.accelerator.prepare_model(model, device_placement=self.place_model_on_device)
+            self.model_preparation_time = round(time.time() - begun, 4)
+        if not self.is_in_train and (args.fp16_full_eval or args.bf16_full_eval):
+            dtype = torch.float16 if args.fp16_full_eval else torch.bfloat16
+            model = model.to(dtype=dtype, device=args.device)
+        if callable(getattr(model, "eval", None)):
+            model.eval()
+        set_mode(self.optimizer, training=False)
+        return model
 
-    def note_best_metric(self, metrics: dict[str, float]) -> bool:
-        """Records the metric that decides which checkpoint is best; whether this is the best so far."""
-        if self.args.metric_for_best_model is None:
-            return False
-        value, best = self._watched_metric(metrics), self.state.best_metric
-        is_best = best is None or math.isnan(best) or (value > best if self.args.greater_is_better else value < best)
-        if is_best:
-            self.state.best_metric = value
-            if self.args.save_strategy != "no":
-                self.state.best_global_step = self.state.global_step
-        return is_best
+    def _announce_evaluation(self, dataloader: DataLoader, description: str) -> None:
+        logger.info("***** Running %s *****", description)
+        logger.info("  Batch size = %d", self.args.eval_batch_size)
 
-    def _watched_metric(self, metrics: dict[str, float]) -> float:
-        name = "eval_" + str(self.args.metric_for_best_model).removeprefix("eval_")
-        if name not in metrics:
-            raise MisconfigurationException(
-                f"metric_for_best_model={self.args.metric_for_best_model!r} is not among the metrics of the "
-                f"evaluation: {', '.join(sorted(metrics))}. Name one of them."
+    # Metrics
+
+    def _inputs_for_metrics(self, inputs: Any) -> Any:
+        if "inputs" not in self.args.include_for_metrics:
+            return None
+        return self._prepare_input(inputs[getattr(self.model, "main_input_name", "input_ids")])
+
+    def _metrics(self, kept: Predictions) -> Mapping[str, Any]:
+        if self.compute_metrics is None or kept.predictions is None or kept.labels is None:
+            return {}
+        wanted = self.args.include_for_metrics
+        return self.compute_metrics(
+            EvalPrediction(
+                predictions=kept.predictions,
+                label_ids=kept.labels,
+                losses=kept.losses if "loss" in wanted else None,
+                inputs=kept.inputs if "inputs" in wanted else None,
             )
-        return metrics[name]
+        )
 
-    def _metrics(self, losses: Any, predictions: Any, labels: Any, prefix: str) -> dict[str, Any]:
-        metrics: dict[str, Any] = {}
-        if self.compute_metrics is not None and predictions is not None and labels is not None:
-            metrics = dict(self.compute_metrics(EvalPrediction(predictions=predictions, label_ids=labels)))
-        metrics = denumpify_detensorize(metrics)
-        if losses is not None:
-            metrics[f"{prefix}_loss"] = np.mean(losses).item()
-        return {
-            name if name.startswith(f"{prefix}_") else f"{prefix}_{name}": value for name, value in metrics.items()
-        }
+    def _batch_metrics(self, loss: Any, size: int, logits: Any, labels: Any, inputs: Any) -> Mapping[str, Any]:
+        """What compute_metrics makes of one batch; after the last one, the metrics of all."""
+        assert self.compute_metrics is not None
+        wanted = self.args.include_for_metrics
+        prediction = EvalPrediction(
+            predictions=logits,
+            label_ids=labels,
+            losses=loss.repeat(size) if "loss" in wanted and loss is not None else None,
+            inputs=inputs if "inputs" in wanted else None,
+        )
+        is_last = self.accelerator.gradient_state.end_of_dataloader
+        return self.compute_metrics(prediction, compute_result=is_last)
+
+    def _named(self, metrics: Mapping[str, Any] | None, loss: float | None, prefix: str) -> dict[str, Any]:
+        """Metrics as plain numbers under names that begin with `prefix`; the mean loss with them."""
+        named: dict[str, Any] = denumpify_detensorize(dict(metrics or {}))
+        if loss is not None:
+            named[f"{prefix}_loss"] = loss
+        if self.model_preparation_time is not None:
+            named[f"{prefix}_model_preparation_time"] = self.model_preparation_time
+        return {name if name.startswith(f"{prefix}_") else f"{prefix}_{name}": value for name, value in named.items()}
 
     def _add_speed(self, output: EvalLoopOutput, start_time: float, prefix: str) -> None:
+        start_time += output.metrics.get(f"{prefix}_model_preparation_time", 0.0)
         steps = math.ceil(output.num_samples / self.args.eval_batch_size)
         output.metrics.update(speed_metrics(prefix, start_time, num_samples=output.num_samples, num_steps=steps))
 
@@ -179,7 +221,8 @@ class Evaluation(Loaders, Objective):
 def _logits(outputs: Any, has_loss: bool, ignore_keys: list[str]) -> Any:
     """What is left of a model's outputs without the loss; alone if it is one thing."""
     if isinstance(outputs, dict):
-        left = [value for key, value in outputs.items() if key not in [*ignore_keys, "loss"] and value is not None]
+        leave_out = [*ignore_keys, "loss"] if has_loss else ignore_keys
+        left = [value for key, value in outputs.items() if key not in leave_out and value is not None]
     elif isinstance(outputs, torch.Tensor):
         left = [] if has_loss else [outputs]
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from collections.abc import Iterator
@@ -13,9 +12,9 @@ from transformers.trainer_utils import TrainOutput, speed_metrics
 
 from ..data.loader import epoch_batches, length_of, num_examples
 from . import checkpoint
-from .loss import divisors
+from .announce import announce
 from .meter import LossMeter
-from .optimizer import follows_metric, learning_rate
+from .optimizer import follows_metric, set_mode
 from .plan import StepPlan
 from .rng import set_rng
 
@@ -31,9 +30,11 @@ class TrainingLoop:
     Nothing between two logs reads a value from the device: its queue is not drained for a number that nobody looks at.
     """
 
-    def __init__(self, trainer: Trainer, resume_from: str | None) -> None:
+    def __init__(self, trainer: Trainer, resume_from: str | None, trial: Any = None) -> None:
         self.trainer = trainer
         self.args = trainer.args
+        self.trial = trial  # of a search for hyper-parameters
+        trainer.loop = self
         self.loader = trainer.callback_handler.train_dataloader = trainer.get_train_dataloader()
         self.plan = StepPlan.make(
             length_of(self.loader),
@@ -42,32 +43,37 @@ class TrainingLoop:
             self.args.num_train_epochs,
         )
         self.meter = LossMeter(self.args.device, self.args.logging_nan_inf_filter)
+        self.model = trainer.model_wrapped = trainer._wrap_model(trainer.model)
         trainer.create_optimizer_and_scheduler(self.plan.max_steps)
+        set_mode(trainer.optimizer, training=True)
+        trainer.accelerator.prepare(self.model, trainer.optimizer)
         trainer.begin_state(self.plan.max_steps, self.plan.epochs, resume_from)
         self.rng: dict[str, Any] | None = None  # to go on with, once
         self.epoch_has_ended = True
         if resume_from is not None:
             self.rng, self.epoch_has_ended = checkpoint.restore_progress(trainer, self.meter, resume_from)
-        self.model, self.state = trainer.model, trainer.state
+        self.state = trainer.state
         self.first_step = self.state.global_step
-        self.grad_norm: torch.Tensor | None = None
-        self.rate = learning_rate(trainer.optimizer)
+        self.grad_norm: torch.Tensor | float | None = None
+        self.rate: float | None = None
 
     def run(self) -> TrainOutput:
         """Trains to the end of the plan, or until a callback stops it."""
+        announce(self)
         self.start_time = time.time()
+        self.trainer.begin_tokens()
         self.model.zero_grad()
         self.trainer.fire("on_train_begin")
         if self.args.eval_on_start:
-            self.trainer.evaluate_in_training(step_scheduler=False)
+            self.trainer._evaluate(self.trial, self.trainer.ignore_keys_for_eval, skip_scheduler=True)
         if not self.epoch_has_ended and self.plan.batches_done(self.first_step) == 0:
             self.end_epoch()  # the checkpoint was made at the last step of an epoch, before its end
         for epoch in range(self.plan.epoch_of(self.first_step), self.plan.epochs):
             self.trainer.fire("on_epoch_begin")
             self.epoch_has_ended = False
-            for batches in self.updates(epoch):
+            for batches, num_items in self.updates(epoch):
                 self.trainer.fire("on_step_begin")
-                self.accumulate(batches)
+                self.accumulate(batches, num_items)
                 self.update_weights()
                 self.trainer.fire("on_step_end")
                 self.log_evaluate_save()
@@ -90,8 +96,8 @@ class TrainingLoop:
             set_rng(self.rng)
             self.rng = None
 
-    def updates(self, epoch: int) -> Iterator[list[Any]]:
-        """The batches of the epoch that are still to be trained on, in the groups that make an update."""
+    def updates(self, epoch: int) -> Iterator[tuple[list[Any], Any]]:
+        """The batches of the epoch that are still to be trained on, in the groups that make an update; their items."""
         done = 0
         if epoch == self.plan.epoch_of(self.first_step) and not self.args.ignore_data_skip:
             done = self.plan.batches_done(self.first_step)
@@ -100,39 +106,40 @@ class TrainingLoop:
         batches = epoch_batches(self.loader, epoch, skip=done)
         self.restore_rng()  # after it drew them the first time
         while self.state.global_step < self.plan.max_steps:
-            group = list(itertools.islice(batches, self.plan.accumulation))
+            number = self.plan.batches_in_update(done)
+            group, num_items = self.trainer.get_batch_samples(batches, number, self.args.device)
             if not group:
                 break
             done += len(group)
             self.epoch_after_update = self.plan.progress(epoch, done)
-            yield group
+            yield group, num_items
         if not done and self.state.global_step < self.plan.max_steps:
             logger.warning("The training dataset gave no batch in epoch %d: training stops here.", epoch)
             self.trainer.control.should_training_stop = True
 
-    def accumulate(self, batches: list[Any]) -> None:
+    def accumulate(self, batches: list[Any], num_items: Any) -> None:
         """Forward and backward for the batches of one update; their loss is the mean over all their items."""
         trainer = self.trainer
-        items = trainer.count_items(batches)
-        known = [count for count in items if count is not None]
-        total = sum(known) if len(known) == len(batches) else None
+        trainer.current_gradient_accumulation_steps = len(batches)
         last = len(batches) - 1
-        for i, (batch, divisor) in enumerate(zip(batches, divisors(items), strict=True)):
+        for i, (batch, divisor) in enumerate(zip(batches, trainer.shares(batches), strict=True)):
+            trainer.accelerator.gradient_state.sync_gradients = i == last
             if divisor is not None:
                 trainer.loss_divisor = divisor
-                self.meter.add(trainer.training_step(self.model, batch, total), self.state.global_step)
-            trainer.count_flos(batch)
+                self.meter.add(trainer.training_step(self.model, batch, num_items), self.state.global_step)
+            trainer.count_batch(batch)
             if i < last:
                 trainer.fire("on_substep_end")
 
     def update_weights(self) -> None:
         """Clips, steps the optimizer, then its schedule, and clears the gradients."""
         trainer = self.trainer
-        self.grad_norm = trainer.precision.clip(self.model.parameters(), trainer.optimizer, self.args.max_grad_norm)
+        clipped = trainer._clip_grad_norm(self.model) if self.args.max_grad_norm else None
+        self.grad_norm = trainer._get_grad_norm(self.model, grad_norm=clipped)
         trainer.fire("on_pre_optimizer_step")
         stepped = trainer.precision.step(trainer.optimizer)
         trainer.fire("on_optimizer_step")
-        self.rate = learning_rate(trainer.optimizer)
+        self.rate = trainer._get_learning_rate()
         if stepped and not follows_metric(trainer.lr_scheduler):
             trainer.lr_scheduler.step()
         self.model.zero_grad()
@@ -141,19 +148,25 @@ class TrainingLoop:
 
     def log_evaluate_save(self) -> None:
         """Does what the callbacks asked for after a step or an epoch."""
-        trainer, control = self.trainer, self.trainer.control
-        if control.should_log and self.state.global_step > self.meter.last_read_step:
-            loss, grad_norm = self.meter.read(self.state.global_step, self.grad_norm)
-            trainer.store_flos()
-            logs = {"loss": loss, "grad_norm": grad_norm, "learning_rate": self.rate}
-            trainer.log({name: value for name, value in logs.items() if value is not None}, self.start_time)
-        if trainer.control.should_evaluate:
-            is_best = trainer.note_best_metric(trainer.evaluate_in_training())
-            if self.args.save_strategy == "best":
-                trainer.control.should_save = is_best
-        if trainer.control.should_save:
-            checkpoint.save(trainer, self.meter, self.epoch_has_ended)
-            trainer.fire("on_save")
+        self.trainer._maybe_log_save_evaluate(
+            self.meter.sum,
+            self.grad_norm,
+            self.model,
+            self.trial,
+            self.state.epoch,
+            self.trainer.ignore_keys_for_eval,
+            self.start_time,
+            learning_rate=self.rate,
+        )
+
+    def log(self, grad_norm: Any, rate: float | None) -> None:
+        """Logs the mean loss since the last log, with the step's gradient norm and learning rate."""
+        trainer = self.trainer
+        loss, norm = self.meter.read(self.state.global_step, grad_norm)
+        trainer.store_flos()
+        rate = trainer._get_learning_rate() if rate is None else rate
+        logs = {"loss": loss, "grad_norm": norm, "learning_rate": rate}
+        trainer.log({name: value for name, value in logs.items() if value is not None}, self.start_time)
 
     def finish(self) -> TrainOutput:
         """The metrics of the run; the best weights if they were asked for; the end for the callbacks."""
@@ -165,14 +178,14 @@ class TrainingLoop:
         trainer.store_flos()
         metrics["total_flos"] = self.state.total_flos
         metrics["train_loss"] = self.meter.mean(self.state.global_step)
-        trainer.log(metrics)
+        trainer._finalize_training(metrics)
         if self.args.load_best_model_at_end:
-            trainer.load_best_model()
+            trainer._load_best_model()
         trainer.fire("on_train_end")
         return TrainOutput(self.state.global_step, metrics["train_loss"], metrics)
 
     def samples_in_plan(self) -> float:
-        batch_size = self.args.train_batch_size
+        batch_size = self.trainer._train_batch_size
         if self.args.max_steps > 0 or self.plan.batches_per_epoch is None:
             return self.plan.max_steps * batch_size * self.plan.accumulation
         return num_examples(self.loader, batch_size) * self.args.num_train_epochs

@@ -1,16 +1,20 @@
-"""What a Trainer minimises: the loss of a batch, and in which number format it is computed."""
+"""What a Trainer minimises: the loss of a batch, its share in the update, and the number format of both."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import itertools
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import nn
 from transformers.trainer_pt_utils import LabelSmoother
 
 from .base import TrainerBase
-from .loss import count_items, loss_of, shifts_labels
+from .loss import count_items, divisors, loss_of, shifts_labels
+from .optimizer import set_mode
 
 
 class Objective(TrainerBase):
@@ -18,19 +22,43 @@ class Objective(TrainerBase):
 
     compute_loss_func: Callable | None
     label_smoother: LabelSmoother | None
+    # True in a subclass whose compute_loss normalises over num_items_in_batch, False if it is the mean of its batch
+    loss_is_scaled_for_ga: bool | None = None
+    current_gradient_accumulation_steps: int = 1
+    loss_divisor: float = 1.0  # of the batch whose step comes next
+    _loss_is_normalised: bool | None = None  # over the update, as compute_loss below left it; None if it did not run
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        """Forward and backward for one batch; returns what it adds to the update's loss, detached, on the device."""
+        if not model.training:  # there was an evaluation
+            model.train()
+            set_mode(self.optimizer, training=True)
+        inputs = self._prepare_inputs(inputs)
+        self._loss_is_normalised = None
+        with self.compute_loss_context_manager():
+            loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+        if not self._is_share_of_update(num_items_in_batch) and self.loss_divisor != 1:
+            loss = loss / self.loss_divisor
+        self.accelerator.backward(loss)
+        return loss.detach()
 
     def compute_loss(
         self,
         model: nn.Module,
         inputs: dict[str, Any],
         return_outputs: bool = False,
-        num_items_in_batch: int | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
         """The loss of one batch, the mean over its items; with `return_outputs`, a pair of it and the outputs.
 
-        The Trainer weighs the losses of accumulated batches by their items. If a loss of yours is already normalised
-        over `num_items_in_batch`, the items of the whole update, set `loss_is_scaled_for_ga = True`.
+        The Trainer weighs the losses of accumulated batches by their items. A loss of yours that is already normalised
+        over `num_items_in_batch`, the items of the whole update, needs `loss_is_scaled_for_ga = True`; one that is the
+        mean of its own batch, False. Where that is None, a loss that does not come from here counts as normalised if
+        the model takes `num_items_in_batch` (`model_accepts_loss_kwargs`), as it does in transformers.
         """
+        self._loss_is_normalised = self.compute_loss_func is not None and num_items_in_batch is not None
         takes_labels = self.label_smoother is not None or self.compute_loss_func is not None
         labels = inputs.pop("labels", None) if takes_labels else None
         outputs = model(**inputs)
@@ -44,7 +72,33 @@ class Objective(TrainerBase):
 
     def compute_loss_context_manager(self) -> contextlib.AbstractContextManager:
         """Around every forward pass: autocast, if the arguments ask for it."""
-        return self.precision.autocast()
+        stack = contextlib.ExitStack()
+        stack.enter_context(self.precision.autocast())
+        stack.enter_context(self.autocast_smart_context_manager())
+        return stack
+
+    def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> contextlib.AbstractContextManager:
+        """What a subclass wants around the forward pass besides; nothing here."""
+        return contextlib.nullcontext()
+
+    # The batches of an update
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], torch.Tensor | int | None]:
+        """The next batches of an epoch, at most `num_batches`, and how many items all of them have."""
+        batches = list(itertools.islice(epoch_iterator, num_batches))
+        return batches, self._get_num_items_in_batch(batches, device)
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:
+        """Items of all batches, a tensor in host memory; None where they cannot be told or nobody looks at them."""
+        counts = self.count_items(batch_samples)
+        known = [count for count in counts if count is not None]
+        return torch.tensor(sum(known)) if counts and len(known) == len(counts) else None
+
+    def shares(self, batches: list[Any]) -> list[float | None]:
+        """What the loss of each batch of an update is divided by; None for one without items, which has no loss."""
+        return divisors(self.count_items(batches)) if len(batches) > 1 else [1.0]
 
     def count_items(self, batches: list[Any]) -> list[int | None]:
         """The items of each batch, None where they cannot be told or nobody looks at them."""
@@ -61,4 +115,26 @@ class Objective(TrainerBase):
     @property
     def _computes_loss_itself(self) -> bool:
         """Whether a subclass has a loss of its own."""
-        return type(self).compute_loss is not Objective.compute_loss
+        kind = type(self)
+        return (
+            kind.compute_loss is not Objective.compute_loss
+            or kind.training_step is not Objective.training_step
+            or kind.get_batch_samples is not Objective.get_batch_samples
+        )
+
+    def _is_share_of_update(self, num_items_in_batch: torch.Tensor | int | None) -> bool:
+        """Whether the loss that compute_loss just gave is normalised over the whole update already."""
+        if self.loss_is_scaled_for_ga is not None:
+            return self.loss_is_scaled_for_ga
+        if self._loss_is_normalised is not None:
+            return self._loss_is_normalised
+        normalised = self.model_accepts_loss_kwargs and num_items_in_batch is not None
+        if normalised and self.loss_divisor != 1:
+            warnings.warn(
+                f"{type(self).__name__}.compute_loss is taken to divide by num_items_in_batch, as transformers takes "
+                "it with a model that accepts that argument. If it gives the mean of its batch, accumulated losses "
+                "come out too large: set loss_is_scaled_for_ga = False in the class, or True to silence this.",
+                UserWarning,
+                stacklevel=2,
+            )
+        return normalised

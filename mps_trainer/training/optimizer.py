@@ -66,3 +66,10 @@ def follows_metric(scheduler: Any) -> bool:
 
 def learning_rate(optimizer: torch.optim.Optimizer) -> float:
     return float(optimizer.param_groups[0]["lr"])
+
+
+def set_mode(optimizer: Any, training: bool) -> None:
+    """Puts an optimizer that has modes, as schedule-free ones have, into that of training or of evaluation."""
+    switch = getattr(optimizer, "train" if training else "eval", None)
+    if callable(switch):
+        switch()

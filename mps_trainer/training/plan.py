@@ -57,6 +57,12 @@ class StepPlan:
         """Batches of that epoch that the steps up to `step` have used."""
         return step % self.updates_per_epoch * self.accumulation
 
+    def batches_in_update(self, done: int) -> int:
+        """Batches of the update that follows the first `done` batches of an epoch."""
+        if self.batches_per_epoch is None:
+            return self.accumulation
+        return min(self.accumulation, max(self.batches_per_epoch - done, 1))
+
     def progress(self, epoch: int, batches: int) -> float:
         """Epochs done, as a fraction, after `batches` batches of `epoch`."""
         return epoch + batches / (self.batches_per_epoch or self.max_steps * self.accumulation)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -22,6 +21,8 @@ class MixedPrecision:
         self.device = device
         self.dtype = torch.bfloat16 if bf16 else torch.float16 if fp16 else None
         self.scaler = torch.amp.GradScaler(device.type) if fp16 else None
+        self.step_was_skipped = False
+        self._unscaled: set[int] = set()
         if self.dtype is not None:
             _require(self.dtype, device)
 
@@ -30,16 +31,14 @@ class MixedPrecision:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, self.dtype)
 
-    def backward(self, loss: torch.Tensor) -> None:
-        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward(**kwargs)
 
-    def clip(self, parameters: Iterable[torch.nn.Parameter], optimizer: Any, max_norm: float) -> torch.Tensor:
-        """Clips the gradients to `max_norm`, 0 meaning not at all; their norm before that, on the device."""
-        if self.scaler is not None:
+    def unscale(self, optimizer: Any) -> None:
+        """Takes the scale out of the gradients; once per update, however often it is called."""
+        if self.scaler is not None and id(optimizer) not in self._unscaled:
             self.scaler.unscale_(optimizer)
-        if max_norm:
-            return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-        return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+            self._unscaled.add(id(optimizer))
 
     def step(self, optimizer: Any) -> bool:
         """Steps the optimizer; False if the scaler left it out because of an overflow.
@@ -54,6 +53,8 @@ class MixedPrecision:
         self.scaler.step(optimizer)
         hook.remove()
         self.scaler.update()
+        self._unscaled.clear()
+        self.step_was_skipped = not stepped
         return bool(stepped)
 
 

@@ -13,7 +13,14 @@ import torch
 from torch import nn
 from transformers.trainer_callback import CallbackHandler, TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_pt_utils import LabelSmoother
-from transformers.trainer_utils import EvalPrediction, TrainOutput, enable_full_determinism, set_seed
+from transformers.trainer_utils import (
+    EvalPrediction,
+    TrainerMemoryTracker,
+    TrainOutput,
+    enable_full_determinism,
+    set_seed,
+)
+from transformers.utils import logging as transformers_logging
 from transformers.utils.generic import can_return_loss, find_labels
 
 from .. import distributed
@@ -24,17 +31,19 @@ from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
 from . import folders, model_files
 from . import optimizer as optimizers_
-from .activation_checkpointing import enable_activation_checkpointing
-from .evaluation import Evaluation
+from .accelerator import Accelerator
+from .after_step import AfterStep
+from .counts import Counts
 from .files import read_object
-from .flos import FlosCounter
-from .loop import TrainingLoop
+from .introspection import accepts_loss_kwargs, base_model, require_trainable, spans_devices
+from .memory import run_with_batch_that_fits
 from .precision import MixedPrecision
+from .preparation import prepared_for_training
 
 logger = logging.getLogger(__name__)
 
 
-class Trainer(Evaluation):
+class Trainer(AfterStep, Counts):
     """Trains, evaluates and predicts with a model; transformers' `Trainer`, on the device that this machine has.
 
     Args:
@@ -76,34 +85,45 @@ class Trainer(Evaluation):
         *,
         tokenizer: Any = None,
     ) -> None:
-        self.args = args = args or TrainingArguments()
+        self.args = args = args or TrainingArguments(output_dir="tmp_trainer")
+        self._seed()
+        self._memory_tracker = TrainerMemoryTracker(args.skip_memory_metrics)
+        self._memory_tracker.start()
+        _set_log_level(args)
         self.processing_class = _processing_class(processing_class, tokenizer)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.model_init = model_init
         self.compute_loss_func = compute_loss_func
         self.compute_metrics = compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
-        self._given_optimizers = self.optimizer, self.lr_scheduler = optimizers
+        self.optimizer, self.lr_scheduler = optimizers
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
+        self.neftune_noise_alpha = args.neftune_noise_alpha
         self._check(model)
 
         self.data_seed = args.seed if args.data_seed is None else args.data_seed
+        self._train_batch_size = args.train_batch_size
         self.precision = MixedPrecision(args.device, bf16=args.bf16, fp16=args.fp16)
-        self.label_smoother = LabelSmoother(args.label_smoothing_factor) if args.label_smoothing_factor else None
-        self.loss_divisor = 1.0  # set by the loop for each batch of an update
-        self.loss_is_scaled_for_ga: bool | None = None  # True in a subclass whose compute_loss normalises by itself
+        self.accelerator = Accelerator(args, self.precision, prepare_loader=lambda loader: loader)
+        self.gather_function = self.accelerator.gather_for_metrics
         self.is_in_train = False
-        self._seed()
-        self._use_model(model if model is not None else self._call_model_init())
+        self._created_lr_scheduler = False
+        self._use_model(model if model is not None else self.call_model_init())
+        self.label_smoother = self._label_smoother()
         self.data_collator = data_collator or _default_collator(self.processing_class)
 
         added = [*default_callbacks(args), *(callbacks or []), display_callback(args)]
         self.callback_handler = CallbackHandler(
             added, self.model, self.processing_class, self.optimizer, self.lr_scheduler
         )
+        if args.push_to_hub:
+            self.init_hf_repo()
+        if args.should_save:
+            model_files.make_folder(args.output_dir)
         self.control = TrainerControl()
         self.state = self.new_state()
         self.fire("on_init_end")
+        self._memory_tracker.stop_and_update_metrics()
 
     def train(
         self,
@@ -115,48 +135,57 @@ class Trainer(Evaluation):
 
         Args:
             resume_from_checkpoint: a checkpoint folder, or True for the newest in `args.output_dir`.
-            trial: must be None; there is no search for hyper-parameters yet.
+            trial: the trial of a search for hyper-parameters; see hyperparameter_search.
             ignore_keys_for_eval: keys of the model's outputs to leave out of predictions in evaluations.
 
         Raises:
             MisconfigurationException: if there is nothing to train on or the checkpoint does not fit.
         """
-        if trial is not None:
-            raise MisconfigurationException("trial is not supported: there is no hyper-parameter search yet.")
+        self._memory_tracker.start()
         if self.train_dataset is None and type(self).get_train_dataloader is Trainer.get_train_dataloader:
             raise MisconfigurationException("There is nothing to train on: give the Trainer a train_dataset.")
-        resume_from = folders.checkpoint_to_resume(resume_from_checkpoint, self.args.output_dir)
         self.ignore_keys_for_eval = ignore_keys_for_eval
         if self.model_init is not None:
             self._seed()
-            self._use_model(self._call_model_init())
-        self.optimizer, self.lr_scheduler = self._given_optimizers
-        if self.args.activation_checkpointing:
-            enable_activation_checkpointing(self.model, self.args)
+            self._use_model(self.call_model_init(trial))
+            self.optimizer, self.lr_scheduler = None, None
+        self._hp_search_setup(trial)
+        resume_from = folders.checkpoint_to_resume(resume_from_checkpoint, self._get_output_dir(trial))
+        if self._created_lr_scheduler:  # by the run before, whose length it was made for
+            self.lr_scheduler, self._created_lr_scheduler = None, False
         model_files.make_folder(self.args.output_dir)
         self.is_in_train = True
         try:
-            self.model.train()
-            return TrainingLoop(self, resume_from).run()
+            with prepared_for_training(self):
+                return run_with_batch_that_fits(self, resume_from, trial)
         finally:
             self.is_in_train = False
 
-    def training_step(
-        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: int | None = None
-    ) -> torch.Tensor:
-        """Forward and backward for one batch; returns what it adds to the update's loss, detached, on the device."""
-        if not model.training:
-            model.train()
-        inputs = self._prepare_inputs(inputs)
-        with self.compute_loss_context_manager():
-            loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
-        scaled = self.loss_is_scaled_for_ga
-        if scaled is None:
-            scaled = self.compute_loss_func is not None and num_items_in_batch is not None
-        if not scaled and self.loss_divisor != 1:
-            loss = loss / self.loss_divisor
-        self.precision.backward(loss)
-        return loss.detach()
+    def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
+        """The model as the loops call it: compiled, if the arguments ask for it."""
+        if not self.args.torch_compile:
+            return model
+        if getattr(self.model_wrapped, "_orig_mod", None) is model:
+            return self.model_wrapped
+        compiled: Any = torch.compile(
+            model, backend=self.args.torch_compile_backend, mode=self.args.torch_compile_mode
+        )
+        return compiled
+
+    def get_total_train_batch_size(self, args: TrainingArguments) -> int:
+        """Examples in an optimizer step of all processes."""
+        return self._train_batch_size * args.gradient_accumulation_steps * args.world_size
+
+    def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
+        """Clips the gradients to `args.max_grad_norm`; their norm before that, on the device."""
+        return self.accelerator.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        """The norm of the gradients, for the log: `grad_norm`, or measured where nothing was clipped."""
+        if grad_norm is not None:
+            return grad_norm
+        self.accelerator.unscale_gradients()
+        return torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
 
     # Optimizer and schedule
 
@@ -178,10 +207,34 @@ class Trainer(Evaluation):
         """The schedule that was given to the Trainer, or the one that the arguments describe."""
         if self.lr_scheduler is None:
             self.lr_scheduler = optimizers_.make_scheduler(self.args, optimizer or self.optimizer, num_training_steps)
+            self._created_lr_scheduler = True
         return self.lr_scheduler
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         return optimizers_.decay_parameter_names(model)
+
+    def _get_learning_rate(self) -> float:
+        return optimizers_.learning_rate(self.optimizer)
+
+    # TEMPORARY
+
+    def call_model_init(self, trial=None):
+        required = [p for p in inspect.signature(self.model_init).parameters.values() if p.default is p.empty]
+        return self.model_init(trial) if required else self.model_init()
+
+    def _hp_search_setup(self, trial):
+        pass
+
+    def _report_to_hp_search(self, trial, step, metrics):
+        pass
+
+    def _get_output_dir(self, trial):
+        return self.args.output_dir
+
+    def _save_checkpoint(self, model, trial):
+        from . import checkpoint
+
+        checkpoint.save(self, self.loop.meter, self.loop.epoch_has_ended)
 
     # Saving
 
@@ -190,7 +243,7 @@ class Trainer(Evaluation):
         if self.args.should_save:
             model_files.save(self.model, self.processing_class, self.args, output_dir or self.args.output_dir)
 
-    def load_best_model(self) -> None:
+    def _load_best_model(self) -> None:
         """Goes back to the weights of the best checkpoint; says so if the best evaluation has none."""
         if self.state.best_model_checkpoint is None:
             logger.warning(
@@ -214,21 +267,11 @@ class Trainer(Evaluation):
         state.max_steps, state.num_train_epochs = max_steps, epochs
         state.is_local_process_zero = self.is_local_process_zero()
         state.is_world_process_zero = self.is_world_process_zero()
-        state.train_batch_size = self.args.train_batch_size
+        state.train_batch_size = self._train_batch_size
         state.compute_steps(self.args, max_steps)
         self.state = state
         for name in ("model", "optimizer", "lr_scheduler"):
             setattr(self.callback_handler, name, getattr(self, name))
-
-    @property
-    def _computes_loss_itself(self) -> bool:
-        return super()._computes_loss_itself or type(self).training_step is not Trainer.training_step
-
-    def count_flos(self, batch: Any) -> None:
-        self._flos.add(batch)
-
-    def store_flos(self) -> None:
-        self.state.total_flos += self._flos.take()
 
     # Making
 
@@ -237,11 +280,6 @@ class Trainer(Evaluation):
         if (model is None) == (self.model_init is None):
             raise MisconfigurationException("The Trainer needs a model or a model_init, one of the two.")
         distributed.require_one_process(args.world_size)
-        if args.load_best_model_at_end and hasattr(model, "peft_config"):
-            raise MisconfigurationException(
-                "load_best_model_at_end=True, and the model has PEFT adapters, whose checkpoints this release writes "
-                "and cannot load. Leave load_best_model_at_end out, and load the adapters with PEFT."
-            )
         has_own_loader = type(self).get_eval_dataloader is not Trainer.get_eval_dataloader
         if args.eval_strategy != "no" and self.eval_dataset is None and not has_own_loader:
             raise MisconfigurationException(
@@ -255,17 +293,47 @@ class Trainer(Evaluation):
         else:
             set_seed(self.args.seed)
 
-    def _call_model_init(self) -> nn.Module:
-        assert self.model_init is not None
-        required = [p for p in inspect.signature(self.model_init).parameters.values() if p.default is p.empty]
-        return self.model_init(None) if required else self.model_init()  # None: the trial of no search
-
     def _use_model(self, model: nn.Module) -> None:
-        self.model = self.model_wrapped = model.to(self.args.device)
-        self._flos = FlosCounter(model)
-        self.label_names = find_labels(type(model)) if self.args.label_names is None else self.args.label_names
-        self.can_return_loss = can_return_loss(type(model))
+        args, base = self.args, base_model(model)
+        require_trainable(model)
+        asked = args.place_model_on_device
+        full_eval = args.fp16_full_eval or args.bf16_full_eval  # moves the model itself, in another format
+        bitsandbytes = getattr(model, "quantization_method", None) == "bitsandbytes"  # has no .to()
+        self.place_model_on_device = not (full_eval or spans_devices(model)) if asked is None else asked
+        if self.place_model_on_device and not bitsandbytes:
+            self._move_model_to_device(model, args.device)
+        self.model = self.model_wrapped = model
+        self._flos_per_token = None
+        self.label_names = find_labels(type(base)) if args.label_names is None else args.label_names
+        self.can_return_loss = can_return_loss(type(base))
+        self.model_accepts_loss_kwargs = accepts_loss_kwargs(model)
         self.signature_columns = signature_columns(model, self.label_names)
+        if getattr(model, "config", None) is not None:
+            model.config.use_cache = args.use_cache
+
+    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
+        model.to(device)
+
+    def _label_smoother(self) -> LabelSmoother | None:
+        if not self.args.label_smoothing_factor:
+            return None
+        if getattr(getattr(self.model, "config", None), "problem_type", None) == "multi_label_classification":
+            warnings.warn(
+                "label_smoothing_factor is left out: it spreads the probability of one label over the others, and the "
+                "model's config has problem_type='multi_label_classification'.",
+                UserWarning,
+                stacklevel=3,
+            )
+            return None
+        return LabelSmoother(self.args.label_smoothing_factor)
+
+
+def _set_log_level(args: TrainingArguments) -> None:
+    """The level of transformers' loggers, and of this package's if log_level names one."""
+    level = args.get_process_log_level()
+    transformers_logging.set_verbosity(level)
+    if args.log_level != "passive":
+        logging.getLogger(__package__.partition(".")[0]).setLevel(level)
 
 
 def _processing_class(processing_class: Any, tokenizer: Any) -> Any:
