@@ -19,6 +19,10 @@ class DeviceUnavailableError(MisconfigurationException):
         self.remedy = remedy
 
 
+class MissingModelError(MisconfigurationException, RuntimeError):
+    """There is nothing to train. A `RuntimeError`, as in transformers."""
+
+
 class UnknownMetricError(MisconfigurationException, KeyError):
     """A metric is to decide something and is not among those of the evaluation. A `KeyError`, as in transformers."""
 

@@ -1,6 +1,6 @@
 """`trainer.accelerator`: what subclasses of transformers' Trainer call on it, done by this package's own parts.
 
-Accelerate itself is not needed. There is one process: what gathers, reduces or waits for others gives back what it got.
+Accelerate itself is not needed. There is one process: what gathers or reduces gives back what it got.
 """
 
 from __future__ import annotations

@@ -36,6 +36,10 @@ class TrainerBase:
     model_preparation_time: float | None = None  # seconds, once a model was made ready for evaluation alone
     place_model_on_device: bool
     is_in_train: bool
+    is_model_parallel: bool
+    # what transformers' Trainer has and this one refuses to be asked for, so that who looks is told so
+    is_deepspeed_enabled = is_fsdp_enabled = is_fsdp_xla_enabled = False
+    deepspeed = None
     processing_class: Any
     data_collator: Callable
     train_dataset: Any

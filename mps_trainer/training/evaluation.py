@@ -210,7 +210,9 @@ class Evaluation(Loaders, Objective):
             named[f"{prefix}_loss"] = loss
         if self.model_preparation_time is not None:
             named[f"{prefix}_model_preparation_time"] = self.model_preparation_time
-        return {name if name.startswith(f"{prefix}_") else f"{prefix}_{name}": value for name, value in named.items()}
+        begins = f"{prefix}_"
+        ready = {name: value for name, value in named.items() if name.startswith(begins)}
+        return {**ready, **{begins + name: value for name, value in named.items() if name not in ready}}
 
     def _add_speed(self, output: EvalLoopOutput, start_time: float, prefix: str) -> None:
         start_time += output.metrics.get(f"{prefix}_model_preparation_time", 0.0)

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from transformers.trainer_pt_utils import find_batch_size
 
+from .introspection import base_model
+
 IGNORED_LABEL = -100  # torch's cross_entropy leaves it out
 
 
@@ -44,6 +46,14 @@ def shifts_labels(model: nn.Module) -> bool:
     from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 
     return LOSS_MAPPING.get(loss_type) is ForCausalLMLoss
+
+
+def predicts_next_token(model: nn.Module) -> bool:
+    """Whether the model is a causal language model, whose logits at one position are for the label of the next."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    inner = base_model(getattr(model, "_orig_mod", model))
+    return type(inner).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
 
 
 def count_items(batch: Any, label_names: list[str], shifted: bool) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
@@ -13,8 +14,13 @@ from torch import nn
 from transformers.trainer_pt_utils import LabelSmoother
 
 from .base import TrainerBase
-from .loss import count_items, divisors, loss_of, shifts_labels
+from .introspection import base_model
+from .items import ItemsUse, items_of
+from .loss import count_items, divisors, loss_of, predicts_next_token, shifts_labels
 from .optimizer import set_mode
+
+# not in the first releases of transformers 5
+_SMOOTHER_NORMALISES = "num_items_in_batch" in inspect.signature(LabelSmoother.__call__).parameters
 
 
 class Objective(TrainerBase):
@@ -22,6 +28,7 @@ class Objective(TrainerBase):
 
     compute_loss_func: Callable | None
     label_smoother: LabelSmoother | None
+    items_use: ItemsUse
     # True in a subclass whose compute_loss normalises over num_items_in_batch, False if it is the mean of its batch
     loss_is_scaled_for_ga: bool | None = None
     current_gradient_accumulation_steps: int = 1
@@ -61,14 +68,27 @@ class Objective(TrainerBase):
         self._loss_is_normalised = self.compute_loss_func is not None and num_items_in_batch is not None
         takes_labels = self.label_smoother is not None or self.compute_loss_func is not None
         labels = inputs.pop("labels", None) if takes_labels else None
-        outputs = model(**inputs)
+        outputs = self._outputs(model, inputs, num_items_in_batch)
         if self.compute_loss_func is not None:
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
         elif labels is not None and self.label_smoother is not None:
-            loss = self.label_smoother(outputs, labels, shift_labels=shifts_labels(model))
+            loss = self._smoothed_loss(model, outputs, labels, num_items_in_batch)
         else:
             loss = loss_of(outputs, inputs)
+            self._loss_is_normalised = bool(self.items_use.is_used) and num_items_in_batch is not None
         return (loss, outputs) if return_outputs else loss
+
+    def _outputs(self, model: nn.Module, inputs: dict[str, Any], num_items: torch.Tensor | int | None) -> Any:
+        if num_items is None or not self.model_accepts_loss_kwargs:
+            return model(**inputs)
+        return self.items_use.forward(model, inputs, num_items)
+
+    def _smoothed_loss(self, model: nn.Module, outputs: Any, labels: Any, num_items: torch.Tensor | int | None) -> Any:
+        assert self.label_smoother is not None
+        normalise = self.model_accepts_loss_kwargs and num_items is not None and _SMOOTHER_NORMALISES
+        self._loss_is_normalised = normalise
+        kwargs = {"num_items_in_batch": num_items} if normalise else {}
+        return self.label_smoother(outputs, labels, shift_labels=predicts_next_token(model), **kwargs)
 
     def compute_loss_context_manager(self) -> contextlib.AbstractContextManager:
         """Around every forward pass: autocast, if the arguments ask for it."""
@@ -91,26 +111,19 @@ class Objective(TrainerBase):
         return batches, self._get_num_items_in_batch(batches, device)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:
-        """Items of all batches, a tensor in host memory; None where they cannot be told or nobody looks at them."""
-        counts = self.count_items(batch_samples)
-        known = [count for count in counts if count is not None]
-        return torch.tensor(sum(known)) if counts and len(known) == len(counts) else None
+        """Labels of all batches that enter the loss; None where there are none or nobody looks at the number."""
+        uses = self.model_accepts_loss_kwargs and (self.items_use.is_used is not False or self.label_smoother)
+        if not (uses or self.compute_loss_func is not None or self._computes_loss_itself):
+            return None
+        return items_of(batch_samples, shifts_labels(base_model(self.model)))
 
     def shares(self, batches: list[Any]) -> list[float | None]:
         """What the loss of each batch of an update is divided by; None for one without items, which has no loss."""
-        return divisors(self.count_items(batches)) if len(batches) > 1 else [1.0]
+        return divisors(self._item_counts(batches)) if len(batches) > 1 else [1.0]
 
-    def count_items(self, batches: list[Any]) -> list[int | None]:
-        """The items of each batch, None where they cannot be told or nobody looks at them."""
-        if not self._counts_matter:
-            return [None] * len(batches)
-        shifted = shifts_labels(self.model)
+    def _item_counts(self, batches: list[Any]) -> list[int | None]:
+        shifted = shifts_labels(base_model(self.model))
         return [count_items(batch, self.label_names, shifted) for batch in batches]
-
-    @property
-    def _counts_matter(self) -> bool:
-        accumulates = self.args.gradient_accumulation_steps > 1
-        return accumulates or self.compute_loss_func is not None or self._computes_loss_itself
 
     @property
     def _computes_loss_itself(self) -> bool:

@@ -23,19 +23,19 @@ from transformers.trainer_utils import (
 from transformers.utils import logging as transformers_logging
 from transformers.utils.generic import can_return_loss, find_labels
 
-from .. import distributed
 from ..arguments.deprecated import DROPPED_IN
 from ..callbacks import default_callbacks, display_callback
 from ..data.columns import signature_columns
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
-from . import folders, model_files
+from . import folders, model_files, validation
 from . import optimizer as optimizers_
 from .accelerator import Accelerator
 from .after_step import AfterStep
 from .counts import Counts
 from .files import read_object
 from .introspection import accepts_loss_kwargs, base_model, require_trainable, spans_devices
+from .items import ItemsUse
 from .memory import run_with_batch_that_fits
 from .precision import MixedPrecision
 from .preparation import prepared_for_training
@@ -99,7 +99,8 @@ class Trainer(AfterStep, Counts):
         self.optimizer, self.lr_scheduler = optimizers
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
         self.neftune_noise_alpha = args.neftune_noise_alpha
-        self._check(model)
+        self.data_collator: Any = data_collator
+        validation.check(self, model)
 
         self.data_seed = args.seed if args.data_seed is None else args.data_seed
         self._train_batch_size = args.train_batch_size
@@ -110,7 +111,7 @@ class Trainer(AfterStep, Counts):
         self._created_lr_scheduler = False
         self._use_model(model if model is not None else self.call_model_init())
         self.label_smoother = self._label_smoother()
-        self.data_collator = data_collator or _default_collator(self.processing_class)
+        self.data_collator = self.data_collator or _default_collator(self.processing_class)
 
         added = [*default_callbacks(args), *(callbacks or []), display_callback(args)]
         self.callback_handler = CallbackHandler(
@@ -153,6 +154,7 @@ class Trainer(AfterStep, Counts):
         resume_from = folders.checkpoint_to_resume(resume_from_checkpoint, self._get_output_dir(trial))
         if self._created_lr_scheduler:  # by the run before, whose length it was made for
             self.lr_scheduler, self._created_lr_scheduler = None, False
+        self._train_batch_size = self._batch_size_to_begin_with(resume_from)
         model_files.make_folder(self.args.output_dir)
         self.is_in_train = True
         try:
@@ -171,6 +173,14 @@ class Trainer(AfterStep, Counts):
             model, backend=self.args.torch_compile_backend, mode=self.args.torch_compile_mode
         )
         return compiled
+
+    def _batch_size_to_begin_with(self, resume_from: str | None) -> int:
+        """What the arguments say, or what auto_find_batch_size had found when the checkpoint was made."""
+        if resume_from is not None and self.args.auto_find_batch_size:
+            found = read_object(os.path.join(resume_from, folders.STATE)).get("train_batch_size")
+            if found is not None:
+                return int(found)
+        return self.args.train_batch_size
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """Examples in an optimizer step of all processes."""
@@ -275,18 +285,6 @@ class Trainer(AfterStep, Counts):
 
     # Making
 
-    def _check(self, model: nn.Module | None) -> None:
-        args = self.args
-        if (model is None) == (self.model_init is None):
-            raise MisconfigurationException("The Trainer needs a model or a model_init, one of the two.")
-        distributed.require_one_process(args.world_size)
-        has_own_loader = type(self).get_eval_dataloader is not Trainer.get_eval_dataloader
-        if args.eval_strategy != "no" and self.eval_dataset is None and not has_own_loader:
-            raise MisconfigurationException(
-                f"eval_strategy='{args.eval_strategy}', but there is no eval_dataset. Give the Trainer one, or "
-                "set eval_strategy='no'."
-            )
-
     def _seed(self) -> None:
         if self.args.full_determinism:
             enable_full_determinism(self.args.seed)
@@ -299,7 +297,8 @@ class Trainer(AfterStep, Counts):
         asked = args.place_model_on_device
         full_eval = args.fp16_full_eval or args.bf16_full_eval  # moves the model itself, in another format
         bitsandbytes = getattr(model, "quantization_method", None) == "bitsandbytes"  # has no .to()
-        self.place_model_on_device = not (full_eval or spans_devices(model)) if asked is None else asked
+        self.is_model_parallel = spans_devices(model)
+        self.place_model_on_device = not (full_eval or self.is_model_parallel) if asked is None else asked
         if self.place_model_on_device and not bitsandbytes:
             self._move_model_to_device(model, args.device)
         self.model = self.model_wrapped = model
@@ -307,6 +306,7 @@ class Trainer(AfterStep, Counts):
         self.label_names = find_labels(type(base)) if args.label_names is None else args.label_names
         self.can_return_loss = can_return_loss(type(base))
         self.model_accepts_loss_kwargs = accepts_loss_kwargs(model)
+        self.items_use = ItemsUse(model)
         self.signature_columns = signature_columns(model, self.label_names)
         if getattr(model, "config", None) is not None:
             model.config.use_cache = args.use_cache

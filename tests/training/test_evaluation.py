@@ -23,6 +23,7 @@ def test_evaluation_covers_every_example_once(make_trainer):
     assert set(metrics) == {
         "eval_accuracy",
         "eval_loss",
+        "eval_model_preparation_time",
         "eval_runtime",
         "eval_samples_per_second",
         "eval_steps_per_second",
@@ -43,7 +44,12 @@ def test_prediction_without_labels_has_no_loss(make_trainer):
     output = make_trainer({"compute_metrics": accuracy}).predict(rows, metric_key_prefix="predict")
     assert output.label_ids is None
     assert output.predictions.shape == (5, 2)
-    assert set(output.metrics) == {"predict_runtime", "predict_samples_per_second", "predict_steps_per_second"}
+    assert set(output.metrics) == {
+        "predict_model_preparation_time",
+        "predict_runtime",
+        "predict_samples_per_second",
+        "predict_steps_per_second",
+    }
 
 
 def test_outputs_of_different_lengths_are_padded_with_the_ignored_label(make_trainer):
@@ -97,11 +103,14 @@ def test_dictionary_of_datasets_gives_metrics_under_each_name(make_trainer):
     assert len(logged(trainer, "eval_easy_accuracy")) == len(logged(trainer, "eval_hard_loss")) == 1
 
 
-def test_evaluation_leaves_the_model_as_it_was(make_trainer):
-    trainer = make_trainer()
-    trainer.model.train()
-    trainer.evaluate()
-    assert trainer.model.training
+def test_evaluation_leaves_the_model_in_eval_mode_and_the_next_step_does_not(make_trainer):
+    trainer = make_trainer(max_steps=2, eval_strategy="steps", eval_steps=1)
+    trained = []
+    step = trainer.training_step
+    trainer.training_step = lambda model, *args: (step(model, *args), trained.append(model.training))[0]
+    trainer.train()
+    assert trained == [True, True]
+    assert not trainer.model.training
 
 
 def test_metric_that_does_not_exist_is_named_with_those_that_do(make_trainer):

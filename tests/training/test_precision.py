@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import BertConfig, BertForSequenceClassification, TrainerCallback
 
 from mps_trainer import MisconfigurationException
 from tests.conftest import logged
@@ -102,11 +102,17 @@ def test_schedule_waits_for_steps_that_an_overflow_left_out(make_trainer, optim,
     assert trainer.lr_scheduler.last_epoch == (3 if moves else 0)
 
 
-def test_no_clipping_leaves_the_gradients_as_they_are():
-    from mps_trainer.training.precision import MixedPrecision
+def test_no_clipping_leaves_the_gradients_as_they_are(make_trainer):
+    trainer = make_trainer(max_grad_norm=0.0, max_steps=1)
+    seen = []
 
-    parameter = torch.nn.Parameter(torch.zeros(2))
-    parameter.grad = torch.tensor([float("inf"), 1.0])
-    norm = MixedPrecision(torch.device("cpu")).clip([parameter], None, 0)
-    assert norm == float("inf")
-    assert parameter.grad.tolist() == [float("inf"), 1.0]
+    class Watch(TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
+            model.head.bias.grad.fill_(float("inf"))
+            seen.append(trainer._get_grad_norm(model))
+            seen.append(model.head.weight.grad.abs().max())
+
+    trainer.add_callback(Watch)
+    trainer.train()
+    assert seen[0] == float("inf")
+    assert seen[1] > 0  # dividing by an infinite norm would have left 0

@@ -1,0 +1,112 @@
+"""Runs of the same code with transformers' Trainer and with this package's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import mps_trainer
+
+# what differs from run to run, or is measured
+TIMES = ("runtime", "per_second", "preparation_time")
+
+
+@dataclass(frozen=True)
+class Library:
+    """Where Trainer and TrainingArguments come from, and an output folder of its own."""
+
+    module: Any
+    folder: Path
+
+    @property
+    def is_ours(self) -> bool:
+        return self.module is mps_trainer
+
+    def args(self, **settings: Any) -> Any:
+        """Arguments for a quiet run on the CPU that logs each step and saves nothing, unless `settings` say so."""
+        quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no"}
+        return self.module.TrainingArguments(output_dir=str(self.folder), **{**quiet, **settings})
+
+    def trainer(self, model: Any = None, *, kind: type | None = None, trainer: dict | None = None, **settings: Any):
+        """A Trainer, or one of `kind`; `trainer` goes to it, `settings` to its arguments."""
+        return (kind or self.module.Trainer)(model=model, args=self.args(**settings), **(trainer or {}))
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> Callable[[Callable[[Library], Any]], tuple[Any, Any]]:
+    """`both(run)` is what `run(library)` gives with transformers and with this package, from the same seeds."""
+    pytest.importorskip("accelerate", reason="transformers' own Trainer needs it")
+
+    def run_both(run: Callable[[Library], Any]) -> tuple[Any, Any]:
+        results = []
+        for module in (transformers, mps_trainer):
+            transformers.set_seed(0)
+            results.append(run(Library(module, tmp_path / module.__name__)))
+        return results[0], results[1]
+
+    return run_both
+
+
+def bert_classifier(labels: int = 2, dropout: float = 0.1) -> Any:
+    """A BERT of two layers with random weights, the same at each call."""
+    config = transformers.BertConfig(
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=48,
+        max_position_embeddings=64,
+        num_labels=labels,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )
+    torch.manual_seed(0)
+    return transformers.BertForSequenceClassification(config)
+
+
+def gpt2(dropout: float = 0.1) -> Any:
+    """A GPT-2 of two layers with random weights, the same at each call."""
+    config = transformers.GPT2Config(
+        vocab_size=64, n_positions=64, n_embd=32, n_layer=2, n_head=2,
+        resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return transformers.GPT2LMHeadModel(config)
+
+
+def sentences(count: int = 24, length: int = 10, seed: int = 0) -> list[dict[str, Any]]:
+    """Tokens with one of two labels, the last ones of some of them padding."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randint(3, 64, (count, length), generator=generator)
+    ends = torch.randint(length // 2, length + 1, (count,), generator=generator)
+    mask = (torch.arange(length) < ends[:, None]).long()
+    return [
+        {"input_ids": row * kept, "attention_mask": kept, "labels": int(row[0] % 2)}
+        for row, kept in zip(rows, mask, strict=True)
+    ]
+
+
+def texts(count: int = 24, length: int = 10, seed: int = 0) -> list[dict[str, Any]]:
+    """Tokens to continue; those that are padding are no targets."""
+    return [
+        {**row, "labels": torch.where(row["attention_mask"] == 1, row["input_ids"], -100)}
+        for row in sentences(count, length, seed)
+    ]
+
+
+def lasting(values: dict[str, Any]) -> dict[str, Any]:
+    """`values` without what is measured in seconds."""
+    return {name: value for name, value in values.items() if not any(word in name for word in TIMES)}
+
+
+def assert_same_logs(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], tolerance: float = 1e-5) -> None:
+    """Same keys in the same order, and the same numbers but for those that are measured."""
+    assert [list(entry) for entry in ours] == [list(entry) for entry in theirs]
+    for mine, other in zip(ours, theirs, strict=True):
+        assert lasting(mine) == pytest.approx(lasting(other), abs=tolerance, nan_ok=True)

@@ -1,0 +1,226 @@
+"""What the arguments do to a run, log for log as in transformers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from transformers import TrainerCallback
+
+from .conftest import assert_same_logs, bert_classifier, gpt2, sentences, texts
+
+SETTINGS = {
+    "defaults": {},
+    "epochs": {"num_train_epochs": 2, "max_steps": -1, "logging_strategy": "epoch"},
+    "evaluations": {"eval_strategy": "steps", "eval_steps": 2, "eval_on_start": True},
+    "delayed evaluations": {"eval_strategy": "epoch", "eval_delay": 1, "num_train_epochs": 3, "max_steps": -1},
+    "label smoothing": {"label_smoothing_factor": 0.2},
+    "tokens": {"include_num_input_tokens_seen": True},
+    "tokens without padding": {"include_num_input_tokens_seen": "non_padding", "eval_strategy": "epoch"},
+    "no clipping": {"max_grad_norm": 0.0},
+    "autocast": {"bf16": True},
+    "autocast and full evaluation": {"bf16": True, "bf16_full_eval": True, "eval_strategy": "epoch"},
+    "compiled": {"torch_compile": True, "torch_compile_backend": "eager"},
+    "emptied caches": {"torch_empty_cache_steps": 1},
+    "activation checkpointing": {"activation_checkpointing": True},
+    "cosine": {"lr_scheduler_type": "cosine", "warmup_steps": 2},
+    "plateau": {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 1},
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
+def test_a_classifier_logs_what_it_logs_in_transformers(both, settings):
+    def run(library):
+        data = {"train_dataset": sentences(), "eval_dataset": sentences(9, seed=1)}
+        trainer = library.trainer(bert_classifier(), trainer=data, **{"max_steps": 4, **settings})
+        trainer.train()
+        trainer.evaluate()
+        return trainer.state.log_history
+
+    theirs, ours = both(run)
+    assert_same_logs(ours, theirs)
+
+
+LANGUAGE = {
+    "defaults": {},
+    "noise on the embeddings": {"neftune_noise_alpha": 5.0},
+    "accumulation": {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 2},
+    "accumulation with a short last update": {
+        "gradient_accumulation_steps": 4, "per_device_train_batch_size": 3, "max_steps": -1, "num_train_epochs": 2
+    },
+    "label smoothing": {"label_smoothing_factor": 0.1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", LANGUAGE.values(), ids=LANGUAGE.keys())
+def test_a_language_model_logs_what_it_logs_in_transformers(both, settings):
+    def run(library):
+        trainer = library.trainer(gpt2(), trainer={"train_dataset": texts()}, **{"max_steps": 4, **settings})
+        trainer.train()
+        assert not trainer.model.get_input_embeddings()._forward_hooks
+        return trainer.state.log_history
+
+    theirs, ours = both(run)
+    assert_same_logs(ours, theirs)
+
+
+def test_noise_changes_the_losses(both):
+    def run(library):
+        trainer = library.trainer(
+            gpt2(dropout=0.0), trainer={"train_dataset": texts()}, max_steps=2, neftune_noise_alpha=50.0
+        )
+        trainer.train()
+        quiet = library.trainer(gpt2(dropout=0.0), trainer={"train_dataset": texts()}, max_steps=2)
+        quiet.train()
+        return abs(trainer.state.log_history[0]["loss"] - quiet.state.log_history[0]["loss"])
+
+    theirs, ours = both(run)
+    assert ours > 1e-3
+    assert theirs > 1e-3
+
+
+def test_memory_metrics_have_the_same_names(both):
+    pytest.importorskip("psutil")
+
+    def run(library):
+        data = {"train_dataset": sentences(8), "eval_dataset": sentences(8)}
+        trainer = library.trainer(bert_classifier(), trainer=data, max_steps=1, skip_memory_metrics=False)
+        metrics = trainer.train().metrics
+        return [list(metrics), list(trainer.evaluate()), list(trainer.predict(sentences(4)).metrics)]
+
+    theirs, ours = both(run)
+    assert ours == theirs
+    assert "train_mem_cpu_alloc_delta" in ours[0]
+
+
+class OutOfMemory(TrainerCallback):
+    """As a device does whose memory is too small for batches of 7 or more."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.train_batch_size >= 7:
+            raise RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)")
+
+
+class OutOfMemoryOfAccelerate(OutOfMemory):
+    """Accelerate knows the words of cuda only."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.train_batch_size >= 7:
+            raise RuntimeError("CUDA out of memory.")
+
+
+def test_the_batch_that_fits_is_the_same(both):
+    def run(library):
+        callback = OutOfMemory() if library.is_ours else OutOfMemoryOfAccelerate()
+        data = {"train_dataset": sentences(), "callbacks": [callback]}
+        trainer = library.trainer(
+            bert_classifier(), trainer=data, auto_find_batch_size=True, per_device_train_batch_size=9, max_steps=3
+        )
+        trainer.train()
+        return trainer._train_batch_size, trainer.state.train_batch_size, trainer.state.global_step
+
+    theirs, ours = both(run)
+    assert ours == theirs == (6, 6, 3)
+
+
+def test_running_out_of_memory_is_an_error_where_nobody_asked_for_a_smaller_batch(both):
+    def run(library):
+        data = {"train_dataset": sentences(), "callbacks": [OutOfMemory()]}
+        trainer = library.trainer(bert_classifier(), trainer=data, per_device_train_batch_size=9, max_steps=3)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            trainer.train()
+
+    both(run)
+
+
+def test_multi_label_models_are_not_smoothed(both):
+    def run(library):
+        model = bert_classifier(labels=3)
+        model.config.problem_type = "multi_label_classification"
+        rows = [{**row, "labels": torch.tensor([1.0, 0.0, 1.0])} for row in sentences()]
+        with pytest.warns(UserWarning, match="[lL]abel"):
+            trainer = library.trainer(model, trainer={"train_dataset": rows}, label_smoothing_factor=0.1, max_steps=2)
+        trainer.train()
+        return trainer.state.log_history
+
+    theirs, ours = both(run)
+    assert_same_logs(ours, theirs)
+
+
+def test_a_second_run_goes_on_with_the_optimizer_and_begins_a_new_schedule(both):
+    def run(library):
+        trainer = library.trainer(bert_classifier(), trainer={"train_dataset": sentences()}, max_steps=3)
+        trainer.train()
+        optimizer = trainer.optimizer
+        trainer.train()
+        steps = {int(state["step"]) for state in trainer.optimizer.state.values()}
+        return trainer.state.log_history, trainer.lr_scheduler.last_epoch, steps, type(optimizer).__name__
+
+    theirs, ours = both(run)
+    assert_same_logs(ours[0], theirs[0])
+    assert ours[1:3] == theirs[1:3] == (3, {6})
+
+
+def test_a_seed_set_between_two_runs_is_used(both):
+    def run(library):
+        data = {"train_dataset": sentences(), "model_init": lambda: bert_classifier()}
+        trainer = library.trainer(trainer=data, max_steps=3)
+        trainer.train()
+        trainer.args.seed = 314
+        trainer.train()
+        return trainer.state.log_history
+
+    theirs, ours = both(run)
+    assert_same_logs(ours, theirs)
+
+
+class Plain(nn.Module):
+    """Not a model of transformers, and without a configuration."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(64, 8)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, input_ids, attention_mask=None, labels=None):
+        logits = self.head(self.table(input_ids).mean(1))
+        loss = None if labels is None else nn.functional.cross_entropy(logits, labels)
+        return (loss, logits) if loss is not None else (logits,)
+
+
+def test_a_plain_module_trains_and_saves_as_in_transformers(both):
+    def run(library):
+        torch.manual_seed(1)
+        data = {"train_dataset": sentences(), "eval_dataset": sentences(8)}
+        trainer = library.trainer(Plain(), trainer=data, max_steps=3, include_num_input_tokens_seen="all")
+        trainer.train()
+        trainer.evaluate()
+        trainer.save_model()
+        return trainer.state.log_history, {path.name for path in library.folder.iterdir()}
+
+    theirs, ours = both(run)
+    assert_same_logs(ours[0], theirs[0])
+    assert ours[1] == theirs[1]
+
+
+def test_nan_losses_are_filtered_alike(both):
+    class Nan(Plain):
+        def forward(self, input_ids, attention_mask=None, labels=None):
+            loss, logits = super().forward(input_ids, labels=labels)
+            return (loss * float("nan") if bool((labels == 1).all()) else loss), logits
+
+    def run(library):
+        torch.manual_seed(1)
+        rows = [{**row, "labels": int(i < 8)} for i, row in enumerate(sentences())]
+        data = {"train_dataset": rows, "eval_dataset": rows}
+        trainer = library.trainer(Nan(), trainer=data, max_steps=3, train_sampling_strategy="sequential")
+        trainer.train()
+        trainer.evaluate()
+        return trainer.state.log_history
+
+    theirs, ours = both(run)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert math.isnan(mine.get("loss", 0)) == math.isnan(other.get("loss", 0))
+    assert ours[-1]["eval_loss"] == pytest.approx(theirs[-1]["eval_loss"], nan_ok=True)
