@@ -37,17 +37,17 @@ def _check_evaluation(trainer: Trainer) -> None:
             f"eval_strategy='{args.eval_strategy}', but there is no eval_dataset. Give the Trainer one, or "
             "set eval_strategy='no'."
         )
-    if args.batch_eval_metrics and trainer.compute_metrics is not None:
-        if "compute_result" not in inspect.signature(trainer.compute_metrics).parameters:
-            raise MisconfigurationException(
-                "batch_eval_metrics=True calls compute_metrics after each batch, and yours has no argument "
-                "`compute_result` to tell the last one by. Add compute_result=False to it, and return the metrics of "
-                "all batches when it is true."
-            )
+    metric = trainer.compute_metrics if args.batch_eval_metrics else None
+    if metric is not None and "compute_result" not in inspect.signature(metric).parameters:
+        raise MisconfigurationException(
+            "batch_eval_metrics=True calls compute_metrics after each batch, and yours has no argument "
+            "`compute_result` to tell the last one by. Add compute_result=False to it, and return the metrics of "
+            "all batches when it is true."
+        )
     if args.save_strategy == "best" and args.metric_for_best_model is None:
         raise MisconfigurationException(
-            "save_strategy='best', but nothing says what is best: `args.metric_for_best_model` must be provided, 'loss' "
-            "for one."
+            "save_strategy='best', but nothing says what is best: `args.metric_for_best_model` must be provided, "
+            "'loss' for one."
         )
 
 

@@ -331,8 +331,8 @@ def test_model_init_makes_a_new_model_for_each_training(make_trainer, make_model
 @pytest.mark.parametrize(
     ("trainer", "settings", "message"),
     [
-        ({"model": None}, {}, "needs a model or a model_init"),
-        ({"model_init": lambda: None, "model": nn.Linear(1, 1)}, {}, "one of the two"),
+        ({"model": None}, {}, "requires either a `model` or"),
+        ({"model_init": lambda: None, "model": nn.Linear(1, 1)}, {}, "but not both"),
         ({"eval_dataset": None}, {"eval_strategy": "steps"}, "there is no eval_dataset"),
     ],
 )
