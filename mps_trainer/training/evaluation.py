@@ -24,7 +24,7 @@ from ..errors import MisconfigurationException
 from .loaders import Loaders
 from .loss import IGNORED_LABEL
 from .objective import Objective
-from .optimizer import follows_metric
+from .optimizer import follows_metric, set_mode
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +81,7 @@ class Evaluation(Loaders, Objective):
         losses, predictions, labels = (EvalLoopContainer(True, padding_index=IGNORED_LABEL) for _ in range(3))
         seen, was_training = 0, model.training
         model.eval()
+        set_mode(self.optimizer, training=False)
         for step, inputs in enumerate(dataloader, start=1):
             size = find_batch_size(inputs) or args.eval_batch_size
             seen += size

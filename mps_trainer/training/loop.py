@@ -15,7 +15,7 @@ from ..data.loader import epoch_batches, length_of, num_examples
 from . import checkpoint
 from .loss import divisors
 from .meter import LossMeter
-from .optimizer import follows_metric, learning_rate
+from .optimizer import follows_metric
 from .plan import StepPlan
 from .rng import set_rng
 
@@ -51,7 +51,7 @@ class TrainingLoop:
         self.model, self.state = trainer.model, trainer.state
         self.first_step = self.state.global_step
         self.grad_norm: torch.Tensor | None = None
-        self.rate = learning_rate(trainer.optimizer)
+        self.rate: float | None = None
 
     def run(self) -> TrainOutput:
         """Trains to the end of the plan, or until a callback stops it."""
@@ -132,7 +132,7 @@ class TrainingLoop:
         trainer.fire("on_pre_optimizer_step")
         stepped = trainer.precision.step(trainer.optimizer)
         trainer.fire("on_optimizer_step")
-        self.rate = learning_rate(trainer.optimizer)
+        self.rate = trainer._get_learning_rate()
         if stepped and not follows_metric(trainer.lr_scheduler):
             trainer.lr_scheduler.step()
         self.model.zero_grad()

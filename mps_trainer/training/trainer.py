@@ -23,18 +23,19 @@ from ..data.columns import signature_columns
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
 from . import folders, model_files
-from . import optimizer as optimizers_
 from .activation_checkpointing import enable_activation_checkpointing
 from .evaluation import Evaluation
 from .files import read_object
 from .flos import FlosCounter
 from .loop import TrainingLoop
+from .optimization import Optimization
+from .optimizer import set_mode
 from .precision import MixedPrecision
 
 logger = logging.getLogger(__name__)
 
 
-class Trainer(Evaluation):
+class Trainer(Evaluation, Optimization):
     """Trains, evaluates and predicts with a model; transformers' `Trainer`, on the device that this machine has.
 
     Args:
@@ -83,7 +84,7 @@ class Trainer(Evaluation):
         self.compute_loss_func = compute_loss_func
         self.compute_metrics = compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
-        self._given_optimizers = self.optimizer, self.lr_scheduler = optimizers
+        self.optimizer, self.lr_scheduler = optimizers
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
         self._check(model)
 
@@ -130,7 +131,7 @@ class Trainer(Evaluation):
         if self.model_init is not None:
             self._seed()
             self._use_model(self._call_model_init())
-        self.optimizer, self.lr_scheduler = self._given_optimizers
+        self.renew_schedule(new_model=self.model_init is not None)
         if self.args.activation_checkpointing:
             enable_activation_checkpointing(self.model, self.args)
         model_files.make_folder(self.args.output_dir)
@@ -147,6 +148,7 @@ class Trainer(Evaluation):
         """Forward and backward for one batch; returns what it adds to the update's loss, detached, on the device."""
         if not model.training:
             model.train()
+        set_mode(self.optimizer, training=True)
         inputs = self._prepare_inputs(inputs)
         with self.compute_loss_context_manager():
             loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
@@ -157,31 +159,6 @@ class Trainer(Evaluation):
             loss = loss / self.loss_divisor
         self.precision.backward(loss)
         return loss.detach()
-
-    # Optimizer and schedule
-
-    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
-        self.create_optimizer()
-        self.create_scheduler(num_training_steps)
-
-    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """The optimizer that was given to the Trainer, or the one that the arguments describe."""
-        if self.optimizer is None:
-            model = self.model if model is None else model
-            decay = self.get_decay_parameter_names(model)
-            groups = optimizers_.parameter_groups(model, decay, self.args.weight_decay)
-            kind, settings = self.optimizer_cls_and_kwargs or optimizers_.class_and_settings(self.args)
-            self.optimizer = kind(groups, **settings)
-        return self.optimizer
-
-    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
-        """The schedule that was given to the Trainer, or the one that the arguments describe."""
-        if self.lr_scheduler is None:
-            self.lr_scheduler = optimizers_.make_scheduler(self.args, optimizer or self.optimizer, num_training_steps)
-        return self.lr_scheduler
-
-    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        return optimizers_.decay_parameter_names(model)
 
     # Saving
 
@@ -236,6 +213,7 @@ class Trainer(Evaluation):
         args = self.args
         if (model is None) == (self.model_init is None):
             raise MisconfigurationException("The Trainer needs a model or a model_init, one of the two.")
+        self.check_given_optimizers()
         distributed.require_one_process(args.world_size)
         if args.load_best_model_at_end and hasattr(model, "peft_config"):
             raise MisconfigurationException(
