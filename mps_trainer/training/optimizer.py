@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import optimization as their_optimization
-from transformers.trainer_pt_utils import get_parameter_names
+from transformers.trainer_pt_utils import LayerWiseDummyOptimizer, LayerWiseDummyScheduler, get_parameter_names
 
 from ..arguments.choices import OptimizerNames, SchedulerType
 from ..errors import MisconfigurationException, MissingPackageError, UnknownSettingError
@@ -169,7 +169,16 @@ def set_mode(optimizer: Any, training: bool) -> None:
 
 
 def make_scheduler(args: TrainingArguments, optimizer: torch.optim.Optimizer, steps: int) -> Any:
-    """transformers' schedule for `args` over `steps` steps."""
+    """transformers' schedule for `args` over `steps` steps.
+
+    A layer-wise optimizer has one for each parameter, stepped by a hook after the one that updates the parameter.
+    """
+    if isinstance(optimizer, LayerWiseDummyOptimizer):
+        schedules = {p: make_scheduler(args, each, steps) for p, each in optimizer.optimizer_dict.items()}
+        for parameter in schedules:
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(lambda parameter: schedules[parameter].step())
+        return _LayerWiseSchedule(optimizer_dict=optimizer.optimizer_dict, lr=optimizer.defaults["lr"])
     if args.lr_scheduler_kwargs and args.lr_scheduler_type in _NO_SETTINGS:
         logger.warning(
             "lr_scheduler_kwargs=%s is ignored: lr_scheduler_type='%s' has no settings.",
@@ -189,6 +198,16 @@ def make_scheduler(args: TrainingArguments, optimizer: torch.optim.Optimizer, st
             f"lr_scheduler_type='{args.lr_scheduler_type}' cannot be made with "
             f"lr_scheduler_kwargs={args.lr_scheduler_kwargs}: {error}. Give the settings of this schedule only."
         ) from error
+
+
+class _LayerWiseSchedule(LayerWiseDummyScheduler):
+    """Shows the first parameter's learning rate, and does nothing.
+
+    transformers' own gives the rates of all parameters for a dummy that has one, which torch 2.13 refuses.
+    """
+
+    def get_lr(self) -> list[float]:
+        return super().get_lr()[:1]
 
 
 def follows_metric(scheduler: Any) -> bool:
