@@ -7,6 +7,18 @@ class MisconfigurationException(ValueError):
     """What was asked for cannot be done as asked; the message says what happened, why, and what to do next."""
 
 
+class MissingPackageError(MisconfigurationException, ImportError):
+    """What was asked for needs a package that is not installed. An `ImportError`, as in transformers."""
+
+
+class ConflictingOptimizersError(MisconfigurationException, RuntimeError):
+    """An optimizer was given in two ways that exclude each other. A `RuntimeError`, as in transformers."""
+
+
+class UnknownSettingError(MisconfigurationException, TypeError):
+    """A setting that what it is for does not take. A `TypeError`, as in transformers."""
+
+
 class DeviceUnavailableError(MisconfigurationException):
     """An accelerator was requested by name and this machine cannot run it; carries the cause found and its remedy.
 

@@ -81,8 +81,7 @@ def _copy_on_cpu(trainer: Trainer) -> Trainer:
     for name, value in vars(trainer).items():
         if isinstance(value, nn.Module):
             setattr(stand_in, name, _copied(value, memo).cpu())
-    stand_in._given_optimizers = (_optimizer_on_cpu(trainer._given_optimizers[0], memo), None)
-    stand_in.optimizer, stand_in.lr_scheduler = stand_in._given_optimizers
+    stand_in.optimizer, stand_in.lr_scheduler = _optimizer_on_cpu(trainer.optimizer, memo), None
     stand_in.precision = MixedPrecision(args.device, bf16=args.bf16, fp16=args.fp16)
     stand_in.control = copy.deepcopy(trainer.control)  # the loop makes a new state, and keeps this
     # The one callback that transformers warns without; it does nothing but ask for logs and checkpoints.

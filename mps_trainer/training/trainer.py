@@ -29,7 +29,6 @@ from ..data.columns import signature_columns
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
 from . import folders, model_files, validation
-from . import optimizer as optimizers_
 from .accelerator import Accelerator
 from .after_step import AfterStep
 from .counts import Counts
@@ -37,13 +36,14 @@ from .files import read_object
 from .introspection import accepts_loss_kwargs, base_model, require_trainable, spans_devices
 from .items import ItemsUse
 from .memory import run_with_batch_that_fits
+from .optimization import Optimization
 from .precision import MixedPrecision
 from .preparation import prepared_for_training
 
 logger = logging.getLogger(__name__)
 
 
-class Trainer(AfterStep, Counts):
+class Trainer(AfterStep, Counts, Optimization):
     """Trains, evaluates and predicts with a model; transformers' `Trainer`, on the device that this machine has.
 
     Args:
@@ -108,7 +108,6 @@ class Trainer(AfterStep, Counts):
         self.accelerator = Accelerator(args, self.precision, prepare_loader=lambda loader: loader)
         self.gather_function = self.accelerator.gather_for_metrics
         self.is_in_train = False
-        self._created_lr_scheduler = False
         self._use_model(model if model is not None else self.call_model_init())
         self.label_smoother = self._label_smoother()
         self.data_collator = self.data_collator or _default_collator(self.processing_class)
@@ -149,11 +148,9 @@ class Trainer(AfterStep, Counts):
         if self.model_init is not None:
             self._seed()
             self._use_model(self.call_model_init(trial))
-            self.optimizer, self.lr_scheduler = None, None
         self._hp_search_setup(trial)
         resume_from = folders.checkpoint_to_resume(resume_from_checkpoint, self._get_output_dir(trial))
-        if self._created_lr_scheduler:  # by the run before, whose length it was made for
-            self.lr_scheduler, self._created_lr_scheduler = None, False
+        self.renew_schedule(new_model=self.model_init is not None)
         self._train_batch_size = self._batch_size_to_begin_with(resume_from)
         model_files.make_folder(self.args.output_dir)
         self.is_in_train = True
@@ -196,35 +193,6 @@ class Trainer(AfterStep, Counts):
             return grad_norm
         self.accelerator.unscale_gradients()
         return torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-
-    # Optimizer and schedule
-
-    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
-        self.create_optimizer()
-        self.create_scheduler(num_training_steps)
-
-    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """The optimizer that was given to the Trainer, or the one that the arguments describe."""
-        if self.optimizer is None:
-            model = self.model if model is None else model
-            decay = self.get_decay_parameter_names(model)
-            groups = optimizers_.parameter_groups(model, decay, self.args.weight_decay)
-            kind, settings = self.optimizer_cls_and_kwargs or optimizers_.class_and_settings(self.args)
-            self.optimizer = kind(groups, **settings)
-        return self.optimizer
-
-    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
-        """The schedule that was given to the Trainer, or the one that the arguments describe."""
-        if self.lr_scheduler is None:
-            self.lr_scheduler = optimizers_.make_scheduler(self.args, optimizer or self.optimizer, num_training_steps)
-            self._created_lr_scheduler = True
-        return self.lr_scheduler
-
-    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        return optimizers_.decay_parameter_names(model)
-
-    def _get_learning_rate(self) -> float:
-        return optimizers_.learning_rate(self.optimizer)
 
     # TEMPORARY
 

@@ -22,6 +22,7 @@ def check(trainer: Trainer, model: Any) -> None:
         raise MisconfigurationException(
             "`Trainer` requires either a `model` or `model_init` argument, but not both: leave one of them out."
         )
+    trainer.check_given_optimizers()
     distributed.require_one_process(trainer.args.world_size)
     _check_evaluation(trainer)
     _check_training(trainer)

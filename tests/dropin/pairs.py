@@ -1,0 +1,66 @@
+"""One Trainer of transformers and one of this package, of the same model, data and seed."""
+
+from __future__ import annotations
+
+import torch
+import transformers
+from torch import nn
+
+import mps_trainer
+
+
+class Net(nn.Module):
+    """With every kind of normalisation, under names that do and do not say so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(16, 8)
+        self.up = nn.Linear(8, 64)
+        self.bn = nn.BatchNorm1d(64)
+        self.attention = nn.Linear(64, 64)
+        self.norm = nn.GroupNorm(4, 64)
+        self.rms = nn.RMSNorm(64)
+        self.final_norm = nn.LayerNorm(64)
+        self.ln = nn.LayerNorm(64)
+        self.frozen = nn.Linear(64, 64).requires_grad_(False)
+        self.head = nn.Linear(64, 2)
+
+    def forward(self, x, labels=None):
+        hidden = self.norm(self.bn(torch.tanh(self.up(self.embed(x).mean(1)))))
+        hidden = self.ln(self.final_norm(self.rms(self.frozen(self.attention(hidden)))))
+        logits = self.head(hidden)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def rows(count: int = 32) -> list[dict]:
+    numbers = torch.randint(0, 16, (count, 5), generator=torch.Generator().manual_seed(3))
+    return [{"x": row, "labels": int(row.sum() % 2)} for row in numbers]
+
+
+def make(package, folder, trainer: dict | None = None, kind: type | None = None, **settings):
+    """A Trainer of `package`, with the same model, data and seed as that of the other."""
+    settings = {
+        **{"use_cpu": True, "disable_tqdm": True, "report_to": "none", "save_strategy": "no"},
+        **{"per_device_train_batch_size": 4, "max_steps": 5, "logging_steps": 1, "learning_rate": 1e-2},
+        **{"weight_decay": 0.1, "adam_beta1": 0.8, "adam_beta2": 0.98, "adam_epsilon": 1e-6, **settings},
+    }
+    args = package.TrainingArguments(output_dir=str(folder), **settings)
+    given = {"train_dataset": rows(), "eval_dataset": rows(8), **(trainer or {})}
+    if "model" not in given and "model_init" not in given:
+        torch.manual_seed(0)
+        given["model"] = Net()
+    return (kind or package.Trainer)(args=args, **given)
+
+
+def both(folder, **settings):
+    return [make(package, folder / package.__name__, **settings) for package in (mps_trainer, transformers)]
+
+
+def logged(trainer, key: str) -> list:
+    return [entry[key] for entry in trainer.state.log_history if key in entry]
+
+
+def assert_same_weights(ours, theirs) -> None:
+    theirs = theirs.model.state_dict()
+    for name, value in ours.model.state_dict().items():
+        assert torch.equal(value, theirs[name]), name

@@ -1,0 +1,56 @@
+"""Learning-rate schedules: transformers' Trainer and this one, side by side on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+from transformers.trainer_utils import SchedulerType
+
+import mps_trainer
+from mps_trainer import MisconfigurationException
+from tests.dropin.pairs import assert_same_weights, both, logged, make
+
+CONSTANT = ("constant", "reduce_lr_on_plateau", "greedy")  # in ten steps, with their default settings
+SCHEDULES = [
+    *[(name.value, {}) for name in SchedulerType if name.value not in ("cosine_with_min_lr", "warmup_stable_decay")],
+    ("cosine_with_restarts", {"num_cycles": 2}),
+    ("polynomial", {"power": 2.0, "lr_end": 1e-5}),
+    ("inverse_sqrt", {"timescale": 3}),
+    ("cosine_with_min_lr", {"min_lr": 1e-4}),
+    ("cosine_with_min_lr", {"min_lr_rate": 0.2}),
+    ("cosine_warmup_with_min_lr", {"min_lr_rate": 0.1, "warmup_lr_rate": 0.3}),
+    ("warmup_stable_decay", {"num_decay_steps": 3, "min_lr_ratio": 0.1, "decay_type": "cosine"}),
+    ("reduce_lr_on_plateau", {"factor": 0.2, "patience": 0, "threshold": 10.0}),
+    ("greedy", {"patience": 0, "factor": 0.5, "min_lr": 1e-4}),
+]
+
+
+@pytest.mark.parametrize("warmup", [3, 0.25])
+@pytest.mark.parametrize(("name", "settings"), SCHEDULES)
+def test_a_schedule_gives_the_learning_rates_of_transformers(name, settings, warmup, tmp_path):
+    if name == "cosine_warmup_with_min_lr" and not settings:
+        settings = {"min_lr": 1e-5}
+    ours, theirs = both(
+        tmp_path,
+        **{"lr_scheduler_type": name, "lr_scheduler_kwargs": settings, "warmup_steps": warmup, "max_steps": 10},
+        **{"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "loss"},
+    )
+    ours.train()
+    theirs.train()
+    assert type(ours.lr_scheduler) is type(theirs.lr_scheduler)
+    rates = logged(ours, "learning_rate")
+    assert rates == logged(theirs, "learning_rate")
+    assert (len(set(rates)) > 1) is (bool(settings) or name not in CONSTANT)
+    assert_same_weights(ours, theirs)
+
+
+def test_a_setting_that_the_schedule_does_not_have_is_a_type_error_too(tmp_path):
+    trainer = make(mps_trainer, tmp_path, lr_scheduler_type="cosine", lr_scheduler_kwargs={"min_lr": 1e-6})
+    with pytest.raises(TypeError, match=r"lr_scheduler_type='cosine' cannot be made with .*min_lr") as error:
+        trainer.create_optimizer_and_scheduler(10)
+    assert isinstance(error.value, MisconfigurationException)
+
+
+def test_settings_for_a_schedule_that_has_none_are_named(tmp_path, caplog):
+    trainer = make(mps_trainer, tmp_path, lr_scheduler_type="constant", lr_scheduler_kwargs={"power": 2})
+    trainer.create_optimizer_and_scheduler(10)
+    assert "lr_scheduler_kwargs={'power': 2} is ignored: lr_scheduler_type='constant' has no settings." in caplog.text
