@@ -39,8 +39,6 @@ class TrainerBase:
     control: TrainerControl
     label_names: list[str]
     can_return_loss: bool
-    data_seed: int
-    signature_columns: list[str]
     earlier_checkpoints: set[str]  # in the output folder, of a run before this one
     ignore_keys_for_eval: list[str] | None = None
 
@@ -48,7 +46,7 @@ class TrainerBase:
         if not inputs:
             raise ValueError(
                 "A batch came out empty, so the model has no input. Check that the dataset has columns that "
-                f"{type(self.model).__name__}.forward takes: {', '.join(self.signature_columns)}."
+                f"{type(self.model).__name__}.forward takes: {', '.join(getattr(self, 'signature_columns', []))}."
             )
         return to_device(inputs, self.args.device)
 

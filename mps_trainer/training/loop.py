@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.trainer_utils import TrainOutput, speed_metrics
 
-from ..data.loader import epoch_batches, length_of, num_examples
+from ..data.loader import OneAhead, epoch_batches, length_of
 from . import checkpoint
 from .loss import divisors
 from .meter import LossMeter
 from .optimizer import follows_metric, learning_rate
 from .plan import StepPlan
-from .rng import set_rng
+from .rng import resume_draws, resume_order, rng_state, set_rng
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -45,9 +45,11 @@ class TrainingLoop:
         trainer.create_optimizer_and_scheduler(self.plan.max_steps)
         trainer.begin_state(self.plan.max_steps, self.plan.epochs, resume_from)
         self.rng: dict[str, Any] | None = None  # to go on with, once
+        self.batches: Iterator[Any] | None = None  # of the epoch that runs
         self.epoch_has_ended = True
         if resume_from is not None:
             self.rng, self.epoch_has_ended = checkpoint.restore_progress(trainer, self.meter, resume_from)
+            resume_order(self.loader, self.rng)
         self.model, self.state = trainer.model, trainer.state
         self.first_step = self.state.global_step
         self.grad_norm: torch.Tensor | None = None
@@ -97,10 +99,14 @@ class TrainingLoop:
             done = self.plan.batches_done(self.first_step)
         if not done:
             self.restore_rng()  # before the epoch draws its own random numbers
-        batches = epoch_batches(self.loader, epoch, skip=done)
-        self.restore_rng()  # after it drew them the first time
+        self.batches = batches = epoch_batches(self.loader, epoch, skip=done)
+        if self.rng is not None:
+            resume_draws(batches, self.rng, self.restore_rng)
         while self.state.global_step < self.plan.max_steps:
+            if isinstance(batches, OneAhead):
+                batches.snapshot = rng_state if self.may_save() else None
             group = list(itertools.islice(batches, self.plan.accumulation))
+            self.restore_rng()  # of a checkpoint that transformers wrote, as late as transformers does
             if not group:
                 break
             done += len(group)
@@ -109,6 +115,14 @@ class TrainingLoop:
         if not done and self.state.global_step < self.plan.max_steps:
             logger.warning("The training dataset gave no batch in epoch %d: training stops here.", epoch)
             self.trainer.control.should_training_stop = True
+
+    def may_save(self) -> bool:
+        """Whether a checkpoint may be due after the step to come."""
+        step, strategy = self.state.global_step + 1, self.args.save_strategy
+        if strategy not in ("steps", "best"):
+            return False
+        every = self.state.save_steps if strategy == "steps" else self.state.eval_steps
+        return step >= self.plan.max_steps or bool(every and step % every == 0)
 
     def accumulate(self, batches: list[Any]) -> None:
         """Forward and backward for the batches of one update; their loss is the mean over all their items."""
@@ -175,4 +189,4 @@ class TrainingLoop:
         batch_size = self.args.train_batch_size
         if self.args.max_steps > 0 or self.plan.batches_per_epoch is None:
             return self.plan.max_steps * batch_size * self.plan.accumulation
-        return num_examples(self.loader, batch_size) * self.args.num_train_epochs
+        return self.trainer.num_examples(self.loader) * self.args.num_train_epochs

@@ -19,7 +19,6 @@ from transformers.utils.generic import can_return_loss, find_labels
 from .. import distributed
 from ..arguments.deprecated import DROPPED_IN
 from ..callbacks import default_callbacks, display_callback
-from ..data.columns import signature_columns
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
 from . import folders, model_files
@@ -87,12 +86,13 @@ class Trainer(Evaluation):
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
         self._check(model)
 
-        self.data_seed = args.seed if args.data_seed is None else args.data_seed
+        self._train_batch_size = args.train_batch_size
         self.precision = MixedPrecision(args.device, bf16=args.bf16, fp16=args.fp16)
         self.label_smoother = LabelSmoother(args.label_smoothing_factor) if args.label_smoothing_factor else None
         self.loss_divisor = 1.0  # set by the loop for each batch of an update
         self.loss_is_scaled_for_ga: bool | None = None  # True in a subclass whose compute_loss normalises by itself
         self.is_in_train = False
+        self.loop: TrainingLoop | None = None  # while training
         self._seed()
         self._use_model(model if model is not None else self._call_model_init())
         self.data_collator = data_collator or _default_collator(self.processing_class)
@@ -137,8 +137,10 @@ class Trainer(Evaluation):
         self.is_in_train = True
         try:
             self.model.train()
-            return TrainingLoop(self, resume_from).run()
+            self.loop = TrainingLoop(self, resume_from)
+            return self.loop.run()
         finally:
+            self.loop = None
             self.is_in_train = False
 
     def training_step(
@@ -265,7 +267,7 @@ class Trainer(Evaluation):
         self._flos = FlosCounter(model)
         self.label_names = find_labels(type(model)) if self.args.label_names is None else self.args.label_names
         self.can_return_loss = can_return_loss(type(model))
-        self.signature_columns = signature_columns(model, self.label_names)
+        self._signature_columns = None
 
 
 def _processing_class(processing_class: Any, tokenizer: Any) -> Any:
