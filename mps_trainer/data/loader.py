@@ -70,6 +70,7 @@ class OneAhead(Iterator[Any]):
 
     Args:
         skip: batches at the beginning to load and leave out.
+        before_first: called when these are past, before the first batch that is given is loaded.
 
     Attributes:
         snapshot: if set, called before each batch is loaded; gives the random number generators' state.
@@ -77,24 +78,22 @@ class OneAhead(Iterator[Any]):
             goes on from a checkpoint loads that batch again, with the same draws.
     """
 
-    def __init__(self, loader: EpochLoader, skip: int = 0) -> None:
+    def __init__(self, loader: EpochLoader, skip: int = 0, before_first: Callable[[], None] | None = None) -> None:
         self.loader = loader
         self.snapshot: Callable[[], Any] | None = None
         self.before_waiting: Any = None
-        self._skip = skip
+        self._skip, self._before_first = skip, before_first
         self._batches: Iterator[Any] | None = None
         self._waiting: Any = _END
 
-    def start(self, before: Callable[[], None] | None = None, after: Callable[[], None] | None = None) -> None:
-        """Loads the first batch; `before` and `after` are called around that, after what the pass draws to begin."""
+    def start(self) -> None:
+        """Loads the first batch."""
         self._batches = self.loader.begin()
         for _ in range(self._skip):
             next(self._batches, None)
-        if before is not None:
-            before()
+        if self._before_first is not None:
+            self._before_first()
         self._load()
-        if after is not None:
-            after()
 
     def __next__(self) -> Any:
         if self._batches is None:
@@ -132,20 +131,27 @@ def prepare_loader(loader: Any, *, seedable: bool = True, data_seed: int | None 
     return prepared
 
 
-def epoch_batches(loader: Any, epoch: int, skip: int = 0) -> Iterator[Any]:
+def epoch_batches(
+    loader: Any, epoch: int, skip: int = 0, before_first: Callable[[], None] | None = None
+) -> Iterator[Any]:
     """The batches of an epoch in the order that belongs to it, without the first `skip`.
 
     Where the order is known beforehand, the batches left out are not even loaded. `loader` may be anything that gives
     batches; one that was not prepared is told the epoch only if it has set_epoch itself, as in transformers.
+
+    Args:
+        before_first: called after all that an epoch draws to begin, before the first batch that is given is loaded.
     """
-    if skip and (later := _without_first(loader, skip)) is not None:
-        loader, skip = later, 0
+    if skip and (later := _without_first(loader, skip, before_first)) is not None:
+        loader, skip, before_first = later, 0, None
     tell_epoch(epoch, loader)
     if isinstance(loader, EpochLoader):
-        return OneAhead(loader, skip)
+        return OneAhead(loader, skip, before_first)
     batches = iter(loader)
     for _ in range(skip):
         next(batches, None)
+    if before_first is not None:
+        before_first()
     return batches
 
 
@@ -179,7 +185,7 @@ def _batching(loader: DataLoader) -> dict[str, Any]:
     return {"batch_sampler": loader.batch_sampler}
 
 
-def _without_first(loader: Any, skip: int) -> DataLoader | None:
+def _without_first(loader: Any, skip: int, reached: Callable[[], None] | None) -> DataLoader | None:
     """A loader for one pass that leaves out the first batches; None if they have to be loaded to get past them."""
     kind = EpochLoader if isinstance(loader, EpochLoader) else DataLoader
     if not isinstance(loader, DataLoader) or type(loader).__iter__ is not kind.__iter__:
@@ -187,8 +193,8 @@ def _without_first(loader: Any, skip: int) -> DataLoader | None:
     if isinstance(loader.dataset, IterableDataset):
         return None
     if loader.batch_sampler is not None:
-        return _another(kind, loader, batch_sampler=LaterBatches(loader.batch_sampler, skip))
-    return _another(kind, loader, batch_size=None, sampler=LaterBatches(loader.sampler, skip))
+        return _another(kind, loader, batch_sampler=LaterBatches(loader.batch_sampler, skip, reached))
+    return _another(kind, loader, batch_size=None, sampler=LaterBatches(loader.sampler, skip, reached))
 
 
 def _another(kind: type[DataLoader], loader: DataLoader, **batching: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -41,17 +41,24 @@ class EpochOrder(RandomSampler):
 
 
 class LaterBatches(BatchSampler):
-    """What `batch_sampler` gives, without its first `skip` batches, whose examples are not loaded."""
+    """What `batch_sampler` gives, without its first `skip` batches, whose examples are not loaded.
 
-    def __init__(self, batch_sampler: Any, skip: int) -> None:
+    Args:
+        reached: called when these are past, before the first batch that is given is loaded.
+    """
+
+    def __init__(self, batch_sampler: Any, skip: int, reached: Callable[[], None] | None = None) -> None:
         self.batch_sampler = batch_sampler
         self.skip = skip
+        self.reached = reached
 
     def set_epoch(self, epoch: int) -> None:
         tell_epoch(epoch, self.batch_sampler, getattr(self.batch_sampler, "sampler", None))
 
     def __iter__(self) -> Iterator[Any]:
         for position, batch in enumerate(self.batch_sampler):
+            if position == self.skip and self.reached is not None:
+                self.reached()
             if position >= self.skip:
                 yield batch
 

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.trainer_utils import TrainOutput, speed_metrics
 
-from ..data.loader import OneAhead, epoch_batches, length_of
+from ..data.loader import length_of
 from . import checkpoint
+from .draws import LoadingDraws
 from .loss import divisors
 from .meter import LossMeter
 from .optimizer import follows_metric, learning_rate
 from .plan import StepPlan
-from .rng import resume_draws, resume_order, rng_state, set_rng
+from .rng import set_rng
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -45,11 +46,11 @@ class TrainingLoop:
         trainer.create_optimizer_and_scheduler(self.plan.max_steps)
         trainer.begin_state(self.plan.max_steps, self.plan.epochs, resume_from)
         self.rng: dict[str, Any] | None = None  # to go on with, once
-        self.batches: Iterator[Any] | None = None  # of the epoch that runs
+        self.draws = LoadingDraws(self.loader)
         self.epoch_has_ended = True
         if resume_from is not None:
             self.rng, self.epoch_has_ended = checkpoint.restore_progress(trainer, self.meter, resume_from)
-            resume_order(self.loader, self.rng)
+            self.draws.resume(self.rng)
         self.model, self.state = trainer.model, trainer.state
         self.first_step = self.state.global_step
         self.grad_norm: torch.Tensor | None = None
@@ -99,12 +100,9 @@ class TrainingLoop:
             done = self.plan.batches_done(self.first_step)
         if not done:
             self.restore_rng()  # before the epoch draws its own random numbers
-        self.batches = batches = epoch_batches(self.loader, epoch, skip=done)
-        if self.rng is not None:
-            resume_draws(batches, self.rng, self.restore_rng)
+        batches = self.draws.begin(epoch, skip=done, go_on=self.restore_rng)
         while self.state.global_step < self.plan.max_steps:
-            if isinstance(batches, OneAhead):
-                batches.snapshot = rng_state if self.may_save() else None
+            self.draws.watch(self.may_save())
             group = list(itertools.islice(batches, self.plan.accumulation))
             self.restore_rng()  # of a checkpoint that transformers wrote, as late as transformers does
             if not group:
