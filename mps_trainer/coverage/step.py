@@ -82,7 +82,7 @@ def _copy_on_cpu(trainer: Trainer) -> Trainer:
         if isinstance(value, nn.Module):
             setattr(stand_in, name, _copied(value, memo).cpu())
     stand_in.optimizer, stand_in.lr_scheduler = _optimizer_on_cpu(trainer.optimizer, memo), None
-    stand_in.precision = MixedPrecision(args.device, bf16=args.bf16, fp16=args.fp16)
+    stand_in.use_precision(MixedPrecision(args.device, bf16=args.bf16, fp16=args.fp16))
     stand_in.control = copy.deepcopy(trainer.control)  # the loop makes a new state, and keeps this
     # The one callback that transformers warns without; it does nothing but ask for logs and checkpoints.
     callbacks = [DefaultFlowCallback]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+import sys
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -12,12 +12,21 @@ logger = logging.getLogger(__name__)
 
 def signature_columns(model: Any, label_names: list[str]) -> list[str]:
     """Names that may be columns of a batch for `model`: the arguments of forward(), and the labels' names."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return [*inspect.signature(base.forward).parameters, "label", "label_ids", *label_names]
+    arguments = list(inspect.signature(_base_model(model).forward).parameters)
+    return list(dict.fromkeys([*arguments, "label", "label_ids", *label_names]))
 
 
-def without_unused_columns(dataset: Any, columns: list[str], model_name: str) -> Any:
+def is_table(dataset: Any) -> bool:
+    """Whether it is a `datasets.Dataset`, whose columns can be left out before any row is read; no stream is one."""
+    datasets = sys.modules.get("datasets")  # nobody has one without having imported it
+    return datasets is not None and isinstance(dataset, datasets.Dataset)
+
+
+def without_unused_columns(dataset: Any, columns: list[str], model_name: str, description: str | None = None) -> Any:
     """`dataset`, a `datasets.Dataset`, with just those of its columns that are in `columns`.
+
+    Args:
+        description: what the dataset is for, in the message that says which columns went.
 
     Raises:
         ValueError: if no column is left.
@@ -30,21 +39,16 @@ def without_unused_columns(dataset: Any, columns: list[str], model_name: str) ->
             "remove_unused_columns=False if the data collator makes the model's inputs from them."
         )
     if unused:
-        logger.info("Columns that %s.forward does not take are left out: %s.", model_name, ", ".join(unused))
+        of_which = "" if description is None else f" of the {description} set"
+        logger.info("Columns%s that %s.forward does not take: %s.", of_which, model_name, ", ".join(unused))
     return dataset.remove_columns(unused)
 
 
-class KeepColumns:
-    """Wraps a collator for datasets whose items are dictionaries: items lose the keys not in `columns`."""
-
-    def __init__(self, collator: Callable, columns: list[str]) -> None:
-        self.collator = collator
-        self.columns = frozenset(columns)
-
-    def __call__(self, items: list[Any]) -> Any:
-        return self.collator([self._keep(item) for item in items])
-
-    def _keep(self, item: Any) -> Any:
-        if not isinstance(item, dict):
-            return item
-        return {name: value for name, value in item.items() if name in self.columns}
+def _base_model(model: Any) -> Any:
+    """The model that adapters were put on; `model` itself if it has none."""
+    if hasattr(model, "get_base_model"):
+        return model.get_base_model()
+    peft = sys.modules.get("peft")
+    if peft is not None and isinstance(model, peft.PeftMixedModel):  # the one kind without get_base_model
+        return model.base_model.model
+    return model

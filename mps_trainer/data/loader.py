@@ -1,72 +1,169 @@
-"""Data loaders for training and evaluation."""
+"""Loaders of batches: prepared for epochs, one batch ahead, or begun in the middle of an epoch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
+from transformers.trainer_utils import has_length
 
-from ..training_args import TrainingArguments
-from .columns import KeepColumns, without_unused_columns
-from .order import EpochOrder
+from .order import EpochOrder, LaterBatches, tell_epoch
 
-
-def make_loader(
-    dataset: Any,
-    args: TrainingArguments,
-    *,
-    collator: Callable,
-    columns: list[str],
-    model_name: str,
-    batch_size: int,
-    sampler: Sampler | None = None,
-    drop_last: bool = False,
-) -> DataLoader:
-    """A loader of batches of `batch_size`, its columns cut down to `columns` if the arguments say so."""
-    if args.remove_unused_columns:
-        if hasattr(dataset, "remove_columns") and getattr(dataset, "column_names", None):
-            dataset = without_unused_columns(dataset, columns, model_name)
-        else:
-            collator = KeepColumns(collator, columns)
-    workers = args.dataloader_num_workers
-    return DataLoader(
-        dataset,
-        batch_size=batch_size,
-        sampler=None if isinstance(dataset, IterableDataset) else sampler,
-        drop_last=drop_last,
-        collate_fn=collator,
-        num_workers=workers,
-        pin_memory=args.dataloader_pin_memory and args.device.type == "cuda",
-        persistent_workers=args.dataloader_persistent_workers,
-        prefetch_factor=args.dataloader_prefetch_factor,
-        multiprocessing_context=args.dataloader_multiprocessing_context if workers else None,
-    )
+_KEPT = (  # what a loader made from another takes over, beside the dataset and what says which examples are a batch
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+    "prefetch_factor",
+    "persistent_workers",
+    "pin_memory_device",
+    "in_order",
+)
+_END = object()
 
 
-def epoch_batches(loader: Any, epoch: int, skip: int = 0) -> Iterator[Any]:
+class EpochLoader(DataLoader):
+    """A `DataLoader` that counts its epochs, tells sampler and dataset which it is, and loads one batch ahead.
+
+    One ahead, because transformers' Trainer loads so: where the collator or the dataset draws from torch's global
+    generator, as the masks of a masked language model do, dropout and masks come out the same in the same order.
+    """
+
+    iteration = 0
+    end_of_dataloader = False  # whether the batch last given was the last of its epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch of the next pass."""
+        self.iteration = epoch
+        batch_sampler = self.batch_sampler
+        sampler = self.sampler if batch_sampler is None else getattr(batch_sampler, "sampler", None)
+        tell_epoch(epoch, batch_sampler, sampler, self.dataset)
+
+    def __iter__(self) -> OneAhead:  # type: ignore[override]
+        return OneAhead(self)
+
+    def begin(self) -> Iterator[Any]:
+        """The batches of one pass, none of them loaded ahead."""
+        self.set_epoch(self.iteration)
+        self.end_of_dataloader = False
+        return super().__iter__()
+
+    @property
+    def total_batch_size(self) -> int | None:
+        """Examples in a batch over all processes, of which there is one."""
+        return self.batch_size if self.batch_size is not None else getattr(self.batch_sampler, "batch_size", None)
+
+    @property
+    def total_dataset_length(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+
+class OneAhead(Iterator[Any]):
+    """A pass over an `EpochLoader`. When it gives a batch, it has already loaded the one that comes after.
+
+    Nothing is drawn or loaded before the first batch is asked for, or `start` called.
+
+    Args:
+        skip: batches at the beginning to load and leave out.
+        before_first: called when these are past, before the first batch that is given is loaded.
+
+    Attributes:
+        snapshot: if set, called before each batch is loaded; gives the random number generators' state.
+        before_waiting: what it gave for the batch that is loaded and not yet given, None if there is none. A run that
+            goes on from a checkpoint loads that batch again, with the same draws.
+    """
+
+    def __init__(self, loader: EpochLoader, skip: int = 0, before_first: Callable[[], None] | None = None) -> None:
+        self.loader = loader
+        self.snapshot: Callable[[], Any] | None = None
+        self.before_waiting: Any = None
+        self._skip, self._before_first = skip, before_first
+        self._batches: Iterator[Any] | None = None
+        self._waiting: Any = _END
+
+    def start(self) -> None:
+        """Loads the first batch."""
+        self._batches = self.loader.begin()
+        for _ in range(self._skip):
+            next(self._batches, None)
+        if self._before_first is not None:
+            self._before_first()
+        self._load()
+
+    def __next__(self) -> Any:
+        if self._batches is None:
+            self.start()
+        if self._waiting is _END:
+            raise StopIteration
+        batch = self._waiting
+        self._load()
+        return batch
+
+    def _load(self) -> None:
+        assert self._batches is not None
+        self.before_waiting = None if self.snapshot is None else self.snapshot()
+        self._waiting = next(self._batches, _END)
+        if self._waiting is _END:
+            self.before_waiting = None
+            self.loader.end_of_dataloader = True
+            self.loader.iteration += 1
+
+
+def prepare_loader(loader: Any, *, seedable: bool = True, data_seed: int | None = None) -> Any:
+    """`loader` as an `EpochLoader`, as transformers' Trainer has Accelerate prepare it; not a `DataLoader`: as it is.
+
+    Args:
+        seedable: a `RandomSampler` draws each epoch from `data_seed` + epoch, not from torch's global generator.
+        data_seed: None for the seed that torch was last given.
+    """
+    if isinstance(loader, EpochLoader) or not isinstance(loader, DataLoader):
+        return loader
+    prepared = _another(EpochLoader, loader, **_batching(loader))
+    sampler = getattr(prepared.batch_sampler, "sampler", None)
+    if seedable and isinstance(sampler, RandomSampler) and not isinstance(sampler, EpochOrder):
+        order = EpochOrder(sampler, torch.initial_seed() if data_seed is None else data_seed)
+        prepared.batch_sampler.sampler = order
+    return prepared
+
+
+def epoch_batches(
+    loader: Any, epoch: int, skip: int = 0, before_first: Callable[[], None] | None = None
+) -> Iterator[Any]:
     """The batches of an epoch in the order that belongs to it, without the first `skip`.
 
-    Where the order comes from `EpochOrder`, the batches left out are not even loaded.
+    Where the order is known beforehand, the batches left out are not even loaded. `loader` may be anything that gives
+    batches; one that was not prepared is told the epoch only if it has set_epoch itself, as in transformers.
+
+    Args:
+        before_first: called after all that an epoch draws to begin, before the first batch that is given is loaded.
     """
-    for part in (loader, getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
-        if callable(set_epoch := getattr(part, "set_epoch", None)):
-            set_epoch(epoch)
-    if skip and isinstance(loader.sampler, EpochOrder) and loader.batch_size is not None:
-        loader.sampler.start_at(skip * loader.batch_size)
-        skip = 0
+    if skip and (later := _without_first(loader, skip, before_first)) is not None:
+        loader, skip, before_first = later, 0, None
+    tell_epoch(epoch, loader)
+    if isinstance(loader, EpochLoader):
+        return OneAhead(loader, skip, before_first)
     batches = iter(loader)
     for _ in range(skip):
         next(batches, None)
+    if before_first is not None:
+        before_first()
     return batches
+
+
+def order_of(loader: Any) -> EpochOrder | None:
+    """The seeded order of the examples in `loader`, None if it has another."""
+    sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    return sampler if isinstance(sampler, EpochOrder) else None
 
 
 def length_of(loader: Any) -> int | None:
     """Batches in an epoch, or None for a stream that does not know."""
-    try:
-        return len(loader)
-    except TypeError:
-        return None
+    return len(loader) if has_length(loader) else None
 
 
 def num_examples(loader: Any, batch_size: int) -> int:
@@ -75,3 +172,30 @@ def num_examples(loader: Any, batch_size: int) -> int:
         return len(loader.dataset)
     except (AttributeError, TypeError):
         return (length_of(loader) or 0) * batch_size
+
+
+def _batching(loader: DataLoader) -> dict[str, Any]:
+    """The settings of `loader` that say which examples are a batch."""
+    if isinstance(loader.dataset, IterableDataset):
+        return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    if loader.batch_size is None and loader.batch_sampler is None:
+        return {"batch_size": None, "sampler": loader.sampler}
+    if type(loader.batch_sampler) is BatchSampler and loader.batch_size is not None:
+        return {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}
+    return {"batch_sampler": loader.batch_sampler}
+
+
+def _without_first(loader: Any, skip: int, reached: Callable[[], None] | None) -> DataLoader | None:
+    """A loader for one pass that leaves out the first batches; None if they have to be loaded to get past them."""
+    kind = EpochLoader if isinstance(loader, EpochLoader) else DataLoader
+    if not isinstance(loader, DataLoader) or type(loader).__iter__ is not kind.__iter__:
+        return None
+    if isinstance(loader.dataset, IterableDataset):
+        return None
+    if loader.batch_sampler is not None:
+        return _another(kind, loader, batch_sampler=LaterBatches(loader.batch_sampler, skip, reached))
+    return _another(kind, loader, batch_size=None, sampler=LaterBatches(loader.sampler, skip, reached))
+
+
+def _another(kind: type[DataLoader], loader: DataLoader, **batching: Any) -> Any:
+    return kind(loader.dataset, **{name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)}, **batching)

@@ -2,41 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
-from torch.utils.data import Sampler
+from torch.utils.data import BatchSampler, RandomSampler
 
 
-class EpochOrder(Sampler[int]):
-    """Indices of one epoch, a function of seed and epoch alone, so that a run can return to any position in it.
+class EpochOrder(RandomSampler):
+    """The draws of a `RandomSampler`, made a function of seed and epoch alone: a run can return to any position.
+
+    Epoch `e` is drawn from a generator seeded with `seed + e`, the order that transformers' Trainer gives the same
+    data. Torch's global generator is left alone, so the order does not depend on dropout, nor dropout on it.
 
     Args:
-        size: number of examples.
-        seed: epoch `e` is shuffled with `seed + e`, the order that transformers' Trainer gives the same data.
-        shuffle: if False, the dataset's own order.
+        sampler: what to draw from, how many, and whether with replacement. A generator of its own is seeded anew.
+        seed: of epoch 0.
     """
 
-    def __init__(self, size: int, seed: int, shuffle: bool = True) -> None:
-        self.size = size
+    def __init__(self, sampler: RandomSampler, seed: int) -> None:
+        super().__init__(
+            sampler.data_source,
+            replacement=sampler.replacement,
+            num_samples=sampler._num_samples,
+            generator=sampler.generator if sampler.generator is not None else torch.Generator(),
+        )
         self.seed = seed
-        self.shuffle = shuffle
         self.epoch = 0
-        self._start = 0
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
-    def start_at(self, position: int) -> None:
-        """Leaves out the first `position` examples of the next pass, and of that pass only."""
-        self._start = position
-
     def __iter__(self) -> Iterator[int]:
-        start, self._start = self._start, 0
-        if not self.shuffle:
-            return iter(range(start, self.size))
-        generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        return iter(torch.randperm(self.size, generator=generator).tolist()[start:])
+        assert self.generator is not None
+        self.generator.manual_seed(self.seed + self.epoch)
+        yield from super().__iter__()
+        self.epoch += 1
+
+
+class LaterBatches(BatchSampler):
+    """What `batch_sampler` gives, without its first `skip` batches, whose examples are not loaded.
+
+    Args:
+        reached: called when these are past, before the first batch that is given is loaded.
+    """
+
+    def __init__(self, batch_sampler: Any, skip: int, reached: Callable[[], None] | None = None) -> None:
+        self.batch_sampler = batch_sampler
+        self.skip = skip
+        self.reached = reached
+
+    def set_epoch(self, epoch: int) -> None:
+        tell_epoch(epoch, self.batch_sampler, getattr(self.batch_sampler, "sampler", None))
+
+    def __iter__(self) -> Iterator[Any]:
+        for position, batch in enumerate(self.batch_sampler):
+            if position == self.skip and self.reached is not None:
+                self.reached()
+            if position >= self.skip:
+                yield batch
 
     def __len__(self) -> int:
-        return self.size
+        return max(len(self.batch_sampler) - self.skip, 0)
+
+
+def tell_epoch(epoch: int, *parts: Any) -> None:
+    """Calls set_epoch(epoch) on those of `parts` that have it."""
+    for part in parts:
+        if callable(set_epoch := getattr(part, "set_epoch", None)):
+            set_epoch(epoch)

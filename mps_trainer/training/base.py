@@ -29,7 +29,7 @@ class TrainerBase:
 
     args: TrainingArguments
     accelerator: Accelerator
-    loop: TrainingLoop  # while one runs, and the last one afterwards
+    loop: TrainingLoop | None = None  # the one that runs
     model: nn.Module
     model_wrapped: nn.Module  # compiled, if the arguments ask for it; otherwise the model
     model_accepts_loss_kwargs: bool
@@ -54,8 +54,6 @@ class TrainerBase:
     control: TrainerControl
     label_names: list[str]
     can_return_loss: bool
-    data_seed: int
-    signature_columns: list[str]
     earlier_checkpoints: set[str]  # in the output folder, of a run before this one
     ignore_keys_for_eval: list[str] | None = None
     _memory_tracker: Any
@@ -69,7 +67,7 @@ class TrainerBase:
         if not inputs:
             raise ValueError(
                 "A batch came out empty, so the model has no input. Check that the dataset has columns that "
-                f"{type(self.model).__name__}.forward takes: {', '.join(self.signature_columns)}."
+                f"{type(self.model).__name__}.forward takes: {', '.join(getattr(self, 'signature_columns', []))}."
             )
         return self._prepare_input(inputs)
 

@@ -50,7 +50,8 @@ def save(trainer: Trainer, meter: LossMeter, epoch_has_ended: bool) -> str:
         torch.save(trainer.lr_scheduler.state_dict(), os.path.join(unfinished, SCHEDULER))
         if trainer.precision.scaler is not None:
             torch.save(trainer.precision.scaler.state_dict(), os.path.join(unfinished, SCALER))
-        torch.save(rng_state(), os.path.join(unfinished, RNG_FILE))
+        assert trainer.loop is not None  # a checkpoint is made while training
+        torch.save({**rng_state(), **trainer.loop.draws.state()}, os.path.join(unfinished, RNG_FILE))
         write_json(os.path.join(unfinished, LOOP), {**meter.state(), "epoch_has_ended": epoch_has_ended})
     trainer.state.stateful_callbacks = trainer.new_state().stateful_callbacks
     trainer.state.save_to_json(os.path.join(unfinished, STATE))

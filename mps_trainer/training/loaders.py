@@ -2,54 +2,265 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import logging
+from collections.abc import Callable
 from typing import Any
 
-from torch.utils.data import DataLoader, Sampler
+import torch
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
+from transformers.trainer_utils import RemoveColumnsCollator, has_length, seed_worker
 
-from ..data.loader import make_loader, num_examples
-from ..data.order import EpochOrder
+from ..data.columns import is_table, signature_columns, without_unused_columns
+from ..data.lengths import LENGTH_STRATEGIES, group_by_length, is_batch_sampler, rebalanced_batches
+from ..data.loader import num_examples, prepare_loader
 from ..errors import MisconfigurationException
 from .base import TrainerBase
+
+logger = logging.getLogger(__name__)
 
 
 class Loaders(TrainerBase):
     """Override any of these to feed the Trainer from somewhere else."""
 
+    _signature_columns: list[str] | None = None  # what may reach the model; None until it is first asked for
+
     def get_train_dataloader(self) -> DataLoader:
-        return self._loader(
-            self.train_dataset,
-            batch_size=self.args.train_batch_size,
-            sampler=self._get_train_sampler(self.train_dataset),
-            drop_last=self.args.dataloader_drop_last,
+        """The loader of `train_dataset`, shuffled anew each epoch unless the arguments say otherwise.
+
+        An override may return anything that gives batches when it is gone through, a list of them as well.
+
+        Raises:
+            MisconfigurationException: if there is no `train_dataset`.
+        """
+        if self.train_dataset is None:
+            raise MisconfigurationException("There is nothing to train on: give the Trainer a train_dataset.")
+        return self._get_dataloader(
+            dataset=self.train_dataset,
+            description="Training",
+            batch_size=self._train_batch_size,
+            sampler_fn=self._get_train_sampler,
+            is_training=True,
         )
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
-        """The loader of `eval_dataset`, which may be the name of one in the dictionary that the Trainer has."""
-        if isinstance(eval_dataset, str):
-            eval_dataset = self.eval_dataset[eval_dataset]
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        if dataset is None:
+        """The loader of `eval_dataset`, in its own order; the same one again where its workers stay alive.
+
+        Args:
+            eval_dataset: a dataset, the name of one in the dictionary that the Trainer has, or None for the Trainer's.
+
+        Raises:
+            MisconfigurationException: if there is none.
+        """
+        if eval_dataset is None and self.eval_dataset is None:
             raise MisconfigurationException("There is nothing to evaluate on: give the Trainer an eval_dataset.")
-        return self._loader(dataset, batch_size=self.args.eval_batch_size)
+        key = eval_dataset if isinstance(eval_dataset, str) else "eval"
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(eval_dataset, str):
+            dataset = self.eval_dataset[eval_dataset]
+        made_for, loader = self.__dict__.get("_eval_datasets", {}).get(key), None
+        if self.args.dataloader_persistent_workers and made_for is dataset:
+            loader = self.__dict__.get("_eval_dataloaders", {}).get(key)
+        if loader is None:
+            loader = self._get_dataloader(
+                dataset=dataset,
+                description="Evaluation",
+                batch_size=self.args.eval_batch_size,
+                sampler_fn=self._get_eval_sampler,
+                dataloader_key=key,
+            )
+        return loader
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
-        return self._loader(test_dataset, batch_size=self.args.eval_batch_size)
+        """The loader of `test_dataset` for predictions, in its own order."""
+        return self._get_dataloader(
+            dataset=test_dataset,
+            description="test",
+            batch_size=self.args.eval_batch_size,
+            sampler_fn=self._get_eval_sampler,
+        )
 
     def num_examples(self, dataloader: DataLoader) -> int:
-        return num_examples(dataloader, self.args.train_batch_size)
+        """Examples that `dataloader` goes through; estimated from its batches if its dataset has no length."""
+        return num_examples(dataloader, self.args.per_device_train_batch_size)
+
+    @staticmethod
+    def num_tokens(train_dl: DataLoader, max_steps: int | None = None) -> int:
+        """Tokens in all batches' `input_ids`; with `max_steps`, those of the first batch times that many."""
+        tokens = 0
+        for batch in train_dl:
+            if "input_ids" not in batch:
+                logger.warning("Tokens cannot be counted: the batches have no input_ids.")
+                return tokens
+            if max_steps is not None:
+                return batch["input_ids"].numel() * max_steps
+            tokens += batch["input_ids"].numel()
+        return tokens
+
+    # Order
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:
-        dataset = self.train_dataset if train_dataset is None else train_dataset
-        if not hasattr(dataset, "__len__"):
-            return None
-        return EpochOrder(len(dataset), self.data_seed, shuffle=self.args.train_sampling_strategy == "random")
+        """The order of `train_dataset`, by default the Trainer's, as `args.train_sampling_strategy` says.
 
-    def _loader(self, dataset: Any, **settings: Any) -> DataLoader:
-        return make_loader(
-            dataset,
-            self.args,
-            collator=self.data_collator,
-            columns=self.signature_columns,
-            model_name=type(self.model).__name__,
-            **settings,
+        A `RandomSampler` that this returns is given a seed for each epoch (see `prepare_loader`). None for a dataset
+        without length.
+        """
+        args = self.args
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        strategy = args.train_sampling_strategy
+        if dataset is None or not has_length(dataset):
+            self._warn_of_order(dataset)
+            return None
+        column, processing_class = args.length_column_name, self.processing_class
+        if strategy == "group_by_length":
+            update = args.train_batch_size * args.gradient_accumulation_steps
+            return group_by_length(dataset, update, column, processing_class)
+        if strategy == "batch_rebalance":
+            return rebalanced_batches(
+                dataset,
+                args.train_batch_size,
+                args.gradient_accumulation_steps,
+                column,
+                processing_class,
+                args.dataloader_drop_last,
+            )
+        return SequentialSampler(dataset) if strategy == "sequential" else RandomSampler(dataset)
+
+    def _get_eval_sampler(self, eval_dataset: Any) -> Sampler | None:
+        """The dataset's own order; grouped by length, always alike, if training is. None without a length."""
+        if eval_dataset is None or not has_length(eval_dataset):
+            return None
+        if self.args.train_sampling_strategy != "group_by_length":
+            return SequentialSampler(eval_dataset)
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        return group_by_length(
+            eval_dataset,
+            self.args.eval_batch_size,
+            self.args.length_column_name,
+            self.processing_class,
+            generator=torch.Generator().manual_seed(seed),
         )
+
+    def _warn_of_order(self, dataset: Any) -> None:
+        if dataset is not None and self.args.train_sampling_strategy in LENGTH_STRATEGIES:
+            logger.warning(
+                "train_sampling_strategy='%s' has no effect: the training dataset is a stream or does not know its "
+                "length, so its examples come in its own order.",
+                self.args.train_sampling_strategy,
+            )
+
+    # Columns
+
+    @property
+    def signature_columns(self) -> list[str]:
+        """Names of what may reach the model."""
+        self._set_signature_columns_if_needed()
+        return self._signature_columns or []
+
+    def _set_signature_columns_if_needed(self) -> None:
+        """Sets `_signature_columns` to the arguments of the model's forward() and the labels' names, if it is None."""
+        if self._signature_columns is None:
+            self._signature_columns = signature_columns(self.model, self.label_names)
+
+    def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
+        """`dataset`, a `datasets.Dataset`, without the columns that the model does not take.
+
+        Raises:
+            ValueError: if no column is left.
+        """
+        if not self.args.remove_unused_columns:
+            return dataset
+        return without_unused_columns(dataset, self.signature_columns, type(self.model).__name__, description)
+
+    def _get_collator_with_removed_columns(self, data_collator: Callable, description: str | None = None) -> Callable:
+        """`data_collator` for a dataset of dictionaries: what the model does not take is left out of them first."""
+        if not self.args.remove_unused_columns:
+            return data_collator
+        return RemoveColumnsCollator(
+            data_collator,
+            self.signature_columns,
+            logger=logger,
+            model_name=type(self.model).__name__,
+            description=description,
+        )
+
+    # Making
+
+    def _get_dataloader(
+        self,
+        dataset: Any,
+        description: str,
+        batch_size: int,
+        sampler_fn: Callable | None = None,
+        is_training: bool = False,
+        dataloader_key: str | None = None,
+    ) -> DataLoader:
+        """The loader of `dataset`, as the arguments describe it.
+
+        Args:
+            description: what it is for, in messages.
+            sampler_fn: gives the order of the dataset, once its unused columns are gone; not called for a stream.
+            is_training: workers are given seeds, which transformers does for training only.
+            dataloader_key: under which to keep the loader, if its workers stay alive.
+        """
+        given, collator = dataset, self.data_collator
+        if is_table(dataset):
+            dataset = self._remove_unused_columns(dataset, description=description)
+        else:
+            collator = self._get_collator_with_removed_columns(self.data_collator, description=description)
+        settings = {"batch_size": batch_size, "collate_fn": collator, **self._loading()}
+        if isinstance(dataset, IterableDataset):
+            if is_training:
+                self._warn_of_order(dataset)
+        else:
+            sampler = _ask(sampler_fn, dataset)
+            if is_batch_sampler(sampler):
+                del settings["batch_size"]
+                settings["batch_sampler"] = sampler
+            else:
+                settings.update(sampler=sampler, drop_last=self.args.dataloader_drop_last)
+            if is_training:
+                settings["worker_init_fn"] = functools.partial(
+                    seed_worker, num_workers=self.args.dataloader_num_workers, rank=self.args.process_index
+                )
+        loader = self.prepare_loader(DataLoader(dataset, **settings))
+        if dataloader_key is not None and self.args.dataloader_persistent_workers:
+            self.__dict__.setdefault("_eval_dataloaders", {})[dataloader_key] = loader
+            self.__dict__.setdefault("_eval_datasets", {})[dataloader_key] = given
+        return loader
+
+    def prepare_loader(self, loader: Any) -> Any:
+        """`loader` ready for epochs: a `RandomSampler` in it is seeded for each, unless `accelerator_config` forbids.
+
+        With one process, `split_batches`, `dispatch_batches` and `even_batches` leave the batches as they are.
+        """
+        config = self.args.accelerator_config
+        seedable = config.get("use_seedable_sampler", True) if isinstance(config, dict) else None
+        if seedable is None:
+            seedable = getattr(config, "use_seedable_sampler", True)
+        return prepare_loader(loader, seedable=seedable, data_seed=self.args.data_seed)
+
+    def _loading(self) -> dict[str, Any]:
+        """How batches are loaded: by how many processes, started how, and into which memory."""
+        args = self.args
+        workers, start = args.dataloader_num_workers, args.dataloader_multiprocessing_context
+        if start is None and workers > 1 and args.device.type == "mps":
+            # A Mac starts processes anew by default and sends them dataset and collator pickled, which local functions
+            # and whatever holds a tensor of the device are not. transformers forks for the same reason.
+            start = "fork"
+        return {
+            "num_workers": workers,
+            "pin_memory": args.dataloader_pin_memory and args.device.type == "cuda",
+            "persistent_workers": args.dataloader_persistent_workers,
+            "multiprocessing_context": start if workers else None,
+            "prefetch_factor": args.dataloader_prefetch_factor,
+            "in_order": args.dataloader_in_order,
+        }
+
+
+def _ask(sampler_fn: Callable | None, dataset: Any) -> Sampler | None:
+    """The sampler for `dataset`. Subclasses written for transformers 4 have a function that takes no dataset."""
+    if sampler_fn is None:
+        return None
+    return sampler_fn(dataset) if inspect.signature(sampler_fn).parameters else sampler_fn()

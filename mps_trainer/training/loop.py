@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.trainer_utils import TrainOutput, speed_metrics
 
-from ..data.loader import epoch_batches, length_of, num_examples
+from ..data.loader import length_of
 from . import checkpoint
 from .announce import announce
+from .draws import LoadingDraws
 from .meter import LossMeter
 from .optimizer import follows_metric, set_mode
 from .plan import StepPlan
@@ -49,9 +50,11 @@ class TrainingLoop:
         trainer.accelerator.prepare(self.model, trainer.optimizer)
         trainer.begin_state(self.plan.max_steps, self.plan.epochs, resume_from)
         self.rng: dict[str, Any] | None = None  # to go on with, once
+        self.draws = LoadingDraws(self.loader)
         self.epoch_has_ended = True
         if resume_from is not None:
             self.rng, self.epoch_has_ended = checkpoint.restore_progress(trainer, self.meter, resume_from)
+            self.draws.resume(self.rng)
         self.state = trainer.state
         self.first_step = self.state.global_step
         self.grad_norm: torch.Tensor | float | None = None
@@ -103,11 +106,12 @@ class TrainingLoop:
             done = self.plan.batches_done(self.first_step)
         if not done:
             self.restore_rng()  # before the epoch draws its own random numbers
-        batches = epoch_batches(self.loader, epoch, skip=done)
-        self.restore_rng()  # after it drew them the first time
+        batches = self.draws.begin(epoch, skip=done, go_on=self.restore_rng)
         while self.state.global_step < self.plan.max_steps:
+            self.draws.watch(self.may_save())
             number = self.plan.batches_in_update(done)
             group, num_items = self.trainer.get_batch_samples(batches, number, self.args.device)
+            self.restore_rng()  # of a checkpoint that transformers wrote, as late as transformers does
             if not group:
                 break
             done += len(group)
@@ -116,6 +120,14 @@ class TrainingLoop:
         if not done and self.state.global_step < self.plan.max_steps:
             logger.warning("The training dataset gave no batch in epoch %d: training stops here.", epoch)
             self.trainer.control.should_training_stop = True
+
+    def may_save(self) -> bool:
+        """Whether a checkpoint may be due after the step to come."""
+        step, strategy = self.state.global_step + 1, self.args.save_strategy
+        if strategy not in ("steps", "best"):
+            return False
+        every = self.state.save_steps if strategy == "steps" else self.state.eval_steps
+        return step >= self.plan.max_steps or bool(every and step % every == 0)
 
     def accumulate(self, batches: list[Any], num_items: Any) -> None:
         """Forward and backward for the batches of one update; their loss is the mean over all their items."""
@@ -188,4 +200,4 @@ class TrainingLoop:
         batch_size = self.trainer._train_batch_size
         if self.args.max_steps > 0 or self.plan.batches_per_epoch is None:
             return self.plan.max_steps * batch_size * self.plan.accumulation
-        return num_examples(self.loader, batch_size) * self.args.num_train_epochs
+        return self.trainer.num_examples(self.loader) * self.args.num_train_epochs

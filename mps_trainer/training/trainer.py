@@ -25,7 +25,6 @@ from transformers.utils.generic import can_return_loss, find_labels
 
 from ..arguments.deprecated import DROPPED_IN
 from ..callbacks import default_callbacks, display_callback
-from ..data.columns import signature_columns
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
 from . import folders, model_files, validation
@@ -102,11 +101,8 @@ class Trainer(AfterStep, Counts, Optimization):
         self.data_collator: Any = data_collator
         validation.check(self, model)
 
-        self.data_seed = args.seed if args.data_seed is None else args.data_seed
         self._train_batch_size = args.train_batch_size
-        self.precision = MixedPrecision(args.device, bf16=args.bf16, fp16=args.fp16)
-        self.accelerator = Accelerator(args, self.precision, prepare_loader=lambda loader: loader)
-        self.gather_function = self.accelerator.gather_for_metrics
+        self.use_precision(MixedPrecision(args.device, bf16=args.bf16, fp16=args.fp16))
         self.is_in_train = False
         self._use_model(model if model is not None else self.call_model_init())
         self.label_smoother = self._label_smoother()
@@ -158,6 +154,7 @@ class Trainer(AfterStep, Counts, Optimization):
             with prepared_for_training(self):
                 return run_with_batch_that_fits(self, resume_from, trial)
         finally:
+            self.loop = None
             self.is_in_train = False
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
@@ -253,6 +250,12 @@ class Trainer(AfterStep, Counts, Optimization):
 
     # Making
 
+    def use_precision(self, precision: MixedPrecision) -> None:
+        """Computes in this format from now on."""
+        self.precision = precision
+        self.accelerator = Accelerator(self.args, precision, prepare_loader=self.prepare_loader)
+        self.gather_function = self.accelerator.gather_for_metrics
+
     def _seed(self) -> None:
         if self.args.full_determinism:
             enable_full_determinism(self.args.seed)
@@ -275,7 +278,7 @@ class Trainer(AfterStep, Counts, Optimization):
         self.can_return_loss = can_return_loss(type(base))
         self.model_accepts_loss_kwargs = accepts_loss_kwargs(model)
         self.items_use = ItemsUse(model)
-        self.signature_columns = signature_columns(model, self.label_names)
+        self._signature_columns = None
         if getattr(model, "config", None) is not None:
             model.config.use_cache = args.use_cache
 

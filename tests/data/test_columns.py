@@ -4,6 +4,7 @@ import datasets
 import pytest
 import torch
 
+from mps_trainer.data.columns import signature_columns
 from tests.conftest import Classifier, examples
 
 
@@ -70,3 +71,27 @@ def test_default_collator_pads_with_what_can_pad(make_trainer):
 
     trainer = make_trainer({"processing_class": Tokenizer(), "model": Classifier()}, max_steps=1, save_strategy="no")
     assert next(iter(trainer.get_train_dataloader()))["x"].sum() == 0
+
+
+def test_columns_are_those_of_the_model_under_the_adapters():
+    class Adapted(torch.nn.Module):
+        def get_base_model(self):
+            return Classifier()
+
+        def forward(self, *args, **kwargs):
+            raise AssertionError
+
+    assert signature_columns(Adapted(), ["labels"]) == ["x", "labels", "label", "label_ids"]
+
+
+@pytest.mark.parametrize(("workers", "given", "expected"), [(0, None, None), (2, None, "fork"), (2, "spawn", "spawn")])
+def test_workers_on_mps_are_forked_unless_told_otherwise(make_trainer, workers, given, expected):
+    trainer = make_trainer(dataloader_num_workers=workers, dataloader_multiprocessing_context=given)
+    trainer.args.__dict__["device"] = torch.device("mps")
+    loading = trainer._loading()
+    assert loading["multiprocessing_context"] == expected
+    assert not loading["pin_memory"]
+
+
+def test_workers_elsewhere_are_started_as_the_platform_does(make_trainer):
+    assert make_trainer(dataloader_num_workers=2)._loading()["multiprocessing_context"] is None

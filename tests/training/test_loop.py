@@ -7,7 +7,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import TrainerCallback
 
 from mps_trainer import MisconfigurationException, Trainer
-from mps_trainer.data.order import EpochOrder
 from tests.conftest import assert_same_weights, examples, logged, weights
 
 pytestmark = pytest.mark.every_device(same_draws_as_cpu=True)
@@ -291,23 +290,6 @@ def test_empty_stream_stops_with_a_warning(make_trainer, caplog):
 
     assert make_trainer({"train_dataset": Empty()}, max_steps=7).train().global_step == 0
     assert "gave no batch in epoch 0" in caplog.text
-
-
-def test_order_of_an_epoch_depends_on_seed_and_epoch_alone():
-    order = EpochOrder(10, seed=3)
-    first = list(order)
-    assert list(order) == first
-    assert sorted(first) == list(range(10))
-    order.set_epoch(1)
-    assert list(order) != first
-    order.set_epoch(0)
-    order.start_at(4)
-    assert list(order) == first[4:]
-    assert list(order) == first
-
-
-def test_sequential_sampling_keeps_the_order_of_the_dataset():
-    assert list(EpochOrder(4, seed=3, shuffle=False)) == [0, 1, 2, 3]
 
 
 def test_equal_seeds_give_equal_weights(make_trainer):

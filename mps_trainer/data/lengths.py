@@ -1,0 +1,79 @@
+"""Orders that put examples of like length together: transformers' samplers, given the lengths of a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import Sampler
+
+from ..errors import MisconfigurationException
+from .columns import is_table
+
+LENGTH_STRATEGIES = ("group_by_length", "batch_rebalance")
+
+
+def group_by_length(
+    dataset: Any, batch_size: int, column: str, processing_class: Any, generator: torch.Generator | None = None
+) -> Sampler[int]:
+    """Random batches of `batch_size` examples, those of a batch of similar length.
+
+    Args:
+        column: of the dataset, with the lengths; where it has none, the model's first input is measured.
+        generator: draws the order; torch's global one if None.
+
+    Raises:
+        MisconfigurationException: if there is no length and nothing to measure.
+    """
+    from transformers.trainer_pt_utils import LengthGroupedSampler
+
+    return LengthGroupedSampler(batch_size, lengths=lengths_of(dataset, column, processing_class), generator=generator)
+
+
+def rebalanced_batches(
+    dataset: Any, batch_size: int, accumulation: int, column: str, processing_class: Any, drop_last: bool
+) -> Sampler[list[int]]:
+    """Batches of unlike size and like cost; the `accumulation` batches of an update have `batch_size` each on average.
+
+    Raises:
+        MisconfigurationException: for a release of transformers without them; or as in `group_by_length`.
+    """
+    try:
+        from transformers.trainer_pt_utils import BatchRebalanceSampler
+    except ImportError as error:
+        raise MisconfigurationException(
+            "train_sampling_strategy='batch_rebalance' needs transformers' BatchRebalanceSampler, and the installed "
+            "release has none. Install a newer one, or use train_sampling_strategy='group_by_length'."
+        ) from error
+    return BatchRebalanceSampler(
+        lengths=lengths_of(dataset, column, processing_class),
+        effective_batch_size=batch_size * accumulation,
+        dp_size=1,
+        grad_accum=accumulation,
+        rank=0,
+        drop_last=drop_last,
+    )
+
+
+def is_batch_sampler(sampler: Any) -> bool:
+    """Whether `sampler` gives batches of its own making, so that no batch size applies."""
+    return type(sampler).__name__ == "BatchRebalanceSampler"
+
+
+def lengths_of(dataset: Any, column: str, processing_class: Any) -> list[int]:
+    """The length of each example: the dataset's `column`, or that of the model's first input."""
+    if is_table(dataset) and column in dataset.column_names:
+        lengths = dataset[column][:]
+        return lengths.tolist() if hasattr(lengths, "tolist") else list(lengths)
+    names = getattr(processing_class, "model_input_names", None)
+    name = names[0] if names else "input_ids"
+    first = dataset[0]
+    if not isinstance(first, Mapping) or name not in first:
+        found = f"keys {', '.join(map(str, first))}" if isinstance(first, Mapping) else type(first).__name__
+        raise MisconfigurationException(
+            f"Examples cannot be grouped by length: they have no '{name}' to measure (an example is: {found}) and the "
+            f"dataset no column '{column}'. Give it that column, or name another in length_column_name, with "
+            "remove_unused_columns=False if the model does not take it; or use train_sampling_strategy='random'."
+        )
+    return [len(example[name]) for example in dataset]

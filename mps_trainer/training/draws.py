@@ -1,0 +1,72 @@
+"""The random numbers that loading draws, kept in a checkpoint so that a resumed run draws them again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..data.loader import OneAhead, epoch_batches, order_of
+from .rng import rng_state, set_rng
+
+# In the checkpoint's file of the generators' states, beside these; transformers reads past all three.
+ORDER_SEED = "order_seed"  # of the loader's order
+BEFORE_EPOCH = "before_epoch"  # state before the epoch drew its order and its workers' seed
+BEFORE_WAITING = "before_waiting"  # state before the batch ahead was loaded; None if no batch is loaded ahead
+
+
+class LoadingDraws:
+    """Begins the epochs of `loader`, and remembers under which states of the generators it drew.
+
+    An order that comes from torch's global generator, and a collator that draws from it, would otherwise differ in a
+    resumed run. Draws in the loader's worker processes are not kept: their generators are not here to be asked.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+        self._batches: Iterator[Any] | None = None
+        self._before_epoch: dict[str, Any] | None = None
+        self._saved: dict[str, Any] = {}
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        kept: dict[str, Any] = {BEFORE_EPOCH: self._before_epoch}
+        if (order := order_of(self.loader)) is not None:
+            kept[ORDER_SEED] = order.seed
+        if not isinstance(self._batches, OneAhead):
+            kept[BEFORE_WAITING] = None
+        elif self._batches.before_waiting is not None:
+            kept[BEFORE_WAITING] = self._batches.before_waiting
+        return kept
+
+    def resume(self, saved: dict[str, Any] | None) -> None:
+        """Goes on from a checkpoint that kept `saved`; one that transformers wrote has none of this, and may."""
+        self._saved = saved or {}
+        order = order_of(self.loader)
+        if order is not None and ORDER_SEED in self._saved:
+            order.seed = self._saved[ORDER_SEED]
+
+    def begin(self, epoch: int, skip: int, go_on: Callable[[], None]) -> Iterator[Any]:
+        """The batches of `epoch` without the first `skip`.
+
+        Args:
+            go_on: sets the generators to where the checkpoint was made, in time for the first batch's step. Not
+                called for a checkpoint that does not say how it loaded: transformers sets them once it has loaded
+                the first update's batches, and the caller of this does so too.
+        """
+        saved, self._saved = (self._saved if skip else {}), {}
+        if saved.get(BEFORE_EPOCH) is not None:
+            set_rng(saved[BEFORE_EPOCH])
+        self._before_epoch = saved.get(BEFORE_EPOCH) or rng_state()
+        before_first, waiting = None, saved.get(BEFORE_WAITING)
+        if BEFORE_WAITING in saved:
+            before_first = go_on if waiting is None else lambda: set_rng(waiting)
+        self._batches = epoch_batches(self.loader, epoch, skip, before_first)
+        if isinstance(self._batches, OneAhead) and waiting is not None:
+            self._batches.start()
+            go_on()
+        return self._batches
+
+    def watch(self, wanted: bool) -> None:
+        """Whether to remember the state before each batch ahead: 0.04 ms, so only where a checkpoint may follow."""
+        if isinstance(self._batches, OneAhead):
+            self._batches.snapshot = rng_state if wanted else None

@@ -1,0 +1,235 @@
+"""What subclasses override in making loaders, and what the loaders give, side by side with transformers' Trainer."""
+
+from __future__ import annotations
+
+import logging
+
+import datasets
+import pytest
+import torch
+import transformers
+from torch.utils.data import DataLoader
+
+import mps_trainer
+from tests.conftest import Classifier, examples
+from tests.dropin.test_data import BATCH, SIZE, Bag, Stream, pad, rows, table
+
+BOTH = pytest.mark.parametrize("package", [transformers, mps_trainer], ids=lambda package: package.__name__)
+
+
+def make(package, folder, override=object, data=None, model=None, collator=pad, strategy=None, given=None, **settings):
+    args = package.TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=BATCH,
+        per_device_eval_batch_size=BATCH,
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+        **settings,
+    )
+    if strategy is not None:
+        args.train_sampling_strategy = strategy
+    bases = (package.Trainer,) if override is object else (override, package.Trainer)
+    data = rows() if data is None else data
+    return type("Subclass", bases, {})(
+        model or Bag(), args, collator, **{"train_dataset": data, "eval_dataset": data, **(given or {})}
+    )
+
+
+def seen(loader) -> list[list[int]]:
+    return [batch["input_ids"][:, 0].tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("strategy", ["random", "sequential", "group_by_length"])
+@pytest.mark.parametrize("data", [rows, table, Stream], ids=lambda data: data.__name__)
+def test_evaluation_has_the_order_it_has_under_transformers(tmp_path, strategy, data):
+    theirs, ours = (
+        make(package, tmp_path, data=data(), strategy=strategy, max_steps=2) for package in (transformers, mps_trainer)
+    )
+    assert seen(ours.get_eval_dataloader()) == seen(theirs.get_eval_dataloader())
+    assert seen(ours.get_test_dataloader(data())) == seen(theirs.get_test_dataloader(data()))
+
+
+def test_train_loader_gone_through_by_hand_counts_its_epochs(tmp_path):
+    theirs, ours = (make(package, tmp_path).get_train_dataloader() for package in (transformers, mps_trainer))
+    for _ in range(3):
+        assert seen(ours) == seen(theirs)
+    for loader in (theirs, ours):
+        loader.set_epoch(1)
+    assert seen(ours) == seen(theirs)
+    assert isinstance(ours, DataLoader)
+    assert (len(ours), ours.total_batch_size) == (len(theirs), theirs.total_batch_size)
+    assert ours.total_dataset_length == theirs.total_dataset_length
+
+
+def test_order_follows_the_seed_that_torch_was_last_given(tmp_path):
+    orders = []
+    for package in (transformers, mps_trainer):
+        trainer = make(package, tmp_path)
+        torch.manual_seed(7)
+        orders.append(seen(trainer.get_train_dataloader()))
+    assert orders[0] == orders[1]
+
+
+@BOTH
+def test_lowered_batch_size_reaches_the_train_loader(tmp_path, package):
+    trainer = make(package, tmp_path)
+    trainer._train_batch_size = 2
+    assert len(trainer.get_train_dataloader()) == SIZE // 2
+
+
+@BOTH
+def test_columns_that_a_subclass_names_are_those_that_stay(tmp_path, package):
+    class Named:
+        def _set_signature_columns_if_needed(self):
+            if self._signature_columns is None:
+                self._signature_columns = ["input_ids", "labels", "idx"]
+
+    for data in (table(), table().to_iterable_dataset(), [{**row, "idx": 1, "text": "a"} for row in rows()]):
+        kept = set()
+
+        def collate(items, kept=kept):
+            kept.update(*items)
+            return pad(items)
+
+        seen(make(package, tmp_path, Named, data, collator=collate, max_steps=2).get_train_dataloader())
+        assert kept == {"input_ids", "labels", "idx"}
+
+
+@BOTH
+def test_hooks_of_a_subclass_are_called(tmp_path, package):
+    calls = []
+
+    class Hooked:
+        def _remove_unused_columns(self, dataset, description=None):
+            calls.append(("columns", description))
+            return super()._remove_unused_columns(dataset, description)
+
+        def _get_collator_with_removed_columns(self, data_collator, description=None):
+            calls.append(("collator", description))
+            return super()._get_collator_with_removed_columns(data_collator, description=description)
+
+        def _get_eval_sampler(self, eval_dataset):
+            calls.append(("sampler", len(eval_dataset)))
+            return super()._get_eval_sampler(eval_dataset)
+
+        def _get_dataloader(self, dataset, description, batch_size, **more):
+            calls.append(("loader", description, batch_size, *more))
+            return super()._get_dataloader(dataset, description, batch_size, **more)
+
+    trainer = make(package, tmp_path, Hooked, table())
+    trainer.get_train_dataloader()
+    trainer.get_eval_dataloader(rows())
+    assert calls == [
+        ("loader", "Training", BATCH, "sampler_fn", "is_training"),
+        ("columns", "Training"),
+        ("loader", "Evaluation", BATCH, "sampler_fn", "dataloader_key"),
+        ("collator", "Evaluation"),
+        ("sampler", SIZE),
+    ]
+
+
+def test_sampler_written_for_transformers_4_takes_no_dataset(tmp_path):
+    class Before:
+        def _get_train_sampler(self):
+            return torch.utils.data.SequentialSampler(self.train_dataset)
+
+    assert seen(make(mps_trainer, tmp_path, Before).get_train_dataloader())[0] == [0, 1, 2, 3]
+
+
+@BOTH
+def test_run_takes_a_list_of_batches_for_a_loader(tmp_path, package):
+    class Listed:
+        def get_train_dataloader(self):
+            return [pad(rows()[i : i + 2]) for i in range(0, 6, 2)]
+
+        def num_examples(self, dataloader):
+            return 6
+
+    trainer = make(package, tmp_path, Listed, num_train_epochs=2, given={"train_dataset": None})
+    trainer.train()
+    assert trainer.model.seen == [[0, 1], [2, 3], [4, 5]] * 2
+
+
+@BOTH
+@pytest.mark.parametrize("persistent", [True, False])
+def test_evaluation_loader_is_made_once_where_its_workers_persist(tmp_path, package, persistent):
+    settings = {"dataloader_num_workers": 1, "dataloader_persistent_workers": persistent}
+    trainer = make(package, tmp_path, given={"eval_dataset": {"a": rows(), "b": rows(6)}}, **settings)
+    assert (trainer.get_eval_dataloader("a") is trainer.get_eval_dataloader("a")) == persistent
+    assert trainer.get_eval_dataloader("a") is not trainer.get_eval_dataloader("b")
+    assert len(trainer.get_eval_dataloader("b").dataset) == 6
+
+
+def test_persistent_loader_of_one_dataset_does_not_serve_another(tmp_path):
+    trainer = make(mps_trainer, tmp_path, dataloader_num_workers=1, dataloader_persistent_workers=True)
+    assert len(trainer.get_eval_dataloader().dataset) == SIZE
+    assert len(trainer.get_eval_dataloader(rows(6)).dataset) == 6
+
+
+@BOTH
+def test_examples_are_counted_from_the_dataset_or_else_from_the_batches(tmp_path, package):
+    trainer = make(package, tmp_path)
+    assert trainer.num_examples(trainer.get_train_dataloader()) == SIZE
+    assert trainer.num_examples([1, 2, 3]) == 3 * BATCH
+
+
+def test_tokens_are_counted(caplog):
+    batches = [pad(rows()[:4]), pad(rows()[4:6])]
+    size = batches[0]["input_ids"].numel()
+    assert mps_trainer.Trainer.num_tokens(batches) == size + batches[1]["input_ids"].numel()
+    assert mps_trainer.Trainer.num_tokens(batches, max_steps=5) == 5 * size
+    assert mps_trainer.Trainer.num_tokens([{"x": torch.ones(2)}]) == 0
+    assert "no input_ids" in caplog.text
+
+
+@BOTH
+def test_nothing_to_load_is_a_value_error(tmp_path, package):
+    trainer = make(package, tmp_path, given={"train_dataset": None, "eval_dataset": None})
+    for get in (trainer.get_train_dataloader, trainer.get_eval_dataloader):
+        with pytest.raises(ValueError, match=r"train_dataset|eval_dataset"):
+            get()
+
+
+def test_stream_is_not_grouped_by_length_and_says_so(tmp_path, caplog):
+    trainer = make(mps_trainer, tmp_path, data=Stream(), strategy="group_by_length", max_steps=2)
+    with caplog.at_level(logging.WARNING):
+        assert seen(trainer.get_train_dataloader()) == seen(
+            make(mps_trainer, tmp_path, data=Stream(), max_steps=2).get_train_dataloader()
+        )
+    assert "train_sampling_strategy='group_by_length' has no effect" in caplog.text
+
+
+@BOTH
+def test_examples_without_length_cannot_be_grouped(tmp_path, package):
+    trainer = make(package, tmp_path, data=examples(8), model=Classifier(), strategy="group_by_length")
+    with pytest.raises(ValueError, match="'input_ids'"):
+        trainer.get_train_dataloader()
+
+
+@pytest.mark.parametrize("package", [transformers, mps_trainer], ids=lambda package: package.__name__)
+def test_first_input_of_the_processing_class_is_measured(tmp_path, package):
+    class Reader:
+        model_input_names = ("sounds",)
+
+    data = [{"sounds": [0] * (1 + i % 7), "input_ids": [i], "labels": 0} for i in range(SIZE)]
+    trainer = make(package, tmp_path, data=data, strategy="group_by_length", given={"processing_class": Reader()})
+    assert list(trainer._get_train_sampler().lengths) == [1 + i % 7 for i in range(SIZE)]
+
+
+def test_length_column_in_torch_format_is_read_at_once(tmp_path):
+    data = table().with_format("torch")
+    orders = []
+    for package in (transformers, mps_trainer):
+        trainer = make(
+            package,
+            tmp_path,
+            data=data,
+            strategy="group_by_length",
+            length_column_name="idx",
+            remove_unused_columns=False,
+        )
+        torch.manual_seed(3)
+        orders.append(list(trainer._get_train_sampler(data)))
+    assert [int(i) for i in orders[0]] == orders[1]
+    assert isinstance(data, datasets.Dataset)
