@@ -166,9 +166,9 @@ def _train(stand_in: Trainer, tracer: Tracer, batches: int) -> None:
     tracer.on_device(loop.meter.sum)
     loop.model.zero_grad()
     done = 0
-    for group in loop.updates(0):  # loads the batches, outside the trace
+    for group, num_items in loop.updates(0):  # loads the batches, outside the trace
         with tracer:
-            loop.accumulate(group)
+            loop.accumulate(group, num_items)
             with tracer.phase("optimizer"):
                 loop.update_weights()
         done += len(group)
