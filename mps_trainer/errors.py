@@ -35,6 +35,10 @@ class MissingModelError(MisconfigurationException, RuntimeError):
     """There is nothing to train. A `RuntimeError`, as in transformers."""
 
 
+class NotAnObjectError(MisconfigurationException, NotImplementedError):
+    """A class was given where an object of it is wanted. A `NotImplementedError`, as in transformers."""
+
+
 class UnknownMetricError(MisconfigurationException, KeyError):
     """A metric is to decide something and is not among those of the evaluation. A `KeyError`, as in transformers."""
 

@@ -29,8 +29,10 @@ from .arguments.model import ModelArguments
 from .arguments.optimization import OptimizationArguments
 from .arguments.parallel import ParallelArguments
 from .arguments.precision import PrecisionArguments
+from .arguments.refused import refuse_what_cannot_be
 from .arguments.reporting import ReportingArguments
 from .arguments.run import RunArguments
+from .arguments.setters import Setters
 from .devices import Decision, DeviceRequest, gather_facts, resolve
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ class TrainingArguments(
     DataArguments,
     PrecisionArguments,
     OptimizationArguments,
+    Setters,
     RunArguments,  # the last base gives the first fields: output_dir may be passed by position
 ):
     """Everything that can be asked of a training run, with transformers' names, types and defaults.
@@ -68,11 +71,24 @@ class TrainingArguments(
         checks.coerce(self, _hints())
         apply_deprecated(self)
         self._derive()
+        self.check()
+
+    def check(self) -> None:
+        """Makes the values right after some have changed.
+
+        Raises:
+            ValueError: for a value, or a combination of them, that cannot be right.
+        """
+        checks.coerce(self, _hints())
         checks.check_values(self)
         checks.check_combinations(self)
+        refuse_what_cannot_be(self)
 
     def _settle_unset(self) -> None:
         """What None stands for in a field that is never None afterwards, and fields with two names."""
+        for name in ("hub_token", "push_to_hub_token"):
+            if getattr(self, name) in ("", f"<{name.upper()}>"):  # what to_dict() puts in the place of a token
+                setattr(self, name, None)
         if self.output_dir is None:  # transformers' default
             self.output_dir = "trainer_output"
         for field in ("activation_checkpointing", "activation_checkpointing_kwargs"):
@@ -93,11 +109,15 @@ class TrainingArguments(
             steps = getattr(self, field)
             if steps is not None and steps >= 1 and steps == int(steps):
                 setattr(self, field, int(steps))
-        follows_a_metric = self.load_best_model_at_end or self.lr_scheduler_type == "reduce_lr_on_plateau"
-        if (follows_a_metric or self.save_strategy == "best") and self.metric_for_best_model is None:
+        follows_a_metric = self.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
+        if (follows_a_metric or self.load_best_model_at_end) and self.metric_for_best_model is None:
             self.metric_for_best_model = "loss"
         if self.greater_is_better is None and self.metric_for_best_model is not None:
             self.greater_is_better = not self.metric_for_best_model.endswith("loss")
+        if self.torch_compile_backend is not None or self.torch_compile_mode is not None:
+            self.torch_compile = True
+        if self.torch_compile and self.torch_compile_backend is None:
+            self.torch_compile_backend = "inductor"
         if self.disable_tqdm is None:
             self.disable_tqdm = logger.getEffectiveLevel() > logging.WARNING
         if self.report_to is None or self.report_to == ["none"]:
@@ -140,6 +160,28 @@ class TrainingArguments(
     @property
     def parallel_mode(self) -> ParallelMode:
         return ParallelMode.DISTRIBUTED if self.world_size > 1 else ParallelMode.NOT_PARALLEL
+
+    @property
+    def _setup_devices(self) -> torch.device:
+        return self.device
+
+    @property
+    def _n_gpu(self) -> int:
+        return self.n_gpu
+
+    @property
+    def place_model_on_device(self) -> bool | None:
+        """Whether the Trainer moves the model to the device; None leaves it to the Trainer. For subclasses."""
+        return None
+
+    @property
+    def mixed_precision(self) -> str:
+        """What autocast computes in: fp16, bf16 or no."""
+        return "fp16" if self.fp16 else "bf16" if self.bf16 else "no"
+
+    # of what is refused here, for code that looks for it
+    deepspeed_plugin = hf_deepspeed_config = fsdp_plugin_args = None
+    _no_sync_in_gradient_accumulation = True
 
     # Processes
 
@@ -246,4 +288,8 @@ def _plain(value: Any) -> Any:
         return value.value
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
+    if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
+        return str(value).removeprefix("torch.")
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
     return str(value) if isinstance(value, str) else value

@@ -11,12 +11,22 @@ import math
 import os
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any
 
 from ..devices.accelerators.base import read_devices
-from .choices import IntervalStrategy, OptimizerNames, SamplingStrategy, SaveStrategy, SchedulerType
+from .accelerator_config import accelerator_config
+from .choices import (
+    DebugOption,
+    HubStrategy,
+    IntervalStrategy,
+    OptimizerNames,
+    SamplingStrategy,
+    SaveStrategy,
+    SchedulerType,
+    of_transformers,
+)
 from .data import DataArguments
 from .device import DeviceArguments
 from .reporting import ReportingArguments
@@ -29,6 +39,7 @@ CHOICES: dict[str, type[Enum]] = {
     "eval_strategy": IntervalStrategy,
     "save_strategy": SaveStrategy,
     "evaluation_strategy": IntervalStrategy,
+    "hub_strategy": HubStrategy,
 }
 
 # The words that argparse accepts, so that a file or a script may give no others.
@@ -61,13 +72,36 @@ RANGES: dict[str, tuple[float | None, float | None]] = {
     "eval_accumulation_steps": (1, None),
     "dataloader_num_workers": (0, None),
     "dataloader_prefetch_factor": (1, None),
+    "neftune_noise_alpha": (0, None),
+    "torch_empty_cache_steps": (1, None),
+    "ddp_bucket_cap_mb": (1, None),
     "ddp_timeout": (1, 10**9),  # timedelta ends at 10**14
     "seed": (0, 2**32 - 1),  # numpy's bound
     "data_seed": (0, 2**63 - 1),
 }
 
-JSON_FIELDS = ("lr_scheduler_kwargs", "activation_checkpointing_kwargs", "gradient_checkpointing_kwargs")
-LISTS = ("label_names", "report_to")
+JSON_FIELDS = (
+    "lr_scheduler_kwargs",
+    "activation_checkpointing_kwargs",
+    "gradient_checkpointing_kwargs",
+    "liger_kernel_config",
+)
+LISTS = ("label_names", "report_to", "include_for_metrics")
+# fields of several types, each with what makes one of them of a value
+READERS: dict[str, Callable[[str, Any], Any]] = {
+    "accelerator_config": lambda name, value: accelerator_config(value),
+    "debug": lambda name, value: _debug_options(name, value),
+    "include_num_input_tokens_seen": lambda name, value: _one_of(
+        name, value, {"all": True, "non_padding": None, "no": False}
+    ),
+    "optim_target_modules": lambda name, value: value if isinstance(value, str) and value else _names(name, value),
+    "trackio_static_space_id": lambda name, value: value if value is False else _text(name, value),
+    # refused whatever they say
+    "deepspeed": lambda name, value: value,
+    "fsdp": lambda name, value: value,
+    "fsdp_config": lambda name, value: value,
+    "parallelism_config": lambda name, value: value,
+}
 PATHS = ("output_dir", "resume_from_checkpoint", "logging_dir")
 
 _FLAGS = {  # those of HfArgumentParser
@@ -87,10 +121,12 @@ def coerce(args: Any, hints: dict[str, Any]) -> None:
     """
     for name, hint in hints.items():
         value = getattr(args, name)
-        if value is None and type(None) in typing.get_args(hint):
+        if value is None and type(None) in typing.get_args(hint) and name != "accelerator_config":
             continue
         kind = _kind(hint)
-        if name in CHOICES:
+        if name in READERS:
+            setattr(args, name, READERS[name](name, value))
+        elif name in CHOICES:
             setattr(args, name, _choice(name, value))
         elif name in JSON_FIELDS:
             setattr(args, name, _mapping(name, value))
@@ -133,29 +169,35 @@ def check_combinations(args: Any) -> None:
     for name in ("logging", "eval", "save"):
         if getattr(args, f"{name}_strategy") == "steps" and not getattr(args, f"{name}_steps"):
             raise refuse(f"{name}_steps", getattr(args, f"{name}_steps"), f"above 0 with {name}_strategy='steps'")
-    if args.fp16 and args.bf16:
-        raise ValueError("fp16=True and bf16=True exclude each other: set one of them.")
+    for one, other in (("fp16", "bf16"), ("fp16_full_eval", "bf16_full_eval")):
+        if getattr(args, one) and getattr(args, other):
+            raise ValueError(f"{one}=True and {other}=True exclude each other: set one of them.")
+    for name in args.include_for_metrics:
+        if name not in ("inputs", "loss"):
+            raise refuse("include_for_metrics", args.include_for_metrics, "a list of inputs and loss, or one of them")
     if args.dataloader_num_workers == 0:
         if args.dataloader_prefetch_factor is not None:
             raise refuse("dataloader_prefetch_factor", args.dataloader_prefetch_factor, _NEEDS_WORKERS)
         if args.dataloader_persistent_workers:
             raise refuse("dataloader_persistent_workers", True, _NEEDS_WORKERS)
-    if args.lr_scheduler_type == SchedulerType.REDUCE_ON_PLATEAU and args.eval_strategy == "no":
-        raise refuse("lr_scheduler_type", str(args.lr_scheduler_type), "used with an eval_strategy other than 'no'")
+    if args.lr_scheduler_type in FOLLOW_METRIC and args.eval_strategy == "no":
+        raise refuse("lr_scheduler_type", args.lr_scheduler_type.value, "used with an eval_strategy other than 'no'")
     if args.save_strategy == "best" and args.eval_strategy == "no":
         raise refuse("save_strategy", "best", "used with an eval_strategy other than 'no'")
     if args.load_best_model_at_end and args.save_strategy != "best":
         _check_best_is_saved(args)
 
 
+FOLLOW_METRIC = (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
 _NEEDS_WORKERS = "left out unless dataloader_num_workers is above 0"
 
 
 def _check_best_is_saved(args: Any) -> None:
     if args.eval_strategy != args.save_strategy or args.eval_strategy == "no":
         raise ValueError(
-            f"load_best_model_at_end=True is not accepted with eval_strategy='{args.eval_strategy}' and "
-            f"save_strategy='{args.save_strategy}': the best model can only be loaded if each evaluation has its "
+            "load_best_model_at_end=True is not accepted with "
+            f"eval_strategy='{args.eval_strategy.value}' and "
+            f"save_strategy='{args.save_strategy.value}': the best model can only be loaded if each evaluation has its "
             "checkpoint. Give both the same value, steps or epoch, or use save_strategy='best'."
         )
     if args.eval_strategy == "steps":
@@ -174,9 +216,32 @@ def _choice(name: str, value: Any) -> Enum:
     kind = CHOICES[name]
     asked = "no" if value is False else getattr(value, "value", value)  # YAML reads a bare `no` as false
     try:
-        return kind(asked)
+        return of_transformers(kind(asked))
     except ValueError:
         raise refuse(name, value, "one of " + ", ".join(str(choice.value) for choice in kind)) from None
+
+
+def _one_of(name: str, value: Any, words: dict[str, bool | None]) -> str:
+    """A word of `words`, or the word that a flag stands for."""
+    flag = _FLAGS.get(str(value).lower())
+    for word, meant in words.items():
+        if value == word or (flag is not None and flag is meant):
+            return word
+    raise refuse(name, value, "one of " + ", ".join(words) + ", or true or false")
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise refuse(name, value, "text")
+    return value
+
+
+def _debug_options(name: str, value: Any) -> list[Enum]:
+    words = value.split() if isinstance(value, str) else value
+    try:
+        return [of_transformers(DebugOption(getattr(word, "value", word))) for word in words or []]
+    except (ValueError, TypeError):
+        raise refuse(name, value, "one or more of " + ", ".join(option.value for option in DebugOption)) from None
 
 
 def _mapping(name: str, value: Any) -> dict:

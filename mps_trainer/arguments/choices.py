@@ -6,6 +6,7 @@ being imported.
 
 from __future__ import annotations
 
+import sys
 from enum import Enum
 
 
@@ -14,6 +15,18 @@ class Choice(str, Enum):
 
     def __str__(self) -> str:
         return str(self.value)
+
+
+def of_transformers(choice: Choice) -> Enum:
+    """transformers' own member of the same name where its module is loaded already, else `choice`, which equals it.
+
+    Loading the module for it would load torch, which takes longer than all that a script's --help does.
+    """
+    for module in ("transformers.trainer_utils", "transformers.training_args", "transformers.debug_utils"):
+        kind = getattr(sys.modules.get(module), type(choice).__name__, None)
+        if kind is not None and choice.name in getattr(kind, "__members__", {}):
+            return kind[choice.name]
+    return choice
 
 
 class IntervalStrategy(Choice):
@@ -103,6 +116,8 @@ class DebugOption(Choice):
 class SamplingStrategy(Choice):
     RANDOM = "random"
     SEQUENTIAL = "sequential"
+    GROUP_BY_LENGTH = "group_by_length"
+    BATCH_REBALANCE = "batch_rebalance"
 
 
 class ParallelMode(Enum):

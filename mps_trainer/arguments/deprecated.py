@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import MisconfigurationException
 from .choices import IntervalStrategy
 from .fields import option
 
@@ -31,54 +34,158 @@ class DeprecatedArguments:
     per_gpu_eval_batch_size: int | None = option(None, "Deprecated: per_device_eval_batch_size.")
     warmup_ratio: float | None = option(None, "Deprecated: warmup_steps with a value below 1.")
     logging_dir: str | None = option(None, "Deprecated: the environment variable TENSORBOARD_LOGGING_DIR.")
+    adafactor: bool = option(False, "Deprecated: optim=adafactor.")
+    group_by_length: bool = option(False, "Deprecated: train_sampling_strategy=group_by_length.")
+    include_inputs_for_metrics: bool = option(False, "Deprecated: include_for_metrics=inputs.")
+    include_tokens_per_second: bool = option(
+        False, "Deprecated: include_num_input_tokens_seen, which logs tokens per second, too."
+    )
+    torchdynamo: str | None = option(None, "Deprecated: torch_compile_backend.")
+    dispatch_batches: bool | None = option(None, "Deprecated: dispatch_batches in accelerator_config.")
+    split_batches: bool | None = option(None, "Deprecated: split_batches in accelerator_config.")
+    push_to_hub_model_id: str | None = option(None, "Deprecated: hub_model_id.")
+    push_to_hub_organization: str | None = option(None, "Deprecated: hub_model_id as organization/name.")
+    push_to_hub_token: str | None = option(None, "Deprecated: hub_token.")
+    tpu_metrics_debug: bool = option(False, "Deprecated: nothing; there is no TPU here, and it is refused.")
+    past_index: int = option(-1, "Deprecated: nothing; a model that is handed its past outputs is refused.")
+    tp_size: int = option(0, "Deprecated: nothing; tensor parallelism is refused.")
+    save_safetensors: bool = option(True, "Deprecated: nothing; weights are always saved as safetensors.")
+    fp16_backend: str = option("auto", "Deprecated: nothing; autocast is torch's own.")
+    half_precision_backend: str = option("auto", "Deprecated: nothing; autocast is torch's own.")
+    fp16_opt_level: str = option("O1", "Deprecated: nothing; it was for Apex.")
+    jit_mode_eval: bool = option(False, "Deprecated: torch_compile; evaluation runs without it.")
+    use_ipex: bool = option(False, "Deprecated: nothing; torch has what Intel's extension had.")
+    tpu_num_cores: int | None = option(None, "Deprecated: nothing; there is no TPU here.")
+    mp_parameters: str = option("", "Deprecated: nothing; it was for SageMaker.")
+    ray_scope: str = option("last", "Deprecated: scope in the arguments of hyperparameter_search.")
+    use_legacy_prediction_loop: bool = option(False, "Deprecated: nothing; there is one loop.")
+    fsdp_min_num_params: int = option(0, "Deprecated: nothing; FSDP is refused.")
+    fsdp_transformer_layer_cls_to_wrap: str | None = option(None, "Deprecated: nothing; FSDP is refused.")
 
 
 _RENAMED = {
     "evaluation_strategy": "eval_strategy",
     "per_gpu_train_batch_size": "per_device_train_batch_size",
     "per_gpu_eval_batch_size": "per_device_eval_batch_size",
+    "torchdynamo": "torch_compile_backend",
+    "push_to_hub_model_id": "hub_model_id",
+    "push_to_hub_token": "hub_token",
 }
+
+# flag -> the argument that it has become, and the value it stands for
+_BECAME: dict[str, tuple[str, Any]] = {
+    "no_cuda": ("use_cpu", True),
+    "use_mps_device": ("accelerator", "mps"),
+    "adafactor": ("optim", "adafactor"),
+    "group_by_length": ("train_sampling_strategy", "group_by_length"),
+    "include_tokens_per_second": ("include_num_input_tokens_seen", "all"),
+    "tpu_metrics_debug": ("debug", ["tpu_metrics_debug"]),
+}
+
+# what has no effect any more -> why nothing is lost
+_WITHOUT_EFFECT = {
+    "save_safetensors": "Weights are always saved as safetensors, which can be read without running code.",
+    "fp16_backend": "Autocast is torch's own.",
+    "half_precision_backend": "Autocast is torch's own.",
+    "fp16_opt_level": "It was for Apex; fp16=True is torch's own.",
+    "jit_mode_eval": "Evaluation runs without it; torch_compile=True compiles the model.",
+    "use_ipex": "torch has what Intel's extension had.",
+    "tpu_num_cores": "There is no TPU here.",
+    "mp_parameters": "It was for SageMaker.",
+    "ray_scope": "Pass scope=... to hyperparameter_search.",
+    "use_legacy_prediction_loop": "There is one prediction loop.",
+    "fsdp_min_num_params": "It has an effect with fsdp only.",
+    "fsdp_transformer_layer_cls_to_wrap": "It has an effect with fsdp only.",
+}
+
+_NO_APEX = "Apex is not used. Leave it out: fp16=True is torch's own autocast"
+
+# field -> values that are refused, why, what to do instead
+_REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "past_index": (
+        lambda value: value >= 0,
+        "the Trainer does not hand a model its outputs of the batch before. Override compute_loss to do so",
+    ),
+    "tp_size": (lambda value: value > 1, "this release trains in one process. Leave it out"),
+    "fp16_backend": (lambda value: value == "apex", _NO_APEX),
+    "half_precision_backend": (lambda value: value == "apex", _NO_APEX),
+}  # fmt: skip
 
 
 def apply_deprecated(args: Any) -> None:
     """Moves the values of deprecated fields of `args` to where they belong now; one `FutureWarning` for each used.
 
-    Raises `ValueError` where the old name and the new one ask for different things.
+    Raises `ValueError` where the old name and the new one ask for different things, or for what cannot be had.
     """
+    for name, (is_refused, why) in _REFUSED.items():
+        if is_refused(value := getattr(args, name)):
+            raise MisconfigurationException(f"{name}={value!r} is not supported: {why}.")
     for old, new in _RENAMED.items():
         value = getattr(args, old)
         if value is not None:
             _warn(args, old, f"Use `{new}`.")
             _move(args, old, value, new)
+    for old, (new, value) in _BECAME.items():
+        if getattr(args, old):
+            _warn(args, old, _instead(old, new, value))
+            _move(args, old, value, new)
+            setattr(args, old, False)
+    for name, why in _WITHOUT_EFFECT.items():
+        if getattr(args, name) != (default := _default(args, name)):
+            _warn(args, name, f"It has no effect. {why}")
+            setattr(args, name, default)
+    _apply_lists_and_settings(args)
     if args.warmup_ratio is not None:
-        _warn(args, "warmup_ratio", "Use `warmup_steps` with a value below 1.")
-        if not 0 <= args.warmup_ratio <= 1:
-            raise ValueError(f"warmup_ratio={args.warmup_ratio!r} is not accepted: it must be between 0 and 1.")
-        if 0 <= args.warmup_steps < 1:  # as ever, a number of steps takes precedence over the ratio
-            args.warmup_steps = min(args.warmup_ratio, math.nextafter(1.0, 0.0))  # 1 would be one step
-        args.warmup_ratio = None
-    if args.no_cuda:
-        _warn(args, "no_cuda", "Use `use_cpu`.")
-        args.use_cpu, args.no_cuda = True, False
-    if args.use_mps_device:
-        _warn(
-            args, "use_mps_device", "mps is used by default where it is available; `accelerator='mps'` insists on it."
-        )
-        _move(args, "use_mps_device", "mps", "accelerator")
-        args.use_mps_device = False
+        _apply_warmup_ratio(args)
     if args.logging_dir is not None and not isinstance(args.logging_dir, _Noted):
         _warn(args, "logging_dir", "Set the environment variable `TENSORBOARD_LOGGING_DIR`.")
         args.logging_dir = _Noted(args.logging_dir)
+
+
+def _instead(old: str, new: str, value: Any) -> str:
+    if old == "use_mps_device":
+        return "mps is used by default where it is available; `accelerator='mps'` insists on it."
+    return f"Use `{new}`." if value is True else f"Use `{new}={value!r}`."
+
+
+def _apply_lists_and_settings(args: Any) -> None:
+    """Fields that have become a part of another."""
+    if args.include_inputs_for_metrics:
+        _warn(args, "include_inputs_for_metrics", "Use `include_for_metrics=['inputs']`.")
+        args.include_for_metrics = sorted({*args.include_for_metrics, "inputs"})
+        args.include_inputs_for_metrics = False
+    for name in ("dispatch_batches", "split_batches"):
+        if (value := getattr(args, name)) is not None:
+            _warn(args, name, f"Use `accelerator_config={{{name!r}: {value!r}}}`.")
+            setattr(args.accelerator_config, name, value)
+            setattr(args, name, None)
+    if args.push_to_hub_organization is not None:
+        _warn(args, "push_to_hub_organization", "Use `hub_model_id`, as organization/name.")
+        name = args.hub_model_id or os.path.basename(os.path.normpath(args.output_dir))
+        args.hub_model_id = f"{args.push_to_hub_organization}/{name.rpartition('/')[2]}"
+        args.push_to_hub_organization = None
+
+
+def _apply_warmup_ratio(args: Any) -> None:
+    if not 0 <= args.warmup_ratio <= 1:
+        raise ValueError(f"warmup_ratio={args.warmup_ratio!r} is not accepted: it must be between 0 and 1.")
+    _warn(args, "warmup_ratio", "Use `warmup_steps` with a value below 1.")
+    if 0 <= args.warmup_steps < 1:  # as ever, a number of steps takes precedence over the ratio
+        args.warmup_steps = min(args.warmup_ratio, math.nextafter(1.0, 0.0))  # 1 would be one step
+    args.warmup_ratio = None
 
 
 class _Noted(str):
     """A value that has been warned about."""
 
 
+def _default(args: Any, name: str) -> Any:
+    return next(field.default for field in dataclasses.fields(args) if field.name == name)
+
+
 def _move(args: Any, old: str, value: Any, new: str) -> None:
-    default = next(field.default for field in dataclasses.fields(args) if field.name == new)
     current = getattr(args, new)
-    if current not in (default, value):
+    if current not in (_default(args, new), value) and current != []:
         raise ValueError(
             f"{old} asks for {new}={value!r}, but {new}={current!r} was given as well. "
             f"Leave out {old}, which is deprecated."

@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from mps_trainer import TrainingArguments
+from mps_trainer.arguments.deprecated import DeprecatedArguments
 
 # field -> why it is not as in transformers
 DELIBERATE_DEFAULTS = {
@@ -20,19 +21,14 @@ DELIBERATE_TYPES = {
     "output_dir": "it is never None once the arguments exist",
     "activation_checkpointing": "true or false once the arguments exist, so that code that reads it need not ask",
     "gradient_checkpointing": "as activation_checkpointing",
+    "parallelism_config": "a class of Accelerate's, which need not be installed; whatever is given is refused",
     "train_sampling_strategy": "an enum, so that a wrong word is argparse's one-line error",
 }
 OURS_ONLY = {
     "accelerator": "the choice of the device",
     "devices": "the choice of the device",
     "overwrite_output_dir": "scripts for earlier releases pass it; the Trainer needs no warning to honour it",
-    "use_mps_device": "deprecated",
-    "no_cuda": "deprecated",
-    "evaluation_strategy": "deprecated",
-    "per_gpu_train_batch_size": "deprecated",
-    "per_gpu_eval_batch_size": "deprecated",
-    "warmup_ratio": "deprecated",
-    "logging_dir": "deprecated",
+    **{field.name: "deprecated" for field in dataclasses.fields(DeprecatedArguments)},
 }
 # With use_cpu, transformers sets it to False; here the loader leaves it out wherever it has no effect.
 NOT_DERIVED_ALIKE = {"dataloader_pin_memory"}

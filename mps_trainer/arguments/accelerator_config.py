@@ -1,0 +1,108 @@
+"""How batches are made and shared out: transformers' `AcceleratorConfig`, without its module's torch."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ..errors import MisconfigurationException, NotAnObjectError
+
+
+@dataclass(eq=False)
+class AcceleratorConfig:
+    """Settings of the loaders. With one process those about sharing out leave the batches as they are.
+
+    Args:
+        split_batches: the batch size is that of all processes together.
+        dispatch_batches: one process loads for all. Default: for streams only.
+        even_batches: examples are used twice so that all processes have full batches.
+        use_seedable_sampler: the order of an epoch follows from its number and a seed; otherwise it is drawn from
+            torch's generator.
+        non_blocking: copies to the device do not wait for each other; cuda with pinned memory only.
+        gradient_accumulation_kwargs: `num_steps`, which stands for gradient_accumulation_steps where that is 1.
+        use_configured_state: a state of Accelerate's has to exist.
+    """
+
+    split_batches: bool = False
+    dispatch_batches: bool | None = None
+    even_batches: bool = True
+    use_seedable_sampler: bool = True
+    non_blocking: bool = False
+    gradient_accumulation_kwargs: dict[str, Any] | None = None
+    use_configured_state: bool = False
+
+    @classmethod
+    def from_json_file(cls, json_file: str | os.PathLike) -> AcceleratorConfig:
+        """Raises MisconfigurationException for a file that is no such thing."""
+        try:
+            with open(json_file, encoding="utf-8") as file:
+                values = json.load(file)
+        except (OSError, ValueError) as error:
+            raise MisconfigurationException(
+                f"accelerator_config={os.fspath(json_file)!r} cannot be read: {error}."
+            ) from error
+        return cls.from_dict(values, os.fspath(json_file))
+
+    @classmethod
+    def from_dict(cls, values: Any, source: str = "accelerator_config") -> AcceleratorConfig:
+        names = [field.name for field in fields(cls)]
+        if not isinstance(values, dict) or not set(values) <= set(names):
+            unknown = sorted(map(str, set(values) - set(names))) if isinstance(values, dict) else values
+            raise MisconfigurationException(
+                f"{source} has {unknown!r}, and may have {', '.join(names)}. Leave it out."
+            )
+        for name, value in values.items():
+            allowed = (bool, type(None)) if name == "dispatch_batches" else (bool,)
+            if name == "gradient_accumulation_kwargs":
+                allowed = (dict, type(None))
+            if not isinstance(value, allowed):
+                kind = " or ".join({dict: "a dictionary", bool: "true or false"}.get(a, "null") for a in allowed)
+                raise MisconfigurationException(f"{source}: {name}={value!r} is not accepted: it must be {kind}.")
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        return copy.deepcopy(vars(self))
+
+    def to_json_string(self) -> str:
+        return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
+
+    def __eq__(self, other: object) -> bool:
+        """Equal to another that says the same, transformers' too."""
+        as_dict = getattr(other, "to_dict", None)
+        return as_dict is not None and self.to_dict() == as_dict()
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def accelerator_config(value: Any) -> Any:
+    """What `value` stands for: None, a dictionary, JSON, the path of a JSON file, or settings as they are.
+
+    Raises:
+        NotAnObjectError: for a class instead of an object.
+        MisconfigurationException: for anything else.
+    """
+    if value is None:
+        return AcceleratorConfig()
+    if isinstance(value, type):
+        raise NotAnObjectError(
+            f"Tried passing in a callable to `accelerator_config`, the class {value.__name__}. Pass an object of it: "
+            f"{value.__name__}()."
+        )
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise MisconfigurationException(f"accelerator_config={value!r} is not JSON: {error}.") from None
+    if isinstance(value, dict):
+        return AcceleratorConfig.from_dict(value)
+    if isinstance(value, (str, os.PathLike)) and "\0" not in os.fspath(value) and os.fspath(value):
+        return AcceleratorConfig.from_json_file(value)
+    if all(hasattr(value, field.name) for field in fields(AcceleratorConfig)) and hasattr(value, "to_dict"):
+        return value
+    raise MisconfigurationException(
+        f"accelerator_config={value!r} is not accepted: it must be a dictionary, the path of a JSON file, or an "
+        "AcceleratorConfig."
+    )

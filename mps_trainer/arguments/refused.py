@@ -1,0 +1,75 @@
+"""What transformers' arguments can ask for and this package refuses, each with what to use instead.
+
+The pages list it from here. Nothing that is asked for is left out in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import MisconfigurationException
+
+_ONE_PROCESS = "this release trains in one process"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A field, the values of it that are refused, why, and what to do instead."""
+
+    name: str
+    values: str
+    is_refused: Callable[[Any], bool]
+    why: str
+    instead: str
+
+
+def _is_given(value: Any) -> bool:
+    return value not in (None, False, "", [], {})
+
+
+REFUSALS = [
+    Refusal(
+        "deepspeed", "any", _is_given,
+        "DeepSpeed shards a model over several cuda processes, and " + _ONE_PROCESS,
+        "Leave it out; activation_checkpointing and a smaller batch save memory on one device",
+    ),
+    Refusal(
+        "fsdp", "any", _is_given,
+        "FSDP shards a model over several processes, and " + _ONE_PROCESS,
+        "Leave it out; activation_checkpointing and a smaller batch save memory on one device",
+    ),
+    Refusal("fsdp_config", "any", _is_given, "it has an effect with fsdp only, which is refused", "Leave it out"),
+    Refusal(
+        "parallelism_config", "any", _is_given,
+        "it spreads a model over several devices, and " + _ONE_PROCESS,
+        "Leave it out",
+    ),
+    Refusal(
+        "debug", "tpu_metrics_debug", lambda value: "tpu_metrics_debug" in value,
+        "there is no TPU here", "Leave it out; mps-trainer check shows what a step does on mps",
+    ),
+    Refusal(
+        "optim", "lomo, adalomo", lambda value: value in ("lomo", "adalomo"),
+        "it updates the weights inside the backward pass, which this loop does not give it",
+        "Use galore_adamw or adafactor, which save memory as well",
+    ),
+    Refusal(
+        "optim", "adamw_torch_xla, adamw_torch_npu_fused",
+        lambda value: value in ("adamw_torch_xla", "adamw_torch_npu_fused"),
+        "it needs a TPU or an NPU",
+        "Use adamw_torch_fused, whose kernels mps, cuda and cpu have",
+    ),
+]  # fmt: skip
+
+
+def refuse_what_cannot_be(args: Any) -> None:
+    """Raises MisconfigurationException for the first field of `args` that asks for what is refused."""
+    for refusal in REFUSALS:
+        value = getattr(args, refusal.name)
+        if refusal.is_refused(value):
+            shown = getattr(value, "value", value)
+            raise MisconfigurationException(
+                f"{refusal.name}={shown!r} is not supported: {refusal.why}. {refusal.instead}."
+            )
