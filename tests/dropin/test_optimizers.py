@@ -292,6 +292,7 @@ def test_settings_may_bring_the_parameters(name, tmp_path):
     )
     assert_same_groups(ours.create_optimizer(), theirs.create_optimizer())
     assert ours.optimizer.param_groups[0]["params"] == [ours.model.head.weight]
+    assert set(ours.optimizer_cls_and_kwargs[1]) == {name, "lr"}  # kept for the optimizer of another train()
 
 
 def test_two_ways_to_give_an_optimizer_are_refused_as_in_transformers(tmp_path):
