@@ -89,7 +89,7 @@ SINGLE = [
     ("logging_strategy", "best", "one of no, steps, epoch"),
     ("lr_scheduler_type", "zigzag", "one of linear, cosine"),
     ("lr_scheduler_type", False, "one of linear, cosine"),
-    ("optim", "adamw_hf", "one of adamw_torch, adamw_torch_fused, sgd"),
+    ("optim", "adamw_hf", "one of adamw_torch, adamw_torch_fused"),
     ("train_sampling_strategy", "sorted", "one of random, sequential"),
     ("log_level", "loud", "one of detail, debug"),
     ("log_level_replica", 30, "must be text"),

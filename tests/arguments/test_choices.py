@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from transformers import trainer_utils
+from transformers import debug_utils, trainer_utils
 from transformers import training_args as their_module
 from transformers.trainer_callback import DefaultFlowCallback, TrainerControl, TrainerState
 
@@ -17,6 +17,8 @@ PAIRS = [
     (choices.SaveStrategy, trainer_utils.SaveStrategy),
     (choices.SchedulerType, trainer_utils.SchedulerType),
     (choices.OptimizerNames, their_module.OptimizerNames),
+    (choices.HubStrategy, trainer_utils.HubStrategy),
+    (choices.DebugOption, debug_utils.DebugOption),
 ]
 MEMBERS = [(ours, theirs[ours.name]) for ours_kind, theirs in PAIRS for ours in ours_kind]
 
@@ -39,8 +41,8 @@ def test_members_that_differ_in_value_are_not_equal():
     assert trainer_utils.SchedulerType.COSINE != choices.SchedulerType.LINEAR
 
 
-@pytest.mark.parametrize("kind", [kind for kind, _ in PAIRS[:2]], ids=lambda kind: kind.__name__)
-def test_the_strategies_are_all_of_transformers(kind):
+@pytest.mark.parametrize("kind", [kind for kind, _ in PAIRS], ids=lambda kind: kind.__name__)
+def test_the_members_are_all_of_transformers(kind):
     assert [choice.value for choice in kind] == [choice.value for choice in dict(PAIRS)[kind]]
 
 
@@ -66,7 +68,8 @@ def test_the_enums_of_transformers_are_accepted_as_values():
         choices.SchedulerType.COSINE,
         choices.OptimizerNames.SGD,
     )
-    assert type(args.optim) is choices.OptimizerNames
+    assert type(args.optim) is their_module.OptimizerNames
+    assert type(args.eval_strategy) is trainer_utils.IntervalStrategy
 
 
 @pytest.mark.parametrize(
