@@ -16,6 +16,7 @@ from docutils import nodes
 from docutils.parsers.rst import Directive
 
 from mps_trainer.arguments.deprecated import DeprecatedArguments
+from mps_trainer.arguments.refused import REFUSALS
 from mps_trainer.training_args import TrainingArguments
 
 _PREFIX = "Deprecated: "
@@ -23,17 +24,19 @@ _PREFIX = "Deprecated: "
 
 @dataclass(frozen=True)
 class Row:
-    """One field: its name, its type and default as one writes them in Python, and its help."""
+    """One field: its name, its type and default as one writes them in Python, its help, and whether it works."""
 
     name: str
     type: str
     default: str
     help: str
+    status: str
 
 
 def groups() -> dict[str, list[Row]]:
     """The fields that are not deprecated, by the subject of the module that declares them, in its order."""
-    bases = [base for base in reversed(TrainingArguments.__bases__) if base is not DeprecatedArguments]
+    groups = [base for base in reversed(TrainingArguments.__bases__) if dataclasses.is_dataclass(base)]
+    bases = [base for base in groups if base is not DeprecatedArguments]
     return {_subject(base): [_row(field) for field in dataclasses.fields(base)] for base in bases}
 
 
@@ -56,7 +59,17 @@ def _subject(base: type) -> str:
 
 def _row(field: dataclasses.Field[Any]) -> Row:
     # The annotation as its author wrote it: resolved, an enum would show where it lives and not what it is.
-    return Row(field.name, str(field.type), repr(field.default), field.metadata["help"])
+    default = field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore
+    return Row(field.name, str(field.type), repr(default), field.metadata["help"], _status(field.name))
+
+
+def _status(name: str) -> str:
+    """Whether the argument works, or which of its values are refused and why, as the check says it."""
+    refused = [refusal for refusal in REFUSALS if refusal.name == name]
+    if not refused:
+        return "works"
+    reasons = " ".join(f"{refusal.values}: {refusal.why}. {refusal.instead}." for refusal in refused)
+    return f"refused, {reasons}" if all(refusal.values == "any" for refusal in refused) else f"works, but {reasons}"
 
 
 class ArgumentsTable(Directive):
@@ -75,19 +88,22 @@ class ArgumentsTable(Directive):
         out: list[nodes.Node] = []
         for subject, rows in groups().items():
             out.append(nodes.rubric(text=subject))
-            cells = [(row.name, row.type, row.default, row.help) for row in rows]
-            out.append(_table(cells, ("Argument", "Type", "Default", "What it does"), (24, 18, 14, 44)))
+            cells = [(row.name, row.type, row.default, row.help, row.status) for row in rows]
+            head = ("Argument", "Type", "Default", "What it does", "Works, or is refused")
+            out.append(_table(cells, head, (20, 14, 10, 34, 22)))
         return out
 
 
 def _table(rows: list[tuple[str, ...]], head: tuple[str, ...], widths: tuple[int, ...]) -> nodes.table:
-    """All columns but the last are code."""
+    """Columns are code but for those with text: the second of two, the fourth and fifth of five."""
     group = nodes.tgroup(cols=len(head))
     group += [nodes.colspec(colwidth=width) for width in widths]
     header, body = nodes.thead(), nodes.tbody()
     header += _cells([nodes.Text(text) for text in head])
     for row in rows:
-        body += _cells([*(nodes.literal(text=text) for text in row[:-1]), nodes.Text(row[-1])])
+        code = min(len(row) - 1, 3)
+        words = [nodes.Text(text) for text in row[code:]]
+        body += _cells([*(nodes.literal(text=text) for text in row[:code]), *words])
     group += [header, body]
     table = nodes.table()
     table += group

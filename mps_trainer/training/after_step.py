@@ -28,8 +28,9 @@ class AfterStep(Evaluation):
         learning_rate: float | None = None,
     ) -> None:
         """Does what the callbacks asked for. `tr_loss` is the sum of losses since the last log, on the device."""
-        if self.control.should_log and self.state.global_step > self.loop.meter.last_read_step:
-            self.loop.log(grad_norm, learning_rate)
+        loop = self.loop
+        if self.control.should_log and loop is not None and self.state.global_step > loop.meter.last_read_step:
+            loop.log(grad_norm, learning_rate)
         if self.control.should_evaluate:
             metrics = self._evaluate(trial, ignore_keys_for_eval)
             is_best = self._determine_best_metric(metrics=metrics, trial=trial)

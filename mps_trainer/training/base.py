@@ -71,6 +71,20 @@ class TrainerBase:
             )
         return self._prepare_input(inputs)
 
+    # What another part of the Trainer does
+
+    def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
+        raise NotImplementedError
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        raise NotImplementedError
+
+    def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
+        raise NotImplementedError
+
+    def token_logs(self, start_time: float | None) -> dict[str, float]:
+        raise NotImplementedError
+
     # Events
 
     def fire(self, event: str, **details: Any) -> None:
@@ -98,9 +112,6 @@ class TrainerBase:
         )
 
     # Log
-
-    def token_logs(self, start_time: float | None) -> dict[str, float]:
-        raise NotImplementedError
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds `logs`, with epoch and step, to the history and tells the callbacks."""

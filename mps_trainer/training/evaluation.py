@@ -90,7 +90,8 @@ class Evaluation(Loaders, Objective):
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
         """Predictions, labels and metrics for all batches of `dataloader`. The model is in eval mode afterwards."""
-        args, metrics = self.args, {}
+        args = self.args
+        results: Mapping[str, Any] = {}
         loss_only = args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         model = self._model_for_evaluation()
         self._announce_evaluation(dataloader, description)
@@ -106,11 +107,11 @@ class Evaluation(Loaders, Objective):
             kept.add(loss, size, logits, labels, self._inputs_for_metrics(inputs))
             self.fire("on_prediction_step")
             if args.batch_eval_metrics and self.compute_metrics and logits is not None and labels is not None:
-                metrics = self._batch_metrics(loss, size, logits, labels, inputs)
+                results = self._batch_metrics(loss, size, logits, labels, inputs)
         kept.to_numpy()
         if not args.batch_eval_metrics:
-            metrics = self._metrics(kept)
-        metrics = self._named(metrics, kept.mean_loss(args.logging_nan_inf_filter), metric_key_prefix)
+            results = self._metrics(kept)
+        metrics = self._named(results, kept.mean_loss(args.logging_nan_inf_filter), metric_key_prefix)
         return EvalLoopOutput(predictions=kept.predictions, label_ids=kept.labels, metrics=metrics, num_samples=seen)
 
     def prediction_step(

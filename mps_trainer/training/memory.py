@@ -54,7 +54,7 @@ def run_with_batch_that_fits(trainer: Trainer, resume_from: str | None, trial: A
 def free_unused(device: torch.device) -> None:
     """Gives memory that no tensor uses back to the system."""
     module = getattr(torch, device.type, None)
-    if hasattr(module, "empty_cache"):
-        module.empty_cache()
-    if hasattr(module, "clear_graph_cache"):  # compiled graphs of mps; not in every torch
-        module.clear_graph_cache()
+    # the graphs are those that mps has compiled; not in every torch
+    for name in ("empty_cache", "clear_graph_cache"):
+        if callable(give_back := getattr(module, name, None)):
+            give_back()

@@ -30,7 +30,8 @@ def test_a_row_says_what_the_field_says(table):
     rows = {row.name: row for group in table.groups().values() for row in group}
     for field in dataclasses.fields(TrainingArguments):
         if field.name in rows:
-            assert rows[field.name].default == repr(field.default)
+            missing = field.default is dataclasses.MISSING
+            assert rows[field.name].default == repr(field.default_factory() if missing else field.default)
             assert rows[field.name].help == field.metadata["help"]
             assert rows[field.name].help
 
