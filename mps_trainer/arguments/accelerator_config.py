@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import sys
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -84,6 +85,21 @@ def accelerator_config(value: Any) -> Any:
         NotAnObjectError: for a class instead of an object.
         MisconfigurationException: for anything else.
     """
+    config = _read(value)
+    if config.use_configured_state and not _accelerate_has_a_state():
+        raise MisconfigurationException(
+            "accelerator_config has use_configured_state=True, but there is no state of Accelerate's. Please define "
+            "this beforehand, with accelerate.PartialState(), or leave it out: to one process it makes no difference."
+        )
+    return config
+
+
+def _accelerate_has_a_state() -> bool:
+    states = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
+    return bool(getattr(states, "_shared_state", None))
+
+
+def _read(value: Any) -> Any:
     if value is None:
         return AcceleratorConfig()
     if isinstance(value, type):

@@ -197,8 +197,8 @@ def _check_best_is_saved(args: Any) -> None:
         raise ValueError(
             "load_best_model_at_end=True is not accepted with "
             f"eval_strategy='{args.eval_strategy.value}' and "
-            f"save_strategy='{args.save_strategy.value}': the best model can only be loaded if each evaluation has its "
-            "checkpoint. Give both the same value, steps or epoch, or use save_strategy='best'."
+            f"save_strategy='{args.save_strategy.value}': the best model can only be loaded if each evaluation has "
+            "its checkpoint. Give both the same value, steps or epoch, or use save_strategy='best'."
         )
     if args.eval_strategy == "steps":
         mixed = (args.eval_steps < 1) != (args.save_steps < 1)
@@ -213,7 +213,7 @@ def _check_best_is_saved(args: Any) -> None:
 
 
 def _choice(name: str, value: Any) -> Enum:
-    kind = CHOICES[name]
+    kind: Any = CHOICES[name]
     asked = "no" if value is False else getattr(value, "value", value)  # YAML reads a bare `no` as false
     try:
         return of_transformers(kind(asked))

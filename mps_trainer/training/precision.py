@@ -58,6 +58,25 @@ class MixedPrecision:
         return bool(stepped)
 
 
+def set_tf32(device: torch.device, wanted: bool | None) -> None:
+    """Allows or forbids TensorFloat-32 in products of float32 matrices; None leaves it as it is.
+
+    Raises:
+        MisconfigurationException: if it is wanted on a device that has none.
+    """
+    if wanted is None:
+        return
+    capable = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
+    if wanted and not capable:
+        raise MisconfigurationException(
+            f"--tf32 requires Ampere or a newer GPU of cuda, and this run is on {device}. Leave tf32 out; bf16=True is "
+            "what is faster here."
+        )
+    if capable:
+        torch.backends.cuda.matmul.allow_tf32 = wanted
+        torch.backends.cudnn.allow_tf32 = wanted
+
+
 def _require(dtype: torch.dtype, device: torch.device) -> None:
     flag = "bf16" if dtype is torch.bfloat16 else "fp16"
     try:

@@ -36,7 +36,7 @@ from .introspection import accepts_loss_kwargs, base_model, require_trainable, s
 from .items import ItemsUse
 from .memory import run_with_batch_that_fits
 from .optimization import Optimization
-from .precision import MixedPrecision
+from .precision import MixedPrecision, set_tf32
 from .preparation import prepared_for_training
 
 logger = logging.getLogger(__name__)
@@ -101,6 +101,8 @@ class Trainer(AfterStep, Counts, Optimization):
         self.data_collator: Any = data_collator
         validation.check(self, model)
 
+        self._settle_accumulation()
+        set_tf32(args.device, args.tf32)
         self._train_batch_size = args.train_batch_size
         self.use_precision(MixedPrecision(args.device, bf16=args.bf16, fp16=args.fp16))
         self.is_in_train = False
@@ -163,15 +165,14 @@ class Trainer(AfterStep, Counts, Optimization):
             return model
         if getattr(self.model_wrapped, "_orig_mod", None) is model:
             return self.model_wrapped
-        compiled: Any = torch.compile(
-            model, backend=self.args.torch_compile_backend, mode=self.args.torch_compile_mode
-        )
+        backend = self.args.torch_compile_backend or "inductor"
+        compiled: Any = torch.compile(model, backend=backend, mode=self.args.torch_compile_mode)
         return compiled
 
     def _batch_size_to_begin_with(self, resume_from: str | None) -> int:
         """What the arguments say, or what auto_find_batch_size had found when the checkpoint was made."""
         if resume_from is not None and self.args.auto_find_batch_size:
-            found = read_object(os.path.join(resume_from, folders.STATE)).get("train_batch_size")
+            found = read_object(os.path.join(resume_from, folders.STATE), []).get("train_batch_size")
             if found is not None:
                 return int(found)
         return self.args.train_batch_size
@@ -250,6 +251,20 @@ class Trainer(AfterStep, Counts, Optimization):
 
     # Making
 
+    def _settle_accumulation(self) -> None:
+        """`num_steps` among the settings of accumulation stands for `gradient_accumulation_steps`."""
+        args = self.args
+        config: Any = args.accelerator_config
+        steps = (config.gradient_accumulation_kwargs or {}).get("num_steps")
+        if steps is None:
+            return
+        if args.gradient_accumulation_steps > 1:
+            raise MisconfigurationException(
+                "The `AcceleratorConfig`'s `num_steps` is set but `gradient_accumulation_steps` is greater than 1, and "
+                "both say how many batches make an update. Leave one of them out."
+            )
+        args.gradient_accumulation_steps = steps
+
     def use_precision(self, precision: MixedPrecision) -> None:
         """Computes in this format from now on."""
         self.precision = precision
@@ -279,8 +294,9 @@ class Trainer(AfterStep, Counts, Optimization):
         self.model_accepts_loss_kwargs = accepts_loss_kwargs(model)
         self.items_use = ItemsUse(model)
         self._signature_columns = None
-        if getattr(model, "config", None) is not None:
-            model.config.use_cache = args.use_cache
+        config: Any = getattr(model, "config", None)
+        if config is not None:
+            config.use_cache = args.use_cache
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
         model.to(device)

@@ -35,8 +35,8 @@ def _check_evaluation(trainer: Trainer) -> None:
     has_own_loader = type(trainer).get_eval_dataloader is not Base.get_eval_dataloader
     if args.eval_strategy != "no" and trainer.eval_dataset is None and not has_own_loader:
         raise MisconfigurationException(
-            f"eval_strategy='{getattr(args.eval_strategy, 'value', None)}', but there is no eval_dataset. Give the Trainer one, or "
-            "set eval_strategy='no'."
+            f"eval_strategy={str.__str__(args.eval_strategy)!r}, but there is no eval_dataset. Give the Trainer one, "
+            "or set eval_strategy='no'."
         )
     metric = trainer.compute_metrics if args.batch_eval_metrics else None
     if metric is not None and "compute_result" not in inspect.signature(metric).parameters:
