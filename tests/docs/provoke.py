@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import datasets
 import torch
 from torch.utils.data import IterableDataset
 
@@ -137,7 +138,7 @@ class Table(list):
         raise AssertionError("nothing would be left")
 
 
-provokes("no-column")(lambda: trainer(Table(ROWS)).train())
+provokes("no-column")(lambda: trainer(datasets.Dataset.from_dict({"sentence": ["a"], "idx": [0]})).train())
 provokes("no-loss")(lambda: trainer([{"x": 1}, {"x": 2}]).train())
 provokes("no-length")(lambda: trainer(Stream(), max_steps=-1).train())
 provokes("empty-dataset")(lambda: trainer([]).train())
