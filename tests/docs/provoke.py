@@ -129,15 +129,6 @@ class Stream(IterableDataset):
         yield from ROWS
 
 
-class Table(list):
-    """As much of a `datasets.Dataset` as the choice of columns looks at."""
-
-    column_names = ("sentence", "idx")
-
-    def remove_columns(self, names: list[str]) -> Table:
-        raise AssertionError("nothing would be left")
-
-
 provokes("no-column")(lambda: trainer(datasets.Dataset.from_dict({"sentence": ["a"], "idx": [0]})).train())
 provokes("no-loss")(lambda: trainer([{"x": 1}, {"x": 2}]).train())
 provokes("no-length")(lambda: trainer(Stream(), max_steps=-1).train())
