@@ -56,7 +56,7 @@ class AcceleratorConfig:
                 f"{source} has {unknown!r}, and may have {', '.join(names)}. Leave it out."
             )
         for name, value in values.items():
-            allowed = (bool, type(None)) if name == "dispatch_batches" else (bool,)
+            allowed: tuple[type, ...] = (bool, type(None)) if name == "dispatch_batches" else (bool,)
             if name == "gradient_accumulation_kwargs":
                 allowed = (dict, type(None))
             if not isinstance(value, allowed):

@@ -112,6 +112,8 @@ class Loaders(TrainerBase):
         if dataset is None or not has_length(dataset):
             self._warn_of_order(dataset)
             return None
+        if len(dataset) == 0:
+            return SequentialSampler(dataset)  # the run says what is wrong; a RandomSampler would in its own terms
         column, processing_class = args.length_column_name, self.processing_class
         if strategy == "group_by_length":
             update = args.train_batch_size * args.gradient_accumulation_steps

@@ -260,7 +260,7 @@ class Trainer(AfterStep, Counts, Optimization):
             return
         if args.gradient_accumulation_steps > 1:
             raise MisconfigurationException(
-                "The `AcceleratorConfig`'s `num_steps` is set but `gradient_accumulation_steps` is greater than 1, and "
+                "The `AcceleratorConfig`'s `num_steps` is set but `gradient_accumulation_steps` is greater than 1: "
                 "both say how many batches make an update. Leave one of them out."
             )
         args.gradient_accumulation_steps = steps

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
+
 import datasets
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -42,6 +45,13 @@ def mask(items: list[dict]) -> dict[str, torch.Tensor]:
     hidden = torch.rand(batch["input_ids"].shape) < 0.3
     hidden[:, 0] = False
     batch["input_ids"][hidden] = 40
+    return batch
+
+
+def mask_with_python(items: list[dict]) -> dict[str, torch.Tensor]:
+    """Draws from the generators that a loading process has only if it was seeded."""
+    batch = pad(items)
+    batch["input_ids"][:, 1] = random.randrange(20, 60) + int(np.random.randint(20, 60))
     return batch
 
 
@@ -198,6 +208,7 @@ CASES = {
     "undispatched_stream": ({"accelerator_config": {"dispatch_batches": False}, "max_steps": 18}, Stream, pad, Plain),
     "uneven": ({"accelerator_config": {"even_batches": False}}, rows, pad, Plain),
     "workers": ({"dataloader_num_workers": 2}, rows, mask, Plain),
+    "worker_seeds": ({"dataloader_num_workers": 2}, rows, mask_with_python, Plain),
     "persistent": ({"dataloader_num_workers": 2, "dataloader_persistent_workers": True}, Noisy, pad, Plain),
     "masks": ({}, rows, mask, Plain),
     "noisy": ({}, Noisy, mask, Plain),
@@ -241,9 +252,14 @@ CASES = {
 EPOCH_LOST_UNDER_TRANSFORMERS = {"dispatched", "noisy", "persistent"}
 
 # Draws made in worker processes; and streams in their second pass: the state does not tell how long the first was.
-NOT_RESUMED_EXACTLY = {"workers", "streamed_workers", "persistent", "dispatched_stream", "undispatched_stream"} | {
-    *("stream", "drawn_stream", "stream_drop_last", "streamed_table", "streamed_torch", "own_stream")
-}
+NOT_RESUMED_EXACTLY = {
+    "workers",
+    "worker_seeds",
+    "streamed_workers",
+    "persistent",
+    "dispatched_stream",
+    "undispatched_stream",
+} | {*("stream", "drawn_stream", "stream_drop_last", "streamed_table", "streamed_torch", "own_stream")}
 
 
 def make(package, name, folder, **more):
