@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import MisconfigurationException
 from .base import TrainerBase
@@ -25,6 +25,10 @@ class Hub(TrainerBase):
 
     hub_model_id: str | None = None  # owner/name, once init_hf_repo has been called
     push_in_progress: Any = None
+
+    if TYPE_CHECKING:  # another part of the Trainer has it
+
+        def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None: ...
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Makes the repository, if there is none yet: `args.hub_model_id`, or the output folder's name.
@@ -151,9 +155,6 @@ class Hub(TrainerBase):
             ignore_patterns=NOT_UPLOADED,
             revision=self.args.hub_revision if revision is None else revision,
         )
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        raise NotImplementedError  # another part of the Trainer has it
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Uploads what `args.hub_strategy` asks for at a save, in the background.

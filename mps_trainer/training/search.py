@@ -6,7 +6,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -28,6 +28,10 @@ class Search(TrainerBase):
     compute_objective: Callable[[dict[str, float]], Any]
     objective: Any = None  # of the trial's latest evaluation
     _trial: Any = None
+
+    if TYPE_CHECKING:  # another part of the Trainer has it
+
+        def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None: ...
 
     def hyperparameter_search(
         self,
@@ -161,9 +165,6 @@ class Search(TrainerBase):
             self.state.save_to_json(os.path.join(folder, STATE))
             torch.save(self.optimizer.state_dict(), os.path.join(folder, "optimizer.pt"))
             torch.save(self.lr_scheduler.state_dict(), os.path.join(folder, "scheduler.pt"))
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        raise NotImplementedError  # another part of the Trainer has it
 
     def _get_output_dir(self, trial: Any) -> str:
         """Where checkpoints go: a folder of the trial's own in `args.output_dir`, which it is without a search."""
