@@ -37,13 +37,14 @@ def save(trainer: Trainer, meter: LossMeter, epoch_has_ended: bool) -> str:
     The files are written to a folder beside it, which then takes the name: a checkpoint that exists is whole.
     """
     args, step = trainer.args, trainer.state.global_step
-    folder = checkpoint_folder(args.output_dir, step)
+    run_dir = trainer._get_output_dir(trainer._trial)
+    folder = checkpoint_folder(run_dir, step)
     if not args.should_save:
         return folder
-    unfinished = os.path.join(args.output_dir, f"tmp-checkpoint-{step}")
+    unfinished = os.path.join(run_dir, f"tmp-checkpoint-{step}")
     shutil.rmtree(unfinished, ignore_errors=True)
     trainer.store_flos()
-    trainer.save_model(unfinished)
+    trainer.save_model(unfinished, _internal_call=True)
     _note_best(trainer, folder)
     if not args.save_only_model:
         torch.save(trainer.optimizer.state_dict(), os.path.join(unfinished, OPTIMIZER))
@@ -56,6 +57,8 @@ def save(trainer: Trainer, meter: LossMeter, epoch_has_ended: bool) -> str:
     trainer.state.stateful_callbacks = trainer.new_state().stateful_callbacks
     trainer.state.save_to_json(os.path.join(unfinished, STATE))
     put_in_place(unfinished, folder)
+    if args.push_to_hub:
+        trainer._push_from_checkpoint(folder)
     _remove_old(trainer, folder)
     return folder
 
@@ -104,7 +107,7 @@ def _note_best(trainer: Trainer, folder: str) -> None:
     """Records where the best weights are, which may be the checkpoint that is about to exist."""
     state = trainer.state
     if state.best_global_step:
-        best = checkpoint_folder(trainer.args.output_dir, state.best_global_step)
+        best = checkpoint_folder(os.path.dirname(folder), state.best_global_step)
         if best == folder or (os.path.isdir(best) and best not in trainer.earlier_checkpoints):
             state.best_model_checkpoint = best
 
@@ -117,4 +120,4 @@ def _remove_old(trainer: Trainer, folder: str) -> None:
             shutil.rmtree(old, ignore_errors=True)
         trainer.earlier_checkpoints.clear()
     args, best = trainer.args, trainer.state.best_model_checkpoint
-    rotate(args.output_dir, args.save_total_limit, folder, best, trainer.earlier_checkpoints)
+    rotate(os.path.dirname(folder), args.save_total_limit, folder, best, trainer.earlier_checkpoints)

@@ -193,6 +193,7 @@ class TrainingLoop:
         trainer._finalize_training(metrics)
         if self.args.load_best_model_at_end:
             trainer._load_best_model()
+        trainer._finish_current_push()
         trainer.fire("on_train_end")
         return TrainOutput(self.state.global_step, metrics["train_loss"], metrics)
 

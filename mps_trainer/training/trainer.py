@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import warnings
@@ -32,17 +31,19 @@ from .accelerator import Accelerator
 from .after_step import AfterStep
 from .counts import Counts
 from .files import read_object
+from .hub import Hub
 from .introspection import accepts_loss_kwargs, base_model, require_trainable, spans_devices
 from .items import ItemsUse
 from .memory import run_with_batch_that_fits
 from .optimization import Optimization
 from .precision import MixedPrecision, set_tf32
 from .preparation import prepared_for_training
+from .search import Search
 
 logger = logging.getLogger(__name__)
 
 
-class Trainer(AfterStep, Counts, Optimization):
+class Trainer(AfterStep, Counts, Optimization, Hub, Search):
     """Trains, evaluates and predicts with a model; transformers' `Trainer`, on the device that this machine has.
 
     Args:
@@ -192,21 +193,6 @@ class Trainer(AfterStep, Counts, Optimization):
         self.accelerator.unscale_gradients()
         return torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
 
-    # TEMPORARY
-
-    def call_model_init(self, trial=None):
-        required = [p for p in inspect.signature(self.model_init).parameters.values() if p.default is p.empty]
-        return self.model_init(trial) if required else self.model_init()
-
-    def _hp_search_setup(self, trial):
-        pass
-
-    def _report_to_hp_search(self, trial, step, metrics):
-        pass
-
-    def _get_output_dir(self, trial):
-        return self.args.output_dir
-
     def _save_checkpoint(self, model, trial):
         from . import checkpoint
 
@@ -218,6 +204,8 @@ class Trainer(AfterStep, Counts, Optimization):
         """Writes weights (safetensors), configuration, tokenizer and arguments to `output_dir`, or the run's."""
         if self.args.should_save:
             model_files.save(self.model, self.processing_class, self.args, output_dir or self.args.output_dir)
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def _load_best_model(self) -> None:
         """Goes back to the weights of the best checkpoint; says so if the best evaluation has none."""
@@ -246,6 +234,7 @@ class Trainer(AfterStep, Counts, Optimization):
         state.train_batch_size = self._train_batch_size
         state.compute_steps(self.args, max_steps)
         self.state = state
+        self._note_trial()
         for name in ("model", "optimizer", "lr_scheduler"):
             setattr(self.callback_handler, name, getattr(self, name))
 
