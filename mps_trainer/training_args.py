@@ -123,6 +123,10 @@ class TrainingArguments(
         if self.report_to is None or self.report_to == ["none"]:
             self.report_to = []
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the device: whoever loads or copies the arguments may be on another machine."""
+        return {name: value for name, value in vars(self).items() if name not in ("decision", "device")}
+
     # The device
 
     @functools.cached_property

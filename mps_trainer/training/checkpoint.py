@@ -1,27 +1,26 @@
 """Checkpoints: the files of a run at one step, written and read.
 
-Names and contents are transformers', so that tools which read its checkpoints read these.
+Names and contents are transformers', so that a run that it began goes on here, and one that began here goes on there.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import shutil
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..errors import MisconfigurationException
 from .files import read_object, read_tensors, write_json
-from .folders import STATE, checkpoint_folder, put_in_place, rotate
-from .meter import LossMeter
-from .model_files import load_weights
+from .folders import checkpoint_folder
 from .rng import FILE as RNG_FILE
 from .rng import read_rng, rng_state
 
 if TYPE_CHECKING:
-    from .trainer import Trainer
+    from transformers.trainer_callback import TrainerState
+
+    from .loop import TrainingLoop
 
 logger = logging.getLogger(__name__)
 
@@ -31,39 +30,21 @@ SCALER = "scaler.pt"
 LOOP = "loop_state.json"  # where the loop stands between two logs; transformers has no such file
 
 
-def save(trainer: Trainer, meter: LossMeter, epoch_has_ended: bool) -> str:
-    """Writes `checkpoint-<step>` into the output folder and removes those beyond the limit.
-
-    The files are written to a folder beside it, which then takes the name: a checkpoint that exists is whole.
-    """
-    args, step = trainer.args, trainer.state.global_step
-    run_dir = trainer._get_output_dir(trainer._trial)
-    folder = checkpoint_folder(run_dir, step)
-    if not args.should_save:
-        return folder
-    unfinished = os.path.join(run_dir, f"tmp-checkpoint-{step}")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    trainer.store_flos()
-    trainer.save_model(unfinished, _internal_call=True)
-    _note_best(trainer, folder)
-    if not args.save_only_model:
-        torch.save(trainer.optimizer.state_dict(), os.path.join(unfinished, OPTIMIZER))
-        torch.save(trainer.lr_scheduler.state_dict(), os.path.join(unfinished, SCHEDULER))
-        if trainer.precision.scaler is not None:
-            torch.save(trainer.precision.scaler.state_dict(), os.path.join(unfinished, SCALER))
-        assert trainer.loop is not None  # a checkpoint is made while training
-        torch.save({**rng_state(), **trainer.loop.draws.state()}, os.path.join(unfinished, RNG_FILE))
-        write_json(os.path.join(unfinished, LOOP), {**meter.state(), "epoch_has_ended": epoch_has_ended})
-    trainer.state.stateful_callbacks = trainer.new_state().stateful_callbacks
-    trainer.state.save_to_json(os.path.join(unfinished, STATE))
-    put_in_place(unfinished, folder)
-    if args.push_to_hub:
-        trainer._push_from_checkpoint(folder)
-    _remove_old(trainer, folder)
-    return folder
+def save_part(part: Any, folder: str, name: str) -> None:
+    torch.save(part.state_dict(), os.path.join(folder, name))
 
 
-def restore_progress(trainer: Trainer, meter: LossMeter, folder: str) -> tuple[dict[str, Any] | None, bool]:
+def save_rng(folder: str, loop: TrainingLoop | None) -> None:
+    """The generators' states, and what the loop's loader has drawn from them."""
+    drawn = {} if loop is None else loop.draws.state()
+    torch.save({**rng_state(), **drawn}, os.path.join(folder, RNG_FILE))
+
+
+def save_position(loop: TrainingLoop, folder: str) -> None:
+    write_json(os.path.join(folder, LOOP), {**loop.meter.state(), "epoch_has_ended": loop.epoch_has_ended})
+
+
+def restore_progress(loop: TrainingLoop, folder: str) -> tuple[dict[str, Any] | None, bool]:
     """Weights, optimizer, schedule and loss as they were when the checkpoint was made.
 
     Returns:
@@ -73,12 +54,11 @@ def restore_progress(trainer: Trainer, meter: LossMeter, folder: str) -> tuple[d
     Raises:
         MisconfigurationException: if the checkpoint is damaged, or not one of this model and optimizer.
     """
-    load_weights(trainer.model, folder)
+    trainer, meter = loop.trainer, loop.meter
+    trainer._load_from_checkpoint(folder)
+    trainer._load_optimizer_and_scheduler(folder)
+    trainer._load_scaler(folder)
     meter.begin_at(trainer.state.global_step)
-    parts = {OPTIMIZER: trainer.optimizer, SCHEDULER: trainer.lr_scheduler, SCALER: trainer.precision.scaler}
-    for name, part in parts.items():
-        if part is not None:
-            _restore_part(part, os.path.join(folder, name))
     epoch_has_ended = True
     if os.path.isfile(path := os.path.join(folder, LOOP)):
         saved = read_object(path, [*meter.state(), "epoch_has_ended"])
@@ -87,9 +67,10 @@ def restore_progress(trainer: Trainer, meter: LossMeter, folder: str) -> tuple[d
     return read_rng(folder), epoch_has_ended
 
 
-def _restore_part(part: Any, path: str) -> None:
+def restore_part(part: Any, folder: str, name: str) -> None:
+    """Raises MisconfigurationException if the file is damaged or another run's; warns if there is none."""
+    path = os.path.join(folder, name)
     if not os.path.isfile(path):
-        folder, name = os.path.split(path)
         logger.warning("%s has no %s: that part of the run starts anew.", folder, name)
         return
     saved = read_tensors(path)
@@ -103,21 +84,9 @@ def _restore_part(part: Any, path: str) -> None:
         ) from error
 
 
-def _note_best(trainer: Trainer, folder: str) -> None:
+def note_best(state: TrainerState, folder: str, earlier: set[str]) -> None:
     """Records where the best weights are, which may be the checkpoint that is about to exist."""
-    state = trainer.state
     if state.best_global_step:
         best = checkpoint_folder(os.path.dirname(folder), state.best_global_step)
-        if best == folder or (os.path.isdir(best) and best not in trainer.earlier_checkpoints):
+        if best == folder or (os.path.isdir(best) and best not in earlier):
             state.best_model_checkpoint = best
-
-
-def _remove_old(trainer: Trainer, folder: str) -> None:
-    """Removes an overwritten run's checkpoints, now that there is one of this run, and those beyond the limit."""
-    trainer.earlier_checkpoints.discard(folder)
-    if trainer.args.overwrite_output_dir:
-        for old in trainer.earlier_checkpoints:
-            shutil.rmtree(old, ignore_errors=True)
-        trainer.earlier_checkpoints.clear()
-    args, best = trainer.args, trainer.state.best_model_checkpoint
-    rotate(os.path.dirname(folder), args.save_total_limit, folder, best, trainer.earlier_checkpoints)

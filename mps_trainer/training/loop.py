@@ -17,7 +17,6 @@ from .draws import LoadingDraws
 from .meter import LossMeter
 from .optimizer import follows_metric, set_mode
 from .plan import StepPlan
-from .rng import set_rng
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -34,6 +33,7 @@ class TrainingLoop:
     def __init__(self, trainer: Trainer, resume_from: str | None, trial: Any = None) -> None:
         self.trainer = trainer
         self.args = trainer.args
+        self.resume_from = resume_from
         self.trial = trial  # of a search for hyper-parameters
         trainer.loop = self
         self.loader = trainer.callback_handler.train_dataloader = trainer.get_train_dataloader()
@@ -48,12 +48,12 @@ class TrainingLoop:
         trainer.create_optimizer_and_scheduler(self.plan.max_steps)
         set_mode(trainer.optimizer, training=True)
         trainer.accelerator.prepare(self.model, trainer.optimizer)
-        trainer.begin_state(self.plan.max_steps, self.plan.epochs, resume_from)
+        trainer.begin_state(self.plan.max_steps, self.plan.epochs, resume_from, trial)
         self.rng: dict[str, Any] | None = None  # to go on with, once
         self.draws = LoadingDraws(self.loader)
         self.epoch_has_ended = True
         if resume_from is not None:
-            self.rng, self.epoch_has_ended = checkpoint.restore_progress(trainer, self.meter, resume_from)
+            self.rng, self.epoch_has_ended = checkpoint.restore_progress(self, resume_from)
             self.draws.resume(self.rng)
         self.state = trainer.state
         self.first_step = self.state.global_step
@@ -96,7 +96,7 @@ class TrainingLoop:
     def restore_rng(self) -> None:
         """Once in a resumed run: the generators go on from where the checkpoint was made."""
         if self.rng is not None:
-            set_rng(self.rng)
+            self.trainer._load_rng_state(self.resume_from)
             self.rng = None
 
     def updates(self, epoch: int) -> Iterator[tuple[list[Any], Any]]:
@@ -193,8 +193,9 @@ class TrainingLoop:
         trainer._finalize_training(metrics)
         if self.args.load_best_model_at_end:
             trainer._load_best_model()
-        trainer._finish_current_push()
+        trainer.keep_only_the_best()
         trainer.fire("on_train_end")
+        trainer._finish_current_push()
         return TrainOutput(self.state.global_step, metrics["train_loss"], metrics)
 
     def samples_in_plan(self) -> float:

@@ -3,36 +3,64 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from safetensors.torch import save_file, save_model
 from torch import nn
+from transformers import PreTrainedModel
 
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
-from .files import read_object, read_safetensors
+from .adapters import has_adapters, load_adapters
+from .files import read_object, read_safetensors, read_tensors
+
+logger = logging.getLogger(__name__)
 
 WEIGHTS = "model.safetensors"
-ARGUMENTS = "training_args.json"
+PICKLED_WEIGHTS = "pytorch_model.bin"
+ARGUMENTS = "training_args.bin"
 
 
-def save(model: nn.Module, processing_class: Any, args: TrainingArguments, folder: str) -> None:
-    """Writes weights, configuration, tokenizer or processor, and arguments. Weights are safetensors."""
+def save(
+    model: nn.Module,
+    processing_class: Any,
+    args: TrainingArguments,
+    folder: str,
+    state_dict: dict[str, Any] | None = None,
+) -> None:
+    """Writes weights, configuration, tokenizer or processor, and arguments. Weights are safetensors.
+
+    Args:
+        state_dict: weights to write instead of the model's own.
+    """
     os.makedirs(folder, exist_ok=True)
-    save_pretrained: Any = getattr(model, "save_pretrained", None)
-    if save_pretrained is not None:
+    inner: Any = getattr(model, "_orig_mod", model)
+    if isinstance(inner, PreTrainedModel) or hasattr(inner, "peft_config"):
+        given = {} if state_dict is None else {"state_dict": state_dict}
         with _without_bars():
-            save_pretrained(folder)
+            inner.save_pretrained(folder, **given)
+    elif state_dict is not None:
+        save_file(state_dict, os.path.join(folder, WEIGHTS), metadata={"format": "pt"})
     else:
-        from safetensors.torch import save_model
-
-        save_model(model, os.path.join(folder, WEIGHTS), metadata={"format": "pt"})
+        save_model(inner, os.path.join(folder, WEIGHTS), metadata={"format": "pt"})
     if processing_class is not None and hasattr(processing_class, "save_pretrained"):
         processing_class.save_pretrained(folder)
-    with open(os.path.join(folder, ARGUMENTS), "w", encoding="utf-8") as file:
-        file.write(args.to_json_string() + "\n")
+    _save_arguments(args, os.path.join(folder, ARGUMENTS))
+
+
+def _save_arguments(args: TrainingArguments, path: str) -> None:
+    """For whoever wants to look at them: nothing here reads the file, because reading it could run code."""
+    try:
+        torch.save(args, path)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:  # a class inside a function, for one
+        logger.warning("%s was not written: the arguments cannot be pickled (%s).", path, error)
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(path)
 
 
 def make_folder(path: str) -> None:
@@ -52,11 +80,14 @@ def make_folder(path: str) -> None:
 
 
 def load_weights(model: nn.Module, folder: str) -> None:
-    """Loads a checkpoint's safetensors into `model`.
+    """Loads a checkpoint's weights into `model`, or its PEFT adapters if it has those instead.
 
     Raises:
         MisconfigurationException: if there are none, or they are another model's.
     """
+    if not _weight_files(folder) and has_adapters(folder):
+        load_adapters(model, folder)
+        return
     weights = _read_weights(folder)
     try:
         result = model.load_state_dict(weights, strict=False)
@@ -75,23 +106,26 @@ def load_weights(model: nn.Module, folder: str) -> None:
         )
 
 
+def _weight_files(folder: str) -> list[str]:
+    """Names of the files with the weights: safetensors, or what torch.save wrote of tensors alone."""
+    for name in (WEIGHTS, PICKLED_WEIGHTS):
+        if os.path.isfile(index := os.path.join(folder, f"{name}.index.json")):
+            return sorted(set(read_object(index, ["weight_map"])["weight_map"].values()))
+        if os.path.isfile(os.path.join(folder, name)):
+            return [name]
+    return []
+
+
 def _read_weights(folder: str) -> dict[str, torch.Tensor]:
-    index = os.path.join(folder, f"{WEIGHTS}.index.json")
-    files = [WEIGHTS]
-    if os.path.isfile(index):
-        files = sorted(set(read_object(index, ["weight_map"])["weight_map"].values()))
     weights: dict[str, torch.Tensor] = {}
-    for name in files:
+    for name in _weight_files(folder) or [WEIGHTS]:
         path = os.path.join(folder, name)
         if not os.path.isfile(path):
-            adapters = os.path.isfile(os.path.join(folder, "adapter_model.safetensors"))
             raise MisconfigurationException(
-                f"{folder} has PEFT adapters, which this release cannot load. Load them with PEFT."
-                if adapters
-                else f"{folder} is not a checkpoint with weights: it has no {name}. "
+                f"{folder} is not a checkpoint with weights: it has no {name}. "
                 "Name a folder checkpoint-<step> that the Trainer wrote."
             )
-        weights.update(read_safetensors(path))
+        weights.update(read_safetensors(path) if name.endswith(".safetensors") else read_tensors(path))
     return weights
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.trainer_callback import CallbackHandler, TrainerCallback, TrainerControl, TrainerState
+from transformers.trainer_callback import CallbackHandler, TrainerCallback, TrainerControl
 from transformers.trainer_pt_utils import LabelSmoother
 from transformers.trainer_utils import (
     EvalPrediction,
@@ -38,12 +38,13 @@ from .memory import run_with_batch_that_fits
 from .optimization import Optimization
 from .precision import MixedPrecision, set_tf32
 from .preparation import prepared_for_training
+from .saving import Saving
 from .search import Search
 
 logger = logging.getLogger(__name__)
 
 
-class Trainer(AfterStep, Counts, Optimization, Hub, Search):
+class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
     """Trains, evaluates and predicts with a model; transformers' `Trainer`, on the device that this machine has.
 
     Args:
@@ -192,51 +193,6 @@ class Trainer(AfterStep, Counts, Optimization, Hub, Search):
             return grad_norm
         self.accelerator.unscale_gradients()
         return torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-
-    def _save_checkpoint(self, model, trial):
-        from . import checkpoint
-
-        checkpoint.save(self, self.loop.meter, self.loop.epoch_has_ended)
-
-    # Saving
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Writes weights (safetensors), configuration, tokenizer and arguments to `output_dir`, or the run's."""
-        if self.args.should_save:
-            model_files.save(self.model, self.processing_class, self.args, output_dir or self.args.output_dir)
-        if self.args.push_to_hub and not _internal_call:
-            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
-
-    def _load_best_model(self) -> None:
-        """Goes back to the weights of the best checkpoint; says so if the best evaluation has none."""
-        if self.state.best_model_checkpoint is None:
-            logger.warning(
-                "load_best_model_at_end: the best evaluation, at step %s, has no checkpoint: the last weights stay. "
-                "Give save_steps the value of eval_steps, or use save_strategy='best'.",
-                self.state.best_global_step,
-            )
-        else:
-            model_files.load_weights(self.model, self.state.best_model_checkpoint)
-
-    # For the loop
-
-    def begin_state(self, max_steps: int, epochs: int, resume_from: str | None) -> None:
-        """Makes `state` that of a run about to begin, or of the checkpoint it goes on from."""
-        state = self.new_state()
-        if resume_from is not None:
-            saved = read_object(os.path.join(resume_from, folders.STATE), ["global_step", "epoch", "log_history"])
-            known = {name: value for name, value in saved.items() if hasattr(state, name)}
-            state = TrainerState(**{**known, "stateful_callbacks": state.stateful_callbacks})
-        self.earlier_checkpoints = set() if resume_from else set(folders.find_checkpoints(self.args.output_dir))
-        state.max_steps, state.num_train_epochs = max_steps, epochs
-        state.is_local_process_zero = self.is_local_process_zero()
-        state.is_world_process_zero = self.is_world_process_zero()
-        state.train_batch_size = self._train_batch_size
-        state.compute_steps(self.args, max_steps)
-        self.state = state
-        self._note_trial()
-        for name in ("model", "optimizer", "lr_scheduler"):
-            setattr(self.callback_handler, name, getattr(self, name))
 
     # Making
 

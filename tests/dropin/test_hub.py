@@ -9,7 +9,6 @@ import mps_trainer
 from .test_search import make
 
 
-
 def test_the_card_is_that_of_transformers_and_needs_no_network(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     cards = []

@@ -22,7 +22,7 @@ FILES = {
     "rng_state.pth",
     "scheduler.pt",
     "trainer_state.json",
-    "training_args.json",
+    "training_args.bin",
 }
 
 pytestmark = pytest.mark.every_device
@@ -43,7 +43,7 @@ def test_checkpoint_has_transformers_files(make_trainer):
         "checkpoint-4",
     ]
     assert set(os.listdir(os.path.join(trainer.args.output_dir, "checkpoint-4"))) == FILES
-    with open(os.path.join(trainer.args.output_dir, "checkpoint-2", "training_args.json")) as file:
+    with open(os.path.join(trainer.args.output_dir, "checkpoint-2", "training_args.bin")) as file:
         assert json.load(file)["max_steps"] == 4
 
 
@@ -253,7 +253,7 @@ def test_saving_only_the_model_leaves_the_rest_out(make_trainer):
     trainer = make_trainer(max_steps=1, save_strategy="steps", save_steps=1, save_only_model=True)
     trainer.train()
     files = set(os.listdir(os.path.join(trainer.args.output_dir, "checkpoint-1")))
-    assert files == {"model.safetensors", "trainer_state.json", "training_args.json"}
+    assert files == {"model.safetensors", "trainer_state.json", "training_args.bin"}
 
 
 def test_weights_shared_by_two_layers_are_saved_once_and_resume(make_trainer, tmp_path):

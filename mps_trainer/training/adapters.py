@@ -1,0 +1,59 @@
+"""PEFT's adapters on disk: those of a checkpoint, loaded into the model that has them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from ..errors import MisconfigurationException
+
+logger = logging.getLogger(__name__)
+
+_FILES = ("adapter_model.safetensors", "adapter_model.bin")
+
+
+def has_adapters(folder: str) -> bool:
+    """Whether `folder` is a checkpoint of adapters: its own, or in a folder for each of several."""
+    return _has_files(folder) or bool(_subfolders(folder))
+
+
+def load_adapters(model: Any, folder: str) -> None:
+    """Loads the adapters in `folder` into `model`, those that are trained and those that are not.
+
+    PEFT reads the files: safetensors, or tensors alone.
+
+    Raises:
+        MisconfigurationException: if the model has none, or others.
+    """
+    if not hasattr(model, "peft_config"):
+        raise MisconfigurationException(
+            f"{folder} has PEFT adapters, and {type(model).__name__} has none. Give the Trainer the model that "
+            "peft.get_peft_model made, with the configuration that was trained."
+        )
+    active = model.active_adapters[0]
+    if len(model.active_adapters) > 1:
+        logger.warning("Several adapters are active: %s goes on training.", active)
+    subfolders = _subfolders(folder)
+    found = {name: os.path.join(folder, name) for name in subfolders}
+    if _has_files(folder):
+        found["default" if subfolders else active] = folder
+    try:
+        for name, path in found.items():
+            model.load_adapter(path, name, is_trainable=name == active)
+        if len(found) > 1:
+            model.set_adapter(active)
+    except (RuntimeError, ValueError, KeyError) as error:
+        prompts = getattr(model.peft_config[active], "is_prompt_learning", False)
+        more = " Prompt learning is best loaded with PeftModel.from_pretrained after training." if prompts else ""
+        raise MisconfigurationException(
+            f"The adapters in {folder} do not fit this model: {str(error).splitlines()[0]}.{more}"
+        ) from error
+
+
+def _has_files(folder: str) -> bool:
+    return any(os.path.isfile(os.path.join(folder, name)) for name in _FILES)
+
+
+def _subfolders(folder: str) -> list[str]:
+    return sorted(name for name in os.listdir(folder) if _has_files(os.path.join(folder, name)))
