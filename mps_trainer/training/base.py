@@ -52,9 +52,9 @@ class TrainerBase:
     callback_handler: CallbackHandler
     state: TrainerState
     control: TrainerControl
+    earlier_checkpoints: set[str]
     label_names: list[str]
     can_return_loss: bool
-    earlier_checkpoints: set[str]  # in the output folder, of a run before this one
     ignore_keys_for_eval: list[str] | None = None
     _memory_tracker: Any
     _train_batch_size: int  # auto_find_batch_size may make it smaller than that of the arguments

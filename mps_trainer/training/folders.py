@@ -43,15 +43,16 @@ def checkpoint_to_resume(requested: str | bool | None, output_dir: str) -> str |
         found = find_checkpoints(output_dir)
         if not found:
             raise MisconfigurationException(
-                f"There is no checkpoint in {output_dir} to resume from. Train without resume_from_checkpoint, or "
-                "give output_dir the folder of the run to continue."
+                f"No valid checkpoint found in output directory ({output_dir}). Train without "
+                "resume_from_checkpoint, or give output_dir the folder of the run to continue."
             )
         return found[-1]
     folder = os.fspath(requested)
     if not os.path.isfile(os.path.join(folder, STATE)):
         why = f"it has no {STATE}" if os.path.isdir(folder) else "there is no such folder"
         raise MisconfigurationException(
-            f"Cannot resume from {folder}: {why}. Name a folder checkpoint-<step> that the Trainer wrote."
+            f"Can't find a valid checkpoint at {folder}: {why}. Name a folder checkpoint-<step> that the Trainer "
+            "wrote."
         )
     return folder
 
@@ -65,15 +66,14 @@ def put_in_place(unfinished: str, folder: str) -> None:
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def rotate(output_dir: str, limit: int | None, newest: str, best: str | None, earlier: set[str]) -> None:
-    """Removes the oldest checkpoints until `limit` are left; never the newest one or the best one.
+def rotate(output_dir: str, limit: int | None, kept: set[str | None], earlier: set[str]) -> None:
+    """Removes the oldest checkpoints until `limit` are left; never those that are `kept`, the newest and the best.
 
     Those of an `earlier` run, whatever their steps, are older than all of this run.
     """
     if not limit:
         return
     found = sorted(find_checkpoints(output_dir), key=lambda folder: folder not in earlier)
-    kept = {newest, best}
     removable = [folder for folder in found if folder not in kept]
     allowed = max(limit - (len(found) - len(removable)), 0)
     for folder in removable[: len(removable) - allowed]:

@@ -26,7 +26,9 @@ class Saving(TrainerBase):
 
         def _get_output_dir(self, trial: Any) -> str: ...
         def _push_from_checkpoint(self, checkpoint_folder: str) -> None: ...
-        def push_to_hub(self, **kwargs: Any) -> Any: ...
+
+        push_to_hub: Any
+
         def store_flos(self) -> None: ...
         def _note_trial(self) -> None: ...
 
@@ -94,7 +96,7 @@ class Saving(TrainerBase):
         folders.put_in_place(unfinished, folder)
         if args.push_to_hub:
             self._push_from_checkpoint(folder)
-        self._remove_old_checkpoints(folder)
+        self._rotate_checkpoints(output_dir=run_dir)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         checkpoint.save_part(self.optimizer, output_dir, checkpoint.OPTIMIZER)
@@ -122,21 +124,30 @@ class Saving(TrainerBase):
         if state is not None:
             set_rng(state)
 
-    def _remove_old_checkpoints(self, newest: str) -> None:
-        """Removes an overwritten run's checkpoints, now that there is one of this run, and those beyond the limit."""
-        self.earlier_checkpoints.discard(newest)
+    def _rotate_checkpoints(self, use_mtime: bool = False, output_dir: str | None = None) -> None:
+        """Removes an overwritten run's checkpoints, now that there is one of this run, and those beyond the limit.
+
+        Args:
+            use_mtime: no matter; checkpoints of an earlier run are known and the others have steps.
+            output_dir: default the run's folder.
+        """
+        run_dir = self._get_output_dir(self._trial) if output_dir is None else output_dir
+        newest = folders.find_checkpoints(run_dir)[-1:]
+        if self.loop is not None:
+            newest = [folders.checkpoint_folder(run_dir, self.state.global_step)]
+        self.earlier_checkpoints.difference_update(newest)
         if self.args.overwrite_output_dir:
             for old in self.earlier_checkpoints:
                 shutil.rmtree(old, ignore_errors=True)
             self.earlier_checkpoints.clear()
-        best, limit = self.state.best_model_checkpoint, self.args.save_total_limit
-        folders.rotate(os.path.dirname(newest), limit, newest, best, self.earlier_checkpoints)
+        kept = {*newest, self.state.best_model_checkpoint}
+        folders.rotate(run_dir, self.args.save_total_limit, kept, self.earlier_checkpoints)
 
     def keep_only_the_best(self) -> None:
         """After a run that was to keep one checkpoint: the best one, not the last one beside it."""
         best = self.state.best_model_checkpoint
         if self.args.should_save and best is not None and self.args.save_total_limit == 1:
-            folders.rotate(os.path.dirname(best), 1, best, best, self.earlier_checkpoints)
+            folders.rotate(os.path.dirname(best), 1, {best}, self.earlier_checkpoints)
 
     # The state
 
@@ -186,9 +197,7 @@ class Saving(TrainerBase):
             entries = saved if isinstance(saved, list) else [saved]
             same = [part for part in present if isinstance(part, ExportableState) and type(part).__name__ == name]
             if not same:
-                logger.warning(
-                    "The checkpoint has the state of a callback %s, and there is none: it is left out.", name
-                )
+                logger.warning("The checkpoint has the state of a callback %s, which this run has not.", name)
             for part, entry in zip(same, entries, strict=False):
                 again = type(part)(**entry.get("args", {}))
                 vars(again).update(entry.get("attributes", {}))

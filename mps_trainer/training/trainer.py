@@ -108,6 +108,7 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         self._train_batch_size = args.train_batch_size
         self.use_precision(MixedPrecision(args.device, bf16=args.bf16, fp16=args.fp16))
         self.is_in_train = False
+        self.earlier_checkpoints: set[str] = set()  # in the output folder, of a run before this one
         self._use_model(model if model is not None else self.call_model_init())
         self.label_smoother = self._label_smoother()
         self.data_collator = self.data_collator or _default_collator(self.processing_class)

@@ -303,7 +303,7 @@ def test_equal_seeds_give_equal_weights(make_trainer):
 
 
 def test_model_init_makes_a_new_model_for_each_training(make_trainer, make_model):
-    trainer = make_trainer({"model_init": make_model}, max_steps=3)
+    trainer = make_trainer({"model_init": lambda: make_model()}, max_steps=3)
     trainer.train()
     first = weights(trainer.model)
     trainer.train()

@@ -1,0 +1,232 @@
+"""Checkpoints both ways: what transformers wrote goes on here, and what is written here goes on there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainerState
+from transformers.trainer_callback import ExportableState
+
+import mps_trainer
+from mps_trainer.errors import MisconfigurationException
+
+from .conftest import Library, assert_same_logs, bert_classifier, gpt2, sentences, texts
+
+STEPS = {"save_strategy": "steps", "save_steps": 2, "max_steps": 7}
+SETTINGS = {
+    "in an epoch": {},
+    "at its end": {"save_steps": 3},
+    "accumulation": {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, "save_steps": 3},
+    "plain optimizer": {"optim": "adamw_torch"},
+    "sgd": {"optim": "sgd", "learning_rate": 0.1},
+    "adafactor": {"optim": "adafactor"},
+    "bfloat16": {"bf16": True},
+    "plateau": {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 1},
+    "activation checkpointing": {"activation_checkpointing": True},
+    "data not skipped": {"ignore_data_skip": True},
+}
+
+
+def trained(library, resume_from=None, **settings):
+    data = {"train_dataset": sentences(), "eval_dataset": sentences(8, seed=1)}
+    trainer = library.trainer(bert_classifier(), trainer=data, **{**STEPS, **settings})
+    trainer.train(resume_from_checkpoint=None if resume_from is None else str(resume_from))
+    weights = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    return trainer, weights
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
+def test_a_run_begun_in_one_goes_on_in_the_other(both, tmp_path, settings):
+    step = settings.get("save_steps", 2)
+
+    def whole(library):
+        trainer, weights = trained(library, **settings)
+        shutil.copytree(library.folder / f"checkpoint-{step}", tmp_path / f"from-{library.module.__name__}")
+        return trainer.state.log_history, weights
+
+    def changed_over(library):
+        source = tmp_path / ("from-transformers" if library.is_ours else "from-mps_trainer")
+        trainer, weights = trained(library, source, **settings)
+        return trainer.state.log_history, weights
+
+    (logs, weights), _ = both(whole)
+    for went_on, its_weights in both(changed_over):
+        if not settings.get("ignore_data_skip"):  # other data, other losses: the two are compared below
+            assert_same_logs(went_on[:-1], logs[:-1], resumed=True)
+            assert all(torch.allclose(its_weights[name], weights[name], atol=1e-6) for name in weights)
+        assert [entry["step"] for entry in went_on] == [entry["step"] for entry in logs]
+
+
+def test_a_resumed_run_reports_what_it_reports_in_transformers(both):
+    def run(library):
+        trained(library, **{**STEPS, "max_steps": 4})
+        trainer, _ = trained(library, library.folder / "checkpoint-2", include_num_input_tokens_seen="all")
+        return trainer.state.log_history
+
+    theirs, ours = both(run)
+    for last in (ours[-1], theirs[-1]):
+        last.pop("train_loss")  # of the whole run here, as if it had not been interrupted; of its last part there
+    assert_same_logs(ours[2:], theirs[2:])
+
+
+def test_the_files_and_the_state_are_the_same(both):
+    def run(library):
+        trainer, _ = trained(library, eval_strategy="steps", eval_steps=2, load_best_model_at_end=True)
+        folder = library.folder / "checkpoint-4"
+        state = json.loads((folder / "trainer_state.json").read_text())
+        return {path.name for path in folder.iterdir()}, state, folder
+
+    theirs, ours = both(run)
+    assert ours[0] - theirs[0] == {"loop_state.json"}  # where the loop stands between two logs
+    assert theirs[0] - ours[0] == set()
+    assert ours[1].keys() == theirs[1].keys()
+    assert ours[1]["stateful_callbacks"].keys() == theirs[1]["stateful_callbacks"].keys()
+    for name in ("epoch", "global_step", "max_steps", "save_steps", "train_batch_size", "best_global_step"):
+        assert ours[1][name] == theirs[1][name], name
+    mine, other = (torch.load(folder / "optimizer.pt", weights_only=True) for folder in (ours[2], theirs[2]))
+    assert mine.keys() == other.keys()
+    assert [list(group) for group in mine["param_groups"]] == [list(group) for group in other["param_groups"]]
+    mine, other = (torch.load(folder / "scheduler.pt", weights_only=True) for folder in (ours[2], theirs[2]))
+    assert mine == other
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_the_same_checkpoints_are_kept(both, limit):
+    def run(library):
+        trainer, _ = trained(
+            library, save_total_limit=limit, save_steps=1, eval_strategy="steps", eval_steps=1,
+            load_best_model_at_end=True, metric_for_best_model="loss", greater_is_better=True,
+        )  # fmt: skip
+        best = Path(trainer.state.best_model_checkpoint).name
+        return sorted(path.name for path in library.folder.glob("checkpoint-*")), best
+
+    theirs, ours = both(run)
+    assert ours == theirs
+
+
+def test_sharded_weights_and_those_of_torch_save_are_read(both):
+    def run(library):
+        trainer, weights = trained(library, **{**STEPS, "max_steps": 2})
+        folder = library.folder / "checkpoint-2"
+        sharded, pickled = library.folder / "sharded", library.folder / "pickled"
+        for copy in (sharded, pickled):
+            shutil.copytree(folder, copy)
+            (copy / "model.safetensors").unlink()
+        trainer.model.save_pretrained(sharded, max_shard_size="10KB")
+        assert (sharded / "model.safetensors.index.json").is_file()
+        torch.save(trainer.model.state_dict(), pickled / "pytorch_model.bin")
+        found = []
+        for source in (sharded, pickled):
+            again, _ = trained(library, source, **{**STEPS, "max_steps": 2})
+            found.append(all(torch.equal(again.model.state_dict()[name], weights[name]) for name in weights))
+        return found
+
+    theirs, ours = both(run)
+    assert ours == theirs == [True, True]
+
+
+def test_changed_arguments_are_pointed_out(both, caplog):
+    import logging
+
+    def run(library):
+        logger = logging.getLogger("transformers")
+        trained(library, **{**STEPS, "max_steps": 2})
+        caplog.clear()
+        logger.addHandler(caplog.handler)
+        try:
+            trained(library, library.folder / "checkpoint-2", logging_steps=3 if library.is_ours else 4)
+        finally:
+            logger.removeHandler(caplog.handler)
+        return "logging_steps" in caplog.text
+
+    assert both(run) == (True, True)
+
+
+class Counter(TrainerCallback, ExportableState):
+    """Counts steps, and says in a checkpoint how far it is."""
+
+    def __init__(self, start: int = 0):
+        self.start = start
+        self.steps = 0
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.steps += 1
+
+    def state(self):
+        return {"args": {"start": self.start}, "attributes": {"steps": self.steps}}
+
+
+def counted(library, callbacks, restore):
+    """Steps that the counters have counted after a run that was resumed at the second of five steps."""
+
+    def trainer(**settings):
+        data = {"train_dataset": sentences(), "eval_dataset": sentences(8), "callbacks": callbacks()}
+        steps = {**STEPS, "eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "loss"}
+        return library.trainer(bert_classifier(), trainer=data, **{**steps, **settings})
+
+    trainer(max_steps=2).train()
+    again = trainer(max_steps=5, restore_callback_states_from_checkpoint=restore)
+    again.train(resume_from_checkpoint=True)
+    return [(part.start, part.steps) for part in again.callback_handler.callbacks if type(part) is Counter]
+
+
+@pytest.mark.parametrize("restore", [True, False])
+def test_a_callback_goes_on_from_its_state(both, restore):
+    theirs, ours = both(lambda library: counted(library, lambda: [Counter(5), EarlyStoppingCallback(3)], restore))
+    assert ours == theirs == [(5, 5 if restore else 3)]
+
+
+def test_callbacks_of_one_class_each_go_on_from_their_own_state(tmp_path):
+    # transformers gives them the states that they had before the first step
+    library = Library(mps_trainer, tmp_path)
+    assert counted(library, lambda: [Counter(5), Counter(7)], True) == [(5, 5), (7, 5)]
+
+
+def test_a_language_model_with_tied_weights_goes_on(both, tmp_path):
+    def run(library, source=None):
+        trainer = library.trainer(gpt2(), trainer={"train_dataset": texts()}, **{**STEPS, "max_steps": 5})
+        trainer.train(resume_from_checkpoint=None if source is None else str(source))
+        shutil.copytree(
+            library.folder / "checkpoint-2", tmp_path / f"from-{library.module.__name__}", dirs_exist_ok=True
+        )
+        return trainer.state.log_history
+
+    logs, _ = both(run)
+    theirs, ours = both(
+        lambda library: run(library, tmp_path / ("from-transformers" if library.is_ours else "from-mps_trainer"))
+    )
+    assert_same_logs(ours[:-1], logs[:-1], resumed=True)
+    assert_same_logs(theirs[:-1], logs[:-1], resumed=True)
+
+
+def test_nothing_to_resume_from_is_said_as_in_transformers(both):
+    def run(library):
+        trainer = library.trainer(bert_classifier(), trainer={"train_dataset": sentences()}, max_steps=1)
+        messages = []
+        for source in (True, str(library.folder / "checkpoint-9")):
+            with pytest.raises((ValueError, OSError)) as caught:
+                trainer.train(resume_from_checkpoint=source)
+            messages.append(str(caught.value).split("(")[0].split(str(library.folder))[0])
+        return messages
+
+    theirs, ours = both(run)
+    assert ours == theirs
+
+
+def test_weights_that_would_run_code_are_refused(tmp_path):
+    class Harmful:
+        def __reduce__(self):
+            return (print, ("ran",))
+
+    folder = tmp_path / "checkpoint-1"
+    folder.mkdir()
+    torch.save({"weight": Harmful()}, folder / "pytorch_model.bin")
+    TrainerState(epoch=1.0, global_step=1).save_to_json(str(folder / "trainer_state.json"))
+    args = mps_trainer.TrainingArguments(str(tmp_path / "run"), use_cpu=True, max_steps=2, disable_tqdm=True)
+    trainer = mps_trainer.Trainer(bert_classifier(), args, train_dataset=sentences())
+    with pytest.raises(MisconfigurationException, match=r"pytorch_model\.bin is refused"):
+        trainer.train(resume_from_checkpoint=str(folder))
