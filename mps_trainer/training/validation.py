@@ -61,5 +61,6 @@ def _check_training(trainer: Trainer) -> None:
         )
     if dataset is not None and not hasattr(dataset, "__len__") and args.max_steps <= 0:
         raise MisconfigurationException(
-            "The training dataset does not know its length, so num_train_epochs cannot say where to stop. Set max_steps."
+            "The training dataset does not know its length, so num_train_epochs cannot say where to stop. "
+            "Set max_steps."
         )
