@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from . import distributed
 from .arguments import checks
 from .arguments.checkpointing import CheckpointingArguments
-from .arguments.choices import ParallelMode
+from .arguments.choices import ParallelMode, of_transformers
 from .arguments.data import DataArguments
 from .arguments.deprecated import DeprecatedArguments, apply_deprecated
 from .arguments.device import DeviceArguments
@@ -162,8 +162,8 @@ class TrainingArguments(
         return 0 if self.decision.type == "cpu" else 1
 
     @property
-    def parallel_mode(self) -> ParallelMode:
-        return ParallelMode.DISTRIBUTED if self.world_size > 1 else ParallelMode.NOT_PARALLEL
+    def parallel_mode(self) -> Enum:
+        return of_transformers(ParallelMode.DISTRIBUTED if self.world_size > 1 else ParallelMode.NOT_PARALLEL)
 
     @property
     def _setup_devices(self) -> torch.device:

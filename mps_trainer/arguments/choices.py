@@ -17,7 +17,7 @@ class Choice(str, Enum):
         return str(self.value)
 
 
-def of_transformers(choice: Choice) -> Enum:
+def of_transformers(choice: Enum) -> Enum:
     """transformers' own member of the same name where its module is loaded already, else `choice`, which equals it.
 
     Loading the module for it would load torch, which takes longer than all that a script's --help does.

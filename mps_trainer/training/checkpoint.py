@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import MisconfigurationException
-from .files import read_object, read_tensors, write_json
+from .files import read_tensors
 from .folders import checkpoint_folder
 from .rng import FILE as RNG_FILE
 from .rng import read_rng, rng_state
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 OPTIMIZER = "optimizer.pt"
 SCHEDULER = "scheduler.pt"
 SCALER = "scaler.pt"
-LOOP = "loop_state.json"  # where the loop stands between two logs; transformers has no such file
+LOOP = "loop"  # in the file of the generators: where the loop stands between two logs; transformers reads past it
 
 
 def save_part(part: Any, folder: str, name: str) -> None:
@@ -35,13 +35,11 @@ def save_part(part: Any, folder: str, name: str) -> None:
 
 
 def save_rng(folder: str, loop: TrainingLoop | None) -> None:
-    """The generators' states, and what the loop's loader has drawn from them."""
-    drawn = {} if loop is None else loop.draws.state()
-    torch.save({**rng_state(), **drawn}, os.path.join(folder, RNG_FILE))
-
-
-def save_position(loop: TrainingLoop, folder: str) -> None:
-    write_json(os.path.join(folder, LOOP), {**loop.meter.state(), "epoch_has_ended": loop.epoch_has_ended})
+    """The generators' states, what the loop's loader has drawn from them, and where the loop stands."""
+    more: dict[str, Any] = {}
+    if loop is not None:
+        more = {**loop.draws.state(), LOOP: {**loop.meter.state(), "epoch_has_ended": loop.epoch_has_ended}}
+    torch.save({**rng_state(), **more}, os.path.join(folder, RNG_FILE))
 
 
 def restore_progress(loop: TrainingLoop, folder: str) -> tuple[dict[str, Any] | None, bool]:
@@ -59,12 +57,11 @@ def restore_progress(loop: TrainingLoop, folder: str) -> tuple[dict[str, Any] | 
     trainer._load_optimizer_and_scheduler(folder)
     trainer._load_scaler(folder)
     meter.begin_at(trainer.state.global_step)
-    epoch_has_ended = True
-    if os.path.isfile(path := os.path.join(folder, LOOP)):
-        saved = read_object(path, [*meter.state(), "epoch_has_ended"])
-        meter.load_state(saved)
-        epoch_has_ended = saved["epoch_has_ended"]
-    return read_rng(folder), epoch_has_ended
+    saved = read_rng(folder)
+    position = {} if saved is None else saved.get(LOOP, {})
+    if position:
+        meter.load_state(position)
+    return saved, position.get("epoch_has_ended", True)
 
 
 def restore_part(part: Any, folder: str, name: str) -> None:

@@ -31,11 +31,6 @@ def read_object(path: str, required: list[str]) -> dict[str, Any]:
     return value
 
 
-def write_json(path: str, value: Any) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(value, file, indent=2)
-
-
 def read_tensors(path: str, allowed: list[Any] | None = None, required: list[str] | None = None) -> Any:
     """What `torch.save` wrote, on the CPU: tensors and plain containers, and the constructors in `allowed`.
 

@@ -89,8 +89,6 @@ class Saving(TrainerBase):
             self._save_optimizer_and_scheduler(unfinished)
             self._save_scaler(unfinished)
             self._save_rng_state(unfinished)
-            if self.loop is not None:
-                checkpoint.save_position(self.loop, unfinished)
         self.state.stateful_callbacks = self.new_state().stateful_callbacks
         self.state.save_to_json(os.path.join(unfinished, folders.STATE))
         folders.put_in_place(unfinished, folder)
