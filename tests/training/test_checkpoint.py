@@ -374,7 +374,7 @@ def test_model_whose_names_on_disk_differ_resumes(make_trainer, tmp_path):
 def test_json_file_without_what_it_must_have_is_damaged(make_trainer, saved, text):
     with open(os.path.join(saved, "trainer_state.json"), "w") as file:
         file.write(text)
-    with pytest.raises(MisconfigurationException, match="trainer_state.json is damaged"):
+    with pytest.raises(MisconfigurationException, match=r"trainer_state\.json is damaged"):
         make_trainer(max_steps=4).train(resume_from_checkpoint=saved)
 
 
