@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from .devices import Decision, DeviceRequest, MachineFacts, MPSAccelerator, gather_facts, resolve
     from .errors import DeviceUnavailableError, MisconfigurationException
     from .training import Trainer
+    from .training.seq2seq import Seq2SeqTrainer
     from .training_args import TrainingArguments
+    from .training_args_seq2seq import Seq2SeqTrainingArguments
 
 _EXPORTS = {
     "Decision": ".devices",
@@ -25,6 +27,8 @@ _EXPORTS = {
     "MPSAccelerator": ".devices",
     "MachineFacts": ".devices",
     "MisconfigurationException": ".errors",
+    "Seq2SeqTrainer": ".training.seq2seq",
+    "Seq2SeqTrainingArguments": ".training_args_seq2seq",
     "Trainer": ".training",
     "TrainingArguments": ".training_args",
     "gather_facts": ".devices",
@@ -38,6 +42,8 @@ __all__ = [
     "MPSAccelerator",
     "MachineFacts",
     "MisconfigurationException",
+    "Seq2SeqTrainer",
+    "Seq2SeqTrainingArguments",
     "Trainer",
     "TrainingArguments",
     "__version__",

@@ -1,0 +1,44 @@
+"""`Seq2SeqTrainingArguments`: `TrainingArguments`, and what generation needs."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+from .arguments.fields import option
+from .errors import MisconfigurationException
+from .training_args import TrainingArguments
+
+
+@dataclass
+class Seq2SeqTrainingArguments(TrainingArguments):
+    """`TrainingArguments` for models that generate text.
+
+    Raises:
+        ValueError: for a value that cannot be right; names the field, the value and what is accepted.
+    """
+
+    sortish_sampler: bool = option(False, "Without effect; train_sampling_strategy=group_by_length sorts by length.")
+    predict_with_generate: bool = option(False, "Evaluate and predict on what the model generates, not on its logits.")
+    generation_max_length: int | None = option(None, "Longest generated text, in tokens. [the model's configuration]")
+    generation_num_beams: int | None = option(None, "Beams to search with. [the model's configuration]")
+    # A GenerationConfig as well; its class is not named here, because it needs torch.
+    generation_config: str | Path | None = option(
+        None, "Settings of generation: a GenerationConfig, the path of one, or the name of a model on the hub."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("generation_max_length", "generation_num_beams"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise MisconfigurationException(
+                    f"{name}={value!r} is not accepted: it must be a whole number above 0."
+                )
+        if self.sortish_sampler:
+            warnings.warn(
+                "sortish_sampler=True has no effect. Use train_sampling_strategy='group_by_length'.",
+                UserWarning,
+                stacklevel=3,
+            )

@@ -1,0 +1,200 @@
+"""Seq2SeqTrainer generates, scores and pads as transformers' own."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers import GenerationConfig, HfArgumentParser
+
+import mps_trainer
+from mps_trainer import Seq2SeqTrainer, Seq2SeqTrainingArguments
+
+from .conftest import assert_same_logs, lasting
+
+
+def t5(dropout: float = 0.1):
+    config = transformers.T5Config(
+        vocab_size=40, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2, dropout_rate=dropout,
+        pad_token_id=0, eos_token_id=1, decoder_start_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return transformers.T5ForConditionalGeneration(config)
+
+
+def bart():
+    config = transformers.BartConfig(
+        vocab_size=40, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=24, decoder_ffn_dim=24, max_position_embeddings=64,
+        pad_token_id=0, bos_token_id=2, eos_token_id=1, decoder_start_token_id=1, forced_eos_token_id=1,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return transformers.BartForConditionalGeneration(config)
+
+
+def pairs(count: int = 12, source: int = 7, target: int = 5, labels: bool = True):
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randint(3, 40, (count, source), generator=generator)
+    goal = torch.randint(3, 40, (count, target), generator=generator)
+    goal[::3, -2:] = -100
+    made = [{"input_ids": row, "attention_mask": torch.ones_like(row)} for row in rows]
+    return [{**row, "labels": one} for row, one in zip(made, goal, strict=True)] if labels else made
+
+
+def seq2seq(library, model=None, trainer=None, **settings):
+    quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no"}
+    args = library.module.Seq2SeqTrainingArguments(
+        output_dir=str(library.folder), **{**quiet, "predict_with_generate": True, **settings}
+    )
+    return library.module.Seq2SeqTrainer(model=model or t5(), args=args, **(trainer or {}))
+
+
+def sizes(prediction):
+    return {"tokens": int(np.asarray(prediction.predictions).sum()), "width": prediction.predictions.shape[1]}
+
+
+SETTINGS = {
+    "greedy": {},
+    "beams": {"generation_num_beams": 3, "generation_max_length": 9},
+    "configuration": {
+        "generation_config": GenerationConfig(max_length=11, num_beams=2, pad_token_id=0, eos_token_id=1)
+    },
+    "new tokens": {"generation_config": GenerationConfig(max_new_tokens=25, pad_token_id=0, decoder_start_token_id=0)},
+    "label smoothing": {"label_smoothing_factor": 0.1},
+    "logits": {"predict_with_generate": False},
+    "loss only": {"prediction_loss_only": True},
+    "bfloat16": {"bf16": True},
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
+def test_training_evaluation_and_prediction_are_those_of_transformers(both, settings):
+    def run(library):
+        metric = sizes if settings.get("predict_with_generate", True) else None
+        data = {"train_dataset": pairs(), "eval_dataset": pairs(6), "compute_metrics": metric}
+        trainer = seq2seq(
+            library, trainer=data, **{"max_steps": 2, "eval_strategy": "steps", "eval_steps": 1, **settings}
+        )
+        trainer.train()
+        output = trainer.predict(pairs(6))
+        predictions = output.predictions[0] if isinstance(output.predictions, tuple) else output.predictions
+        return trainer.state.log_history, predictions, output.label_ids, lasting(output.metrics)
+
+    theirs, ours = both(run)
+    assert_same_logs(ours[0], theirs[0])
+    for mine, other in zip(ours[1:3], theirs[1:3], strict=True):
+        np.testing.assert_allclose(mine, other, atol=1e-5) if other is not None else None
+        assert (mine is None) == (other is None)
+    assert ours[3] == pytest.approx(theirs[3], abs=1e-5)
+
+
+@pytest.mark.parametrize("model", [t5, bart])
+@pytest.mark.parametrize("given", [{}, {"max_length": 6}, {"max_new_tokens": 4, "num_beams": 2}, {"do_sample": True}])
+def test_settings_of_one_evaluation(both, model, given):
+    def run(library):
+        trainer = seq2seq(library, model(), trainer={"eval_dataset": pairs(5), "compute_metrics": sizes})
+        torch.manual_seed(5)
+        return lasting(trainer.evaluate(**given)), trainer.predict(pairs(5, labels=False), **given).predictions
+
+    theirs, ours = both(run)
+    assert ours[0] == pytest.approx(theirs[0], abs=1e-5)
+    np.testing.assert_array_equal(ours[1], theirs[1])
+
+
+def test_inputs_of_the_decoder_made_from_the_labels_do_not_reach_generation(both):
+    def run(library):
+        rows = [{**row, "decoder_input_ids": row["labels"].clamp(min=0)} for row in pairs(5)]
+        return seq2seq(library).predict(rows, max_length=8).predictions
+
+    theirs, ours = both(run)
+    np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "path"])
+def test_settings_of_generation_are_read_from_disk(both, tmp_path, kind):
+    GenerationConfig(max_length=13, num_beams=2).save_pretrained(tmp_path / "saved")
+    sources = {"folder": str(tmp_path / "saved"), "path": tmp_path / "saved"}
+    source = sources.get(kind, str(tmp_path / "saved" / "generation_config.json"))
+
+    def run(library):
+        trainer = seq2seq(library, generation_config=source)
+        return trainer.model.generation_config.max_length, trainer.args.to_dict()["generation_config"] is not None
+
+    theirs, ours = both(run)
+    assert ours == theirs == (13, True)
+
+
+def test_settings_that_contradict_themselves_are_refused(both):
+    def run(library):
+        with pytest.raises(ValueError, match="Fix these issues to train your model"):
+            seq2seq(library, generation_config=GenerationConfig(do_sample=False, top_p=0.9))
+
+    both(run)
+
+
+def test_settings_that_are_not_there_are_one_line(tmp_path):
+    args = Seq2SeqTrainingArguments(str(tmp_path), use_cpu=True, generation_config=str(tmp_path / "none"))
+    with pytest.raises(ValueError, match=r"generation_config=.* cannot be read") as caught:
+        Seq2SeqTrainer(t5(), args)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_a_token_for_padding_there_is_one_line(tmp_path):
+    model = t5()
+    model.config.pad_token_id = None
+    trainer = Seq2SeqTrainer(model, Seq2SeqTrainingArguments(str(tmp_path), use_cpu=True))
+    with pytest.raises(ValueError, match="Pad_token_id must be set"):
+        trainer._pad_tensors_to_max_len(torch.ones(1, 2, dtype=torch.long), 4)
+
+
+def test_the_fields_are_those_of_transformers():
+    base = {field.name for field in dataclasses.fields(mps_trainer.TrainingArguments)}
+    ours = {f.name: f.default for f in dataclasses.fields(Seq2SeqTrainingArguments) if f.name not in base}
+    theirs = {f.name: f.default for f in dataclasses.fields(transformers.Seq2SeqTrainingArguments)}
+    assert ours == {name: theirs[name] for name in theirs.keys() - base}
+
+
+def test_the_command_line_has_them():
+    arguments = [
+        "--output_dir",
+        "run",
+        "--predict_with_generate",
+        "--generation_max_length",
+        "7",
+        "--generation_num_beams",
+        "2",
+    ]
+    (args,) = HfArgumentParser(Seq2SeqTrainingArguments).parse_args_into_dataclasses(arguments)
+    assert (args.predict_with_generate, args.generation_max_length, args.generation_num_beams) == (True, 7, 2)
+    assert args.generation_config is None
+
+
+@pytest.mark.parametrize("name", ["generation_max_length", "generation_num_beams"])
+@pytest.mark.parametrize("value", [0, -1, "many", True])
+def test_a_length_that_cannot_be_is_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name}="):
+        Seq2SeqTrainingArguments("run", **{name: value})
+
+
+def test_what_has_no_effect_says_so():
+    with pytest.warns(UserWarning, match="group_by_length"):
+        Seq2SeqTrainingArguments("run", sortish_sampler=True)
+
+
+@pytest.mark.every_device(same_draws_as_cpu=True)
+def test_generation_on_the_device_gives_the_tokens_of_the_cpu(device, tmp_path):
+    args = Seq2SeqTrainingArguments(
+        str(tmp_path), use_cpu=device == "cpu", predict_with_generate=True, max_steps=2, disable_tqdm=True,
+        report_to="none", generation_num_beams=2,
+    )  # fmt: skip
+    trainer = Seq2SeqTrainer(t5(dropout=0.0), args, train_dataset=pairs())
+    trainer.train()
+    made = trainer.predict(pairs(4)).predictions
+    again = t5(dropout=0.0)
+    again.load_state_dict({name: tensor.cpu() for name, tensor in trainer.model.state_dict().items()})
+    batch = {name: torch.stack([row[name] for row in pairs(4)]) for name in ("input_ids", "attention_mask")}
+    expected = again.eval().generate(**batch, num_beams=2)
+    np.testing.assert_array_equal(made[:, : expected.shape[1]], expected)
