@@ -89,18 +89,21 @@ class Hub(TrainerBase):
             if tags is not None and known.tags is not None:
                 given = [tags] if isinstance(tags, str) else list(tags)
                 tags = [*given, *(tag for tag in known.tags if tag not in given)]
+        has_config = getattr(self.model, "config", None) is not None
         summary = TrainingSummary.from_trainer(
             self,
             language=language,
             license=license,
             tags=tags,
             model_name=model_name,
-            finetuned_from=finetuned_from,
+            # it would look for the name in the model's configuration
+            finetuned_from="" if finetuned_from is None and not has_config else finetuned_from,
             tasks=tasks,
             dataset_tags=dataset_tags,
             dataset=dataset,
             dataset_args=dataset_args,
         )
+        summary.finetuned_from = summary.finetuned_from or None
         os.makedirs(self.args.output_dir, exist_ok=True)
         with open(path, "w", encoding="utf-8") as file:
             file.write(summary.to_model_card())
@@ -146,7 +149,8 @@ class Hub(TrainerBase):
             kwargs["tags"] = [*tags, *(tag for tag in model_tags if tag not in tags)]
         self.create_model_card(model_name=model_name, **kwargs)
         self._finish_current_push()
-        return HfApi().upload_folder(
+        api: Any = HfApi()
+        return api.upload_folder(
             repo_id=self._repository(),
             folder_path=self.args.output_dir,
             commit_message=commit_message,
@@ -167,7 +171,7 @@ class Hub(TrainerBase):
         pending = self.push_in_progress if self.push_in_progress and not self.push_in_progress.is_done() else None
         if pending is not None and not self.args.hub_always_push:
             return
-        self._warn_of_failed_uploads()
+        self._warn_of_failed_uploads(wait=False)
         self.fire("on_push_begin")
         self._copy_model_files(checkpoint_folder)
         unit = f"step {self.state.global_step}"
@@ -192,12 +196,13 @@ class Hub(TrainerBase):
             return
         if not self.push_in_progress.is_done():
             logger.info("Waiting for the upload of the last checkpoint, which may take some minutes.")
-        self._warn_of_failed_uploads()
+        self._warn_of_failed_uploads(wait=True)
         self.push_in_progress = None
 
-    def _warn_of_failed_uploads(self) -> None:
+    def _warn_of_failed_uploads(self, wait: bool) -> None:
+        """One warning for each upload that failed, of those that are done or, with `wait`, of all."""
         for job in self.push_in_progress.jobs if self.push_in_progress else []:
-            error = job.exception()
+            error = job.exception() if wait or job.done() else None
             if error is not None:
                 logger.warning(
                     "An upload to %s failed: %s. The files are in %s; trainer.push_to_hub() uploads them again.",
@@ -225,7 +230,7 @@ class Hub(TrainerBase):
 
     def _copy_model_files(self, checkpoint_folder: str) -> None:
         """The checkpoint's model into the output folder, which is what is uploaded."""
-        names = [*_WEIGHTS, *_ADAPTERS, "training_args.bin", "training_args.json"]
+        names = [*_WEIGHTS, *_ADAPTERS, "training_args.bin"]
         for index in _INDEXES:
             path = os.path.join(checkpoint_folder, index)
             if os.path.isfile(path):

@@ -1,21 +1,179 @@
-"""The model card, by this package and by transformers after the same run."""
+"""What is uploaded, when, and under which message: as in transformers. A stand-in for the hub writes it down."""
 
 from __future__ import annotations
 
-import transformers
+import logging
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import filter_repo_objects
+from torch import nn
+from transformers import TrainerCallback
 
 import mps_trainer
 
-from .test_search import make
+from .conftest import Library, bert_classifier, sentences
+from .test_training import Plain
 
 
-def test_the_card_is_that_of_transformers_and_needs_no_network(tmp_path, monkeypatch):
+class StandIn:
+    """Takes what would go over the network; fails or waits if told to."""
+
+    def __init__(self, monkeypatch):
+        self.repositories, self.uploads, self.fails = [], [], False
+        self.gate = threading.Event()
+        self.gate.set()
+        monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", lambda api, *a, **k: self.create(*a, **k))
+        monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", lambda api, **k: self.upload(**k))
+
+    def create(self, name, **settings):
+        self.repositories.append((name, settings.get("private")))
+        return SimpleNamespace(repo_id=f"me/{name}")
+
+    def upload(self, *, repo_id, folder_path, commit_message, run_as_future=False, ignore_patterns=None, **settings):
+        folder = Path(folder_path)
+        files = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+        files = sorted(filter_repo_objects(files, ignore_patterns=ignore_patterns))
+        place = settings.get("path_in_repo")
+        self.uploads.append((repo_id, commit_message, place, settings.get("revision"), settings.get("token"), files))
+        job: Future = Future()
+        if not run_as_future:
+            return SimpleNamespace(commit_url="https://hub/commit/1")
+        if self.fails:
+            job.set_exception(ConnectionError("the hub is gone"))
+        else:
+            threading.Thread(target=lambda: (self.gate.wait(10), job.set_result(None)), daemon=True).start()
+        return job
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    return StandIn(monkeypatch)
+
+
+def run_with(library, hub, model=None, **settings):
+    hub.uploads.clear()
+    hub.repositories.clear()
+    pushing = {"push_to_hub": True, "hub_model_id": "tiny", "hub_always_push": True, "hub_token": "secret"}
+    steps = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+    data = {"train_dataset": sentences()}
+    trainer = library.trainer(model or bert_classifier(), trainer=data, **{**pushing, **steps, **settings})
+    trainer.train()
+    return trainer
+
+
+STRATEGIES = ["end", "every_save", "checkpoint", "all_checkpoints"]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_each_strategy_uploads_what_it_uploads_in_transformers(both, hub, strategy):
+    def run(library):
+        trainer = run_with(library, hub, hub_strategy=strategy, hub_private_repo=True, hub_revision="branch")
+        trainer.save_model()
+        trainer.push_to_hub(tags=["small"], dataset="made up")
+        return trainer.hub_model_id, list(hub.repositories), list(hub.uploads)
+
+    theirs, ours = both(run)
+    assert ours == theirs
+    assert len(ours[2]) == {"end": 2, "every_save": 4}.get(strategy, 6)
+
+
+def test_a_run_in_epochs_says_so(both, hub):
+    theirs, ours = both(
+        lambda library: [
+            run_with(library, hub, save_strategy="epoch", max_steps=-1, num_train_epochs=2),
+            *hub.uploads,
+        ][1:]
+    )
+    assert ours == theirs
+    assert ours[0][1] == "Training in progress, epoch 1"
+
+
+def test_an_upload_under_way_is_not_followed_by_another_unless_asked(both, hub):
+    def run(library):
+        class Opens(TrainerCallback):
+            def on_train_end(self, args, state, control, **kwargs):
+                hub.gate.set()
+
+        hub.gate.clear()
+        data = {"train_dataset": sentences(), "callbacks": [Opens()]}
+        hub.uploads.clear()
+        settings = {"push_to_hub": True, "save_strategy": "steps", "save_steps": 1, "max_steps": 3}
+        library.trainer(bert_classifier(), trainer=data, **settings).train()
+        return [upload[1] for upload in hub.uploads]
+
+    theirs, ours = both(run)
+    assert ours == theirs == ["Training in progress, step 1"]
+
+
+def test_nothing_goes_over_the_network_without_push_to_hub(hub, tmp_path):
+    run_with(Library(mps_trainer, tmp_path), hub, push_to_hub=False)
+    assert hub.uploads == hub.repositories == []
+
+
+def test_a_hub_that_fails_does_not_stop_a_run(hub, tmp_path, caplog):
+    hub.fails = True
+    with caplog.at_level(logging.WARNING, "mps_trainer"):
+        trainer = run_with(Library(mps_trainer, tmp_path), hub, hub_strategy="every_save")
+    assert trainer.state.global_step == 4
+    assert (tmp_path / "checkpoint-4").is_dir()
+    assert "An upload to me/tiny failed: the hub is gone" in caplog.text
+    assert "trainer.push_to_hub() uploads them again" in caplog.text
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_token_that_may_not_write_is_one_line_at_the_start(monkeypatch, tmp_path, status):
+    def refuse(*args, **kwargs):
+        request = SimpleNamespace(method="POST", url="https://hub/api/repos/create")
+        response = SimpleNamespace(status_code=status, headers={}, request=request)
+        raise HfHubHTTPError("Unauthorized\nRequest ID: 1", response=response)
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", refuse)
+    with pytest.raises(ValueError, match=r"does not let this token make or write to tiny.*hf auth login") as caught:
+        Library(mps_trainer, tmp_path).trainer(bert_classifier(), push_to_hub=True, hub_model_id="tiny")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("settings", [{}, {"optim": "sgd", "fp16_full_eval": True}, {"bf16": True, "warmup_steps": 2}])
+def test_the_card_is_that_of_transformers_and_needs_no_network(both, monkeypatch, settings):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    cards = []
-    for library in (transformers, mps_trainer):
-        trainer = make(library, tmp_path / library.__name__ / "model", save_strategy="no")
+
+    def run(library):
+        data = {"train_dataset": sentences(), "eval_dataset": sentences(8)}
+        steps = {"max_steps": 3, "eval_strategy": "steps", "eval_steps": 1}
+        trainer = library.trainer(bert_classifier(), trainer=data, **steps, **settings)
         trainer.train()
-        trainer.create_model_card(model_name="line", tags=["tiny"], license="mit", finetuned_from="base/line")
-        cards.append((tmp_path / library.__name__ / "model" / "README.md").read_text())
-    assert "Validation Loss" in cards[1]
-    assert cards[1] == cards[0]
+        trainer.create_model_card(
+            model_name="line", tags=["tiny"], license="mit", finetuned_from="base/line", language="en",
+            tasks="text-classification", dataset_tags="glue", dataset="GLUE", dataset_args="mrpc",
+        )  # fmt: skip
+        return (library.folder / "README.md").read_text()
+
+    theirs, ours = both(run)
+    assert "Validation Loss" in ours
+    assert ours == theirs
+
+
+def test_tags_of_a_card_that_is_there_are_kept(both):
+    def run(library):
+        library.folder.mkdir(parents=True)
+        (library.folder / "README.md").write_text("---\ntags:\n- kept\n---\n# Mine\n")
+        trainer = library.trainer(bert_classifier())
+        trainer.create_model_card(tags="new", finetuned_from="base/line", model_name="line")
+        return (library.folder / "README.md").read_text()
+
+    theirs, ours = both(run)
+    assert "- kept" in ours
+    assert ours == theirs
+
+
+def test_a_module_without_a_configuration_has_a_card_too(tmp_path):
+    assert not hasattr(nn.Module(), "config")
+    trainer = Library(mps_trainer, tmp_path).trainer(Plain())
+    trainer.create_model_card(model_name="plain")
+    assert "# plain" in (tmp_path / "README.md").read_text()
