@@ -104,12 +104,14 @@ class TrainerBase:
     def new_state(self) -> TrainerState:
         """A state at step 0, with what the callbacks want kept in checkpoints."""
         kept = [*self.callback_handler.callbacks, self.control]
-        return TrainerState(
-            epoch=0.0,  # None by default in some releases of transformers
+        state = TrainerState(
             is_local_process_zero=self.is_local_process_zero(),
             is_world_process_zero=self.is_world_process_zero(),
             stateful_callbacks=[part for part in kept if isinstance(part, ExportableState)],
         )
+        if state.epoch is None:  # as it is in some releases of transformers
+            state.epoch = 0
+        return state
 
     # Log
 
