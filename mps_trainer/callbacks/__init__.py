@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from transformers.trainer_callback import DefaultFlowCallback, PrinterCallback, TrainerCallback
+from transformers.utils import is_in_notebook
 
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
@@ -34,8 +36,34 @@ def default_callbacks(args: TrainingArguments) -> list[TrainerCallback | type[Tr
 
 
 def display_callback(args: TrainingArguments) -> type[TrainerCallback]:
-    """The callback that comes after a user's own: a progress bar, or the log alone."""
-    return PrinterCallback if args.disable_tqdm else ProgressCallback
+    """The callback that comes after a user's own: a progress bar, a table in notebooks, or the log alone."""
+    if args.disable_tqdm:
+        return PrinterCallback
+    if is_in_notebook():
+        from transformers.utils.notebook import NotebookProgressCallback
+
+        return NotebookProgressCallback
+    return ProgressCallback
 
 
-__all__ = ["ProgressCallback", "default_callbacks", "display_callback"]
+def jit_checkpoint(trainer: Any) -> list[TrainerCallback]:
+    """transformers' callback that saves when the process is told to end (SIGTERM), if the arguments ask for it.
+
+    Raises:
+        MisconfigurationException: if the installed transformers has none.
+    """
+    if not trainer.args.enable_jit_checkpoint:
+        return []
+    try:
+        from transformers.trainer_jit_checkpoint import JITCheckpointCallback
+    except ImportError as error:
+        raise MisconfigurationException(
+            "enable_jit_checkpoint=True needs a newer transformers than the one that is installed. Update it, or "
+            "leave enable_jit_checkpoint out."
+        ) from error
+    callback = JITCheckpointCallback()
+    callback.set_trainer(trainer)
+    return [callback]
+
+
+__all__ = ["ProgressCallback", "default_callbacks", "display_callback", "jit_checkpoint"]

@@ -16,6 +16,7 @@ from .files import read_object
 from .rng import read_rng, set_rng
 
 logger = logging.getLogger(__name__)
+of_transformers = logging.getLogger("transformers.trainer")  # for what its users look for under its name
 
 
 class Saving(TrainerBase):
@@ -195,7 +196,7 @@ class Saving(TrainerBase):
             entries = saved if isinstance(saved, list) else [saved]
             same = [part for part in present if isinstance(part, ExportableState) and type(part).__name__ == name]
             if not same:
-                logger.warning("The checkpoint has the state of a callback %s, which this run has not.", name)
+                of_transformers.warning(f"The checkpoint has the state of a callback {name}, which this run has not.")
             for part, entry in zip(same, entries, strict=False):
                 again = type(part)(**entry.get("args", {}))
                 vars(again).update(entry.get("attributes", {}))
@@ -205,5 +206,5 @@ class Saving(TrainerBase):
         if isinstance(old, TrainerControl):
             self.control = new
         else:
-            callbacks = self.callback_handler.callbacks
-            callbacks[callbacks.index(old)] = new
+            self.callback_handler.callbacks.remove(old)
+            self.callback_handler.callbacks.append(new)  # the last to be called from here on, as in transformers

@@ -23,7 +23,7 @@ from transformers.utils import logging as transformers_logging
 from transformers.utils.generic import can_return_loss, find_labels
 
 from ..arguments.deprecated import DROPPED_IN
-from ..callbacks import default_callbacks, display_callback
+from ..callbacks import default_callbacks, display_callback, jit_checkpoint
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
 from . import folders, model_files, validation
@@ -113,7 +113,7 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         self.label_smoother = self._label_smoother()
         self.data_collator = self.data_collator or _default_collator(self.processing_class)
 
-        added = [*default_callbacks(args), *(callbacks or []), display_callback(args)]
+        added = [*default_callbacks(args), *jit_checkpoint(self), *(callbacks or []), display_callback(args)]
         self.callback_handler = CallbackHandler(
             added, self.model, self.processing_class, self.optimizer, self.lr_scheduler
         )
@@ -195,6 +195,10 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         self.accelerator.unscale_gradients()
         return torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
 
+    def end(self) -> None:
+        """For the end of a script: trackers end, and several processes part. Nothing is left to do with one."""
+        self.accelerator.end_training()
+
     # Making
 
     def _settle_accumulation(self) -> None:
@@ -252,8 +256,8 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
             return None
         if getattr(getattr(self.model, "config", None), "problem_type", None) == "multi_label_classification":
             warnings.warn(
-                "label_smoothing_factor is left out: it spreads the probability of one label over the others, and the "
-                "model's config has problem_type='multi_label_classification'.",
+                "Label smoothing is not compatible with multi-label classification, which the model's config asks: "
+                "it spreads the probability of the one right label. label_smoothing_factor is left out.",
                 UserWarning,
                 stacklevel=3,
             )

@@ -182,3 +182,45 @@ def test_tensorboard_gets_the_same_files_and_scalars(both, monkeypatch):
     assert ours.keys() == theirs.keys()
     for tag, values in theirs.items():
         assert ours[tag] == pytest.approx(values, abs=1e-5), tag
+
+
+SIGNALLED = """
+import os, signal, sys
+sys.path[:0] = [{root!r}]
+from transformers import TrainerCallback
+from {module} import Trainer, TrainingArguments
+from tests.dropin.conftest import bert_classifier, sentences
+
+class Ends(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+args = TrainingArguments({folder!r}, use_cpu=True, report_to="none", disable_tqdm=True, max_steps=200000,
+                         save_strategy="no", enable_jit_checkpoint=True)
+trainer = Trainer(bert_classifier(), args, train_dataset=sentences(), callbacks=[Ends()])
+for callback in trainer.callback_handler.callbacks:
+    if getattr(callback, "jit_manager", None):
+        callback.jit_manager.kill_wait = 0.2
+trainer.train()
+print("stopped at", trainer.state.global_step)
+"""
+
+
+@pytest.mark.parametrize("module", ["transformers", "mps_trainer"])
+def test_a_process_that_is_told_to_end_saves_first(tmp_path, module):
+    import re
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    root = str(Path(__file__).parents[2])
+    code = SIGNALLED.format(root=root, module=module, folder=str(tmp_path / "run"))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    step = int(re.search(r"stopped at (\d+)", done.stdout)[1])
+    (saved,) = (tmp_path / "run").glob("checkpoint-*")
+    assert step - int(saved.name.removeprefix("checkpoint-")) in (0, 1)
+    assert not (saved / "checkpoint-is-incomplete.txt").exists()
+    assert (saved / "model.safetensors").is_file()
+    assert (saved / "optimizer.pt").is_file()

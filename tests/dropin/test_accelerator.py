@@ -1,0 +1,185 @@
+"""`trainer.accelerator` answers as Accelerate's own does in one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+
+from mps_trainer.training.accelerator import Accelerator
+
+from .conftest import assert_same_logs, bert_classifier, sentences
+
+PROPERTIES = [
+    "device", "num_processes", "process_index", "local_process_index", "is_main_process", "is_local_main_process",
+    "is_last_process", "mixed_precision", "split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler",
+    "non_blocking", "sync_gradients", "gradient_accumulation_steps", "optimizer_step_was_skipped",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", [{}, {"bf16": True}, {"accelerator_config": {"even_batches": False}}], ids=str)
+def test_what_it_is(both, settings):
+    def run(library):
+        accelerator = library.trainer(bert_classifier(), **settings).accelerator
+        return {name: getattr(accelerator, name) for name in PROPERTIES}, accelerator.distributed_type == "NO"
+
+    theirs, ours = both(run)
+    assert ours == theirs
+
+
+def nested():
+    return {"a": torch.arange(3), "b": [torch.ones(2, 2), (torch.zeros(1),)]}
+
+
+CALLS = {
+    "gather": lambda a: a.gather(torch.arange(3)),
+    "gather of several": lambda a: a.gather(nested()),
+    "gather_for_metrics": lambda a: a.gather_for_metrics((torch.arange(3), torch.ones(2))),
+    "gather of objects": lambda a: a.gather_for_metrics(["x", "y"], use_gather_object=True),
+    "reduce": lambda a: a.reduce(torch.arange(3.0), reduction="mean"),
+    "pad": lambda a: a.pad_across_processes(torch.ones(2, 3), dim=1, pad_index=-100),
+    "wait": lambda a: a.wait_for_everyone(),
+    "autocast": lambda a: str(autocast_dtype(a)),
+    "accumulate": lambda a: entered(a.accumulate(nn.Linear(1, 1))),
+    "no_sync": lambda a: entered(a.no_sync(nn.Linear(1, 1))),
+    "main process first": lambda a: entered(a.main_process_first()),
+    "state_dict": lambda a: sorted(a.get_state_dict(bert_classifier())),
+    "unwrap": lambda a: type(a.unwrap_model(nn.DataParallel(nn.Linear(1, 1)))).__name__,
+    "unwrap compiled": lambda a: (
+        type(a.unwrap_model(torch.compile(nn.Linear(1, 1)), keep_torch_compile=False)).__name__
+    ),
+    "free": lambda a: list(a.free_memory(1, 2)),
+}
+
+
+def compiled():
+    return torch.compile(nn.Linear(1, 1), backend="eager")
+
+
+def entered(context):
+    with context:
+        return True
+
+
+def autocast_dtype(accelerator):
+    with accelerator.autocast():
+        return (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+
+
+def same(one, two) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, two)
+    if isinstance(one, dict):
+        return one.keys() == two.keys() and all(same(one[key], two[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(two) and all(map(same, one, two))
+    return one == two
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("settings", [{}, {"bf16": True}], ids=str)
+def test_what_it_does(both, name, settings):
+    theirs, ours = both(lambda library: CALLS[name](library.trainer(bert_classifier(), **settings).accelerator))
+    assert same(ours, theirs)
+
+
+def test_the_main_process_prints(both, capsys):
+    def run(library):
+        accelerator = library.trainer(bert_classifier()).accelerator
+        capsys.readouterr()
+        accelerator.print("here", end="!")
+        accelerator.on_main_process(print)("and", "here")
+        return capsys.readouterr().out
+
+    assert both(run) == ("here!and here\n",) * 2
+
+
+@pytest.mark.parametrize("seedable", [True, False])
+def test_a_loader_that_is_prepared_has_the_same_order(both, seedable):
+    def run(library):
+        trainer = library.trainer(bert_classifier(), accelerator_config={"use_seedable_sampler": seedable}, seed=9)
+        data = TensorDataset(torch.arange(12))
+        loader = trainer.accelerator.prepare(DataLoader(data, batch_size=4, sampler=RandomSampler(data)))
+        orders = []
+        for epoch in range(2):
+            if hasattr(loader, "set_epoch"):
+                loader.set_epoch(epoch)
+            orders.append(torch.cat([batch[0] for batch in loader]).tolist())
+        return orders, len(loader), loader.total_batch_size
+
+    theirs, ours = both(run)
+    assert ours == theirs
+
+
+def test_a_loop_written_with_it(both):
+    def run(library):
+        class Own(library.module.Trainer):
+            def training_step(self, model, inputs, num_items_in_batch=None):
+                model.train()
+                accelerator, inputs = self.accelerator, self._prepare_inputs(inputs)
+                with accelerator.autocast():
+                    loss = self.accelerator.unwrap_model(model)(**inputs).loss
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_value_(model.parameters(), 0.01)
+                return accelerator.gather(loss.detach()).mean()
+
+        trainer = library.trainer(bert_classifier(), kind=Own, trainer={"train_dataset": sentences()}, max_steps=3)
+        trainer.train()
+        return trainer.state.log_history
+
+    theirs, ours = both(run)
+    assert_same_logs(ours, theirs)
+
+
+def test_gradients_are_unscaled_once_however_often_they_are_clipped(both):
+    def run(library):
+        class Clips(library.module.Trainer):
+            def training_step(self, *args, **kwargs):
+                loss = super().training_step(*args, **kwargs)
+                self.accelerator.clip_grad_norm_(self.model.parameters(), 0.05)
+                return loss
+
+        trainer = library.trainer(bert_classifier(), kind=Clips, trainer={"train_dataset": sentences()}, max_steps=2)
+        trainer.train()
+        return [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry]
+
+    theirs, ours = both(run)
+    assert ours == pytest.approx(theirs, abs=1e-5)
+
+
+def test_clipping_twice_in_float16_unscales_once(make_trainer):
+    trainer = make_trainer(max_steps=1, fp16=True)
+    step = trainer.training_step
+
+    def clipped(*args):
+        loss = step(*args)
+        trainer.accelerator.clip_grad_norm_(trainer.model.parameters(), 1e9)
+        return loss
+
+    trainer.training_step = clipped
+    trainer.train()
+    assert trainer.state.log_history[0]["grad_norm"] < 10  # the scale is 65536
+
+
+def test_saving(both, tmp_path):
+    def run(library):
+        accelerator = library.trainer(bert_classifier()).accelerator
+        path = library.folder / "tensor.pt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        accelerator.save({"x": torch.ones(2)}, path)
+        return torch.load(path, weights_only=True)["x"].tolist()
+
+    assert both(run) == ([1.0, 1.0],) * 2
+
+
+def test_what_is_not_there_says_what_to_use(make_trainer):
+    with pytest.raises(AttributeError, match=r"trainer.accelerator has no 'init_trackers'.*Trainer's own methods"):
+        make_trainer().accelerator.init_trackers("run")
+
+
+def test_every_public_name_is_one_of_accelerate():
+    accelerate = pytest.importorskip("accelerate")
+    names = {name for name in vars(Accelerator) if not name.startswith("_")}
+    assert names <= set(dir(accelerate.Accelerator())) | {"parallelism_config", "deepspeed_plugin"}
