@@ -80,6 +80,8 @@ class TrainingArguments(
             ValueError: for a value, or a combination of them, that cannot be right.
         """
         checks.coerce(self, _hints())
+        if self.report_to is None or self.report_to == ["none"]:
+            self.report_to = []
         checks.check_values(self)
         checks.check_combinations(self)
         refuse_what_cannot_be(self)
@@ -120,8 +122,6 @@ class TrainingArguments(
             self.torch_compile_backend = "inductor"
         if self.disable_tqdm is None:
             self.disable_tqdm = logger.getEffectiveLevel() > logging.WARNING
-        if self.report_to is None or self.report_to == ["none"]:
-            self.report_to = []
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the device: whoever loads or copies the arguments may be on another machine."""

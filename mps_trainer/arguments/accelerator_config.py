@@ -65,7 +65,8 @@ class AcceleratorConfig:
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        return copy.deepcopy(vars(self))
+        """The settings, without what is true of one process only, as in transformers."""
+        return {name: copy.deepcopy(value) for name, value in vars(self).items() if name != "use_configured_state"}
 
     def to_json_string(self) -> str:
         return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
@@ -73,7 +74,9 @@ class AcceleratorConfig:
     def __eq__(self, other: object) -> bool:
         """Equal to another that says the same, transformers' too."""
         as_dict = getattr(other, "to_dict", None)
-        return as_dict is not None and self.to_dict() == as_dict()
+        if as_dict is None:
+            return NotImplemented
+        return self.to_dict() == {name: value for name, value in as_dict().items() if name != "use_configured_state"}
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -116,8 +119,9 @@ def _read(value: Any) -> Any:
         return AcceleratorConfig.from_dict(value)
     if isinstance(value, (str, os.PathLike)) and "\0" not in os.fspath(value) and os.fspath(value):
         return AcceleratorConfig.from_json_file(value)
-    if all(hasattr(value, field.name) for field in fields(AcceleratorConfig)) and hasattr(value, "to_dict"):
-        return value
+    names = [field.name for field in fields(AcceleratorConfig)]
+    if all(hasattr(value, name) for name in names):
+        return AcceleratorConfig.from_dict({name: getattr(value, name) for name in names})
     raise MisconfigurationException(
         f"accelerator_config={value!r} is not accepted: it must be a dictionary, the path of a JSON file, or an "
         "AcceleratorConfig."
