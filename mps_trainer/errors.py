@@ -39,6 +39,10 @@ class NotAnObjectError(MisconfigurationException, NotImplementedError):
     """A class was given where an object of it is wanted. A `NotImplementedError`, as in transformers."""
 
 
+class SearchUnavailableError(MisconfigurationException, RuntimeError):
+    """Hyper-parameters cannot be searched for with what there is. A `RuntimeError`, as in transformers."""
+
+
 class UnknownMetricError(MisconfigurationException, KeyError):
     """A metric is to decide something and is not among those of the evaluation. A `KeyError`, as in transformers."""
 

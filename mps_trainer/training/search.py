@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ..errors import MisconfigurationException
+from ..errors import SearchUnavailableError
 from .base import TrainerBase
 from .folders import STATE, checkpoint_folder
 
@@ -55,17 +55,20 @@ class Search(TrainerBase):
             kwargs: for the back end, such as optuna's `sampler`, `pruner`, `timeout` and `catch`.
 
         Raises:
-            MisconfigurationException: without a `model_init`.
-            RuntimeError: if the back end is not installed; says what to install.
+            SearchUnavailableError: without a `model_init`.
+            SearchUnavailableError: if the back end is not installed; says what to install.
         """
         from transformers.hyperparameter_search import ALL_HYPERPARAMETER_SEARCH_BACKENDS, default_hp_search_backend
         from transformers.trainer_utils import HPSearchBackend, default_compute_objective
 
-        chosen = HPSearchBackend(default_hp_search_backend() if backend is None else backend)
-        runner = ALL_HYPERPARAMETER_SEARCH_BACKENDS[chosen]()
-        runner.ensure_available()
+        try:
+            chosen = HPSearchBackend(default_hp_search_backend() if backend is None else backend)
+            runner = ALL_HYPERPARAMETER_SEARCH_BACKENDS[chosen]()
+            runner.ensure_available()
+        except RuntimeError as error:
+            raise SearchUnavailableError(" ".join(str(error).split())) from error
         if self.model_init is None:
-            raise _NoModelInit(
+            raise SearchUnavailableError(
                 "hyperparameter_search needs a new model for each trial, and the Trainer was given a finished one. "
                 "Pass your model through a model_init function: Trainer(model_init=...)."
             )
@@ -184,7 +187,3 @@ class Search(TrainerBase):
 
             return wandb.run.id
         return trial.number
-
-
-class _NoModelInit(MisconfigurationException, RuntimeError):
-    """Also the type that transformers raises."""

@@ -80,3 +80,20 @@ def test_without_model_init_is_refused_as_by_transformers(tmp_path):
 def test_model_init_with_two_arguments_is_refused(tmp_path):
     with pytest.raises(RuntimeError, match="0 or 1 argument"):
         make(mps_trainer, tmp_path, model_init=lambda first, second: Regression())
+
+
+@pytest.mark.parametrize("backend", [None, "optuna"])
+def test_without_a_back_end_one_line_says_what_to_install(tmp_path, monkeypatch, backend):
+    from transformers.hyperparameter_search import ALL_HYPERPARAMETER_SEARCH_BACKENDS
+
+    for kind in ALL_HYPERPARAMETER_SEARCH_BACKENDS.values():
+        monkeypatch.setattr(kind, "is_available", staticmethod(lambda: False))
+    with pytest.raises(mps_trainer.MisconfigurationException, match=r"pip install.*optuna") as caught:
+        make(mps_trainer, tmp_path).hyperparameter_search(backend=backend)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_field_that_the_arguments_have_not_is_left_out_with_a_warning(tmp_path, caplog):
+    best = search(make(mps_trainer, tmp_path), n_trials=1, hp_space=lambda trial: {"depth": 3, "seed": 5})
+    assert "The search sets depth, which TrainingArguments does not have" in caplog.text
+    assert best.hyperparameters == {}
