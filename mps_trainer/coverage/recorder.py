@@ -96,7 +96,8 @@ class Recorder:
         self.dtype(MOVED, tensor, f"Cast it on the host first: .to(torch.{half(tensor.dtype)}).", where)
 
     def batch(self, shapes: Iterable[tuple[str, torch.Tensor]]) -> None:
-        self._batches[tuple((name, f"{short(t.dtype)}{list(t.shape)}") for name, t in shapes)] = None
+        """Notes the shapes of a batch. A single number, such as that of the items in an update, has none."""
+        self._batches[tuple((name, f"{short(t.dtype)}{list(t.shape)}") for name, t in shapes if t.dim())] = None
 
     def note(self, text: str) -> None:
         self.notes[text] = None

@@ -67,6 +67,7 @@ def _copy_on_cpu(trainer: Trainer) -> Trainer:
 
     from ..devices import DeviceRequest, gather_facts, resolve
     from ..training.activation_checkpointing import enable_activation_checkpointing
+    from ..training.items import ItemsUse
     from ..training.precision import MixedPrecision
 
     stand_in = copy.copy(trainer)
@@ -83,6 +84,7 @@ def _copy_on_cpu(trainer: Trainer) -> Trainer:
             setattr(stand_in, name, _copied(value, memo).cpu())
     stand_in.optimizer, stand_in.lr_scheduler = _optimizer_on_cpu(trainer.optimizer, memo), None
     stand_in.use_precision(MixedPrecision(args.device, bf16=args.bf16, fp16=args.fp16))
+    stand_in.items_use = ItemsUse(stand_in.model)
     stand_in.control = copy.deepcopy(trainer.control)  # the loop makes a new state, and keeps this
     # The one callback that transformers warns without; it does nothing but ask for logs and checkpoints.
     callbacks = [DefaultFlowCallback]

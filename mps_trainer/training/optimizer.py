@@ -74,25 +74,30 @@ def class_and_settings(args: TrainingArguments, model: nn.Module | None = None) 
     reason = _REFUSED.get(args.optim)
     if reason is not None:
         raise MisconfigurationException(
-            f"optim='{args.optim}' is not supported: {reason}. Use optim='adamw_torch_fused', or 'adafactor' to "
+            f"optim='{_word(args.optim)}' is not supported: {reason}. Use optim='adamw_torch_fused', or 'adafactor' to "
             "save memory."
         )
     try:
         kind, settings = _from_transformers(args, model, _parse(args.optim_args))
     except ImportError as error:
         raise MissingPackageError(
-            f"optim='{args.optim}' cannot be used here: {error} Or use one that torch alone provides, such as "
+            f"optim='{_word(args.optim)}' cannot be used here: {error} Or use one that torch alone provides, such as "
             "optim='adamw_torch_fused'."
         ) from error
     except MisconfigurationException:
         raise
     except ValueError as error:
         raise MisconfigurationException(
-            f"optim='{args.optim}' with optim_args={args.optim_args!r} cannot be used: {error}"
+            f"optim='{_word(args.optim)}' with optim_args={args.optim_args!r} cannot be used: {error}"
         ) from error
     if args.optim == OptimizerNames.ADAMW_TORCH_FUSED and args.device.type not in _FUSED_DEVICES:
         settings.pop("fused", None)
     return kind, settings
+
+
+def _word(choice: Any) -> str:
+    """The word of an argument that is a member of an enum, or was set to the word itself later on."""
+    return str(getattr(choice, "value", choice))
 
 
 def _parse(optim_args: str | None) -> dict[str, str]:
@@ -123,11 +128,15 @@ def _from_transformers(args: Any, model: Any, optim_args: dict[str, str]) -> tup
     )
     handler = theirs._OPTIMIZER_HANDLERS.get(args.optim)
     if handler is None:
-        raise MisconfigurationException(f"optim='{args.optim}' is not in the installed release of transformers.")
+        raise MisconfigurationException(
+            f"optim='{_word(args.optim)}' is not in the installed release of transformers."
+        )
     kind, settings = handler(context)
     unread = [name for name in optim_args if name not in given.asked and name not in settings]
     if unread:
-        logger.warning("optim_args: optim='%s' has no %s here, which is ignored.", args.optim, ", ".join(unread))
+        logger.warning(
+            "optim_args: optim='%s' has no %s here, which is ignored.", _word(args.optim), ", ".join(unread)
+        )
     return kind, settings
 
 
@@ -183,11 +192,11 @@ def make_scheduler(args: TrainingArguments, optimizer: torch.optim.Optimizer, st
         logger.warning(
             "lr_scheduler_kwargs=%s is ignored: lr_scheduler_type='%s' has no settings.",
             args.lr_scheduler_kwargs,
-            args.lr_scheduler_type,
+            _word(args.lr_scheduler_type),
         )
     try:
         return their_optimization.get_scheduler(
-            args.lr_scheduler_type,
+            _word(args.lr_scheduler_type),
             optimizer=optimizer,
             num_warmup_steps=args.get_warmup_steps(steps),
             num_training_steps=steps,
@@ -195,7 +204,7 @@ def make_scheduler(args: TrainingArguments, optimizer: torch.optim.Optimizer, st
         )
     except TypeError as error:
         raise UnknownSettingError(
-            f"lr_scheduler_type='{args.lr_scheduler_type}' cannot be made with "
+            f"lr_scheduler_type='{_word(args.lr_scheduler_type)}' cannot be made with "
             f"lr_scheduler_kwargs={args.lr_scheduler_kwargs}: {error}. Give the settings of this schedule only."
         ) from error
 

@@ -90,7 +90,7 @@ def test_the_trainer_stays_as_it_was(make_trainer, tmp_path, capsys):
     assert not trainer.model.training
     assert not trainer.is_in_train
     assert events == []
-    assert list(tmp_path.iterdir()) == []
+    assert list((tmp_path / "run").iterdir()) == []
     assert capsys.readouterr() == ("", "")
 
 
