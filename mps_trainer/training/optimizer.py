@@ -74,8 +74,8 @@ def class_and_settings(args: TrainingArguments, model: nn.Module | None = None) 
     reason = _REFUSED.get(args.optim)
     if reason is not None:
         raise MisconfigurationException(
-            f"optim='{_word(args.optim)}' is not supported: {reason}. Use optim='adamw_torch_fused', or 'adafactor' to "
-            "save memory."
+            f"optim='{_word(args.optim)}' is not supported: {reason}. Use optim='adamw_torch_fused', or 'adafactor' "
+            "to save memory."
         )
     try:
         kind, settings = _from_transformers(args, model, _parse(args.optim_args))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import distributed
 from ..errors import MisconfigurationException, MissingModelError
+from .loaders import Loaders
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -29,10 +30,8 @@ def check(trainer: Trainer, model: Any) -> None:
 
 
 def _check_evaluation(trainer: Trainer) -> None:
-    from .trainer import Trainer as Base
-
     args = trainer.args
-    has_own_loader = type(trainer).get_eval_dataloader is not Base.get_eval_dataloader
+    has_own_loader = type(trainer).get_eval_dataloader is not Loaders.get_eval_dataloader
     if args.eval_strategy != "no" and trainer.eval_dataset is None and not has_own_loader:
         raise MisconfigurationException(
             f"eval_strategy={str.__str__(args.eval_strategy)!r}, but there is no eval_dataset. Give the Trainer one, "
