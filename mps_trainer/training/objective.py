@@ -17,6 +17,7 @@ from .base import TrainerBase
 from .introspection import base_model
 from .items import ItemsUse, items_of
 from .loss import count_items, divisors, loss_of, predicts_next_token, shifts_labels
+from .memory import free_unused
 from .optimizer import set_mode
 
 # not in the first releases of transformers 5
@@ -46,6 +47,9 @@ class Objective(TrainerBase):
         self._loss_is_normalised = None
         with self.compute_loss_context_manager():
             loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+        every = self.args.torch_empty_cache_steps
+        if every is not None and self.state.global_step % every == 0:
+            free_unused(self.args.device)
         if not self._is_share_of_update(num_items_in_batch) and self.loss_divisor != 1:
             loss = loss / self.loss_divisor
         self.accelerator.backward(loss)

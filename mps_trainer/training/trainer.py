@@ -31,10 +31,10 @@ from .accelerator import Accelerator
 from .after_step import AfterStep
 from .counts import Counts
 from .files import read_object
+from .fitting import run_with_batch_that_fits
 from .hub import Hub
 from .introspection import accepts_loss_kwargs, base_model, require_trainable, spans_devices
 from .items import ItemsUse
-from .memory import run_with_batch_that_fits
 from .optimization import Optimization
 from .precision import MixedPrecision, set_tf32
 from .preparation import prepared_for_training
@@ -195,6 +195,21 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         self.accelerator.unscale_gradients()
         return torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
 
+    @property
+    def tokenizer(self) -> Any:
+        """Deprecated name of `processing_class`."""
+        warnings.warn(
+            f"`Trainer.tokenizer` is deprecated and will be removed in mps_trainer {DROPPED_IN}. Use "
+            "`processing_class`.",
+            FutureWarning,
+            stacklevel=2,
+        )
+        return self.processing_class
+
+    @tokenizer.setter
+    def tokenizer(self, processing_class: Any) -> None:
+        self.processing_class = processing_class
+
     def end(self) -> None:
         """For the end of a script: trackers end, and several processes part. Nothing is left to do with one."""
         self.accelerator.end_training()
@@ -288,6 +303,9 @@ def _processing_class(processing_class: Any, tokenizer: Any) -> Any:
 
 
 def _default_collator(processing_class: Any) -> Callable:
+    from transformers import PreTrainedTokenizerBase, SequenceFeatureExtractor
     from transformers.data.data_collator import DataCollatorWithPadding, default_data_collator
 
-    return DataCollatorWithPadding(processing_class) if hasattr(processing_class, "pad") else default_data_collator
+    # image processors have a pad() as well, which is not for batches
+    pads = isinstance(processing_class, (PreTrainedTokenizerBase, SequenceFeatureExtractor))
+    return DataCollatorWithPadding(processing_class) if pads else default_data_collator

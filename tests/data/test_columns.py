@@ -3,6 +3,7 @@
 import datasets
 import pytest
 import torch
+from transformers import SequenceFeatureExtractor
 
 from mps_trainer.data.columns import signature_columns
 from tests.conftest import Classifier, examples
@@ -65,11 +66,12 @@ def test_workers_load_the_same_batches(make_trainer):
 
 
 def test_default_collator_pads_with_what_can_pad(make_trainer):
-    class Tokenizer:
+    class Extractor(SequenceFeatureExtractor):
         def pad(self, rows, **kwargs):
             return {"x": torch.zeros(len(rows), 4), "labels": torch.zeros(len(rows), dtype=torch.long)}
 
-    trainer = make_trainer({"processing_class": Tokenizer(), "model": Classifier()}, max_steps=1, save_strategy="no")
+    extractor = Extractor(feature_size=4, sampling_rate=1, padding_value=0.0)
+    trainer = make_trainer({"processing_class": extractor, "model": Classifier()}, max_steps=1, save_strategy="no")
     assert next(iter(trainer.get_train_dataloader()))["x"].sum() == 0
 
 

@@ -224,3 +224,56 @@ def test_nan_losses_are_filtered_alike(both):
     for mine, other in zip(ours, theirs, strict=True):
         assert math.isnan(mine.get("loss", 0)) == math.isnan(other.get("loss", 0))
     assert ours[-1]["eval_loss"] == pytest.approx(theirs[-1]["eval_loss"], nan_ok=True)
+
+
+def test_memory_that_is_not_used_is_given_back_as_often_as_asked(make_trainer, monkeypatch):
+    from mps_trainer.training import objective
+
+    given_back = []
+    trainer = make_trainer(max_steps=5, torch_empty_cache_steps=2)
+    monkeypatch.setattr(objective, "free_unused", lambda device: given_back.append(trainer.state.global_step))
+    trainer.train()
+    assert given_back == [0, 2, 4]
+
+
+def test_an_image_processor_does_not_pad_batches(both):
+    from transformers import BaseImageProcessor
+
+    class Processor(BaseImageProcessor):
+        def pad(self, *args, **kwargs):
+            raise AssertionError("not for batches")
+
+        def save_pretrained(self, *args, **kwargs):
+            pass
+
+    def run(library):
+        data = {"train_dataset": sentences(), "processing_class": Processor()}
+        trainer = library.trainer(bert_classifier(), trainer=data, max_steps=1)
+        trainer.train()
+        return trainer.data_collator
+
+    theirs, ours = both(run)
+    assert ours is theirs
+
+
+def test_the_name_of_the_processing_class_in_transformers_4_is_there(make_trainer):
+    trainer = make_trainer({"processing_class": "it"})
+    with pytest.warns(FutureWarning, match="processing_class"):
+        assert trainer.tokenizer == "it"
+    trainer.tokenizer = "other"
+    assert trainer.processing_class == "other"
+
+
+def test_overflows_are_found_where_they_begin(both, capsys):
+    def run(library):
+        torch.manual_seed(1)
+        model = Plain()
+        trainer = library.trainer(
+            model, trainer={"train_dataset": sentences()}, max_steps=2, debug="underflow_overflow"
+        )
+        model.head.weight.data.fill_(float("inf"))
+        with pytest.raises(ValueError, match="inf/nan"):
+            trainer.train()
+        return "head Linear" in capsys.readouterr().out
+
+    assert both(run) == (True, True)
