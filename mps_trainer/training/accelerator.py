@@ -6,7 +6,9 @@ Accelerate itself is not needed. There is one process: what gathers or reduces g
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable
+from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,6 +39,19 @@ class GradientState:
         self.sync_gradients = sync_gradients
 
 
+class DistributedType(str, Enum):
+    """Accelerate's word for one process; equal to its own member."""
+
+    NO = "NO"
+
+
+class _State(SimpleNamespace):
+    """What `accelerator.state` says, and a clear word for what it does not."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"trainer.accelerator.state has no {name!r}; it says what is true of one process.")
+
+
 class Accelerator:
     """The part of Accelerate's `Accelerator` that Trainers use, with its names.
 
@@ -48,9 +63,8 @@ class Accelerator:
 
     deepspeed_plugin = None
     parallelism_config = None
-    is_fsdp2 = False
-    # accelerate.DistributedType.NO, which is its own string
-    distributed_type = "NO"
+    is_fsdp2 = use_distributed = multi_device = False
+    distributed_type = DistributedType.NO
 
     def __init__(
         self, args: TrainingArguments, precision: MixedPrecision, prepare_loader: Callable[[DataLoader], DataLoader]
@@ -69,7 +83,8 @@ class Accelerator:
         # the Trainer accumulates by itself
         self.gradient_state = GradientState({**(config.gradient_accumulation_kwargs or {}), "num_steps": 1})
         self.gradient_accumulation_steps = 1
-        self.state = SimpleNamespace(
+        self.state = _State(
+            use_distributed=False,
             deepspeed_plugin=None,
             fsdp_plugin=None,
             distributed_type=self.distributed_type,
@@ -116,6 +131,8 @@ class Accelerator:
     def on_main_process(self, function: Callable) -> Callable:
         return function
 
+    on_local_main_process = on_last_process = on_main_process
+
     def print(self, *args: Any, **kwargs: Any) -> None:
         if self.is_local_main_process:
             print(*args, **kwargs)
@@ -128,7 +145,7 @@ class Accelerator:
         return input_data
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        return tensor if scale == 1.0 else tensor * scale
+        return tensor
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
         return tensor
@@ -197,6 +214,17 @@ class Accelerator:
             save_file(obj, f)
         else:
             torch.save(obj, f)
+
+    def save_model(self, model: nn.Module, save_directory: Any, **kwargs: Any) -> None:
+        """The weights of `model` as `model.safetensors` in `save_directory`."""
+        from safetensors.torch import save_model
+
+        os.makedirs(save_directory, exist_ok=True)
+        inner = self.unwrap_model(model, keep_torch_compile=False)
+        save_model(inner, os.path.join(save_directory, "model.safetensors"), metadata={"format": "pt"})
+
+    def log(self, values: dict[str, Any], step: int | None = None, log_kwargs: dict[str, Any] | None = None) -> None:
+        """Nothing: Accelerate would tell its trackers, and a Trainer has none of them. `Trainer.log` tells its own."""
 
     def end_training(self) -> None:
         """Trackers end with their callbacks, and there is no process group."""

@@ -13,7 +13,7 @@ from .conftest import assert_same_logs, bert_classifier, sentences
 
 PROPERTIES = [
     "device", "num_processes", "process_index", "local_process_index", "is_main_process", "is_local_main_process",
-    "is_last_process", "mixed_precision", "split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler",
+    "is_last_process", "use_distributed", "multi_device", "mixed_precision", "split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler",
     "non_blocking", "sync_gradients", "gradient_accumulation_steps", "optimizer_step_was_skipped",
 ]  # fmt: skip
 
@@ -22,7 +22,8 @@ PROPERTIES = [
 def test_what_it_is(both, settings):
     def run(library):
         accelerator = library.trainer(bert_classifier(), **settings).accelerator
-        return {name: getattr(accelerator, name) for name in PROPERTIES}, accelerator.distributed_type == "NO"
+        kind = accelerator.distributed_type
+        return {name: getattr(accelerator, name) for name in PROPERTIES}, kind == "NO", kind.value
 
     theirs, ours = both(run)
     assert ours == theirs
@@ -37,6 +38,7 @@ CALLS = {
     "gather of several": lambda a: a.gather(nested()),
     "gather_for_metrics": lambda a: a.gather_for_metrics((torch.arange(3), torch.ones(2))),
     "gather of objects": lambda a: a.gather_for_metrics(["x", "y"], use_gather_object=True),
+    "reduce of several": lambda a: a.reduce(nested(), reduction="sum", scale=2.0),
     "reduce": lambda a: a.reduce(torch.arange(3.0), reduction="mean"),
     "pad": lambda a: a.pad_across_processes(torch.ones(2, 3), dim=1, pad_index=-100),
     "wait": lambda a: a.wait_for_everyone(),
@@ -169,6 +171,9 @@ def test_saving(both, tmp_path):
         path = library.folder / "tensor.pt"
         path.parent.mkdir(parents=True, exist_ok=True)
         accelerator.save({"x": torch.ones(2)}, path)
+        accelerator.save_model(bert_classifier(), library.folder / "saved")
+        accelerator.log({"x": 1})
+        assert (library.folder / "saved" / "model.safetensors").is_file()
         return torch.load(path, weights_only=True)["x"].tolist()
 
     assert both(run) == ([1.0, 1.0],) * 2
@@ -177,6 +182,8 @@ def test_saving(both, tmp_path):
 def test_what_is_not_there_says_what_to_use(make_trainer):
     with pytest.raises(AttributeError, match=r"trainer.accelerator has no 'init_trackers'.*Trainer's own methods"):
         make_trainer().accelerator.init_trackers("run")
+    with pytest.raises(AttributeError, match=r"accelerator.state has no 'dynamo_plugin'"):
+        make_trainer().accelerator.state.dynamo_plugin.backend()
 
 
 def test_every_public_name_is_one_of_accelerate():
