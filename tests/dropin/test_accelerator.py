@@ -13,8 +13,9 @@ from .conftest import assert_same_logs, bert_classifier, sentences
 
 PROPERTIES = [
     "device", "num_processes", "process_index", "local_process_index", "is_main_process", "is_local_main_process",
-    "is_last_process", "use_distributed", "multi_device", "mixed_precision", "split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler",
-    "non_blocking", "sync_gradients", "gradient_accumulation_steps", "optimizer_step_was_skipped",
+    "is_last_process", "use_distributed", "multi_device", "mixed_precision", "split_batches", "dispatch_batches",
+    "even_batches", "use_seedable_sampler", "non_blocking", "sync_gradients", "gradient_accumulation_steps",
+    "optimizer_step_was_skipped",
 ]  # fmt: skip
 
 
