@@ -1,0 +1,108 @@
+"""A script of the kind that people have runs with the import swapped: same losses, metrics and files."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import transformers
+
+from .conftest import assert_same_logs, lasting
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "tests" / "dropin" / "scripts" / "finetune.py"
+WORDS = [f"w{i}" for i in range(40)]
+SIZES = {
+    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
+    "vocab_size": 48, "max_position_embeddings": 32,
+}  # fmt: skip
+
+
+def configuration(task: str):
+    if task == "images":
+        return transformers.ViTConfig(**SIZES, image_size=8, patch_size=4, num_labels=2)
+    if task == "next":
+        return transformers.LlamaConfig(**SIZES, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    return transformers.BertConfig(**SIZES, pad_token_id=0, num_labels=2)
+
+
+def tokenizer():
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    special = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
+    vocabulary = {word: i for i, word in enumerate([*special, *WORDS])}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]", mask_token="[MASK]",
+        cls_token="[CLS]", sep_token="[SEP]",
+    )  # fmt: skip
+
+
+def row(task: str, draw: random.Random) -> dict:
+    words = draw.choices(WORDS, k=draw.randint(4, 14))
+    if task == "images":
+        pixels = [[[draw.random() for _ in range(8)] for _ in range(8)] for _ in range(3)]
+        return {"pixel_values": pixels, "labels": int(pixels[0][0][0] > 0.5)}
+    if task == "tokens":
+        return {"words": words, "tags": [int(word > "w2") for word in words]}
+    return {"text": " ".join(words), "label": int(words[0] > "w2")}
+
+
+@pytest.fixture
+def files(tmp_path):
+    """`files(task)` are the flags of the script that name the model and the data of a task."""
+
+    def make(task: str) -> list[str]:
+        configuration(task).save_pretrained(tmp_path / "tiny")
+        tokenizer().save_pretrained(tmp_path / "tiny")
+        draw = random.Random(0)
+        for name, count in (("train", 24), ("dev", 10)):
+            lines = (json.dumps(row(task, draw)) for _ in range(count))
+            (tmp_path / f"{name}.json").write_text("\n".join(lines))
+        named = {"model_folder": "tiny", "train_file": "train.json", "dev_file": "dev.json"}
+        return ["--task", task, *(part for key, name in named.items() for part in (f"--{key}", str(tmp_path / name)))]
+
+    return make
+
+
+FLAGS = ["--do_train", "--do_eval", "--do_predict", "--logging_steps", "1", "--eval_strategy", "epoch"]
+FLAGS += ["--save_strategy", "epoch", "--num_train_epochs", "2", "--learning_rate", "1e-3", "--report_to", "none"]
+FLAGS += ["--load_best_model_at_end", "--seed", "3", "--disable_tqdm", "true", "--output_dir", "out", "--use_cpu"]
+
+
+def run(module: str, folder: Path, flags: list[str]) -> Path:
+    folder.mkdir()
+    surroundings = {
+        "TRAINER_FROM": module, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_CACHE": str(folder / "cache"), "TOKENIZERS_PARALLELISM": "false",
+    }  # fmt: skip
+    command = [sys.executable, str(SCRIPT), *flags]
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, **surroundings}, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder / "out"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["sentences", "tokens", "next", "masked", "images"])
+def test_a_script_gives_the_same_losses_metrics_and_files(files, tmp_path, task):
+    pytest.importorskip("accelerate", reason="transformers' own Trainer needs it")
+    flags = [*files(task), *FLAGS]
+    theirs, ours = (run(module, tmp_path / module, flags) for module in ("transformers", "mps_trainer"))
+    written = [{str(path.relative_to(out)) for path in out.rglob("*")} for out in (ours, theirs)]
+    assert written[0] == written[1]
+    read = [json.loads((out / "trainer_state.json").read_text()) for out in (ours, theirs)]
+    assert_same_logs(read[0]["log_history"], read[1]["log_history"], tolerance=1e-6)
+    assert len(read[0]["log_history"]) == 6 + 2 + 1
+    results = [json.loads((out / "all_results.json").read_text()) for out in (ours, theirs)]
+    assert list(results[0]) == list(results[1])
+    assert lasting(results[0]) == pytest.approx(lasting(results[1]), abs=1e-6)
+    for name in ("README.md", "predictions.txt", "config.json"):
+        assert (ours / name).read_text() == (theirs / name).read_text(), name
