@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from . import distributed
 from .arguments import checks
 from .arguments.checkpointing import CheckpointingArguments
-from .arguments.choices import ParallelMode, of_transformers
+from .arguments.choices import Choice, ParallelMode, of_transformers
 from .arguments.data import DataArguments
 from .arguments.deprecated import DeprecatedArguments, apply_deprecated
 from .arguments.device import DeviceArguments
@@ -122,6 +122,15 @@ class TrainingArguments(
             self.torch_compile_backend = "inductor"
         if self.disable_tqdm is None:
             self.disable_tqdm = logger.getEffectiveLevel() > logging.WARNING
+
+    def use_transformers_choices(self) -> None:
+        """Makes members of enums those of transformers' own classes, which have to be loaded by now.
+
+        They are from the start where transformers' modules were loaded before the arguments were made.
+        """
+        for name in checks.CHOICES:
+            if isinstance(value := getattr(self, name), Choice):
+                setattr(self, name, of_transformers(value))
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the device: whoever loads or copies the arguments may be on another machine."""

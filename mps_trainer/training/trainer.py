@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import transformers.training_args  # noqa: F401 - the enums that the arguments take their members from
 from torch import nn
 from transformers.trainer_callback import CallbackHandler, TrainerCallback, TrainerControl
 from transformers.trainer_pt_utils import LabelSmoother
@@ -87,6 +88,7 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         tokenizer: Any = None,
     ) -> None:
         self.args = args = args or TrainingArguments(output_dir="tmp_trainer")
+        args.use_transformers_choices()
         self._seed()
         self._memory_tracker = TrainerMemoryTracker(args.skip_memory_metrics)
         self._memory_tracker.start()

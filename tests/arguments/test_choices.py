@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from transformers import debug_utils, trainer_utils
@@ -99,3 +103,23 @@ def test_the_flow_callback_of_transformers_reads_the_strategies_at_each_epoch():
     assert (control.should_log, control.should_evaluate, control.should_save) == (True, True, True)
     control = DefaultFlowCallback().on_epoch_end(TrainingArguments(), TrainerState(epoch=1), TrainerControl())
     assert (control.should_log, control.should_evaluate, control.should_save) == (False, False, False)
+
+
+LATE = """
+import sys
+from mps_trainer import TrainingArguments
+args = TrainingArguments("run", use_cpu=True, optim="sgd", eval_strategy="no")
+assert "transformers.training_args" not in sys.modules
+import torch
+from mps_trainer import Trainer
+Trainer(torch.nn.Linear(1, 1), args)
+from transformers import IntervalStrategy, TrainingArguments
+from transformers.training_args import OptimizerNames
+print(type(args.optim) is OptimizerNames, type(args.eval_strategy) is IntervalStrategy)
+"""
+
+
+def test_members_are_those_of_transformers_once_there_is_a_trainer(tmp_path):
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", LATE], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "True"], done.stderr
