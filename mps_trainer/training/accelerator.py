@@ -236,6 +236,10 @@ class Accelerator:
         """The gradient scaler of float16; None without it."""
         return self._precision.scaler
 
+    @scaler.setter
+    def scaler(self, scaler: torch.amp.GradScaler | None) -> None:
+        self._precision.scaler = scaler
+
     @property
     def sync_gradients(self) -> bool:
         return self.gradient_state.sync_gradients

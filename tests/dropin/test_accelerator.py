@@ -166,6 +166,13 @@ def test_clipping_twice_in_float16_unscales_once(make_trainer):
     assert trainer.state.log_history[0]["grad_norm"] < 10  # the scale is 65536
 
 
+def test_a_scaler_of_ones_own_is_used(make_trainer):
+    trainer = make_trainer(max_steps=2, fp16=True)
+    trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+    trainer.train()
+    assert trainer.accelerator.scaler.get_scale() == 16.0
+
+
 def test_saving(both, tmp_path):
     def run(library):
         accelerator = library.trainer(bert_classifier()).accelerator
