@@ -115,12 +115,15 @@ def test_a_wrong_flag_or_path_is_one_line_and_nothing_runs(arguments, named):
 
 def test_an_interrupt_ends_with_a_report_and_without_a_traceback(script):
     text = "import time\nprint('started', flush=True)\ntime.sleep(60)\n"
+    # ignored in what a shell runs in the background, and what is ignored stays so in a new process
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         [sys.executable, "-m", "mps_trainer", "simulate", script(text)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+    signal.signal(signal.SIGINT, before)
     assert process.stdout.readline() == "started\n"
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)

@@ -92,6 +92,7 @@ def test_interrupt_ends_training(run_python):
     result = run_python(
         program("""
         import signal
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell runs in the background
         activate()
         threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         while True:
