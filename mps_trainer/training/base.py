@@ -18,6 +18,7 @@ from transformers.trainer_pt_utils import log_metrics, save_metrics, save_state
 from ..data.transfer import to_device
 from ..training_args import TrainingArguments
 from .accelerator import Accelerator
+from .events import StepEvents
 from .precision import MixedPrecision
 
 if TYPE_CHECKING:
@@ -89,7 +90,18 @@ class TrainerBase:
 
     def fire(self, event: str, **details: Any) -> None:
         """Tells every callback that `event` has come."""
-        self.control = getattr(self.callback_handler, event)(self.args, self.state, self.control, **details)
+        if not details and self.step_events.covers(event):
+            self.control = self.step_events.tell(event, self.args, self.state, self.control)
+        else:
+            self.control = getattr(self.callback_handler, event)(self.args, self.state, self.control, **details)
+
+    @property
+    def step_events(self) -> StepEvents:
+        """What tells the callbacks of the handler there is now about each step."""
+        events = self.__dict__.get("_step_events")
+        if events is None or events.handler is not self.callback_handler:
+            events = self._step_events = StepEvents(self.callback_handler)
+        return events
 
     def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
         self.callback_handler.add_callback(callback)

@@ -12,8 +12,10 @@ from transformers.trainer_utils import TrainOutput, speed_metrics
 
 from ..data.loader import length_of
 from . import checkpoint
+from .after_step import AfterStep
 from .announce import announce
 from .draws import LoadingDraws
+from .gradients import Gradients
 from .meter import LossMeter
 from .optimizer import follows_metric, set_mode
 from .plan import StepPlan
@@ -48,6 +50,8 @@ class TrainingLoop:
         trainer.create_optimizer_and_scheduler(self.plan.max_steps)
         set_mode(trainer.optimizer, training=True)
         trainer.accelerator.prepare(self.model, trainer.optimizer)
+        self.gradients = Gradients(trainer, self.model)
+        self.follows_metric = follows_metric(trainer.lr_scheduler)
         trainer.begin_state(self.plan.max_steps, self.plan.epochs, resume_from, trial)
         self.rng: dict[str, Any] | None = None  # to go on with, once
         self.draws = LoadingDraws(self.loader)
@@ -65,7 +69,7 @@ class TrainingLoop:
         announce(self)
         self.start_time = time.time()
         self.trainer.begin_tokens()
-        self.model.zero_grad()
+        self.gradients.clear()
         self.trainer.fire("on_train_begin")
         if self.args.eval_on_start:
             self.trainer._evaluate(self.trial, self.trainer.ignore_keys_for_eval, skip_scheduler=True)
@@ -152,14 +156,18 @@ class TrainingLoop:
         stepped = trainer.precision.step(trainer.optimizer)
         trainer.fire("on_optimizer_step")
         self.rate = trainer._get_learning_rate()
-        if stepped and not follows_metric(trainer.lr_scheduler):
+        if stepped and not self.follows_metric:
             trainer.lr_scheduler.step()
-        self.model.zero_grad()
+        self.gradients.clear()
         self.state.global_step += 1
         self.state.epoch = self.epoch_after_update
 
     def log_evaluate_save(self) -> None:
         """Does what the callbacks asked for after a step or an epoch."""
+        control = self.trainer.control
+        asked = control.should_log or control.should_evaluate or control.should_save
+        if not asked and type(self.trainer)._maybe_log_save_evaluate is AfterStep._maybe_log_save_evaluate:
+            return  # and nobody has to wait for the sum of the losses
         self.trainer._maybe_log_save_evaluate(
             self.meter.sum,
             self.grad_norm,

@@ -13,6 +13,7 @@ from transformers.trainer_pt_utils import LayerWiseDummyOptimizer, LayerWiseDumm
 from ..arguments.choices import OptimizerNames, SchedulerType
 from ..errors import MisconfigurationException, MissingPackageError, UnknownSettingError
 from ..training_args import TrainingArguments
+from .adamw import AdamW
 
 logger = logging.getLogger(__name__)
 
@@ -154,6 +155,8 @@ def make_optimizer(
     what: Any = groups
     for name in ("params", "model", "optimizer_dict"):
         what = settings.pop(name, what)
+    if kind is torch.optim.AdamW and settings.get("fused"):
+        kind = AdamW  # the same with fewer kernels
     optimizer = kind(what, **settings)
     if "bitsandbytes" in str(kind) and settings.get("optim_bits") == 8:
         _keep_embeddings_at_32_bits(model)

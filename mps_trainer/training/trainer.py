@@ -187,7 +187,14 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         return self._train_batch_size * args.gradient_accumulation_steps * args.world_size
 
     def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
-        """Clips the gradients to `args.max_grad_norm`; their norm before that, on the device."""
+        """Clips the gradients to `args.max_grad_norm`; their norm before that, on the device.
+
+        Where nobody looks at them in between, the optimizer's step does it: see `Gradients`.
+        """
+        if self.loop is not None and model is self.loop.model:
+            norm = self.loop.gradients.clip_at_step(self.args.max_grad_norm)
+            if norm is not None:
+                return norm
         return self.accelerator.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:

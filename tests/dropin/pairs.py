@@ -61,6 +61,5 @@ def logged(trainer, key: str) -> list:
 
 
 def assert_same_weights(ours, theirs) -> None:
-    theirs = theirs.model.state_dict()
-    for name, value in ours.model.state_dict().items():
-        assert torch.equal(value, theirs[name]), name
+    """Equal but for rounding: the norm to clip by is summed in another order, and gradients are divided by it."""
+    torch.testing.assert_close(ours.model.state_dict(), theirs.model.state_dict())

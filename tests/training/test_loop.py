@@ -69,7 +69,8 @@ def test_training_equals_a_plain_loop_weight_for_weight(make_trainer, make_model
     )
     assert trainer.state.global_step == 20
     assert max(logged(trainer, "grad_norm")) > 0.05  # clipping had something to do
-    assert_same_weights(weights(trainer.model), weights(expected))
+    # but for rounding: the norm is summed in another order, and gradients are divided by it, not multiplied
+    torch.testing.assert_close(weights(trainer.model), weights(expected))
 
 
 def test_accumulated_batches_give_the_step_of_one_large_batch(make_trainer, make_model):
