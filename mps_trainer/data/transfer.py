@@ -1,11 +1,14 @@
-"""A batch, moved to the device."""
+"""A batch, moved to the device in one copy."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+
+_ALIGNED = 16  # bytes: where a tensor begins in the buffer that holds all of them; any number format may begin there
+_HELD = 2**25  # bytes of host memory that copies in flight may hold
 
 
 def to_device(data: Any, device: torch.device) -> Any:
@@ -13,13 +16,101 @@ def to_device(data: Any, device: torch.device) -> Any:
 
     On mps, which has no float64, such tensors become float32: they are what NumPy makes of Python's floats.
     """
+    return _replaced(data, lambda tensor: _moved(tensor, device))
+
+
+class BatchTransfer:
+    """Moves batches to `device`: the tensors of one that are in host memory in a single copy.
+
+    Each copy on its own costs its launch, and on mps it waits for all that is queued. The copy here does not wait: its
+    host memory is kept until a later copy, which waits, has shown that it was made. Over CUDA it comes from pinned
+    memory, so that it runs beside the computation.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._held: list[torch.Tensor] = []
+        self._held_bytes = 0
+
+    def __call__(self, data: Any) -> Any:
+        """`data` on the device; see `to_device`."""
+        if self.device.type == "cpu":
+            return to_device(data, self.device)
+        packable = [tensor for tensor in _tensors(data) if _packs(tensor)]
+        if len(packable) < 2 and self.device.type != "mps":
+            return to_device(data, self.device)
+        moved = dict(zip(map(id, packable), self._move(packable), strict=True)) if packable else {}
+        return _replaced(data, lambda tensor: moved[id(tensor)] if id(tensor) in moved else _moved(tensor, self.device))
+
+    def _move(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """`tensors` on the device, as parts of one buffer."""
+        tensors = [self._in_its_format(tensor) for tensor in tensors]
+        ends, size = [], 0
+        for tensor in tensors:
+            size = -(-size // _ALIGNED) * _ALIGNED + tensor.numel() * tensor.element_size()
+            ends.append(size)
+        host = torch.empty(size, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+        places = [(end - t.numel() * t.element_size(), end, t) for end, t in zip(ends, tensors, strict=True)]
+        for start, end, tensor in places:
+            host[start:end].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        buffer = self._copy(host)
+        # .data: autograd would take a change of one part in place for a change of all
+        return [buffer[start:end].view(tensor.dtype).view(tensor.shape).data for start, end, tensor in places]
+
+    def _copy(self, host: torch.Tensor) -> torch.Tensor:
+        if self.device.type != "mps":  # torch keeps pinned memory until its copy is made
+            return host.to(self.device, non_blocking=self.device.type == "cuda")
+        waits = self._held_bytes + host.nbytes > _HELD
+        buffer = host.to(self.device, non_blocking=not waits)
+        if waits:  # the queue is worked off in order: the copies before this one have been made as well
+            self._held, self._held_bytes = [], 0
+        else:
+            self._held.append(host)
+            self._held_bytes += host.nbytes
+        return buffer
+
+    def _in_its_format(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.float() if self.device.type == "mps" and tensor.dtype == torch.float64 else tensor
+
+
+def _packs(tensor: torch.Tensor) -> bool:
+    """Whether a part of a buffer can stand for `tensor`."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and tensor.is_contiguous()
+        and not tensor.is_quantized
+        and not tensor.requires_grad
+        and not tensor.is_complex()
+        and tensor.numel() > 0
+    )
+
+
+def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    dtype = torch.float32 if device.type == "mps" and tensor.dtype == torch.float64 else tensor.dtype
+    return tensor.to(device=device, dtype=dtype, non_blocking=device.type == "cuda")
+
+
+def _tensors(data: Any) -> Iterator[torch.Tensor]:
     if isinstance(data, torch.Tensor):
-        dtype = torch.float32 if device.type == "mps" and data.dtype == torch.float64 else data.dtype
-        return data.to(device=device, dtype=dtype, non_blocking=device.type == "cuda")
+        yield data
+    elif isinstance(data, Mapping):
+        for value in data.values():
+            yield from _tensors(value)
+    elif isinstance(data, (list, tuple)):
+        for value in data:
+            yield from _tensors(value)
+
+
+def _replaced(data: Any, replace: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """`data` with `replace` of each tensor in it in its place."""
+    if isinstance(data, torch.Tensor):
+        return replace(data)
     if isinstance(data, Mapping):
-        return type(data)({key: to_device(value, device) for key, value in data.items()})  # type: ignore[call-arg]
+        return type(data)({key: _replaced(value, replace) for key, value in data.items()})  # type: ignore[call-arg]
     if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(to_device(value, device) for value in data))
+        return type(data)(*(_replaced(value, replace) for value in data))
     if isinstance(data, (list, tuple)):
-        return type(data)(to_device(value, device) for value in data)
+        return type(data)(_replaced(value, replace) for value in data)
     return data

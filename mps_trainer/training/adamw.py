@@ -61,14 +61,23 @@ def _pieces(gradients: list[torch.Tensor]) -> Iterable[torch.Tensor]:
 
 @dataclass
 class _Group:
-    """A group of the optimizer, and what its kernel takes: those of its parameters that are trained."""
+    """Groups of the optimizer with the same settings, and what their kernel takes: the parameters that are trained."""
 
-    settings: dict[str, Any]
-    size: int  # parameters in it, those without a gradient among them
+    members: list[dict[str, Any]]
+    size: int  # parameters in them, those without a gradient among them
     parameters: list[torch.Tensor]
     means: list[torch.Tensor]
     squares: list[torch.Tensor]
     steps: list[torch.Tensor]  # one tensor, as often as there are parameters
+
+    def is_as_before(self) -> bool:
+        """Whether the members still have one kernel's settings and the parameters that were found."""
+        first = self.members[0]
+        return (
+            _is_usual(first)
+            and sum(len(member["params"]) for member in self.members) == self.size
+            and all(_settings(member) == _settings(first) for member in self.members[1:])
+        )
 
 
 class AdamW(torch.optim.AdamW):
@@ -84,6 +93,8 @@ class AdamW(torch.optim.AdamW):
     _counter: torch.Tensor | None = None
     _shares_counter = True  # False once the parameters have to be counted one by one
     _clipped: tuple[list[list[torch.Tensor]], torch.Tensor] | None = None  # gradients by group, and what divides them
+
+    _epsilon_of: tuple[Any, torch.Tensor] | None = None
 
     def __init__(self, params: Any, **settings: Any) -> None:
         super().__init__(params, **settings)
@@ -103,10 +114,16 @@ class AdamW(torch.optim.AdamW):
             return None
         with torch.no_grad():
             norm = total_norm([gradient for group in gradients for gradient in group])
-            # not max_norm / norm: the kernel divides, as it does for the scale of float16
-            divisor = (norm.float() + _EPSILON).mul_(1 / max_norm).clamp_(min=1.0)
+            # (norm + epsilon) / max_norm, not the inverse: the kernel divides, as it does for the scale of float16
+            divisor = torch.add(self._epsilon(max_norm, norm.device), norm.float(), alpha=1 / max_norm).clamp_(min=1.0)
         self._clipped = gradients, divisor
         return norm
+
+    def _epsilon(self, max_norm: float, device: torch.device) -> torch.Tensor:
+        """What clipping adds to the norm, on `device`."""
+        if self._epsilon_of is None or self._epsilon_of[0] != (max_norm, device):
+            self._epsilon_of = (max_norm, device), torch.full((), _EPSILON / max_norm, device=device)
+        return self._epsilon_of[1]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update. Without `closure` and hooks, and with gradients for the usual parameters, by one kernel a group."""
@@ -123,7 +140,7 @@ class AdamW(torch.optim.AdamW):
         with torch.no_grad():
             self._counter.add_(1)
             for group, grads in zip(self._groups, gradients, strict=True):
-                settings = group.settings
+                settings = group.members[0]
                 torch._fused_adamw_(
                     group.parameters,
                     grads,
@@ -178,7 +195,7 @@ class AdamW(torch.optim.AdamW):
         as_before = (
             self._known is self.state
             and len(self._known) == sum(map(len, gradients))
-            and all(group.size == len(group.settings["params"]) and _is_usual(group.settings) for group in self._groups)
+            and all(group.is_as_before() for group in self._groups)
             and not any(gradient is None for group in gradients for gradient in group)
             and all(parameter.grad is None for parameter in self._untrained)
         )
@@ -205,17 +222,17 @@ class AdamW(torch.optim.AdamW):
                     "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
                     "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
                 }
-        self._groups = []
-        for settings in self.param_groups:
-            parameters = [parameter for parameter in settings["params"] if parameter.grad is not None]
-            if parameters:
-                means = [self.state[parameter]["exp_avg"] for parameter in parameters]
-                squares = [self.state[parameter]["exp_avg_sq"] for parameter in parameters]
-                steps = [self.state[parameter]["step"] for parameter in parameters]
-                self._groups.append(_Group(settings, len(settings["params"]), parameters, means, squares, steps))
+        self._groups = [self._collect(members) for members in _alike(self.param_groups)]
         self._untrained = [parameter for parameter in everything if parameter.grad is None]
         self._known = self.state
         return True
+
+    def _collect(self, members: list[dict[str, Any]]) -> _Group:
+        everything = [parameter for member in members for parameter in member["params"]]
+        parameters = [parameter for parameter in everything if parameter.grad is not None]
+        states = [self.state[parameter] for parameter in parameters]
+        means, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
+        return _Group(members, len(everything), parameters, means, squares, steps)
 
     def _count_separately(self) -> None:
         """A counter for each parameter from now on, as torch's step wants."""
@@ -256,6 +273,19 @@ class AdamW(torch.optim.AdamW):
         if self._counter is not None:  # the new parameters are counted from here on, the others go on
             self._count_separately()
         super().add_param_group(param_group)
+
+
+def _settings(group: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(group[name] for name in ("lr", "betas", "eps", "weight_decay", *_USUAL))
+
+
+def _alike(groups: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Groups that have a trained parameter, those with the same settings together."""
+    by_settings: dict[Any, list[dict[str, Any]]] = {}
+    for group in groups:
+        if any(parameter.grad is not None for parameter in group["params"]):
+            by_settings.setdefault(_settings(group), []).append(group)
+    return list(by_settings.values())
 
 
 def _is_usual(settings: dict[str, Any]) -> bool:

@@ -15,10 +15,11 @@ from transformers.trainer_callback import (
 )
 from transformers.trainer_pt_utils import log_metrics, save_metrics, save_state
 
-from ..data.transfer import to_device
+from ..data.transfer import BatchTransfer
 from ..training_args import TrainingArguments
 from .accelerator import Accelerator
 from .events import StepEvents
+from .masks import AttentionMasks
 from .precision import MixedPrecision
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class TrainerBase:
     optimizer: Any
     lr_scheduler: Any
     precision: MixedPrecision
+    transfer: BatchTransfer
+    attention_masks: AttentionMasks
     callback_handler: CallbackHandler
     state: TrainerState
     control: TrainerControl
@@ -62,7 +65,7 @@ class TrainerBase:
 
     def _prepare_input(self, data: Any) -> Any:
         """A tensor, or what is made of tensors, on the device."""
-        return to_device(data, self.args.device)
+        return self.transfer(data)
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         if not inputs:
@@ -70,6 +73,8 @@ class TrainerBase:
                 "A batch came out empty, so the model has no input. Check that the dataset has columns that "
                 f"{type(self.model).__name__}.forward takes: {', '.join(getattr(self, 'signature_columns', []))}."
             )
+        if self.args.device.type != "cpu":
+            self._look_at_padding(inputs)
         return self._prepare_input(inputs)
 
     # What another part of the Trainer does
@@ -81,6 +86,9 @@ class TrainerBase:
         raise NotImplementedError
 
     def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
+        raise NotImplementedError
+
+    def _look_at_padding(self, inputs: Any) -> None:
         raise NotImplementedError
 
     def token_logs(self, start_time: float | None) -> dict[str, float]:

@@ -95,10 +95,19 @@ class Objective(TrainerBase):
         return self.label_smoother(outputs, labels, shift_labels=predicts_next_token(model), **kwargs)
 
     def compute_loss_context_manager(self) -> contextlib.AbstractContextManager:
-        """Around every forward pass: autocast, if the arguments ask for it."""
+        """Around every forward pass: autocast, if the arguments ask for it; on an accelerator, masks made unasked."""
+        contexts = []
+        if self.args.device.type != "cpu":
+            contexts.append(self.attention_masks.in_use())
+        if self.precision.dtype is not None:
+            contexts.append(self.precision.autocast())
+        if type(self).autocast_smart_context_manager is not Objective.autocast_smart_context_manager:
+            contexts.append(self.autocast_smart_context_manager())
+        if not contexts:
+            return contextlib.nullcontext()
         stack = contextlib.ExitStack()
-        stack.enter_context(self.precision.autocast())
-        stack.enter_context(self.autocast_smart_context_manager())
+        for context in contexts:
+            stack.enter_context(context)
         return stack
 
     def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> contextlib.AbstractContextManager:
@@ -128,6 +137,14 @@ class Objective(TrainerBase):
     def _item_counts(self, batches: list[Any]) -> list[int | None]:
         shifted = shifts_labels(base_model(self.model))
         return [count_items(batch, self.label_names, shifted) for batch in batches]
+
+    def _look_at_padding(self, inputs: Any) -> None:
+        """Whether the batch has padding counts only where it goes to the model as it is."""
+        kind = type(self)
+        if kind.compute_loss is Objective.compute_loss and kind.training_step is Objective.training_step:
+            self.attention_masks.look_at(inputs)
+        else:
+            self.attention_masks.forget()
 
     @property
     def _computes_loss_itself(self) -> bool:

@@ -23,6 +23,7 @@ class MixedPrecision:
         self.scaler = torch.amp.GradScaler(device.type) if fp16 else None
         self.step_was_skipped = False
         self._unscaled: set[int] = set()
+        self._one: torch.Tensor | None = None
         if self.dtype is not None:
             _require(self.dtype, device)
 
@@ -32,7 +33,17 @@ class MixedPrecision:
         return torch.autocast(self.device.type, self.dtype)
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        (loss if self.scaler is None else self.scaler.scale(loss)).backward(**kwargs)
+        if self.scaler is not None:
+            loss = self.scaler.scale(loss)
+        if loss.dim() == 0 and loss.requires_grad:
+            kwargs.setdefault("gradient", self._one_like(loss))
+        loss.backward(**kwargs)
+
+    def _one_like(self, loss: torch.Tensor) -> torch.Tensor:
+        """The gradient that backward begins with, which torch would make anew for each batch."""
+        if self._one is None or (self._one.dtype, self._one.device) != (loss.dtype, loss.device):
+            self._one = torch.ones_like(loss, requires_grad=False)
+        return self._one
 
     def unscale(self, optimizer: Any) -> None:
         """Takes the scale out of the gradients; once per update, however often it is called."""

@@ -25,6 +25,7 @@ from transformers.utils.generic import can_return_loss, find_labels
 
 from ..arguments.deprecated import DROPPED_IN
 from ..callbacks import default_callbacks, display_callback, jit_checkpoint
+from ..data.transfer import BatchTransfer
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
 from . import folders, model_files, validation
@@ -36,6 +37,7 @@ from .fitting import run_with_batch_that_fits
 from .hub import Hub
 from .introspection import accepts_loss_kwargs, base_model, require_trainable, spans_devices
 from .items import ItemsUse
+from .masks import AttentionMasks
 from .optimization import Optimization
 from .precision import MixedPrecision, set_tf32
 from .preparation import prepared_for_training
@@ -109,6 +111,7 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         set_tf32(args.device, args.tf32)
         self._train_batch_size = args.train_batch_size
         self.use_precision(MixedPrecision(args.device, bf16=args.bf16, fp16=args.fp16))
+        self.transfer, self.attention_masks = BatchTransfer(args.device), AttentionMasks()
         self.is_in_train = False
         self.earlier_checkpoints: set[str] = set()  # in the output folder, of a run before this one
         self._use_model(model if model is not None else self.call_model_init())

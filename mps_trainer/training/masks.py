@@ -1,0 +1,94 @@
+"""Attention masks without a question to the device.
+
+transformers asks whether a padding mask has any padding, to leave the mask out where it has none. On an accelerator the
+answer waits for all that is queued. Here a mask is made without asking; and it is left out where the batch, which was
+in host memory a moment before, is known to have no padding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from transformers import masking_utils
+
+_NAMES = ("sdpa", "eager")  # kinds of attention whose masks sdpa_mask makes
+
+
+class AttentionMasks:
+    """What transformers' models make their masks with, during a forward pass on an accelerator."""
+
+    def __init__(self) -> None:
+        self._unpadded: torch.Size | None = None  # shape of the batch's mask, if that is known to have no padding
+        self._values: dict[Any, tuple[torch.Tensor, ...]] = {}  # 0 and minus infinity on the device
+
+    def look_at(self, inputs: Any) -> None:
+        """Notes whether `inputs`, a batch that is still in host memory and goes to the model as it is, has padding."""
+        self._unpadded = None
+        if not isinstance(inputs, Mapping) or [name for name in inputs if "mask" in str(name)] != ["attention_mask"]:
+            return
+        mask = inputs["attention_mask"]
+        if isinstance(mask, torch.Tensor) and mask.device.type == "cpu" and mask.dim() == 2 and bool(mask.all()):
+            self._unpadded = mask.shape
+
+    def forget(self) -> None:
+        """Nothing is known of the batch to come."""
+        self._unpadded = None
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Inside, transformers' models make their masks so."""
+        functions = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
+        own = functions._local_mapping
+        before = dict(own)
+        for name in _NAMES:
+            functions[name] = self._without_asking(functions[name])
+        try:
+            yield
+        finally:
+            own.clear()
+            own.update(before)
+
+    def _without_asking(self, make: Callable) -> Callable:
+        def mask(*args: Any, **kwargs: Any) -> Any:
+            given = kwargs.get("attention_mask")
+            if not isinstance(given, torch.Tensor) or given.device.type == "cpu" or torch.compiler.is_compiling():
+                return make(*args, **kwargs)
+            if given.shape == self._unpadded and not getattr(kwargs.get("config"), "is_encoder_decoder", False):
+                return make(*args, **{**kwargs, "attention_mask": None})
+            if make is masking_utils.sdpa_mask and _is_padding_alone(kwargs):
+                return self._of_padding(kwargs)
+            # only who may leave the mask out asks whether there is padding
+            return make(*args, **{**kwargs, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
+
+        return mask
+
+    def _of_padding(self, kwargs: Mapping[str, Any]) -> torch.Tensor:
+        """Minus infinity where there is padding, else 0, to add to the scores: one kernel for all layers.
+
+        transformers' own is made of indices by a dozen, and each layer makes numbers of its truth values by three.
+        """
+        given, dtype = kwargs["attention_mask"], kwargs["dtype"]
+        values = self._values.get((given.device, dtype))
+        if values is None:
+            values = torch.tensor([0.0, -torch.inf], dtype=dtype, device=given.device).unbind()
+            self._values[(given.device, dtype)] = values
+        batch, length = given.shape
+        return torch.where(given, *values)[:, None, None, :].expand(batch, 1, kwargs["q_length"], length)
+
+
+def _is_padding_alone(kwargs: Mapping[str, Any]) -> bool:
+    """Whether every token may attend to every token that is no padding, and the model could do without a mask."""
+    given = kwargs["attention_mask"]
+    return (
+        kwargs.get("mask_function") is masking_utils.bidirectional_mask_function
+        and bool(kwargs.get("allow_is_bidirectional_skip"))
+        and not kwargs.get("use_vmap")
+        and kwargs.get("local_size") is None
+        and (kwargs.get("q_offset"), kwargs.get("kv_offset")) == (0, 0)
+        and isinstance(kwargs.get("dtype"), torch.dtype)
+        and given.dtype == torch.bool
+        and given.shape == (kwargs.get("batch_size"), kwargs.get("kv_length"))
+    )
