@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import sys
 from typing import Any
+
+from transformers.trainer_utils import RemoveColumnsCollator
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +45,20 @@ def without_unused_columns(dataset: Any, columns: list[str], model_name: str, de
         of_which = "" if description is None else f" of the {description} set"
         logger.info("Columns%s that %s.forward does not take: %s.", of_which, model_name, ", ".join(unused))
     return dataset.remove_columns(unused)
+
+
+class ColumnRemover(RemoveColumnsCollator):
+    """transformers' collator, which leaves out of the examples what is no input of the model; quick where nothing is."""
+
+    def __call__(self, features: list[Any]) -> Any:
+        known = self._known
+        if all(type(feature) is dict and feature.keys() <= known for feature in features):
+            return self.data_collator([feature.copy() for feature in features])  # a collator may change them
+        return super().__call__(features)
+
+    @functools.cached_property
+    def _known(self) -> frozenset[str]:
+        return frozenset(self.signature_columns)
 
 
 def _base_model(model: Any) -> Any:

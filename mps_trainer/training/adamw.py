@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -18,7 +19,9 @@ _EPSILON = 1e-6  # what clip_grad_norm_ adds to the norm that it divides by
 _JOINED = 2**24  # elements: gradients are joined in pieces of at most this, so that little memory goes into it
 _ALONE = 2**20  # elements from which on a gradient is not worth copying
 _JOINED_ON_CPU = 2**16  # elements up to which the CPU is faster with one piece than with each gradient by itself
-_USUAL = {"fused": True, "amsgrad": False, "maximize": False, "capturable": False, "differentiable": False}
+_options = itemgetter("fused", "amsgrad", "maximize", "capturable", "differentiable")
+_USUAL = (True, False, False, False, False)  # what the one kernel does
+_settings = itemgetter("lr", "betas", "eps", "weight_decay")
 
 
 def divides_gradients(device: torch.device) -> bool:
@@ -74,7 +77,7 @@ class _Group:
         """Whether the members still have one kernel's settings and the parameters that were found."""
         first = self.members[0]
         return (
-            _is_usual(first)
+            all(map(_is_usual, self.members))
             and sum(len(member["params"]) for member in self.members) == self.size
             and all(_settings(member) == _settings(first) for member in self.members[1:])
         )
@@ -275,22 +278,19 @@ class AdamW(torch.optim.AdamW):
         super().add_param_group(param_group)
 
 
-def _settings(group: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(group[name] for name in ("lr", "betas", "eps", "weight_decay", *_USUAL))
-
-
 def _alike(groups: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Groups that have a trained parameter, those with the same settings together."""
     by_settings: dict[Any, list[dict[str, Any]]] = {}
     for group in groups:
         if any(parameter.grad is not None for parameter in group["params"]):
-            by_settings.setdefault(_settings(group), []).append(group)
+            lr, betas, eps, weight_decay = _settings(group)
+            by_settings.setdefault((lr, tuple(betas), eps, weight_decay), []).append(group)
     return list(by_settings.values())
 
 
-def _is_usual(settings: dict[str, Any]) -> bool:
+def _is_usual(group: dict[str, Any]) -> bool:
     """Whether a group has nothing that the one kernel leaves out."""
-    return isinstance(settings["lr"], (int, float)) and all(settings.get(name) == value for name, value in _USUAL.items())
+    return _options(group) == _USUAL and isinstance(group["lr"], (int, float))
 
 
 def _are_alike(parameters: list[torch.Tensor]) -> bool:

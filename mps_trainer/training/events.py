@@ -8,7 +8,14 @@ from transformers.trainer_callback import CallbackHandler, TrainerCallback
 
 # Those of each step. All others are told by transformers' handler.
 _OF_STEPS = frozenset(
-    ["on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end", "on_prediction_step"]
+    [
+        "on_step_begin",
+        "on_substep_end",
+        "on_pre_optimizer_step",
+        "on_optimizer_step",
+        "on_step_end",
+        "on_prediction_step",
+    ]
 )
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
-from transformers.trainer_utils import RemoveColumnsCollator, has_length, seed_worker
+from transformers.trainer_utils import has_length, seed_worker
 
-from ..data.columns import is_table, signature_columns, without_unused_columns
+from ..data.columns import ColumnRemover, is_table, signature_columns, without_unused_columns
 from ..data.lengths import LENGTH_STRATEGIES, group_by_length, is_batch_sampler, rebalanced_batches
 from ..data.loader import num_examples, prepare_loader
 from ..errors import MisconfigurationException
@@ -179,7 +179,7 @@ class Loaders(TrainerBase):
         """`data_collator` for a dataset of dictionaries: what the model does not take is left out of them first."""
         if not self.args.remove_unused_columns:
             return data_collator
-        return RemoveColumnsCollator(
+        return ColumnRemover(
             data_collator,
             self.signature_columns,
             logger=logger,
