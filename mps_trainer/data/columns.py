@@ -48,7 +48,7 @@ def without_unused_columns(dataset: Any, columns: list[str], model_name: str, de
 
 
 class ColumnRemover(RemoveColumnsCollator):
-    """transformers' collator, which leaves out of the examples what is no input of the model; quick where nothing is."""
+    """transformers' collator, which leaves out of examples what is no input of the model; quick where nothing is."""
 
     def __call__(self, features: list[Any]) -> Any:
         known = self._known

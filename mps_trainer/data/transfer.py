@@ -40,9 +40,11 @@ class BatchTransfer:
         if len(packable) < 2 and self.device.type != "mps":
             return to_device(data, self.device)
         moved = dict(zip(map(id, packable), self._move(packable), strict=True)) if packable else {}
-        return _replaced(
-            data, lambda tensor: moved[id(tensor)] if id(tensor) in moved else _moved(tensor, self.device)
-        )
+
+        def replace(tensor: torch.Tensor) -> torch.Tensor:
+            return moved[id(tensor)] if id(tensor) in moved else _moved(tensor, self.device)
+
+        return _replaced(data, replace)
 
     def _move(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """`tensors` on the device, as parts of one buffer."""

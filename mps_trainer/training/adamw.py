@@ -25,7 +25,7 @@ _settings = itemgetter("lr", "betas", "eps", "weight_decay")
 
 
 def divides_gradients(device: torch.device) -> bool:
-    """Whether fused AdamW on `device` heeds `grad_scale` and `found_inf`. mps took them and ignored them until 2.13."""
+    """Whether fused AdamW on `device` heeds `grad_scale` and `found_inf`, which mps took and ignored before 2.13."""
     if device.type == "mps":
         return tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 13)
     return device.type in ("cpu", "cuda")
@@ -91,7 +91,7 @@ class AdamW(torch.optim.AdamW):
     """
 
     _groups: list[_Group] | None = None  # None until the next step finds out what it has to do
-    _untrained: list[torch.Tensor] = []  # parameters without a gradient; that is checked at each step
+    _untrained: tuple[torch.Tensor, ...] = ()  # parameters without a gradient; that is checked at each step
     _known: Any = None  # the state that the kernels change; another one means that somebody has begun anew
     _counter: torch.Tensor | None = None
     _shares_counter = True  # False once the parameters have to be counted one by one
@@ -129,7 +129,7 @@ class AdamW(torch.optim.AdamW):
         return self._epsilon_of[1]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update. Without `closure` and hooks, and with gradients for the usual parameters, by one kernel a group."""
+        """One update: with one kernel a group, if there is no `closure`, no hook, and a gradient for each parameter."""
         gradients = None
         if closure is None and not self._has_hooks():
             gradients = self._gradients() if self._clipped is None else self._clipped[0]
@@ -139,7 +139,8 @@ class AdamW(torch.optim.AdamW):
         if self._clipped is not None:
             divisor = self._clipped[1] if divisor is None else self._clipped[1] * divisor
             self._clipped = None
-        assert self._groups is not None and self._counter is not None
+        assert self._groups is not None
+        assert self._counter is not None
         with torch.no_grad():
             self._counter.add_(1)
             for group, grads in zip(self._groups, gradients, strict=True):
@@ -226,7 +227,7 @@ class AdamW(torch.optim.AdamW):
                     "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
                 }
         self._groups = [self._collect(members) for members in _alike(self.param_groups)]
-        self._untrained = [parameter for parameter in everything if parameter.grad is None]
+        self._untrained = tuple(parameter for parameter in everything if parameter.grad is None)
         self._known = self.state
         return True
 

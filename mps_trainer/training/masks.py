@@ -1,8 +1,8 @@
 """Attention masks without a question to the device.
 
-transformers asks whether a padding mask has any padding, to leave the mask out where it has none. On an accelerator the
-answer waits for all that is queued. Here a mask is made without asking; and it is left out where the batch, which was
-in host memory a moment before, is known to have no padding.
+transformers asks whether a padding mask has any padding, to leave the mask out where it has none. On an accelerator
+the answer waits for all that is queued. Here a mask is made without asking; and it is left out where the batch, which
+was in host memory a moment before, is known to have no padding.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class AttentionMasks:
             values = torch.tensor([0.0, -torch.inf], dtype=dtype, device=given.device).unbind()
             self._values[(given.device, dtype)] = values
         batch, length = given.shape
-        return torch.where(given, *values)[:, None, None, :].expand(batch, 1, kwargs["q_length"], length)
+        return torch.where(given, values[0], values[1])[:, None, None, :].expand(batch, 1, kwargs["q_length"], length)
 
 
 def _is_padding_alone(kwargs: Mapping[str, Any]) -> bool:

@@ -65,7 +65,8 @@ def plain(settings: dict) -> dict:
 
 def assert_same_groups(ours, theirs) -> None:
     theirs = getattr(theirs, "optimizer", theirs)  # Accelerate wraps it
-    assert isinstance(ours, type(theirs)) and type(ours).__name__ == type(theirs).__name__
+    assert isinstance(ours, type(theirs))
+    assert type(ours).__name__ == type(theirs).__name__
     assert len(ours.param_groups) == len(theirs.param_groups)
     for mine, other in zip(ours.param_groups, theirs.param_groups, strict=True):
         assert mine.keys() == other.keys()
