@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.optim import optimizer as torch_optimizer
 
+from ..devices.kernels import fused_adamw_divides_gradients
+
 _EPSILON = 1e-6  # what clip_grad_norm_ adds to the norm that it divides by
 _JOINED = 2**24  # elements: gradients are joined in pieces of at most this, so that little memory goes into it
 _ALONE = 2**20  # elements from which on a gradient is not worth copying
@@ -22,13 +24,6 @@ _JOINED_ON_CPU = 2**16  # elements up to which the CPU is faster with one piece 
 _options = itemgetter("fused", "amsgrad", "maximize", "capturable", "differentiable")
 _USUAL = (True, False, False, False, False)  # what the one kernel does
 _settings = itemgetter("lr", "betas", "eps", "weight_decay")
-
-
-def divides_gradients(device: torch.device) -> bool:
-    """Whether fused AdamW on `device` heeds `grad_scale` and `found_inf`, which mps took and ignored before 2.13."""
-    if device.type == "mps":
-        return tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 13)
-    return device.type in ("cpu", "cuda")
 
 
 def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
@@ -102,7 +97,9 @@ class AdamW(torch.optim.AdamW):
     def __init__(self, params: Any, **settings: Any) -> None:
         super().__init__(params, **settings)
         device = self.param_groups[0]["params"][0].device
-        self._step_supports_amp_scaling = divides_gradients(device)  # else a gradient scaler has to look at found_inf
+        self._step_supports_amp_scaling = fused_adamw_divides_gradients(
+            device
+        )  # else a gradient scaler has to look at found_inf
 
     # The step
 
@@ -112,8 +109,8 @@ class AdamW(torch.optim.AdamW):
         Returns:
             Their norm now, on their device. None if that is not possible here: clip them with clip_grad_norm_.
         """
-        gradients = self._gradients()
-        if gradients is None or not divides_gradients(gradients[0][0].device):
+        gradients = None if self._has_hooks() else self._gradients()
+        if gradients is None or not fused_adamw_divides_gradients(gradients[0][0].device):
             return None
         with torch.no_grad():
             norm = total_norm([gradient for group in gradients for gradient in group])
@@ -129,7 +126,7 @@ class AdamW(torch.optim.AdamW):
         return self._epsilon_of[1]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update: with one kernel a group, if there is no `closure`, no hook, and a gradient for each parameter."""
+        """One update: one kernel a group, if there is no `closure`, no hook, and a gradient for each parameter."""
         gradients = None
         if closure is None and not self._has_hooks():
             gradients = self._gradients() if self._clipped is None else self._clipped[0]
@@ -272,6 +269,12 @@ class AdamW(torch.optim.AdamW):
                 self._counter = counts[0].clone()
                 for each in self.state.values():
                     each["step"] = self._counter
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        counters = {id(each["step"]): each["step"] for each in self.state.values() if "step" in each}
+        if len(counters) == 1:  # of a copy
+            self._counter = next(iter(counters.values()))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if self._counter is not None:  # the new parameters are counted from here on, the others go on

@@ -12,6 +12,7 @@ from torch import nn
 
 from ..errors import MisconfigurationException
 from .activation_checkpointing import enable_activation_checkpointing
+from .dropout import dropout_in_one_kernel
 from .introspection import base_model
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def prepared_for_training(trainer: Trainer) -> Iterator[None]:
 
         DebugUnderflowOverflow(model)
     model.train()
-    with noisy_embeddings(model, trainer.neftune_noise_alpha):
+    with noisy_embeddings(model, trainer.neftune_noise_alpha), dropout_in_one_kernel(model, args.device):
         yield
 
 
