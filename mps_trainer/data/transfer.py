@@ -87,7 +87,6 @@ def _packs(tensor: torch.Tensor) -> bool:
         and not tensor.is_quantized
         and not tensor.requires_grad
         and not tensor.is_complex()
-        and tensor.numel() > 0
     )
 
 

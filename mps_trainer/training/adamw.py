@@ -31,6 +31,8 @@ def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
 
     In pieces that are joined first where a kernel costs more than a copy: on mps, and for few numbers on the CPU.
     """
+    if not gradients:
+        return torch.nn.utils.get_total_norm(gradients)
     device, dtype = gradients[0].device, gradients[0].dtype
     on_cpu = device.type == "cpu" and sum(gradient.numel() for gradient in gradients) <= _JOINED_ON_CPU
     if not (on_cpu or device.type == "mps") or any(g.dtype != dtype or g.device != device for g in gradients):

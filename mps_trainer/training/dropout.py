@@ -1,7 +1,7 @@
 """Dropout in one kernel on mps.
 
-torch 2.13 has that kernel, and `nn.Dropout` goes past it: it draws, divides and multiplies, each by a kernel of its own
-over numbers of full width (pytorch pull request 195011 has what that costs).
+torch 2.13 has that kernel, and `nn.Dropout` goes past it: it draws, divides and multiplies, each by a kernel of its
+own over numbers of full width (pytorch pull request 195011 has what that costs).
 """
 
 from __future__ import annotations

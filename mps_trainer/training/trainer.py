@@ -30,6 +30,7 @@ from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
 from . import folders, model_files, validation
 from .accelerator import Accelerator
+from .adamw import total_norm
 from .after_step import AfterStep
 from .counts import Counts
 from .files import read_object
@@ -205,7 +206,7 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         if grad_norm is not None:
             return grad_norm
         self.accelerator.unscale_gradients()
-        return torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+        return total_norm([p.grad for p in model.parameters() if p.grad is not None])
 
     @property
     def tokenizer(self) -> Any:

@@ -6,7 +6,11 @@ import pytest
 import torch
 from transformers import BatchEncoding
 
-from mps_trainer.data.transfer import to_device
+from mps_trainer import Trainer
+from mps_trainer.data import transfer
+from mps_trainer.data.transfer import BatchTransfer, to_device
+from mps_trainer.simulator import SimulationCallback
+from tests.conftest import examples
 
 META = torch.device("meta")  # tensors without memory: a device that every torch has
 Pair = namedtuple("Pair", "first second")
@@ -46,3 +50,91 @@ def test_float64_becomes_float32_for_mps_alone(monkeypatch):
     to_device(double, torch.device("mps"))
     to_device(double, torch.device("cpu"))
     assert asked == [("mps", torch.float32), ("cpu", torch.float64)]
+
+
+# In one copy, on a device that counts them
+
+
+def batch():
+    return {
+        "input_ids": torch.arange(12).reshape(3, 4),
+        "flags": torch.tensor([True, False, True]),
+        "half": torch.arange(5, dtype=torch.float16),
+        "nested": {"byte": torch.tensor([1, 2, 3], dtype=torch.uint8), "list": [torch.tensor(2.5), "word"]},
+        "across": torch.arange(6.0).reshape(2, 3).T,
+        "empty": torch.empty(0, 3),
+        "number": 3,
+    }
+
+
+def copies(mps, move):
+    before = mps.counters()["host_to_device"]
+    result = move()
+    return result, mps.counters()["host_to_device"] - before
+
+
+def test_a_batch_is_one_copy_and_arrives_whole(mps):
+    given = batch()
+    del given["across"]  # not in one piece, so by itself
+    moved, number = copies(mps, lambda: BatchTransfer(torch.device("mps"))(given))
+    assert number == 1
+    for name in ("input_ids", "flags", "half", "empty"):
+        assert moved[name].device.type == "mps"
+        assert moved[name].dtype == given[name].dtype
+        assert torch.equal(moved[name].cpu(), given[name])
+    assert torch.equal(moved["nested"]["byte"].cpu(), given["nested"]["byte"])
+    assert moved["nested"]["list"][0].item() == 2.5
+    assert moved["nested"]["list"][1] == "word"
+    assert moved["number"] == 3
+
+
+def test_strides_survive(mps):
+    moved = BatchTransfer(torch.device("mps"))(batch())["across"]
+    assert (moved.stride(), moved.cpu().tolist()) == ((1, 3), batch()["across"].tolist())
+
+
+def test_containers_keep_their_type(mps):
+    for container in (BatchEncoding({"a": torch.ones(2)}), OrderedDict(a=torch.ones(2)), Pair(torch.ones(2), [])):
+        assert type(BatchTransfer(torch.device("mps"))(container)) is type(container)
+
+
+def test_float64_arrives_as_float32_on_mps(mps):
+    moved = BatchTransfer(torch.device("mps"))({"a": torch.tensor([0.5], dtype=torch.float64), "b": torch.ones(1)})
+    assert moved["a"].dtype == torch.float32
+    assert moved["a"].item() == 0.5
+
+
+def test_what_is_on_the_device_stays_where_it_is(mps):
+    there = torch.ones(2, device="mps")
+    moved, number = copies(mps, lambda: BatchTransfer(torch.device("mps"))({"a": there, "b": torch.ones(2)}))
+    assert moved["a"] is there
+    assert number == 1
+
+
+def test_a_change_of_one_part_in_place_is_no_change_of_another(mps):
+    """Which autograd would otherwise refuse: the parts lie in one buffer."""
+    moved = BatchTransfer(torch.device("mps"))({"x": torch.ones(2), "labels": torch.zeros(2)})
+    weight = torch.ones(2, device="mps", requires_grad=True)
+    loss = (weight * moved["x"]).sum()
+    moved["labels"].fill_(-100)
+    loss.backward()
+    assert weight.grad.cpu().tolist() == [1.0, 1.0]
+
+
+def test_host_memory_of_copies_in_flight_is_held_up_to_a_limit(mps, monkeypatch):
+    monkeypatch.setattr(transfer, "_HELD", 100)
+    move = BatchTransfer(torch.device("mps"))
+    held = []
+    for _ in range(6):
+        move({"a": torch.ones(8)})  # 32 bytes
+        held.append(move._held_bytes)
+    assert held == [32, 64, 96, 0, 32, 64]  # the fourth copy waits for itself and those before it
+    assert sum(host.nbytes for host in move._held) == 64
+
+
+def test_a_trainer_moves_a_batch_in_one_copy_with_workers_as_well(mps, make_args, make_model):
+    callback = SimulationCallback(mps)
+    for workers in (0, 1):
+        args = make_args(max_steps=3, dataloader_num_workers=workers)
+        Trainer(make_model(), args, train_dataset=examples(24), callbacks=[callback]).train()
+    assert [step.host_to_device for step in callback.steps] == [1] * 6

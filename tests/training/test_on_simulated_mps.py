@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from transformers import BertConfig, BertForSequenceClassification
 
 from mps_trainer import Trainer
 from mps_trainer.simulator import SimulationCallback
@@ -13,10 +14,10 @@ from tests.conftest import examples
 def figures(mps, make_trainer):
     """Trains a few steps and gives the figures of each but the first, which makes the optimizer's state."""
 
-    def train(kind=Trainer, steps=4, **settings):
+    def train(kind=Trainer, steps=4, given=None, **settings):
         callback = SimulationCallback(mps)
         make_trainer(
-            {"kind": kind, "callbacks": [callback], "train_dataset": examples(8 * steps)},
+            {"kind": kind, "callbacks": [callback], "train_dataset": examples(8 * steps), **(given or {})},
             **{"max_steps": steps, "per_device_train_batch_size": 8, "logging_steps": 100, **settings},
         ).train()
         return callback.steps[1:]
@@ -24,12 +25,57 @@ def figures(mps, make_trainer):
     return train
 
 
-@pytest.mark.parametrize("settings", [{}, {"bf16": True}, {"gradient_accumulation_steps": 2, "max_steps": 2}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"bf16": True}, {"fp16": True}, {"gradient_accumulation_steps": 2, "max_steps": 2}]
+)
 def test_a_training_step_never_waits_for_the_device(figures, settings):
     steps = figures(**settings)
     assert steps
     assert [step.blocking_reads for step in steps] == [0] * len(steps)
     assert [step.device_to_host for step in steps] == [0] * len(steps)
+
+
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.1}, {"max_grad_norm": 0.0}])
+def test_a_step_of_bert_is_one_copy_no_wait_and_few_operators(mps, make_args, padded, settings):
+    config = BertConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
+    )
+    real = [8 - (i % 4 if padded else 0) for i in range(24)]
+    rows = [
+        {"input_ids": [7] * n + [0] * (8 - n), "attention_mask": [1] * n + [0] * (8 - n), "labels": i % 2}
+        for i, n in enumerate(real)
+    ]
+    callback = SimulationCallback(mps)
+    args = make_args(max_steps=3, logging_steps=100, **settings)
+    Trainer(BertForSequenceClassification(config), args, train_dataset=rows, callbacks=[callback]).train()
+    for step in callback.steps[1:]:
+        assert (step.blocking_reads, step.device_to_host, step.host_to_device) == (0, 0, 1)
+        assert step.operators <= 160  # 586 in a plain loop, 313 with transformers' Trainer
+
+
+def test_clipping_and_update_take_as_many_operators_for_any_number_of_parameters(figures, make_model):
+    def operators(layers):
+        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers)))
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers, self.head = model, nn.Linear(4, 2)
+
+            def forward(self, x, labels=None):
+                with torch.no_grad():  # so that layers are not what is counted
+                    x = x * 1
+                return {"loss": self.head(x).sum() + sum(p.sum() for p in self.layers.parameters())}
+
+        return Net
+
+    counts = []
+    for layers in (2, 12):
+        net = operators(layers)()
+        steps = figures(given={"model": net})
+        counts.append(steps[-1].operators - 3 * 2 * layers)  # a sum, an addition and the sum's derivative for each
+    assert counts[0] == counts[1]
 
 
 def test_batches_of_one_shape_compile_nothing_new_after_the_first_steps(figures):
