@@ -47,6 +47,9 @@ def run(benchmark: Benchmark, options: Options) -> tuple[dict[str, Any], bool]:
     head = {"title": benchmark.title, "quick": options.quick}
     try:
         plan = benchmark.plan(options)
+        if not plan.entries:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in plan.left_out.items())
+            raise SkippedError(f"Nobody whom it measures is left of {', '.join(options.peers)}. {reasons}".strip())
     except SkippedError as skipped:
         print(f"  skipped: {skipped}", file=sys.stderr)
         return {**head, "skipped": str(skipped)}, False

@@ -30,6 +30,7 @@ def describe() -> dict[str, Any]:
                 "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
             },
             **measure_in_process("environment"),
+            "load": os.getloadavg()[0],  # of the last minute: a quiet machine is near 0
         },
     }
 

@@ -30,7 +30,7 @@ def _run(script: Path, arguments: list[str], round_: int) -> dict[str, Any]:
 BENCHMARK = Benchmark(
     title="Learning: MRPC with MiniLM, three epochs",
     figures=(
-        Figure("dev_accuracy", "dev accuracy", digits=4, chart=True, mean=True),
+        Figure("dev_accuracy", "mean dev accuracy", digits=4, chart=True, mean=True),
         Figure("seconds", "seconds", digits=1, ratio=True),
     ),
     plan=plan,

@@ -9,7 +9,8 @@ from typing import Any
 HEAD = """# Results
 
 Written by `python -m benchmarks` from the JSON files beside it, which have every round. What the figures mean is on
-`docs/benchmarks.md`. Figures are medians over the rounds; a ratio is the median of the ratios within a round.
+`docs/benchmarks.md`. Figures are medians over the rounds, unless they say mean; a ratio is the median of the ratios
+within a round; what was learned is the last round's.
 """
 
 
@@ -67,7 +68,8 @@ def where(result: dict[str, Any]) -> str:
     rounds = f"{len(result['rounds'])} round" + ("s" if len(result["rounds"]) > 1 else "")
     return (
         f"{result['date']}, {rounds}, `{result['command']}`. {machine['processor']}, {machine['cores']} cores, "
-        f"{machine['threads']} threads, {machine['memory_gib']} GiB, {machine['system']}. {packages}."
+        f"{machine['threads']} threads, {machine['memory_gib']} GiB, {machine['system']}, "
+        f"load {machine['load']:.1f} before. {packages}."
     )
 
 
@@ -82,7 +84,8 @@ def _targets(result: dict[str, Any]) -> list[str]:
         what = f"{labels[target['figure']]}{', ratio' if target['of_ratio'] else ''}"
         outcome = {None: "not measured", True: "reached", False: "missed"}[target["met"]]
         value = "" if target["reached"] is None else f" ({number(target['reached'], 2)})"
-        lines.append(f"- Target for {target['entry']}: {what} at most {target['at_most']}: {outcome}{value}.")
+        who = result["labels"].get(target["entry"], target["entry"])
+        lines.append(f"- Target for {who}: {what} at most {target['at_most']}: {outcome}{value}.")
     return [*lines, ""] if lines else []
 
 

@@ -37,7 +37,7 @@ def run_process(arguments: list[str]) -> float:
 
     Raises MeasurementFailedError where it fails.
     """
-    # Found from the start, so that a peer that is not installed cannot be downloaded nor a hub be asked.
+    # A library that asks its hub waits for the network.
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, **offline, "PYTHONPATH": path, STARTED: repr(time.time())}
@@ -52,9 +52,9 @@ def run_process(arguments: list[str]) -> float:
     )
     seconds = time.perf_counter() - start
     if process.returncode != 0:
-        raise MeasurementFailedError(
-            f"{' '.join(arguments)} ended with {process.returncode}:\n{process.stdout[-3000:]}"
-        )
+        last = next((line for line in reversed(process.stdout.splitlines()) if line.strip()), "no output")
+        end = process.stdout[-3000:]
+        raise MeasurementFailedError(f"{last} (exit status {process.returncode} of {' '.join(arguments)})\n{end}")
     return seconds
 
 

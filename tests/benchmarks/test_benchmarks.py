@@ -1,10 +1,16 @@
 """Each benchmark in its quick form, from the command line to the JSON."""
 
+import importlib.util
+import json
 import os
 from pathlib import Path
 
 import pytest
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
+from benchmarks import glue, learning, startup
+from benchmarks.benchmark import Options
+from benchmarks.rounds import alternate, middles
 from mps_trainer.simulator import SimulatorUnavailableError, simulated_mps
 
 from .conftest import ROOT
@@ -86,6 +92,51 @@ def test_mrpc(benchmarks):
     assert 0 < row["first_step_seconds"] < row["seconds"]
     assert 0 < row["real_tokens"] < row["padded_tokens"]
     assert 0 < row["learned"]["dev accuracy"] < 1
+
+
+def test_learning_takes_another_seed_in_each_round(monkeypatch, tmp_path):
+    for folder in ("glue/MRPC", "models/minilm-l6"):
+        (tmp_path / folder).mkdir(parents=True)
+    seeds = []
+
+    def run(script, arguments):
+        seeds.append((script, arguments[arguments.index("--seed") + 1]))
+        return {"seconds": 1.0, "learned": {"dev accuracy": 0.5 + len(seeds) / 10}}
+
+    monkeypatch.setattr(glue, "run", run)
+    plan = learning.BENCHMARK.plan(Options(("ours", "transformers"), str(tmp_path)))
+    rounds, _ = alternate(plan.entries, 3)
+    assert sorted(seeds) == sorted((script, seed) for script in (glue.OURS, glue.THEIRS) for seed in "123")
+    means = middles(rounds, learning.BENCHMARK.figures)
+    assert means["ours"]["dev_accuracy"] == pytest.approx((0.6 + 0.9 + 1.0) / 3)  # second in the second round
+
+
+@pytest.mark.slow
+def test_a_watched_script_is_counted(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    arguments = [word for word in startup.AS_EMBEDDED if word != "--dynamic"]
+    measured = glue.run(glue.THEIRS, [*arguments, "--max_steps", "3"])
+    assert measured["steps"] == 3
+    assert measured["distinct_shapes"] == 1
+    assert measured["padded_tokens"] == 3 * 32 * 64
+    assert 0 < measured["real_tokens"] < measured["padded_tokens"]
+
+    assert measured["first_step_seconds"] + measured["training_seconds"] < measured["seconds"]
+    config = json.loads((startup.EMBEDDED / "config.json").read_text())
+    looked_up = config["vocab_size"] + config["max_position_embeddings"] + config["type_vocab_size"]
+    model = AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(str(startup.EMBEDDED)))
+    assert measured["parameters"] == model.num_parameters() - looked_up * config["hidden_size"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("lightning") is not None, reason="lightning is installed")
+def test_without_anybody_to_measure_a_benchmark_is_skipped(benchmarks):
+    result, _ = benchmarks("overhead", "--peers", "lightning")
+    assert "lightning: lightning not installed" in result["skipped"]
+
+
+def test_what_does_not_measure_the_peers_asked_for_is_skipped(benchmarks):
+    result, _ = benchmarks("memory", "--peers", "transformers")
+    assert "transformers" in result["skipped"]
 
 
 @pytest.mark.parametrize("name", ["mrpc", "learning"])

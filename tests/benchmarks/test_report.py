@@ -9,7 +9,7 @@ from benchmarks import charts, report
 RESULT = {
     **{"name": "overhead", "title": "Overhead", "quick": False, "date": "2026-01-02T03:04:05+00:00"},
     **{"command": "python -m benchmarks overhead", "versions": {"torch": "2.13.0"}, "baseline": "bare"},
-    "machine": {"processor": "Chip", "cores": 8, "threads": 4, "memory_gib": 16.0, "system": "Linux"},
+    "machine": {"processor": "Chip", "cores": 8, "threads": 4, "memory_gib": 16.0, "system": "Linux", "load": 0.1},
     "figures": [{"name": "ms", "label": "ms a step", "digits": 2, "ratio": True, "chart": True, "mean": False}],
     "labels": {"bare": "bare loop", "ours": "mps_trainer"},
     "left_out": {"lightning": "lightning not installed", "accelerate": "failed: killed\nTraceback"},
@@ -35,8 +35,8 @@ def test_the_table_has_figures_ratios_and_what_was_learned():
 
 def test_a_section_says_what_was_aimed_at_who_is_absent_and_where_it_ran():
     text = report.section(RESULT, "overhead.png")
-    assert "- Target for ours: ms a step, ratio at most 0.75: reached (0.71)." in text
-    assert "- Target for ours: ms a step at most 0.5: not measured." in text
+    assert "- Target for mps_trainer: ms a step, ratio at most 0.75: reached (0.71)." in text
+    assert "- Target for mps_trainer: ms a step at most 0.5: not measured." in text
     assert "- Left out: lightning: lightning not installed\n" in text
     assert "- Left out: accelerate: failed: killed\n" in text
     assert "![Overhead](overhead.png)" in text
