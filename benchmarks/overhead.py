@@ -34,9 +34,13 @@ def measure(peer: str, steps: int, warm_up: int, folder: str) -> dict[str, Any]:
     watch = model.register_forward_pre_hook(lambda *_: begun.append(time.perf_counter()))
     train(model, task)
     watch.remove()
-    milliseconds = 1000 * (begun[-1] - begun[warm_up]) / (len(begun) - 1 - warm_up)
     learned = {"steps": len(begun), "loss": loss_after(model, task)}
-    return {"milliseconds_per_step": milliseconds, "learned": learned}
+    return {"milliseconds_per_step": milliseconds_per_step(begun, warm_up), "learned": learned}
+
+
+def milliseconds_per_step(begun: list[float], warm_up: int) -> float:
+    """The mean over the steps after the first `warm_up`, from the times in seconds at which forward passes began."""
+    return 1000 * (begun[-1] - begun[warm_up]) / (len(begun) - 1 - warm_up)
 
 
 BENCHMARK = Benchmark(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from benchmarks import glue, learning, startup
+from benchmarks import glue, learning, overhead, startup
 from benchmarks.benchmark import Options
 from benchmarks.rounds import alternate, middles
 from mps_trainer.simulator import SimulatorUnavailableError, simulated_mps
@@ -40,6 +40,10 @@ def check(result, name, entries, figures):
     assert set(result["rounds"][0]) == set(result["middles"]) == set(result["labels"]) == set(entries)
     for row in result["middles"].values():
         assert figures <= row.keys()
+
+
+def test_a_step_is_timed_without_the_warm_up():
+    assert overhead.milliseconds_per_step([0, 5, 9, 10, 12, 15], warm_up=2) == pytest.approx(2000)
 
 
 @pytest.mark.slow

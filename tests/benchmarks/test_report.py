@@ -39,6 +39,7 @@ def test_a_section_says_what_was_aimed_at_who_is_absent_and_where_it_ran():
     assert "- Target for mps_trainer: ms a step at most 0.5: not measured." in text
     assert "- Left out: lightning: lightning not installed\n" in text
     assert "- Left out: accelerate: failed: killed\n" in text
+    assert "Traceback" not in text
     assert "![Overhead](overhead.png)" in text
     assert "2026-01-02T03:04:05+00:00, 2 rounds, `python -m benchmarks overhead`. Chip, 8 cores, 4 threads" in text
     assert "quick" not in text
