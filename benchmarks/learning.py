@@ -1,0 +1,40 @@
+"""Whether both Trainers learn the same: MRPC with a pretrained MiniLM, three epochs, a seed for each round."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from . import glue
+from .benchmark import Benchmark, Entry, Figure, Options, Plan
+from .mrpc import QUICK
+from .peers import PEERS
+
+SETTINGS = ["--learning_rate", "2e-4", "--save_strategy", "no"]
+
+
+def plan(options: Options) -> Plan:
+    arguments = [*glue.real(options), *SETTINGS, "--num_train_epochs", "1" if options.quick else "3"]
+    arguments += QUICK if options.quick else ["--per_device_train_batch_size", "32"]
+    scripts, absent = glue.scripts(options)
+    entries = {name: Entry(PEERS[name].label, partial(_run, path, arguments)) for name, path in scripts.items()}
+    return Plan(entries, {"arguments": arguments, "seed": "the round's number, from 1"}, absent)
+
+
+def _run(script: Path, arguments: list[str], round_: int) -> dict[str, Any]:
+    measured = glue.run(script, [*arguments, "--seed", str(round_ + 1)])
+    return {**measured, "dev_accuracy": measured["learned"]["dev accuracy"]}
+
+
+BENCHMARK = Benchmark(
+    title="Learning: MRPC with MiniLM, three epochs",
+    figures=(
+        Figure("dev_accuracy", "mean dev accuracy", digits=4, chart=True, mean=True),
+        Figure("seconds", "seconds", digits=1, ratio=True),
+    ),
+    plan=plan,
+    rounds=3,
+    baseline="transformers",
+    by_default=False,
+)

@@ -1,0 +1,78 @@
+"""MRPC with a pretrained MiniLM: one epoch by the whole script, from its start to its end."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from . import glue
+from .benchmark import Benchmark, Entry, Figure, Options, Plan
+from .worker import measure_in_process
+
+VARIANTS: dict[str, dict[str, tuple[str, list[str]]]] = {
+    "ours": {"ours": ("run_glue.py, its defaults", [])},
+    "transformers": {
+        "transformers": ("transformers Trainer, padded to 128", []),
+        "transformers-dynamic": ("transformers Trainer, padded by batch", ["--dynamic"]),
+        "transformers-bf16": ("transformers Trainer, padded to 128, bf16", ["--bf16"]),
+    },
+}
+QUICK = ["--max_train_samples", "32", "--max_eval_samples", "16", "--per_device_train_batch_size", "8"]
+
+
+def plan(options: Options) -> Plan:
+    arguments = [*glue.real(options), "--num_train_epochs", "1"]
+    arguments += QUICK if options.quick else ["--per_device_train_batch_size", "32"]
+    scripts, absent = glue.scripts(options)
+    gemm = measure_in_process("mrpc", repeats=3 if options.quick else 30)["flops_per_second"]
+    entries = {
+        name: Entry(label, partial(_run, scripts[peer], [*arguments, *more], gemm))
+        for peer in scripts
+        for name, (label, more) in VARIANTS[peer].items()
+    }
+    return Plan(entries, {"arguments": arguments, "gemm_gflops_per_second": gemm / 1e9}, absent)
+
+
+def _run(script: Path, arguments: list[str], gemm: float, round_: int) -> dict[str, Any]:
+    measured = glue.run(script, arguments)
+    # Forward 2 and backward 4 operations for each weight and token; the pairs of tokens that attention adds are left
+    # out. The time goes from the first forward pass to the last, which is that of all steps but one.
+    share = (measured["steps"] - 1) / measured["steps"]
+    for name in ("real", "padded"):
+        work = 6 * measured["parameters"] * measured[f"{name}_tokens"] * share
+        measured[f"{name}_share_of_peak"] = work / measured["training_seconds"] / gemm
+    return {**measured, "padding": measured["padded_tokens"] / measured["real_tokens"]}
+
+
+def measure(repeats: int, folder: str) -> dict[str, Any]:
+    """The floating-point operations a second of a product of two matrices of 1024 x 1024 float32, at its best."""
+    import time
+
+    import torch
+
+    first, second = torch.randn(2, 1024, 1024)
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        torch.mm(first, second)
+        seconds.append(time.perf_counter() - start)
+    return {"flops_per_second": 2 * 1024**3 / min(seconds)}
+
+
+BENCHMARK = Benchmark(
+    title="MRPC with MiniLM: one epoch, the whole process",
+    figures=(
+        Figure("seconds", "seconds", digits=1, ratio=True, chart=True),
+        Figure("first_step_seconds", "seconds to the first step", digits=2, ratio=True, chart=True),
+        Figure("training_seconds", "seconds of training", digits=1),
+        Figure("padding", "padded / real tokens", digits=2),
+        Figure("distinct_shapes", "shapes of a batch", digits=0),
+        Figure("peak_rss_mib", "peak RSS, MiB", digits=0, chart=True),
+        Figure("real_share_of_peak", "share of GEMM peak, real tokens", digits=2),
+        Figure("padded_share_of_peak", "the same, padded tokens", digits=2),
+    ),
+    plan=plan,
+    rounds=3,
+    baseline="transformers",
+)

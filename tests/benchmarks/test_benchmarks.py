@@ -1,0 +1,157 @@
+"""Each benchmark in its quick form, from the command line to the JSON."""
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig, AutoModelForSequenceClassification
+
+from benchmarks import glue, learning, overhead, startup
+from benchmarks.benchmark import Options
+from benchmarks.rounds import alternate, middles
+from mps_trainer.simulator import SimulatorUnavailableError, simulated_mps
+
+from .conftest import ROOT
+
+REAL = Path(os.environ.get("MPS_TRAINER_REAL_DATA", ROOT.parent / "shared"))
+
+
+@pytest.fixture(scope="module")
+def built():
+    try:
+        with simulated_mps():
+            pass
+    except SimulatorUnavailableError as error:
+        pytest.skip(str(error))
+
+
+def check(result, name, entries, figures):
+    """The fields that every result has, and those who were measured, each with its figures."""
+    assert result["name"] == name
+    assert result["quick"] is True
+    assert result["date"].endswith("+00:00")
+    assert result["command"].startswith(f"python -m benchmarks {name} --quick")
+    assert {"python", "torch", "mps_trainer"} <= result["versions"].keys()
+    assert {"processor", "cores", "threads", "memory_gib"} <= result["machine"].keys()
+    assert result["machine"]["OMP_NUM_THREADS"] == "1"
+    assert len(result["rounds"]) == 1
+    assert set(result["rounds"][0]) == set(result["middles"]) == set(result["labels"]) == set(entries)
+    for row in result["middles"].values():
+        assert figures <= row.keys()
+
+
+def test_a_step_is_timed_without_the_warm_up():
+    assert overhead.milliseconds_per_step([0, 5, 9, 10, 12, 15], warm_up=2) == pytest.approx(2000)
+
+
+@pytest.mark.slow
+def test_overhead(benchmarks):
+    result, page = benchmarks("overhead", "--peers", "bare", "ours")
+    check(result, "overhead", {"bare", "ours"}, {"milliseconds_per_step"})
+    row = result["rounds"][0]
+    expected = row["ours"]["milliseconds_per_step"] / row["bare"]["milliseconds_per_step"]
+    assert result["ratios"]["ours"]["milliseconds_per_step"] == pytest.approx(expected)
+    assert row["ours"]["learned"]["steps"] == result["settings"]["steps"]
+    assert row["ours"]["learned"]["loss"] == pytest.approx(row["bare"]["learned"]["loss"], rel=1e-5)
+    assert result["targets"][0]["reached"] == result["ratios"]["ours"]["milliseconds_per_step"]
+    assert "| mps_trainer |" in page
+
+
+@pytest.mark.slow
+def test_simulated(benchmarks, built):
+    result, _ = benchmarks("simulated", "--peers", "ours")
+    check(result, "simulated", {"ours"}, {"blocking_reads", "host_to_device", "operators"})
+    row = result["rounds"][0]["ours"]
+    assert 0 < row["loop_operators"] < row["operators"]
+    assert row["host_to_device"] > 0
+    assert row["learned"]["steps"] == result["settings"]["steps"]
+
+
+@pytest.mark.slow
+def test_memory(benchmarks, built):
+    result, _ = benchmarks("memory", "--peers", "ours")
+    check(result, "memory", {"ours-cpu", "ours-mps"}, {"mib_settled", "mib_end", "growth_percent"})
+    for row in result["rounds"][0].values():
+        assert row["growth_percent"] == pytest.approx(100 * (row["mib_end"] / row["mib_settled"] - 1))
+        assert row["series"][-1] == [result["settings"]["steps"] - 1, row["mib_end"]]
+
+
+@pytest.mark.slow
+def test_startup(benchmarks):
+    result, _ = benchmarks("startup", "--peers", "ours")
+    kinds = {"python", "torch", "ours-device", "ours-help", "ours-first-step"}
+    check(result, "startup", kinds, {"seconds"})
+    assert result["middles"]["python"]["seconds"] < result["middles"]["torch"]["seconds"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (REAL / "glue" / "MRPC").is_dir(), reason=f"no real MRPC in {REAL}")
+def test_mrpc(benchmarks):
+    result, _ = benchmarks("mrpc", "--peers", "ours", "--data", str(REAL))
+    check(result, "mrpc", {"ours"}, {"seconds", "first_step_seconds", "padding", "peak_rss_mib", "real_share_of_peak"})
+    row = result["rounds"][0]["ours"]
+    assert row["steps"] == 4  # 32 pairs, 8 a step
+    assert 0 < row["first_step_seconds"] < row["seconds"]
+    assert 0 < row["real_tokens"] < row["padded_tokens"]
+    assert 0 < row["learned"]["dev accuracy"] < 1
+
+
+def test_learning_takes_another_seed_in_each_round(monkeypatch, tmp_path):
+    for folder in ("glue/MRPC", "models/minilm-l6"):
+        (tmp_path / folder).mkdir(parents=True)
+    seeds = []
+
+    def run(script, arguments):
+        seeds.append((script, arguments[arguments.index("--seed") + 1]))
+        return {"seconds": 1.0, "learned": {"dev accuracy": 0.5 + len(seeds) / 10}}
+
+    monkeypatch.setattr(glue, "run", run)
+    plan = learning.BENCHMARK.plan(Options(("ours", "transformers"), str(tmp_path)))
+    rounds, _ = alternate(plan.entries, 3)
+    assert sorted(seeds) == sorted((script, seed) for script in (glue.OURS, glue.THEIRS) for seed in "123")
+    means = middles(rounds, learning.BENCHMARK.figures)
+    assert means["ours"]["dev_accuracy"] == pytest.approx((0.6 + 0.9 + 1.0) / 3)  # second in the second round
+
+
+@pytest.mark.slow
+def test_a_watched_script_is_counted(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    arguments = [word for word in startup.AS_EMBEDDED if word != "--dynamic"]
+    measured = glue.run(glue.THEIRS, [*arguments, "--max_steps", "3"])
+    assert measured["steps"] == 3
+    assert measured["distinct_shapes"] == 1
+    assert measured["padded_tokens"] == 3 * 32 * 64
+    assert 0 < measured["real_tokens"] < measured["padded_tokens"]
+
+    assert measured["first_step_seconds"] + measured["training_seconds"] < measured["seconds"]
+    config = json.loads((startup.EMBEDDED / "config.json").read_text())
+    looked_up = config["vocab_size"] + config["max_position_embeddings"] + config["type_vocab_size"]
+    model = AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(str(startup.EMBEDDED)))
+    assert measured["parameters"] == model.num_parameters() - looked_up * config["hidden_size"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("lightning") is not None, reason="lightning is installed")
+def test_without_anybody_to_measure_a_benchmark_is_skipped(benchmarks):
+    result, _ = benchmarks("overhead", "--peers", "lightning")
+    assert "lightning: lightning not installed" in result["skipped"]
+
+
+def test_what_does_not_measure_the_peers_asked_for_is_skipped(benchmarks):
+    result, _ = benchmarks("memory", "--peers", "transformers")
+    assert "transformers" in result["skipped"]
+
+
+@pytest.mark.parametrize("name", ["mrpc", "learning"])
+def test_without_the_data_a_benchmark_is_skipped_with_what_to_do(benchmarks, name, tmp_path):
+    result, page = benchmarks(name, "--data", str(tmp_path / "nowhere"))
+    assert "--data" in result["skipped"]
+    assert str(tmp_path / "nowhere") in result["skipped"]
+    assert f"Skipped: {result['skipped']}" in page
+
+
+def test_where_the_device_cannot_be_built_the_reason_is_given(benchmarks, tmp_path):
+    environment = {"CXX": "no-such-compiler", "MPS_TRAINER_CACHE": str(tmp_path / "empty")}
+    result, _ = benchmarks("simulated", environment=environment)
+    assert result["skipped"]
