@@ -74,7 +74,7 @@ KINDS = {
     "label_ids": rows(label_ids=lambda i: [i / 2, 1.0]),
     "numpy label": rows(label=lambda i: np.float64(i / 2)),
     "tensors": [{name: torch.tensor(value) for name, value in row.items()} for row in rows(label=lambda i: i / 2)],
-    "arrays": [{name: np.asarray(value) for name, value in row.items()} for row in rows(label=lambda i: i)],
+    "arrays": [{name: np.asarray(value) for name, value in row.items()} for row in rows(label=lambda i: i / 2)],
     "longest": rows([24, 1]),
     "beyond the last bucket": rows([25, 1]),
     "of a bucket's length": rows([8, 8]),
