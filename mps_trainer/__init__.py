@@ -13,6 +13,8 @@ from .devices import facts as _facts  # noqa: F401
 from .version import __version__
 
 if TYPE_CHECKING:
+    from .data.buckets import BucketBatchSampler, LengthBuckets
+    from .data.padding import PadToBucket
     from .devices import Decision, DeviceRequest, MachineFacts, MPSAccelerator, gather_facts, resolve
     from .errors import DeviceUnavailableError, MisconfigurationException
     from .training import Trainer
@@ -21,12 +23,15 @@ if TYPE_CHECKING:
     from .training_args_seq2seq import Seq2SeqTrainingArguments
 
 _EXPORTS = {
+    "BucketBatchSampler": ".data.buckets",
     "Decision": ".devices",
     "DeviceRequest": ".devices",
     "DeviceUnavailableError": ".errors",
+    "LengthBuckets": ".data.buckets",
     "MPSAccelerator": ".devices",
     "MachineFacts": ".devices",
     "MisconfigurationException": ".errors",
+    "PadToBucket": ".data.padding",
     "Seq2SeqTrainer": ".training.seq2seq",
     "Seq2SeqTrainingArguments": ".training_args_seq2seq",
     "Trainer": ".training",
@@ -36,12 +41,15 @@ _EXPORTS = {
 }
 
 __all__ = [
+    "BucketBatchSampler",
     "Decision",
     "DeviceRequest",
     "DeviceUnavailableError",
+    "LengthBuckets",
     "MPSAccelerator",
     "MachineFacts",
     "MisconfigurationException",
+    "PadToBucket",
     "Seq2SeqTrainer",
     "Seq2SeqTrainingArguments",
     "Trainer",

@@ -18,13 +18,11 @@ EMBEDDED_DEFAULTS = {
     "learning_rate": 1e-3,
     "num_train_epochs": 12.0,
     "per_device_train_batch_size": 32,
-    "per_device_eval_batch_size": 64,
     "warmup_steps": 0.1,
     "logging_steps": 50,
     "save_strategy": "epoch",
     "save_total_limit": 1,
     "max_seq_length": 64,
-    "pad_to_max_length": False,
 }
 SOURCES = (
     "a hub that can be reached, --data_dir with the benchmark's TSV files, --train_file and --validation_file, "
@@ -67,7 +65,8 @@ class DataTrainingArguments:
     test_file: str | None = field(default=None, metadata={"help": "Test data, csv or json."})
     max_seq_length: int = field(default=128, metadata={"help": "Tokens after which an example is cut off."})
     pad_to_max_length: bool = field(
-        default=True, metadata={"help": "Pad every example to max_seq_length; if false, each batch to its longest."}
+        default=False,
+        metadata={"help": "Pad every example to max_seq_length; if false, each batch as its sampling strategy says."},
     )
     overwrite_cache: bool = field(default=False, metadata={"help": "Tokenize again even if it was done before."})
     max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first so many examples."})
@@ -131,14 +130,18 @@ def parse(argv: list[str]) -> Arguments:
     )
     try:
         if len(argv) == 1 and argv[0].endswith((".json", ".yaml", ".yml")):
-            arguments = parser.parse_dict(_with_embedded_defaults(_read_config(Path(argv[0]))))
+            config = _read_config(Path(argv[0]))
+            given = set(config)
+            arguments = parser.parse_dict(_with_embedded_defaults(config))
         else:
-            if any(word.split("=")[0] == "--embedded" for word in argv):
+            given = {word[2:].split("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
+            if "embedded" in given:
                 parser.set_defaults(**EMBEDDED_DEFAULTS)
             arguments = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)
     except (ValueError, TypeError) as error:
         raise UserError(str(error)) from error
     _complete(*arguments)
+    _shape_batches(arguments[1], arguments[2], given)
     return arguments
 
 
@@ -156,6 +159,15 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def _with_embedded_defaults(config: dict[str, Any]) -> dict[str, Any]:
     return {**EMBEDDED_DEFAULTS, **config} if config.get("embedded") else config
+
+
+def _shape_batches(data: DataTrainingArguments, training: TrainingArguments, given: set[str]) -> None:
+    """Batches of few shapes, each of which a Mac compiles once, where nothing else was `given` by name."""
+    if not data.pad_to_max_length and not given & {"train_sampling_strategy", "group_by_length"}:
+        training.train_sampling_strategy = "bucket_by_length"
+    if not given & {"per_device_eval_batch_size", "per_gpu_eval_batch_size"}:
+        training.per_device_eval_batch_size = training.per_device_train_batch_size
+    training.check()
 
 
 def _complete(model: ModelArguments, data: DataTrainingArguments, training: TrainingArguments) -> None:

@@ -54,6 +54,7 @@ WORDS: dict[str, list[str]] = {
 RANGES: dict[str, tuple[float | None, float | None]] = {
     "per_device_train_batch_size": (1, None),
     "per_device_eval_batch_size": (1, None),
+    "num_length_buckets": (1, None),
     "gradient_accumulation_steps": (1, None),
     "num_train_epochs": (0, None),
     "learning_rate": (0, None),

@@ -13,8 +13,11 @@ class DataArguments:
     per_device_train_batch_size: int = option(8, "Examples in a training batch.")
     per_device_eval_batch_size: int = option(8, "Examples in an evaluation batch.")
     train_sampling_strategy: SamplingStrategy | str = option(
-        "random", "Order of the training examples: shuffled each epoch, or as they are in the dataset."
+        "random",
+        "Order of the training examples: shuffled each epoch, as they are in the dataset, or by length; "
+        "bucket_by_length pads to few lengths, so that few shapes are compiled.",
     )
+    num_length_buckets: int = option(7, "Lengths to pad to, at most, with train_sampling_strategy=bucket_by_length.")
     dataloader_drop_last: bool = option(False, "Leave out the last batch of an epoch if it is not full.")
     dataloader_num_workers: int = option(0, "Processes that load data; 0 loads in the main process.")
     dataloader_pin_memory: bool = option(
@@ -33,4 +36,4 @@ class DataArguments:
     dataloader_in_order: bool = option(
         True, "Take batches in the order of their indices, though a later one may be ready before."
     )
-    length_column_name: str = option("length", "Column with the lengths of the examples, for group_by_length.")
+    length_column_name: str = option("length", "Column with the lengths of the examples, for strategies by length.")

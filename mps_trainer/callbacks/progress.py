@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from transformers.trainer_callback import ProgressCallback as TransformersProgressCallback
 
+from ..data.buckets import buckets_of
+
 _SHOWN = {"loss": "loss {:.4f}", "learning_rate": "lr {:.2e}", "grad_norm": "grad norm {:.3g}"}
 _UNITS = {"flos", "runtime"}
 
@@ -21,6 +23,8 @@ class ProgressCallback(TransformersProgressCallback):
             parameters = sum(parameter.numel() for parameter in kwargs["model"].parameters())
             print(f"Training on {args.device}: {args.decision.reason}")
             print(f"  {parameters / 1e6:.1f} M parameters, {state.max_steps} steps of {self._batch} examples")
+            if (buckets := buckets_of(kwargs.get("train_dataloader"))) is not None:
+                print(f"  {buckets}")
         super().on_train_begin(args, state, control, **kwargs)
         self._at_last_log = (state.global_step, time.perf_counter())
 

@@ -9,9 +9,10 @@ import torch
 from torch.utils.data import Sampler
 
 from ..errors import MisconfigurationException
+from .buckets import BucketBatchSampler
 from .columns import is_table
 
-LENGTH_STRATEGIES = ("group_by_length", "batch_rebalance")
+LENGTH_STRATEGIES = ("group_by_length", "batch_rebalance", "bucket_by_length")
 
 
 def group_by_length(
@@ -58,7 +59,7 @@ def rebalanced_batches(
 
 def is_batch_sampler(sampler: Any) -> bool:
     """Whether `sampler` gives batches of its own making, so that no batch size applies."""
-    return type(sampler).__name__ == "BatchRebalanceSampler"
+    return isinstance(sampler, BucketBatchSampler) or type(sampler).__name__ == "BatchRebalanceSampler"
 
 
 def lengths_of(dataset: Any, column: str, processing_class: Any) -> list[int]:
@@ -76,4 +77,23 @@ def lengths_of(dataset: Any, column: str, processing_class: Any) -> list[int]:
             f"dataset no column '{column}'. Give it that column, or name another in length_column_name, with "
             "remove_unused_columns=False if the model does not take it; or use train_sampling_strategy='random'."
         )
+    if is_table(dataset) and (lengths := _column_lengths(dataset, name)) is not None:
+        return lengths
     return [len(example[name]) for example in dataset]
+
+
+def _column_lengths(dataset: Any, name: str) -> list[int] | None:
+    """The lengths of the lists in a column, without decoding them; None where that is not what examples show."""
+    import pyarrow.compute as compute
+    import pyarrow.types as types
+
+    column = dataset.data.schema.field(name).type if name in dataset.data.column_names else None
+    is_list = column is not None and any(
+        is_one(column) for is_one in (types.is_list, types.is_large_list, types.is_fixed_size_list)
+    )
+    if not is_list or dataset.format["type"] == "custom":  # whose function may make the examples longer or shorter
+        return None
+    lengths: list[int] = []
+    for batch in dataset.select_columns(name).with_format("arrow").iter(batch_size=10_000):
+        lengths.extend(compute.list_value_length(batch[name]).to_pylist())
+    return lengths

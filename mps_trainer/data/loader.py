@@ -10,6 +10,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 from transformers.trainer_utils import has_length
 
+from .buckets import BucketBatchSampler, buckets_of
 from .order import EpochOrder, LaterBatches, tell_epoch
 
 _KEPT = (  # what a loader made from another takes over, beside the dataset and what says which examples are a batch
@@ -175,10 +176,10 @@ def epoch_batches(
     return batches
 
 
-def order_of(loader: Any) -> EpochOrder | None:
-    """The seeded order of the examples in `loader`, None if it has another."""
+def order_of(loader: Any) -> EpochOrder | BucketBatchSampler | None:
+    """What gives `loader` its order of examples by seed and epoch; None if it has another."""
     sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
-    return sampler if isinstance(sampler, EpochOrder) else None
+    return sampler if isinstance(sampler, EpochOrder) else buckets_of(loader)
 
 
 def length_of(loader: Any) -> int | None:

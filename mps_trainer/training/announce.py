@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from ..data.buckets import buckets_of
 from ..data.loader import length_of
 
 if TYPE_CHECKING:
@@ -34,5 +35,7 @@ def announce(loop: TrainingLoop) -> None:
     logger.info("***** Running training *****")
     for name, value in rows.items():
         logger.info("  %s = %s", name, value)
+    if (buckets := buckets_of(loop.loader)) is not None:
+        logger.info("  Length buckets: %s", buckets)
     if loop.first_step:
         logger.info("  Going on after step %d, in epoch %d", loop.first_step, plan.epoch_of(loop.first_step))

@@ -20,6 +20,7 @@ from transformers.trainer_utils import (
     speed_metrics,
 )
 
+from ..data.buckets import buckets_of
 from .loaders import Loaders
 from .objective import Objective
 from .optimizer import set_mode
@@ -109,6 +110,8 @@ class Evaluation(Loaders, Objective):
             if args.batch_eval_metrics and self.compute_metrics and logits is not None and labels is not None:
                 results = self._batch_metrics(loss, size, logits, labels, inputs)
         kept.to_numpy()
+        if (sorted_batches := buckets_of(dataloader)) is not None and not sorted_batches.shuffle:
+            kept.put_back(sorted_batches.order())
         if not args.batch_eval_metrics:
             results = self._metrics(kept)
         metrics = self._named(results, kept.mean_loss(args.logging_nan_inf_filter), metric_key_prefix)

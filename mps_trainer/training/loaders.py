@@ -12,9 +12,11 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 from transformers.trainer_utils import has_length, seed_worker
 
+from ..data.buckets import BucketBatchSampler, LengthBuckets
 from ..data.columns import ColumnRemover, is_table, signature_columns, without_unused_columns
-from ..data.lengths import LENGTH_STRATEGIES, group_by_length, is_batch_sampler, rebalanced_batches
+from ..data.lengths import LENGTH_STRATEGIES, group_by_length, is_batch_sampler, lengths_of, rebalanced_batches
 from ..data.loader import num_examples, prepare_loader
+from ..data.padding import PadToBucket
 from ..errors import MisconfigurationException
 from .base import TrainerBase
 
@@ -25,6 +27,7 @@ class Loaders(TrainerBase):
     """Override any of these to feed the Trainer from somewhere else."""
 
     _signature_columns: list[str] | None = None  # what may reach the model; None until it is first asked for
+    _length_buckets: LengthBuckets | None = None  # of the training data; None until they are first asked for
 
     def get_train_dataloader(self) -> DataLoader:
         """The loader of `train_dataset`, shuffled anew each epoch unless the arguments say otherwise.
@@ -45,7 +48,9 @@ class Loaders(TrainerBase):
         )
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
-        """The loader of `eval_dataset`, in its own order; the same one again where its workers stay alive.
+        """The loader of `eval_dataset`, in its own order unless the arguments say otherwise.
+
+        It is the same one again where its workers stay alive.
 
         Args:
             eval_dataset: a dataset, the name of one in the dictionary that the Trainer has, or None for the Trainer's.
@@ -73,7 +78,7 @@ class Loaders(TrainerBase):
         return loader
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
-        """The loader of `test_dataset` for predictions, in its own order."""
+        """The loader of `test_dataset` for predictions, in the order of an evaluation."""
         return self._get_dataloader(
             dataset=test_dataset,
             description="test",
@@ -127,13 +132,30 @@ class Loaders(TrainerBase):
                 processing_class,
                 args.dataloader_drop_last,
             )
+        if strategy == "bucket_by_length":
+            sampler = BucketBatchSampler(
+                lengths_of(dataset, column, processing_class),
+                self._train_batch_size,
+                num_buckets=args.num_length_buckets,
+                seed=torch.initial_seed() if args.data_seed is None else args.data_seed,
+                drop_last=args.dataloader_drop_last,
+            )
+            self._length_buckets = sampler.buckets
+            return sampler
         return SequentialSampler(dataset) if strategy == "sequential" else RandomSampler(dataset)
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler | None:
-        """The dataset's own order; grouped by length, always alike, if training is. None without a length."""
+        """The dataset's own order; grouped or sorted by length, always alike, if training is. None without a length.
+
+        What was sorted is put back into the dataset's order by `evaluation_loop`, which cannot do so with batches that
+        stay apart.
+        """
         if eval_dataset is None or not has_length(eval_dataset):
             return None
-        if self.args.train_sampling_strategy != "group_by_length":
+        strategy, apart = self.args.train_sampling_strategy, not self.args.eval_do_concat_batches
+        if strategy == "bucket_by_length" and len(eval_dataset) > 0 and not apart:
+            return self._sorted_batches(eval_dataset)
+        if strategy != "group_by_length":
             return SequentialSampler(eval_dataset)
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         return group_by_length(
@@ -143,6 +165,29 @@ class Loaders(TrainerBase):
             self.processing_class,
             generator=torch.Generator().manual_seed(seed),
         )
+
+    def _sorted_batches(self, dataset: Any) -> BucketBatchSampler:
+        """Batches in the order of length, padded to the lengths of training, or to their own if nothing is trained."""
+        args = self.args
+        return BucketBatchSampler(
+            lengths_of(dataset, args.length_column_name, self.processing_class),
+            args.eval_batch_size,
+            buckets=self._training_buckets(),
+            num_buckets=args.num_length_buckets,
+            shuffle=False,
+            drop_last=args.dataloader_drop_last,
+        )
+
+    def _training_buckets(self) -> LengthBuckets | None:
+        """The length buckets of `train_dataset`, before training begins as well; None if it cannot be measured."""
+        args, dataset = self.args, self.train_dataset
+        measurable = has_length(dataset) and len(dataset) > 0 and not isinstance(dataset, IterableDataset)
+        if self._length_buckets is None and measurable:
+            if is_table(dataset):
+                dataset = self._remove_unused_columns(dataset, description="Training")
+            lengths = lengths_of(dataset, args.length_column_name, self.processing_class)
+            self._length_buckets = LengthBuckets.fitted(lengths, args.num_length_buckets)
+        return self._length_buckets
 
     def _warn_of_order(self, dataset: Any) -> None:
         if dataset is not None and self.args.train_sampling_strategy in LENGTH_STRATEGIES:
@@ -187,6 +232,13 @@ class Loaders(TrainerBase):
             description=description,
         )
 
+    def _padding_to(self, buckets: LengthBuckets, collator: Callable) -> Callable:
+        """`collator`, whose batches have the lengths of `buckets`."""
+        if isinstance(collator, RemoveColumnsCollator):  # which hands the examples on to the one that pads
+            collator.data_collator = self._padding_to(buckets, collator.data_collator)
+            return collator
+        return collator if isinstance(collator, PadToBucket) else PadToBucket(collator, buckets, self.processing_class)
+
     # Making
 
     def _get_dataloader(
@@ -222,6 +274,8 @@ class Loaders(TrainerBase):
                 settings["batch_sampler"] = sampler
             else:
                 settings.update(sampler=sampler, drop_last=self.args.dataloader_drop_last)
+            if isinstance(sampler, BucketBatchSampler):
+                settings["collate_fn"] = self._padding_to(sampler.buckets, collator)
             if is_training:
                 settings["worker_init_fn"] = functools.partial(
                     seed_worker, num_workers=self.args.dataloader_num_workers, rank=self.args.process_index

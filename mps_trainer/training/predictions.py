@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 import torch
-from transformers.trainer_pt_utils import EvalLoopContainer
+from transformers.trainer_pt_utils import nested_numpify
 
 from ..training_args import TrainingArguments
 from .accelerator import GradientState
 from .loss import IGNORED_LABEL
+
+_KEPT = ("losses", "predictions", "labels", "inputs")
 
 
 class Predictions:
@@ -24,9 +27,11 @@ class Predictions:
         self.every = args.eval_accumulation_steps
         self.keep_outputs = keep_outputs
         self.batches = 0
-        self.losses, self.predictions, self.labels, self.inputs = (
-            EvalLoopContainer(args.eval_do_concat_batches, padding_index=IGNORED_LABEL) for _ in range(4)
-        )
+        self.losses: Any
+        self.predictions: Any
+        self.labels: Any
+        self.inputs: Any
+        self.losses, self.predictions, self.labels, self.inputs = (Batches(args.eval_do_concat_batches) for _ in _KEPT)
 
     def add(self, loss: torch.Tensor | None, size: int, predictions: Any, labels: Any, inputs: Any) -> None:
         """Adds a batch of `size` examples, whose mean loss counts once for each of them."""
@@ -34,17 +39,32 @@ class Predictions:
         if loss is not None:
             self.losses.add(loss.repeat(size))
         if self.keep_outputs:
-            for container, value in ((self.predictions, predictions), (self.labels, labels), (self.inputs, inputs)):
+            for batches, value in ((self.predictions, predictions), (self.labels, labels), (self.inputs, inputs)):
                 if value is not None:
-                    container.add(value)
+                    batches.add(value)
         if self.every and self.batches % self.every == 0:
-            for container in (self.losses, self.predictions, self.labels, self.inputs):
-                container.to_cpu_and_numpy()
+            for name in _KEPT:
+                getattr(self, name).to_host()
 
     def to_numpy(self) -> None:
         """Afterwards the four are arrays, or lists of one for each batch; None where there was nothing."""
-        for name in ("losses", "predictions", "labels", "inputs"):
-            setattr(self, name, getattr(self, name).get_arrays())
+        for name in _KEPT:
+            setattr(self, name, getattr(self, name).arrays())
+
+    def put_back(self, order: np.ndarray) -> None:
+        """Puts the rows of the four, which are arrays, into the dataset's order.
+
+        Args:
+            order: the index in the dataset of each row.
+        """
+        positions = np.argsort(order)
+
+        def sort(array: np.ndarray) -> np.ndarray:
+            return array[positions] if array.shape[:1] == positions.shape else array  # not one row for each example
+
+        for name in _KEPT:
+            if getattr(self, name) is not None:
+                setattr(self, name, _map(sort, [getattr(self, name)]))
 
     def mean_loss(self, finite_only: bool) -> float | None:
         """Mean over the examples; over those with a finite loss, if there are any, with `finite_only`."""
@@ -53,6 +73,78 @@ class Predictions:
             return None
         finite = np.isfinite(losses)
         return (losses[finite] if finite_only and finite.any() else losses).mean().item()
+
+
+class Batches:
+    """Tensors, or lists, tuples and dictionaries of them, batch by batch; joined once, and copied to the host once.
+
+    A copy for each batch would make the host wait for the device each time; a join for each, copy what is there again.
+    """
+
+    def __init__(self, join: bool) -> None:
+        self._join = join
+        self._on_device: list[Any] = []
+        self._on_host: list[Any] = []
+
+    def add(self, batch: Any) -> None:
+        self._on_device.append(batch)
+
+    def to_host(self) -> None:
+        """Frees the device of what was added since the last call."""
+        if self._on_device and self._join:
+            self._on_device = [joined(self._on_device)]
+        self._on_host += (_map(torch.Tensor.cpu, [batch]) for batch in self._on_device)
+        self._on_device = []
+
+    def arrays(self) -> Any:
+        """All batches as one, or a list of them, in NumPy's arrays; None if there are none."""
+        self.to_host()
+        if not self._on_host:
+            return None
+        return nested_numpify(joined(self._on_host) if self._join else self._on_host)
+
+
+def joined(batches: list[Any]) -> Any:
+    """One batch of all; its second dimension, if the batches differ in that, padded at the end with the ignored label.
+
+    As transformers' nested_concat joins two.
+    """
+    if len(batches) == 1:
+        return batches[0]
+    return _map(lambda *tensors: _concatenated([torch.atleast_1d(tensor) for tensor in tensors]), batches)
+
+
+def _concatenated(tensors: list[torch.Tensor]) -> torch.Tensor:
+    if tensors[0].ndim == 1 or len({tensor.shape[1] for tensor in tensors}) == 1:
+        return torch.cat(tensors)
+    parts = [torch.cat(list(alike)) for _, alike in groupby(tensors, key=lambda tensor: tensor.shape[1])]
+    rows, width = sum(len(part) for part in parts), max(part.shape[1] for part in parts)
+    whole = parts[0].new_full((rows, width, *parts[0].shape[2:]), IGNORED_LABEL)
+    start = 0
+    for part in parts:
+        whole[start : start + len(part), : part.shape[1]] = part
+        start += len(part)
+    return whole
+
+
+def _map(function: Callable[..., Any], values: list[Any]) -> Any:
+    """`function` of the tensors, or arrays, that have the same place in each of `values`.
+
+    Raises:
+        TypeError: for what is neither a tensor nor made of tensors.
+    """
+    first = values[0]
+    if isinstance(first, (list, tuple)):
+        return type(first)(_map(function, list(parts)) for parts in zip(*values, strict=False))
+    if isinstance(first, Mapping):
+        return type(first)({key: _map(function, [value[key] for value in values]) for key in first})  # type: ignore[call-arg]
+    if not isinstance(first, (torch.Tensor, np.ndarray)):
+        raise TypeError(
+            f"Outputs of batches cannot be joined: there is a {type(first).__name__} among them, and only tensors, or "
+            "lists, tuples and dictionaries of tensors can be. Leave it out with ignore_keys, or in "
+            "preprocess_logits_for_metrics."
+        )
+    return function(*values)
 
 
 def watching_for_last(batches: Iterable[Any], state: GradientState) -> Iterator[Any]:

@@ -11,6 +11,8 @@ PAGES = sorted({block.page for block in all_blocks("python")})
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_python_of_a_page_runs(page, bert, sentences, tmp_path, monkeypatch):
+    from transformers import AutoTokenizer
+
     from mps_trainer import Trainer, TrainingArguments
 
     monkeypatch.chdir(tmp_path)
@@ -18,6 +20,7 @@ def test_the_python_of_a_page_runs(page, bert, sentences, tmp_path, monkeypatch)
     names = {
         "model": bert,
         "args": TrainingArguments(output_dir="out"),
+        "tokenizer": AutoTokenizer.from_pretrained(ROOT / "examples" / "text-classification" / "embedded"),
         "train_dataset": sentences,
         "eval_dataset": sentences[:4],
         "Trainer": Trainer,

@@ -233,3 +233,32 @@ def test_length_column_in_torch_format_is_read_at_once(tmp_path):
         orders.append(list(trainer._get_train_sampler(data)))
     assert [int(i) for i in orders[0]] == orders[1]
     assert isinstance(data, datasets.Dataset)
+
+
+@BOTH
+def test_length_buckets_work_in_a_loader_of_ones_own(tmp_path, package):
+    data = [{"input_ids": [1] * (3 + i * 7 % 30), "labels": 0} for i in range(SIZE)]
+    lengths = [len(row["input_ids"]) for row in data]
+    made = mps_trainer.BucketBatchSampler(lengths, BATCH, num_buckets=2)
+    batches = []
+
+    def collate(items):
+        batch = pad(items)
+        batches.append({**batch, "attention_mask": batch["input_ids"]})  # every token is a 1
+        return batches[-1]
+
+    class Bucketed:
+        def get_train_dataloader(self):
+            collator = mps_trainer.PadToBucket(collate, made.buckets)
+            return self.accelerator.prepare(DataLoader(self.train_dataset, batch_sampler=made, collate_fn=collator))
+
+    class Masked(Bag):
+        def forward(self, input_ids, attention_mask, labels=None):
+            return super().forward(input_ids, labels)
+
+    trainer = make(package, tmp_path, Bucketed, data=data, model=Masked(), num_train_epochs=2)
+    trainer.train()
+    expected = mps_trainer.BucketBatchSampler(lengths, BATCH, num_buckets=2)
+    order = [[lengths[i] for i in batch] for _ in range(2) for batch in expected]
+    assert [batch["attention_mask"].sum(1).tolist() for batch in batches] == order
+    assert {batch["input_ids"].shape[1] for batch in batches} == set(made.buckets.lengths)

@@ -7,7 +7,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from mps_trainer import Trainer
 from mps_trainer.simulator import SimulationCallback
-from tests.conftest import examples
+from tests.conftest import accuracy, examples
 
 
 @pytest.fixture
@@ -80,6 +80,30 @@ def test_clipping_and_update_take_as_many_operators_for_any_number_of_parameters
 
 def test_batches_of_one_shape_compile_nothing_new_after_the_first_steps(figures):
     assert [step.new_shapes for step in figures(steps=6)][1:] == [0] * 4
+
+
+@pytest.mark.parametrize("settings", [{}, {"include_for_metrics": ["inputs", "loss"]}], ids=str)
+def test_an_evaluation_waits_as_often_for_many_batches_as_for_few(mps, make_trainer, settings):
+    def reads(batches):
+        trainer = make_trainer({"compute_metrics": accuracy, "eval_dataset": examples(8 * batches)}, **settings)
+        trainer.model.main_input_name = "x"
+        mps.reset()
+        trainer.evaluate()
+        report = mps.report()
+        return report.blocking_reads, report.device_to_host
+
+    assert reads(12) == reads(3)
+    assert reads(3)[0] == reads(3)[1] == 3 + ("include_for_metrics" in settings)  # losses, predictions, labels, inputs
+
+
+def test_outputs_of_an_evaluation_are_joined_in_one_operation(mps, make_trainer):
+    def joins(batches):
+        trainer = make_trainer({"compute_metrics": accuracy, "eval_dataset": examples(8 * batches)})
+        mps.reset()
+        trainer.evaluate()
+        return {operator.name: operator.calls for operator in mps.report().operators}["aten::cat"]
+
+    assert joins(12) == joins(3)
 
 
 def test_memory_does_not_grow_from_log_to_log(figures):

@@ -1,0 +1,198 @@
+"""Length buckets: a small set of padded lengths, and batches of examples that share one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Sampler
+
+from ..errors import MisconfigurationException
+
+_STEP = 8  # tokens between lengths to choose from, as matrix units like them
+
+
+@dataclass(frozen=True)
+class LengthBuckets:
+    """The lengths to which batches are padded.
+
+    Args:
+        lengths: in tokens, ascending.
+    """
+
+    lengths: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.lengths or self.lengths[0] < 1 or list(self.lengths) != sorted(set(self.lengths)):
+            raise MisconfigurationException(
+                f"LengthBuckets({self.lengths!r}) are no lengths to pad to: give one or more, from 1 up, each longer "
+                "than the one before."
+            )
+
+    @classmethod
+    def fitted(cls, lengths: Sequence[int] | np.ndarray, count: int = 7) -> LengthBuckets:
+        """The at most `count` lengths with which examples of these `lengths` need the fewest padded tokens.
+
+        Each is a multiple of 8, or the length of the longest example, which is the last.
+
+        Raises:
+            MisconfigurationException: without an example, or for a count below 1.
+        """
+        lengths = np.asarray(lengths, dtype=np.int64)
+        if not lengths.size or count < 1:
+            raise MisconfigurationException(
+                f"{count} length buckets cannot be made for {lengths.size} examples: there has to be one of each."
+            )
+        longest = max(int(lengths.max()), 1)
+        edges = np.append(np.arange(_STEP, longest, _STEP), longest)
+        examples = np.bincount(np.searchsorted(edges, lengths), minlength=len(edges))
+        taken = np.flatnonzero(examples)
+        return cls(_cheapest(edges[taken], np.cumsum(examples[taken]), count))
+
+    def length_for(self, length: int) -> int:
+        """The padded length of a batch whose longest example has `length` tokens.
+
+        Beyond the last bucket, the next multiple of 8: an evaluation may have longer examples than training.
+        """
+        return int(self.lengths_for(np.asarray([length]))[0])
+
+    def lengths_for(self, lengths: np.ndarray) -> np.ndarray:
+        """`length_for` of each."""
+        buckets = np.asarray(self.lengths)
+        found = buckets[np.minimum(np.searchsorted(buckets, lengths), len(buckets) - 1)]
+        return np.where(lengths > buckets[-1], -(-lengths // _STEP) * _STEP, found)
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.lengths))
+
+
+def _cheapest(edges: np.ndarray, below: np.ndarray, count: int) -> tuple[int, ...]:
+    """At most `count` of `edges`, the last among them, with the fewest padded tokens in all.
+
+    Args:
+        below: for each edge, the examples that are no longer.
+    """
+    cost = edges * below  # of all examples up to each edge, padded to it
+    before: list[np.ndarray] = []  # for one bucket more in each entry: the edge before each edge
+    for _ in range(1, min(count, len(edges))):
+        previous, cost = cost, cost.copy()
+        came_from = np.full(len(edges), -1)
+        for last in range(1, len(edges)):
+            split = previous[:last] + edges[last] * (below[last] - below[:last])
+            cheapest = int(split.argmin())
+            if split[cheapest] < cost[last]:
+                cost[last], came_from[last] = split[cheapest], cheapest
+        before.append(came_from)
+    chosen, edge = [], len(edges) - 1
+    while edge >= 0:
+        chosen.append(int(edges[edge]))
+        edge = int(before.pop()[edge]) if before else -1
+    return tuple(reversed(chosen))
+
+
+class BucketBatchSampler(Sampler[list[int]]):
+    """Batches whose examples are padded to one length, for any `DataLoader`'s `batch_sampler`.
+
+    Their number is that of an ordinary sampler, and all are full but the last. What a bucket has left over after its
+    last full batch goes into the first batch of the next longer one; the examples that do not fill a batch are of the
+    shortest, and come last. Examples within a bucket and the order of the batches are drawn anew each epoch, from a
+    generator of the sampler's own seeded with `seed` + epoch; the epoch is the one told by `set_epoch`, or counted.
+
+    Args:
+        lengths: of the examples, in tokens.
+        batch_size: examples in a batch of one process.
+        buckets: default: fitted to the lengths.
+        num_buckets: how many to fit at most.
+        shuffle: if false, always the same batches, from the shortest examples to the longest.
+        drop_last: leave out examples that do not fill a batch: any, or without `shuffle` the dataset's last.
+        num_replicas: processes, each with a share of every batch of `batch_size` x `num_replicas` examples. They have
+            equally many batches of equal size; for that, the last batch repeats as many of its examples as it has to.
+        rank: of this process.
+
+    Raises:
+        MisconfigurationException: for sizes that cannot be, or no lengths.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int] | np.ndarray,
+        batch_size: int,
+        *,
+        buckets: LengthBuckets | None = None,
+        num_buckets: int = 7,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        num_replicas: int = 1,
+        rank: int = 0,
+    ) -> None:
+        if batch_size < 1 or not 0 <= rank < num_replicas:
+            raise MisconfigurationException(
+                f"batch_size={batch_size}, num_replicas={num_replicas} and rank={rank} are not accepted: a batch has "
+                "at least one example, and a rank is below the number of replicas, from 0."
+            )
+        self.lengths = np.asarray(lengths, dtype=np.int64)
+        self.buckets = LengthBuckets.fitted(self.lengths, num_buckets) if buckets is None else buckets
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.seed = seed
+        self.drop_last = drop_last
+        self.num_replicas, self.rank = num_replicas, rank
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        whole, rest = divmod(len(self.lengths), self.batch_size * self.num_replicas)
+        return whole + bool(rest and not self.drop_last)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for batch in self._batches(self.epoch):
+            yield batch[self.rank :: self.num_replicas].tolist()
+        self.epoch += 1
+
+    def order(self) -> np.ndarray:
+        """The indices of the examples, of all processes, in the order in which the epoch to come visits them."""
+        return np.concatenate([*self._batches(self.epoch), np.empty(0, np.int64)])
+
+    def padded_per_real(self) -> float:
+        """Tokens of padded batches for each token of an example."""
+        batches = self._batches(self.epoch)
+        longest = np.array([self.lengths[batch].max() for batch in batches], dtype=np.int64)
+        sizes = np.array([len(batch) for batch in batches], dtype=np.int64)
+        real = sum(int(self.lengths[batch].sum()) for batch in batches)
+        return float((self.buckets.lengths_for(longest) * sizes).sum() / max(real, 1))
+
+    def __str__(self) -> str:
+        return (
+            f"batches of {self.batch_size} padded to {self.buckets} tokens: "
+            f"{self.padded_per_real():.2f} padded per real token"
+        )
+
+    def _batches(self, epoch: int) -> list[np.ndarray]:
+        """The batches of an epoch, each with the examples of all processes."""
+        size = self.batch_size * self.num_replicas
+        generator = torch.Generator().manual_seed(self.seed + epoch)
+        order = np.arange(len(self.lengths))
+        rest = len(order) % size
+        if self.shuffle:
+            order = torch.randperm(len(order), generator=generator).numpy()
+        if self.drop_last:
+            order, rest = order[: len(order) - rest], 0
+        keys = self.buckets.lengths_for(self.lengths[order]) if self.shuffle else self.lengths[order]
+        order = order[np.argsort(keys, kind="stable")]
+        whole = order[rest:].reshape(-1, size)
+        if self.shuffle:
+            whole = whole[torch.randperm(len(whole), generator=generator).numpy()]
+        fill = -rest % self.num_replicas
+        return [*whole, np.resize(order[:rest], rest + fill)] if rest else list(whole)
+
+
+def buckets_of(loader: Any) -> BucketBatchSampler | None:
+    """The sampler of a loader whose batches are made from length buckets; None for any other."""
+    sampler = getattr(loader, "batch_sampler", None)
+    return sampler if isinstance(sampler, BucketBatchSampler) else None

@@ -1,0 +1,199 @@
+"""Batches in the length of their bucket: bit for bit those of the tokenizer, or another collator's made longer."""
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoTokenizer,
+    BatchEncoding,
+    DataCollatorForTokenClassification,
+    DataCollatorWithPadding,
+    PreTrainedTokenizerFast,
+)
+
+from mps_trainer.data.buckets import LengthBuckets
+from mps_trainer.data.padding import PadToBucket
+
+EMBEDDED = Path(__file__).parents[2] / "examples" / "text-classification" / "embedded"
+BUCKETS = LengthBuckets((8, 13, 24))
+LENGTHS = [3, 12, 7, 9]  # to be padded to 13
+
+
+@pytest.fixture
+def tokenizer():
+    return AutoTokenizer.from_pretrained(EMBEDDED)
+
+
+def rows(lengths=LENGTHS, **more):
+    names = {"input_ids": 5, "token_type_ids": 1, "attention_mask": 1, "special_tokens_mask": 0}
+    return [
+        {
+            **{name: list(range(at, at + n)) if name == "input_ids" else [at] * n for name, at in names.items()},
+            **{name: value(i) for name, value in more.items()},
+        }
+        for i, n in enumerate(lengths)
+    ]
+
+
+def only(examples, *names):
+    return [{name: example[name] for name in names} for example in examples]
+
+
+def assert_same(batch, expected):
+    assert type(batch) is type(expected)
+    assert list(batch) == list(expected)
+    for name, tensor in expected.items():
+        assert batch[name].dtype == tensor.dtype, name
+        assert torch.equal(batch[name], tensor), name
+
+
+@pytest.fixture
+def directly(monkeypatch):
+    """Fails the test if a batch is padded by the tokenizer's own function."""
+
+    def check(tokenizer, make):
+        def refuse(*args, **kwargs):
+            raise AssertionError("tokenizer.pad was called")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(tokenizer), "_get_padding_truncation_strategies", refuse)
+            return make()
+
+    return check
+
+
+KINDS = {
+    "all": rows(),
+    "no masks": only(rows(), "input_ids"),
+    "no types": only(rows(), "input_ids", "attention_mask"),
+    "more columns": rows(label=lambda i: i, weight=lambda i: i / 2, pair=lambda i: [i, 1]),
+    "flags": rows(label=lambda i: i % 2 == 0),
+    "label_ids": rows(label_ids=lambda i: [i / 2, 1.0]),
+    "numpy label": rows(label=lambda i: np.float64(i / 2)),
+    "tensors": [{name: torch.tensor(value) for name, value in row.items()} for row in rows(label=lambda i: i / 2)],
+    "arrays": [{name: np.asarray(value) for name, value in row.items()} for row in rows(label=lambda i: i / 2)],
+    "longest": rows([24, 1]),
+    "beyond the last bucket": rows([25, 1]),
+    "of a bucket's length": rows([8, 8]),
+}
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("examples", KINDS.values(), ids=KINDS.keys())
+def test_batch_is_the_tokenizers_own_bit_for_bit(tokenizer, directly, examples, side):
+    tokenizer.padding_side = side
+    tokenizer._pad_token_type_id = 3
+    longest = max(len(example["input_ids"]) for example in examples)
+    plain = DataCollatorWithPadding(tokenizer, padding="max_length", max_length=BUCKETS.length_for(longest))
+    expected = plain(copy.deepcopy(examples))
+    assert expected["input_ids"].shape[1] in (8, 13, 24, 32)
+    for collator in (tokenizer, DataCollatorWithPadding(tokenizer)):
+        assert_same(directly(tokenizer, lambda c=collator: PadToBucket(c, BUCKETS)(examples)), expected)
+
+
+ODD = {
+    "masks of numbers with a fraction": [
+        {**row, "attention_mask": [1.0] * len(row["input_ids"])} for row in rows([4, 3])
+    ],
+    "masks of two dimensions": [
+        {"input_ids": torch.tensor(row["input_ids"]), "attention_mask": torch.ones(4, 4)} for row in rows([4, 4])
+    ],
+    "an empty example": rows([3, 0]),
+}
+
+
+@pytest.mark.parametrize("examples", ODD.values(), ids=ODD.keys())
+def test_what_is_not_plain_lists_of_tokens_is_left_to_the_tokenizer(tokenizer, examples):
+    examples = only(examples, "input_ids", "attention_mask")
+    expected = DataCollatorWithPadding(tokenizer, padding="max_length", max_length=8)(copy.deepcopy(examples))
+    assert_same(PadToBucket(tokenizer, BUCKETS)(copy.deepcopy(examples)), expected)
+
+
+def test_tokenizer_with_padding_of_its_own_is_asked(tokenizer):
+    class Own(PreTrainedTokenizerFast):
+        def _pad(self, encoded_inputs, *args, **kwargs):
+            return {**super()._pad(encoded_inputs, *args, **kwargs), "length": len(encoded_inputs["input_ids"])}
+
+    own = Own(tokenizer_object=tokenizer.backend_tokenizer, pad_token="[PAD]")
+    assert PadToBucket(own, BUCKETS)(only(rows(), "input_ids"))["length"].tolist() == [13] * 4
+
+
+def test_multiple_of_the_collator_is_kept(tokenizer):
+    collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=16)
+    assert PadToBucket(collator, BUCKETS)(rows())["input_ids"].shape == (4, 16)
+
+
+def test_collator_that_pads_to_a_length_of_its_own_keeps_it(tokenizer):
+    collator = DataCollatorWithPadding(tokenizer, padding="max_length", max_length=24)
+    assert PadToBucket(collator, BUCKETS)(rows())["input_ids"].shape == (4, 24)
+
+
+def test_examples_without_tokens_are_refused_by_the_tokenizer(tokenizer):
+    with pytest.raises(ValueError, match="input_ids"):
+        PadToBucket(tokenizer, BUCKETS)([{"x": 1}])
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_batch_of_another_collator_is_made_longer_on_the_side_of_the_tokenizer(tokenizer, side):
+    tokenizer.padding_side = side
+    examples = [{**row, "labels": row["input_ids"]} for row in rows()]
+    for row in examples:
+        del row["special_tokens_mask"]
+    expected = DataCollatorForTokenClassification(tokenizer, padding="max_length", max_length=13)(
+        copy.deepcopy(examples)
+    )
+    batch = PadToBucket(DataCollatorForTokenClassification(tokenizer), BUCKETS)(examples)
+    assert_same(batch, expected)
+    assert batch["labels"].shape == (4, 13)
+    assert (batch["labels"] == -100).sum() == 4 * 13 - sum(LENGTHS)
+
+
+def stacked(batch):
+    """A collator that gives `batch`."""
+    return lambda examples: {name: tensor.clone() for name, tensor in batch.items()}
+
+
+TENSORS = {
+    "input_ids": torch.ones(2, 5, dtype=torch.long),
+    "attention_mask": torch.ones(2, 5, dtype=torch.long),
+    "special_tokens_mask": torch.zeros(2, 5, dtype=torch.long),
+    "labels": torch.ones(2, 5),
+    "boxes": torch.ones(2, 5, 4),
+    "decoder_input_ids": torch.ones(2, 3, dtype=torch.long),
+}
+
+
+def test_what_is_not_as_long_as_the_tokens_stays(tokenizer):
+    batch = PadToBucket(stacked(TENSORS), BUCKETS, tokenizer)([])
+    shapes = {name: tuple(tensor.shape) for name, tensor in batch.items()}
+    assert shapes == {
+        **dict.fromkeys(["input_ids", "attention_mask", "special_tokens_mask"], (2, 8)),
+        "labels": (2, 5),  # numbers with a fraction: one for each class
+        "boxes": (2, 8, 4),
+        "decoder_input_ids": (2, 3),
+    }
+    assert batch["special_tokens_mask"][:, 5:].all()
+    assert not batch["boxes"][:, 5:].any()
+    assert (batch["input_ids"][:, 5:] == tokenizer.pad_token_id).all()
+
+
+def test_without_a_tokenizer_zeros_are_put_on_the_right():
+    batch = PadToBucket(stacked(TENSORS), BUCKETS)([])
+    assert batch["input_ids"].tolist() == [[1] * 5 + [0] * 3] * 2
+
+
+@pytest.mark.parametrize("missing", ["attention_mask", "input_ids"])
+def test_batch_whose_padding_could_not_be_told_stays(missing):
+    batch = {name: tensor for name, tensor in TENSORS.items() if name != missing}
+    assert_same(PadToBucket(stacked(batch), BUCKETS)([]), batch)
+
+
+def test_batch_without_names_stays():
+    assert PadToBucket(list, BUCKETS)([1, 2]) == [1, 2]
+
+
+def test_batch_can_be_moved_like_the_tokenizers(tokenizer):
+    assert isinstance(PadToBucket(tokenizer, BUCKETS)(rows()), BatchEncoding)

@@ -1,0 +1,62 @@
+"""What the script does where its command line says nothing."""
+
+import json
+
+import pytest
+from glue_arguments import parse
+
+EMBEDDED = ["--task_name", "mrpc", "--embedded"]
+REAL = ["--task_name", "mrpc", "--data_dir", "d", "--model_name_or_path", "m", "--do_eval"]
+
+
+@pytest.mark.parametrize("source", [EMBEDDED, REAL], ids=["embedded", "real"])
+@pytest.mark.parametrize(
+    ("words", "strategy"),
+    [
+        ([], "bucket_by_length"),
+        (["--pad_to_max_length", "False"], "bucket_by_length"),
+        (["--pad_to_max_length", "True"], "random"),
+        (["--pad_to_max_length"], "random"),
+        (["--train_sampling_strategy", "random"], "random"),
+        (["--train_sampling_strategy=sequential"], "sequential"),
+        (["--train-sampling-strategy", "random"], "random"),
+        (["--pad_to_max_length", "--train_sampling_strategy", "bucket_by_length"], "bucket_by_length"),
+    ],
+    ids=str,
+)
+def test_examples_go_by_length_unless_something_else_is_asked_for(source, words, strategy):
+    _, _, training = parse([*source, *words])
+    assert training.train_sampling_strategy == strategy
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_the_old_name_of_another_order_is_honoured():
+    assert parse([*EMBEDDED, "--group_by_length"])[2].train_sampling_strategy == "group_by_length"
+
+
+@pytest.mark.parametrize(
+    ("words", "size"),
+    [
+        ([], 32),
+        (["--per_device_train_batch_size", "16"], 16),
+        (["--per_device_train_batch_size", "16", "--per_device_eval_batch_size", "64"], 64),
+    ],
+    ids=str,
+)
+def test_evaluation_batches_are_as_large_as_training_batches(words, size):
+    assert parse([*EMBEDDED, *words])[2].eval_batch_size == size
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({}, ("bucket_by_length", 32)),
+        ({"train_sampling_strategy": "random", "per_device_eval_batch_size": 4}, ("random", 4)),
+        ({"pad_to_max_length": True}, ("random", 32)),
+    ],
+    ids=str,
+)
+def test_a_file_of_arguments_is_read_alike(tmp_path, more, expected):
+    (tmp_path / "c.json").write_text(json.dumps({"task_name": "mrpc", "embedded": True, **more}))
+    _, _, training = parse([str(tmp_path / "c.json")])
+    assert (training.train_sampling_strategy, training.per_device_eval_batch_size) == expected
