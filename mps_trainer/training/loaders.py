@@ -234,7 +234,7 @@ class Loaders(TrainerBase):
 
     def _padding_to(self, buckets: LengthBuckets, collator: Callable) -> Callable:
         """`collator`, whose batches have the lengths of `buckets`."""
-        if isinstance(collator, RemoveColumnsCollator):  # which hands the examples on to the one that pads
+        if isinstance(collator, ColumnRemover):  # which hands the examples on to the one that pads
             collator.data_collator = self._padding_to(buckets, collator.data_collator)
             return collator
         return collator if isinstance(collator, PadToBucket) else PadToBucket(collator, buckets, self.processing_class)

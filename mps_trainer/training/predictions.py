@@ -41,7 +41,7 @@ class Predictions:
         if self.keep_outputs:
             for batches, value in ((self.predictions, predictions), (self.labels, labels), (self.inputs, inputs)):
                 if value is not None:
-                    batches.add(value)
+                    batches.add(value if value is predictions else _map(_by_itself, [value]))
         if self.every and self.batches % self.every == 0:
             for name in _KEPT:
                 getattr(self, name).to_host()
@@ -102,6 +102,12 @@ class Batches:
         if not self._on_host:
             return None
         return nested_numpify(joined(self._on_host) if self._join else self._on_host)
+
+
+def _by_itself(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` in memory of its own, where it is a part of its batch, which would all be kept for its sake."""
+    shares = tensor.device.type != "cpu" and tensor.untyped_storage().nbytes() > tensor.nbytes
+    return tensor.clone() if shares else tensor
 
 
 def joined(batches: list[Any]) -> Any:

@@ -96,6 +96,20 @@ def test_an_evaluation_waits_as_often_for_many_batches_as_for_few(mps, make_trai
     assert reads(3)[0] == reads(3)[1] == 3 + ("include_for_metrics" in settings)  # losses, predictions, labels, inputs
 
 
+def test_an_evaluation_keeps_labels_and_not_the_batches_they_came_in(mps, make_trainer):
+    def peak(batches):
+        rows = [{"x": torch.ones(4), "unread": torch.ones(10_000), "labels": i % 2} for i in range(8 * batches)]
+        trainer = make_trainer({"compute_metrics": accuracy, "eval_dataset": rows}, remove_unused_columns=False)
+        trainer.model.forward = lambda x, unread=None, labels=None: type(trainer.model).forward(
+            trainer.model, x, labels
+        )
+        mps.reset()
+        trainer.evaluate()
+        return mps.report().bytes_peak
+
+    assert peak(12) < peak(3) + 40_000  # a batch has 320,000 bytes
+
+
 def test_outputs_of_an_evaluation_are_joined_in_one_operation(mps, make_trainer):
     def joins(batches):
         trainer = make_trainer({"compute_metrics": accuracy, "eval_dataset": examples(8 * batches)})
