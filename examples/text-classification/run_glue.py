@@ -14,9 +14,11 @@ a pretrained one on the real task. The device chooses itself. `--help` lists eve
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -187,13 +189,27 @@ def make_trainer(
 
 
 def make_metrics(labelled: LabelledData, task_name: str | None) -> Any:
-    """The task's own metrics; accuracy or mean squared error for data of one's own."""
-    import evaluate as metrics
-    import numpy as np
+    """The task's own metrics; accuracy or mean squared error for data of one's own.
 
-    metric = metrics.load(str(METRIC), task_name) if task_name is not None else None
+    They are loaded at the first evaluation: what they need takes a second to import, and training need not wait.
+    """
+    missing = [name for name in ("evaluate", "sklearn", "scipy") if find_spec(name) is None]
+    if task_name is not None and missing:
+        raise UserError(
+            f"The metrics of {task_name} need packages that are not installed: {', '.join(missing)}. "
+            "Install them: pip install 'mps_trainer[examples]'."
+        )
+
+    @functools.cache
+    def load_metric() -> Any:
+        import evaluate as metrics
+
+        return metrics.load(str(METRIC), task_name) if task_name is not None else None
 
     def compute(prediction: Any) -> dict[str, float]:
+        import numpy as np
+
+        metric = load_metric()
         logits = prediction.predictions[0] if isinstance(prediction.predictions, tuple) else prediction.predictions
         values = logits.reshape(len(logits)) if labelled.is_regression else logits.argmax(axis=-1)
         if metric is not None:

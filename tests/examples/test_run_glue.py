@@ -2,11 +2,14 @@
 
 import csv
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from glue_tasks import TASKS
 
-from .conftest import EMBEDDED
+from .conftest import EMBEDDED, EXAMPLE, ROOT
 
 METRICS = {
     "cola": {"matthews_correlation"},
@@ -171,3 +174,43 @@ def test_help_lists_every_flag(run_glue):
     assert status == 0
     for flag in ("--task_name", "--data_dir", "--embedded", "--model_name_or_path", "--use_mps_device", "--bf16"):
         assert flag in output
+
+
+def test_metrics_are_not_loaded_before_there_is_something_to_measure(tmp_path):
+    """What they need takes a second to import."""
+    code = (
+        "import sys, run_glue\n"
+        "from transformers import TrainerCallback\n"
+        "from mps_trainer import Trainer\n"
+        "loaded = []\n"
+        "class Look(TrainerCallback):\n"
+        "    def on_step_begin(self, *args, **kwargs):\n"
+        "        loaded.extend(name for name in ('evaluate', 'sklearn') if name in sys.modules)\n"
+        "make = run_glue.make_trainer\n"
+        "def made(*args):\n"
+        "    trainer = make(*args)\n"
+        "    trainer.add_callback(Look())\n"
+        "    return trainer\n"
+        "run_glue.make_trainer = made\n"
+        "status = run_glue.main(sys.argv[1:])\n"
+        "print('loaded', loaded, 'evaluate' in sys.modules, status)\n"
+    )
+    arguments = [
+        "--task_name",
+        "mrpc",
+        "--embedded",
+        "--do_train",
+        "--do_eval",
+        "--max_steps",
+        "1",
+        "--save_strategy",
+        "no",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments, "--output_dir", str(tmp_path / "out")],
+        cwd=EXAMPLE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.splitlines()[-1] == "loaded [] True 0", done.stderr
