@@ -11,11 +11,14 @@ from .benchmark import Benchmark, Entry, Figure, Options, Plan
 from .worker import measure_in_process
 
 VARIANTS: dict[str, dict[str, tuple[str, list[str]]]] = {
-    "ours": {"ours": ("run_glue.py, its defaults", [])},
+    "ours": {
+        "ours": ("run_glue.py, its defaults", []),
+        "ours-bf16": ("run_glue.py, bf16", ["--bf16"]),
+    },
     "transformers": {
         "transformers": ("transformers Trainer, padded to 128", []),
         "transformers-dynamic": ("transformers Trainer, padded by batch", ["--dynamic"]),
-        "transformers-bf16": ("transformers Trainer, padded to 128, bf16", ["--bf16"]),
+        "transformers-dynamic-bf16": ("transformers Trainer, padded by batch, bf16", ["--dynamic", "--bf16"]),
     },
 }
 QUICK = ["--max_train_samples", "32", "--max_eval_samples", "16", "--per_device_train_batch_size", "8"]

@@ -99,10 +99,11 @@ def test_a_script_gives_the_same_losses_metrics_and_files(files, tmp_path, task)
     written = [{str(path.relative_to(out)) for path in out.rglob("*")} for out in (ours, theirs)]
     assert written[0] == written[1]
     read = [json.loads((out / "trainer_state.json").read_text()) for out in (ours, theirs)]
-    assert_same_logs(read[0]["log_history"], read[1]["log_history"], tolerance=1e-6)
+    # numbers of float32 around 2: the norm to clip by is summed in another order
+    assert_same_logs(read[0]["log_history"], read[1]["log_history"], tolerance=1e-5)
     assert len(read[0]["log_history"]) == 6 + 2 + 1
     results = [json.loads((out / "all_results.json").read_text()) for out in (ours, theirs)]
     assert list(results[0]) == list(results[1])
-    assert lasting(results[0]) == pytest.approx(lasting(results[1]), abs=1e-6)
+    assert lasting(results[0]) == pytest.approx(lasting(results[1]), abs=1e-5)
     for name in ("README.md", "predictions.txt", "config.json"):
         assert (ours / name).read_text() == (theirs / name).read_text(), name
