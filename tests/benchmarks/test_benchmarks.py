@@ -61,12 +61,14 @@ def test_overhead(benchmarks):
 
 @pytest.mark.slow
 def test_simulated(benchmarks, built):
-    result, _ = benchmarks("simulated", "--peers", "ours")
-    check(result, "simulated", {"ours"}, {"blocking_reads", "host_to_device", "operators"})
-    row = result["rounds"][0]["ours"]
-    assert 0 < row["loop_operators"] < row["operators"]
-    assert row["host_to_device"] > 0
-    assert row["learned"]["steps"] == result["settings"]["steps"]
+    result, _ = benchmarks("simulated", "--peers", "bare", "ours")
+    check(result, "simulated", {"bare", "ours"}, {"blocking_reads", "host_to_device", "operators"})
+    bare, ours = (result["rounds"][0][name] for name in ("bare", "ours"))
+    assert 0 < bare["loop_operators"] < bare["operators"]
+    assert ours["operators"] - ours["loop_operators"] == bare["operators"] - bare["loop_operators"]  # the model's own
+    assert [target["met"] for target in result["targets"]] == [True, True, True]
+    assert ours["learned"]["steps"] == bare["learned"]["steps"] == result["settings"]["steps"]
+    assert ours["learned"]["loss"] == pytest.approx(bare["learned"]["loss"], rel=1e-4)
 
 
 @pytest.mark.slow
@@ -90,7 +92,12 @@ def test_startup(benchmarks):
 @pytest.mark.skipif(not (REAL / "glue" / "MRPC").is_dir(), reason=f"no real MRPC in {REAL}")
 def test_mrpc(benchmarks):
     result, _ = benchmarks("mrpc", "--peers", "ours", "--data", str(REAL))
-    check(result, "mrpc", {"ours"}, {"seconds", "first_step_seconds", "padding", "peak_rss_mib", "real_share_of_peak"})
+    check(
+        result,
+        "mrpc",
+        {"ours", "ours-bf16"},
+        {"seconds", "first_step_seconds", "padding", "peak_rss_mib", "real_share_of_peak"},
+    )
     row = result["rounds"][0]["ours"]
     assert row["steps"] == 4  # 32 pairs, 8 a step
     assert 0 < row["first_step_seconds"] < row["seconds"]
