@@ -65,9 +65,11 @@ def _copy_on_cpu(trainer: Trainer) -> Trainer:
     """A Trainer like `trainer` that shares nothing with it that training changes, and tells nobody of its events."""
     from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
+    from ..data.transfer import BatchTransfer
     from ..devices import DeviceRequest, gather_facts, resolve
     from ..training.activation_checkpointing import enable_activation_checkpointing
     from ..training.items import ItemsUse
+    from ..training.masks import AttentionMasks
     from ..training.precision import MixedPrecision
 
     stand_in = copy.copy(trainer)
@@ -85,6 +87,8 @@ def _copy_on_cpu(trainer: Trainer) -> Trainer:
     stand_in.optimizer, stand_in.lr_scheduler = _optimizer_on_cpu(trainer.optimizer, memo), None
     stand_in.use_precision(MixedPrecision(args.device, bf16=args.bf16, fp16=args.fp16))
     stand_in.items_use = ItemsUse(stand_in.model)
+    stand_in.transfer = BatchTransfer(args.device)
+    stand_in.attention_masks = AttentionMasks(args.device, applies=True)  # as on the device that this one stands for
     stand_in.control = copy.deepcopy(trainer.control)  # the loop makes a new state, and keeps this
     # The one callback that transformers warns without; it does nothing but ask for logs and checkpoints.
     callbacks = [DefaultFlowCallback]
@@ -165,7 +169,6 @@ def _train(stand_in: Trainer, tracer: Tracer, batches: int) -> None:
     stand_in.is_in_train = True
     stand_in.model.train()
     loop = TrainingLoop(stand_in, None)
-    tracer.on_device(loop.meter.sum)
     loop.model.zero_grad()
     done = 0
     for group, num_items in loop.updates(0):  # loads the batches, outside the trace

@@ -73,7 +73,7 @@ class TrainerBase:
                 "A batch came out empty, so the model has no input. Check that the dataset has columns that "
                 f"{type(self.model).__name__}.forward takes: {', '.join(getattr(self, 'signature_columns', []))}."
             )
-        if self.args.device.type != "cpu":
+        if self.attention_masks.applies:
             self._look_at_padding(inputs)
         return self._prepare_input(inputs)
 

@@ -18,9 +18,15 @@ _NAMES = ("sdpa", "eager")  # kinds of attention whose masks sdpa_mask makes
 
 
 class AttentionMasks:
-    """What transformers' models make their masks with, during a forward pass on an accelerator."""
+    """What transformers' models make their masks with, during a forward pass on `device`.
 
-    def __init__(self) -> None:
+    Args:
+        applies: whether it is worth it: by default, on an accelerator.
+    """
+
+    def __init__(self, device: torch.device, applies: bool | None = None) -> None:
+        self.device = device
+        self.applies = device.type != "cpu" if applies is None else applies
         self._unpadded: torch.Size | None = None  # shape of the batch's mask, if that is known to have no padding
         self._values: dict[Any, tuple[torch.Tensor, ...]] = {}  # 0 and minus infinity on the device
 
@@ -54,7 +60,9 @@ class AttentionMasks:
     def _without_asking(self, make: Callable) -> Callable:
         def mask(*args: Any, **kwargs: Any) -> Any:
             given = kwargs.get("attention_mask")
-            if not isinstance(given, torch.Tensor) or given.device.type == "cpu" or torch.compiler.is_compiling():
+            if not isinstance(given, torch.Tensor) or given.device.type != self.device.type:
+                return make(*args, **kwargs)
+            if torch.compiler.is_compiling():
                 return make(*args, **kwargs)
             if given.shape == self._unpadded and not getattr(kwargs.get("config"), "is_encoder_decoder", False):
                 return make(*args, **{**kwargs, "attention_mask": None})

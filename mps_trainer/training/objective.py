@@ -97,7 +97,7 @@ class Objective(TrainerBase):
     def compute_loss_context_manager(self) -> contextlib.AbstractContextManager:
         """Around every forward pass: autocast, if the arguments ask for it; on an accelerator, masks made unasked."""
         contexts: list[contextlib.AbstractContextManager] = []
-        if self.args.device.type != "cpu":
+        if self.attention_masks.applies:
             contexts.append(self.attention_masks.in_use())
         if self.precision.dtype is not None:
             contexts.append(self.precision.autocast())

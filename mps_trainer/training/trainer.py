@@ -112,7 +112,7 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         set_tf32(args.device, args.tf32)
         self._train_batch_size = args.train_batch_size
         self.use_precision(MixedPrecision(args.device, bf16=args.bf16, fp16=args.fp16))
-        self.transfer, self.attention_masks = BatchTransfer(args.device), AttentionMasks()
+        self.transfer, self.attention_masks = BatchTransfer(args.device), AttentionMasks(args.device)
         self.is_in_train = False
         self.earlier_checkpoints: set[str] = set()  # in the output folder, of a run before this one
         self._use_model(model if model is not None else self.call_model_init())

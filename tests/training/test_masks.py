@@ -59,7 +59,7 @@ def test_outputs_are_those_with_the_masks_of_transformers(mps, make, attention, 
     model, inputs = make(attention).eval(), batch(padded)
     expected = model(**inputs).logits.detach()
     model.to("mps")
-    masks = AttentionMasks()
+    masks = AttentionMasks(torch.device("mps"))
     if looked_at:
         masks.look_at(inputs)
     with masks.in_use():
@@ -73,7 +73,7 @@ def test_outputs_are_those_with_the_masks_of_transformers(mps, make, attention, 
 def test_nobody_waits_for_the_device(mps, make, padded):
     model, inputs = make().to("mps"), {name: tensor.to("mps") for name, tensor in batch(padded).items()}
     before = mps.counters()["blocking_reads"]
-    with AttentionMasks().in_use():
+    with AttentionMasks(torch.device("mps")).in_use():
         model(**inputs)
     assert mps.counters()["blocking_reads"] == before
     model(**inputs)
@@ -81,7 +81,7 @@ def test_nobody_waits_for_the_device(mps, make, padded):
 
 
 def test_a_batch_without_padding_needs_no_mask(mps):
-    model, masks, inputs = bert().to("mps"), AttentionMasks(), batch(padded=False)
+    model, masks, inputs = bert().to("mps"), AttentionMasks(torch.device("mps")), batch(padded=False)
     masks.look_at(inputs)
     seen = []
     model.bert.encoder.layer[0].register_forward_pre_hook(lambda module, args: seen.append(args[1]))
@@ -96,7 +96,7 @@ def test_a_batch_without_padding_needs_no_mask(mps):
 def test_transformers_has_its_own_functions_back_afterwards():
     functions = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
     before = functions["sdpa"]
-    context = AttentionMasks().in_use()
+    context = AttentionMasks(torch.device("mps")).in_use()
     context.__enter__()
     assert functions["sdpa"] is not before
     with pytest.raises(KeyError):
@@ -114,7 +114,7 @@ def test_a_mask_function_of_ones_own_is_called_and_stays():
 
     functions["sdpa"] = own
     try:
-        with AttentionMasks().in_use():
+        with AttentionMasks(torch.device("mps")).in_use():
             bert()(**batch(padded=True))
         assert called == [8]
         assert functions["sdpa"] is own
@@ -135,7 +135,7 @@ def test_a_mask_function_of_ones_own_is_called_and_stays():
     ],
 )
 def test_what_is_no_single_full_mask_tells_nothing(inputs):
-    masks = AttentionMasks()
+    masks = AttentionMasks(torch.device("mps"))
     masks.look_at({"attention_mask": torch.ones(2, 2)})
     assert masks._unpadded == (2, 2)
     masks.look_at(inputs)
