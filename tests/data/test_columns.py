@@ -4,8 +4,9 @@ import datasets
 import pytest
 import torch
 from transformers import SequenceFeatureExtractor
+from transformers.trainer_utils import RemoveColumnsCollator
 
-from mps_trainer.data.columns import signature_columns
+from mps_trainer.data.columns import ColumnRemover, signature_columns
 from tests.conftest import Classifier, examples
 
 
@@ -97,3 +98,24 @@ def test_workers_on_mps_are_forked_unless_told_otherwise(make_trainer, workers, 
 
 def test_workers_elsewhere_are_started_as_the_platform_does(make_trainer):
     assert make_trainer(dataloader_num_workers=2)._loading()["multiprocessing_context"] is None
+
+
+def test_a_collator_that_changes_examples_changes_copies():
+    dataset = [{"x": 1, "labels": 0}, {"x": 2, "labels": 1}]
+
+    def collator(examples):
+        return [example.pop("labels") for example in examples]
+
+    assert ColumnRemover(collator, ["x", "labels"])(dataset) == [0, 1]
+    assert dataset == [{"x": 1, "labels": 0}, {"x": 2, "labels": 1}]
+
+
+@pytest.mark.parametrize("extra", [[], ["text"]])
+def test_examples_reach_the_collator_as_transformers_has_them(extra):
+    examples = [{"x": 1, **dict.fromkeys(extra, "word")}, {"x": 2}]
+    ours, theirs = (kind(list, ["x"])(examples) for kind in (ColumnRemover, RemoveColumnsCollator))
+    assert ours == theirs == [{"x": 1}, {"x": 2}]
+
+
+def test_examples_that_are_no_dictionaries_are_left_alone():
+    assert ColumnRemover(list, ["x"])([(1, 2)]) == [(1, 2)]

@@ -130,3 +130,26 @@ def test_length_and_examples_of_what_does_not_know_its_own():
     assert length_of([1, 2]) == 2
     assert num_examples([1, 2], 8) == 16
     assert num_examples(DataLoader(Counted(), 3), 8) == 10
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_pass_is_that_of_torch_and_the_profiler_sees_it(workers):
+    plain = DataLoader(list(range(10)), batch_size=4, num_workers=workers)
+    torch.manual_seed(0)
+    expected = [batch.tolist() for batch in plain]
+    drawn = torch.rand(1)
+    torch.manual_seed(0)
+    assert [batch.tolist() for batch in prepare_loader(plain)] == expected
+    assert torch.equal(torch.rand(1), drawn)
+    with torch.profiler.profile() as profile:
+        list(prepare_loader(plain))
+    assert any("DataLoader" in event.key for event in profile.key_averages())
+
+
+def test_a_stream_that_gives_more_than_it_said_is_told_so():
+    class Short(Stream):
+        def __len__(self):
+            return 5
+
+    with pytest.warns(UserWarning, match="was reported to be 5"):
+        list(prepare_loader(DataLoader(Short(), batch_size=1)))

@@ -229,3 +229,24 @@ def test_the_norm_is_that_of_torch_in_any_number_of_pieces(device, joined, monke
 def test_a_norm_that_is_not_finite_shows(device):
     gradients = [torch.ones(2, device=device), torch.tensor([1.0, float("nan")], device=device)]
     assert torch.isnan(total_norm(gradients))
+
+
+def test_where_the_kernel_ignores_what_it_is_to_divide_by_it_is_not_relied_on(device, monkeypatch):
+    """mps before torch 2.13: an overflow would spoil the weights, and clipping would not happen."""
+    monkeypatch.setattr(adamw, "fused_adamw_divides_gradients", lambda device: False)
+    model = network(device)
+    optimizer = AdamW(groups(model), lr=RATE, fused=True)
+    differentiate(model, 0)
+    assert optimizer.clip_at_step(0.1) is None
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    scaler = torch.amp.GradScaler(device, init_scale=4.0)
+    scaler.scale(torch.ones((), device=device))  # makes the scale
+    next(model.parameters()).grad.fill_(float("inf"))
+    real = torch._fused_adamw_
+
+    def deaf(*args, grad_scale=None, found_inf=None, **settings):
+        real(*args, **settings)
+
+    monkeypatch.setattr(torch, "_fused_adamw_", deaf)
+    scaler.step(optimizer)
+    assert all(map(torch.equal, before, model.parameters()))
