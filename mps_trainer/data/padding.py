@@ -72,8 +72,10 @@ class PadToBucket:
         """`batch`, which has tensors by name, in the length of its bucket."""
         inputs = (getattr(self.tokenizer, "model_input_names", None) or ["input_ids"])[0]
         tokens = batch.get(inputs) if isinstance(batch, Mapping) else None
-        if not isinstance(tokens, torch.Tensor) or tokens.ndim < 2 or _MASK not in batch:
-            return batch
+        mask = batch.get(_MASK) if isinstance(batch, Mapping) else None
+        flat = all(isinstance(each, torch.Tensor) and each.ndim == 2 for each in (tokens, mask))
+        if not isinstance(tokens, torch.Tensor) or not flat:
+            return batch  # choices of several texts, masks of pairs of tokens
         size, length = tokens.shape[:2]
         missing = self.buckets.length_for(length) - length
         left = getattr(self.tokenizer, "padding_side", "right") == "left"
@@ -137,7 +139,8 @@ def _joined(rows: list[Any], lengths: list[int]) -> np.ndarray | None:
     if [len(row) for row in rows] != lengths:
         return None
     if isinstance(rows[0], list):
-        return np.fromiter(chain.from_iterable(rows), np.int64, sum(lengths)) if type(rows[0][0]) is int else None
+        flat = np.array(list(chain.from_iterable(rows)))
+        return flat if flat.dtype == np.int64 else None
     arrays = [np.asarray(row) for row in rows]
     if any(array.ndim != 1 or not np.issubdtype(array.dtype, np.integer) for array in arrays):
         return None

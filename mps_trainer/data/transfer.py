@@ -64,7 +64,7 @@ class BatchTransfer:
     def _copy(self, host: torch.Tensor) -> torch.Tensor:
         if self.device.type != "mps":  # torch keeps pinned memory until its copy is made
             return host.to(self.device, non_blocking=self.device.type == "cuda")
-        waits = self._held_bytes + host.nbytes > _HELD
+        waits = bool(self._held) and self._held_bytes + host.nbytes > _HELD
         buffer = host.to(self.device, non_blocking=not waits)
         if waits:  # the queue is worked off in order: the copies before this one have been made as well
             self._held, self._held_bytes = [], 0

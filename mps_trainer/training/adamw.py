@@ -1,7 +1,8 @@
 """AdamW and gradient clipping in a handful of kernels, whatever the number of parameters.
 
 On mps each kernel costs its launch. torch's fused AdamW there still counts its steps one parameter at a time, and
-clipping takes two kernels for each: 130 operators for a BERT of two layers that are 7 here.
+clipping takes two kernels for each: 130 operators for a BERT of two layers that are 7 here. Large models take two more
+for every 16 million numbers, so that little memory goes into it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..devices.kernels import fused_adamw_divides_gradients
 
 _EPSILON = 1e-6  # what clip_grad_norm_ adds to the norm that it divides by
 _JOINED = 2**24  # elements: gradients are joined in pieces of at most this, so that little memory goes into it
-_ALONE = 2**20  # elements from which on a gradient is not worth copying
+_ALONE = 2**22  # elements from which on a gradient is not worth copying
 _JOINED_ON_CPU = 2**16  # elements up to which the CPU is faster with one piece than with each gradient by itself
 _options = itemgetter("fused", "amsgrad", "maximize", "capturable", "differentiable")
 _USUAL = (True, False, False, False, False)  # what the one kernel does
@@ -31,7 +32,7 @@ def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
 
     In pieces that are joined first where a kernel costs more than a copy: on mps, and for few numbers on the CPU.
     """
-    if not gradients:
+    if not gradients or any(gradient.layout != torch.strided for gradient in gradients):
         return torch.nn.utils.get_total_norm(gradients)
     device, dtype = gradients[0].device, gradients[0].dtype
     on_cpu = device.type == "cpu" and sum(gradient.numel() for gradient in gradients) <= _JOINED_ON_CPU
@@ -83,25 +84,22 @@ class _Group:
 class AdamW(torch.optim.AdamW):
     """`torch.optim.AdamW(fused=True)` with one counter of steps for all parameters, and clipping within the step.
 
-    State dictionaries are that class's, in both directions. Where it does something that this does not (parameters
-    that get a gradient only sometimes, amsgrad, a learning rate that is a tensor), it is used, step by step.
+    State dictionaries are that class's, in both directions. Where parameters get a gradient only sometimes, or a group
+    has amsgrad or another option that the one kernel does not have, the work is torch's from then on.
     """
 
     _groups: list[_Group] | None = None  # None until the next step finds out what it has to do
-    _untrained: tuple[torch.Tensor, ...] = ()  # parameters without a gradient; that is checked at each step
-    _known: Any = None  # the state that the kernels change; another one means that somebody has begun anew
+    _untrained: tuple[torch.Tensor, ...] = ()  # parameters without a gradient
     _counter: torch.Tensor | None = None
     _shares_counter = True  # False once the parameters have to be counted one by one
     _clipped: tuple[list[list[torch.Tensor]], torch.Tensor] | None = None  # gradients by group, and what divides them
-
     _epsilon_of: tuple[Any, torch.Tensor] | None = None
 
     def __init__(self, params: Any, **settings: Any) -> None:
         super().__init__(params, **settings)
-        device = self.param_groups[0]["params"][0].device
-        self._step_supports_amp_scaling = fused_adamw_divides_gradients(
-            device
-        )  # else a gradient scaler has to look at found_inf
+        devices = [parameter.device for group in self.param_groups for parameter in group["params"]]
+        # else a scaler of float16 has to look at found_inf by itself
+        self._step_supports_amp_scaling = all(map(fused_adamw_divides_gradients, devices[:1]))
 
     # The step
 
@@ -128,55 +126,12 @@ class AdamW(torch.optim.AdamW):
         return self._epsilon_of[1]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update: one kernel a group, if there is no `closure`, no hook, and a gradient for each parameter."""
-        gradients = None
-        if closure is None and not self._has_hooks():
-            gradients = self._gradients() if self._clipped is None else self._clipped[0]
-        if gradients is None:
-            return self._step_of_torch(closure)
-        divisor, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        if self._clipped is not None:
-            divisor = self._clipped[1] if divisor is None else self._clipped[1] * divisor
-            self._clipped = None
-        assert self._groups is not None
-        assert self._counter is not None
-        with torch.no_grad():
-            self._counter.add_(1)
-            for group, grads in zip(self._groups, gradients, strict=True):
-                settings = group.members[0]
-                torch._fused_adamw_(
-                    group.parameters,
-                    grads,
-                    group.means,
-                    group.squares,
-                    [],
-                    group.steps,
-                    lr=settings["lr"],
-                    beta1=settings["betas"][0],
-                    beta2=settings["betas"][1],
-                    weight_decay=settings["weight_decay"],
-                    eps=settings["eps"],
-                    amsgrad=False,
-                    maximize=False,
-                    grad_scale=divisor,
-                    found_inf=found_inf,
-                )
-            if found_inf is not None:
-                self._counter.sub_(found_inf)
-        return None
+        """One update: one kernel for all groups of the same settings."""
+        if self._has_hooks():
+            return _step_with_hooks(self, closure)
+        return self._own_step(closure)
 
-    step.hooked = True  # type: ignore[attr-defined] # torch need not wrap it: hooks and profiler are seen to below
-
-    def _step_of_torch(self, closure: Callable[[], Any] | None) -> Any:
-        self._count_separately()
-        if self._clipped is not None:
-            gradients, divisor = self._clipped
-            torch._foreach_div_(list(chain.from_iterable(gradients)), divisor)
-            self._clipped = None
-        step: Any = torch.optim.AdamW.step
-        if not getattr(step, "hooked", False):  # as long as nobody has made one of torch's own
-            step = self.profile_hook_step(step)
-        return step(self, closure)
+    step.hooked = True  # type: ignore[attr-defined] # torch need not wrap it, which takes 0.02 ms of each step
 
     def _has_hooks(self) -> bool:
         return bool(
@@ -187,22 +142,87 @@ class AdamW(torch.optim.AdamW):
             or torch.autograd._profiler_enabled()
         )
 
+    def _own_step(self, closure: Callable[[], Any] | None = None) -> Any:
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        clipped, self._clipped = self._clipped, None
+        gradients = self._gradients()
+        divisor = None if clipped is None else clipped[1]
+        if gradients is None:
+            self._step_of_torch(None if clipped is None else clipped[0], divisor)
+        else:
+            self._step_in_one_kernel(gradients, divisor)
+        return result
+
+    @torch.no_grad()
+    def _step_in_one_kernel(self, gradients: list[list[torch.Tensor]], divisor: torch.Tensor | None) -> None:
+        scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        if scale is not None:
+            divisor = scale if divisor is None else divisor * scale
+        assert self._groups is not None
+        assert self._counter is not None
+        self._counter.add_(1)
+        for group, grads in zip(self._groups, gradients, strict=True):
+            settings = group.members[0]
+            torch._fused_adamw_(
+                group.parameters,
+                grads,
+                group.means,
+                group.squares,
+                [],
+                group.steps,
+                lr=settings["lr"],
+                beta1=settings["betas"][0],
+                beta2=settings["betas"][1],
+                weight_decay=settings["weight_decay"],
+                eps=settings["eps"],
+                amsgrad=False,
+                maximize=False,
+                grad_scale=divisor,
+                found_inf=found_inf,
+            )
+        if found_inf is not None:
+            self._counter.sub_(found_inf)
+
+    def _step_of_torch(self, clipped: list[list[torch.Tensor]] | None, divisor: torch.Tensor | None) -> None:
+        self._count_separately()
+        if clipped is not None:
+            torch._foreach_div_(list(chain.from_iterable(clipped)), divisor)  # type: ignore[arg-type]
+        step: Any = torch.optim.AdamW.step
+        if getattr(step, "hooked", False):  # once somebody has made one of torch's own; hooks are called already
+            step = step.__wrapped__
+        step(self)
+
     # What the kernels take
 
     def _gradients(self) -> list[list[torch.Tensor]] | None:
         """The gradients by group; None where the step is torch's."""
+        if self._groups is not None and not self._is_as_found(self._groups):
+            self._groups = None
         if self._groups is None and not self._find_groups():
             return None
         assert self._groups is not None
-        gradients = [[parameter.grad for parameter in group.parameters] for group in self._groups]
-        as_before = (
-            self._known is self.state
-            and len(self._known) == sum(map(len, gradients))
-            and all(group.is_as_before() for group in self._groups)
-            and not any(gradient is None for group in gradients for gradient in group)
-            and all(parameter.grad is None for parameter in self._untrained)
-        )
-        return gradients if as_before else None  # type: ignore[return-value]
+        return [[parameter.grad for parameter in group.parameters] for group in self._groups]  # type: ignore[misc]
+
+    def _is_as_found(self, groups: list[_Group]) -> bool:
+        """Whether nobody has changed settings, parameters or state, and the same parameters have gradients."""
+        if any(parameter.grad is not None for parameter in self._untrained):
+            return False
+        if len(self.state) != sum(len(group.parameters) for group in groups):
+            return False
+        state, counter = self.state, self._counter
+        for group in groups:
+            if not group.is_as_before():
+                return False
+            for parameter, mean, square in zip(group.parameters, group.means, group.squares, strict=True):
+                own = state[parameter]
+                if parameter.grad is None or own.get("step") is not counter:
+                    return False
+                if own.get("exp_avg") is not mean or own.get("exp_avg_sq") is not square:
+                    return False
+        return True
 
     def _find_groups(self) -> bool:
         """Collects what the kernels take, and gives new parameters their state; False where the step is torch's."""
@@ -210,25 +230,25 @@ class AdamW(torch.optim.AdamW):
             return False
         everything = [parameter for group in self.param_groups for parameter in group["params"]]
         trained = [parameter for parameter in everything if parameter.grad is not None]
-        known = [parameter for parameter in trained if self.state.get(parameter)]
-        if not trained or len(known) not in (0, len(trained)) or not _are_alike(trained):
+        if not trained or not _are_alike(trained):
             return False
-        if known and any(self.state[parameter]["step"] is not self._counter for parameter in known):
+        if not self.state:
+            self._begin(trained)
+        states = [self.state.get(parameter) or {} for parameter in trained]
+        if len(self.state) != len(trained) or any(state.get("step") is not self._counter for state in states):
             return False
-        if not known:
-            if self.state:
-                return False
-            self._counter = torch.zeros((), dtype=torch.float32, device=trained[0].device)
-            for parameter in trained:
-                self.state[parameter] = {
-                    "step": self._counter,
-                    "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-                    "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-                }
         self._groups = [self._collect(members) for members in _alike(self.param_groups)]
         self._untrained = tuple(parameter for parameter in everything if parameter.grad is None)
-        self._known = self.state
         return True
+
+    def _begin(self, parameters: list[torch.Tensor]) -> None:
+        self._counter = torch.zeros((), dtype=torch.float32, device=parameters[0].device)
+        for parameter in parameters:
+            self.state[parameter] = {
+                "step": self._counter,
+                "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+                "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+            }
 
     def _collect(self, members: list[dict[str, Any]]) -> _Group:
         everything = [parameter for member in members for parameter in member["params"]]
@@ -282,6 +302,9 @@ class AdamW(torch.optim.AdamW):
         if self._counter is not None:  # the new parameters are counted from here on, the others go on
             self._count_separately()
         super().add_param_group(param_group)
+
+
+_step_with_hooks: Any = torch.optim.Optimizer.profile_hook_step(AdamW._own_step)
 
 
 def _alike(groups: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:

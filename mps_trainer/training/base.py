@@ -73,8 +73,6 @@ class TrainerBase:
                 "A batch came out empty, so the model has no input. Check that the dataset has columns that "
                 f"{type(self.model).__name__}.forward takes: {', '.join(getattr(self, 'signature_columns', []))}."
             )
-        if self.attention_masks.applies:
-            self._look_at_padding(inputs)
         return self._prepare_input(inputs)
 
     # What another part of the Trainer does
@@ -86,9 +84,6 @@ class TrainerBase:
         raise NotImplementedError
 
     def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
-        raise NotImplementedError
-
-    def _look_at_padding(self, inputs: Any) -> None:
         raise NotImplementedError
 
     def token_logs(self, start_time: float | None) -> dict[str, float]:

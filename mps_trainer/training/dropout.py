@@ -7,7 +7,9 @@ own over numbers of full width (pytorch pull request 195011 has what that costs)
 from __future__ import annotations
 
 import contextlib
+import copyreg
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,10 +25,14 @@ class OneKernelDropout(nn.Dropout):
             return super().forward(input)
         return torch.native_dropout(input, self.p, True)[0]
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies, and what is saved of a model during a run, are `nn.Dropout`s."""
+        return copyreg._reconstructor, (nn.Dropout, object, None), self.__dict__  # type: ignore[attr-defined]
+
 
 @contextlib.contextmanager
 def dropout_in_one_kernel(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Inside, the `nn.Dropout`s of `model` are of that kind, if `device` gains by it. Copies of them stay so."""
+    """Inside, the `nn.Dropout`s of `model` are of that kind, if `device` gains by it."""
     modules: list[nn.Module] = []
     if dropout_is_one_kernel(device):
         modules = [module for module in model.modules() if type(module) is nn.Dropout]

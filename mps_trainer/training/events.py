@@ -6,17 +6,18 @@ from typing import Any
 
 from transformers.trainer_callback import CallbackHandler, TrainerCallback
 
-# Those of each step. All others are told by transformers' handler.
-_OF_STEPS = frozenset(
-    [
+# Those of each step, with TrainerCallback's own method, which does nothing. transformers' handler tells the others.
+_OF_STEPS = {
+    event: getattr(TrainerCallback, event)
+    for event in (
         "on_step_begin",
         "on_substep_end",
         "on_pre_optimizer_step",
         "on_optimizer_step",
         "on_step_end",
         "on_prediction_step",
-    ]
-)
+    )
+}
 
 
 class StepEvents:
@@ -28,31 +29,29 @@ class StepEvents:
 
     def __init__(self, handler: CallbackHandler) -> None:
         self.handler = handler
-        self._callbacks: list[Any] = []  # what the handler had when the listeners were looked up
-        self._listeners: dict[str, list[Any]] = {}
 
     def covers(self, event: str) -> bool:
         """Not where somebody has put a handler of their own in place, or has changed this one."""
-        return event in _OF_STEPS and type(self.handler) is CallbackHandler and "call_event" not in vars(self.handler)
+        own = vars(self.handler)
+        return (
+            event in _OF_STEPS and type(self.handler) is CallbackHandler and not ("call_event" in own or event in own)
+        )
 
-    def listeners(self, event: str) -> list[Any]:
-        """The methods that do something at `event`."""
-        if self._callbacks != self.handler.callbacks:
-            self._callbacks, self._listeners = list(self.handler.callbacks), {}
-        found = self._listeners.get(event)
-        if found is None:
-            nothing = getattr(TrainerCallback, event)
-            methods = [getattr(callback, event) for callback in self._callbacks]
-            found = [method for method in methods if getattr(method, "__func__", method) is not nothing]
-            self._listeners[event] = found
-        return found
+    def has_listener(self, event: str) -> bool:
+        """Whether a callback does something at `event`."""
+        nothing = _OF_STEPS[event]
+        methods = (getattr(callback, event) for callback in self.handler.callbacks)
+        return any(getattr(method, "__func__", method) is not nothing for method in methods)
 
     def tell(self, event: str, args: Any, state: Any, control: Any) -> Any:
         """The control that the callbacks leave behind."""
         if event == "on_step_begin":
             control.should_log = control.should_evaluate = control.should_save = False
-        handler = self.handler
-        for method in self.listeners(event):
+        handler, nothing = self.handler, _OF_STEPS[event]
+        for callback in handler.callbacks:
+            method = getattr(callback, event)
+            if getattr(method, "__func__", method) is nothing:
+                continue
             result = method(
                 args,
                 state,

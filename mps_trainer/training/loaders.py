@@ -185,7 +185,10 @@ class Loaders(TrainerBase):
         if self._length_buckets is None and measurable:
             if is_table(dataset):
                 dataset = self._remove_unused_columns(dataset, description="Training")
-            lengths = lengths_of(dataset, args.length_column_name, self.processing_class)
+            try:
+                lengths = lengths_of(dataset, args.length_column_name, self.processing_class)
+            except MisconfigurationException:  # what training would say; an evaluation can do without
+                return None
             self._length_buckets = LengthBuckets.fitted(lengths, args.num_length_buckets)
         return self._length_buckets
 

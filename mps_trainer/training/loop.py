@@ -17,6 +17,7 @@ from .announce import announce
 from .draws import LoadingDraws
 from .gradients import Gradients
 from .meter import LossMeter
+from .objective import Objective
 from .optimizer import follows_metric, set_mode
 from .plan import StepPlan
 
@@ -51,6 +52,7 @@ class TrainingLoop:
         set_mode(trainer.optimizer, training=True)
         trainer.accelerator.prepare(self.model, trainer.optimizer)
         self.gradients = Gradients(trainer, self.model)
+        self.owns_losses = type(trainer).training_step is Objective.training_step
         self.follows_metric = follows_metric(trainer.lr_scheduler)
         trainer.begin_state(self.plan.max_steps, self.plan.epochs, resume_from, trial)
         self.rng: dict[str, Any] | None = None  # to go on with, once
@@ -142,7 +144,9 @@ class TrainingLoop:
             trainer.accelerator.gradient_state.sync_gradients = i == last
             if divisor is not None:
                 trainer.loss_divisor = divisor
-                self.meter.add(trainer.training_step(self.model, batch, num_items), self.state.global_step)
+                loss = trainer.training_step(self.model, batch, num_items)
+                # one that a subclass returns may be changed by it before it is read
+                self.meter.add(loss if self.owns_losses else loss.clone(), self.state.global_step)
             trainer.count_batch(batch)
             if i < last:
                 trainer.fire("on_substep_end")

@@ -1,8 +1,8 @@
 """Attention masks without a question to the device.
 
-transformers asks whether a padding mask has any padding, to leave the mask out where it has none. On an accelerator
-the answer waits for all that is queued. Here a mask is made without asking; and it is left out where the batch, which
-was in host memory a moment before, is known to have no padding.
+transformers asks whether a padding mask has any padding, to leave the mask out where it has none. On mps the answer
+waits for all that is queued, and leaving the mask out gains next to nothing, as attention adds a mask in any case. On
+cuda it gains a faster kernel, so there transformers goes on asking.
 """
 
 from __future__ import annotations
@@ -21,27 +21,13 @@ class AttentionMasks:
     """What transformers' models make their masks with, during a forward pass on `device`.
 
     Args:
-        applies: whether it is worth it: by default, on an accelerator.
+        applies: whether it is worth it: by default, on mps.
     """
 
     def __init__(self, device: torch.device, applies: bool | None = None) -> None:
         self.device = device
-        self.applies = device.type != "cpu" if applies is None else applies
-        self._unpadded: torch.Size | None = None  # shape of the batch's mask, if that is known to have no padding
+        self.applies = device.type == "mps" if applies is None else applies
         self._values: dict[Any, tuple[torch.Tensor, ...]] = {}  # 0 and minus infinity on the device
-
-    def look_at(self, inputs: Any) -> None:
-        """Notes whether `inputs`, a batch that is still in host memory and goes to the model as it is, has padding."""
-        self._unpadded = None
-        if not isinstance(inputs, Mapping) or [name for name in inputs if "mask" in str(name)] != ["attention_mask"]:
-            return
-        mask = inputs["attention_mask"]
-        if isinstance(mask, torch.Tensor) and mask.device.type == "cpu" and mask.dim() == 2 and bool(mask.all()):
-            self._unpadded = mask.shape
-
-    def forget(self) -> None:
-        """Nothing is known of the batch to come."""
-        self._unpadded = None
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
@@ -64,8 +50,6 @@ class AttentionMasks:
                 return make(*args, **kwargs)
             if torch.compiler.is_compiling():
                 return make(*args, **kwargs)
-            if given.shape == self._unpadded and not getattr(kwargs.get("config"), "is_encoder_decoder", False):
-                return make(*args, **{**kwargs, "attention_mask": None})
             if make is masking_utils.sdpa_mask and _is_padding_alone(kwargs):
                 return self._of_padding(kwargs)
             # only who may leave the mask out asks whether there is padding

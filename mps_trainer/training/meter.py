@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+_OF_A_NUMBER = 16  # bytes: the storage of a loss that stands for itself
 _KEPT = 512  # losses after which they are joined to one tensor, so that a long wait for a log keeps few small tensors
 
 
@@ -36,6 +37,8 @@ class LossMeter:
 
     def add(self, loss: torch.Tensor, step: int) -> None:
         """Adds what one batch contributes to the loss of the update that follows `step`."""
+        if loss.untyped_storage().nbytes() > _OF_A_NUMBER:
+            loss = loss.clone()  # a part of something large, which would be kept for its sake
         self._losses.append(loss)
         self._steps.append(step)
         if len(self._losses) == _KEPT:

@@ -138,14 +138,6 @@ class Objective(TrainerBase):
         shifted = shifts_labels(base_model(self.model))
         return [count_items(batch, self.label_names, shifted) for batch in batches]
 
-    def _look_at_padding(self, inputs: Any) -> None:
-        """Whether the batch has padding counts only where it goes to the model as it is."""
-        kind = type(self)
-        if kind.compute_loss is Objective.compute_loss and kind.training_step is Objective.training_step:
-            self.attention_masks.look_at(inputs)
-        else:
-            self.attention_masks.forget()
-
     @property
     def _computes_loss_itself(self) -> bool:
         """Whether a subclass has a loss of its own."""

@@ -41,9 +41,10 @@ class MixedPrecision:
 
     def _one_like(self, loss: torch.Tensor) -> torch.Tensor:
         """The gradient that backward begins with, which torch would make anew for each batch."""
-        if self._one is None or (self._one.dtype, self._one.device) != (loss.dtype, loss.device):
-            self._one = torch.ones_like(loss, requires_grad=False)
-        return self._one
+        one = self._one
+        if one is None or one._version or (one.dtype, one.device) != (loss.dtype, loss.device):
+            self._one = one = torch.ones_like(loss, requires_grad=False)  # anew if a hook has changed it in place
+        return one
 
     def unscale(self, optimizer: Any) -> None:
         """Takes the scale out of the gradients; once per update, however often it is called."""

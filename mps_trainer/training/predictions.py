@@ -41,7 +41,7 @@ class Predictions:
         if self.keep_outputs:
             for batches, value in ((self.predictions, predictions), (self.labels, labels), (self.inputs, inputs)):
                 if value is not None:
-                    batches.add(value if value is predictions else _map(_by_itself, [value]))
+                    batches.add(_map(_by_itself, [value]))
         if self.every and self.batches % self.every == 0:
             for name in _KEPT:
                 getattr(self, name).to_host()

@@ -191,6 +191,24 @@ def test_batch_whose_padding_could_not_be_told_stays(missing):
     assert_same(PadToBucket(stacked(batch), BUCKETS)([]), batch)
 
 
+def test_batch_of_several_texts_for_each_example_stays(tokenizer):
+    batch = {"input_ids": torch.ones(2, 3, 9, dtype=torch.long), "attention_mask": torch.ones(2, 3, 9)}
+    padded = PadToBucket(lambda _: dict(batch), LengthBuckets((16,)), tokenizer)([])
+    assert padded["input_ids"].shape == (2, 3, 9)
+
+
+def test_batch_with_a_mask_of_pairs_of_tokens_stays(tokenizer):
+    batch = {"input_ids": torch.ones(2, 9, dtype=torch.long), "attention_mask": torch.ones(2, 1, 9, 9)}
+    padded = PadToBucket(lambda _: dict(batch), LengthBuckets((16,)), tokenizer)([])
+    assert padded["input_ids"].shape == (2, 9)
+
+
+def test_weights_in_the_place_of_a_mask_stay_what_they_are(tokenizer):
+    examples = [{"input_ids": [5, 6, 7], "attention_mask": [1, 0.5, 0.25]}, {"input_ids": [5], "attention_mask": [1]}]
+    padded = PadToBucket(tokenizer, LengthBuckets((4,)))(examples)
+    assert padded["attention_mask"].tolist() == [[1, 0.5, 0.25, 0], [1, 0, 0, 0]]
+
+
 def test_batch_without_names_stays():
     assert PadToBucket(list, BUCKETS)([1, 2]) == [1, 2]
 

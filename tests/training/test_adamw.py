@@ -139,13 +139,51 @@ def test_groups_that_come_later_or_change_are_as_in_torch(device):
     assert_same(models)
 
 
-def test_state_that_is_thrown_away_begins_anew(device):
+def everything(optimizer, weight):
+    optimizer.state.clear()
+
+
+def of_one(optimizer, weight):
+    optimizer.state[weight] = {}
+
+
+def one_mean(optimizer, weight):
+    optimizer.state[weight]["exp_avg"] = torch.zeros_like(weight)
+
+
+@pytest.mark.parametrize("throw_away", [everything, of_one, one_mean])
+def test_state_that_is_thrown_away_begins_anew(device, throw_away):
     models, optimizers = pair(device)
     for model, optimizer in zip(models, optimizers, strict=True):
         train(model, optimizer, steps=2)
-        optimizer.state.clear()
+        throw_away(optimizer, model[0].weight)
         train(model, optimizer, steps=2, first=2)
     assert_same(models)
+
+
+def test_rates_that_differ_only_after_the_first_step_stay_in_few_kernels(device):
+    """As warmup from zero has it, with a rate for each layer."""
+    models, optimizers = pair(device, decay=0.0)
+    for model, optimizer in zip(models, optimizers, strict=True):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0
+        train(model, optimizer, steps=1)
+        for number, group in enumerate(optimizer.param_groups, start=1):
+            group["lr"] = RATE / number
+        train(model, optimizer, steps=2, first=1)
+    assert_same(models)
+    assert optimizers[0]._shares_counter
+
+
+def test_a_group_may_be_empty_and_only_some_parameters_trained(device):
+    model = network(device)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.endswith("bias"))
+    biases = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = AdamW([{"params": []}, {"params": biases}], lr=RATE, fused=True)
+    before = [bias.detach().clone() for bias in biases]
+    train(model, optimizer, steps=1)
+    assert not any(map(torch.equal, before, biases))
 
 
 def test_hooks_and_a_closure_are_called(device):
@@ -161,6 +199,31 @@ def test_hooks_and_a_closure_are_called(device):
         hook.remove()
     assert optimizer.step(lambda: called.append("closure") or 3.0) == 3.0
     assert called[2:] == ["closure"]
+    assert optimizer._shares_counter  # none of it makes the steps to come slow
+
+
+def test_hooks_change_gradients_as_in_torch(device):
+    models, optimizers = pair(device)
+
+    def halve(optimizer, args, kwargs):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = parameter.grad.sign()
+
+    for model, optimizer in zip(models, optimizers, strict=True):
+        hook = optimizer.register_step_pre_hook(halve)
+        train(model, optimizer, steps=2)
+        hook.remove()
+        train(model, optimizer, steps=1, first=2)
+    assert_same(models)
+
+
+def test_the_profiler_sees_the_step(device):
+    model = network(device)
+    optimizer = AdamW(groups(model), lr=RATE, fused=True)
+    with torch.profiler.profile() as profile:
+        train(model, optimizer, steps=1)
+    assert "Optimizer.step#AdamW.step" in {event.key for event in profile.key_averages()}
 
 
 def test_clipping_waits_for_no_step_that_hooks_look_into(device):

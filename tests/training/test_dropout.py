@@ -1,6 +1,7 @@
 """Dropout in one kernel: the same distribution, for the time of a run."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -34,10 +35,12 @@ def test_it_is_one_kernel(mps, inside):
     assert mps.report().operator_calls == before + 1
 
 
-def test_it_does_nothing_in_evaluation_and_in_copies_put_to_evaluation(mps, inside):
+def test_copies_and_what_is_saved_are_torchs_own(mps, inside):
     ones = torch.ones(100, device="mps")
-    twin = copy.deepcopy(inside).eval()
-    assert torch.equal(twin(ones), ones)
+    for twin in (copy.deepcopy(inside), pickle.loads(pickle.dumps(inside))):
+        assert type(twin) is nn.Dropout
+        assert twin.p == inside.p
+        assert torch.equal(twin.eval()(ones), ones)
     assert not torch.equal(inside(ones), ones)
 
 

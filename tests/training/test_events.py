@@ -41,18 +41,40 @@ def test_those_that_do_something_are_called_in_order_with_the_handlers_arguments
 def test_one_that_comes_or_goes_during_a_run_is_noticed():
     said, handled = [], handler(Silent())
     events = StepEvents(handled)
-    assert events.listeners(EVENT) == []
+    assert not events.has_listener(EVENT)
     handled.add_callback(speaking := Speaking(said))
-    assert len(events.listeners(EVENT)) == 1
+    assert events.has_listener(EVENT)
     handled.remove_callback(speaking)
-    assert events.listeners(EVENT) == []
+    assert not events.has_listener(EVENT)
 
 
 def test_a_method_given_to_one_callback_counts():
     callback, said = Silent(), []
+    events = StepEvents(handler(callback))
+    events.tell(EVENT, None, None, TrainerControl())
     callback.on_step_end = lambda *args, **kwargs: said.append(1)
-    StepEvents(handler(callback)).tell(EVENT, None, None, TrainerControl())
+    events.tell(EVENT, None, None, TrainerControl())
     assert said == [1]
+    assert events.has_listener(EVENT)
+
+
+def test_one_that_is_added_during_an_event_hears_of_it():
+    said, handled = [], handler(Silent())
+
+    class Adding(TrainerCallback):
+        def on_step_end(self, *args, **kwargs):
+            handled.add_callback(Speaking(said))
+
+    handled.add_callback(Adding())
+    StepEvents(handled).tell(EVENT, None, None, TrainerControl())
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("name", ["call_event", EVENT])
+def test_a_handler_that_somebody_has_changed_is_used(name):
+    handled = handler(Silent())
+    setattr(handled, name, lambda *args, **kwargs: None)
+    assert not StepEvents(handled).covers(EVENT)
 
 
 def test_a_step_begins_with_nothing_asked_for():

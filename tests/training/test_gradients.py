@@ -59,3 +59,80 @@ def test_a_subclass_that_clips_itself_is_left_alone(make_trainer):
         runs.append(make_trainer({"kind": kind}, max_steps=3, max_grad_norm=1e-3))
         runs[-1].train()
     torch.testing.assert_close(*(weights(trainer.model) for trainer in runs))
+
+
+class Noisy(Trainer):
+    def _clip_grad_norm(self, model):
+        norm = super()._clip_grad_norm(model)
+        for parameter in model.parameters():
+            parameter.grad = parameter.grad + 0.01 * parameter.grad.sign()
+        return norm
+
+
+class Looking(Trainer):
+    def _get_grad_norm(self, model, grad_norm=None):
+        self.norms = [*getattr(self, "norms", []), norm_of(model)]
+        return super()._get_grad_norm(model, grad_norm)
+
+
+def test_a_subclass_that_changes_clipped_gradients_has_its_way(make_trainer):
+    trainer = make_trainer({"kind": Noisy}, max_steps=2, max_grad_norm=CLIP)
+    seen, step = [], trainer.precision.step
+    trainer.precision.step = lambda optimizer: seen.append(norm_of(trainer.model)) or step(optimizer)
+    trainer.train()
+    numbers = sum(parameter.numel() for parameter in trainer.model.parameters())
+    assert max(seen) <= CLIP + 0.01 * numbers**0.5  # clipped, and the noise on top
+    assert min(seen) > CLIP
+    assert min(logged(trainer, "grad_norm")) > 2 * max(seen)
+
+
+def norm_of_all(gradients):
+    return torch.nn.utils.get_total_norm(gradients).item()
+
+
+def test_a_subclass_that_looks_at_the_norm_sees_it_clipped(make_trainer):
+    trainer = make_trainer({"kind": Looking}, max_steps=2, max_grad_norm=CLIP)
+    trainer.train()
+    assert trainer.norms == pytest.approx([CLIP] * 2, rel=1e-4)
+
+
+def test_a_function_in_the_place_of_the_step_sees_them_clipped(make_trainer):
+    norms = []
+
+    class Wrapper(TrainerCallback):
+        def on_train_begin(self, args, state, control, model=None, optimizer=None, **kwargs):
+            step = optimizer.step
+
+            def wrapped(*args, **kwargs):
+                norms.append(norm_of(model))
+                return step(*args, **kwargs)
+
+            optimizer.step = wrapped
+
+    make_trainer({"callbacks": [Wrapper]}, max_steps=2, max_grad_norm=CLIP).train()
+    assert norms == pytest.approx([CLIP] * 2, rel=1e-4)
+
+
+def test_layers_thawed_during_a_run_are_cleared_and_count_in_the_norm(make_trainer, make_model):
+    model = make_model()
+    model.hidden.requires_grad_(False)
+    seen = []
+
+    class Thaw(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            model.hidden.requires_grad_(state.global_step >= 1)
+
+        def on_step_end(self, args, state, control, **kwargs):
+            seen.append(model.hidden.weight.grad)
+
+    trainer = make_trainer({"model": model, "callbacks": [Thaw]}, max_steps=3, max_grad_norm=CLIP, logging_steps=1)
+    norms = []
+    step = trainer.precision.step
+    trainer.precision.step = lambda optimizer: norms.append(norm_of_trained(model)) or step(optimizer)
+    trainer.train()
+    assert seen == [None] * 3
+    assert norms[1:] == pytest.approx([CLIP] * 2, rel=1e-4)
+
+
+def norm_of_trained(model):
+    return norm_of_all([parameter.grad for parameter in model.parameters() if parameter.grad is not None])

@@ -53,15 +53,12 @@ def batch(padded):
 @pytest.mark.parametrize("padded", [True, False])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("make", [bert, gpt2, bart])
-@pytest.mark.parametrize("looked_at", [True, False])
-def test_outputs_are_those_with_the_masks_of_transformers(mps, make, attention, padded, looked_at):
+def test_outputs_are_those_with_the_masks_of_transformers(mps, make, attention, padded):
     torch.manual_seed(0)
     model, inputs = make(attention).eval(), batch(padded)
     expected = model(**inputs).logits.detach()
     model.to("mps")
     masks = AttentionMasks(torch.device("mps"))
-    if looked_at:
-        masks.look_at(inputs)
     with masks.in_use():
         found = model(**{name: tensor.to("mps") for name, tensor in inputs.items()}).logits
     # another kernel of attention, which rounds otherwise, computes on the CPU
@@ -78,19 +75,6 @@ def test_nobody_waits_for_the_device(mps, make, padded):
     assert mps.counters()["blocking_reads"] == before
     model(**inputs)
     assert mps.counters()["blocking_reads"] > before  # which is what transformers does by itself
-
-
-def test_a_batch_without_padding_needs_no_mask(mps):
-    model, masks, inputs = bert().to("mps"), AttentionMasks(torch.device("mps")), batch(padded=False)
-    masks.look_at(inputs)
-    seen = []
-    model.bert.encoder.layer[0].register_forward_pre_hook(lambda module, args: seen.append(args[1]))
-    with masks.in_use():
-        model(**{name: tensor.to("mps") for name, tensor in inputs.items()})
-        masks.forget()
-        model(**{name: tensor.to("mps") for name, tensor in inputs.items()})
-    assert seen[0] is None
-    assert seen[1].shape == (4, 1, 8, 8)
 
 
 def test_transformers_has_its_own_functions_back_afterwards():
@@ -122,41 +106,23 @@ def test_a_mask_function_of_ones_own_is_called_and_stays():
         del functions["sdpa"]
 
 
-@pytest.mark.parametrize(
-    "inputs",
-    [
-        {"input_ids": torch.ones(2, 2)},
-        {"attention_mask": torch.ones(2, 2), "decoder_attention_mask": torch.ones(2, 2)},
-        {"attention_mask": torch.ones(2, 2), "mask_of_images": torch.ones(2, 2)},
-        {"attention_mask": torch.tensor([[1, 0]])},
-        {"attention_mask": torch.ones(1, 1, 2, 2)},
-        {"attention_mask": [[1, 1]]},
-        [torch.ones(2, 2)],
-    ],
-)
-def test_what_is_no_single_full_mask_tells_nothing(inputs):
-    masks = AttentionMasks(torch.device("mps"))
-    masks.look_at({"attention_mask": torch.ones(2, 2)})
-    assert masks._unpadded == (2, 2)
-    masks.look_at(inputs)
-    assert masks._unpadded is None
+class HidingBert(BertForSequenceClassification):
+    """Lets nobody attend to the last tokens of a batch that has no padding."""
+
+    def forward(self, input_ids, attention_mask=None, labels=None):
+        attention_mask[:, 4:] = 0
+        return super().forward(input_ids, attention_mask=attention_mask, labels=labels)
 
 
-def test_a_subclass_that_may_change_the_batch_gets_masks_made_of_what_it_passes(mps, make_args):
-    """The batch has no padding; the subclass hides half of it from the model."""
-
-    class Hiding(Trainer):
-        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-            inputs["attention_mask"][:, 4:] = 0
-            return super().compute_loss(model, inputs, return_outputs)
-
+def test_a_mask_that_the_model_changes_counts(mps, make_args):
     torch.manual_seed(0)
-    model = bert()
+    model = HidingBert(bert().config)
     examples = [{"input_ids": torch.arange(3, 11), "attention_mask": torch.ones(8, dtype=torch.long), "labels": 1}] * 8
     seen = []
     model.bert.encoder.layer[0].register_forward_pre_hook(lambda module, args: seen.append(args[1]))
-    Hiding(model, make_args(max_steps=1), train_dataset=examples).train()
+    Trainer(model, make_args(max_steps=1), train_dataset=examples).train()
     assert torch.isinf(seen[0][..., 4:]).all()
+    assert not seen[0][..., :4].any()
 
 
 def test_an_encoder_decoder_trains(mps, make_args):

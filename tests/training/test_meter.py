@@ -1,7 +1,9 @@
 """The mean loss between two logs."""
 
+import pytest
 import torch
 
+from mps_trainer import Trainer
 from mps_trainer.training.meter import LossMeter
 
 
@@ -35,3 +37,23 @@ def test_state_carries_the_sum_between_logs_over():
     second.load_state(first.state())
     second.add(torch.tensor(6.0), 2)
     assert second.read(3, None)[0] == 3.0
+
+
+def test_a_loss_that_is_part_of_something_large_does_not_keep_it():
+    meter = LossMeter(torch.device("cpu"), True)
+    meter.add(torch.ones(1000)[3], 0)
+    assert meter._losses[0].untyped_storage().nbytes() == 4
+    assert meter.read(1, None)[0] == 1.0
+
+
+def test_a_subclass_may_use_one_tensor_for_all_its_losses(make_trainer):
+    class Saving(Trainer):
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            loss = super().training_step(model, inputs, num_items_in_batch)
+            self.losses = [*getattr(self, "losses", []), loss.item()]
+            self.buffer = getattr(self, "buffer", torch.zeros(())).copy_(loss)
+            return self.buffer
+
+    trainer = make_trainer({"kind": Saving}, max_steps=4, logging_steps=4)
+    trainer.train()
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(sum(trainer.losses) / 4)

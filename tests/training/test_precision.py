@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification, TrainerCallback
 
-from mps_trainer import MisconfigurationException
+from mps_trainer import MisconfigurationException, Trainer
 from tests.conftest import logged
 
 pytestmark = pytest.mark.every_device
@@ -116,3 +116,20 @@ def test_no_clipping_leaves_the_gradients_as_they_are(make_trainer):
     trainer.train()
     assert seen[0] == float("inf")
     assert seen[1] > 0  # dividing by an infinite norm would have left 0
+
+
+def test_a_hook_that_changes_the_first_gradient_changes_it_for_its_batch_only(make_trainer):
+    """The Trainer begins each backward pass with the same tensor."""
+
+    class Doubling(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            loss = super().compute_loss(model, inputs)
+            loss.register_hook(lambda gradient: gradient.mul_(2))
+            return loss
+
+    norms = []
+    for kind in (Trainer, Doubling):
+        trainer = make_trainer({"kind": kind}, max_steps=3, learning_rate=0.0, max_grad_norm=0, logging_steps=1)
+        trainer.train()
+        norms.append(logged(trainer, "grad_norm"))
+    assert norms[1] == pytest.approx([2 * norm for norm in norms[0]], rel=1e-4)
