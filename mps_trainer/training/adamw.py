@@ -98,7 +98,7 @@ class AdamW(torch.optim.AdamW):
     def __init__(self, params: Any, **settings: Any) -> None:
         super().__init__(params, **settings)
         devices = [parameter.device for group in self.param_groups for parameter in group["params"]]
-        # else a scaler of float16 has to look at found_inf by itself
+        # whether the kernel divides by the norm; else a scaler of float16 has to look at found_inf by itself, too
         self._step_supports_amp_scaling = all(map(fused_adamw_divides_gradients, devices[:1]))
 
     # The step
@@ -110,7 +110,7 @@ class AdamW(torch.optim.AdamW):
             Their norm now, on their device. None if that is not possible here: clip them with clip_grad_norm_.
         """
         gradients = None if self._has_hooks() else self._gradients()
-        if gradients is None or not fused_adamw_divides_gradients(gradients[0][0].device):
+        if gradients is None or not getattr(self, "_step_supports_amp_scaling", False):
             return None
         with torch.no_grad():
             norm = total_norm([gradient for group in gradients for gradient in group])
@@ -148,7 +148,8 @@ class AdamW(torch.optim.AdamW):
             with torch.enable_grad():
                 result = closure()
         clipped, self._clipped = self._clipped, None
-        gradients = self._gradients()
+        # what was found when they were clipped need not be looked for again
+        gradients = clipped[0] if clipped is not None and self._are_current(clipped[0]) else self._gradients()
         divisor = None if clipped is None else clipped[1]
         if gradients is None:
             self._step_of_torch(None if clipped is None else clipped[0], divisor)
@@ -205,6 +206,14 @@ class AdamW(torch.optim.AdamW):
             return None
         assert self._groups is not None
         return [[parameter.grad for parameter in group.parameters] for group in self._groups]  # type: ignore[misc]
+
+    def _are_current(self, gradients: list[list[torch.Tensor]]) -> bool:
+        """Whether the parameters still have `gradients`."""
+        return self._groups is not None and all(
+            parameter.grad is gradient
+            for group, grads in zip(self._groups, gradients, strict=True)
+            for parameter, gradient in zip(group.parameters, grads, strict=True)
+        )
 
     def _is_as_found(self, groups: list[_Group]) -> bool:
         """Whether nobody has changed settings, parameters or state, and the same parameters have gradients."""
