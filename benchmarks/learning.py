@@ -33,10 +33,7 @@ def _run(script: Path, arguments: list[str], round_: int) -> dict[str, Any]:
 
 BENCHMARK = Benchmark(
     title="Learning: MRPC with MiniLM, two epochs",
-    figures=(
-        Figure("dev_accuracy", "mean dev accuracy", digits=4, chart=True, mean=True),
-        Figure("seconds", "seconds", digits=1, ratio=True),
-    ),
+    figures=(Figure("dev_accuracy", "mean dev accuracy", digits=4, chart=True, mean=True),),
     plan=plan,
     rounds=3,
     baseline="transformers",
