@@ -39,9 +39,7 @@ class StepEvents:
 
     def has_listener(self, event: str) -> bool:
         """Whether a callback does something at `event`."""
-        nothing = _OF_STEPS[event]
-        methods = (getattr(callback, event) for callback in self.handler.callbacks)
-        return any(getattr(method, "__func__", method) is not nothing for method in methods)
+        return any(_listens(callback, event) for callback in self.handler.callbacks)
 
     def tell(self, event: str, args: Any, state: Any, control: Any) -> Any:
         """The control that the callbacks leave behind."""
@@ -66,3 +64,13 @@ class StepEvents:
             if result is not None:
                 control = result
         return control
+
+
+def _listens(callback: Any, event: str) -> bool:
+    """Whether `callback` has a method of its own for `event`, found without asking the callback for it."""
+    kind = type(callback)
+    return (
+        getattr(kind, event, None) is not _OF_STEPS[event]
+        or event in object.__getattribute__(callback, "__dict__")
+        or kind.__getattribute__ is not object.__getattribute__  # answers as it likes
+    )

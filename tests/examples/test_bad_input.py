@@ -179,7 +179,7 @@ def test_file_in_place_of_the_output_folder_is_left_alone(run_glue, out):
     assert out.read_text() == "two years of work"
 
 
-def test_without_hub_data_or_embedded_one_line_names_the_choices_within_ten_seconds(tmp_path):
+def test_without_hub_data_or_embedded_one_line_names_the_choices_without_retries(tmp_path):
     environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "home")}
     environment["PYTHONPATH"] = str(ROOT)
     command = ["--model_name_or_path", "google-bert/bert-base-cased", "--task_name", "mrpc", "--do_train"]
@@ -197,4 +197,5 @@ def test_without_hub_data_or_embedded_one_line_names_the_choices_within_ten_seco
     for choice in ("hub", "--data_dir", "--train_file", "--embedded"):
         assert choice in process.stderr
     assert not (tmp_path / "out").exists()
-    assert time.monotonic() - start < 10
+    # 4 seconds where nothing else runs; a client of the hub that tries again and again waits for 25 and more
+    assert time.monotonic() - start < 20
