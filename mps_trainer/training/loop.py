@@ -169,11 +169,11 @@ class TrainingLoop:
     def log_evaluate_save(self) -> None:
         """Does what the callbacks asked for after a step or an epoch."""
         control = self.trainer.control
-        asked = control.should_log or control.should_evaluate or control.should_save
-        if not asked and type(self.trainer)._maybe_log_save_evaluate is AfterStep._maybe_log_save_evaluate:
-            return  # and nobody has to wait for the sum of the losses
+        is_own = type(self.trainer)._maybe_log_save_evaluate is AfterStep._maybe_log_save_evaluate
+        if is_own and not (control.should_log or control.should_evaluate or control.should_save):
+            return
         self.trainer._maybe_log_save_evaluate(
-            self.meter.sum,
+            None if is_own else self.meter.sum,  # for which the host would have to wait
             self.grad_norm,
             self.model,
             self.trial,

@@ -88,7 +88,7 @@ class LossMeter:
         wants_norm = isinstance(grad_norm, torch.Tensor)
         if wants_norm:
             values.append(self._as_number(grad_norm))  # type: ignore[arg-type]
-        numbers = torch.cat([value.reshape(-1) for value in values]).tolist() if values else []
+        numbers = torch.hstack(values).tolist() if values else []
         if wants_norm:
             grad_norm = numbers.pop()
         with np.errstate(all="ignore"):  # an overflow is what the device would have had
@@ -101,4 +101,6 @@ class LossMeter:
         return grad_norm  # type: ignore[return-value]
 
     def _as_number(self, loss: torch.Tensor) -> torch.Tensor:
+        if loss.dtype == torch.float32 and loss.dim() == 0 and loss.device == self.device and not loss.requires_grad:
+            return loss
         return loss.detach().to(device=self.device, dtype=torch.float32).reshape(())

@@ -37,6 +37,17 @@ def test_a_training_step_never_waits_for_the_device(figures, settings):
     assert [step.device_to_host for step in steps] == [0] * len(steps)
 
 
+def test_a_log_waits_once(mps, make_trainer):
+    def waits(every):
+        trainer = make_trainer(max_steps=4, logging_steps=every)
+        mps.reset()
+        trainer.train()
+        return mps.report().device_to_host
+
+    assert waits(1) == 4
+    assert waits(100) == 1  # for the mean of the run
+
+
 @pytest.mark.parametrize("padded", [True, False])
 @pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.1}, {"max_grad_norm": 0.0}])
 def test_a_step_of_bert_is_one_copy_no_wait_and_few_operators(mps, make_args, padded, settings):
