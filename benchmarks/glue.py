@@ -28,6 +28,11 @@ def real(options: Options) -> list[str]:
     return ["--data_dir", str(data.resolve()), "--model_name_or_path", str(model.resolve())]
 
 
+def shown(arguments: list[str], options: Options) -> list[str]:
+    """`arguments` as a result has them: where the data are on this machine is nobody's business."""
+    return [argument.replace(str(Path(options.data).resolve()), "DATA") for argument in arguments]
+
+
 def scripts(options: Options) -> tuple[dict[str, Path], dict[str, str]]:
     """The scripts of those peers that have one and are asked for; who of them cannot run, and why."""
     found = {name: path for name, path in (("ours", OURS), ("transformers", THEIRS)) if name in options.peers}

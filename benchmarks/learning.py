@@ -23,7 +23,7 @@ def plan(options: Options) -> Plan:
         name: Entry(PEERS[name].label, partial(_run, path, arguments + MORE.get(name, [])))
         for name, path in scripts.items()
     }
-    return Plan(entries, {"arguments": arguments, "seed": "the round's number, from 1"}, absent)
+    return Plan(entries, {"arguments": glue.shown(arguments, options), "seed": "the round's number, from 1"}, absent)
 
 
 def _run(script: Path, arguments: list[str], round_: int) -> dict[str, Any]:

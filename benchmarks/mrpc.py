@@ -34,7 +34,7 @@ def plan(options: Options) -> Plan:
         for peer in scripts
         for name, (label, more) in VARIANTS[peer].items()
     }
-    return Plan(entries, {"arguments": arguments, "gemm_gflops_per_second": gemm / 1e9}, absent)
+    return Plan(entries, {"arguments": glue.shown(arguments, options), "gemm_gflops_per_second": gemm / 1e9}, absent)
 
 
 def _run(script: Path, arguments: list[str], gemm: float, round_: int) -> dict[str, Any]:

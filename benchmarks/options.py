@@ -24,12 +24,12 @@ def plan(options: Options) -> Plan:
     arguments += mrpc.QUICK if options.quick else ["--per_device_train_batch_size", "32"]
     scripts, absent = glue.scripts(options)
     if "ours" not in scripts:
-        return Plan({}, {"arguments": arguments}, absent)
+        return Plan({}, {"arguments": glue.shown(arguments, options)}, absent)
     entries = {
         name: Entry(f"run_glue.py {' '.join(more) or 'as it is'}", partial(_run, arguments + more, scripts["ours"]))
         for name, more in OPTIONS.items()
     }
-    return Plan(entries, {"arguments": arguments}, absent)
+    return Plan(entries, {"arguments": glue.shown(arguments, options)}, absent)
 
 
 def _run(arguments: list[str], script: Path, round_: int) -> dict[str, Any]:

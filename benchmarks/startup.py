@@ -7,7 +7,7 @@ from typing import Any
 
 from . import glue
 from .benchmark import Benchmark, Entry, Figure, Options, Plan
-from .worker import run_process
+from .worker import ROOT, run_process
 
 DEVICE = "from {0} import TrainingArguments; TrainingArguments(output_dir='out').device"
 PACKAGES = {"ours": "mps_trainer", "transformers": "transformers"}
@@ -36,7 +36,8 @@ def plan(options: Options) -> Plan:
         }
     kinds = ("python", "torch", "-device", "-help", "-first-step")  # what is to be compared stands together
     ordered = {name: entries[name] for kind in kinds for name in entries if name.endswith(kind)}
-    return Plan(ordered, {"arguments": AS_EMBEDDED}, absent)
+    arguments = [argument.replace(f"{ROOT}/", "") for argument in AS_EMBEDDED]
+    return Plan(ordered, {"arguments": arguments}, absent)
 
 
 def _seconds(arguments: list[str], round_: int) -> dict[str, Any]:
