@@ -22,13 +22,19 @@ DATA = os.environ.get("MPS_TRAINER_REAL_DATA", str(ROOT.parent / "shared"))
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs what is asked for; its exit status: 0, or 1 if one of those measured failed."""
+    """Runs what is asked for; its exit status: 0, 1 if one of those measured failed, or 2."""
     arguments = parse(argv)
     found = {name: load(name) for name in arguments.names or NAMES}
     wanted = {name: one for name, one in found.items() if arguments.names or one.by_default}
     options = Options(tuple(arguments.peers), arguments.data, arguments.quick, arguments.rounds)
     folder = Path(arguments.output)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        print(
+            f"python -m benchmarks: error: --output {folder}: {error.strerror}. Name another folder.", file=sys.stderr
+        )
+        return 2
     environment, any_failed = describe(), False
     for name, benchmark in wanted.items():
         print(f"{name}: {benchmark.title}", file=sys.stderr, flush=True)

@@ -32,6 +32,8 @@ def section(result: dict[str, Any], picture: str | None = None) -> str:
     if result["quick"]:
         lines += ["**A quick run, which shows that the benchmark works: no figure here is a measurement.**", ""]
     lines += [*table(result), "", *_targets(result), *_absent(result)]
+    if (note := result.get("note")) is not None:  # of whoever measured
+        lines += [f"- Note: {note}", ""]
     if picture is not None:
         lines += [f"![{result['title']}]({picture})", ""]
     return "\n".join([*lines, where(result), ""])

@@ -9,6 +9,7 @@ import pytest
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from benchmarks import glue, learning, overhead, startup
+from benchmarks.__main__ import main
 from benchmarks.benchmark import Options
 from benchmarks.rounds import alternate, middles
 from mps_trainer.simulator import SimulatorUnavailableError, simulated_mps
@@ -162,3 +163,9 @@ def test_where_the_device_cannot_be_built_the_reason_is_given(benchmarks, tmp_pa
     environment = {"CXX": "no-such-compiler", "MPS_TRAINER_CACHE": str(tmp_path / "empty")}
     result, _ = benchmarks("simulated", environment=environment)
     assert result["skipped"]
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(["overhead", "--output", str(tmp_path / "file" / "folder")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

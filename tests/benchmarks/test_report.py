@@ -70,3 +70,8 @@ def test_charts_are_drawn_for_bars_and_for_lines(tmp_path):
     drawn = charts.draw([RESULT, series, skipped], tmp_path)
     assert drawn == {"overhead": "overhead.png", "memory": "memory.png"}
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in drawn.values())
+
+
+def test_a_note_of_whoever_measured_is_shown():
+    assert "- Note: the machine was busy\n" in report.section({**RESULT, "note": "the machine was busy"})
+    assert "Note" not in report.section(RESULT)
