@@ -85,7 +85,7 @@ def checkpoint_to_continue(training_args: TrainingArguments) -> str | None:
     Raises:
         UserError: for an output folder in use by something else.
     """
-    from mps_trainer.training.folders import checkpoint_to_resume, find_checkpoints
+    from mps_trainer.checkpoints.folders import checkpoint_to_resume, find_checkpoints
 
     if training_args.resume_from_checkpoint is not None:
         return checkpoint_to_resume(training_args.resume_from_checkpoint, training_args.output_dir)

@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 
 from ..errors import MisconfigurationException, UnknownMetricError
+from ..guards.memory import out_of_memory
 from .evaluation import Evaluation
-from .memory import out_of_memory
 from .optimizer import follows_metric
 
 

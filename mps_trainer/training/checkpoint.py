@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..checkpoints.files import read_tensors
+from ..checkpoints.folders import checkpoint_folder
+from ..checkpoints.rng import FILE as RNG_FILE
+from ..checkpoints.rng import read_rng, rng_state
 from ..errors import MisconfigurationException
-from .files import read_tensors
-from .folders import checkpoint_folder
-from .rng import FILE as RNG_FILE
-from .rng import read_rng, rng_state
 
 if TYPE_CHECKING:
     from transformers.trainer_callback import TrainerState

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ..checkpoints.rng import rng_state, set_rng
 from ..data.loader import OneAhead, epoch_batches, order_of
-from .rng import rng_state, set_rng
 
 # In the checkpoint's file of the generators' states, beside these; transformers reads past all three.
 ORDER_SEED = "order_seed"  # of the loader's order

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from transformers.trainer_utils import TrainOutput
 
 from ..errors import MisconfigurationException
+from ..guards.memory import free_unused, out_of_memory
 from .loop import TrainingLoop
-from .memory import free_unused, out_of_memory
 
 if TYPE_CHECKING:
     from .trainer import Trainer

@@ -14,10 +14,10 @@ from safetensors.torch import save_file, save_model
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..checkpoints.files import read_object, read_safetensors, read_tensors
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
 from .adapters import has_adapters, load_adapters
-from .files import read_object, read_safetensors, read_tensors
 
 logger = logging.getLogger(__name__)
 

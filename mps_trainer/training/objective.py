@@ -13,11 +13,11 @@ import torch
 from torch import nn
 from transformers.trainer_pt_utils import LabelSmoother
 
+from ..guards.memory import free_unused
 from .base import TrainerBase
 from .introspection import base_model
 from .items import ItemsUse, items_of
 from .loss import count_items, divisors, loss_of, predicts_next_token, shifts_labels
-from .memory import free_unused
 from .optimizer import set_mode
 
 # not in the first releases of transformers 5

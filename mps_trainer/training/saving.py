@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from transformers.trainer_callback import ExportableState, TrainerControl, TrainerState
 
-from . import checkpoint, folders, model_files
+from ..checkpoints import folders
+from ..checkpoints.files import read_object
+from ..checkpoints.rng import read_rng, set_rng
+from . import checkpoint, model_files
 from .base import TrainerBase
-from .files import read_object
-from .rng import read_rng, set_rng
 
 logger = logging.getLogger(__name__)
 of_transformers = logging.getLogger("transformers.trainer")  # for what its users look for under its name

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ..checkpoints.folders import STATE, checkpoint_folder
 from ..errors import SearchUnavailableError
 from .base import TrainerBase
-from .folders import STATE, checkpoint_folder
 
 logger = logging.getLogger(__name__)
 

@@ -25,15 +25,16 @@ from transformers.utils.generic import can_return_loss, find_labels
 
 from ..arguments.deprecated import DROPPED_IN
 from ..callbacks import default_callbacks, display_callback, jit_checkpoint
+from ..checkpoints import folders
+from ..checkpoints.files import read_object
 from ..data.transfer import BatchTransfer
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
-from . import folders, model_files, validation
+from . import model_files, validation
 from .accelerator import Accelerator
 from .adamw import total_norm
 from .after_step import AfterStep
 from .counts import Counts
-from .files import read_object
 from .fitting import run_with_batch_that_fits
 from .hub import Hub
 from .introspection import accepts_loss_kwargs, base_model, require_trainable, spans_devices

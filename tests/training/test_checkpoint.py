@@ -11,7 +11,7 @@ from torch import nn
 from transformers import BertConfig, BertForMaskedLM, TrainerCallback
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.training.folders import checkpoint_to_resume, find_checkpoints
+from mps_trainer.checkpoints.folders import checkpoint_to_resume, find_checkpoints
 from tests.conftest import assert_same_weights, examples, weights
 
 FILES = {
