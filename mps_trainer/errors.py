@@ -47,3 +47,7 @@ class UnknownMetricError(MisconfigurationException, KeyError):
     """A metric is to decide something and is not among those of the evaluation. A `KeyError`, as in transformers."""
 
     __str__ = Exception.__str__  # a KeyError shows its message in quotes
+
+
+class CheckpointError(OSError):
+    """The last checkpoint of a run could not be written: the disk is full, or the folder is not to be written to."""

@@ -18,6 +18,8 @@ class CheckpointingArguments:
     load_best_model_at_end: bool = option(False, "After training, go back to the weights of the best checkpoint.")
     metric_for_best_model: str | None = option(None, "Metric that decides which is best. [loss]")
     greater_is_better: bool | None = option(None, "Whether more of it is better. [not if its name ends in loss]")
+    save_async: bool = option(True, "Write checkpoints while training goes on, where that is safe.")
+    save_on_signal: bool = option(True, "On SIGINT and SIGTERM, finish the step and save a checkpoint before ending.")
     enable_jit_checkpoint: bool = option(False, "Save a checkpoint when the process is told to end (SIGTERM).")
     restore_callback_states_from_checkpoint: bool = option(
         False, "On resume, give callbacks the state that the checkpoint has of them."

@@ -8,10 +8,15 @@ import re
 import shutil
 
 from ..errors import MisconfigurationException
+from . import manifest
+from .durable import flush
+from .manifest import STATE
 
 logger = logging.getLogger(__name__)
 
-STATE = "trainer_state.json"
+LOCK = ".mps_trainer.lock"
+_UNFINISHED = "tmp-checkpoint-"
+_REPLACED = ".replaced"
 _FOLDER = re.compile(r"checkpoint-(\d+)")
 
 
@@ -32,38 +37,101 @@ def find_checkpoints(output_dir: str) -> list[str]:
 
 
 def checkpoint_to_resume(requested: str | bool | None, output_dir: str) -> str | None:
-    """The folder to resume from: the one named, the newest in `output_dir` for True (or "True"), or None.
+    """The folder to resume from, whole: the one named, the newest whole one in `output_dir` for True, or None.
+
+    A damaged checkpoint that is newer is skipped with a warning that says why.
 
     Raises:
-        MisconfigurationException: if there is no such checkpoint.
+        MisconfigurationException: if there is no such checkpoint, or the one that was named is damaged.
     """
     if requested is None or requested is False:
         return None
     if requested is True or (str(requested).lower() == "true" and not os.path.exists(requested)):
-        found = find_checkpoints(output_dir)
-        if not found:
-            raise MisconfigurationException(
-                f"No valid checkpoint found in output directory ({output_dir}). Train without "
-                "resume_from_checkpoint, or give output_dir the folder of the run to continue."
-            )
-        return found[-1]
+        return _newest_whole(output_dir)
     folder = os.fspath(requested)
+    why = manifest.fault(folder)
+    if why is None:
+        return folder
     if not os.path.isfile(os.path.join(folder, STATE)):
-        why = f"it has no {STATE}" if os.path.isdir(folder) else "there is no such folder"
         raise MisconfigurationException(
             f"Can't find a valid checkpoint at {folder}: {why}. Name a folder checkpoint-<step> that the Trainer "
             "wrote."
         )
-    return folder
+    others = _whole_others(folder)
+    way_on = f"The last good checkpoint beside it is {others[-1]}." if others else "There is no good one beside it."
+    raise MisconfigurationException(f"The checkpoint {folder} is damaged: {why}. {way_on}{_if_on_purpose(folder)}")
+
+
+def _newest_whole(output_dir: str) -> str:
+    damaged: dict[str, str] = {}
+    for folder in reversed(find_checkpoints(output_dir)):
+        why = manifest.fault(folder)
+        if why is None:
+            for skipped, reason in damaged.items():
+                logger.warning("Skipping %s, which is damaged: %s. Going on from %s.", skipped, reason, folder)
+            return folder
+        damaged[folder] = why
+    if not damaged:
+        raise MisconfigurationException(
+            f"No valid checkpoint found in output directory ({output_dir}). Train without "
+            "resume_from_checkpoint, or give output_dir the folder of the run to continue."
+        )
+    reasons = "; ".join(f"{os.path.basename(folder)}: {why}" for folder, why in damaged.items())
+    raise MisconfigurationException(
+        f"No valid checkpoint found in output directory ({output_dir}): all are damaged. {reasons}. Train without "
+        "resume_from_checkpoint and with overwrite_output_dir, or name a checkpoint of another folder."
+    )
+
+
+def _whole_others(folder: str) -> list[str]:
+    beside = os.path.dirname(os.path.abspath(folder))
+    others = [path for path in find_checkpoints(beside) if path != os.path.abspath(folder)]
+    return [path for path in others if manifest.fault(path) is None]
+
+
+def _if_on_purpose(folder: str) -> str:
+    if not os.path.isfile(os.path.join(folder, manifest.NAME)):
+        return ""
+    return f" If it was changed on purpose, remove {manifest.NAME} from it, and it is taken as it is."
+
+
+# Writing: beside the name, then whole under it
+
+
+def unfinished_folder(output_dir: str, step: int) -> str:
+    """The name under which a checkpoint is written."""
+    return os.path.join(output_dir, f"{_UNFINISHED}{step}")
 
 
 def put_in_place(unfinished: str, folder: str) -> None:
-    """Gives a folder that is written its name; one that had the name before is removed when it has lost it."""
-    replaced = f"{unfinished}.replaced"
+    """Gives a folder that is written, and on the disk, its name. One that had the name before gives way."""
+    replaced = f"{unfinished}{_REPLACED}"
     if os.path.isdir(folder):
         os.rename(folder, replaced)
     os.rename(unfinished, folder)
+    flush(os.path.dirname(os.path.abspath(folder)))
     shutil.rmtree(replaced, ignore_errors=True)
+
+
+def is_left_over(name: str) -> bool:
+    """Whether a name in an output folder is that of what a run that was killed had not finished writing."""
+    return name.startswith(_UNFINISHED) or name == LOCK
+
+
+def clear_left_overs(output_dir: str) -> None:
+    """Removes checkpoints that a run which was killed had not finished; one that was to be replaced is put back."""
+    if not os.path.isdir(output_dir):
+        return
+    for name in sorted(name for name in os.listdir(output_dir) if name.startswith(_UNFINISHED)):
+        path = os.path.join(output_dir, name)
+        step = name.removeprefix(_UNFINISHED).removesuffix(_REPLACED)
+        folder = os.path.join(output_dir, f"checkpoint-{step}")
+        if name.endswith(_REPLACED) and step.isdigit() and not os.path.exists(folder):
+            os.rename(path, folder)
+            logger.warning("%s, which was about to be replaced when the run before this one ended, is back.", folder)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+            logger.info("Removed %s, which the run before this one had not finished writing.", path)
 
 
 def rotate(output_dir: str, limit: int | None, kept: set[str | None], earlier: set[str]) -> None:
@@ -78,4 +146,14 @@ def rotate(output_dir: str, limit: int | None, kept: set[str | None], earlier: s
     allowed = max(limit - (len(found) - len(removable)), 0)
     for folder in removable[: len(removable) - allowed]:
         logger.info("Removing %s: save_total_limit is %d.", folder, limit)
-        shutil.rmtree(folder)
+        remove(folder)
+
+
+def remove(folder: str) -> None:
+    """Removes a checkpoint that is not needed any more; under another name first, so that no half of one is left."""
+    parting = os.path.join(os.path.dirname(folder), f"{_UNFINISHED}removed-{os.path.basename(folder)}")
+    try:
+        os.rename(folder, parting)
+        shutil.rmtree(parting)
+    except OSError as error:
+        logger.warning("%s could not be removed: %s.", folder, error.strerror or error)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
@@ -97,12 +99,14 @@ class OneAhead(Iterator[Any]):
         snapshot: if set, called before each batch is loaded; gives the random number generators' state.
         before_waiting: what it gave for the batch that is loaded and not yet given, None if there is none. A run that
             goes on from a checkpoint loads that batch again, with the same draws.
+        draws: whether loading the first batch changed the state of Python's, NumPy's or torch's generator.
     """
 
     def __init__(self, loader: EpochLoader, skip: int = 0, before_first: Callable[[], None] | None = None) -> None:
         self.loader = loader
         self.snapshot: Callable[[], Any] | None = None
         self.before_waiting: Any = None
+        self.draws = False
         self._skip, self._before_first = skip, before_first
         self._batches: Iterator[Any] | None = None
         self._waiting: Any = _END
@@ -114,7 +118,9 @@ class OneAhead(Iterator[Any]):
             next(self._batches, None)
         if self._before_first is not None:
             self._before_first()
+        before = _generators()
         self._load()
+        self.draws = _generators() != before
 
     def __next__(self) -> Any:
         if self._batches is None:
@@ -125,6 +131,11 @@ class OneAhead(Iterator[Any]):
         self._load()
         return batch
 
+    @property
+    def may_be_left(self) -> bool:
+        """Whether a later pass can begin after the batch last given, and come to the same batches."""
+        return not self.draws or self._waiting is _END or self.before_waiting is not None
+
     def _load(self) -> None:
         assert self._batches is not None
         self.before_waiting = None if self.snapshot is None else self.snapshot()
@@ -133,6 +144,12 @@ class OneAhead(Iterator[Any]):
             self.before_waiting = None
             self.loader.end_of_dataloader = True
             self.loader.iteration += 1
+
+
+def _generators() -> tuple[Any, ...]:
+    """Where the generators stand, to be compared."""
+    _, keys, position, *_ = np.random.get_state(legacy=True)
+    return random.getstate(), keys.tobytes(), position, torch.get_rng_state().numpy().tobytes()  # type: ignore[union-attr]
 
 
 def prepare_loader(loader: Any, *, seedable: bool = True, data_seed: int | None = None) -> Any:

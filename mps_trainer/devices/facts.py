@@ -140,6 +140,14 @@ def _import_torch() -> Any:
     return torch
 
 
+def physical_memory() -> int | None:
+    """Bytes of the machine's memory; None where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
 def sysctl_int(name: str) -> int | None:
     """An integer from macOS's sysctl by name, without a subprocess; None where the name or the call is unknown."""
     try:

@@ -32,13 +32,17 @@ class AfterStep(Evaluation):
         if self.control.should_log and loop is not None and self.state.global_step > loop.meter.last_read_step:
             loop.log(grad_norm, learning_rate)
         if self.control.should_evaluate:
+            if loop is not None:
+                loop.stopping.begin_evaluation()
             metrics = self._evaluate(trial, ignore_keys_for_eval)
+            if loop is not None:
+                loop.stopping.end_evaluation()
             is_best = self._determine_best_metric(metrics=metrics, trial=trial)
             if self.args.save_strategy == "best":
                 self.control.should_save = is_best
         if self.control.should_save:
             self._save_checkpoint(model, trial)
-            self.fire("on_save")
+            self.tell_saved(trial)
 
     def _evaluate(
         self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False

@@ -83,6 +83,14 @@ class TrainerBase:
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         raise NotImplementedError
 
+    background: Any
+
+    def tell_saved(self, trial: Any) -> None:
+        raise NotImplementedError
+
+    def finish_save(self) -> None:
+        raise NotImplementedError
+
     def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
         raise NotImplementedError
 

@@ -13,7 +13,6 @@ import torch
 
 from ..checkpoints.files import read_tensors
 from ..checkpoints.folders import checkpoint_folder
-from ..checkpoints.rng import FILE as RNG_FILE
 from ..checkpoints.rng import read_rng, rng_state
 from ..errors import MisconfigurationException
 
@@ -34,34 +33,28 @@ def save_part(part: Any, folder: str, name: str) -> None:
     torch.save(part.state_dict(), os.path.join(folder, name))
 
 
-def save_rng(folder: str, loop: TrainingLoop | None) -> None:
+def rng_and_position(loop: TrainingLoop | None) -> dict[str, Any]:
     """The generators' states, what the loop's loader has drawn from them, and where the loop stands."""
-    more: dict[str, Any] = {}
-    if loop is not None:
-        more = {**loop.draws.state(), LOOP: {**loop.meter.state(), "epoch_has_ended": loop.epoch_has_ended}}
-    torch.save({**rng_state(), **more}, os.path.join(folder, RNG_FILE))
+    more: dict[str, Any] = {} if loop is None else {**loop.draws.state(), LOOP: loop.position()}
+    return {**rng_state(), **more}
 
 
-def restore_progress(loop: TrainingLoop, folder: str) -> tuple[dict[str, Any] | None, bool]:
-    """Weights, optimizer, schedule and loss as they were when the checkpoint was made.
+def restore_progress(loop: TrainingLoop, folder: str) -> dict[str, Any] | None:
+    """Weights, optimizer, schedule and position as they were when the checkpoint was made.
 
     Returns:
-        The random number generators' states to go on with, if the checkpoint has them; and whether the epoch of its
-        step, if that was the last of one, had been ended.
+        The random number generators' states to go on with, if the checkpoint has them.
 
     Raises:
         MisconfigurationException: if the checkpoint is damaged, or not one of this model and optimizer.
     """
-    trainer, meter = loop.trainer, loop.meter
+    trainer = loop.trainer
     trainer._load_from_checkpoint(folder)
     trainer._load_optimizer_and_scheduler(folder)
     trainer._load_scaler(folder)
-    meter.begin_at(trainer.state.global_step)
     saved = read_rng(folder)
-    position = {} if saved is None else saved.get(LOOP, {})
-    if position:
-        meter.load_state(position)
-    return saved, position.get("epoch_has_ended", True)
+    loop.go_on_at(trainer.state.global_step, {} if saved is None else saved.get(LOOP, {}))
+    return saved
 
 
 def restore_part(part: Any, folder: str, name: str) -> None:

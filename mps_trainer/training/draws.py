@@ -29,6 +29,10 @@ class LoadingDraws:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
+        if self._batches is None and self._saved:  # of a run that has only just gone on from one
+            return {
+                name: self._saved[name] for name in (BEFORE_EPOCH, ORDER_SEED, BEFORE_WAITING) if name in self._saved
+            }
         kept: dict[str, Any] = {BEFORE_EPOCH: self._before_epoch}
         if (order := order_of(self.loader)) is not None:
             kept[ORDER_SEED] = order.seed
@@ -37,6 +41,11 @@ class LoadingDraws:
         elif self._batches.before_waiting is not None:
             kept[BEFORE_WAITING] = self._batches.before_waiting
         return kept
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether a checkpoint made now can be gone on from with the same draws."""
+        return not isinstance(self._batches, OneAhead) or self._batches.may_be_left
 
     def resume(self, saved: dict[str, Any] | None) -> None:
         """Goes on from a checkpoint that kept `saved`; one that transformers wrote has none of this, and may."""

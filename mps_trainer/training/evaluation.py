@@ -107,6 +107,8 @@ class Evaluation(Loaders, Objective):
                 logits = self.preprocess_logits_for_metrics(logits, labels)
             kept.add(loss, size, logits, labels, self._inputs_for_metrics(inputs))
             self.fire("on_prediction_step")
+            if self.loop is not None:
+                self.loop.stopping.leave_evaluation_if_asked()
             if args.batch_eval_metrics and self.compute_metrics and logits is not None and labels is not None:
                 results = self._batch_metrics(loss, size, logits, labels, inputs)
         kept.to_numpy()

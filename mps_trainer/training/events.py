@@ -70,7 +70,7 @@ def _listens(callback: Any, event: str) -> bool:
     """Whether `callback` has a method of its own for `event`, found without asking the callback for it."""
     kind = type(callback)
     return (
-        getattr(kind, event, None) is not _OF_STEPS[event]
+        getattr(kind, event, None) is not getattr(TrainerCallback, event)
         or event in object.__getattribute__(callback, "__dict__")
         or kind.__getattribute__ is not object.__getattribute__  # answers as it likes
     )

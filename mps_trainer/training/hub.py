@@ -9,12 +9,13 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..checkpoints.folders import LOCK
 from ..errors import MisconfigurationException
 from .base import TrainerBase
 
 logger = logging.getLogger(__name__)
 
-NOT_UPLOADED = ["_*", "checkpoint-*"]
+NOT_UPLOADED = ["_*", "checkpoint-*", LOCK]
 _WEIGHTS = ["config.json", "generation_config.json", "pytorch_model.bin", "model.safetensors"]
 _ADAPTERS = ["adapter_config.json", "adapter_model.bin", "adapter_model.safetensors"]
 _INDEXES = ["pytorch_model.bin.index.json", "model.safetensors.index.json"]

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.trainer_utils import TrainOutput, speed_metrics
 
+from ..checkpoints.rng import set_rng
 from ..data.loader import length_of
+from ..guards.signals import StopRequest
 from . import checkpoint
 from .after_step import AfterStep
 from .announce import announce
@@ -20,6 +22,7 @@ from .meter import LossMeter
 from .objective import Objective
 from .optimizer import follows_metric, set_mode
 from .plan import StepPlan
+from .stopping import EvaluationLeftError, Stopping
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -56,18 +59,48 @@ class TrainingLoop:
         self.follows_metric = follows_metric(trainer.lr_scheduler)
         trainer.begin_state(self.plan.max_steps, self.plan.epochs, resume_from, trial)
         self.rng: dict[str, Any] | None = None  # to go on with, once
+        self.rng_is_as_saved = True
         self.draws = LoadingDraws(self.loader)
-        self.epoch_has_ended = True
-        if resume_from is not None:
-            self.rng, self.epoch_has_ended = checkpoint.restore_progress(self, resume_from)
-            self.draws.resume(self.rng)
         self.state = trainer.state
-        self.first_step = self.state.global_step
+        self.go_on_at(self.state.global_step, {})
+        if resume_from is not None:
+            self.rng = checkpoint.restore_progress(self, resume_from)
+            self.draws.resume(self.rng)
+        self.stop = StopRequest(self.args.save_on_signal)
         self.grad_norm: torch.Tensor | float | None = None
         self.rate: float | None = None
 
+    def position(self) -> dict[str, Any]:
+        """Where the run stands, as far as the step does not tell."""
+        epoch, batches = self.here
+        return {
+            **self.meter.state(),
+            "epoch_has_ended": self.epoch_has_ended,
+            "epoch": epoch,
+            "batches": batches,
+            "due": self.stopping.due,
+        }
+
+    def go_on_at(self, step: int, position: dict[str, Any]) -> None:
+        """Makes the run one that goes on after `step`; a checkpoint of transformers has no `position`."""
+        self.first_step = step
+        self.here = self.plan.epoch_of(step), self.plan.batches_done(step)
+        if self.plan.batches_per_epoch is None and "epoch" in position:  # the plan cannot know
+            self.here = position["epoch"], position["batches"]
+            if position["epoch_has_ended"]:
+                self.here = position["epoch"] + 1, 0
+        self.epoch_has_ended = position.get("epoch_has_ended", True)
+        self.stopping = Stopping(self, position.get("due", []))
+        self.meter.begin_at(step)
+        if position:
+            self.meter.load_state(position)
+
     def run(self) -> TrainOutput:
-        """Trains to the end of the plan, or until a callback stops it."""
+        """Trains to the end of the plan, or until a callback or a signal stops it."""
+        with self.stop:
+            return self.train()
+
+    def train(self) -> TrainOutput:
         announce(self)
         self.start_time = time.time()
         self.trainer.begin_tokens()
@@ -75,12 +108,14 @@ class TrainingLoop:
         self.trainer.fire("on_train_begin")
         if self.args.eval_on_start:
             self.trainer._evaluate(self.trial, self.trainer.ignore_keys_for_eval, skip_scheduler=True)
-        if not self.epoch_has_ended and self.plan.batches_done(self.first_step) == 0:
+        self.stopping.do_what_is_due()
+        first_epoch, first_batch = self.here
+        if not self.epoch_has_ended and first_batch == 0:
             self.end_epoch()  # the checkpoint was made at the last step of an epoch, before its end
-        for epoch in range(self.plan.epoch_of(self.first_step), self.plan.epochs):
+        for epoch in range(first_epoch, self.plan.epochs):
             self.trainer.fire("on_epoch_begin")
             self.epoch_has_ended = False
-            for batches, num_items in self.updates(epoch):
+            for batches, num_items in self.updates(epoch, first_batch if epoch == first_epoch else 0):
                 self.trainer.fire("on_step_begin")
                 self.accumulate(batches, num_items)
                 self.update_weights()
@@ -101,27 +136,28 @@ class TrainingLoop:
 
     def restore_rng(self) -> None:
         """Once in a resumed run: the generators go on from where the checkpoint was made."""
-        if self.rng is not None:
+        if self.rng is not None and self.rng_is_as_saved:
             self.trainer._load_rng_state(self.resume_from)
-            self.rng = None
+        elif self.rng is not None:
+            set_rng(self.rng)
+        self.rng = None
 
-    def updates(self, epoch: int) -> Iterator[tuple[list[Any], Any]]:
-        """The batches of the epoch that are still to be trained on, in the groups that make an update; their items."""
-        done = 0
-        if epoch == self.plan.epoch_of(self.first_step) and not self.args.ignore_data_skip:
-            done = self.plan.batches_done(self.first_step)
+    def updates(self, epoch: int, done: int = 0) -> Iterator[tuple[list[Any], Any]]:
+        """The batches of the epoch after the first `done`, in the groups that make an update; their items."""
+        if self.args.ignore_data_skip:
+            done = 0
         if not done:
             self.restore_rng()  # before the epoch draws its own random numbers
         batches = self.draws.begin(epoch, skip=done, go_on=self.restore_rng)
         while self.state.global_step < self.plan.max_steps:
-            self.draws.watch(self.may_save())
+            self.draws.watch(self.may_save() or self.stop.signum is not None)
             number = self.plan.batches_in_update(done)
             group, num_items = self.trainer.get_batch_samples(batches, number, self.args.device)
             self.restore_rng()  # of a checkpoint that transformers wrote, as late as transformers does
             if not group:
                 break
             done += len(group)
-            self.epoch_after_update = self.plan.progress(epoch, done)
+            self.here = epoch, done
             yield group, num_items
         if not done and self.state.global_step < self.plan.max_steps:
             logger.warning("The training dataset gave no batch in epoch %d: training stops here.", epoch)
@@ -164,24 +200,32 @@ class TrainingLoop:
             trainer.lr_scheduler.step()
         self.gradients.clear()
         self.state.global_step += 1
-        self.state.epoch = self.epoch_after_update
+        self.state.epoch = self.plan.progress(*self.here)
 
     def log_evaluate_save(self) -> None:
         """Does what the callbacks asked for after a step or an epoch."""
+        self.trainer.background.poll()
+        if self.stop.signum is not None and self.draws.may_stop:  # if not, it may after the step to come
+            self.stopping.save_and_end()
         control = self.trainer.control
         is_own = type(self.trainer)._maybe_log_save_evaluate is AfterStep._maybe_log_save_evaluate
         if is_own and not (control.should_log or control.should_evaluate or control.should_save):
             return
-        self.trainer._maybe_log_save_evaluate(
-            None if is_own else self.meter.sum,  # for which the host would have to wait
-            self.grad_norm,
-            self.model,
-            self.trial,
-            self.state.epoch,
-            self.trainer.ignore_keys_for_eval,
-            self.start_time,
-            learning_rate=self.rate,
-        )
+        try:
+            self.trainer._maybe_log_save_evaluate(
+                None if is_own else self.meter.sum,  # for which the host would have to wait
+                self.grad_norm,
+                self.model,
+                self.trial,
+                self.state.epoch,
+                self.trainer.ignore_keys_for_eval,
+                self.start_time,
+                learning_rate=self.rate,
+            )
+        except EvaluationLeftError:
+            self.stopping.save_and_end()
+        if self.stop.signum is not None and self.draws.may_stop:
+            self.stopping.save_and_end()
 
     def log(self, grad_norm: Any, rate: float | None) -> None:
         """Logs the mean loss since the last log, with the step's gradient norm and learning rate."""
@@ -195,6 +239,7 @@ class TrainingLoop:
     def finish(self) -> TrainOutput:
         """The metrics of the run; the best weights if they were asked for; the end for the callbacks."""
         trainer, steps = self.trainer, self.state.global_step - self.first_step
+        trainer.save_again(self.trial)
         share = steps / max(self.plan.max_steps, 1)
         metrics = speed_metrics(
             "train", self.start_time, num_samples=round(self.samples_in_plan() * share), num_steps=steps
@@ -208,6 +253,7 @@ class TrainingLoop:
         trainer.keep_only_the_best()
         trainer.fire("on_train_end")
         trainer._finish_current_push()
+        trainer.require_saved()
         return TrainOutput(self.state.global_step, metrics["train_loss"], metrics)
 
     def samples_in_plan(self) -> float:

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import logging
 import os
 import shutil
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
-from transformers.trainer_callback import ExportableState, TrainerControl, TrainerState
+from transformers.trainer_callback import TrainerState
 
-from ..checkpoints import folders
-from ..checkpoints.files import read_object
+from ..checkpoints import folders, manifest
+from ..checkpoints.background import Background
+from ..checkpoints.rng import FILE as RNG_FILE
 from ..checkpoints.rng import read_rng, set_rng
+from ..checkpoints.sealing import seal, why_not_written
+from ..errors import CheckpointError
 from . import checkpoint, model_files
-from .base import TrainerBase
+from .resuming import Resuming
+from .snapshot import Snapshot, may_be_taken
 
 logger = logging.getLogger(__name__)
-of_transformers = logging.getLogger("transformers.trainer")  # for what its users look for under its name
 
 
-class Saving(TrainerBase):
+class Saving(Resuming):
     """What is saved when the loop or the user asks for it; checkpoint.py and model_files.py write the files."""
+
+    unsaved: str | None = None  # what became of the last checkpoint, if the disk did not take it
 
     if TYPE_CHECKING:  # other parts of the Trainer have them
         _trial: Any
@@ -32,7 +41,11 @@ class Saving(TrainerBase):
         push_to_hub: Any
 
         def store_flos(self) -> None: ...
-        def _note_trial(self) -> None: ...
+
+    @functools.cached_property
+    def background(self) -> Background:
+        """Where checkpoints are written while training goes on."""
+        return Background()
 
     # The model
 
@@ -48,11 +61,15 @@ class Saving(TrainerBase):
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """Writes the files of `save_model`; with `state_dict`, those weights instead of the model's."""
         if self.args.should_save:
-            tokenizer = self.processing_class
-            if tokenizer is None:
-                tokenizer = getattr(self.data_collator, "tokenizer", None)
             folder = self.args.output_dir if output_dir is None else output_dir
-            model_files.save(self.model, tokenizer, self.args, folder, state_dict)
+            model_files.save(self.model, self.tokenizer_to_save, self.args, folder, state_dict)
+
+    @property
+    def tokenizer_to_save(self) -> Any:
+        """The tokenizer or processor that goes with the model, or None."""
+        if self.processing_class is not None:
+            return self.processing_class
+        return getattr(self.data_collator, "tokenizer", None)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Loads a checkpoint's weights, or PEFT adapters, into `model`, by default the Trainer's."""
@@ -75,28 +92,96 @@ class Saving(TrainerBase):
         """Writes `checkpoint-<step>` into the run's folder and removes those beyond the limit.
 
         The files are written to a folder beside it, which then takes the name: a checkpoint that exists is whole.
+        Where it is safe they are written while training goes on; where the disk does not take them, training goes on
+        as well, see `_tell_unsaved`.
         """
-        args, step = self.args, self.state.global_step
-        run_dir = self._get_output_dir(trial)
-        folder = folders.checkpoint_folder(run_dir, step)
-        if not args.should_save:
+        if not self.args.should_save:
             return
-        unfinished = os.path.join(run_dir, f"tmp-checkpoint-{step}")
-        shutil.rmtree(unfinished, ignore_errors=True)
+        self.finish_save()
+        step, run_dir = self.state.global_step, self._get_output_dir(trial)
+        folder = folders.checkpoint_folder(run_dir, step)
+        unfinished = folders.unfinished_folder(run_dir, step)
         self.store_flos()
-        self.save_model(unfinished, _internal_call=True)
-        os.makedirs(unfinished, exist_ok=True)  # an override may write nothing
+        best_before = self.state.best_model_checkpoint
         checkpoint.note_best(self.state, folder, self.earlier_checkpoints)
-        if not args.save_only_model:
-            self._save_optimizer_and_scheduler(unfinished)
-            self._save_scaler(unfinished)
-            self._save_rng_state(unfinished)
         self.state.stateful_callbacks = self.new_state().stateful_callbacks
-        self.state.save_to_json(os.path.join(unfinished, folders.STATE))
-        folders.put_in_place(unfinished, folder)
-        if args.push_to_hub:
+        in_background = may_be_taken(self, own=Saving)
+        write: Callable[[str], None]
+        if in_background:
+            write = Snapshot.take(self).write
+            rotate = functools.partial(self._rotate_checkpoints, output_dir=run_dir, state=copy.copy(self.state))
+        else:
+            write, rotate = self._write_checkpoint, functools.partial(self._rotate_checkpoints, output_dir=run_dir)
+
+        def save() -> None:
+            try:
+                shutil.rmtree(unfinished, ignore_errors=True)
+                os.makedirs(unfinished)
+                write(unfinished)
+                seal(unfinished, folder, step)
+            except Exception as error:
+                if (why := why_not_written(error)) is None:
+                    raise
+                shutil.rmtree(unfinished, ignore_errors=True)
+                self._tell_unsaved(folder, why, best_before)
+                return
+            self.unsaved = None
+            rotate()
+
+        if in_background:
+            self.background.start(save)
+            return
+        save()
+        if self.args.push_to_hub and self.unsaved is None:
             self._push_from_checkpoint(folder)
-        self._rotate_checkpoints(output_dir=run_dir)
+
+    def _write_checkpoint(self, folder: str) -> None:
+        """Writes a checkpoint's files by the methods that a subclass may override."""
+        self.save_model(folder, _internal_call=True)
+        os.makedirs(folder, exist_ok=True)  # an override may remove what it does not know
+        if not self.args.save_only_model:
+            self._save_optimizer_and_scheduler(folder)
+            self._save_scaler(folder)
+            self._save_rng_state(folder)
+        self.state.save_to_json(os.path.join(folder, folders.STATE))
+
+    def finish_save(self) -> None:
+        """Waits for the checkpoint that is being written; raises what went wrong with it."""
+        self.background.wait()
+
+    def tell_saved(self, trial: Any) -> None:
+        """Fires on_save; a callback may add to the checkpoint, or change what is in it."""
+        self.fire("on_save")
+        if self.step_events.has_listener("on_save"):
+            step = self.state.global_step
+            manifest.renew(folders.checkpoint_folder(self._get_output_dir(trial), step), step)
+
+    def _tell_unsaved(self, folder: str, why: str, best_before: str | None) -> None:
+        """Training goes on without this checkpoint, and remembers it: see `require_saved`."""
+        whole = folders.find_checkpoints(os.path.dirname(folder))
+        left = f"The last one is {whole[-1]}." if whole else "There is none."
+        logger.error(
+            "%s could not be saved: %s. %s Training goes on; make room or give permission before the next one is due.",
+            folder, why, left,
+        )  # fmt: skip
+        if self.state.best_model_checkpoint == folder and not os.path.isdir(folder):
+            self.state.best_model_checkpoint = best_before
+        self.unsaved = f"{folder} could not be saved: {why}. {left}"
+
+    def save_again(self, trial: Any) -> None:
+        """At the end of a run whose last checkpoint could not be saved: tries once more, there may be room again."""
+        self.finish_save()
+        if self.unsaved is not None:
+            self._save_checkpoint(self.model, trial)
+            self.finish_save()
+
+    def require_saved(self) -> None:
+        """Raises CheckpointError if the last checkpoint of the run could not be saved."""
+        if self.unsaved is not None:
+            raise CheckpointError(
+                f"Training has ended, but {self.unsaved} Make room or give permission, then save the model that is in "
+                "memory with save_model(), or resume from the last checkpoint."
+            )
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         checkpoint.save_part(self.optimizer, output_dir, checkpoint.OPTIMIZER)
@@ -116,7 +201,7 @@ class Saving(TrainerBase):
             checkpoint.restore_part(self.precision.scaler, checkpoint_folder, checkpoint.SCALER)
 
     def _save_rng_state(self, output_dir: str) -> None:
-        checkpoint.save_rng(output_dir, self.loop)
+        torch.save(checkpoint.rng_and_position(self.loop), os.path.join(output_dir, RNG_FILE))
 
     def _load_rng_state(self, checkpoint_folder: str | None) -> None:
         """Sets the generators to where they were when the checkpoint was made, if it says so."""
@@ -124,23 +209,27 @@ class Saving(TrainerBase):
         if state is not None:
             set_rng(state)
 
-    def _rotate_checkpoints(self, use_mtime: bool = False, output_dir: str | None = None) -> None:
+    def _rotate_checkpoints(
+        self, use_mtime: bool = False, output_dir: str | None = None, state: TrainerState | None = None
+    ) -> None:
         """Removes an overwritten run's checkpoints, now that there is one of this run, and those beyond the limit.
 
         Args:
             use_mtime: no matter; checkpoints of an earlier run are known and the others have steps.
             output_dir: default the run's folder.
+            state: of when the newest checkpoint was made; default that of now.
         """
+        state = self.state if state is None else state
         run_dir = self._get_output_dir(self._trial) if output_dir is None else output_dir
         newest = folders.find_checkpoints(run_dir)[-1:]
         if self.loop is not None:
-            newest = [folders.checkpoint_folder(run_dir, self.state.global_step)]
+            newest = [folders.checkpoint_folder(run_dir, state.global_step)]
         self.earlier_checkpoints.difference_update(newest)
         if self.args.overwrite_output_dir:
             for old in self.earlier_checkpoints:
-                shutil.rmtree(old, ignore_errors=True)
+                folders.remove(old)
             self.earlier_checkpoints.clear()
-        kept = {*newest, self.state.best_model_checkpoint}
+        kept = {*newest, state.best_model_checkpoint}
         folders.rotate(run_dir, self.args.save_total_limit, kept, self.earlier_checkpoints)
 
     def keep_only_the_best(self) -> None:
@@ -148,64 +237,3 @@ class Saving(TrainerBase):
         best = self.state.best_model_checkpoint
         if self.args.should_save and best is not None and self.args.save_total_limit == 1:
             folders.rotate(os.path.dirname(best), 1, {best}, self.earlier_checkpoints)
-
-    # The state
-
-    def begin_state(self, max_steps: int, epochs: int, resume_from: str | None, trial: Any = None) -> None:
-        """Makes `state` that of a run about to begin, or of the checkpoint it goes on from."""
-        self.state = self.new_state()
-        if resume_from is not None:
-            self._go_on_from(resume_from)
-        state, run_dir = self.state, self._get_output_dir(trial)
-        self.earlier_checkpoints = set() if resume_from else set(folders.find_checkpoints(run_dir))
-        state.max_steps, state.num_train_epochs = max_steps, epochs
-        state.is_local_process_zero = self.is_local_process_zero()
-        state.is_world_process_zero = self.is_world_process_zero()
-        state.train_batch_size = self._train_batch_size
-        state.compute_steps(self.args, max_steps)
-        self._note_trial()
-        for name in ("model", "optimizer", "lr_scheduler"):
-            setattr(self.callback_handler, name, getattr(self, name))
-
-    def _go_on_from(self, folder: str) -> None:
-        """Makes `state` that of a checkpoint; warns of arguments that have changed, and of what is gone."""
-        saved = read_object(os.path.join(folder, folders.STATE), ["global_step", "epoch", "log_history"])
-        known = {name: value for name, value in saved.items() if hasattr(self.state, name)}
-        callbacks = known.pop("stateful_callbacks", None) or {}
-        self.state = TrainerState(**{**known, "stateful_callbacks": None})
-        best = self.state.best_model_checkpoint
-        if best is not None and not os.path.isdir(best):
-            logger.warning("The best checkpoint, %s, does not exist any more: the next best takes its place.", best)
-            self.state.best_model_checkpoint = None
-        try:
-            from transformers.trainer_utils import compare_trainer_and_checkpoint_args
-        except ImportError:  # a method of transformers' Trainer in the first releases of 5
-            pass
-        else:
-            if self.state.train_batch_size is not None:
-                compare_trainer_and_checkpoint_args(self.args, self.state)
-        self.state.stateful_callbacks = callbacks
-        self._load_callback_state()
-        self.state.stateful_callbacks = self.new_state().stateful_callbacks
-
-    def _load_callback_state(self) -> None:
-        """Gives callbacks the state that `state.stateful_callbacks` has of them, if the arguments ask for it."""
-        if not self.args.restore_callback_states_from_checkpoint:
-            return
-        present = [*self.callback_handler.callbacks, self.control]
-        for name, saved in self.state.stateful_callbacks.items():
-            entries = saved if isinstance(saved, list) else [saved]
-            same = [part for part in present if isinstance(part, ExportableState) and type(part).__name__ == name]
-            if not same:
-                of_transformers.warning(f"The checkpoint has the state of a callback {name}, which this run has not.")
-            for part, entry in zip(same, entries, strict=False):
-                again = type(part)(**entry.get("args", {}))
-                vars(again).update(entry.get("attributes", {}))
-                self._replace_callback(part, again)
-
-    def _replace_callback(self, old: Any, new: Any) -> None:
-        if isinstance(old, TrainerControl):
-            self.control = new
-        else:
-            self.callback_handler.callbacks.remove(old)
-            self.callback_handler.callbacks.append(new)  # the last to be called from here on, as in transformers

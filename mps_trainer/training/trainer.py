@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -26,7 +27,9 @@ from transformers.utils.generic import can_return_loss, find_labels
 from ..arguments.deprecated import DROPPED_IN
 from ..callbacks import default_callbacks, display_callback, jit_checkpoint
 from ..checkpoints import folders
+from ..checkpoints.background import Background
 from ..checkpoints.files import read_object
+from ..checkpoints.lock import only_run_in
 from ..data.transfer import BatchTransfer
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
@@ -157,17 +160,36 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
             self._seed()
             self._use_model(self.call_model_init(trial))
         self._hp_search_setup(trial)
-        resume_from = folders.checkpoint_to_resume(resume_from_checkpoint, self._get_output_dir(trial))
-        self.renew_schedule(new_model=self.model_init is not None)
-        self._train_batch_size = self._batch_size_to_begin_with(resume_from)
         model_files.make_folder(self.args.output_dir)
-        self.is_in_train = True
-        try:
+        with self._own_output_folder(trial) as run_dir:
+            resume_from = folders.checkpoint_to_resume(resume_from_checkpoint, run_dir)
+            self.renew_schedule(new_model=self.model_init is not None)
+            self._train_batch_size = self._batch_size_to_begin_with(resume_from)
             with prepared_for_training(self):
                 return run_with_batch_that_fits(self, resume_from, trial)
-        finally:
-            self.loop = None
-            self.is_in_train = False
+
+    @contextlib.contextmanager
+    def _own_output_folder(self, trial: Any) -> Iterator[str]:
+        """Inside, no other process trains into the run's folder, and nothing half written is in it."""
+        run_dir = self._get_output_dir(trial)
+        own = only_run_in(self.args.output_dir) if self.args.should_save else contextlib.nullcontext()
+        with own:
+            if self.args.should_save:
+                Background.settle()
+                folders.clear_left_overs(run_dir)
+            self.unsaved = None
+            self.is_in_train = True
+            try:
+                yield run_dir
+            except KeyboardInterrupt:
+                raise  # which is not to wait
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    self.finish_save()
+                raise
+            finally:
+                self.loop = None
+                self.is_in_train = False
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
         """The model as the loops call it: compiled, if the arguments ask for it."""

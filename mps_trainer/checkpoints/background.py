@@ -1,0 +1,59 @@
+"""One piece of work at a time beside the training."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import ClassVar
+
+
+class Background:
+    """Runs work in a thread of its own, one piece at a time; what it raises is raised where it is asked after.
+
+    The thread ends with the process, whatever it is doing: what it writes must not matter until it is finished.
+    """
+
+    _of_process: ClassVar[set[threading.Thread]] = set()
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Begins with `work`, when the work before it has ended."""
+        self.wait()
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                self._error = error
+
+        self._thread = threading.Thread(target=run, name="checkpoint", daemon=True)
+        self._of_process.add(self._thread)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Waits for the work to end.
+
+        Raises:
+            BaseException: what the work raised, once.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._of_process.discard(self._thread)
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    @classmethod
+    def settle(cls) -> None:
+        """Waits for what anyone in this process has begun; a run that was interrupted does not wait for its own."""
+        while cls._of_process:
+            cls._of_process.pop().join()
+
+    def poll(self) -> None:
+        """Raises what the work raised, if it has ended; does not wait for it."""
+        if self._thread is not None and not self._thread.is_alive():
+            self.wait()

@@ -1,0 +1,80 @@
+"""One run at a time in an output folder."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+from collections.abc import Iterator
+
+from ..errors import MisconfigurationException
+from .folders import LOCK
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+logger = logging.getLogger(__name__)
+
+_TAKEN = (errno.EACCES, errno.EAGAIN)
+
+
+@contextlib.contextmanager
+def only_run_in(output_dir: str) -> Iterator[None]:
+    """Inside, no other process trains into `output_dir`. The lock ends with the process, however that ends.
+
+    Where the file system has no locks, nothing is kept out.
+
+    Raises:
+        MisconfigurationException: if another process trains into the folder.
+    """
+    descriptor = _locked(os.path.join(output_dir, LOCK))
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.remove(os.path.join(output_dir, LOCK))
+            os.close(descriptor)
+
+
+def _locked(path: str) -> int | None:
+    """The descriptor of the file that is locked; None where that cannot be done."""
+    if fcntl is None:
+        return None
+    while True:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError:
+            return None  # what cannot be written here is told when something is
+        try:
+            # of the process, and not, like flock, of its workers as well, which outlive it for a while if it is killed
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            holder = _read(descriptor)
+            if os.fstat(descriptor).st_ino == os.stat(path).st_ino:
+                break
+        except FileNotFoundError:  # removed by a run that has just ended
+            pass
+        except OSError as error:
+            holder = _read(descriptor)
+            os.close(descriptor)
+            if error.errno not in _TAKEN:
+                logger.debug("No lock in %s: %s.", path, error)
+                return None
+            raise MisconfigurationException(
+                f"Another run, {holder or 'of another process'}, is training into {os.path.dirname(path)}. Wait until "
+                "it has ended, or give output_dir another folder."
+            ) from error
+        os.close(descriptor)
+    if holder:
+        logger.info("The run before this one, %s, did not end by itself.", holder)
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+    return descriptor
+
+
+def _read(descriptor: int) -> str:
+    return os.pread(descriptor, 200, 0).decode(errors="replace").strip()

@@ -1,0 +1,110 @@
+"""SIGINT and SIGTERM during a run: the step is finished and saved before the process ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import Any, NoReturn
+
+_DEFAULTS: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+
+
+class StopRequest:
+    """Inside, a first SIGINT or SIGTERM is noted instead of ending the process; a second one ends it at once.
+
+    Only where the process would do what Python does by itself: a handler of somebody else's stays, a signal that is
+    ignored is ignored, and outside the main thread nothing happens.
+
+    Attributes:
+        signum: of the signal that came, None while there was none.
+    """
+
+    def __init__(self, wanted: bool = True) -> None:
+        self.signum: int | None = None
+        self._wanted = wanted and threading.current_thread() is threading.main_thread()
+        self._process = os.getpid()
+
+    def __enter__(self) -> StopRequest:
+        if self._wanted:
+            for signum, default in _DEFAULTS.items():
+                if signal.getsignal(signum) == default:
+                    signal.signal(signum, self._note)
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        if self._wanted:
+            for signum, default in _DEFAULTS.items():
+                if signal.getsignal(signum) == self._note:
+                    signal.signal(signum, default)
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:
+            self._in_child(signum)
+        elif self.signum is not None:
+            _end_at_once(signum)
+        else:
+            self.signum = signum
+            name = signal.Signals(signum).name
+            _tell(f"\n{name}: finishing the step and saving a checkpoint. Once more stops at once, without saving.\n")
+
+    def _in_child(self, signum: int) -> None:
+        """A worker that was forked: the run decides about Ctrl-C, which reaches every process of a terminal."""
+        if signum == signal.SIGTERM:
+            _end_at_once(signum)
+
+    def end(self, message: str) -> NoReturn:
+        """Ends the run as the signal would have: KeyboardInterrupt with `message`, or exit status 143.
+
+        Raises:
+            KeyboardInterrupt: for SIGINT; what scripts and notebooks expect of Ctrl-C. Python exits with 130.
+            SystemExit: for SIGTERM, with 143, after printing `message`.
+        """
+        if self.signum == signal.SIGTERM:
+            print(message, file=sys.stderr, flush=True)
+            raise SystemExit(128 + signal.SIGTERM)
+        raise KeyboardInterrupt(message)
+
+
+def _end_at_once(signum: int) -> None:
+    if signum == signal.SIGINT:
+        raise KeyboardInterrupt
+    signal.signal(signum, signal.SIG_DFL)
+    os.kill(os.getpid(), signum)
+
+
+def _tell(text: str) -> None:
+    """Past Python's own buffers, which may be in use by what the signal has interrupted."""
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode())
+
+
+class IgnoringInterrupts:
+    """A loader's worker_init_fn: Ctrl-C in a terminal reaches the workers, too, and the last step needs them."""
+
+    def __init__(self, then: Any = None) -> None:
+        self.then = then
+
+    def __call__(self, worker: int) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if self.then is not None:
+            self.then(worker)
+
+
+def how_to_go_on(checkpoint: str, argv: list[str], python: str = "python") -> str:
+    """The command that resumes the run of the script with `argv`, or the call where that takes no such flag."""
+    if not argv or not any(word.split("=")[0] == "--output_dir" for word in argv[1:]):
+        return f"trainer.train(resume_from_checkpoint={checkpoint!r})"
+    words, skipping = [], False
+    for word in argv:
+        if skipping:
+            skipping = False
+        elif word == "--resume_from_checkpoint":
+            skipping = True
+        elif not word.startswith("--resume_from_checkpoint=") and word != "--overwrite_output_dir":
+            words.append(word)
+    return shlex.join([python, *words, "--resume_from_checkpoint", checkpoint])

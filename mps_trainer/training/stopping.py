@@ -1,0 +1,88 @@
+"""Ending a run because a signal asked for it, in a place from which a resumed run goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ..checkpoints import folders
+from ..checkpoints.rng import rng_state, set_rng
+from ..guards.signals import how_to_go_on
+
+if TYPE_CHECKING:
+    from .loop import TrainingLoop
+
+
+class EvaluationLeftError(Exception):
+    """A signal came during an evaluation, which a resumed run will begin again."""
+
+
+class Stopping:
+    """What of a step is still due when a signal ends the run: a checkpoint is saved first, in case time is short.
+
+    Attributes:
+        due: of "evaluate" and "save", what comes after the step that the checkpoint was made at.
+    """
+
+    def __init__(self, loop: TrainingLoop, due: list[str]) -> None:
+        self.loop = loop
+        self.due = due
+        self._before_evaluation: tuple[dict[str, Any], int] | None = None
+
+    def begin_evaluation(self) -> None:
+        """Notes what an evaluation changes, to take it back if a signal cuts it short."""
+        if self.loop.args.save_on_signal and self.loop.draws.may_stop:
+            self._before_evaluation = rng_state(), len(self.loop.state.log_history)
+
+    def end_evaluation(self) -> None:
+        self._before_evaluation = None
+
+    def leave_evaluation_if_asked(self) -> None:
+        """Raises EvaluationLeftError if a signal came and the evaluation can be begun again."""
+        if self._before_evaluation is not None and self.loop.stop.signum is not None:
+            raise EvaluationLeftError
+
+    def do_what_is_due(self) -> None:
+        """In a resumed run: what the signal kept the run before it from."""
+        if not self.due:
+            return
+        loop, control = self.loop, self.loop.trainer.control
+        control.should_evaluate, control.should_save = "evaluate" in self.due, "save" in self.due
+        self.due = []
+        if loop.rng is None:  # a checkpoint without them
+            loop.log_evaluate_save()
+            return
+        set_rng(loop.rng)
+        loop.log_evaluate_save()
+        loop.rng = {**loop.rng, **rng_state()}  # an evaluation draws, too
+        loop.rng_is_as_saved = False
+
+    def save_and_end(self) -> NoReturn:
+        """Saves a checkpoint and ends the run. What the step was to be followed by is left for a resumed run.
+
+        Raises:
+            KeyboardInterrupt, SystemExit: see `StopRequest.end`.
+        """
+        loop, trainer = self.loop, self.loop.trainer
+        control, was_evaluating = trainer.control, self._before_evaluation is not None
+        if self._before_evaluation is not None:
+            rng, entries = self._before_evaluation
+            set_rng(rng)
+            del loop.state.log_history[entries:]
+        if control.should_log and loop.state.global_step > loop.meter.last_read_step:
+            loop.log(loop.grad_norm, loop.rate)
+        if control.should_evaluate or was_evaluating:
+            self.due = ["evaluate", *(["save"] if control.should_save else [])]
+        trainer._save_checkpoint(loop.model, loop.trial)
+        trainer.tell_saved(loop.trial)
+        trainer.finish_save()
+        loop.stop.end(self._message())
+
+    def _message(self) -> str:
+        trainer, step = self.loop.trainer, self.loop.state.global_step
+        if trainer.unsaved is not None:
+            return f"Stopped after step {step}, but {trainer.unsaved}"
+        folder = folders.checkpoint_folder(trainer._get_output_dir(self.loop.trial), step)
+        way_on = how_to_go_on(folder, sys.argv, os.path.basename(sys.executable) or "python")
+        return f"Stopped after step {step} of {self.loop.plan.max_steps} and saved {folder}. To go on: {way_on}"

@@ -1,0 +1,25 @@
+"""Checkpoint folders made by hand, as small as they can be."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mps_trainer.checkpoints import manifest
+
+
+@pytest.fixture
+def make_checkpoint(tmp_path):
+    def make(step: int, *, listed: bool = True):
+        folder = tmp_path / f"checkpoint-{step}"
+        (folder / "inner").mkdir(parents=True)
+        (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+        save_file({"weight": torch.full((8,), float(step))}, folder / "model.safetensors")
+        torch.save({"step": step}, folder / "optimizer.pt")
+        (folder / "inner" / "vocabulary.txt").write_text("one two three")
+        if listed:
+            manifest.write(str(folder), step)
+        return folder
+
+    return make

@@ -1,0 +1,102 @@
+"""Which checkpoint a run goes on from, and what is cleared away."""
+
+import os
+
+import pytest
+
+from mps_trainer import MisconfigurationException
+from mps_trainer.checkpoints import folders
+
+
+def cut(path, kept=10):
+    path.write_bytes(path.read_bytes()[:kept])
+
+
+def test_the_newest_whole_one_is_taken_and_the_skipped_ones_are_told(make_checkpoint, tmp_path, caplog):
+    whole = make_checkpoint(5)
+    for step in (10, 20):
+        cut(make_checkpoint(step) / "optimizer.pt")
+    assert folders.checkpoint_to_resume(True, str(tmp_path)) == str(whole)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2
+    assert f"Skipping {tmp_path / 'checkpoint-20'}, which is damaged: optimizer.pt has 10 bytes" in told[0]
+    assert told[0].endswith(f"Going on from {whole}.")
+
+
+def test_one_of_transformers_that_was_half_written_is_skipped(make_checkpoint, tmp_path):
+    whole = make_checkpoint(5, listed=False)
+    cut(make_checkpoint(10, listed=False) / "model.safetensors")
+    (tmp_path / "checkpoint-15").mkdir()  # killed before its first file
+    assert folders.checkpoint_to_resume(True, str(tmp_path)) == str(whole)
+
+
+def test_if_all_are_damaged_each_is_named(make_checkpoint, tmp_path):
+    cut(make_checkpoint(5) / "optimizer.pt")
+    (make_checkpoint(10) / "model.safetensors").unlink()
+    with pytest.raises(MisconfigurationException) as refused:
+        folders.checkpoint_to_resume(True, str(tmp_path))
+    assert "checkpoint-10: model.safetensors is missing; checkpoint-5: optimizer.pt has 10 bytes" in str(refused.value)
+
+
+def test_a_damaged_one_that_was_asked_for_is_an_error_with_the_last_good_one(make_checkpoint, tmp_path):
+    make_checkpoint(5)
+    good = make_checkpoint(10)
+    for step in (15, 20):
+        cut(make_checkpoint(step) / "model.safetensors")
+    with pytest.raises(MisconfigurationException) as refused:
+        folders.checkpoint_to_resume(str(tmp_path / "checkpoint-20"), str(tmp_path))
+    message = str(refused.value)
+    assert message.startswith(f"The checkpoint {tmp_path}/checkpoint-20 is damaged: model.safetensors has 10 bytes")
+    assert f"The last good checkpoint beside it is {good}." in message
+    assert message.endswith("remove manifest.json from it, and it is taken as it is.")
+
+
+def test_one_that_was_changed_on_purpose_is_taken_without_its_manifest(make_checkpoint, tmp_path):
+    folder = make_checkpoint(5)
+    (folder / "inner" / "vocabulary.txt").write_text("four")
+    with pytest.raises(MisconfigurationException, match="There is no good one beside it"):
+        folders.checkpoint_to_resume(str(folder), str(tmp_path))
+    (folder / "manifest.json").unlink()
+    assert folders.checkpoint_to_resume(str(folder), str(tmp_path)) == str(folder)
+
+
+def test_what_a_killed_run_had_not_finished_is_removed(make_checkpoint, tmp_path):
+    make_checkpoint(5)
+    for name in ("tmp-checkpoint-10", "tmp-checkpoint-removed-checkpoint-3"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_text("half")
+    (tmp_path / "mine").mkdir()
+    folders.clear_left_overs(str(tmp_path))
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint-5", "mine"]
+
+
+def test_one_that_was_about_to_be_replaced_is_put_back(make_checkpoint, tmp_path, caplog):
+    # killed between the two renames of put_in_place
+    old = make_checkpoint(5)
+    old.rename(tmp_path / "tmp-checkpoint-5.replaced")
+    (tmp_path / "tmp-checkpoint-5").mkdir()
+    folders.clear_left_overs(str(tmp_path))
+    assert os.listdir(tmp_path) == ["checkpoint-5"]
+    assert folders.checkpoint_to_resume(True, str(tmp_path)) == str(old)
+    assert "is back" in caplog.text
+
+
+def test_one_that_was_replaced_is_removed(make_checkpoint, tmp_path):
+    # killed after the second
+    new = make_checkpoint(5)
+    (tmp_path / "tmp-checkpoint-5.replaced").mkdir()
+    folders.clear_left_overs(str(tmp_path))
+    assert os.listdir(tmp_path) == ["checkpoint-5"]
+    assert (new / "optimizer.pt").exists()
+
+
+def test_removing_one_leaves_no_half_of_it(make_checkpoint, tmp_path, monkeypatch, caplog):
+    folder = make_checkpoint(5)
+
+    def fail(path):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(folders.shutil, "rmtree", fail)
+    folders.remove(str(folder))
+    assert folders.find_checkpoints(str(tmp_path)) == []
+    assert "could not be removed: Input/output error" in caplog.text

@@ -1,0 +1,59 @@
+"""Copies in host memory."""
+
+import pytest
+import torch
+
+from mps_trainer.checkpoints.host import nbytes, on_host
+
+pytestmark = pytest.mark.every_device
+
+
+def test_a_copy_does_not_follow_the_original(device):
+    value = {
+        "a": torch.arange(6.0, device=device).reshape(2, 3),
+        "b": [torch.ones(2, dtype=torch.int64, device=device), (torch.zeros((), device=device), "text")],
+        "c": torch.arange(6.0, device=device).reshape(2, 3).t(),
+        "d": torch.empty(0, 4, device=device),
+        3: torch.arange(3.0),
+    }
+    copy = on_host(value)
+    expected = {
+        "a": [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]],
+        "c": [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]],
+        "d": [],
+        3: [0.0, 1.0, 2.0],
+    }
+    for tensor in (value["a"], value["b"][0], value["b"][1][0], value["c"], value[3]):
+        tensor.add_(100)
+    assert {key: copy[key].tolist() for key in expected} == expected
+    assert copy["b"][0].tolist() == [1, 1]
+    assert (float(copy["b"][1][0]), copy["b"][1][1]) == (0.0, "text")
+    assert copy["b"][0].dtype == torch.int64
+    assert copy["a"].device.type == "cpu"
+    assert copy["d"].shape == (0, 4)
+
+
+def test_what_shares_memory_shares_it_in_the_copy(device):
+    weight = torch.arange(12.0, device=device).reshape(3, 4)
+    copy = on_host({"one": weight, "tied": weight.detach(), "row": weight[1], "same": weight})
+    assert copy["one"] is copy["same"]
+    copy["one"][1] = -1
+    assert copy["tied"][1].tolist() == [-1] * 4
+    assert copy["row"].tolist() == [-1] * 4
+    assert weight[1].tolist() == [4.0, 5.0, 6.0, 7.0]
+
+
+def test_tied_weights_are_one_tensor_in_the_copy(device):
+    weight = torch.arange(12.0, device=device)
+    copy = on_host({"one": weight, "tied": weight.detach()})
+    assert copy["one"].data_ptr() == copy["tied"].data_ptr()
+    assert nbytes({"one": weight, "tied": weight.detach()}) == 48
+
+
+def test_small_tensors_of_a_device_come_over_together(mps):
+    tensors = {str(i): torch.full((4,), float(i), device="mps") for i in range(50)}
+    mps.reset()
+    copy = on_host(tensors)
+    assert mps.report().device_to_host == 1
+    assert [copy[str(i)].tolist() for i in range(50)] == [[float(i)] * 4 for i in range(50)]
+    assert len({tensor.untyped_storage().data_ptr() for tensor in copy.values()}) == 50

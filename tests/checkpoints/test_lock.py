@@ -1,0 +1,88 @@
+"""One run at a time in an output folder."""
+
+import contextlib
+import os
+import signal
+
+import pytest
+
+from mps_trainer import MisconfigurationException
+from mps_trainer.checkpoints.lock import only_run_in
+
+
+@contextlib.contextmanager
+def held_by_another_process(folder):
+    """A process that holds the lock of `folder`; its number."""
+    ready, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with only_run_in(str(folder)):
+            os.write(tell, b"1")
+            signal.pause()
+    os.read(ready, 1)
+    try:
+        yield pid
+    finally:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def test_a_second_run_is_kept_out_of_the_folder_of_a_live_one(tmp_path):
+    with held_by_another_process(tmp_path) as pid, pytest.raises(MisconfigurationException) as refused:
+        only_run_in(str(tmp_path)).__enter__()
+    assert f"Another run, process {pid} on " in str(refused.value)
+    assert "give output_dir another folder" in str(refused.value)
+
+
+def test_the_lock_of_a_killed_run_is_taken_over(tmp_path, caplog):
+    caplog.set_level("INFO", "mps_trainer")
+    with held_by_another_process(tmp_path) as pid:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        assert os.listdir(tmp_path) == [".mps_trainer.lock"]
+        with only_run_in(str(tmp_path)):
+            assert f"process {pid} on " in caplog.text
+    assert os.listdir(tmp_path) == []
+
+
+def test_workers_that_outlive_a_killed_run_do_not_hold_its_lock(tmp_path):
+    ready, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with only_run_in(str(tmp_path)):
+            worker = os.fork()
+            if worker:
+                os.write(tell, b"%d\n" % worker)
+            signal.pause()
+    worker = int(os.read(ready, 20))
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    try:
+        with only_run_in(str(tmp_path)):
+            os.kill(worker, 0)  # it lives
+    finally:
+        os.kill(worker, signal.SIGKILL)
+
+
+def test_a_folder_that_cannot_be_written_to_has_no_lock(tmp_path):
+    with only_run_in(str(tmp_path / "missing")):
+        pass
+
+
+def test_train_holds_it_while_it_runs_and_no_longer(make_trainer):
+    seen = []
+
+    def look(prediction):
+        seen.append(os.path.exists(os.path.join(trainer.args.output_dir, ".mps_trainer.lock")))
+        return {}
+
+    trainer = make_trainer({"compute_metrics": look}, max_steps=1, eval_strategy="steps", eval_steps=1)
+    trainer.train()
+    assert seen == [True]
+    assert os.listdir(trainer.args.output_dir) == []
+    with (
+        held_by_another_process(trainer.args.output_dir),
+        pytest.raises(MisconfigurationException, match="Another run"),
+    ):
+        trainer.train()

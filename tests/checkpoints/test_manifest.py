@@ -1,0 +1,134 @@
+"""The manifest: what it lists, and every way in which a checkpoint may not be what it lists."""
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mps_trainer.checkpoints import manifest
+
+FILES = ["inner/vocabulary.txt", "model.safetensors", "optimizer.pt", "trainer_state.json"]
+
+
+def test_it_lists_every_file_with_size_and_checksum(make_checkpoint):
+    written = json.loads((make_checkpoint(5) / "manifest.json").read_text())
+    assert written["step"] == 5
+    assert sorted(written["files"]) == FILES
+    # sha256sum of the words in it
+    digest = "6899ee404683a14e8c2a03149860df25d67d34d9cd4dae7350cbe91e4b3976be"
+    assert written["files"]["inner/vocabulary.txt"] == {"size": 13, "sha256": digest}
+
+
+def test_a_whole_checkpoint_has_no_fault(make_checkpoint):
+    assert manifest.fault(str(make_checkpoint(5))) is None
+    assert manifest.fault(str(make_checkpoint(6, listed=False))) is None
+
+
+def test_files_that_were_added_later_are_nobodys_business(make_checkpoint):
+    folder = make_checkpoint(5)
+    (folder / "notes.txt").write_text("mine")
+    assert manifest.fault(str(folder)) is None
+
+
+def test_what_is_not_there_is_said(tmp_path, make_checkpoint):
+    assert manifest.fault(str(tmp_path / "missing")) == "there is no such folder"
+    folder = make_checkpoint(5)
+    (folder / "trainer_state.json").unlink()
+    assert manifest.fault(str(folder)) == "it has no trainer_state.json"
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("found_whole_before", [False, True])
+def test_any_listed_file_that_differs_is_named(make_checkpoint, name, found_whole_before):
+    folder = make_checkpoint(5)
+    if found_whole_before:
+        assert manifest.fault(str(folder)) is None
+    data = bytearray((folder / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / name).write_bytes(data)
+    assert (
+        manifest.fault(str(folder))
+        == f"{name} is not what was saved: its checksum differs from the one in manifest.json"
+    )
+    (folder / name).write_bytes(data[:-1])
+    assert manifest.fault(str(folder)) == f"{name} has {len(data) - 1:,} bytes instead of {len(data):,}"
+    (folder / name).unlink()
+    missing = f"it has no {name}" if name == "trainer_state.json" else f"{name} is missing"
+    assert manifest.fault(str(folder)) == missing
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"files": 1}',
+        '{"files": {"a": 1}}',
+        '{"files": {"a": {"size": "x", "sha256": ""}}}',
+        '{"files": {',
+    ],
+)
+def test_a_damaged_manifest_is_a_fault(make_checkpoint, text):
+    folder = make_checkpoint(5)
+    (folder / "manifest.json").write_text(text)
+    assert manifest.fault(str(folder)) == "manifest.json is damaged"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "trainer_state.json"])
+@pytest.mark.parametrize("kept", [0, 5, 10, -1])
+def test_without_a_manifest_a_file_that_is_cut_off_is_named(make_checkpoint, name, kept):
+    folder = make_checkpoint(5, listed=False)
+    data = (folder / name).read_bytes()
+    (folder / name).write_bytes(data[:kept])
+    assert manifest.fault(str(folder)).startswith(f"{name} is ")
+
+
+def test_it_is_written_again_only_if_a_listed_file_was(make_checkpoint):
+    folder = make_checkpoint(5)
+    before = (folder / "manifest.json").stat()
+    manifest.renew(str(folder), 5)
+    assert (folder / "manifest.json").stat().st_mtime_ns == before.st_mtime_ns
+    (folder / "model.safetensors").write_bytes(b"other weights")
+    assert manifest.fault(str(folder)) is not None
+    manifest.renew(str(folder), 5)
+    assert manifest.fault(str(folder)) is None
+
+
+contents = st.dictionaries(st.text("abc", min_size=1, max_size=3), st.binary(max_size=40), min_size=1, max_size=4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(contents, st.data())
+def test_every_change_to_every_file_is_found(files, data):
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "trainer_state.json").write_text('{"global_step": 1}')
+        for file, content in files.items():
+            (folder / file).write_bytes(content)
+        manifest.write(name, 1)
+        assert manifest.fault(name) is None
+        changed = data.draw(st.sampled_from(sorted(files)))
+        other = data.draw(st.binary(max_size=40).filter(lambda content: content != files[changed]))
+        (folder / changed).write_bytes(other)
+        assert changed in manifest.fault(name)
+        (folder / changed).write_bytes(files[changed])
+        assert manifest.fault(name) is None
+
+
+nested = st.recursive(
+    st.none() | st.integers() | st.text(),
+    lambda inner: st.dictionaries(st.sampled_from(["files", "size", "sha256", "a"]), inner),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=200) | nested.map(lambda value: json.dumps(value).encode()))
+def test_no_manifest_makes_the_check_fail(text):
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / "trainer_state.json").write_text('{"global_step": 1}')
+        (Path(name) / "manifest.json").write_bytes(text)
+        manifest.fault(name)  # whatever it says

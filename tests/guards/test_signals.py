@@ -1,0 +1,142 @@
+"""What a signal does to a process that is in a StopRequest; and the command that goes on."""
+
+import os
+import pickle
+import signal
+import threading
+
+import pytest
+
+from mps_trainer.guards.signals import IgnoringInterrupts, StopRequest, how_to_go_on
+
+
+@pytest.fixture(autouse=True)
+def default_handlers():
+    """What a process in a terminal has; a shell that runs one in the background has it ignore SIGINT."""
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_is_noted_and_told(signum, capfd):
+    with StopRequest() as stop:
+        assert stop.signum is None
+        os.kill(os.getpid(), signum)
+        assert stop.signum == signum
+    assert f"{signum.name}: finishing the step and saving a checkpoint." in capfd.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_second_interrupt_ends_at_once():
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.signum == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_second_sigterm_ends_at_once():
+    pid = os.fork()
+    if pid == 0:
+        with StopRequest():
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
+
+
+def test_sigterm_ends_with_143_and_the_message(capsys):
+    stop = StopRequest()
+    stop.signum = signal.SIGTERM
+    with pytest.raises(SystemExit) as ended:
+        stop.end("saved here")
+    assert ended.value.code == 143
+    assert capsys.readouterr().err == "saved here\n"
+
+
+def test_an_interrupt_ends_as_scripts_and_notebooks_expect():
+    stop = StopRequest()
+    stop.signum = signal.SIGINT
+    with pytest.raises(KeyboardInterrupt, match="saved here"):
+        stop.end("saved here")
+
+
+@pytest.mark.parametrize("theirs", [signal.SIG_IGN, lambda signum, frame: None])
+def test_a_handler_of_somebody_elses_stays(theirs):
+    signal.signal(signal.SIGINT, theirs)
+    with StopRequest():
+        assert signal.getsignal(signal.SIGINT) is theirs
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) is theirs
+
+
+def test_one_that_was_put_in_place_meanwhile_stays():
+    def theirs(signum, frame):
+        pass
+
+    with StopRequest():
+        signal.signal(signal.SIGTERM, theirs)
+    assert signal.getsignal(signal.SIGTERM) is theirs
+
+
+def test_nothing_changes_where_it_is_not_wanted_or_cannot_be():
+    found = []
+
+    def look(wanted):
+        with StopRequest(wanted):
+            found.append(signal.getsignal(signal.SIGINT))
+
+    look(wanted=False)
+    thread = threading.Thread(target=look, args=(True,))
+    thread.start()
+    thread.join()
+    assert found == [signal.default_int_handler] * 2
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 7), (signal.SIGTERM, -signal.SIGTERM)])
+def test_a_forked_worker_leaves_interrupts_to_the_run_and_ends_by_sigterm(signum, status, capfd):
+    with StopRequest() as stop:
+        pid = os.fork()
+        if pid == 0:
+            os.kill(os.getpid(), signum)
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == status
+        assert stop.signum is None
+    assert capfd.readouterr().err == ""
+
+
+def test_a_worker_ignores_interrupts_and_is_still_prepared_as_its_user_asks():
+    prepare = pickle.loads(pickle.dumps(IgnoringInterrupts(then=print)))  # as for a worker that is spawned
+    seen = []
+    IgnoringInterrupts(seen.append)(3)
+    assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    assert seen == [3]
+    assert prepare.then is print
+
+
+@pytest.mark.parametrize(
+    ("argv", "way_on"),
+    [
+        ([""], "trainer.train(resume_from_checkpoint='out/checkpoint-5')"),
+        (["train.py", "config.json"], "trainer.train(resume_from_checkpoint='out/checkpoint-5')"),
+        (
+            ["my train.py", "--output_dir", "out", "--overwrite_output_dir", "--lr=1"],
+            "python3 'my train.py' --output_dir out --lr=1 --resume_from_checkpoint out/checkpoint-5",
+        ),
+        (
+            ["a.py", "--resume_from_checkpoint", "out/checkpoint-2", "--output_dir=out"],
+            "python3 a.py --output_dir=out --resume_from_checkpoint out/checkpoint-5",
+        ),
+        (
+            ["a.py", "--resume_from_checkpoint=True", "--output_dir=out"],
+            "python3 a.py --output_dir=out --resume_from_checkpoint out/checkpoint-5",
+        ),
+    ],
+)
+def test_the_way_on_is_what_to_type(argv, way_on):
+    assert how_to_go_on("out/checkpoint-5", argv, "python3") == way_on
