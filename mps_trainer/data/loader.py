@@ -12,8 +12,10 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 from transformers.trainer_utils import has_length
 
+from ..guards.signals import IgnoringInterrupts
 from .buckets import BucketBatchSampler, buckets_of
 from .order import EpochOrder, LaterBatches, tell_epoch
+from .worker_draws import SeededBatches
 
 _KEPT = (  # what a loader made from another takes over, beside the dataset and what says which examples are a batch
     "num_workers",
@@ -47,6 +49,14 @@ class EpochLoader(DataLoader):
         batch_sampler = self.batch_sampler
         sampler = self.sampler if batch_sampler is None else getattr(batch_sampler, "sampler", None)
         tell_epoch(epoch, batch_sampler, sampler, self.dataset)
+
+    @property
+    def _index_sampler(self) -> Any:
+        """What says which examples are loaded; with workers, their draws are made those of the batch."""
+        sampler = super()._index_sampler
+        if not self.num_workers or isinstance(self.dataset, IterableDataset):
+            return sampler
+        return SeededBatches(sampler, first=getattr(sampler, "skip", 0))
 
     def __iter__(self) -> OneAhead:  # type: ignore[override]
         return OneAhead(self)
@@ -236,4 +246,8 @@ def _without_first(loader: Any, skip: int, reached: Callable[[], None] | None) -
 
 
 def _another(kind: type[DataLoader], loader: DataLoader, **batching: Any) -> Any:
-    return kind(loader.dataset, **{name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)}, **batching)
+    kept = {name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)}
+    prepare = kept["worker_init_fn"]
+    if loader.num_workers and kind is EpochLoader and not isinstance(prepare, IgnoringInterrupts):
+        kept["worker_init_fn"] = IgnoringInterrupts(prepare)
+    return kind(loader.dataset, **kept, **batching)
