@@ -1,0 +1,187 @@
+"""Kills runs at random and starts them again: `python -m tests.faults.kill --trials 200`.
+
+Each trial is a training process that is killed (SIGKILL) at up to three random times, saves included, and started again
+until it ends. What it has learned then must be, bit for bit, what an uninterrupted run learns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import training
+
+LEFT_OVER = "tmp-checkpoint-*"
+
+
+@dataclass
+class Trial:
+    """How one trial went: "identical", or what was wrong; its kills, and how many of them hit a save."""
+
+    variant: str
+    device: str
+    verdict: str
+    kills: int
+    in_a_save: int
+
+
+class Harness:
+    """Runs of one library, compared with uninterrupted ones of its own.
+
+    Processes are forked from this one, which has imported what they need: a start takes no seconds. Nothing may have
+    been computed with torch here, whose threads do not come along.
+    """
+
+    def __init__(self, library: str, folder: Path, seed: int) -> None:
+        self.library = library
+        self.folder = folder
+        self.draw = random.Random(seed)
+        self.whole: dict[tuple[str, str], tuple[dict, float]] = {}
+        _import(library)
+
+    def trials(self, number: int, variants: list[str], devices: list[str]) -> Iterator[Trial]:
+        for i in range(number):
+            device = devices[i % len(devices)]
+            variant = variants[i // len(devices) % len(variants)]
+            yield self.trial(i, variant, device)
+
+    def trial(self, number: int, variant: str, device: str) -> Trial:
+        expected, seconds = self.uninterrupted(variant, device)
+        folder = self.folder / f"trial-{number}"
+        kills = in_a_save = 0
+        status = None
+        while status is None:
+            deadline = self.draw.uniform(0, seconds) if kills < 3 else None
+            status = self.run(folder, variant, device, deadline)
+            if status is None:
+                kills += 1
+                in_a_save += self.saving(folder)
+        verdict = self.compare(folder, expected, status)
+        shutil.rmtree(folder)
+        return Trial(variant, device, verdict, kills, in_a_save)
+
+    def uninterrupted(self, variant: str, device: str) -> tuple[dict, float]:
+        """What a run that is left alone comes to, and how long it takes."""
+        key = variant, device
+        if key not in self.whole:
+            folder = self.folder / f"whole {variant} {device}"
+            start = time.monotonic()
+            status = self.run(folder, variant, device, None)
+            if status != 0:
+                log = (folder / "log.txt").read_text()
+                raise SystemExit(f"The uninterrupted run failed with exit status {status}:\n{log[-3000:]}")
+            self.whole[key] = json.loads((folder / "outcome.json").read_text()), time.monotonic() - start
+        return self.whole[key]
+
+    def run(self, folder: Path, variant: str, device: str, seconds: float | None) -> int | None:
+        """The exit status of a training process; None if it was killed after `seconds`."""
+        folder.mkdir(exist_ok=True)
+        pid = os.fork()
+        if pid == 0:
+            _be_the_run(self.library, folder, variant, device)
+        end = None if seconds is None else time.monotonic() + seconds
+        while True:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                return os.waitstatus_to_exitcode(status)
+            if end is not None and time.monotonic() >= end:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                return None
+            time.sleep(0.0005)
+
+    def saving(self, folder: Path) -> bool:
+        """Whether what was killed was writing a checkpoint."""
+        if self.library == "mps_trainer":
+            return any(folder.glob(LEFT_OVER))
+        names = {path: set(os.listdir(path)) for path in folder.glob("checkpoint-*")}
+        return any("trainer_state.json" not in files for files in names.values())
+
+    def compare(self, folder: Path, expected: dict, status: int) -> str:
+        if status != 0:
+            last = [line for line in (folder / "log.txt").read_text().splitlines() if line.strip()][-1:]
+            return f"could not resume: {' '.join(last)[:160]}"
+        found = json.loads((folder / "outcome.json").read_text())
+        if found["steps"] != expected["steps"]:
+            return f"{found['steps']} steps instead of {expected['steps']}"
+        if [entry["step"] for entry in found["logs"]] != [entry["step"] for entry in expected["logs"]]:
+            return "other steps were logged"
+        if found["weights"] != expected["weights"]:
+            return "other weights"
+        if found["everything"] != expected["everything"]:
+            return "other optimizer, schedule or random numbers"
+        return "identical" if found["logs"] == expected["logs"] else "other logs"
+
+
+def _import(library: str) -> None:
+    """What a run imports, so that those forked from here have it."""
+    if library == "transformers":
+        import transformers
+
+        _ = transformers.Trainer, transformers.TrainingArguments
+    else:
+        import mps_trainer
+
+        _ = mps_trainer.Trainer, mps_trainer.TrainingArguments
+    import torch._dynamo  # noqa: F401 - optimizers import it when they are made
+    import transformers.trainer_callback  # noqa: F401
+
+
+def _be_the_run(library: str, folder: Path, variant: str, device: str) -> None:
+    status = 1
+    try:
+        with open(folder / "log.txt", "w") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            try:
+                training.train(library, folder, variant, device)
+                status = 0
+            except BaseException:
+                import traceback
+
+                traceback.print_exc()
+            sys.stdout.flush()
+            sys.stderr.flush()
+    finally:
+        os._exit(status)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.kill", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--trials", type=int, default=25)
+    parser.add_argument("--library", choices=["mps_trainer", "transformers"], default="mps_trainer")
+    parser.add_argument("--device", action="append", choices=["cpu", "mps"], help="default: cpu; mps is simulated")
+    parser.add_argument("--variant", action="append", choices=list(training.VARIANTS), help="default: all")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(argv)
+    variants = options.variant or list(training.VARIANTS)
+    tally: Counter[str] = Counter()
+    kills = in_a_save = 0
+    with tempfile.TemporaryDirectory(prefix="killed-") as folder:
+        harness = Harness(options.library, Path(folder), options.seed)
+        start = time.monotonic()
+        for i, trial in enumerate(harness.trials(options.trials, variants, options.device or ["cpu"]), 1):
+            tally[trial.verdict.split(":")[0]] += 1
+            kills, in_a_save = kills + trial.kills, in_a_save + trial.in_a_save
+            left = (time.monotonic() - start) / i * (options.trials - i)
+            print(f"{i}/{options.trials} {trial.variant}, {trial.device}: {trial.verdict} ({left:.0f} s left)", flush=True)
+    print(f"\n{options.library}: {kills} kills, {in_a_save} of them in a save")
+    for verdict, number in tally.most_common():
+        print(f"  {number} of {options.trials} {verdict}")
+    return int(tally["identical"] != options.trials)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

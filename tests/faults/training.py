@@ -1,0 +1,143 @@
+"""The run that is killed: small, with everything in it that a resumed run has to get right."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+STEPS = 24
+TIMES = ("runtime", "per_second", "flos")
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "accumulation": {"gradient_accumulation_steps": 2},
+    "workers": {"dataloader_num_workers": 1},
+    "buckets": {"train_sampling_strategy": "bucket_by_length"},
+    "evaluation": {"eval_strategy": "steps", "eval_steps": 2, "save_steps": 2, "load_best_model_at_end": True},
+    "in the foreground": {"save_async": False},
+}
+
+
+class Sentences(Dataset):
+    """Token ids of different lengths, changed a little at random each time they are asked for."""
+
+    column_names = ("input_ids", "labels")
+
+    def __init__(self, count: int = 40, augment: bool = True) -> None:
+        draw = random.Random(0)
+        self.rows = [[draw.randrange(1, 50) for _ in range(draw.randrange(3, 20))] for _ in range(count)]
+        self.augment = augment
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int | str) -> Any:
+        if isinstance(index, str):  # a whole column
+            return self.rows if index == "input_ids" else [sum(row) % 2 for row in self.rows]
+        row = list(self.rows[index])
+        if self.augment:
+            row[random.randrange(len(row))] = int(np.random.randint(1, 50))
+            row[int(torch.randint(len(row), ()))] = 1
+        return {"input_ids": row, "labels": sum(self.rows[index]) % 2}
+
+
+class Classifier(nn.Module):
+    """Large enough that writing it takes a while, small enough that a step does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(2000, 64)
+        self.dropout = nn.Dropout(0.2)
+        self.hidden = nn.Linear(64, 64)
+        self.head = nn.Linear(64, 2)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        logits = self.head(torch.tanh(self.hidden(self.dropout(self.embedding(input_ids)).mean(1))))
+        if labels is None:
+            return {"logits": logits}
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    width = 20
+    ids = [row["input_ids"] + [0] * (width - len(row["input_ids"])) for row in rows]
+    return {"input_ids": torch.tensor(ids), "labels": torch.tensor([row["labels"] for row in rows])}
+
+
+def train(library: str, folder: Path, variant: str, device: str, **changes: Any) -> None:
+    """Trains into `folder`, from its newest checkpoint if there is one, and writes down what came out."""
+    import contextlib
+
+    torch.set_num_threads(1)
+    with contextlib.ExitStack() as stack:
+        if device == "mps":
+            from mps_trainer.simulator import simulated_mps
+
+            stack.enter_context(simulated_mps())
+        trainer = _trainer(library, folder, VARIANTS[variant] | changes, device)
+        resume = any(folder.glob("checkpoint-*"))
+        trainer.train(resume_from_checkpoint=resume or None)
+        result = outcome(trainer)
+    (folder / "outcome.tmp").write_text(json.dumps(result))
+    os.replace(folder / "outcome.tmp", folder / "outcome.json")
+
+
+def _trainer(library: str, folder: Path, settings: dict[str, Any], device: str) -> Any:
+    if library == "transformers":
+        from transformers import Trainer, TrainingArguments
+
+        settings = {name: value for name, value in settings.items() if name != "save_async"}
+    else:
+        from mps_trainer import Trainer, TrainingArguments
+    common = {
+        "output_dir": str(folder),
+        "max_steps": STEPS,
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "logging_steps": 2,
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "cosine",
+        "per_device_train_batch_size": 4,
+        "use_cpu": device == "cpu",
+        "disable_tqdm": True,
+        "report_to": "none",
+        "save_total_limit": 3,
+        "log_level": "error",
+        "dataloader_pin_memory": False,
+    }
+    torch.manual_seed(0)
+    data = {"train_dataset": Sentences(), "eval_dataset": Sentences(12, augment=False), "data_collator": collate}
+    return Trainer(Classifier(), TrainingArguments(**(common | settings)), **data)
+
+
+def outcome(trainer: Any) -> dict[str, Any]:
+    """Everything that must not depend on whether the run was interrupted."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(trainer.model.state_dict().items()):
+        digest.update(name.encode() + tensor.cpu().numpy().tobytes())
+    weights = digest.hexdigest()
+    for entry in trainer.optimizer.state_dict()["state"].values():
+        for _, value in sorted(entry.items()):
+            digest.update(torch.as_tensor(value).cpu().numpy().tobytes())
+    digest.update(repr(sorted(trainer.lr_scheduler.state_dict().items(), key=str)).encode())
+    digest.update(torch.get_rng_state().numpy().tobytes() + repr(random.getstate()).encode())
+    digest.update(np.random.get_state()[1].tobytes())
+    logs = [
+        {name: value for name, value in entry.items() if not name.endswith(TIMES)}
+        for entry in trainer.state.log_history
+    ]
+    return {
+        "steps": trainer.state.global_step,
+        "weights": weights,
+        "everything": digest.hexdigest(),
+        "logs": [entry for entry in logs if "train_loss" not in entry],
+    }
