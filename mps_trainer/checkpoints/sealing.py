@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import re
 
 from safetensors import SafetensorError
 
@@ -11,6 +13,8 @@ from .durable import flush_tree
 
 # How torch and safetensors say that a file could not be written, which they do not say with an OSError.
 _MESSAGES = ("PytorchStreamWriter failed", "unexpected pos", "file write failed", "I/O error", "IoError", "Io(")
+
+_NUMBER = re.compile(r"\(os error (\d+)\)")
 
 
 def seal(unfinished: str, folder: str, step: int) -> None:
@@ -31,6 +35,8 @@ def why_not_written(error: BaseException) -> str | None:
     is_writer = isinstance(error, (SafetensorError, RuntimeError, OSError))
     if not is_writer or not any(message in str(error) for message in _MESSAGES):
         return None
+    if number := _NUMBER.search(str(error)):
+        return _in_words(OSError(int(number[1]), os.strerror(int(number[1]))))
     return _in_words(error.__context__) or str(error).splitlines()[0]
 
 

@@ -55,7 +55,7 @@ class Snapshot:
         return cls(trainer.model, trainer.tokenizer_to_save, copy.copy(trainer.args), held.pop("weights"), held, state)
 
     def write(self, folder: str) -> None:
-        """Writes the files that a checkpoint has; the same, byte for byte, as the Trainer's methods write."""
+        """Writes the files that a checkpoint has; those that the Trainer's methods write."""
         if isinstance(_inner(self.model), PreTrainedModel):
             model_files.save(self.model, self.processing_class, self.args, folder, self.weights)
         else:

@@ -1,7 +1,7 @@
 """Kills runs at random and starts them again: `python -m tests.faults.kill --trials 200`.
 
-Each trial is a training process that is killed (SIGKILL) at up to three random times, saves included, and started again
-until it ends. What it has learned then must be, bit for bit, what an uninterrupted run learns.
+Each trial is a training process that is killed (SIGKILL) at up to three random times, saves included, and started
+again until it ends. What it has learned then must be, bit for bit, what an uninterrupted run learns.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _import(library: str) -> None:
 
         _ = mps_trainer.Trainer, mps_trainer.TrainingArguments
     import torch._dynamo  # noqa: F401 - optimizers import it when they are made
-    import transformers.trainer_callback  # noqa: F401
+    import transformers.trainer_callback
 
 
 def _be_the_run(library: str, folder: Path, variant: str, device: str) -> None:
@@ -176,7 +176,10 @@ def main(argv: list[str] | None = None) -> int:
             tally[trial.verdict.split(":")[0]] += 1
             kills, in_a_save = kills + trial.kills, in_a_save + trial.in_a_save
             left = (time.monotonic() - start) / i * (options.trials - i)
-            print(f"{i}/{options.trials} {trial.variant}, {trial.device}: {trial.verdict} ({left:.0f} s left)", flush=True)
+            print(
+                f"{i}/{options.trials} {trial.variant}, {trial.device}: {trial.verdict} ({left:.0f} s left)",
+                flush=True,
+            )
     print(f"\n{options.library}: {kills} kills, {in_a_save} of them in a save")
     for verdict, number in tally.most_common():
         print(f"  {number} of {options.trials} {verdict}")
