@@ -11,8 +11,8 @@ from torch import nn
 from transformers.trainer_callback import ExportableState, TrainerControl, TrainerState
 
 from ..checkpoints import folders
-from ..checkpoints.files import read_object
 from ..checkpoints.rng import read_rng, set_rng
+from ..checkpoints.state import read_state
 from . import checkpoint, model_files
 from .base import TrainerBase
 
@@ -169,7 +169,7 @@ class Saving(TrainerBase):
 
     def _go_on_from(self, folder: str) -> None:
         """Makes `state` that of a checkpoint; warns of arguments that have changed, and of what is gone."""
-        saved = read_object(os.path.join(folder, folders.STATE), ["global_step", "epoch", "log_history"])
+        saved = read_state(folder)
         known = {name: value for name, value in saved.items() if hasattr(self.state, name)}
         callbacks = known.pop("stateful_callbacks", None) or {}
         self.state = TrainerState(**{**known, "stateful_callbacks": None})
