@@ -121,9 +121,9 @@ def label_order(network: Any, labelled: LabelledData) -> dict[int, int] | None:
     return None
 
 
-def longest_input(network: Any, tokenizer: Any) -> int:
-    """Tokens that model and tokenizer take; past the end of a table of positions a Mac reads whatever is there."""
-    longest = int(min(tokenizer.model_max_length, sys.maxsize))
+def longest_input(network: Any) -> int:
+    """Tokens that the model takes; past the end of a table of positions a Mac reads whatever is there."""
+    longest = sys.maxsize
     for name, module in network.named_modules():
         if name.endswith("position_embeddings") and hasattr(module, "num_embeddings"):
             # RoBERTa counts positions from after the one that is for padding

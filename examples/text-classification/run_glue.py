@@ -93,7 +93,8 @@ def prepare(model_args: ModelArguments, data_args: DataTrainingArguments, traini
     tokenizer = load_tokenizer(model_args, data_args)
     model = load_model(model_args, data_args, labelled)
     with training_args.main_process_first(desc="tokenizing"):
-        splits = tokenize(labelled, tokenizer, model, data_args)
+        splits = tokenize(labelled, tokenizer, label_order(model, labelled), data_args, longest_input(model))
+    require_fitting(model, splits)
     trainer = make_trainer(model, tokenizer, labelled, splits, data_args, training_args)
     return Job(trainer, labelled, splits, data_args, checkpoint)
 
@@ -201,10 +202,19 @@ def metric_names(labelled: LabelledData, task_name: str | None) -> tuple[str, ..
     return ("mse",) if labelled.is_regression else ("accuracy",)
 
 
-def tokenize(labelled: LabelledData, tokenizer: Any, model: Any, data_args: Any) -> Any:
-    """The splits as token ids, cut off at max_seq_length, with the model's own label ids."""
-    order = label_order(model, labelled)
-    longest = min(data_args.max_seq_length, longest_input(model, tokenizer))
+def tokenize(
+    labelled: LabelledData,
+    tokenizer: Any,
+    order: dict[int, int] | None,
+    data_args: Any,
+    positions: int = sys.maxsize,
+) -> Any:
+    """The splits as token ids, cut off at max_seq_length, with the model's own label ids.
+
+    Args:
+        positions: of how many tokens the model can tell where they stand.
+    """
+    longest = int(min(data_args.max_seq_length, tokenizer.model_max_length, positions))
     if longest < data_args.max_seq_length:
         logger.warning("max_seq_length is %d; the model takes %d tokens.", data_args.max_seq_length, longest)
     padding = "max_length" if data_args.pad_to_max_length else False
@@ -225,11 +235,9 @@ def tokenize(labelled: LabelledData, tokenizer: Any, model: Any, data_args: Any)
     for name, rows in labelled.splits.items():
         limit = limits.get(name.split("_")[0])
         splits[name] = rows.select(range(min(limit, len(rows)))) if limit else rows
-    encoded = type(labelled.splits)(splits).map(
+    return type(labelled.splits)(splits).map(
         encode, batched=True, load_from_cache_file=not data_args.overwrite_cache, desc="Tokenizing"
     )
-    require_fitting(model, encoded)
-    return encoded
 
 
 def make_trainer(

@@ -130,7 +130,7 @@ def shown(value: Any) -> str:
         text = repr(value)
     except ValueError:  # more digits than Python is willing to write
         return f"<a number of {value.bit_length()} bits>"
-    return text if len(text) <= 200 else f"{text[:100]}...{text[-50:]}"
+    return text if len(text) <= 500 else f"{text[:100]}...{text[-50:]}"
 
 
 def coerce(args: Any, hints: dict[str, Any]) -> None:
