@@ -68,6 +68,8 @@ def load_model(model: ModelArguments, data: DataTrainingArguments, labelled: Lab
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     settings: dict[str, Any] = {"num_labels": max(len(labelled.labels), 1), "finetuning_task": data.task_name}
+    # a model that was trained for another kind of labels has that kind in its configuration
+    settings["problem_type"] = "regression" if labelled.is_regression else "single_label_classification"
     if data.embedded and model.model_name_or_path is None:
         config = AutoConfig.from_pretrained(str(EMBEDDED), **settings)
         return AutoModelForSequenceClassification.from_config(config)
@@ -113,8 +115,15 @@ def label_order(network: Any, labelled: LabelledData) -> dict[int, int] | None:
     if labelled.is_regression:
         return None
     names = [str(label) for label in labelled.labels]
-    own = {str(name).lower(): int(i) for name, i in network.config.label2id.items()}
+    held = network.config.label2id
+    own = {str(name).lower(): i for name, i in held.items()} if isinstance(held, dict) else {}
     if sorted(own) == sorted(name.lower() for name in names):
+        if sorted(map(str, own.values())) != sorted(map(str, range(len(names)))):
+            raise UserError(
+                f"The model's config.json has the label2id {held}, and ids from 0 to "
+                f"{len(names) - 1} are expected. Number the labels so, or leave label2id and id2label out."
+            )
+        own = {name: int(i) for name, i in own.items()}
         return {i: own[name.lower()] for i, name in enumerate(names)}
     network.config.label2id = {name: i for i, name in enumerate(names)}
     network.config.id2label = dict(enumerate(names))
@@ -132,18 +141,25 @@ def longest_input(network: Any) -> int:
     return longest
 
 
-def require_fitting(network: Any, splits: Any) -> None:
-    """Raises UserError for token ids that the model has no embedding of; a Mac would read whatever is there."""
+def require_fitting(network: Any, splits: Any, tokenizer: Any) -> None:
+    """Raises UserError for ids that the model has no embedding of; a Mac would read whatever is there."""
     import pyarrow.compute
 
-    size = network.get_input_embeddings().num_embeddings
-    for name, rows in splits.items():
-        ids = pyarrow.compute.list_flatten(rows.data.column("input_ids"))
-        highest = pyarrow.compute.max(ids).as_py()
-        if highest is not None and highest >= size:
+    sizes = {"input_ids": network.get_input_embeddings().num_embeddings}
+    for name, module in network.named_modules():
+        if name.endswith("token_type_embeddings") and hasattr(module, "num_embeddings"):
+            sizes["token_type_ids"] = module.num_embeddings
+    found = [("tokenizer", "input_ids", tokenizer.pad_token_id)]
+    for split, rows in splits.items():
+        for column in sizes.keys() & set(rows.column_names):
+            ids = pyarrow.compute.list_flatten(rows.data.column(column))
+            found.append((f"{split} data", column, pyarrow.compute.max(ids).as_py() or 0))
+    for where, column, highest in found:
+        if highest >= sizes[column]:
             raise UserError(
-                f"The tokenizer does not belong to the model: the {name} data has the token {highest}, and the model "
-                f"has {size}, counted from 0. Give --tokenizer_name the one that the model was trained with."
+                f"The tokenizer does not belong to the model: the {where} has {highest} among the {column}, and the "
+                f"model has {sizes[column]}, counted from 0. Give --tokenizer_name the one that the model was trained "
+                "with."
             )
 
 

@@ -94,7 +94,7 @@ def prepare(model_args: ModelArguments, data_args: DataTrainingArguments, traini
     model = load_model(model_args, data_args, labelled)
     with training_args.main_process_first(desc="tokenizing"):
         splits = tokenize(labelled, tokenizer, label_order(model, labelled), data_args, longest_input(model))
-    require_fitting(model, splits)
+    require_fitting(model, splits, tokenizer)
     trainer = make_trainer(model, tokenizer, labelled, splits, data_args, training_args)
     return Job(trainer, labelled, splits, data_args, checkpoint)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-from pathlib import Path
 
 from .cases import TRAIN, TSV_FILES, Case
 
@@ -94,11 +93,23 @@ def _larger_vocabulary(folder):
     (folder / TOKENIZER).write_text(json.dumps(held))
 
 
-def _use(folder):
-    (folder / CONFIG).unlink()
-    (folder / "main.py").write_text("open('ran', 'w')")
+def _new_token(folder):
+    """One that the tokenizer pads with and the model was not made larger for."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"pad_token": "[FILL]"})
+    tokenizer.save_pretrained(folder)
 
 
+def _one_kind_of_text(folder):
+    """The model tells one sentence from none, and the tokenizer numbers the second one."""
+    from .conftest import make_model
+
+    make_model(folder, type_vocab_size=1)
+
+
+NAMES = {"0": "not_equivalent", "1": "equivalent"}
 PATHS = [
     model(
         "no such folder",
@@ -147,6 +158,21 @@ SETTINGS = [
     settings("a size below 0", "The", hidden_size=-16),
     settings("a size that heads do not divide", "The model model cannot be loaded", num_attention_heads=3),
     settings("text for labels", "The", id2label="positive"),
+    settings(
+        "words for label ids",
+        "ids from 0 to 1",
+        label2id={"equivalent": "one", "not_equivalent": "two"},
+        id2label=NAMES,
+    ),
+    settings(
+        "label ids out of range", "ids from 0 to 1", label2id={"equivalent": 7, "not_equivalent": 0}, id2label=NAMES
+    ),
+    settings(
+        "one label id for two labels",
+        "ids from 0 to 1",
+        label2id={"equivalent": 0, "not_equivalent": 0},
+        id2label=NAMES,
+    ),
     settings("no such activation", "The model model cannot be loaded", hidden_act="wiggle"),
     settings("another width", ["another model's", "config.json"], hidden_size=32),
     settings("fewer positions", ["another model's", "config.json"], max_position_embeddings=8),
@@ -221,4 +247,3 @@ TOKENIZERS = [
 ]
 
 MODELS = [*WEIGHT_FILES, *PATHS, *SETTINGS, *TOKENIZERS]
-assert Path

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from .cases import Case, snapshot
+from .cases import TRAIN, TSV_FILES, Case, snapshot
 from .checkpoints import CHECKPOINTS
 from .commands import COMMANDS
 from .configs import CONFIGS
+from .conftest import make_model
 from .data import DATA
 from .flags import FLAGS
 from .models import MODELS
@@ -31,15 +32,28 @@ def test_bad_input_is_refused_in_one_line_and_touches_nothing(run, case):
     assert snapshot(work) == before
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"problem_type": "multi_label_classification"}, {"problem_type": "regression"}, {"max_position_embeddings": 12}],
+    ids=str,
+)
+def test_what_a_model_was_trained_for_before_does_not_end_a_run(run, settings):
+    """Nor that its texts were shorter: what follows from the data is taken from the data."""
+
+    def make(folder):
+        make_model(folder / "model", **settings)
+
+    case = Case("", (*TRAIN, "--max_seq_length", "999", "--output_dir", "out"), "", TSV_FILES, make, ["model"])
+    run.prepare(case)
+    status, errors = run(case)
+    assert (status, errors) == (0, "")
+
+
 def test_no_two_cases_are_the_same():
     names = [case.name for case in CASES]
     assert sorted(set(names)) == sorted(names)
     inputs = [(*case.command, str(case.files), str(case.environ), case.make) for case in CASES]
     assert len(set(inputs)) == len(inputs) >= 150
-
-
-def with_first(cases, start):
-    return next(case for case in cases if case.name.startswith(start))
 
 
 @pytest.mark.parametrize(
