@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from glue_errors import UserError, one_line
+from glue_config import is_config, read_config
+from glue_errors import UserError
 from glue_tasks import TASKS
 from transformers import HfArgumentParser
 
 from mps_trainer import TrainingArguments
+from mps_trainer.arguments.checks import coerce, refuse
 
 EMBEDDED = Path(__file__).parent / "embedded"
 # For a tiny model that starts from random weights; a pretrained one wants the usual defaults.
@@ -50,6 +54,11 @@ class ModelArguments:
         default=False, metadata={"help": "Begin a head of another size anew instead of refusing the model."}
     )
 
+    def __post_init__(self) -> None:
+        check_types(self)
+        if self.cache_dir is not None and Path(self.cache_dir).exists() and not Path(self.cache_dir).is_dir():
+            raise refuse("cache_dir", self.cache_dir, "a folder, or a new name for one")
+
 
 @dataclass
 class DataTrainingArguments:
@@ -74,6 +83,7 @@ class DataTrainingArguments:
     max_predict_samples: int | None = field(default=None, metadata={"help": "Predict the first so many examples."})
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.task_name is not None:
             self.task_name = self.task_name.lower()
             if self.task_name not in TASKS:
@@ -85,13 +95,30 @@ class DataTrainingArguments:
                 "There is nothing to train on. Give --task_name (" + ", ".join(TASKS) + "), --dataset_name, or "
                 "--train_file and --validation_file."
             )
-        if self.embedded and self.data_dir is not None:
-            raise ValueError("--embedded and --data_dir are two sources of data: give one of them.")
+        self._check_sources()
         for name in ("max_seq_length", "max_train_samples", "max_eval_samples", "max_predict_samples"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} is not accepted: it must be at least 1.")
         self._check_files()
+
+    def _check_sources(self) -> None:
+        given = {
+            "--embedded": self.embedded,
+            "--data_dir": self.data_dir,
+            "--dataset_name": self.dataset_name,
+            "--train_file": self.train_file,
+            "--validation_file": self.validation_file,
+            "--test_file": self.test_file,
+        }
+        sources = [flag for flag, value in given.items() if value]
+        files = [flag for flag in sources if flag.endswith("_file")]
+        if self.task_name is not None and files:
+            raise ValueError(f"--task_name and {files[0]} are two sources of data: give one of them.")
+        if len(sources) > 1 and len(sources) > len(files):
+            raise ValueError(f"{sources[0]} and {sources[1]} are two sources of data: give one of them.")
+        if self.task_name is not None and self.dataset_name is not None:
+            raise ValueError("--task_name and --dataset_name are two sources of data: give one of them.")
 
     def _check_files(self) -> None:
         files = [file for file in (self.train_file, self.validation_file, self.test_file) if file is not None]
@@ -106,11 +133,31 @@ class DataTrainingArguments:
             raise ValueError(f"{' and '.join(files)} are of different kinds: give all as .csv, or all as .json.")
 
 
+def check_types(arguments: Any) -> None:
+    """Gives every field the type of its hint: a file of arguments may have anything in it.
+
+    Raises:
+        ValueError: for a value that has no reading as that type, and for text that is no name and no path.
+    """
+    coerce(arguments, typing.get_type_hints(type(arguments)))
+    for each in dataclasses.fields(arguments):
+        value = getattr(arguments, each.name)
+        if isinstance(value, str) and (not value.strip() or "\0" in value or not _encodable(value)):
+            raise refuse(each.name, value, "a name or a path")
+
+
+def _encodable(text: str) -> bool:
+    try:
+        return bool(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
 class OneLineParser(HfArgumentParser):
     """Says what is wrong in one line, without the usage of a hundred flags before it."""
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}. `run_glue.py --help` lists the flags.")
+        raise UserError(f"{message.rstrip('.')}. `run_glue.py --help` lists the flags.")
 
 
 Arguments = tuple[ModelArguments, DataTrainingArguments, TrainingArguments]
@@ -129,15 +176,15 @@ def parse(argv: list[str]) -> Arguments:
         allow_abbrev=False,
     )
     try:
-        if len(argv) == 1 and argv[0].endswith((".json", ".yaml", ".yml")):
-            config = _read_config(Path(argv[0]))
+        if len(argv) == 1 and is_config(argv[0]):
+            config = read_config(Path(argv[0]))
             given = set(config)
-            arguments = parser.parse_dict(_with_embedded_defaults(config))
+            arguments = _from_config(parser, config, argv[0])
         else:
             given = {word[2:].split("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
             if "embedded" in given:
                 parser.set_defaults(**EMBEDDED_DEFAULTS)
-            arguments = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)
+            arguments = _from_flags(parser, argv)
     except (ValueError, TypeError) as error:
         raise UserError(str(error)) from error
     _complete(*arguments)
@@ -145,16 +192,24 @@ def parse(argv: list[str]) -> Arguments:
     return arguments
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    import yaml
+def _from_config(parser: OneLineParser, config: dict[str, Any], path: str) -> Any:
+    known = {each.name for kind in parser.dataclass_types for each in dataclasses.fields(kind) if each.init}
+    unknown = [name for name in config if name not in known]
+    if unknown:
+        raise UserError(f"{path}: there is no argument {unknown[0]!r}. `run_glue.py --help` lists the flags.")
+    return parser.parse_dict(_with_embedded_defaults(config))
 
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read: {one_line(error)}") from error
-    if not isinstance(config, dict):
-        raise UserError(f"{path} is not a configuration: it must be a table of argument names and values.")
-    return config
+
+def _from_flags(parser: OneLineParser, argv: list[str]) -> Any:
+    *arguments, unknown = parser.parse_args_into_dataclasses(
+        argv, return_remaining_strings=True, look_for_args_file=False
+    )
+    if unknown:
+        more = " A file of arguments is the only argument where it is given." if is_config(unknown[0]) else ""
+        raise UserError(
+            f"{unknown[0]!r} is no flag, nor the value of one. `run_glue.py --help` lists the flags.{more}"
+        )
+    return tuple(arguments)
 
 
 def _with_embedded_defaults(config: dict[str, Any]) -> dict[str, Any]:

@@ -3,13 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 from glue_arguments import EMBEDDED, DataTrainingArguments, ModelArguments
 from glue_data import LabelledData
-from glue_errors import UserError, one_line
+from glue_errors import UserError
+
+from mps_trainer.refusal import sentence
+
+
+def check_names(model: ModelArguments) -> None:
+    """Raises UserError for a path that leads to no folder: the hub has no names like it, and need not be asked."""
+    for flag in ("model_name_or_path", "config_name", "tokenizer_name"):
+        name = getattr(model, flag)
+        if name is None or os.path.isdir(name):
+            continue
+        if os.path.exists(name):
+            raise UserError(f"--{flag}: {name} is a file, and a folder or a name on the hub is expected.")
+        if name.startswith((".", "/", "~")) or name.count("/") > 1:
+            raise UserError(f"--{flag} {name} is not a folder. Name one that has {_CONTENTS[flag]}.")
+
+
+_CONTENTS = {
+    "model_name_or_path": "config.json, tokenizer and weights",
+    "config_name": "config.json",
+    "tokenizer_name": "tokenizer.json or a vocabulary",
+}
 
 
 def load_tokenizer(model: ModelArguments, data: DataTrainingArguments) -> Any:
@@ -18,11 +41,26 @@ def load_tokenizer(model: ModelArguments, data: DataTrainingArguments) -> Any:
     if data.embedded and model.tokenizer_name is None and model.model_name_or_path is None:
         return AutoTokenizer.from_pretrained(str(EMBEDDED))
     name = model.tokenizer_name or model.model_name_or_path
-    with _errors_about(name):
+    with _errors_about("tokenizer", name):
         _fetch_settings(str(name), model)
-        return AutoTokenizer.from_pretrained(
+        tokenizer = AutoTokenizer.from_pretrained(
             name, use_fast=model.use_fast_tokenizer, trust_remote_code=model.trust_remote_code, **_source(model)
         )
+        _check_tokenizer(tokenizer)
+    return tokenizer
+
+
+def _check_tokenizer(tokenizer: Any) -> None:
+    """What the library lets pass and training would trip over, or worse, not notice."""
+    if (not tokenizer.is_fast and not getattr(tokenizer, "vocab_size", 1)) or len(tokenizer) <= len(
+        set(tokenizer.all_special_ids)
+    ):
+        raise ValueError("it has no vocabulary, only special tokens.")  # what the library makes of a missing file
+    longest = tokenizer.model_max_length
+    if isinstance(longest, bool) or not isinstance(longest, (int, float)) or not longest >= 1:
+        raise ValueError(f"its model_max_length is {longest!r}, and a number of tokens is expected.")
+    if not tokenizer.pad_token or tokenizer.pad_token_id is None:
+        raise ValueError("it has no pad_token to fill up a batch with; name one in its tokenizer_config.json.")
 
 
 def load_model(model: ModelArguments, data: DataTrainingArguments, labelled: LabelledData) -> Any:
@@ -30,18 +68,43 @@ def load_model(model: ModelArguments, data: DataTrainingArguments, labelled: Lab
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     settings: dict[str, Any] = {"num_labels": max(len(labelled.labels), 1), "finetuning_task": data.task_name}
+    # a model that was trained for another kind of labels has that kind in its configuration
+    settings["problem_type"] = "regression" if labelled.is_regression else "single_label_classification"
     if data.embedded and model.model_name_or_path is None:
         config = AutoConfig.from_pretrained(str(EMBEDDED), **settings)
-        network = AutoModelForSequenceClassification.from_config(config)
-    else:
-        name = model.model_name_or_path
-        with _errors_about(name):
-            source = {**_source(model), "trust_remote_code": model.trust_remote_code}
-            config = AutoConfig.from_pretrained(model.config_name or name, **settings, **source)
-            network = AutoModelForSequenceClassification.from_pretrained(
-                name, config=config, ignore_mismatched_sizes=model.ignore_mismatched_sizes, **source
-            )
+        return AutoModelForSequenceClassification.from_config(config)
+    name = str(model.model_name_or_path)
+    source = {**_source(model), "trust_remote_code": model.trust_remote_code}
+    with _errors_about("configuration", model.config_name or name):
+        config = AutoConfig.from_pretrained(model.config_name or name, **settings, **source)
+    with _errors_about("model", name), _reports_kept_back() as reports:
+        network, loading = AutoModelForSequenceClassification.from_pretrained(
+            name, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **source
+        )
+        _check_loaded(network, loading, name, model.ignore_mismatched_sizes)
+    for report in reports:
+        logging.getLogger(report.name).handle(report)
     return network
+
+
+def _check_loaded(network: Any, loading: dict[str, Any], name: str, new_head_is_fine: bool) -> None:
+    """Raises UserError where the weights are not this model's: the library would begin what is missing at random."""
+    prefix = f"{network.base_model_prefix}."
+    other = sorted(key for key, *_ in loading["mismatched_keys"])
+    in_body = [key for key in other if key.startswith(prefix)]
+    # a pooler that a language model never had is begun anew, as the head is
+    missing = [key for key in loading["missing_keys"] if key.startswith(prefix) and "pooler" not in key]
+    if in_body or missing:
+        what = f"{in_body[0]} has another shape" if in_body else f"{sorted(missing)[0]} is missing"
+        raise UserError(
+            f"The weights in {name} are another model's than its config.json describes: {what}. Give "
+            "--model_name_or_path a folder whose files belong together."
+        )
+    if other and not new_head_is_fine:
+        raise UserError(
+            f"The model {name} was trained for another number of labels. Add --ignore_mismatched_sizes to begin "
+            "its head anew."
+        )
 
 
 def label_order(network: Any, labelled: LabelledData) -> dict[int, int] | None:
@@ -52,32 +115,89 @@ def label_order(network: Any, labelled: LabelledData) -> dict[int, int] | None:
     if labelled.is_regression:
         return None
     names = [str(label) for label in labelled.labels]
-    own = {str(name).lower(): int(i) for name, i in network.config.label2id.items()}
+    held = network.config.label2id
+    own = {str(name).lower(): i for name, i in held.items()} if isinstance(held, dict) else {}
     if sorted(own) == sorted(name.lower() for name in names):
+        if sorted(map(str, own.values())) != sorted(map(str, range(len(names)))):
+            raise UserError(
+                f"The model's config.json has the label2id {held}, and ids from 0 to "
+                f"{len(names) - 1} are expected. Number the labels so, or leave label2id and id2label out."
+            )
+        own = {name: int(i) for name, i in own.items()}
         return {i: own[name.lower()] for i, name in enumerate(names)}
     network.config.label2id = {name: i for i, name in enumerate(names)}
     network.config.id2label = dict(enumerate(names))
     return None
 
 
-@contextlib.contextmanager
-def _errors_about(name: str | None) -> Iterator[None]:
-    """Turns what the libraries raise for a model that cannot be had into one line that names it."""
-    from safetensors import SafetensorError
+def longest_input(network: Any) -> int:
+    """Tokens that the model takes; past the end of a table of positions a Mac reads whatever is there."""
+    longest = sys.maxsize
+    for name, module in network.named_modules():
+        if name.endswith("position_embeddings") and hasattr(module, "num_embeddings"):
+            # RoBERTa counts positions from after the one that is for padding
+            before = 0 if module.padding_idx is None else module.padding_idx + 1
+            longest = min(longest, module.num_embeddings - before)
+    return longest
 
+
+def require_fitting(network: Any, splits: Any, tokenizer: Any) -> None:
+    """Raises UserError for ids that the model has no embedding of; a Mac would read whatever is there."""
+    import pyarrow.compute
+
+    sizes = {"input_ids": network.get_input_embeddings().num_embeddings}
+    for name, module in network.named_modules():
+        if name.endswith("token_type_embeddings") and hasattr(module, "num_embeddings"):
+            sizes["token_type_ids"] = module.num_embeddings
+    found = [("tokenizer", "input_ids", tokenizer.pad_token_id)]
+    for split, rows in splits.items():
+        for column in sizes.keys() & set(rows.column_names):
+            ids = pyarrow.compute.list_flatten(rows.data.column(column))
+            found.append((f"{split} data", column, pyarrow.compute.max(ids).as_py() or 0))
+    for where, column, highest in found:
+        if highest >= sizes[column]:
+            raise UserError(
+                f"The tokenizer does not belong to the model: the {where} has {highest} among the {column}, and the "
+                f"model has {sizes[column]}, counted from 0. Give --tokenizer_name the one that the model was trained "
+                "with."
+            )
+
+
+@contextlib.contextmanager
+def _errors_about(what: str, name: str | None) -> Iterator[None]:
+    """Turns what the libraries raise for something that cannot be had into one line that names it.
+
+    That is anything: KeyError, TypeError and worse for a configuration, a bare Exception for a tokenizer.
+    """
     try:
         yield
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        if "ignore_mismatched_sizes" in str(error):
-            raise UserError(
-                f"The model {name} was trained for another number of labels. Add --ignore_mismatched_sizes to begin "
-                "its head anew."
-            ) from error
+    except UserError:
+        raise
+    except Exception as error:
         raise UserError(
-            f"The model {name} cannot be loaded: {one_line(error)} Give --model_name_or_path a folder with "
+            f"The {what} {name} cannot be loaded: {sentence(error)} Give --model_name_or_path a folder with "
             "config.json, tokenizer and weights, a name on a hub that can be reached, or train the tiny model with "
             "--embedded."
         ) from error
+
+
+@contextlib.contextmanager
+def _reports_kept_back() -> Iterator[list[logging.LogRecord]]:
+    """What the library logs about weights, for later: where the model is refused, the refusal says it all."""
+    kept: list[logging.LogRecord] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        kept.append(record)
+        return False
+
+    loggers = [logging.getLogger(f"transformers.{name}") for name in ("modeling_utils", "utils.loading_report")]
+    for logger in loggers:
+        logger.addFilter(keep)
+    try:
+        yield kept
+    finally:
+        for logger in loggers:
+            logger.removeFilter(keep)
 
 
 def _source(model: ModelArguments) -> dict[str, Any]:

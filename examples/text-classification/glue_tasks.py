@@ -19,6 +19,7 @@ class GlueTask:
         tsv_label: the label's column in the TSV files.
         tsv_header: column names of the labelled files where they have no header line of their own.
         splits: TSV file of each split.
+        metrics: names of what GLUE measures.
     """
 
     text: tuple[str, ...]
@@ -28,6 +29,7 @@ class GlueTask:
     tsv_label: str = "label"
     tsv_header: tuple[str, ...] | None = None
     splits: tuple[tuple[str, str], ...] = tuple(SPLITS.items())
+    metrics: tuple[str, ...] = ("accuracy",)
 
     @property
     def is_regression(self) -> bool:
@@ -39,6 +41,7 @@ class GlueTask:
 
 
 _PAIR = ("sentence1", "sentence2")
+_F1 = ("accuracy", "f1", "combined_score")
 _ENTAILMENT = ("entailment", "not_entailment")
 
 TASKS: dict[str, GlueTask] = {
@@ -47,6 +50,7 @@ TASKS: dict[str, GlueTask] = {
         ("unacceptable", "acceptable"),
         "CoLA",
         tsv_header=("source", "label", "star", "sentence"),
+        metrics=("matthews_correlation",),
     ),
     "mnli": GlueTask(
         ("premise", "hypothesis"),
@@ -68,11 +72,14 @@ TASKS: dict[str, GlueTask] = {
         "MRPC",
         tsv_text=("#1 String", "#2 String"),
         tsv_label="Quality",
+        metrics=_F1,
     ),
     "qnli": GlueTask(("question", "sentence"), _ENTAILMENT, "QNLI"),
-    "qqp": GlueTask(("question1", "question2"), ("not_duplicate", "duplicate"), "QQP", tsv_label="is_duplicate"),
+    "qqp": GlueTask(
+        ("question1", "question2"), ("not_duplicate", "duplicate"), "QQP", tsv_label="is_duplicate", metrics=_F1
+    ),
     "rte": GlueTask(_PAIR, _ENTAILMENT, "RTE"),
     "sst2": GlueTask(("sentence",), ("negative", "positive"), "SST-2"),
-    "stsb": GlueTask(_PAIR, (), "STS-B", tsv_label="score"),
+    "stsb": GlueTask(_PAIR, (), "STS-B", tsv_label="score", metrics=("pearson", "spearmanr", "combined_score")),
     "wnli": GlueTask(_PAIR, ("not_entailment", "entailment"), "WNLI"),
 }

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glue_errors import UserError
 from glue_tasks import GlueTask
+from glue_text import fault_of
+
+from mps_trainer.refusal import sentence
+
+LARGEST_SCORE = 3.4e38  # beyond it float32, which scores are kept in, has only infinity
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -25,6 +31,11 @@ def load_folder(folder: Path, task: GlueTask) -> DatasetDict:
 
     if not folder.is_dir():
         raise UserError(f"--data_dir {folder} is not a folder. Name one that has {_names(task)}.")
+    links = [path for _, name in task.splits if (path := folder / name).is_symlink() and not path.exists()]
+    if links:
+        raise UserError(
+            f"{links[0]} is a link to {links[0].readlink()}, which does not exist. Mend or remove the link."
+        )
     found = {split: folder / name for split, name in task.splits if (folder / name).is_file()}
     if not found:
         raise UserError(f"--data_dir {folder} has none of the files of this task: {_names(task)}.")
@@ -42,6 +53,9 @@ def read_split(path: Path, task: GlueTask, split: str) -> Dataset:
     missing = [name for name in wanted if name not in header]
     if missing:
         raise UserError(f"{path} has no column {missing[0]!r}; its columns are {', '.join(map(repr, header))}.")
+    twice = [name for name in wanted if header.count(name) > 1]
+    if twice:
+        raise UserError(f"{path}: the header has {twice[0]!r} twice. Name each column once.")
     if not rows:
         raise UserError(f"{path} is empty: it has no row of data.")
     data: dict[str, list[Any]] = {
@@ -64,10 +78,10 @@ def read_rows(path: Path, header: tuple[str, ...] | None) -> tuple[list[str], li
     Lines end at a line feed and nowhere else, and cells at a tab: quotes mean nothing in these files.
     """
     try:
-        lines = path.read_bytes().decode("utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as UTF-8 text: {error}.") from error
-    numbered = [(number, line.removesuffix("\r")) for number, line in enumerate(lines, start=1)]
+        lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {sentence(error)}") from error
+    numbered = [(number, _text(path, number, line)) for number, line in enumerate(lines, start=1)]
     while numbered and not numbered[-1][1]:
         numbered.pop()
     if header is None:
@@ -84,6 +98,17 @@ def read_rows(path: Path, header: tuple[str, ...] | None) -> tuple[list[str], li
     return list(header), rows
 
 
+def _text(path: Path, number: int, line: bytes) -> str:
+    try:
+        text = line.decode().removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}, line {number}: this is not UTF-8 text ({error}). Save the file as UTF-8.") from error
+    fault = fault_of(text)
+    if fault is not None:
+        raise UserError(f"{path}, line {number}: {fault}")
+    return text
+
+
 def _label(path: Path, line: int, text: str, task: GlueTask) -> int | float:
     """A class id, from its number or name; or a score."""
     if task.is_regression:
@@ -91,12 +116,12 @@ def _label(path: Path, line: int, text: str, task: GlueTask) -> int | float:
             score = float(text)
         except ValueError:
             score = math.nan
-        if not math.isfinite(score):
+        if not abs(score) <= LARGEST_SCORE:
             raise UserError(f"{path}, line {line}: the {task.tsv_label} is {text!r}, and a number is expected.")
         return score
     if text in task.labels:
         return task.labels.index(text)
-    if text.isdecimal() and int(text) < len(task.labels):
+    if text.isascii() and text.isdecimal() and len(text) < 10 and int(text) < len(task.labels):
         return int(text)
     accepted = " or ".join([f"0 to {len(task.labels) - 1}", *task.labels])
     raise UserError(f"{path}, line {line}: the {task.tsv_label} is {text!r}, and {accepted} is expected.")

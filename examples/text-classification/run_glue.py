@@ -14,10 +14,13 @@ a pretrained one on the real task. The device chooses itself. `--help` lists eve
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -26,11 +29,14 @@ from glue_arguments import DataTrainingArguments, ModelArguments, parse
 from glue_data import LabelledData, load_data
 from glue_errors import UserError
 from glue_hub import go_offline_if_unreachable
-from glue_model import label_order, load_model, load_tokenizer
+from glue_model import check_names, label_order, load_model, load_tokenizer, longest_input, require_fitting
+from glue_tasks import TASKS
 
 from mps_trainer import MisconfigurationException, TrainingArguments
 from mps_trainer.distributed import require_one_process
+from mps_trainer.refusal import INTERRUPTED, refuse, refuse_unforeseen
 
+NAME = "run_glue.py"
 METRIC = Path(__file__).parent / "metrics" / "glue"
 
 logger = logging.getLogger("run_glue")
@@ -38,42 +44,82 @@ logger = logging.getLogger("run_glue")
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the script; its exit status: 0, 2 for what the person who typed the command can put right, or 130."""
+    begun = False
     try:
-        run(*parse(sys.argv[1:] if argv is None else argv))
-    except (UserError, MisconfigurationException) as error:
-        print("run_glue.py: error:", " ".join(str(error).split()), file=sys.stderr)
-        return 2
+        arguments = parse(sys.argv[1:] if argv is None else argv)
+        with no_empty_folder_left(arguments[2].output_dir):
+            job = prepare(*arguments)
+            begun = True
+            do(job)
+    except MisconfigurationException as error:
+        return refuse(NAME, error)
     except KeyboardInterrupt:
-        print("run_glue.py: interrupted. The same command goes on from the newest checkpoint.", file=sys.stderr)
-        return 130
+        print(f"{NAME}: interrupted. The same command goes on from the newest checkpoint.", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:
+        if begun:  # what failed after hours of training is shown with all that is known about it
+            raise
+        return refuse_unforeseen(NAME, error)
     return 0
 
 
-def run(model_args: ModelArguments, data_args: DataTrainingArguments, training_args: TrainingArguments) -> None:
+@dataclass(frozen=True)
+class Job:
+    """A Trainer with its data, and the checkpoint to go on from."""
+
+    trainer: Any
+    labelled: LabelledData
+    splits: Any
+    data_args: DataTrainingArguments
+    checkpoint: str | None
+
+
+def prepare(model_args: ModelArguments, data_args: DataTrainingArguments, training_args: TrainingArguments) -> Job:
+    """Everything that comes before training, and that finds out whether there can be any."""
     require_one_process(training_args.world_size)
     _ = training_args.device  # first of all: a device that cannot be had is known in seconds
     checkpoint = checkpoint_to_continue(training_args)
+    check_names(model_args)
     if needs_hub(model_args, data_args):
         go_offline_if_unreachable()
     set_up_logging(training_args)
 
     labelled = load_data(data_args, model_args)
     require_splits(labelled, training_args)
+    require_metric(labelled, data_args, training_args)
     from transformers import set_seed
 
     set_seed(training_args.seed)  # before the model: a head that is new begins with random weights
     tokenizer = load_tokenizer(model_args, data_args)
     model = load_model(model_args, data_args, labelled)
     with training_args.main_process_first(desc="tokenizing"):
-        splits = tokenize(labelled, tokenizer, label_order(model, labelled), data_args)
-
+        splits = tokenize(labelled, tokenizer, label_order(model, labelled), data_args, longest_input(model))
+    require_fitting(model, splits, tokenizer)
     trainer = make_trainer(model, tokenizer, labelled, splits, data_args, training_args)
-    if training_args.do_train:
-        train(trainer, checkpoint)
-    if training_args.do_eval:
-        evaluate(trainer, splits)
-    if training_args.do_predict:
-        predict(trainer, splits, labelled, data_args)
+    return Job(trainer, labelled, splits, data_args, checkpoint)
+
+
+def do(job: Job) -> None:
+    args = job.trainer.args
+    if args.do_train:
+        train(job.trainer, job.checkpoint)
+    if args.do_eval:
+        evaluate(job.trainer, job.splits)
+    if args.do_predict:
+        predict(job.trainer, job.splits, job.labelled, job.data_args)
+
+
+@contextlib.contextmanager
+def no_empty_folder_left(path: str) -> Iterator[None]:
+    """Removes the output folder again if it was made for a run that is refused: the Trainer makes it first of all."""
+    existed = os.path.isdir(path)
+    try:
+        yield
+    except MisconfigurationException:
+        if not existed:
+            with contextlib.suppress(OSError):  # something is in it, or it was never made
+                os.rmdir(path)
+        raise
 
 
 # Before anything heavy
@@ -85,18 +131,18 @@ def checkpoint_to_continue(training_args: TrainingArguments) -> str | None:
     Raises:
         UserError: for an output folder in use by something else.
     """
-    from mps_trainer.checkpoints.folders import checkpoint_to_resume, find_checkpoints
+    from mps_trainer.checkpoints.folders import checkpoint_to_resume, find_checkpoints, is_left_over
 
     if training_args.resume_from_checkpoint is not None:
         return checkpoint_to_resume(training_args.resume_from_checkpoint, training_args.output_dir)
     folder = Path(training_args.output_dir)
     if not training_args.do_train or training_args.overwrite_output_dir or not folder.is_dir():
         return None
-    found = find_checkpoints(str(folder))
-    if found:
-        print(f"Going on from {found[-1]}; --overwrite_output_dir trains from the beginning instead.")
-        return found[-1]
-    if any(folder.iterdir()):
+    if find_checkpoints(str(folder)):
+        found = checkpoint_to_resume(True, str(folder))
+        print(f"Going on from {found}; --overwrite_output_dir trains from the beginning instead.")
+        return found
+    if any(not is_left_over(path.name) for path in folder.iterdir()):
         raise UserError(
             f"--output_dir {folder} exists, is not empty and has no checkpoint to go on from. Name another folder, or "
             "add --overwrite_output_dir."
@@ -139,9 +185,36 @@ def of_kind(splits: Any, kind: str) -> list[str]:
     return [name for name in (kind, f"{kind}_matched", f"{kind}_mismatched") if name in splits]
 
 
-def tokenize(labelled: LabelledData, tokenizer: Any, order: dict[int, int] | None, data_args: Any) -> Any:
-    """The splits as token ids, cut off at max_seq_length, with the model's own label ids."""
-    longest = min(data_args.max_seq_length, tokenizer.model_max_length)
+def require_metric(labelled: LabelledData, data_args: DataTrainingArguments, training_args: TrainingArguments) -> None:
+    """Raises UserError for a metric_for_best_model that no evaluation will have: it is read after the first one."""
+    wanted = (training_args.metric_for_best_model or "loss").removeprefix("eval_")
+    known = ["loss", *metric_names(labelled, data_args.task_name)]
+    if wanted not in [*known, "runtime", "samples_per_second", "steps_per_second", "jit_compilation_time"]:
+        raise UserError(
+            f"metric_for_best_model={training_args.metric_for_best_model!r} is not among the metrics of the "
+            f"evaluation. Name one of them: {', '.join(known)}."
+        )
+
+
+def metric_names(labelled: LabelledData, task_name: str | None) -> tuple[str, ...]:
+    if task_name is not None:
+        return TASKS[task_name].metrics
+    return ("mse",) if labelled.is_regression else ("accuracy",)
+
+
+def tokenize(
+    labelled: LabelledData,
+    tokenizer: Any,
+    order: dict[int, int] | None,
+    data_args: Any,
+    positions: int = sys.maxsize,
+) -> Any:
+    """The splits as token ids, cut off at max_seq_length, with the model's own label ids.
+
+    Args:
+        positions: of how many tokens the model can tell where they stand.
+    """
+    longest = int(min(data_args.max_seq_length, tokenizer.model_max_length, positions))
     if longest < data_args.max_seq_length:
         logger.warning("max_seq_length is %d; the model takes %d tokens.", data_args.max_seq_length, longest)
     padding = "max_length" if data_args.pad_to_max_length else False
@@ -229,7 +302,8 @@ def make_metrics(labelled: LabelledData, task_name: str | None) -> Any:
 
 def train(trainer: Any, checkpoint: str | None) -> None:
     result = trainer.train(resume_from_checkpoint=checkpoint)
-    if result.metrics["train_steps_per_second"] == 0:
+    was_done = result.metrics["train_steps_per_second"] == 0
+    if was_done and (Path(trainer.args.output_dir) / "train_results.json").is_file():
         print(f"Nothing is left to train: {checkpoint} is the end of its run. Its results stay as they are.")
         return
     metrics = {**result.metrics, "train_samples": len(trainer.train_dataset)}

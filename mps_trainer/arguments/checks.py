@@ -9,6 +9,7 @@ import dataclasses
 import json
 import math
 import os
+import reprlib
 import types
 import typing
 from collections.abc import Callable, Iterable
@@ -103,6 +104,7 @@ READERS: dict[str, Callable[[str, Any], Any]] = {
     "fsdp_config": lambda name, value: value,
     "parallelism_config": lambda name, value: value,
 }
+_LARGEST = 2**63 - 1  # what a length or a counter can be, in Python's iterators and in torch
 PATHS = ("output_dir", "resume_from_checkpoint", "logging_dir")
 
 _FLAGS = {  # those of HfArgumentParser
@@ -112,7 +114,23 @@ _FLAGS = {  # those of HfArgumentParser
 
 
 def refuse(name: str, value: Any, accepted: str) -> ValueError:
-    return ValueError(f"{name}={value!r} is not accepted: it must be {accepted}.")
+    return ValueError(f"{name}={shown(value)} is not accepted: it must be {accepted}.")
+
+
+def shown(value: Any) -> str:
+    """`value` as Python writes it, cut off in the middle where that is long.
+
+    A few lines of YAML can be a list of 2**30 numbers, and a number of 5000 digits cannot be written at all.
+    """
+    if isinstance(value, (dict, list, tuple, set)):
+        short = reprlib.Repr()
+        short.maxlevel, short.maxlong, short.maxstring, short.maxother = 3, 100, 100, 100
+        return short.repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # more digits than Python is willing to write
+        return f"<a number of {value.bit_length()} bits>"
+    return text if len(text) <= 500 else f"{text[:100]}...{text[-50:]}"
 
 
 def coerce(args: Any, hints: dict[str, Any]) -> None:
@@ -153,7 +171,11 @@ def check_values(args: Any) -> None:
         value = getattr(args, name)
         if value is not None and not ((low is None or value >= low) and (high is None or value <= high)):
             raise refuse(name, value, _range_text(low, high))
+        if isinstance(value, int) and value > _LARGEST:
+            raise refuse(name, value, f"at most {_LARGEST}")
     read_devices(args.devices)
+    if args.max_steps > _LARGEST:
+        raise refuse("max_steps", args.max_steps, f"at most {_LARGEST}")
     if args.max_steps != -1 and args.max_steps < 1:
         raise refuse("max_steps", args.max_steps, "at least 1, or -1 to train for num_train_epochs")
     for name in ("logging_steps", "eval_steps", "save_steps"):

@@ -16,18 +16,20 @@ def read_json(path: str) -> Any:
     try:
         with open(path, encoding="utf-8") as file:
             return json.load(file)
-    except ValueError as error:
-        raise _damaged(path, error) from error
+    except (ValueError, OSError) as error:
+        raise damaged(path, error) from error
+    except RecursionError as error:
+        raise damaged(path, ValueError("it is nested too deeply")) from error
 
 
 def read_object(path: str, required: list[str]) -> dict[str, Any]:
     """A JSON object that has the keys `required`. Raises MisconfigurationException for anything else."""
     value = read_json(path)
     if not isinstance(value, dict):
-        raise _damaged(path, TypeError("it holds no JSON object"))
+        raise damaged(path, TypeError("it holds no JSON object"))
     missing = [name for name in required if name not in value]
     if missing:
-        raise _damaged(path, KeyError(f"{missing[0]} is missing"))
+        raise damaged(path, KeyError(f"{missing[0]} is missing"))
     return value
 
 
@@ -49,10 +51,10 @@ def read_tensors(path: str, allowed: list[Any] | None = None, required: list[str
             "it is loaded, or it is damaged. Resume from another checkpoint."
         ) from error
     except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        raise _damaged(path, error) from error
+        raise damaged(path, error) from error
     for name in required or []:
         if not isinstance(value, dict) or name not in value:
-            raise _damaged(path, KeyError(f"{name} is missing"))
+            raise damaged(path, KeyError(f"{name} is missing"))
     return value
 
 
@@ -63,10 +65,12 @@ def read_safetensors(path: str) -> dict[str, torch.Tensor]:
 
     try:
         return load_file(path)
-    except SafetensorError as error:
-        raise _damaged(path, error) from error
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise damaged(path, error) from error
 
 
-def _damaged(path: str, error: Exception) -> MisconfigurationException:
-    why = str(error.args[0] if error.args else type(error).__name__).splitlines()[0][:200].rstrip(". ")
+def damaged(path: str, error: Exception) -> MisconfigurationException:
+    """The error for a file that cannot be what it should be, with the reason that `error` gives."""
+    message = getattr(error, "strerror", None) or (error.args[0] if error.args else "")
+    why = ("".join(str(message).splitlines()[:1]) or type(error).__name__)[:200].rstrip(". ")
     return MisconfigurationException(f"{path} is damaged and cannot be read: {why}. Resume from another checkpoint.")

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from typing import Any
 
 import numpy as np
 import torch
 
-from .files import read_tensors
+from ..errors import MisconfigurationException
+from .files import damaged, read_tensors
 
 FILE = "rng_state.pth"
+# States of the same form that the file may have as well, or None: see training/draws.py.
+BEFORE_EPOCH = "before_epoch"  # before the epoch drew its order and its workers' seed
+BEFORE_WAITING = "before_waiting"  # before the batch ahead was loaded; None if no batch is loaded ahead
+NESTED = (BEFORE_EPOCH, BEFORE_WAITING)
 
 
 def rng_state() -> dict[str, Any]:
@@ -32,12 +38,47 @@ def read_rng(checkpoint: str) -> dict[str, Any] | None:
     """What `rng_state` gave when `checkpoint` was made; None for one without such a file.
 
     Raises:
-        MisconfigurationException: for a damaged file.
+        MisconfigurationException: for a damaged file, and for a checkpoint that several processes made.
     """
+    _require_one_process(checkpoint)
     path = os.path.join(checkpoint, FILE)
     if not os.path.isfile(path):
+        if os.path.lexists(path):
+            raise damaged(path, ValueError("it is a folder, or a link that leads nowhere"))
         return None
-    return read_tensors(path, allowed=_numpy_globals(), required=["python", "numpy", "cpu"])
+    state = read_tensors(path, allowed=_numpy_globals(), required=_REQUIRED)
+    _require_states(path, state)
+    return state
+
+
+_REQUIRED = ["python", "numpy", "cpu"]
+
+
+def _require_one_process(checkpoint: str) -> None:
+    ranks = sorted(name for name in os.listdir(checkpoint) if re.fullmatch(r"rng_state_\d+\.pth", name))
+    if ranks:
+        raise MisconfigurationException(
+            f"{checkpoint} was made by {len(ranks)} processes ({ranks[0]} is one's), and this is one: it would not go "
+            "on with the same examples. Resume with a checkpoint of one process, or begin a new run with this one's "
+            "folder as the model."
+        )
+
+
+def _require_states(path: str, state: dict[str, Any]) -> None:
+    """Raises MisconfigurationException for what the generators do not take, now and not once training is under way.
+
+    They say so only when they are set, so they are, and set back: this costs less than a millisecond.
+    """
+    before = rng_state()
+    try:
+        set_rng(state)
+        for name in NESTED:
+            if state.get(name) is not None:
+                set_rng(state[name])
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+        raise damaged(path, ValueError(f"a generator refuses its state: {error}")) from error
+    finally:
+        set_rng(before)
 
 
 def set_rng(state: dict[str, Any]) -> None:

@@ -5,30 +5,47 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from ..errors import MisconfigurationException
+from ..refusal import INTERRUPTED, refuse, refuse_unforeseen
 from ..version import __version__
 from . import check, doctor, simulate
 
+NAME = "mps-trainer"
 # Each has add_parser(commands), which says what runs the command and with what status it fails.
 COMMANDS = (doctor, check, simulate)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; `argv` defaults to the command line."""
-    arguments = _parser().parse_args(argv)
+    try:
+        arguments = _parser().parse_args(argv)
+    except MisconfigurationException as error:
+        return refuse(NAME, error)
     try:
         return arguments.run(arguments)
     except MisconfigurationException as error:
-        print(f"mps-trainer: {error}", file=sys.stderr)
-        return arguments.failure
+        return refuse(NAME, error, arguments.failure)
     except BrokenPipeError:  # `mps-trainer doctor | head -1`: the reader has seen enough
         sys.stderr.close()
         return 0
+    except KeyboardInterrupt:
+        print(f"{NAME}: interrupted.", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:
+        return refuse_unforeseen(NAME, error)
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        raise MisconfigurationException(f"{message.rstrip('.')}. `{self.prog} --help` lists what there is.")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="mps-trainer", description="Fine-tune models on a Mac.")
+    parser = OneLineParser(prog=NAME, description="Fine-tune models on a Mac.")
     parser.add_argument("--version", action="version", version=f"mps-trainer {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS:

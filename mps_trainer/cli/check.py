@@ -8,7 +8,8 @@ from typing import Any
 
 from ..devices.facts import FALLBACK
 from ..errors import MisconfigurationException
-from .script import INTERRUPTED, add_script_arguments, check_paths, run_script, write_json
+from ..refusal import INTERRUPTED
+from .script import add_script_arguments, check_paths, run_script, write_json
 
 COULD_NOT_RUN = 2  # 0 and 1 are the report's own: ready, and would fail
 
@@ -31,7 +32,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
+    if not (text.isascii() and text.isdecimal() and len(text) < 10) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MisconfigurationException
-
-INTERRUPTED = 130  # 128 and the number of SIGINT, as shells have it
+from ..refusal import INTERRUPTED
 
 
 def add_script_arguments(command: argparse.ArgumentParser) -> None:
@@ -35,7 +34,13 @@ def check_paths(arguments: argparse.Namespace) -> None:
     if arguments.json is None:
         return
     target = Path(arguments.json)
-    if target.is_dir() or not os.access(target if target.exists() else target.parent, os.W_OK):
+    if target.exists() and target.samefile(arguments.script):
+        raise MisconfigurationException(f"--json {arguments.json} is the script itself. Name another file.")
+    if (
+        target.is_dir()
+        or not target.parent.is_dir()
+        or not os.access(target if target.exists() else target.parent, os.W_OK)
+    ):
         raise MisconfigurationException(
             f"--json {arguments.json} cannot be written. Name a file in a folder that exists and may be written to."
         )

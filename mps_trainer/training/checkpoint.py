@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..checkpoints.files import read_tensors
+from ..checkpoints.belonging import require_belonging
+from ..checkpoints.files import damaged, read_tensors
 from ..checkpoints.folders import checkpoint_folder
+from ..checkpoints.rng import FILE as RNG_FILE
 from ..checkpoints.rng import read_rng, rng_state
 from ..errors import MisconfigurationException
+from .draws import ORDER_SEED
 
 if TYPE_CHECKING:
     from transformers.trainer_callback import TrainerState
@@ -53,18 +56,39 @@ def restore_progress(loop: TrainingLoop, folder: str) -> dict[str, Any] | None:
     trainer._load_optimizer_and_scheduler(folder)
     trainer._load_scaler(folder)
     saved = read_rng(folder)
-    loop.go_on_at(trainer.state.global_step, {} if saved is None else saved.get(LOOP, {}))
+    loop.go_on_at(trainer.state.global_step, _position(saved, folder))
     return saved
+
+
+def _position(saved: dict[str, Any] | None, folder: str) -> dict[str, Any]:
+    """Where the loop stood; {} where the checkpoint does not say, as one that transformers wrote.
+
+    Raises:
+        MisconfigurationException: for what is no such place.
+    """
+    path, saved = os.path.join(folder, RNG_FILE), saved or {}
+    if isinstance(saved.get(ORDER_SEED, 0), bool) or not isinstance(saved.get(ORDER_SEED, 0), int):
+        raise damaged(path, ValueError(f"{ORDER_SEED} is no whole number"))
+    position = saved.get(LOOP, {})
+    if not isinstance(position, dict):
+        raise damaged(path, ValueError(f"{LOOP} is no table"))
+    for name in ("sum", "total", "first_step", "last_read_step") if position else ():
+        if not isinstance(position.get(name), (int, float)):
+            raise damaged(path, ValueError(f"{LOOP} has no number {name}"))
+    return position
 
 
 def restore_part(part: Any, folder: str, name: str) -> None:
     """Raises MisconfigurationException if the file is damaged or another run's; warns if there is none."""
     path = os.path.join(folder, name)
     if not os.path.isfile(path):
+        if os.path.lexists(path):
+            raise damaged(path, ValueError("it is a folder, or a link that leads nowhere"))
         logger.warning("%s has no %s: that part of the run starts anew.", folder, name)
         return
     saved = read_tensors(path)
     try:
+        require_belonging(saved, part)
         part.load_state_dict(saved)
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         why = f"it has no {error}" if isinstance(error, KeyError) else str(error)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..checkpoints.rng import rng_state, set_rng
+from ..checkpoints.rng import BEFORE_EPOCH, BEFORE_WAITING, rng_state, set_rng
 from ..data.loader import OneAhead, epoch_batches, order_of
 
-# In the checkpoint's file of the generators' states, beside these; transformers reads past all three.
+# In the checkpoint's file of the generators' states, beside these and those of BEFORE_*; transformers reads past it.
 ORDER_SEED = "order_seed"  # of the loader's order
-BEFORE_EPOCH = "before_epoch"  # state before the epoch drew its order and its workers' seed
-BEFORE_WAITING = "before_waiting"  # state before the batch ahead was loaded; None if no batch is loaded ahead
 
 
 class LoadingDraws:

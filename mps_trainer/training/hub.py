@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..checkpoints.folders import LOCK
 from ..errors import MisconfigurationException
+from ..refusal import sentence
 from .base import TrainerBase
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,11 @@ class Hub(TrainerBase):
             raise MisconfigurationException(
                 f"The hub does not let this token make or write to {name}: {str(error).strip().splitlines()[0]} "
                 "Log in with `hf auth login` or give hub_token a token that may write, or leave out push_to_hub."
+            ) from error
+        except (OSError, ValueError) as error:  # no connection, no token, no such name
+            raise MisconfigurationException(
+                f"push_to_hub=True with hub_model_id={name!r} cannot be done: {sentence(error)} Give hub_model_id a "
+                "name such as ada/boats and see that the hub can be reached, or leave out push_to_hub."
             ) from error
         self.hub_model_id = made.repo_id
         self.push_in_progress = None

@@ -205,10 +205,11 @@ def make_scheduler(args: TrainingArguments, optimizer: torch.optim.Optimizer, st
             num_training_steps=steps,
             scheduler_specific_kwargs=args.lr_scheduler_kwargs,
         )
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise UnknownSettingError(
             f"lr_scheduler_type='{_word(args.lr_scheduler_type)}' cannot be made with "
-            f"lr_scheduler_kwargs={args.lr_scheduler_kwargs}: {error}. Give the settings of this schedule only."
+            f"lr_scheduler_kwargs={args.lr_scheduler_kwargs}: {error}. Give this "
+            "schedule its own settings, and no others."
         ) from error
 
 

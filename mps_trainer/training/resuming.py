@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from transformers.trainer_callback import ExportableState, TrainerControl, TrainerState
 
 from ..checkpoints import folders
-from ..checkpoints.files import read_object
+from ..checkpoints.state import read_state
 from .base import TrainerBase
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Resuming(TrainerBase):
 
     def _go_on_from(self, folder: str) -> None:
         """Makes `state` that of a checkpoint; warns of arguments that have changed, and of what is gone."""
-        saved = read_object(os.path.join(folder, folders.STATE), ["global_step", "epoch", "log_history"])
+        saved = read_state(folder)
         known = {name: value for name, value in saved.items() if hasattr(self.state, name)}
         callbacks = known.pop("stateful_callbacks", None) or {}
         self.state = TrainerState(**{**known, "stateful_callbacks": None})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,8 +27,8 @@ from ..arguments.deprecated import DROPPED_IN
 from ..callbacks import default_callbacks, display_callback, jit_checkpoint
 from ..checkpoints import folders
 from ..checkpoints.background import Background
-from ..checkpoints.files import read_object
 from ..checkpoints.lock import only_run_in
+from ..checkpoints.state import read_state
 from ..data.transfer import BatchTransfer
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
@@ -197,16 +196,22 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
             return model
         if getattr(self.model_wrapped, "_orig_mod", None) is model:
             return self.model_wrapped
-        backend = self.args.torch_compile_backend or "inductor"
-        compiled: Any = torch.compile(model, backend=backend, mode=self.args.torch_compile_mode)
+        backend, mode = self.args.torch_compile_backend or "inductor", self.args.torch_compile_mode
+        try:
+            compiled: Any = torch.compile(model, backend=backend, mode=mode)
+        except RuntimeError as error:  # no such mode, no such backend
+            raise MisconfigurationException(
+                f"torch_compile_backend={backend!r} with torch_compile_mode={mode!r} cannot be used: {error} Leave "
+                "out what torch.compile does not know."
+            ) from error
         return compiled
 
     def _batch_size_to_begin_with(self, resume_from: str | None) -> int:
         """What the arguments say, or what auto_find_batch_size had found when the checkpoint was made."""
         if resume_from is not None and self.args.auto_find_batch_size:
-            found = read_object(os.path.join(resume_from, folders.STATE), []).get("train_batch_size")
+            found = read_state(resume_from).get("train_batch_size")
             if found is not None:
-                return int(found)
+                return found
         return self.args.train_batch_size
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:

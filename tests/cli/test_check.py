@@ -112,11 +112,4 @@ def test_a_script_that_could_not_be_run_so_far_is_2(check, text, said):
     result = check(text)
     assert result.returncode == 2
     assert said in result.stderr
-    assert result.stderr.splitlines()[-1].startswith("mps-trainer: ")
-
-
-@pytest.mark.parametrize("options", [["--batches", "0"], ["--batches", "many"], ["--json", "no/folder/x.json"]])
-def test_a_wrong_flag_is_refused_before_the_script_runs(check, options):
-    result = check("print('ran')\n", *options)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert "Traceback" not in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("mps-trainer: error: ")

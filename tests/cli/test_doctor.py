@@ -68,14 +68,6 @@ def test_version():
     assert (result.returncode, result.stdout.strip()) == (0, f"mps-trainer {__version__}")
 
 
-@pytest.mark.parametrize("arguments", [(), ("--frobnicate",), ("operate",), ("doctor", "--frobnicate")])
-def test_a_wrong_command_line_is_answered_without_a_traceback(arguments):
-    result = run(*arguments)
-    assert result.returncode == 2
-    assert "usage: mps-trainer" in result.stderr
-    assert "Traceback" not in result.stderr
-
-
 @pytest.mark.parametrize(
     ("machine", "status"),
     [

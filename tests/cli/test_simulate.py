@@ -98,21 +98,6 @@ def test_the_exit_status_is_the_scripts(script, code, status):
     assert ("gone wrong" in result.stderr) == (status == 1)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["missing.py"], "missing.py"),
-        (["--memory", "plenty", __file__], "plenty"),
-        (["--json", "/no/such/folder/report.json", __file__], "/no/such/folder/report.json"),
-    ],
-)
-def test_a_wrong_flag_or_path_is_one_line_and_nothing_runs(arguments, named):
-    result = run("simulate", *arguments)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert len(result.stderr.splitlines()) == 1
-    assert named in result.stderr
-
-
 def test_an_interrupt_ends_with_a_report_and_without_a_traceback(script):
     text = "import time\nprint('started', flush=True)\ntime.sleep(60)\n"
     # ignored in what a shell runs in the background, and what is ignored stays so in a new process

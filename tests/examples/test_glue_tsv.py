@@ -51,7 +51,7 @@ def test_file_may_end_with_or_without_a_line_feed(file):
         ("mrpc", "Quality\t#1 String\n1\ta\n", "no column '#2 String'; its columns are 'Quality', '#1 String'"),
         ("mrpc", MRPC, "is empty: it has no row"),
         ("mrpc", "", "is empty: it has not even a header"),
-        ("mrpc", b"\xff\xfe\x00", "cannot be read as UTF-8"),
+        ("mrpc", b"\xff\xfe\x00", "line 1: this is not UTF-8 text"),
         ("stsb", "sentence1\tsentence2\tscore\na\tb\thigh\n", "line 2: the score is 'high', and a number is expected"),
         ("stsb", "sentence1\tsentence2\tscore\na\tb\tnan\n", "line 2: the score is 'nan'"),
         ("rte", "index\tsentence1\tsentence2\tlabel\n0\ta\tb\tmaybe\n", "line 2: the label is 'maybe'"),

@@ -1,0 +1,62 @@
+"""How a command ends that cannot do what it was asked: one line on stderr and an exit status, no traceback."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+
+TRACEBACK = "MPS_TRAINER_TRACEBACK"  # set to 1: every refusal comes with its traceback
+WRONG_INPUT = 2  # the person who typed the command can put it right
+UNFORESEEN = 1  # as Python's own for an error that nobody caught
+INTERRUPTED = 130  # 128 and the number of SIGINT, as shells have it
+
+LONGEST = 1000  # characters of a line: a file may be quoted in it, and may be of one line
+
+
+def refuse(program: str, error: BaseException, status: int = WRONG_INPUT) -> int:
+    """Says on stderr why `program` cannot go on, with the traceback before it if MPS_TRAINER_TRACEBACK=1.
+
+    Returns:
+        `status`, for the command to end with.
+    """
+    print_traceback_if_asked(error)
+    print(f"{program}: error: {as_line(str(error) or type(error).__name__)}", file=sys.stderr)
+    return status
+
+
+def refuse_unforeseen(program: str, error: BaseException) -> int:
+    """The same for an error that no check foresaw: its type is named, and how to see where it comes from."""
+    print_traceback_if_asked(error)
+    hint = "" if wants_traceback() else f" {TRACEBACK}=1 shows where it comes from."
+    print(f"{program}: error: {type(error).__name__}: {sentence(error)}{hint}", file=sys.stderr)
+    return UNFORESEEN
+
+
+def wants_traceback() -> bool:
+    return os.environ.get(TRACEBACK, "").strip().lower() not in ("", "0", "false", "no")
+
+
+def print_traceback_if_asked(error: BaseException) -> None:
+    if wants_traceback():
+        import traceback
+
+        traceback.print_exception(error)
+
+
+def as_line(text: str, longest: int = LONGEST) -> str:
+    """`text` on one line of at most `longest` characters, with what a terminal would obey written out."""
+    line = "".join(_visible(" ".join(text[: 10 * longest].split())))
+    return line if len(line) <= longest else line[: longest - 3] + "..."
+
+
+def sentence(error: BaseException, longest: int = 400) -> str:
+    """The message of a library's error as one line that ends in a full stop, or its type where it has none."""
+    line = as_line(str(error), longest) or type(error).__name__
+    return line if line.endswith(".") else line + "."
+
+
+def _visible(text: str) -> Iterator[str]:
+    for character in text:
+        # a lone surrogate cannot be encoded, an escape sequence would colour or clear the screen
+        yield character if character.isprintable() else ascii(character)[1:-1]

@@ -1,0 +1,91 @@
+"""A small finished run, made once, and the programs run in this process."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+
+import pytest
+
+from tests.examples.conftest import EMBEDDED
+
+from .cases import TRAIN, TSV_FILES, Case
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory):
+    """A folder with data, a model, and the output folder of a run of it with a checkpoint."""
+    import run_glue
+
+    folder = tmp_path_factory.mktemp("finished")
+    Case("", (), "", TSV_FILES).prepare(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ACCELERATE_USE_CPU", "true")
+        patch.chdir(folder)
+        make_model(folder / "model")
+        assert run_glue.main([*TRAIN, "--max_steps", "2", "--output_dir", "out"]) == 0
+    return folder
+
+
+def make_model(folder, **settings):
+    """A tiny model with random weights, and its tokenizer."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+    given = {**json.loads((EMBEDDED / "config.json").read_text()), **SMALL, **settings}
+    config = AutoConfig.for_model(**{name: value for name, value in given.items() if name != "architectures"})
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(EMBEDDED).save_pretrained(folder)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capfd, finished_run):
+    """Makes what a case needs in the working folder and runs it: exit status, what is on stderr, and what changed."""
+    import datasets
+    import huggingface_hub.constants
+    import transformers
+
+    datasets.disable_progress_bars()
+    transformers.utils.logging.disable_progress_bar()
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", finished_run / "cache")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.delenv("MPS_TRAINER_TRACEBACK", raising=False)
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+
+    def prepare(case):
+        for name in case.uses:
+            shutil.copytree(finished_run / name, work / name)
+        case.prepare(work)
+        for name, value in case.environ.items():
+            monkeypatch.setenv(name, value)
+        return work
+
+    def run_it(case):
+        capfd.readouterr()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of other libraries, about what was given before it is refused
+            status = main_of(case.program)(list(case.command))
+        return status, capfd.readouterr().err
+
+    run_it.prepare = prepare
+    yield run_it
+    datasets.enable_progress_bars()
+    transformers.utils.logging.enable_progress_bar()
+
+
+def main_of(program):
+    if program == "run_glue.py":
+        import run_glue
+
+        return run_glue.main
+    from mps_trainer.cli import main
+
+    return main
