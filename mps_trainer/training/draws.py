@@ -26,9 +26,12 @@ class LoadingDraws:
         self._batches: Iterator[Any] | None = None
         self._before_epoch: dict[str, Any] | None = None
         self._saved: dict[str, Any] = {}
+        self._rewound: dict[str, Any] | None = None
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
+        if self._rewound is not None:
+            return self._rewound
         kept: dict[str, Any] = {BEFORE_EPOCH: self._before_epoch}
         if (order := order_of(self.loader)) is not None:
             kept[ORDER_SEED] = order.seed
@@ -37,6 +40,10 @@ class LoadingDraws:
         elif self._batches.before_waiting is not None:
             kept[BEFORE_WAITING] = self._batches.before_waiting
         return kept
+
+    def rewind(self, state: dict[str, Any]) -> None:
+        """A checkpoint keeps `state` from here on: the run ends, and what was loaded since is not trained on."""
+        self._rewound = state
 
     def resume(self, saved: dict[str, Any] | None) -> None:
         """Goes on from a checkpoint that kept `saved`; one that transformers wrote has none of this, and may."""
