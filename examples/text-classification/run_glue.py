@@ -30,6 +30,7 @@ from glue_model import label_order, load_model, load_tokenizer
 
 from mps_trainer import MisconfigurationException, TrainingArguments
 from mps_trainer.distributed import require_one_process
+from mps_trainer.errors import explanation_of
 
 METRIC = Path(__file__).parent / "metrics" / "glue"
 
@@ -37,12 +38,23 @@ logger = logging.getLogger("run_glue")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the script; its exit status: 0, 2 for what the person who typed the command can put right, or 130."""
+    """Runs the script.
+
+    Returns:
+        The exit status: 0, 2 for what the person who typed the command can put right, 1 for a row, a worker or a
+        callback that failed, 130 when interrupted.
+    """
     try:
         run(*parse(sys.argv[1:] if argv is None else argv))
     except (UserError, MisconfigurationException) as error:
         print("run_glue.py: error:", " ".join(str(error).split()), file=sys.stderr)
         return 2
+    except Exception as error:
+        explanation = explanation_of(error)
+        if explanation is None:
+            raise
+        print("run_glue.py: error:", " ".join(explanation.split()), file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("run_glue.py: interrupted. The same command goes on from the newest checkpoint.", file=sys.stderr)
         return 130

@@ -11,6 +11,7 @@ from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 from transformers.trainer_utils import has_length
 
 from .buckets import BucketBatchSampler, buckets_of
+from .faults import explain_loading
 from .order import EpochOrder, LaterBatches, tell_epoch
 
 _KEPT = (  # what a loader made from another takes over, beside the dataset and what says which examples are a batch
@@ -110,8 +111,12 @@ class OneAhead(Iterator[Any]):
     def start(self) -> None:
         """Loads the first batch."""
         self._batches = self.loader.begin()
-        for _ in range(self._skip):
-            next(self._batches, None)
+        try:
+            for _ in range(self._skip):
+                next(self._batches, None)
+        except Exception as error:
+            explain_loading(error, self.loader, self._batches)
+            raise
         if self._before_first is not None:
             self._before_first()
         self._load()
@@ -128,7 +133,11 @@ class OneAhead(Iterator[Any]):
     def _load(self) -> None:
         assert self._batches is not None
         self.before_waiting = None if self.snapshot is None else self.snapshot()
-        self._waiting = next(self._batches, _END)
+        try:
+            self._waiting = next(self._batches, _END)
+        except Exception as error:
+            explain_loading(error, self.loader, self._batches)
+            raise
         if self._waiting is _END:
             self.before_waiting = None
             self.loader.end_of_dataloader = True

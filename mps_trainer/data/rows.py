@@ -37,7 +37,7 @@ def _batches(sampler: Any, epoch: int) -> Iterable[Iterable[int]] | None:
     if type(sampler) is not BatchSampler:
         return None
     order = _order(sampler.sampler, epoch)
-    return None if order is None else BatchSampler(order, sampler.batch_size, sampler.drop_last)  # type: ignore[arg-type]
+    return None if order is None else BatchSampler(order, sampler.batch_size, sampler.drop_last)
 
 
 def _order(sampler: Any, epoch: int) -> Iterable[int] | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..checkpoints.rng import rng_state, set_rng
+from ..data.faults import explain_worker
 from ..data.loader import OneAhead, epoch_batches, order_of
 
 # In the checkpoint's file of the generators' states, beside these; transformers reads past all three.
@@ -27,6 +28,10 @@ class LoadingDraws:
         self._before_epoch: dict[str, Any] | None = None
         self._saved: dict[str, Any] = {}
         self._rewound: dict[str, Any] | None = None
+
+    def explain(self, error: Exception) -> None:
+        """Adds to `error` which of the loader's workers died, if that is what it says."""
+        explain_worker(error, self._batches)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""

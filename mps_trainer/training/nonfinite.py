@@ -1,4 +1,4 @@
-"""What a run does about a loss or a gradient norm that is no finite number: it says so, or with `stop_on_nan` it stops."""
+"""What a run does about a loss or gradient norm that is no finite number: say so, or with `stop_on_nan` stop."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def tell(loop: TrainingLoop) -> None:
         return
     more = "" if steps == 1 else f" It is the first of {steps} such steps since the last log."
     logger.warning(
-        "The %s%s What to do: %s, or look at those examples; with stop_on_nan=True a run stops before such a step and "
-        "keeps a checkpoint of before it.",
+        "The %s%s What to do: %s, or look at those examples. With stop_on_nan=True a run ends before such a step, "
+        "with a checkpoint to go on from.",
         _happened(loop, found, found.rate),
         more,
         _remedy(loop),
@@ -81,7 +81,7 @@ class Before:
 
 
 def _saved_buffers(model: nn.Module) -> list[torch.Tensor]:
-    """Those that are a part of a checkpoint, such as the running means of a BatchNorm, which a forward pass changes."""
+    """Those that a checkpoint has, such as the running means of a BatchNorm, which a forward pass changes."""
     return [
         buffer
         for module in model.modules()

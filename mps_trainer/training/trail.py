@@ -32,8 +32,8 @@ class Trail:
     """Knows where each epoch began, which is enough to find the batches of any step in it.
 
     Args:
-        is_plain: whether the batches of an update are taken from the loader one after the other. Where a subclass takes
-            them its own way, the rows cannot be told.
+        is_plain: whether the batches of an update are taken from the loader one after the other. Where a subclass
+            takes them its own way, the rows cannot be told.
     """
 
     def __init__(self, loader: Any, plan: StepPlan, is_plain: bool) -> None:

@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 from transformers.utils.generic import can_return_loss, find_labels
 
 from ..arguments.deprecated import DROPPED_IN
-from ..callbacks import default_callbacks, display_callback, jit_checkpoint
+from ..callbacks import close_display, default_callbacks, display_callback, jit_checkpoint
 from ..checkpoints import folders
 from ..checkpoints.files import read_object
 from ..data.transfer import BatchTransfer
@@ -165,6 +165,11 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         try:
             with prepared_for_training(self):
                 return run_with_batch_that_fits(self, resume_from, trial)
+        except BaseException as error:
+            if isinstance(error, RuntimeError) and self.loop is not None:
+                self.loop.draws.explain(error)
+            close_display(self.callback_handler.callbacks)
+            raise
         finally:
             self.loop = None
             self.is_in_train = False
