@@ -90,5 +90,10 @@ def explain(error: BaseException, explanation: str) -> None:
 
 
 def explanation_of(error: BaseException) -> str | None:
-    """What `explain` has added to `error`, one line; None if nothing was."""
-    return getattr(error, "_explanation", None)
+    """What `explain` has added to `error`, or to the one that it came from, one line; None if nothing was."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if (explanation := getattr(seen, "_explanation", None)) is not None:
+            return explanation
+        seen = seen.__cause__ or seen.__context__
+    return None

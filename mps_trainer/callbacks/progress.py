@@ -39,10 +39,10 @@ class ProgressCallback(TransformersProgressCallback):
 
     def close(self) -> None:
         """For a run that ends in an error, whose words begin a line of their own."""
-        for bar in (self.training_bar, self.prediction_bar):
-            if bar is not None:
+        for name in ("training_bar", "prediction_bar"):
+            if (bar := getattr(self, name)) is not None:
                 bar.close()
-        self.training_bar = self.prediction_bar = None
+                setattr(self, name, None)
 
     def _line(self, args: Any, state: Any, logs: dict[str, Any]) -> list[str]:
         step, now = state.global_step, time.perf_counter()
