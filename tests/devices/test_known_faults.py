@@ -1,5 +1,7 @@
 """Which releases are known to compute wrong results."""
 
+from pathlib import Path
+
 import pytest
 
 from mps_trainer import MachineFacts, cli
@@ -50,3 +52,9 @@ def test_doctor_names_them(monkeypatch, capsys):
         printed = capsys.readouterr().out
         assert printed.startswith("Training runs on mps")
         assert printed.count("  known fault: ") == printed.count("(pytorch issue ") == count
+
+
+def test_the_page_on_faults_has_all_of_them():
+    page = (Path(__file__).parents[2] / "docs" / "faults.md").read_text(encoding="utf-8")
+    for fault in KNOWN_FAULTS:
+        assert f"| {fault.what} | {fault.remedy} |" in page
