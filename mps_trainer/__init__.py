@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .data.buckets import BucketBatchSampler, LengthBuckets
     from .data.padding import PadToBucket
     from .devices import Decision, DeviceRequest, MachineFacts, MPSAccelerator, gather_facts, resolve
-    from .errors import DeviceUnavailableError, MisconfigurationException
+    from .errors import DeviceUnavailableError, MisconfigurationException, NonFiniteLossError
     from .training import Trainer
     from .training.seq2seq import Seq2SeqTrainer
     from .training_args import TrainingArguments
@@ -31,6 +31,7 @@ _EXPORTS = {
     "MPSAccelerator": ".devices",
     "MachineFacts": ".devices",
     "MisconfigurationException": ".errors",
+    "NonFiniteLossError": ".errors",
     "PadToBucket": ".data.padding",
     "Seq2SeqTrainer": ".training.seq2seq",
     "Seq2SeqTrainingArguments": ".training_args_seq2seq",
@@ -49,6 +50,7 @@ __all__ = [
     "MPSAccelerator",
     "MachineFacts",
     "MisconfigurationException",
+    "NonFiniteLossError",
     "PadToBucket",
     "Seq2SeqTrainer",
     "Seq2SeqTrainingArguments",

@@ -8,20 +8,24 @@ from collections.abc import Iterator
 
 TRACEBACK = "MPS_TRAINER_TRACEBACK"  # set to 1: every refusal comes with its traceback
 WRONG_INPUT = 2  # the person who typed the command can put it right
+FAILED = 1  # a run that had begun
 UNFORESEEN = 1  # as Python's own for an error that nobody caught
 INTERRUPTED = 130  # 128 and the number of SIGINT, as shells have it
 
 LONGEST = 1000  # characters of a line: a file may be quoted in it, and may be of one line
 
 
-def refuse(program: str, error: BaseException, status: int = WRONG_INPUT) -> int:
+def refuse(program: str, error: BaseException, status: int = WRONG_INPUT, instead: str | None = None) -> int:
     """Says on stderr why `program` cannot go on, with the traceback before it if MPS_TRAINER_TRACEBACK=1.
+
+    Args:
+        instead: what to say in place of the error's own message.
 
     Returns:
         `status`, for the command to end with.
     """
     print_traceback_if_asked(error)
-    print(f"{program}: error: {as_line(str(error) or type(error).__name__)}", file=sys.stderr)
+    print(f"{program}: error: {as_line(instead or str(error) or type(error).__name__)}", file=sys.stderr)
     return status
 
 

@@ -34,7 +34,8 @@ from glue_tasks import TASKS
 
 from mps_trainer import MisconfigurationException, TrainingArguments
 from mps_trainer.distributed import require_one_process
-from mps_trainer.refusal import INTERRUPTED, refuse, refuse_unforeseen
+from mps_trainer.errors import CheckpointError, explanation_of
+from mps_trainer.refusal import FAILED, INTERRUPTED, refuse, refuse_unforeseen
 
 NAME = "run_glue.py"
 METRIC = Path(__file__).parent / "metrics" / "glue"
@@ -43,7 +44,12 @@ logger = logging.getLogger("run_glue")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the script; its exit status: 0, 2 for what the person who typed the command can put right, or 130."""
+    """Runs the script.
+
+    Returns:
+        The exit status: 0, 2 for what the person who typed the command can put right, 1 for what failed on the way,
+        130 when interrupted. SIGTERM ends it with 143.
+    """
     begun = False
     try:
         arguments = parse(sys.argv[1:] if argv is None else argv)
@@ -53,10 +59,15 @@ def main(argv: list[str] | None = None) -> int:
             do(job)
     except MisconfigurationException as error:
         return refuse(NAME, error)
-    except KeyboardInterrupt:
-        print(f"{NAME}: interrupted. The same command goes on from the newest checkpoint.", file=sys.stderr)
+    except CheckpointError as error:
+        return refuse(NAME, error, status=FAILED)
+    except KeyboardInterrupt as error:
+        happened = str(error) or "Interrupted. The same command goes on from the newest checkpoint."
+        print(f"{NAME}: {happened}", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
+        if (explanation := explanation_of(error)) is not None:
+            return refuse(NAME, error, status=FAILED, instead=explanation)
         if begun:  # what failed after hours of training is shown with all that is known about it
             raise
         return refuse_unforeseen(NAME, error)

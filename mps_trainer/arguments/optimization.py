@@ -36,4 +36,9 @@ class OptimizationArguments:
     neftune_noise_alpha: float | None = option(
         None, "Noise on the embeddings while training, for fine-tuning on instructions: 5 to 15. [none]"
     )
+    stop_on_nan: bool = option(
+        False,
+        "Stop at a nan or infinite loss or gradient before it changes the weights, with a checkpoint of before it; "
+        "waits for the device once a step.",
+    )
     auto_find_batch_size: bool = option(False, "When memory runs out, begin again with a smaller training batch.")

@@ -46,6 +46,13 @@ def display_callback(args: TrainingArguments) -> type[TrainerCallback]:
     return ProgressCallback
 
 
+def close_display(callbacks: list[TrainerCallback]) -> None:
+    """Ends the bars that are on the screen."""
+    for callback in callbacks:
+        if isinstance(callback, ProgressCallback):
+            callback.close()
+
+
 def jit_checkpoint(trainer: Any) -> list[TrainerCallback]:
     """transformers' callback that saves when the process is told to end (SIGTERM), if the arguments ask for it.
 
@@ -66,4 +73,4 @@ def jit_checkpoint(trainer: Any) -> list[TrainerCallback]:
     return [callback]
 
 
-__all__ = ["ProgressCallback", "default_callbacks", "display_callback", "jit_checkpoint"]
+__all__ = ["ProgressCallback", "close_display", "default_callbacks", "display_callback", "jit_checkpoint"]

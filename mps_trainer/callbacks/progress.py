@@ -37,6 +37,13 @@ class ProgressCallback(TransformersProgressCallback):
             numbers = (f"{name} {value:.4g}" for name, value in logs.items() if _is_shown(name, value))
             self.training_bar.write(f"step {state.global_step} | " + " | ".join(numbers))
 
+    def close(self) -> None:
+        """For a run that ends in an error, whose words begin a line of their own."""
+        for name in ("training_bar", "prediction_bar"):
+            if (bar := getattr(self, name)) is not None:
+                bar.close()
+                setattr(self, name, None)
+
     def _line(self, args: Any, state: Any, logs: dict[str, Any]) -> list[str]:
         step, now = state.global_step, time.perf_counter()
         last_step, last_time = self._at_last_log

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from ..devices import Decision, DeviceRequest, gather_facts, resolve
+from ..devices.known_faults import known_faults
 
 
 def add_parser(commands: Any) -> None:
@@ -31,4 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(json.dumps({"decision": decision and decision.to_dict(), "facts": facts.to_dict()}, indent=2))
     if not arguments.json:
         print(decision)
+        if decision is not None and decision.type == "mps" and facts.system == "Darwin":
+            for fault in known_faults(facts.torch_version, facts.os_version):
+                print(f"  known fault: {fault}.")
     return int(any(other.repairable for other in decision.rejected))

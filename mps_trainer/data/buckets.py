@@ -151,9 +151,13 @@ class BucketBatchSampler(Sampler[list[int]]):
         return whole + bool(rest and not self.drop_last)
 
     def __iter__(self) -> Iterator[list[int]]:
-        for batch in self._batches(self.epoch):
-            yield batch[self.rank :: self.num_replicas].tolist()
+        yield from self.batches_of(self.epoch)
         self.epoch += 1
+
+    def batches_of(self, epoch: int) -> Iterator[list[int]]:
+        """The batches of any epoch."""
+        for batch in self._batches(epoch):
+            yield batch[self.rank :: self.num_replicas].tolist()
 
     def order(self) -> np.ndarray:
         """The indices of the examples, of all processes, in the order in which the epoch to come visits them."""

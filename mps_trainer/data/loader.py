@@ -14,6 +14,7 @@ from transformers.trainer_utils import has_length
 
 from ..guards.signals import IgnoringInterrupts
 from .buckets import BucketBatchSampler, buckets_of
+from .faults import explain_loading
 from .order import EpochOrder, LaterBatches, tell_epoch
 from .worker_draws import SeededBatches
 
@@ -124,8 +125,12 @@ class OneAhead(Iterator[Any]):
     def start(self) -> None:
         """Loads the first batch."""
         self._batches = self.loader.begin()
-        for _ in range(self._skip):
-            next(self._batches, None)
+        try:
+            for _ in range(self._skip):
+                next(self._batches, None)
+        except Exception as error:
+            explain_loading(error, self.loader, self._batches)
+            raise
         if self._before_first is not None:
             self._before_first()
         before = _generators()
@@ -149,7 +154,11 @@ class OneAhead(Iterator[Any]):
     def _load(self) -> None:
         assert self._batches is not None
         self.before_waiting = None if self.snapshot is None else self.snapshot()
-        self._waiting = next(self._batches, _END)
+        try:
+            self._waiting = next(self._batches, _END)
+        except Exception as error:
+            explain_loading(error, self.loader, self._batches)
+            raise
         if self._waiting is _END:
             self.before_waiting = None
             self.loader.end_of_dataloader = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -38,6 +39,12 @@ class EpochOrder(RandomSampler):
         self.generator.manual_seed(self.seed + self.epoch)
         yield from super().__iter__()
         self.epoch += 1
+
+    def order_of(self, epoch: int) -> Iterator[int]:
+        """The order of any epoch, beside the one that is being gone through."""
+        again = copy.copy(self)
+        again.generator, again.epoch = torch.Generator(), epoch
+        return iter(again)
 
 
 class LaterBatches(BatchSampler):

@@ -134,6 +134,11 @@ def fallback_switch() -> bool:
     return bool(_watch.fallback_when_loaded(sys.modules) if "torch" in sys.modules else _watch._is_on())
 
 
+def macos() -> str | None:
+    """The version of macOS, None on any other system."""
+    return macos_version(platform.mac_ver()[0], platform.release()) if platform.system() == "Darwin" else None
+
+
 def _import_torch() -> Any:
     import torch
 

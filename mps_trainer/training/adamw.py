@@ -119,6 +119,10 @@ class AdamW(torch.optim.AdamW):
         self._clipped = gradients, divisor
         return norm
 
+    def forget_clipping(self) -> None:
+        """For a step that is not made after `clip_at_step`."""
+        self._clipped = None
+
     def _epsilon(self, max_norm: float, device: torch.device) -> torch.Tensor:
         """What clipping adds to the norm, on `device`."""
         if self._epsilon_of is None or self._epsilon_of[0] != (max_norm, device):

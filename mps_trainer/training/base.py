@@ -16,6 +16,7 @@ from transformers.trainer_callback import (
 from transformers.trainer_pt_utils import log_metrics, save_metrics, save_state
 
 from ..data.transfer import BatchTransfer
+from ..guards.callbacks import explain_callback
 from ..training_args import TrainingArguments
 from .accelerator import Accelerator
 from .events import StepEvents
@@ -101,10 +102,14 @@ class TrainerBase:
 
     def fire(self, event: str, **details: Any) -> None:
         """Tells every callback that `event` has come."""
-        if not details and self.step_events.covers(event):
-            self.control = self.step_events.tell(event, self.args, self.state, self.control)
-        else:
-            self.control = getattr(self.callback_handler, event)(self.args, self.state, self.control, **details)
+        try:
+            if not details and self.step_events.covers(event):
+                self.control = self.step_events.tell(event, self.args, self.state, self.control)
+            else:
+                self.control = getattr(self.callback_handler, event)(self.args, self.state, self.control, **details)
+        except Exception as error:
+            explain_callback(error, event, self.state.global_step)
+            raise
 
     @property
     def step_events(self) -> StepEvents:

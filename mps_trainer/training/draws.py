@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..checkpoints.rng import BEFORE_EPOCH, BEFORE_WAITING, rng_state, set_rng
+from ..data.faults import explain_worker
 from ..data.loader import OneAhead, epoch_batches, order_of
 
 # In the checkpoint's file of the generators' states, beside these and those of BEFORE_*; transformers reads past it.
@@ -24,9 +25,16 @@ class LoadingDraws:
         self._batches: Iterator[Any] | None = None
         self._before_epoch: dict[str, Any] | None = None
         self._saved: dict[str, Any] = {}
+        self._rewound: dict[str, Any] | None = None
+
+    def explain(self, error: Exception) -> None:
+        """Adds to `error` which of the loader's workers died, if that is what it says."""
+        explain_worker(error, self._batches)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
+        if self._rewound is not None:
+            return self._rewound
         if self._batches is None and self._saved:  # of a run that has only just gone on from one
             return {
                 name: self._saved[name] for name in (BEFORE_EPOCH, ORDER_SEED, BEFORE_WAITING) if name in self._saved
@@ -44,6 +52,10 @@ class LoadingDraws:
     def may_stop(self) -> bool:
         """Whether a checkpoint made now can be gone on from with the same draws."""
         return not isinstance(self._batches, OneAhead) or self._batches.may_be_left
+
+    def rewind(self, state: dict[str, Any]) -> None:
+        """A checkpoint keeps `state` from here on: the run ends, and what was loaded since is not trained on."""
+        self._rewound = state
 
     def resume(self, saved: dict[str, Any] | None) -> None:
         """Goes on from a checkpoint that kept `saved`; one that transformers wrote has none of this, and may."""

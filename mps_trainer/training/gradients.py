@@ -52,6 +52,12 @@ class Gradients:
             for parameter in group["params"]:
                 parameter.grad = None
 
+    def discard(self) -> None:
+        """Clears them, and what the next step was to do with them."""
+        self.clear()
+        if isinstance(self.trainer.optimizer, AdamW):
+            self.trainer.optimizer.forget_clipping()
+
     def _others_are_trained(self) -> bool:
         """Whether there are gradients that the optimizer does not know: layers may be thawed during a run."""
         return any(parameter.requires_grad for parameter in self._others)

@@ -13,7 +13,7 @@ from transformers.trainer_utils import TrainOutput, speed_metrics
 from ..checkpoints.rng import set_rng
 from ..data.loader import length_of
 from ..guards.signals import StopRequest
-from . import checkpoint
+from . import checkpoint, nonfinite
 from .after_step import AfterStep
 from .announce import announce
 from .draws import LoadingDraws
@@ -23,6 +23,7 @@ from .objective import Objective
 from .optimizer import follows_metric, set_mode
 from .plan import StepPlan
 from .stopping import EvaluationLeftError, Stopping
+from .trail import Trail
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -49,7 +50,9 @@ class TrainingLoop:
             self.args.max_steps,
             self.args.num_train_epochs,
         )
-        self.meter = LossMeter(self.args.device, self.args.logging_nan_inf_filter)
+        scaled = trainer.precision.scaler is not None
+        self.meter = LossMeter(self.args.device, self.args.logging_nan_inf_filter, scaled)
+        self.trail = Trail(self.loader, self.plan, type(trainer).get_batch_samples is Objective.get_batch_samples)
         self.model = trainer.model_wrapped = trainer._wrap_model(trainer.model)
         trainer.create_optimizer_and_scheduler(self.plan.max_steps)
         set_mode(trainer.optimizer, training=True)
@@ -69,6 +72,7 @@ class TrainingLoop:
         self.stop = StopRequest(self.args.save_on_signal)
         self.grad_norm: torch.Tensor | float | None = None
         self.rate: float | None = None
+        self.stop_on_nan = nonfinite.StopOnNan(self) if self.args.stop_on_nan else None
 
     def position(self) -> dict[str, Any]:
         """Where the run stands, as far as the step does not tell."""
@@ -148,9 +152,15 @@ class TrainingLoop:
             done = 0
         if not done:
             self.restore_rng()  # before the epoch draws its own random numbers
+        self.trail.begin(epoch, self.state.global_step, done)
+        begun_at = done
+        if self.stop_on_nan is not None:
+            self.stop_on_nan.begin_update(done)
         batches = self.draws.begin(epoch, skip=done, go_on=self.restore_rng)
         while self.state.global_step < self.plan.max_steps:
-            self.draws.watch(self.may_save() or self.stop.signum is not None)
+            self.draws.watch(self.may_save() or self.stop.signum is not None or self.stop_on_nan is not None)
+            if self.stop_on_nan is not None and done > begun_at:
+                self.stop_on_nan.begin_update(done)
             number = self.plan.batches_in_update(done)
             group, num_items = self.trainer.get_batch_samples(batches, number, self.args.device)
             self.restore_rng()  # of a checkpoint that transformers wrote, as late as transformers does
@@ -192,10 +202,14 @@ class TrainingLoop:
         trainer = self.trainer
         clipped = trainer._clip_grad_norm(self.model) if self.args.max_grad_norm else None
         self.grad_norm = trainer._get_grad_norm(self.model, grad_norm=clipped)
+        if self.stop_on_nan is not None:
+            self.grad_norm = self.stop_on_nan.check(self.grad_norm)
         trainer.fire("on_pre_optimizer_step")
         stepped = trainer.precision.step(trainer.optimizer)
         trainer.fire("on_optimizer_step")
         self.rate = trainer._get_learning_rate()
+        if self.stop_on_nan is None:
+            self.meter.add_norm(self.grad_norm, self.state.global_step, self.rate)
         if stepped and not self.follows_metric:
             trainer.lr_scheduler.step()
         self.gradients.clear()
@@ -224,6 +238,8 @@ class TrainingLoop:
             )
         except EvaluationLeftError:
             self.stopping.save_and_end()
+        if not is_own:
+            nonfinite.tell(self)
         if self.stop.signum is not None and self.draws.may_stop:
             self.stopping.save_and_end()
 
@@ -231,6 +247,7 @@ class TrainingLoop:
         """Logs the mean loss since the last log, with the step's gradient norm and learning rate."""
         trainer = self.trainer
         loss, norm = self.meter.read(self.state.global_step, grad_norm)
+        nonfinite.tell(self)
         trainer.store_flos()
         rate = trainer._get_learning_rate() if rate is None else rate
         logs = {"loss": loss, "grad_norm": norm, "learning_rate": rate}
@@ -247,6 +264,7 @@ class TrainingLoop:
         trainer.store_flos()
         metrics["total_flos"] = self.state.total_flos
         metrics["train_loss"] = self.meter.mean(self.state.global_step)
+        nonfinite.tell(self)
         trainer._finalize_training(metrics)
         if self.args.load_best_model_at_end:
             trainer._load_best_model()

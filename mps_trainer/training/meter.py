@@ -1,4 +1,4 @@
-"""The mean loss between two logs, kept on the device until it is read."""
+"""The mean loss between two logs, and the norms of the gradients, kept on the device until they are read."""
 
 from __future__ import annotations
 
@@ -8,22 +8,29 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..guards.numbers import NumberWatch
+
 _OF_A_NUMBER = 16  # bytes: the storage of a loss that stands for itself
 _KEPT = 512  # losses after which they are joined to one tensor, so that a long wait for a log keeps few small tensors
 
 
 class LossMeter:
-    """Keeps the losses of the steps on the device, and computes nothing with them there. Only `read`, `state` and
-    `sum` wait for it.
+    """Keeps the losses of the steps on the device, and computes nothing with them there. Only `read`, `settle`,
+    `state` and `sum` wait for it.
 
     Args:
         device: where the losses are.
         skip_nonfinite: a nan or infinite loss counts as the mean of the steps since the last reading.
+        scaled: whether a gradient scaler looks after gradients that overflow.
+
+    Attributes:
+        watch: has looked at every loss and norm that was read.
     """
 
-    def __init__(self, device: torch.device, skip_nonfinite: bool) -> None:
+    def __init__(self, device: torch.device, skip_nonfinite: bool, scaled: bool = False) -> None:
         self.device = device
         self.skip_nonfinite = skip_nonfinite
+        self.watch = NumberWatch(scaled)
         self.begin_at(0)
 
     def begin_at(self, step: int) -> None:
@@ -32,6 +39,10 @@ class LossMeter:
         self._joined: list[torch.Tensor] = []
         self._losses: list[torch.Tensor] = []
         self._steps: list[int] = []  # of all losses that are not in `_sum`
+        self._joined_norms: list[torch.Tensor] = []
+        self._norms: list[torch.Tensor] = []
+        self._norm_steps: list[int] = []  # of all norms that were not read
+        self._rates: list[float | None] = []  # of the same steps
         self.total = 0.0  # of all readings
         self.first_step = self.last_read_step = step
 
@@ -42,8 +53,34 @@ class LossMeter:
         self._losses.append(loss)
         self._steps.append(step)
         if len(self._losses) == _KEPT:
-            self._joined.append(torch.stack([self._as_number(loss) for loss in self._losses]))
+            self._joined.append(self._join(self._losses))
             self._losses = []
+
+    def add_norm(self, norm: torch.Tensor | float | None, step: int, rate: float | None) -> None:
+        """Adds the norm of the gradients of the update that follows `step`, and its learning rate."""
+        if not isinstance(norm, torch.Tensor):
+            if norm is not None:
+                self.watch.look((), (), (float(norm),), (step,), (rate,))
+            return
+        if norm.untyped_storage().nbytes() > _OF_A_NUMBER:
+            norm = norm.clone()
+        self._norms.append(norm)
+        self._norm_steps.append(step)
+        self._rates.append(rate)
+        if len(self._norms) == _KEPT:
+            self._joined_norms.append(self._join(self._norms))
+            self._norms = []
+
+    def settle(self, norm: torch.Tensor | float | None, step: int) -> float | None:
+        """The norm of the gradients of an update that is not made yet: one wait, which brings its losses, too."""
+        if not isinstance(norm, torch.Tensor):
+            self.add_norm(norm, step, None)
+            self._drain(None)
+            return norm
+        value = self._drain(norm)
+        assert value is not None
+        self.watch.look((), (), (value,), (step,), (None,))
+        return value
 
     def read(self, step: int, grad_norm: torch.Tensor | float | None) -> tuple[float, float | None]:
         """Mean loss of the steps since the last reading, and the gradient norm: one wait for the device."""
@@ -83,22 +120,35 @@ class LossMeter:
         self.last_read_step = state["last_read_step"]
 
     def _drain(self, grad_norm: torch.Tensor | float | None) -> float | None:
-        """Brings what is on the device into `_sum`, and `grad_norm` along with it."""
-        values = [*self._joined, *(self._as_number(loss) for loss in self._losses)]
-        wants_norm = isinstance(grad_norm, torch.Tensor)
-        if wants_norm:
-            values.append(self._as_number(grad_norm))  # type: ignore[arg-type]
-        numbers = torch.hstack(values).tolist() if values else []
-        if wants_norm:
-            grad_norm = numbers.pop()
+        """Brings what is on the device into `_sum`, has all of it looked at, and brings `grad_norm` along with it."""
+        values = [*self._joined, *self._parts(self._losses), *self._joined_norms, *self._parts(self._norms)]
+        is_among = bool(self._norms) and grad_norm is self._norms[-1]
+        if isinstance(grad_norm, torch.Tensor) and not is_among:
+            values.append(self._as_number(grad_norm).reshape(1))
+        numbers = torch.cat(values).tolist() if values else []
+        if isinstance(grad_norm, torch.Tensor):
+            grad_norm = numbers[-1] if is_among else numbers.pop()
+        losses, norms = numbers[: len(self._steps)], numbers[len(self._steps) :]
         with np.errstate(all="ignore"):  # an overflow is what the device would have had
-            for number, step in zip(numbers, self._steps, strict=True):
+            for number, step in zip(losses, self._steps, strict=True):
                 if self.skip_nonfinite and not math.isfinite(number):
                     self._sum += self._sum / np.float32(1 + step - self.last_read_step)
                 else:
                     self._sum += np.float32(number)
+        self.watch.look(losses, self._steps, norms, self._norm_steps, self._rates)
         self._joined, self._losses, self._steps = [], [], []
+        self._joined_norms, self._norms, self._norm_steps, self._rates = [], [], [], []
         return grad_norm  # type: ignore[return-value]
+
+    def _parts(self, numbers: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [self._join(numbers)] if numbers else []
+
+    def _join(self, numbers: list[torch.Tensor]) -> torch.Tensor:
+        """`numbers` in one vector, in float32; those of one format, as the norms of a model in bfloat16, cast once."""
+        kind = numbers[0].dtype, numbers[0].device
+        if all((each.dtype, each.device) == kind and each.dim() == 0 for each in numbers):
+            return torch.stack(numbers).detach().to(device=self.device, dtype=torch.float32)
+        return torch.stack([self._as_number(each) for each in numbers])
 
     def _as_number(self, loss: torch.Tensor) -> torch.Tensor:
         if loss.dtype == torch.float32 and loss.dim() == 0 and loss.device == self.device and not loss.requires_grad:

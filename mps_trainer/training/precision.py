@@ -73,6 +73,13 @@ class MixedPrecision:
         self.step_was_skipped = not stepped
         return bool(stepped)
 
+    def abandon_step(self) -> None:
+        """For a step that is not made: the next one's gradients are unscaled anew. Reads the scale."""
+        if self.scaler is not None:
+            state, self.scaler = self.scaler.state_dict(), torch.amp.GradScaler(self.device.type)
+            self.scaler.load_state_dict(state)
+            self._unscaled.clear()
+
 
 def set_tf32(device: torch.device, wanted: bool | None) -> None:
     """Allows or forbids TensorFloat-32 in products of float32 matrices; None leaves it as it is.

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ..devices.facts import macos
 from ..errors import MisconfigurationException
 from .activation_checkpointing import enable_activation_checkpointing
+from .contiguous import make_contiguous, warn_of_known_faults
 from .dropout import dropout_in_one_kernel
 from .introspection import base_model
 
@@ -30,6 +32,9 @@ def prepared_for_training(trainer: Trainer) -> Iterator[None]:
     if args.activation_checkpointing:
         enable_activation_checkpointing(model, args)
     _align_special_tokens(model, trainer.processing_class)
+    if args.device.type == "mps":
+        warn_of_known_faults(macos())
+        make_contiguous(model, trainer.optimizer)
     if "underflow_overflow" in args.debug:
         from transformers.debug_utils import DebugUnderflowOverflow
 

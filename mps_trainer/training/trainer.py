@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 from transformers.utils.generic import can_return_loss, find_labels
 
 from ..arguments.deprecated import DROPPED_IN
-from ..callbacks import default_callbacks, display_callback, jit_checkpoint
+from ..callbacks import close_display, default_callbacks, display_callback, jit_checkpoint
 from ..checkpoints import folders
 from ..checkpoints.background import Background
 from ..checkpoints.lock import only_run_in
@@ -180,11 +180,13 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
             self.is_in_train = True
             try:
                 yield run_dir
-            except KeyboardInterrupt:
-                raise  # which is not to wait
-            except BaseException:
-                with contextlib.suppress(Exception):
-                    self.finish_save()
+            except BaseException as error:
+                if isinstance(error, RuntimeError) and self.loop is not None:
+                    self.loop.draws.explain(error)
+                close_display(self.callback_handler.callbacks)
+                if not isinstance(error, KeyboardInterrupt):  # which is not to wait
+                    with contextlib.suppress(Exception):
+                        self.finish_save()
                 raise
             finally:
                 self.loop = None

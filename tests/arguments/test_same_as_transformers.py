@@ -28,6 +28,7 @@ OURS_ONLY = {
     "accelerator": "the choice of the device",
     "devices": "the choice of the device",
     "num_length_buckets": "for bucket_by_length, a strategy of our own",
+    "stop_on_nan": "a run that goes wrong can be told to end before the weights do",
     "overwrite_output_dir": "scripts for earlier releases pass it; the Trainer needs no warning to honour it",
     **{field.name: "deprecated" for field in dataclasses.fields(DeprecatedArguments)},
 }

@@ -221,7 +221,7 @@ LISTED = [
 
 
 STATES = [
-    state("no step", "global_step", global_step=None),
+    state("no step", "is damaged", global_step=None),
     state("a word for its step", "global_step", global_step="two"),
     state("a step below 0", "global_step", global_step=-2),
     state("a fraction of a step", "global_step", global_step=1.5),

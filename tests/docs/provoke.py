@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import warnings
 from collections.abc import Callable
@@ -10,8 +12,10 @@ from typing import Any
 import datasets
 import torch
 from torch.utils.data import IterableDataset
+from transformers import TrainerCallback
 
 from mps_trainer import DeviceRequest, MachineFacts, Trainer, TrainingArguments, resolve
+from mps_trainer.errors import explanation_of
 
 from .machines import MACHINES, ROSETTA, mac, mac_without_mps
 
@@ -147,3 +151,72 @@ def _() -> None:
             self.bias = torch.nn.Parameter(torch.zeros(1))
 
     trainer(model=Other(), max_steps=2).train(resume_from_checkpoint=True)
+
+
+# In the middle of a run.
+
+NAN = [{**row, "x": math.nan} if row["x"] == 2 else row for row in ROWS]
+
+
+class Scores(TrainerCallback):
+    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
+        print(metrics["eval_accuracy"])
+
+
+class Files(torch.utils.data.Dataset):
+    """Row 3 is of a file that is gone."""
+
+    def __len__(self) -> int:
+        return len(ROWS)
+
+    def __getitem__(self, row: int) -> dict[str, int]:
+        if row == 3:
+            raise FileNotFoundError("there is no row-3.png")
+        return ROWS[row]
+
+
+def sequential(rows: Any, **settings: Any) -> Trainer:
+    return trainer(rows, train_sampling_strategy="sequential", **settings)
+
+
+provokes("nonfinite-stopped")(lambda: sequential(NAN, stop_on_nan=True).train())
+
+
+def _told() -> str:
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logger = logging.getLogger("mps_trainer.training.nonfinite")
+    logger.addHandler(handler)
+    sequential(NAN, max_steps=3, logging_steps=3).train()
+    logger.removeHandler(handler)
+    return records[0].getMessage()
+
+
+PROVOCATIONS["nonfinite-told"] = _told
+
+
+def explains(label: str, function: Callable[[], object]) -> None:
+    """Registers a function that has to raise; the message is what was added to the error."""
+
+    def message() -> str:
+        try:
+            function()
+        except Exception as error:
+            return explanation_of(error) or ""
+        raise AssertionError(f"{label} did not fail")
+
+    PROVOCATIONS[label] = message
+
+
+explains("unreadable-row", lambda: sequential(Files()).train())
+explains("odd-row", lambda: sequential([*ROWS[:3], {"x": 3}], max_steps=1).train())
+
+
+def _with_callback() -> None:
+    run = trainer(eval_dataset=ROWS, eval_strategy="steps", eval_steps=1)
+    run.add_callback(Scores)
+    run.train()
+
+
+explains("failing-callback", _with_callback)

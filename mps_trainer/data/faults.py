@@ -1,0 +1,201 @@
+"""Why a batch could not be loaded: which row, column or worker is to blame. It runs once something has failed."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch.utils.data import IterableDataset
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+
+from ..errors import explain
+from .rows import naming, rows_of_batches
+
+_MOST = 256  # rows of a batch up to which each is looked at by itself
+_DEAD_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
+_CAUSES = {
+    "SIGKILL": "the system ends a process so when memory runs out",
+    "SIGBUS": "shared memory was too small for the batches",
+    "SIGSEGV": "a library that it uses has crashed",
+}
+_ON = "Checkpoints that were written are whole: resume_from_checkpoint=True goes on from the newest."
+
+
+def explain_loading(error: Exception, loader: Any, batches: Any) -> None:
+    """Adds to `error`, raised where the next of `batches` was loaded, what is to blame for it.
+
+    Args:
+        loader: an `EpochLoader`.
+        batches: torch's iterator over it, or what stands for one without workers.
+    """
+    try:
+        text = why_worker_died(error, batches) or _why_batch_failed(error, loader, batches)
+    except Exception as another:  # a search for the fault must not hide the fault; a worker's death is heard anywhere
+        text = why_worker_died(another, batches)
+    if text is not None:
+        explain(error, text)
+
+
+# Workers
+
+
+def why_worker_died(error: BaseException, batches: Any) -> str | None:
+    """Which worker of a DataLoader ended, how, and what to do; None if `error` does not come from that.
+
+    torch says so, unless a batch that the worker had sent is fetched first: then a connection breaks.
+    """
+    match = _DEAD_WORKER.search(str(error))
+    workers = list(getattr(batches, "_workers", []))
+    if match is None and not (isinstance(error, (OSError, EOFError)) and _one_ends(workers)):
+        return None
+    dead = [(i, worker) for i, worker in enumerate(workers) if worker.exitcode]
+    ends = [f"worker {i} of {len(workers)} (process {worker.pid}) {_end(worker.exitcode)}" for i, worker in dead]
+    what = ", ".join(ends) or str(error).strip().rstrip(".")
+    return (
+        f"A worker of the DataLoader is gone: {what}. What to do: use fewer workers, or dataloader_num_workers=0, "
+        "which loads in this process and shows an error of the dataset's own; smaller batches, or more shared memory, "
+        f"if memory ran out. {_ON}"
+    )
+
+
+def explain_worker(error: Exception, batches: Any) -> None:
+    """The same for an error that came elsewhere: a process hears of it in the middle of whatever it does."""
+    text = why_worker_died(error, getattr(batches, "_batches", None))
+    if text is not None:
+        explain(error, text)
+
+
+def _one_ends(workers: list[Any]) -> bool:
+    """Whether a worker has ended badly, or does so within a second: its connections go before the process does."""
+    deadline = time.monotonic() + (1.0 if workers else 0.0)
+    while not (found := any(worker.exitcode for worker in workers)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
+
+
+def _end(exitcode: int | None) -> str:
+    if exitcode is None or exitcode >= 0:
+        return "ended" if exitcode is None else f"ended with exit status {exitcode}"
+    try:
+        name = signal.Signals(-exitcode).name
+    except ValueError:
+        name = f"signal {-exitcode}"
+    return f"was ended by {name}" + (f": {_CAUSES[name]}" if name in _CAUSES else "")
+
+
+# Rows
+
+
+def _why_batch_failed(error: Exception, loader: Any, batches: Any) -> str | None:
+    iterator, rows = _in_this_process(error)
+    iterator = batches if iterator is None else iterator
+    number = getattr(iterator, "_num_yielded", None)
+    said = f"{type(error).__name__}: {_said(error)}"
+    if isinstance(loader.dataset, IterableDataset):
+        kind = type(loader.dataset).__name__
+        return f"Batch {number} of the epoch, counted from 0, could not be made from the stream {kind}: {said} {_ON}"
+    if rows is None and number is not None and getattr(loader, "in_order", True):
+        rows = rows_of_batches(loader, loader.iteration, number)
+    if rows is None:
+        return None
+    batched = loader.batch_size is not None or loader.batch_sampler is not None
+    return f"{_find(loader.dataset, loader.collate_fn, rows, batched, said)} {_ON}"
+
+
+def _in_this_process(error: Exception) -> tuple[Any, list[int] | None]:
+    """torch's iterator and the rows that it was loading, if that was in this process."""
+    trace = error.__traceback__
+    while trace is not None:
+        inside = trace.tb_frame.f_locals
+        iterator: Any = inside.get("self")
+        if trace.tb_frame.f_code.co_name == "_next_data" and isinstance(iterator, _SingleProcessDataLoaderIter):
+            index: Any = inside.get("index")
+            rows = index if isinstance(index, (list, tuple)) else [index]
+            return iterator, None if None in rows else [int(row) for row in rows]
+        trace = trace.tb_next
+    return None, None
+
+
+def _said(error: Exception) -> str:
+    """The last line of what a worker sends, which has the traceback before it; the first of anything else."""
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    if not lines:
+        return "it says nothing."
+    text = lines[-1].partition(": ")[2] if lines[0].startswith("Caught ") else lines[0]
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def _find(dataset: Any, collate: Callable, rows: list[int], batched: bool, said: str) -> str:
+    """What is wrong with a batch of `rows`, found by making it again, whole and in parts."""
+    examples = []
+    for row in rows:
+        try:
+            examples.append(dataset[row])
+        except Exception:
+            which = f"Row {row} of the dataset cannot be read: {said}"
+            return f"{which} It was loaded for a batch of {naming(rows)}. What to do: mend that row, or leave it out."
+
+    def works(some: list[Any]) -> bool:
+        try:
+            collate(some if batched else some[0])
+        except Exception as error:
+            if _DEAD_WORKER.search(str(error)):
+                raise
+            return False
+        return True
+
+    begin = f"A batch could not be made from {naming(rows)} of the dataset"
+    if works(examples):
+        return f"{begin} the first time, and could the second: {said} What to do: see what else it depends on."
+    culprits, column = _culprits(examples, works), _column(examples, works)
+    if culprits and column is None:
+        column = _column([examples[i] for i in culprits], works)
+    parts = [naming([rows[i] for i in culprits])] if culprits else []
+    if column is not None:
+        parts.append(f"column {column!r} ({_oddity(examples, culprits, column)})")
+    at_fault = f" because of {', '.join(parts)}" if parts else ""
+    todo = "mend or leave out what is at fault" if parts else "look at these rows"
+    return f"{begin}{at_fault}: {said} What to do: {todo}, or give the Trainer a data_collator that can take it."
+
+
+def _culprits(examples: list[Any], works: Callable[[list[Any]], bool]) -> list[int]:
+    """Positions of the examples that fail by themselves; else of the one without which the others work."""
+    if not 1 < len(examples) <= _MOST:
+        return [0] if len(examples) == 1 else []
+    alone = [i for i, example in enumerate(examples) if not works([example])]
+    if alone:
+        return alone if len(alone) < len(examples) else []
+    without = [i for i in range(len(examples)) if works(examples[:i] + examples[i + 1 :])]
+    return without if len(without) == 1 else []
+
+
+def _column(examples: list[Any], works: Callable[[list[Any]], bool]) -> str | None:
+    """The column without which `examples` work; None if there is no such one."""
+    if not all(isinstance(example, Mapping) for example in examples):
+        return None
+    for name in dict.fromkeys(name for example in examples for name in example):
+        if works([{key: value for key, value in example.items() if key != name} for example in examples]):
+            return str(name)
+    return None
+
+
+def _oddity(examples: list[Any], culprits: list[int], column: str) -> str:
+    """What the column has in the examples at fault, and in the others where that is something else."""
+    kinds = [_kind(example[column]) if column in example else "missing" for example in examples]
+    others = Counter(kind for i, kind in enumerate(kinds) if i not in culprits).most_common()
+    if not culprits:
+        return ", ".join(kind for kind, _ in others)
+    here, most = kinds[culprits[0]], others[0][0] if others else None
+    return here if most in (None, here) else f"{here}; in the others {most}"
+
+
+def _kind(value: Any) -> str:
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{str(value.dtype).removeprefix('torch.')} of shape {list(value.shape)}"
+    if isinstance(value, (list, tuple)):
+        return f"a list of {len(value)}"
+    return "None" if value is None else "text" if isinstance(value, str) else f"of type {type(value).__name__}"

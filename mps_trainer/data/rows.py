@@ -1,0 +1,57 @@
+"""Which rows of the dataset a batch was made from, worked out when somebody asks: no step remembers them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
+
+from .buckets import BucketBatchSampler
+from .order import EpochOrder, LaterBatches
+
+_SHOWN = 32  # rows that a message names
+
+
+def rows_of_batches(loader: Any, epoch: int, first: int, count: int = 1) -> list[int] | None:
+    """Indices of the rows of `count` batches of an epoch, from the batch number `first` (from 0) on.
+
+    None where the order cannot be drawn again: a stream, a sampler that keeps no seed, a loader of one's own.
+    """
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return None
+    alone = loader.batch_sampler is None
+    sampler: Any = loader.sampler if alone else loader.batch_sampler
+    if isinstance(sampler, LaterBatches):
+        sampler, first = sampler.batch_sampler, first + sampler.skip
+    batches = _one_by_one(_order(sampler, epoch)) if alone else _batches(sampler, epoch)
+    if batches is None:
+        return None
+    return [int(row) for batch in itertools.islice(batches, first, first + count) for row in batch]
+
+
+def _batches(sampler: Any, epoch: int) -> Iterable[Iterable[int]] | None:
+    if isinstance(sampler, BucketBatchSampler):
+        return sampler.batches_of(epoch)
+    if type(sampler) is not BatchSampler:
+        return None
+    order = _order(sampler.sampler, epoch)
+    return None if order is None else BatchSampler(order, sampler.batch_size, sampler.drop_last)
+
+
+def _order(sampler: Any, epoch: int) -> Iterable[int] | None:
+    if isinstance(sampler, EpochOrder):
+        return sampler.order_of(epoch)
+    return range(len(sampler.data_source)) if type(sampler) is SequentialSampler else None
+
+
+def _one_by_one(order: Iterable[int] | None) -> Iterator[list[int]] | None:
+    return None if order is None else ([row] for row in order)
+
+
+def naming(rows: list[int]) -> str:
+    """`rows` in words: "row 7", "rows 3, 5, 9", and for many of them how many more there are."""
+    shown = ", ".join(map(str, rows[:_SHOWN]))
+    more = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
+    return f"row{'s' if len(rows) != 1 else ''} {shown}{more}"

@@ -1,0 +1,44 @@
+"""Which callback an error came from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import explain
+
+_TELLERS = ("tell", "call_event")  # functions that go through the callbacks: this package's and transformers'
+
+
+def explain_callback(error: Exception, event: str, step: int) -> None:
+    """Adds to `error`, which a callback has raised at `event`, the callback's class and where in the run it was.
+
+    `step` is the number of optimizer steps that are done.
+    """
+    callback = _raiser(error)
+    if callback is None:
+        return
+    name = getattr(callback, "__qualname__", type(callback).__qualname__)
+    explain(
+        error,
+        f"The callback {name} failed at {event}, after step {step}, with {type(error).__name__}: {first_line(error)} "
+        "What to do: mend the callback, or leave it out of callbacks. Checkpoints that were written are whole: "
+        "resume_from_checkpoint=True goes on from the newest.",
+    )
+
+
+def _raiser(error: Exception) -> Any:
+    """The callback whose method was called last by who tells the event."""
+    trace = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if frame.f_code.co_name in _TELLERS and "callback" in frame.f_locals:
+            return frame.f_locals["callback"]
+        trace = trace.tb_next
+    return None
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what `error` says, as a sentence."""
+    lines = str(error).strip().splitlines()
+    text = lines[0].strip() if lines else "it says nothing."
+    return text if text.endswith((".", "!", "?")) else f"{text}."

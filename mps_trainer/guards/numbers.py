@@ -1,0 +1,76 @@
+"""Losses and gradient norms that are no finite numbers: when the first came, and when they are worth a word."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# Steps in a row that overflow before it counts under a gradient scaler. The scale begins at 2**16 and is halved at
+# each, so by then it is below 1, and it is not the scale that is too large.
+OVERFLOWS = 20
+
+
+@dataclass(frozen=True)
+class NonFinite:
+    """The first number since the last look that is not finite.
+
+    Args:
+        what: "loss" or "gradient norm".
+        value: nan, inf or -inf.
+        step: updates that were done before the one it belongs to.
+        rate: learning rate of that update; None where the schedule was not asked yet.
+    """
+
+    what: str
+    value: float
+    step: int
+    rate: float | None = None
+
+
+class NumberWatch:
+    """Looks through what was read from the device anyway.
+
+    Args:
+        scaled: a gradient scaler leaves out updates whose gradients overflow. That is how it finds its scale, so an
+            overflow counts only after `OVERFLOWS` of them in a row; a loss always does.
+    """
+
+    def __init__(self, scaled: bool = False) -> None:
+        self.scaled = scaled
+        self.first: NonFinite | None = None
+        self.steps = 0  # that have such a number, since it was last taken
+        self._overflows = 0  # in a row
+
+    def look(
+        self,
+        losses: Sequence[float],
+        loss_steps: Sequence[int],
+        norms: Sequence[float] = (),
+        norm_steps: Sequence[int] = (),
+        rates: Sequence[float | None] = (),
+    ) -> None:
+        """Looks at the losses of batches and the norms of updates, each with the updates that were done before it."""
+        if not self._overflows and all(map(math.isfinite, losses)) and all(map(math.isfinite, norms)):
+            return
+        bad: dict[int, tuple[str, float]] = {}
+        for value, step in zip(losses, loss_steps, strict=True):
+            if not math.isfinite(value):
+                bad.setdefault(step, ("loss", value))
+        for value, step in zip(norms, norm_steps, strict=True):
+            self._overflows = 0 if math.isfinite(value) else self._overflows + 1
+            if self._overflows and (not self.scaled or self._overflows >= OVERFLOWS):
+                bad.setdefault(step, ("gradient norm", value))
+        if bad:
+            self.steps += len(bad)
+            self.first = self.first or self._first(bad, dict(zip(norm_steps, rates, strict=True)))
+
+    def _first(self, bad: dict[int, tuple[str, float]], rates: dict[int, float | None]) -> NonFinite:
+        step = min(bad)
+        return NonFinite(*bad[step], step, rates.get(step))
+
+    def take(self) -> tuple[NonFinite | None, int]:
+        """The first since this was last called, and how many steps have such a number since then."""
+        taken = self.first, self.steps
+        self.first, self.steps = None, 0
+        return taken

@@ -1,0 +1,181 @@
+"""A batch that cannot be loaded: the error stays what it is, and says which row, column or worker is to blame."""
+
+import gc
+import os
+import signal
+
+import pytest
+import torch
+from datasets import Dataset
+from torch.utils.data import IterableDataset
+
+from mps_trainer.data.faults import why_worker_died
+from mps_trainer.errors import explanation_of
+from tests.conftest import assert_same_weights, examples, weights
+
+SAVING = {"max_steps": 5, "save_strategy": "steps", "save_steps": 1}
+
+
+class Rows(torch.utils.data.Dataset):
+    """40 examples; `fails(row)` is called before one is read."""
+
+    def __init__(self, fails=lambda row: None):
+        self.rows, self.fails = examples(40), fails
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, row):
+        self.fails(row)
+        return self.rows[row]
+
+
+def unreadable(row):
+    if row == 17:
+        raise LookupError("no file for this row")
+
+
+def killed(row):
+    if row == 17 and torch.utils.data.get_worker_info() is not None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leaving(row):
+    if row == 17 and torch.utils.data.get_worker_info() is not None:
+        os._exit(3)
+
+
+def batch_of(trainer, row=17):
+    """The rows that are loaded together with `row` in the first epoch."""
+    return next(list(batch) for batch in trainer.get_train_dataloader().batch_sampler if row in batch)
+
+
+def fault(trainer, kind, **kwargs):
+    """The error that training raises, and what was added to it."""
+    with pytest.raises(kind) as caught:
+        trainer.train(**kwargs)
+    explanation = explanation_of(caught.value)
+    assert explanation is not None
+    assert "\n" not in explanation
+    if hasattr(caught.value, "__notes__"):  # before 3.11 there are none
+        assert caught.value.__notes__ == [explanation]
+    return caught.value, explanation
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """torch waits 5 seconds for each worker whose dataset has raised before it ends the worker."""
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
+    yield
+    gc.collect()  # which is when it ends them
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_row_that_cannot_be_read_is_named_and_the_run_can_go_on(make_trainer, tmp_path, workers):
+    settings = {**SAVING, "dataloader_num_workers": workers}
+    trainer = make_trainer({"train_dataset": Rows(unreadable)}, output_dir=str(tmp_path / "run"), **settings)
+    rows = batch_of(trainer)
+    error, explanation = fault(trainer, LookupError)
+    assert type(error) is LookupError
+    assert explanation.startswith("Row 17 of the dataset cannot be read: LookupError: ")
+    assert "no file for this row" in explanation
+    assert f"a batch of rows {', '.join(map(str, rows))}." in explanation
+    mended = make_trainer({"train_dataset": Rows()}, output_dir=str(tmp_path / "run"), **settings)
+    mended.train(resume_from_checkpoint=True)
+    whole = make_trainer({"train_dataset": Rows()}, output_dir=str(tmp_path / "whole"), **settings)
+    whole.train()
+    assert_same_weights(weights(mended.model), weights(whole.model))
+
+
+def with_row(**changes):
+    rows = examples(40)
+    rows[17] = {name: value for name, value in {**rows[17], **changes}.items() if value is not ...}
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("changes", "at_fault"),
+    [
+        ({"x": torch.ones(3)}, "row 17, column 'x' (float32 of shape [3]; in the others float32 of shape [4])"),
+        ({"x": "abc"}, "row 17, column 'x' (text; in the others float32 of shape [4])"),
+        ({"labels": None}, "row 17, column 'labels' (None; in the others of type int)"),
+        ({"labels": ...}, "row 17, column 'labels' (missing; in the others of type int)"),
+    ],
+    ids=str,
+)
+def test_a_row_that_does_not_fit_the_others_is_named_with_its_column(make_trainer, changes, at_fault):
+    trainer = make_trainer({"train_dataset": with_row(**changes)}, max_steps=5)
+    error, explanation = fault(trainer, Exception)
+    rows = ", ".join(map(str, batch_of(trainer)))
+    assert explanation.startswith(f"A batch could not be made from rows {rows} of the dataset because of {at_fault}: ")
+    assert f"{type(error).__name__}: " in explanation
+
+
+def test_a_column_that_no_row_can_have_is_named_without_a_row(make_trainer):
+    rows = Dataset.from_list([{"x": [float(i)] * 4, "labels": [0] * (i % 3 + 1)} for i in range(40)])
+    _, explanation = fault(make_trainer({"train_dataset": rows}, max_steps=2), ValueError)
+    assert "of the dataset because of column 'labels' (a list of" in explanation
+
+
+@pytest.mark.usefixtures("impatient")
+def test_rows_are_named_in_an_order_of_ones_own_and_after_a_skip(make_trainer, tmp_path):
+    settings = {**SAVING, "per_device_train_batch_size": 4, "max_steps": 8, "train_sampling_strategy": "sequential"}
+    make_trainer({"train_dataset": Rows()}, **settings).train()
+    for workers in (0, 1):
+        trainer = make_trainer({"train_dataset": Rows(unreadable)}, **settings, dataloader_num_workers=workers)
+        folder = os.path.join(trainer.args.output_dir, "checkpoint-2")
+        _, explanation = fault(trainer, LookupError, resume_from_checkpoint=folder)
+        assert "a batch of rows 16, 17, 18, 19." in explanation
+
+
+def test_a_fault_that_does_not_come_again_is_called_so(make_trainer):
+    failures = iter([LookupError("the disk was away")])
+
+    def now_and_then(row):
+        for error in failures if row == 17 else ():
+            raise error
+
+    _, explanation = fault(make_trainer({"train_dataset": Rows(now_and_then)}, max_steps=5), LookupError)
+    assert "the first time, and could the second: LookupError: the disk was away." in explanation
+
+
+def test_a_stream_is_told_by_its_batch(make_trainer):
+    class Stream(IterableDataset):
+        def __iter__(self):
+            yield from examples(20)
+            raise ConnectionError("the line is dead")
+
+    trainer = make_trainer({"train_dataset": Stream()}, max_steps=8)
+    _, explanation = fault(trainer, ConnectionError)
+    assert explanation.startswith("Batch 2 of the epoch, counted from 0, could not be made from the stream Stream: ")
+
+
+def test_an_evaluation_names_its_rows_as_well(make_trainer):
+    trainer = make_trainer({"eval_dataset": Rows(unreadable)})
+    with pytest.raises(LookupError) as caught:
+        trainer.evaluate()
+    assert explanation_of(caught.value).startswith("Row 17 of the dataset cannot be read")
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    ("fails", "how"),
+    [(killed, "was ended by SIGKILL: the system ends"), (leaving, "ended with exit status 3")],
+    ids=["killed", "leaving"],
+)
+def test_a_worker_that_dies_is_named_and_the_run_can_go_on(make_trainer, fails, how):
+    settings = {**SAVING, "dataloader_num_workers": 1}
+    trainer = make_trainer({"train_dataset": Rows(fails)}, **settings)
+    _, explanation = fault(trainer, (RuntimeError, OSError, EOFError))
+    assert explanation.startswith("A worker of the DataLoader is gone: worker ")
+    assert " worker 0 of 1 (process " in explanation
+    assert how in explanation
+    assert "dataloader_num_workers=0" in explanation
+    mended = make_trainer({"train_dataset": Rows()}, **{**SAVING, "dataloader_num_workers": 0})
+    begun = bool(os.listdir(mended.args.output_dir))
+    assert mended.train(resume_from_checkpoint=begun or None).global_step == 5
+
+
+def test_other_errors_are_of_no_worker():
+    assert why_worker_died(RuntimeError("out of memory"), None) is None

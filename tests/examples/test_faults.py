@@ -1,0 +1,46 @@
+"""What fails in the middle of a run ends the script in one line, and not in a traceback."""
+
+import re
+
+import pytest
+
+SHORT = ("--task_name", "mrpc", "--embedded", "--do_train", "--max_train_samples", 32, "--max_steps", 4)
+
+
+def one_line(errors):
+    (line,) = (line for line in errors.splitlines() if line.startswith("run_glue.py: error: "))
+    assert "Traceback" not in errors
+    return line
+
+
+def test_a_loss_that_is_no_number_with_stop_on_nan(run_glue, out):
+    status, _, errors = run_glue(*SHORT, "--stop_on_nan", "--learning_rate", "1e38", "--save_steps", 1)
+    assert status == 2
+    assert re.search(r"The loss was nan at step \d \(learning rate .*e\+37, rows \d+, ", one_line(errors))
+    assert "lower learning_rate" in one_line(errors)
+
+
+def test_a_row_that_cannot_be_read(run_glue, out, monkeypatch):
+    import run_glue as script
+
+    def unreadable(rows):
+        raise LookupError("no text in this row")
+
+    make = script.make_trainer
+    splits_of = lambda splits: {name: rows.with_transform(unreadable) for name, rows in splits.items()}  # noqa: E731
+    monkeypatch.setattr(
+        script,
+        "make_trainer",
+        lambda model, tok, labelled, splits, *rest: make(model, tok, labelled, splits_of(splits), *rest),
+    )
+    status, _, errors = run_glue(*SHORT, "--train_sampling_strategy", "sequential")
+    assert status == 1
+    assert "Row 0 of the dataset cannot be read: LookupError: no text in this row." in one_line(errors)
+
+
+def test_an_error_that_nobody_can_explain_keeps_its_traceback(run_glue, monkeypatch):
+    import run_glue as script
+
+    monkeypatch.setattr(script, "train", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run_glue(*SHORT)

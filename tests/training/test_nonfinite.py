@@ -1,0 +1,339 @@
+"""A loss or gradient norm that is no finite number: told at the next log, or with stop_on_nan the end of the run."""
+
+import logging
+import math
+import os
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import IterableDataset, SequentialSampler
+
+from mps_trainer import MisconfigurationException, Trainer
+from mps_trainer.checkpoints.folders import find_checkpoints
+from mps_trainer.errors import NonFiniteLossError
+from mps_trainer.guards.numbers import OVERFLOWS
+from mps_trainer.simulator import SimulationCallback
+from tests.conftest import assert_same_weights, examples, logged, weights
+
+BAD = 17  # the row that makes the loss nan
+
+
+def with_bad_row(count=40, bad=BAD):
+    rows = examples(count)
+    rows[bad] = {**rows[bad], "x": torch.full((4,), math.nan)}
+    return rows
+
+
+def warnings_of(caplog):
+    return [record.getMessage() for record in caplog.records if "What to do" in record.getMessage()]
+
+
+def rows_by_step(trainer, steps, size=8):
+    """The rows of each step, from the loader's own order."""
+    loader = trainer.get_train_dataloader()
+    found = []
+    while len(found) < steps:
+        found += [list(batch) for batch in loader.batch_sampler]
+    return found
+
+
+@pytest.fixture
+def expected(make_trainer):
+    """The step in which the bad row comes first, counted from 1, and the rows of that step."""
+
+    def find(**settings):
+        steps = rows_by_step(make_trainer({"train_dataset": with_bad_row()}, **settings), 5)
+        return next((i + 1, rows) for i, rows in enumerate(steps) if BAD in rows)
+
+    return find
+
+
+@pytest.mark.every_device
+class TestTelling:
+    def test_the_log_names_step_rate_and_rows_once(self, make_trainer, expected, caplog):
+        settings = {"per_device_train_batch_size": 8, "max_steps": 10, "learning_rate": 0.5, "logging_steps": 10}
+        step, rows = expected(**settings)
+        make_trainer({"train_dataset": with_bad_row()}, **settings).train()
+        (warning,) = warnings_of(caplog)
+        rate = 0.5 * (10 - step + 1) / 10
+        where = f"rows {', '.join(map(str, rows))} of the training dataset"
+        assert warning.startswith(f"The loss was nan at step {step} (learning rate {rate:g}, {where}).")
+        assert f"It is the first of {10 - step + 1} such steps since the last log." in warning
+        assert "lower learning_rate" in warning
+        assert "stop_on_nan=True" in warning
+
+    def test_it_is_told_once_at_each_log(self, make_trainer, caplog):
+        trainer = make_trainer({"train_dataset": with_bad_row()}, max_steps=10, logging_steps=5)
+        trainer.train()
+        assert len(warnings_of(caplog)) == 2
+        assert all(math.isfinite(loss) for loss in logged(trainer, "loss"))  # which logging_nan_inf_filter saw to
+
+    def test_a_gradient_between_two_logs_is_told(self, make_trainer, make_model, caplog):
+        class Overflowing(Trainer):
+            """Finite losses; one infinite gradient, which clipping would turn to nan weights."""
+
+            def training_step(self, model, inputs, num_items_in_batch=None):
+                loss = super().training_step(model, inputs, num_items_in_batch)
+                if self.state.global_step == 2:
+                    model.head.bias.grad.fill_(math.inf)
+                return loss
+
+            def _clip_grad_norm(self, model):
+                norm = super()._clip_grad_norm(model)
+                if self.state.global_step == 2:
+                    model.zero_grad(set_to_none=False)  # so that the step does no harm
+                return norm
+
+        make_trainer({"kind": Overflowing}, max_steps=6, logging_steps=6).train()
+        (warning,) = warnings_of(caplog)
+        assert warning.startswith("The gradient norm was inf at step 3 (")
+        assert "such steps" not in warning
+
+    def test_a_healthy_run_says_nothing(self, make_trainer, caplog):
+        make_trainer(max_steps=4, logging_steps=2).train()
+        assert warnings_of(caplog) == []
+
+    def test_the_end_of_a_run_that_never_logged_tells(self, make_trainer, caplog):
+        make_trainer({"train_dataset": with_bad_row()}, max_steps=6, logging_strategy="no").train()
+        assert len(warnings_of(caplog)) == 1
+
+    @pytest.mark.parametrize("strategy", ["sequential", "bucket_by_length"])
+    def test_every_order_that_can_be_drawn_again_names_the_rows(self, make_trainer, caplog, strategy):
+        rows = [{**row, "input_ids": [1] * (i % 7 + 1), "n": 1} for i, row in enumerate(with_bad_row())]
+
+        class Lengths(Trainer):
+            def training_step(self, model, inputs, num_items_in_batch=None):
+                return super().training_step(model, {k: inputs[k] for k in ("x", "labels")}, num_items_in_batch)
+
+        def collate(batch):
+            return {k: torch.stack([torch.as_tensor(row[k]) for row in batch]) for k in ("x", "labels")}
+
+        given = {"kind": Lengths, "train_dataset": rows, "data_collator": collate}
+        settings = {"train_sampling_strategy": strategy, "num_train_epochs": 2, "logging_steps": 3}
+        trainer = make_trainer(given, remove_unused_columns=False, **settings)
+        trainer.train()
+        warning = warnings_of(caplog)[0]
+        named = warning.partition("rows ")[2].partition(" of the training dataset")[0]
+        assert str(BAD) in named.split(", ")
+        assert len(named.split(", ")) == 8
+
+    def test_a_stream_is_told_by_its_batches(self, make_trainer, caplog):
+        class Stream(IterableDataset):
+            def __iter__(self):
+                return iter(with_bad_row())
+
+        given = {"train_dataset": Stream()}
+        make_trainer(given, max_steps=4, gradient_accumulation_steps=2, per_device_train_batch_size=4).train()
+        # row 17 is in batch 4, which with batch 5 makes step 3
+        assert "The loss was nan at step 3 (" in warnings_of(caplog)[0]
+        assert "batches 4 to 5 of epoch 0, counted from 0)" in warnings_of(caplog)[0]
+
+    def test_rows_are_told_in_later_epochs_and_after_a_resume(self, make_trainer, caplog):
+        settings = {"max_steps": 12, "save_strategy": "steps", "save_steps": 4, "gradient_accumulation_steps": 2}
+        seen = {}
+
+        class Recording(Trainer):
+            def get_batch_samples(self, epoch_iterator, num_batches, device):
+                batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+                seen[self.state.global_step] = [int(i) for batch in batches for i in batch["x"][:, 0]]
+                return batches, items
+
+        rows = [{"x": torch.full((4,), float(i)), "labels": 0} for i in range(40)]
+        make_trainer({"kind": Recording, "train_dataset": rows}, **settings).train()
+        trainer = make_trainer({"train_dataset": rows}, **settings)
+        told = {}
+
+        class Asking(Trainer):
+            def training_step(self, model, inputs, num_items_in_batch=None):
+                told[self.state.global_step] = self.loop.trail.origin(self.state.global_step).rows
+                return super().training_step(model, inputs, num_items_in_batch)
+
+        trainer = make_trainer({"kind": Asking, "train_dataset": rows}, **settings)
+        trainer.train(resume_from_checkpoint=os.path.join(trainer.args.output_dir, "checkpoint-4"))
+        assert told == {step: seen[step] for step in range(4, 12)}
+
+
+def test_telling_costs_no_wait(mps, make_trainer):
+    callback = SimulationCallback(mps)
+    trainer = make_trainer({"callbacks": [callback], "train_dataset": with_bad_row()}, max_steps=5, logging_steps=5)
+    mps.reset()
+    trainer.train()
+    assert [step.blocking_reads for step in callback.steps] == [0] * 5
+    assert mps.report().device_to_host == 1
+
+
+@pytest.mark.every_device(same_draws_as_cpu=True)
+class TestStopping:
+    SETTINGS = {"stop_on_nan": True, "max_steps": 12, "learning_rate": 1e-2, "logging_steps": 3}  # noqa: RUF012
+
+    def stopped(self, trainer, **kwargs):
+        with pytest.raises(NonFiniteLossError) as caught:
+            trainer.train(**kwargs)
+        return caught.value
+
+    def test_the_error_says_where_and_what_to_do_next(self, make_trainer, expected):
+        step, rows = expected(**self.SETTINGS)
+        trainer = make_trainer({"train_dataset": with_bad_row()}, **self.SETTINGS)
+        error = self.stopped(trainer)
+        folder = os.path.join(trainer.args.output_dir, f"checkpoint-{step - 1}")
+        assert (error.step, error.rows, error.checkpoint) == (step, rows, folder)
+        assert error.learning_rate == pytest.approx(1e-2 * (12 - step + 1) / 12)
+        assert isinstance(error, (MisconfigurationException, ArithmeticError))
+        for part in (f"The loss was nan at step {step} ", "lower learning_rate", repr(folder)):
+            assert part in str(error)
+        assert "\n" not in str(error)
+        assert "fp16" not in str(error)
+
+    @pytest.mark.parametrize("bad", [1, 17, 30])
+    @pytest.mark.parametrize("settings", [{}, {"gradient_accumulation_steps": 2, "num_train_epochs": 4}], ids=str)
+    def test_a_run_that_goes_on_from_there_is_the_run_without_the_fault(self, make_trainer, tmp_path, bad, settings):
+        settings = {**self.SETTINGS, "max_steps": 8, **settings}
+        whole = make_trainer(output_dir=str(tmp_path / "whole"), **settings)
+        whole.train()
+        first = make_trainer({"train_dataset": with_bad_row(bad=bad)}, output_dir=str(tmp_path / "run"), **settings)
+        error = self.stopped(first)
+        assert first.state.global_step == error.step - 1
+        again = make_trainer({"train_dataset": with_bad_row(bad=bad)}, output_dir=str(tmp_path / "run"), **settings)
+        second = self.stopped(again, resume_from_checkpoint=True)  # exactly that step again
+        assert (second.step, second.rows, second.checkpoint) == (error.step, error.rows, error.checkpoint)
+        mended = make_trainer(output_dir=str(tmp_path / "run"), **settings)
+        mended.train(resume_from_checkpoint=error.checkpoint)
+        assert_same_weights(weights(whole.model), weights(mended.model))
+        assert logged(whole, "loss") == logged(mended, "loss")
+
+    @pytest.mark.parametrize("at", [0, 3, 5, 7])  # 5 steps make an epoch
+    def test_draws_of_dropout_and_collator_are_those_of_before_the_step(self, make_trainer, tmp_path, at):
+        class Failing(Trainer):
+            failing = False
+
+            def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+                loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+                fails = self.failing and model.training and self.state.global_step == at
+                loss = loss * math.nan if fails else loss
+                return (loss, outputs) if return_outputs else loss
+
+        def noisy(rows):
+            points = torch.stack([row["x"] for row in rows])
+            return {"x": points + torch.randn(points.shape), "labels": torch.tensor([row["labels"] for row in rows])}
+
+        settings = {**self.SETTINGS, "max_steps": 9, "eval_strategy": "epoch"}
+        given = {"kind": Failing, "data_collator": noisy}
+        whole = make_trainer(given, output_dir=str(tmp_path / "whole"), **settings)
+        whole.train()
+        failing = make_trainer(given, output_dir=str(tmp_path / "run"), **settings)
+        failing.failing = True
+        assert self.stopped(failing).step == at + 1
+        assert self.stopped(failing, resume_from_checkpoint=True).step == at + 1
+        mended = make_trainer(given, output_dir=str(tmp_path / "run"), **settings)
+        mended.train(resume_from_checkpoint=True)
+        assert_same_weights(weights(whole.model), weights(mended.model))
+        assert logged(whole, "eval_loss") == logged(mended, "eval_loss")
+
+    def test_running_means_are_those_of_before_the_step(self, make_trainer):
+        class Normed(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm, self.head = nn.BatchNorm1d(4), nn.Linear(4, 2)
+
+            def forward(self, x, labels=None):
+                return {"loss": nn.functional.cross_entropy(self.head(self.norm(x)), labels)}
+
+        trainer = make_trainer({"model": Normed(), "train_dataset": with_bad_row()}, **self.SETTINGS)
+        error = self.stopped(trainer)
+        assert all(torch.isfinite(tensor).all() for tensor in weights(trainer.model).values())
+        assert int(trainer.model.norm.num_batches_tracked) == error.step - 1
+
+    def test_the_same_trainer_can_train_again(self, make_trainer):
+        trainer = make_trainer({"train_dataset": with_bad_row()}, **self.SETTINGS)
+        self.stopped(trainer)
+        trainer.train_dataset = examples(40)
+        assert trainer.train().global_step == 12
+
+    def test_weights_that_are_lost_already_push_out_no_checkpoint(self, make_trainer):
+        class Losing(Trainer):
+            def training_step(self, model, inputs, num_items_in_batch=None):
+                if self.state.global_step == 4:
+                    with torch.no_grad():
+                        model.head.weight.fill_(math.nan)
+                return super().training_step(model, inputs, num_items_in_batch)
+
+        saving = {"save_strategy": "steps", "save_steps": 3, "save_total_limit": 1}
+        trainer = make_trainer({"kind": Losing}, **self.SETTINGS, **saving)
+        error = self.stopped(trainer)
+        assert error.checkpoint == os.path.join(trainer.args.output_dir, "checkpoint-3")
+        assert find_checkpoints(trainer.args.output_dir) == [error.checkpoint]
+        assert "The weights after step 4 are not finite either" in str(error)
+
+    def test_a_healthy_run_is_the_same_with_it(self, make_trainer):
+        runs = []
+        for stop in (False, True):
+            runs.append(make_trainer(**{**self.SETTINGS, "stop_on_nan": stop}))
+            runs[-1].train()
+        assert_same_weights(*(weights(run.model) for run in runs))
+        for key in ("loss", "grad_norm"):
+            assert logged(runs[0], key) == logged(runs[1], key)
+
+
+class Scaled(Trainer):
+    """Gradients that overflow in the steps that `overflowing` names."""
+
+    overflowing = range(0)
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        if self.state.global_step in self.overflowing:
+            model.head.bias.grad.fill_(math.inf)
+        return loss
+
+
+class TestWithAScaler:
+    def make(self, make_trainer, overflowing, **settings):
+        kind = type("Own", (Scaled,), {"overflowing": overflowing})
+        return make_trainer({"kind": kind}, fp16=True, stop_on_nan=True, max_steps=OVERFLOWS + 5, **settings)
+
+    def test_gradients_that_the_scaler_leaves_out_do_not_stop_the_run(self, make_trainer, caplog):
+        trainer = self.make(make_trainer, range(OVERFLOWS - 1))
+        assert trainer.train().global_step == OVERFLOWS + 5
+        assert warnings_of(caplog) == []
+
+    def test_as_many_in_a_row_as_make_the_scale_vanish_do(self, make_trainer):
+        with pytest.raises(NonFiniteLossError, match=f"in the last of {OVERFLOWS} steps in a row") as caught:
+            self.make(make_trainer, range(OVERFLOWS + 3)).train()
+        assert caught.value.step == OVERFLOWS
+        assert "use bf16 instead of fp16" in str(caught.value)
+
+    def test_a_loss_does_at_once_and_the_trainer_can_go_on(self, make_trainer):
+        trainer = self.make(make_trainer, range(0))
+        trainer.train_dataset = with_bad_row()
+        with pytest.raises(NonFiniteLossError, match="The loss was nan"):
+            trainer.train()
+        fresh = self.make(make_trainer, range(0))
+        for run in (trainer, fresh):
+            run.train_dataset = examples(40)
+            assert run.train(resume_from_checkpoint=True).global_step == OVERFLOWS + 5
+        assert_same_weights(weights(trainer.model), weights(fresh.model))
+
+
+def test_stopping_waits_once_a_step(mps, make_trainer):
+    callback = SimulationCallback(mps)
+    make_trainer({"callbacks": [callback]}, max_steps=4, logging_steps=1, stop_on_nan=True).train()
+    assert [step.blocking_reads for step in callback.steps[1:]] == [1] * 3
+
+
+def test_an_order_that_nobody_can_draw_again_is_told_by_batches(make_trainer, caplog):
+    class Backwards(SequentialSampler):
+        def __iter__(self):
+            return reversed(range(len(self.data_source)))
+
+    class Own(Trainer):
+        def _get_train_sampler(self, dataset=None):
+            return Backwards(self.train_dataset)
+
+    make_trainer({"kind": Own, "train_dataset": with_bad_row()}, max_steps=5, logging_steps=5).train()
+    assert "batch 2 of epoch 0, counted from 0" in warnings_of(caplog)[0]
+
+
+def test_the_setting_is_off_unless_it_is_asked_for(make_args):
+    assert make_args().stop_on_nan is False
+    assert logging.getLogger("mps_trainer").isEnabledFor(logging.WARNING)
