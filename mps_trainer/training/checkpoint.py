@@ -28,6 +28,7 @@ OPTIMIZER = "optimizer.pt"
 SCHEDULER = "scheduler.pt"
 SCALER = "scaler.pt"
 LOOP = "loop"  # in the file of the generators: where the loop stands between two logs; transformers reads past it
+AT_A_TIME = "examples_at_a_time"  # in there: what auto_find_batch_size has found; None as long as whole batches fit
 
 
 def save_part(part: Any, folder: str, name: str) -> None:
@@ -38,7 +39,10 @@ def save_rng(folder: str, loop: TrainingLoop | None) -> None:
     """The generators' states, what the loop's loader has drawn from them, and where the loop stands."""
     more: dict[str, Any] = {}
     if loop is not None:
-        more = {**loop.draws.state(), LOOP: {**loop.meter.state(), "epoch_has_ended": loop.epoch_has_ended}}
+        position = {**loop.meter.state(), "epoch_has_ended": loop.epoch_has_ended}
+        if loop.fitting is not None:
+            position[AT_A_TIME] = loop.fitting.most
+        more = {**loop.draws.state(), LOOP: position}
     torch.save({**rng_state(), **more}, os.path.join(folder, RNG_FILE))
 
 

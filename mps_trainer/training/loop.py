@@ -15,6 +15,7 @@ from . import checkpoint
 from .after_step import AfterStep
 from .announce import announce
 from .draws import LoadingDraws
+from .fitting import FittingBatches
 from .gradients import Gradients
 from .meter import LossMeter
 from .objective import Objective
@@ -58,10 +59,13 @@ class TrainingLoop:
         self.rng: dict[str, Any] | None = None  # to go on with, once
         self.draws = LoadingDraws(self.loader)
         self.epoch_has_ended = True
+        self.fitting: FittingBatches | None = None
         if resume_from is not None:
             self.rng, self.epoch_has_ended = checkpoint.restore_progress(self, resume_from)
             self.draws.resume(self.rng)
         self.state = trainer.state
+        if self.args.auto_find_batch_size:
+            self.fitting = FittingBatches(self, trainer.examples_at_a_time)
         self.first_step = self.state.global_step
         self.grad_norm: torch.Tensor | float | None = None
         self.rate: float | None = None
@@ -69,6 +73,7 @@ class TrainingLoop:
     def run(self) -> TrainOutput:
         """Trains to the end of the plan, or until a callback stops it."""
         announce(self)
+        train_on = self.accumulate if self.fitting is None else self.fitting.accumulate
         self.start_time = time.time()
         self.trainer.begin_tokens()
         self.gradients.clear()
@@ -82,7 +87,7 @@ class TrainingLoop:
             self.epoch_has_ended = False
             for batches, num_items in self.updates(epoch):
                 self.trainer.fire("on_step_begin")
-                self.accumulate(batches, num_items)
+                train_on(batches, num_items)
                 self.update_weights()
                 self.trainer.fire("on_step_end")
                 self.log_evaluate_save()
@@ -135,12 +140,17 @@ class TrainingLoop:
         every = self.state.save_steps if strategy == "steps" else self.state.eval_steps
         return step >= self.plan.max_steps or bool(every and step % every == 0)
 
-    def accumulate(self, batches: list[Any], num_items: Any) -> None:
-        """Forward and backward for the batches of one update; their loss is the mean over all their items."""
+    def accumulate(self, batches: list[Any], num_items: Any, divisors: list[float | None] | None = None) -> None:
+        """Forward and backward for the batches of one update; their loss is the mean over all their items.
+
+        Args:
+            divisors: what the loss of each is divided by; None for one without a loss. Default: by their items.
+        """
         trainer = self.trainer
         trainer.current_gradient_accumulation_steps = len(batches)
         last = len(batches) - 1
-        for i, (batch, divisor) in enumerate(zip(batches, trainer.shares(batches), strict=True)):
+        divisors = trainer.shares(batches) if divisors is None else divisors
+        for i, (batch, divisor) in enumerate(zip(batches, divisors, strict=True)):
             trainer.accelerator.gradient_state.sync_gradients = i == last
             if divisor is not None:
                 trainer.loss_divisor = divisor

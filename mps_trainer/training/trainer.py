@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +25,6 @@ from transformers.utils.generic import can_return_loss, find_labels
 from ..arguments.deprecated import DROPPED_IN
 from ..callbacks import default_callbacks, display_callback, jit_checkpoint
 from ..checkpoints import folders
-from ..checkpoints.files import read_object
 from ..data.transfer import BatchTransfer
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
@@ -35,10 +33,11 @@ from .accelerator import Accelerator
 from .adamw import total_norm
 from .after_step import AfterStep
 from .counts import Counts
-from .fitting import run_with_batch_that_fits
+from .fitting import sizes_to_begin_with
 from .hub import Hub
 from .introspection import accepts_loss_kwargs, base_model, require_trainable, spans_devices
 from .items import ItemsUse
+from .loop import TrainingLoop
 from .masks import AttentionMasks
 from .optimization import Optimization
 from .precision import MixedPrecision, set_tf32
@@ -159,12 +158,12 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         self._hp_search_setup(trial)
         resume_from = folders.checkpoint_to_resume(resume_from_checkpoint, self._get_output_dir(trial))
         self.renew_schedule(new_model=self.model_init is not None)
-        self._train_batch_size = self._batch_size_to_begin_with(resume_from)
+        self._train_batch_size, self.examples_at_a_time = sizes_to_begin_with(self, resume_from)
         model_files.make_folder(self.args.output_dir)
         self.is_in_train = True
         try:
             with prepared_for_training(self):
-                return run_with_batch_that_fits(self, resume_from, trial)
+                return TrainingLoop(self, resume_from, trial).run()
         finally:
             self.loop = None
             self.is_in_train = False
@@ -178,14 +177,6 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         backend = self.args.torch_compile_backend or "inductor"
         compiled: Any = torch.compile(model, backend=backend, mode=self.args.torch_compile_mode)
         return compiled
-
-    def _batch_size_to_begin_with(self, resume_from: str | None) -> int:
-        """What the arguments say, or what auto_find_batch_size had found when the checkpoint was made."""
-        if resume_from is not None and self.args.auto_find_batch_size:
-            found = read_object(os.path.join(resume_from, folders.STATE), []).get("train_batch_size")
-            if found is not None:
-                return int(found)
-        return self.args.train_batch_size
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """Examples in an optimizer step of all processes."""
