@@ -36,4 +36,4 @@ class OptimizationArguments:
     neftune_noise_alpha: float | None = option(
         None, "Noise on the embeddings while training, for fine-tuning on instructions: 5 to 15. [none]"
     )
-    auto_find_batch_size: bool = option(False, "When memory runs out, begin again with a smaller training batch.")
+    auto_find_batch_size: bool = option(False, "When memory runs out, halve the batch and accumulate twice as many.")

@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 from torch import nn
-from transformers import TrainerCallback
 
 from .conftest import assert_same_logs, bert_classifier, gpt2, sentences, texts
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from mps_trainer import Trainer
 from mps_trainer.training.fitting import NothingLeftToSplitError
-from tests.conftest import Classifier, assert_same_weights, logged, weights
+from tests.conftest import Classifier, assert_same_weights, examples, logged, weights
 
 MESSAGES = {
     "mps": "MPS backend out of memory (MPS allocated: 1.00 GiB, other allocations: 1.00 MiB, max allowed: 1.00 GiB).",
@@ -119,6 +119,20 @@ def test_only_the_update_that_failed_is_begun_again(make_trainer):
     trainer = make_trainer({"model": Grows()}, auto_find_batch_size=True, max_steps=5)
     trainer.train()
     assert trainer.model.sizes == [8, 8, 8, 8, 4, 4, 4, 4]
+
+
+def test_a_last_batch_that_is_small_already_is_halved_all_the_same(make_trainer):
+    class EndsScarce(Hungry):
+        def forward(self, x, labels=None):
+            self.fits = 8 if len(x) == 8 else 1
+            return super().forward(x, labels)
+
+    torch.manual_seed(0)
+    trainer = make_trainer(
+        {"model": EndsScarce(), "train_dataset": examples(11)}, auto_find_batch_size=True, num_train_epochs=1
+    )
+    trainer.train()
+    assert trainer.model.sizes == [8, 3, 2, 1, 1, 1]
 
 
 def test_token_normalised_losses_and_ignored_labels_weigh_as_before(make_trainer):
