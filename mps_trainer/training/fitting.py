@@ -13,6 +13,7 @@ from ..checkpoints import folders
 from ..checkpoints.files import read_object
 from ..checkpoints.rng import read_rng
 from ..data.split import UnsplittableBatchError, examples_in
+from ..guards.exhausted import NothingLeftToSplitError
 from ..guards.memory import free_unused, out_of_memory
 from . import checkpoint
 
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
     from .trainer import Trainer
 
 logger = logging.getLogger(__name__)
-
-
-class NothingLeftToSplitError(Exception):
-    """Memory ran out in an update whose batches cannot be made smaller; the message says why not, as a clause."""
 
 
 class FittingBatches:

@@ -27,6 +27,7 @@ from ..callbacks import default_callbacks, display_callback, jit_checkpoint
 from ..checkpoints import folders
 from ..data.transfer import BatchTransfer
 from ..errors import MisconfigurationException
+from ..guards.exhausted import PLACING, TRAINING, explained
 from ..training_args import TrainingArguments
 from . import model_files, validation
 from .accelerator import Accelerator
@@ -162,7 +163,7 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         model_files.make_folder(self.args.output_dir)
         self.is_in_train = True
         try:
-            with prepared_for_training(self):
+            with explained(self, TRAINING), prepared_for_training(self):
                 return TrainingLoop(self, resume_from, trial).run()
         finally:
             self.loop = None
@@ -256,7 +257,8 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         self.is_model_parallel = spans_devices(model)
         self.place_model_on_device = not (full_eval or self.is_model_parallel) if asked is None else asked
         if self.place_model_on_device and not bitsandbytes:
-            self._move_model_to_device(model, args.device)
+            with explained(self, PLACING):
+                self._move_model_to_device(model, args.device)
         self.model = self.model_wrapped = model
         self._flos_per_token = None
         self.label_names = find_labels(type(base)) if args.label_names is None else args.label_names

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mps_trainer import Trainer
-from mps_trainer.training.fitting import NothingLeftToSplitError
+from mps_trainer.guards.exhausted import DeviceOutOfMemoryError
 from tests.conftest import Classifier, assert_same_weights, examples, logged, weights
 
 MESSAGES = {
@@ -277,7 +277,7 @@ def test_a_batch_that_cannot_be_split_says_so_and_can_be_split_by_ones_own_metho
 
     made = {"data_collator": collate, "eval_dataset": None}
     torch.manual_seed(0)
-    with pytest.raises(NothingLeftToSplitError, match="one example"):
+    with pytest.raises(DeviceOutOfMemoryError, match="cannot split the batch: it has one example"):
         make_trainer({"model": Packed(4), **made}, auto_find_batch_size=True, max_steps=2).train()
     torch.manual_seed(0)
     trainer = make_trainer({"model": Packed(4), "kind": Splits, **made}, auto_find_batch_size=True, max_steps=2)
