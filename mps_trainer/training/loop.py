@@ -201,6 +201,8 @@ class TrainingLoop:
         rate = trainer._get_learning_rate() if rate is None else rate
         logs = {"loss": loss, "grad_norm": norm, "learning_rate": rate}
         trainer.log({name: value for name, value in logs.items() if value is not None}, self.start_time)
+        if trainer.memory_guard is not None:
+            trainer.memory_guard.look()
 
     def finish(self) -> TrainOutput:
         """The metrics of the run; the best weights if they were asked for; the end for the callbacks."""

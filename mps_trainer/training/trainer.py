@@ -28,6 +28,7 @@ from ..checkpoints import folders
 from ..data.transfer import BatchTransfer
 from ..errors import MisconfigurationException
 from ..guards.exhausted import PLACING, TRAINING, explained
+from ..guards.growth import make_guard
 from ..training_args import TrainingArguments
 from . import model_files, validation
 from .accelerator import Accelerator
@@ -111,6 +112,7 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
 
         self._settle_accumulation()
         set_tf32(args.device, args.tf32)
+        self.memory_guard = make_guard(args)
         self._train_batch_size = args.train_batch_size
         self.use_precision(MixedPrecision(args.device, bf16=args.bf16, fp16=args.fp16))
         self.transfer, self.attention_masks = BatchTransfer(args.device), AttentionMasks(args.device)

@@ -28,6 +28,8 @@ OURS_ONLY = {
     "accelerator": "the choice of the device",
     "devices": "the choice of the device",
     "num_length_buckets": "for bucket_by_length, a strategy of our own",
+    "memory_guard": "transformers leaves memory on mps to torch, which lets a Mac swap",
+    "memory_fraction": "the limit of memory_guard",
     "overwrite_output_dir": "scripts for earlier releases pass it; the Trainer needs no warning to honour it",
     **{field.name: "deprecated" for field in dataclasses.fields(DeprecatedArguments)},
 }

@@ -1,0 +1,159 @@
+"""Batches of ever new lengths do not make the memory that mps holds grow without end."""
+
+import gc
+import logging
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+from transformers import TrainerCallback
+
+from mps_trainer.guards.watermarks import HIGH
+from tests.conftest import on_device
+
+MIB = 2**20
+TIMES = 1.5
+
+
+class Reader(nn.Module):
+    """64 MiB of tables that are not trained, and one layer, whose activations grow with the length of a text."""
+
+    def __init__(self):
+        super().__init__()
+        tables = [nn.Parameter(torch.zeros(2**21), requires_grad=False) for _ in range(8)]
+        self.tables = nn.ParameterList(tables)
+        self.embed = nn.Embedding(100, 64)
+        self.up = nn.Linear(64, 64)
+        self.head = nn.Linear(64, 2)
+
+    def forward(self, x, labels=None):
+        logits = self.head(torch.tanh(self.up(self.embed(x))).mean(1))
+        return {"loss": nn.functional.cross_entropy(logits, labels)}
+
+
+class Texts(Dataset):
+    """Of random lengths."""
+
+    def __init__(self, longest=4000):
+        generator = torch.Generator().manual_seed(0)
+        self.lengths = torch.randint(1, longest, (2000,), generator=generator).tolist()
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __getitem__(self, index):
+        return {"x": torch.full((self.lengths[index],), 7), "labels": index % 2}
+
+
+class Watch(TrainerCallback):
+    """How much is held at each step, for what tensors have taken at most so far."""
+
+    def __init__(self):
+        self.ratios = []
+
+    def on_step_end(self, args, state, control, **kwargs):
+        held = torch.mps.driver_allocated_memory()
+        self.ratios.append(held / torch.accelerator.max_memory_allocated())
+
+
+@pytest.fixture
+def ratios(make_args, make_trainer):
+    def run(steps, **settings):
+        gc.collect()
+        with on_device("mps", memory="256MB"):
+            watch = Watch()
+            make_trainer(
+                {"model": Reader(), "train_dataset": Texts(), "eval_dataset": None, "callbacks": [watch]},
+                **{"use_cpu": False, "max_steps": steps, "logging_steps": 10, "per_device_train_batch_size": 1},
+                **settings,
+            ).train()
+        return watch.ratios
+
+    return run
+
+
+@pytest.mark.parametrize("steps", [400, pytest.param(5000, marks=pytest.mark.slow)])
+def test_what_is_held_stays_near_what_is_used(ratios, caplog, steps):
+    with caplog.at_level(logging.INFO, logger="mps_trainer.guards"):
+        guarded = ratios(steps)
+    assert max(guarded) < TIMES
+    given_back = [record.getMessage() for record in caplog.records if "giving back" in record.getMessage()]
+    assert 0 < len(given_back) <= steps / 10  # a line each, at a log
+    assert all("\n" not in line for line in given_back)
+    assert max(ratios(400, memory_guard=False)) > TIMES  # without the guard
+
+
+def test_batches_of_one_length_are_left_alone(ratios, caplog, monkeypatch):
+    monkeypatch.setattr(Texts, "__getitem__", lambda self, index: {"x": torch.full((4000,), 7), "labels": index % 2})
+    with caplog.at_level(logging.INFO, logger="mps_trainer.guards"):
+        ratios(50)
+    assert not [record for record in caplog.records if "giving back" in record.getMessage()]
+
+
+def test_what_cannot_be_given_back_is_not_tried_again_at_each_log(mps, make_trainer, caplog):
+    gc.collect()
+    trainer = make_trainer(max_steps=1)
+    tensors = [torch.zeros(5 * MIB // 4, device="mps") for _ in range(600)]  # 6 in a heap
+    kept = tensors[::6]
+    del tensors
+    torch.accelerator.reset_peak_memory_stats()
+    with caplog.at_level(logging.INFO, logger="mps_trainer.guards"):
+        for _ in range(5):
+            trainer.memory_guard.look()
+    assert sum("giving back" in record.getMessage() for record in caplog.records) == 1
+    assert kept
+
+
+@pytest.fixture
+def limit_of():
+    """The limit, in MiB, at which an allocation fails."""
+
+    def find():
+        with pytest.raises(RuntimeError, match="max allowed") as caught:
+            torch.empty(3 * 2**30, dtype=torch.uint8, device="mps")
+        return caught.value.args[0].partition("max allowed: ")[2].partition(")")[0]
+
+    return find
+
+
+@pytest.mark.parametrize(
+    ("settings", "environ", "limit"),
+    [
+        ({}, None, "1.00 GiB"),
+        ({"memory_fraction": 0.5}, None, "512.00 MiB"),
+        ({"memory_guard": False, "memory_fraction": 0.5}, None, "1.00 GiB"),
+        ({"memory_fraction": 0.5}, "1.5", "1.50 GiB"),
+        ({}, "1.5", "1.50 GiB"),
+    ],
+    ids=str,
+)
+def test_the_limit_is_that_of_the_environment_or_of_the_arguments(
+    make_trainer, limit_of, monkeypatch, caplog, settings, environ, limit
+):
+    if environ:
+        monkeypatch.setenv(HIGH, environ)
+    with on_device("mps", memory="1GB"):
+        make_trainer(use_cpu=False, **settings)
+        assert limit_of() == limit
+    warned = [record.getMessage() for record in caplog.records if "no effect" in record.getMessage()]
+    assert len(warned) == (environ is not None and "memory_fraction" in settings)
+
+
+def test_no_limit(make_trainer):
+    with on_device("mps", memory="1MB"):
+        make_trainer(use_cpu=False, memory_fraction=0.0)
+        torch.empty(3 * MIB, dtype=torch.uint8, device="mps")
+
+
+def test_nothing_is_guarded_on_the_cpu(make_trainer):
+    assert make_trainer(max_steps=1).memory_guard is None
+
+
+def test_steps_between_two_logs_are_left_alone(mps, make_trainer, monkeypatch):
+    from mps_trainer.guards.growth import MemoryGuard
+
+    looks = []
+    monkeypatch.setattr(MemoryGuard, "look", lambda self: looks.append(1))
+    make_trainer(max_steps=12, logging_steps=5).train()
+    assert len(looks) == 2
