@@ -56,10 +56,14 @@ class MemoryGuard:
         """Gives back what is not used, if it has become too much. To be called now and then, not at each step."""
         live, held = live_and_driver(self.device)
         needed = max(_peak(live), self._left)
-        if held <= _TIMES * needed or held - needed < self._worthwhile:
+        too_much = max(_TIMES * needed, needed + self._worthwhile)
+        if held <= too_much:
             return
-        free_unused(self.device)
+        torch.mps.empty_cache()
         self._left = live_and_driver(self.device)[1]
+        if self._left > too_much:  # it is not buffers; graphs are compiled again, which takes time
+            free_unused(self.device)
+            self._left = live_and_driver(self.device)[1]
         logger.info(
             "Memory guard: mps held %s for %s of tensors; after giving back what is not used, %s.",
             *(format_bytes(size) for size in (held, live, self._left)),
