@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..amounts import format_bytes
 from ..errors import MisconfigurationException
 from .memory import out_of_memory
 from .memory_table import MemoryTable, measure
@@ -65,13 +66,14 @@ def _message(trainer: Trainer, doing: str, error: Exception, memory: MemoryTable
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
     said = str(cause)
     step = f" in step {trainer.state.global_step + 1}" if doing == TRAINING and hasattr(trainer, "state") else ""
-    tried = re.search(r"[Tt]ried to allocate (\d[\d.]* ?\w+)", said)
+    tried = re.search(r"[Tt]ried to allocate ([\d.]+ \w+)", said)
     limit = re.search(r"max allowed: ([\d.]+ \w+)", said)
     facts = str(memory)
     if limit:
         facts += f", limit {limit[1]}"
     if tried:
-        facts += f"; {tried[1]} more were asked for"
+        size, _, unit = tried[1].partition(" ")
+        facts += f"; {format_bytes(int(size)) if unit == 'bytes' else tried[1]} more were asked for"
     numbered = "; ".join(f"({i}) {remedy}" for i, remedy in enumerate(remedies, start=1))
     return f"{memory.device} ran out of memory in {doing}{step}{why_not}. Held: {facts}. What to do: {numbered}."
 
@@ -95,7 +97,8 @@ def _for_training(trainer: Trainer, memory: MemoryTable) -> list[tuple[float, st
     trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     # before the first update the gradients and the optimizer's state are still to come
     state = max(memory.optimizer, 2 * trained if "adam" in optim and not memory.optimizer else 0)
-    activations = memory.model if memory.live is None else memory.activations  # unknown on the CPU: some
+    # unknown on the CPU, where they are the first to suspect
+    activations = 4 * (trained + state) if memory.live is None else memory.activations
     size = trainer.state.train_batch_size or args.train_batch_size
     found: list[tuple[float, str]] = [
         (_LENGTH * activations, "shorter or smaller examples (truncate them, as run_glue.py's --max_seq_length does)"),
