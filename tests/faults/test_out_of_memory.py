@@ -135,6 +135,39 @@ def test_a_last_batch_that_is_small_already_is_halved_all_the_same(make_trainer)
     assert trainer.model.sizes == [8, 3, 2, 1, 1, 1]
 
 
+def test_what_an_update_had_counted_before_it_failed_is_not_counted_twice(make_trainer):
+    class Reads(Hungry):
+        """Runs out of memory at the second of the batches that make an update."""
+
+        main_input_name = "x"
+
+        def __init__(self, scarce):
+            super().__init__()
+            self.scarce = scarce
+
+        def num_parameters(self, exclude_embeddings=True):
+            return 10
+
+        def forward(self, x, labels=None):
+            self.fits = 4 if self.scarce and len(self.sizes) == 1 else 8
+            return super().forward(x, labels)
+
+    made = []
+    for scarce in (False, True):
+        torch.manual_seed(0)
+        trainer = make_trainer(
+            {"model": Reads(scarce)},
+            **{"auto_find_batch_size": True, "gradient_accumulation_steps": 2, "max_steps": 2},
+            include_num_input_tokens_seen="all",
+        )
+        trainer.train()
+        made.append(trainer)
+    assert made[1].model.sizes == [8, 8, *[4] * 8]
+    assert made[1].state.total_flos > 0
+    assert made[1].state.num_input_tokens_seen > 0
+    assert_same_run(made[1], made[0])
+
+
 def test_token_normalised_losses_and_ignored_labels_weigh_as_before(make_trainer):
     """Rows with 0 to 3 labels that count, whose halves have unequal numbers of them, or none."""
 
