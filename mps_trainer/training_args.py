@@ -34,6 +34,7 @@ from .arguments.reporting import ReportingArguments
 from .arguments.run import RunArguments
 from .arguments.setters import Setters
 from .devices import Decision, DeviceRequest, gather_facts, resolve
+from .guards.watermarks import memory_limit
 
 if TYPE_CHECKING:
     import torch
@@ -152,7 +153,8 @@ class TrainingArguments(
             use_cpu=self.use_cpu,
             ddp_backend=self.ddp_backend,
         )
-        decision = resolve(request, gather_facts())
+        limit = memory_limit(self.memory_fraction) if self.memory_guard else None
+        decision = resolve(request, gather_facts(memory_limit=limit))
         logger.info("%s", decision)
         for note in decision.notes:
             logger.warning("%s", note)

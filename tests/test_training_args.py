@@ -43,7 +43,7 @@ def on_machine(monkeypatch):
     def put(facts: MachineFacts) -> list[MachineFacts]:
         looks: list[MachineFacts] = []
 
-        def gather() -> MachineFacts:
+        def gather(memory_limit: float | None) -> MachineFacts:
             looks.append(facts)
             return facts
 

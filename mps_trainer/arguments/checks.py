@@ -76,6 +76,7 @@ RANGES: dict[str, tuple[float | None, float | None]] = {
     "dataloader_prefetch_factor": (1, None),
     "neftune_noise_alpha": (0, None),
     "torch_empty_cache_steps": (1, None),
+    "memory_fraction": (0, 2),  # as torch takes it
     "ddp_bucket_cap_mb": (1, None),
     "ddp_timeout": (1, 10**9),  # timedelta ends at 10**14
     "seed": (0, 2**32 - 1),  # numpy's bound

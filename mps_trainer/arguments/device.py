@@ -15,6 +15,12 @@ class DeviceArguments:
         "auto", "Device to train on. One that is named and cannot run is an error.", choices=list(ACCEPTED)
     )
     devices: str = option("auto", "How many devices, as a number, or auto. mps has one.")
+    memory_guard: bool = option(
+        True, "On mps, limit the memory of the run and give back what torch keeps of it without need."
+    )
+    memory_fraction: float | None = option(
+        None, "The guard's limit as a share of the maximum that Metal recommends; 0 is no limit. [1.0]"
+    )
     ddp_backend: str | None = option(
         None,
         "Backend of torch.distributed for several processes. Not with mps.",

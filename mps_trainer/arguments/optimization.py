@@ -41,4 +41,4 @@ class OptimizationArguments:
         "Stop at a nan or infinite loss or gradient before it changes the weights, with a checkpoint of before it; "
         "waits for the device once a step.",
     )
-    auto_find_batch_size: bool = option(False, "When memory runs out, begin again with a smaller training batch.")
+    auto_find_batch_size: bool = option(False, "When memory runs out, halve the batch and accumulate twice as many.")

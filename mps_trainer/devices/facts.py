@@ -12,11 +12,12 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import MisconfigurationException
+from ..guards.watermarks import settle_low
 
 FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
 
@@ -179,11 +180,21 @@ class Probes:
     fallback_when_torch_loaded: Callable[[], bool | None] = lambda: _watch.fallback_when_loaded(sys.modules)
 
 
-def gather_facts(probes: Probes | None = None, environ: Mapping[str, str] | None = None) -> MachineFacts:
+def gather_facts(
+    probes: Probes | None = None,
+    environ: MutableMapping[str, str] | None = None,
+    memory_limit: float | None = None,
+) -> MachineFacts:
     """Ask this machine and this process everything that the choice of a device depends on.
 
     Imports torch, and makes one tensor on the mps device where torch reports one. A torch that is missing or broken is
     a fact (`torch_version` None), not an error.
+
+    That tensor is what makes torch read its memory limits from the environment, so on a Mac the lower one is put there
+    before where it would not fit: see `guards.watermarks`.
+
+    Args:
+        memory_limit: the share of the recommended maximum to which memory will be limited; None for torch's own.
 
     Raises MisconfigurationException when one of torchrun's variables is not the number it should be.
     """
@@ -191,6 +202,9 @@ def gather_facts(probes: Probes | None = None, environ: Mapping[str, str] | None
     environ = os.environ if environ is None else environ
     launcher = _launcher_facts(environ)
     platform_facts = _platform_facts(probes)
+    environment = {name: environ[name] for name in RECORDED_VARIABLES if name in environ}
+    if platform_facts["system"] == "Darwin":
+        settle_low(environ, memory_limit)
     torch_facts = _torch_facts(probes)
     return MachineFacts(
         **platform_facts,
@@ -198,7 +212,7 @@ def gather_facts(probes: Probes | None = None, environ: Mapping[str, str] | None
         **launcher,
         python_version=platform.python_version(),
         python_executable=sys.executable or "",
-        environment={name: environ[name] for name in RECORDED_VARIABLES if name in environ},
+        environment=environment,
         # After torch was imported above, or the watch has seen nothing yet.
         fallback_when_torch_loaded=probes.fallback_when_torch_loaded(),
     )

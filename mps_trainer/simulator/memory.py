@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 
+from ..amounts import format_bytes
 from ..errors import MisconfigurationException
+
+__all__ = ["format_bytes", "parse_bytes"]
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -21,12 +24,3 @@ def parse_bytes(amount: int | str) -> int:
             f"memory={amount!r} is no amount of memory. Write a number with a unit, for example 16GB or 512MB."
         )
     return size
-
-
-def format_bytes(size: float) -> str:
-    """1536 -> "1.5 KiB"."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            break
-        size /= 1024
-    return f"{size:.0f} bytes" if unit == "bytes" else f"{size:.1f} {unit}"

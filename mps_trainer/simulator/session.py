@@ -42,7 +42,7 @@ class SimulatedMPS:
 
     def counters(self) -> dict[str, Any]:
         """The raw counts: blocking_reads, synchronizations, host_to_device(_bytes), device_to_host(_bytes),
-        bytes_live, bytes_peak, and operators: {name: (calls, distinct shapes, whether it fell back)}."""
+        bytes_live, bytes_peak, bytes_held, and operators: {name: (calls, distinct shapes, whether it fell back)}."""
         return self._extension.counters()
 
     def report(self) -> SimulationReport:

@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import MisconfigurationException, UnknownMetricError
-from ..guards.memory import out_of_memory
+from ..errors import UnknownMetricError
 from .evaluation import Evaluation
 from .optimizer import follows_metric
 
@@ -48,16 +47,7 @@ class AfterStep(Evaluation):
         self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
     ) -> dict[str, float]:
         """Evaluates at a step of a run, and steps a schedule that follows the metric."""
-        try:
-            metrics = self.evaluate(ignore_keys=ignore_keys_for_eval)
-        except RuntimeError as error:
-            if self.args.auto_find_batch_size and out_of_memory(error):
-                # a smaller training batch would not help, and be tried until there is none
-                raise MisconfigurationException(
-                    "The evaluation ran out of memory, and auto_find_batch_size changes the training batch only. Set "
-                    "a smaller per_device_eval_batch_size."
-                ) from error
-            raise
+        metrics = self.evaluate(ignore_keys=ignore_keys_for_eval)
         self._report_to_hp_search(trial, self.state.global_step, metrics)
         if follows_metric(self.lr_scheduler) and not skip_scheduler:
             self.lr_scheduler.step(self._watched_metric(metrics))

@@ -62,7 +62,8 @@ class TrainerBase:
     can_return_loss: bool
     ignore_keys_for_eval: list[str] | None = None
     _memory_tracker: Any
-    _train_batch_size: int  # auto_find_batch_size may make it smaller than that of the arguments
+    _train_batch_size: int  # of the loader; smaller than that of the arguments in a run that transformers began
+    examples_at_a_time: int | None = None  # that a resumed run begins with; None: whole batches
 
     def _prepare_input(self, data: Any) -> Any:
         """A tensor, or what is made of tensors, on the device."""

@@ -30,6 +30,7 @@ OPTIMIZER = "optimizer.pt"
 SCHEDULER = "scheduler.pt"
 SCALER = "scaler.pt"
 LOOP = "loop"  # in the file of the generators: where the loop stands between two logs; transformers reads past it
+AT_A_TIME = "examples_at_a_time"  # in there: what auto_find_batch_size has found; None as long as whole batches fit
 
 
 def save_part(part: Any, folder: str, name: str) -> None:

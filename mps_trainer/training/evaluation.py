@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,7 +20,10 @@ from transformers.trainer_utils import (
     speed_metrics,
 )
 
+from ..checkpoints.rng import rng_state, set_rng
 from ..data.buckets import buckets_of
+from ..guards.exhausted import DeviceOutOfMemoryError, explained
+from ..guards.memory import free_unused
 from .loaders import Loaders
 from .objective import Objective
 from .optimizer import set_mode
@@ -54,8 +57,9 @@ class Evaluation(Loaders, Objective):
         loader = self.get_eval_dataloader(eval_dataset)
         start_time = time.time()
         loss_only = True if self.compute_metrics is None else None  # nobody would look at the predictions
-        output = self.evaluation_loop(
+        output = self._in_batches_that_fit(
             loader,
+            lambda: self.get_eval_dataloader(eval_dataset),
             description="Evaluation",
             prediction_loss_only=loss_only,
             ignore_keys=ignore_keys,
@@ -74,13 +78,41 @@ class Evaluation(Loaders, Objective):
         self._memory_tracker.start()
         loader = self.get_test_dataloader(test_dataset)
         start_time = time.time()
-        output = self.evaluation_loop(
-            loader, description="Prediction", ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix
+        output = self._in_batches_that_fit(
+            loader,
+            lambda: self.get_test_dataloader(test_dataset),
+            description="Prediction",
+            ignore_keys=ignore_keys,
+            metric_key_prefix=metric_key_prefix,
         )
         self._add_speed(output, start_time, metric_key_prefix)
         self.fire("on_predict", metrics=output.metrics)
         self._memory_tracker.stop_and_update_metrics(output.metrics)
         return PredictionOutput(output.predictions, output.label_ids, output.metrics)
+
+    def _in_batches_that_fit(self, loader: Any, make_loader: Callable[[], Any], **settings: Any) -> EvalLoopOutput:
+        """The evaluation loop; with `auto_find_batch_size`, again with half the batch when memory runs out."""
+        args, before = self.args, None
+        while True:
+            if args.auto_find_batch_size:
+                before = rng_state()  # a loader draws
+            try:
+                with explained(self, settings["description"].lower()):  # type: ignore[arg-type]
+                    return self.evaluation_loop(loader, **settings)
+            except DeviceOutOfMemoryError:
+                # metrics of single batches are in the hands of compute_metrics, which would count some twice
+                if before is None or args.eval_batch_size == 1 or args.batch_eval_metrics:
+                    raise
+            size, args.per_device_eval_batch_size = args.eval_batch_size, -(-args.eval_batch_size // 2)
+            logger.warning(
+                "Memory ran out in an evaluation with batches of %d examples: it begins again with %d.",
+                size,
+                args.per_device_eval_batch_size,
+            )
+            self.__dict__.pop("_eval_dataloaders", None)
+            free_unused(args.device)
+            set_rng(before)
+            loader = make_loader()
 
     def evaluation_loop(
         self,

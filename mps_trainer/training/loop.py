@@ -17,6 +17,7 @@ from . import checkpoint, nonfinite
 from .after_step import AfterStep
 from .announce import announce
 from .draws import LoadingDraws
+from .fitting import FittingBatches
 from .gradients import Gradients
 from .meter import LossMeter
 from .objective import Objective
@@ -65,11 +66,14 @@ class TrainingLoop:
         self.rng_is_as_saved = True
         self.draws = LoadingDraws(self.loader)
         self.state = trainer.state
+        self.fitting: FittingBatches | None = None
         self.go_on_at(self.state.global_step, {})
         if resume_from is not None:
             self.rng = checkpoint.restore_progress(self, resume_from)
             self.draws.resume(self.rng)
         self.stop = StopRequest(self.args.save_on_signal)
+        if self.args.auto_find_batch_size:
+            self.fitting = FittingBatches(self, trainer.examples_at_a_time)
         self.grad_norm: torch.Tensor | float | None = None
         self.rate: float | None = None
         self.stop_on_nan = nonfinite.StopOnNan(self) if self.args.stop_on_nan else None
@@ -83,6 +87,7 @@ class TrainingLoop:
             "epoch": epoch,
             "batches": batches,
             "due": self.stopping.due,
+            **({} if self.fitting is None else {checkpoint.AT_A_TIME: self.fitting.most}),
         }
 
     def go_on_at(self, step: int, position: dict[str, Any]) -> None:
@@ -106,6 +111,7 @@ class TrainingLoop:
 
     def train(self) -> TrainOutput:
         announce(self)
+        train_on = self.accumulate if self.fitting is None else self.fitting.accumulate
         self.start_time = time.time()
         self.trainer.begin_tokens()
         self.gradients.clear()
@@ -121,7 +127,7 @@ class TrainingLoop:
             self.epoch_has_ended = False
             for batches, num_items in self.updates(epoch, first_batch if epoch == first_epoch else 0):
                 self.trainer.fire("on_step_begin")
-                self.accumulate(batches, num_items)
+                train_on(batches, num_items)
                 self.update_weights()
                 self.trainer.fire("on_step_end")
                 self.log_evaluate_save()
@@ -181,12 +187,17 @@ class TrainingLoop:
         every = self.state.save_steps if strategy == "steps" else self.state.eval_steps
         return step >= self.plan.max_steps or bool(every and step % every == 0)
 
-    def accumulate(self, batches: list[Any], num_items: Any) -> None:
-        """Forward and backward for the batches of one update; their loss is the mean over all their items."""
+    def accumulate(self, batches: list[Any], num_items: Any, divisors: list[float | None] | None = None) -> None:
+        """Forward and backward for the batches of one update; their loss is the mean over all their items.
+
+        Args:
+            divisors: what the loss of each is divided by; None for one without a loss. Default: by their items.
+        """
         trainer = self.trainer
         trainer.current_gradient_accumulation_steps = len(batches)
         last = len(batches) - 1
-        for i, (batch, divisor) in enumerate(zip(batches, trainer.shares(batches), strict=True)):
+        divisors = trainer.shares(batches) if divisors is None else divisors
+        for i, (batch, divisor) in enumerate(zip(batches, divisors, strict=True)):
             trainer.accelerator.gradient_state.sync_gradients = i == last
             if divisor is not None:
                 trainer.loss_divisor = divisor
@@ -252,6 +263,8 @@ class TrainingLoop:
         rate = trainer._get_learning_rate() if rate is None else rate
         logs = {"loss": loss, "grad_norm": norm, "learning_rate": rate}
         trainer.log({name: value for name, value in logs.items() if value is not None}, self.start_time)
+        if trainer.memory_guard is not None:
+            trainer.memory_guard.look()
 
     def finish(self) -> TrainOutput:
         """The metrics of the run; the best weights if they were asked for; the end for the callbacks."""

@@ -82,6 +82,17 @@ class LossMeter:
         self.watch.look((), (), (value,), (step,), (None,))
         return value
 
+    def take_back(self, step: int) -> None:
+        """Forgets what was added for the update that follows `step`, which has not come to its end."""
+        while self._steps and self._steps[-1] == step:
+            self._steps.pop()
+            if self._losses:
+                self._losses.pop()
+            else:
+                self._joined[-1] = self._joined[-1][:-1]
+                if not len(self._joined[-1]):
+                    self._joined.pop()
+
     def read(self, step: int, grad_norm: torch.Tensor | float | None) -> tuple[float, float | None]:
         """Mean loss of the steps since the last reading, and the gradient norm: one wait for the device."""
         norm = self._drain(grad_norm)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from transformers.trainer_pt_utils import LabelSmoother
 
+from ..data.split import split
 from ..guards.memory import free_unused
 from .base import TrainerBase
 from .introspection import base_model
@@ -137,6 +138,17 @@ class Objective(TrainerBase):
     def _item_counts(self, batches: list[Any]) -> list[int | None]:
         shifted = shifts_labels(base_model(self.model))
         return [count_items(batch, self.label_names, shifted) for batch in batches]
+
+    def split_batch(self, batch: Any, most: int) -> list[Any]:
+        """`batch` in parts of at most `most` examples, in their order; for `auto_find_batch_size`.
+
+        Tensors with an entry for each example are cut. Override it for batches in which these do not all have the
+        examples in their first dimension.
+
+        Raises:
+            UnsplittableBatchError: if it cannot be told where an example ends.
+        """
+        return split(batch, most)
 
     @property
     def _computes_loss_itself(self) -> bool:

@@ -34,7 +34,7 @@ class Resuming(TrainerBase):
         state.max_steps, state.num_train_epochs = max_steps, epochs
         state.is_local_process_zero = self.is_local_process_zero()
         state.is_world_process_zero = self.is_world_process_zero()
-        state.train_batch_size = self._train_batch_size
+        state.train_batch_size = self.examples_at_a_time or self._train_batch_size
         state.compute_steps(self.args, max_steps)
         self._note_trial()
         for name in ("model", "optimizer", "lr_scheduler"):
@@ -55,7 +55,8 @@ class Resuming(TrainerBase):
         except ImportError:  # a method of transformers' Trainer in the first releases of 5
             pass
         else:
-            if self.state.train_batch_size is not None:
+            # auto_find_batch_size has its own way to go on with another size
+            if self.state.train_batch_size is not None and not self.args.auto_find_batch_size:
                 compare_trainer_and_checkpoint_args(self.args, self.state)
         self.state.stateful_callbacks = callbacks
         self._load_callback_state()

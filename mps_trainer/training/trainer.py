@@ -28,19 +28,21 @@ from ..callbacks import close_display, default_callbacks, display_callback, jit_
 from ..checkpoints import folders
 from ..checkpoints.background import Background
 from ..checkpoints.lock import only_run_in
-from ..checkpoints.state import read_state
 from ..data.transfer import BatchTransfer
 from ..errors import MisconfigurationException
+from ..guards.exhausted import PLACING, TRAINING, explained
+from ..guards.growth import make_guard
 from ..training_args import TrainingArguments
 from . import model_files, validation
 from .accelerator import Accelerator
 from .adamw import total_norm
 from .after_step import AfterStep
 from .counts import Counts
-from .fitting import run_with_batch_that_fits
+from .fitting import sizes_to_begin_with
 from .hub import Hub
 from .introspection import accepts_loss_kwargs, base_model, require_trainable, spans_devices
 from .items import ItemsUse
+from .loop import TrainingLoop
 from .masks import AttentionMasks
 from .optimization import Optimization
 from .precision import MixedPrecision, set_tf32
@@ -113,6 +115,7 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
 
         self._settle_accumulation()
         set_tf32(args.device, args.tf32)
+        self.memory_guard = make_guard(args)
         self._train_batch_size = args.train_batch_size
         self.use_precision(MixedPrecision(args.device, bf16=args.bf16, fp16=args.fp16))
         self.transfer, self.attention_masks = BatchTransfer(args.device), AttentionMasks(args.device)
@@ -163,9 +166,9 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         with self._own_output_folder(trial) as run_dir:
             resume_from = folders.checkpoint_to_resume(resume_from_checkpoint, run_dir)
             self.renew_schedule(new_model=self.model_init is not None)
-            self._train_batch_size = self._batch_size_to_begin_with(resume_from)
-            with prepared_for_training(self):
-                return run_with_batch_that_fits(self, resume_from, trial)
+            self._train_batch_size, self.examples_at_a_time = sizes_to_begin_with(self, resume_from)
+            with explained(self, TRAINING), prepared_for_training(self):
+                return TrainingLoop(self, resume_from, trial).run()
 
     @contextlib.contextmanager
     def _own_output_folder(self, trial: Any) -> Iterator[str]:
@@ -207,14 +210,6 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
                 "out what torch.compile does not know."
             ) from error
         return compiled
-
-    def _batch_size_to_begin_with(self, resume_from: str | None) -> int:
-        """What the arguments say, or what auto_find_batch_size had found when the checkpoint was made."""
-        if resume_from is not None and self.args.auto_find_batch_size:
-            found = read_state(resume_from).get("train_batch_size")
-            if found is not None:
-                return found
-        return self.args.train_batch_size
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """Examples in an optimizer step of all processes."""
@@ -294,7 +289,8 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         self.is_model_parallel = spans_devices(model)
         self.place_model_on_device = not (full_eval or self.is_model_parallel) if asked is None else asked
         if self.place_model_on_device and not bitsandbytes:
-            self._move_model_to_device(model, args.device)
+            with explained(self, PLACING):
+                self._move_model_to_device(model, args.device)
         self.model = self.model_wrapped = model
         self._flos_per_token = None
         self.label_names = find_labels(type(base)) if args.label_names is None else args.label_names

@@ -29,6 +29,10 @@ OURS_ONLY = {
     "devices": "the choice of the device",
     "num_length_buckets": "for bucket_by_length, a strategy of our own",
     "stop_on_nan": "a run that goes wrong can be told to end before the weights do",
+    "save_async": "checkpoints are written beside training",
+    "save_on_signal": "a run that is told to end is saved",
+    "memory_guard": "transformers leaves memory on mps to torch, which lets a Mac swap",
+    "memory_fraction": "the limit of memory_guard",
     "overwrite_output_dir": "scripts for earlier releases pass it; the Trainer needs no warning to honour it",
     **{field.name: "deprecated" for field in dataclasses.fields(DeprecatedArguments)},
 }

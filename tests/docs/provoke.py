@@ -137,6 +137,18 @@ provokes("no-column")(lambda: trainer(datasets.Dataset.from_dict({"sentence": ["
 provokes("no-loss")(lambda: trainer([{"x": 1}, {"x": 2}]).train())
 provokes("no-length")(lambda: trainer(Stream(), max_steps=-1).train())
 provokes("empty-dataset")(lambda: trainer([]).train())
+
+
+@provokes("out-of-memory")
+def _() -> None:
+    class Huge(Line):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+            torch.empty(2**60, dtype=torch.uint8)  # an exbibyte
+            return super().forward(x, labels)
+
+    trainer(model=Huge(2**20)).train()
+
+
 provokes("no-such-checkpoint")(lambda: trainer().train(resume_from_checkpoint="out/checkpoint-500"))
 provokes("no-checkpoint")(lambda: trainer().train(resume_from_checkpoint=True))
 

@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 from torch import nn
-from transformers import TrainerCallback
 
 from .conftest import assert_same_logs, bert_classifier, gpt2, sentences, texts
 
@@ -95,40 +94,46 @@ def test_memory_metrics_have_the_same_names(both):
     assert "train_mem_cpu_alloc_delta" in ours[0]
 
 
-class OutOfMemory(TrainerCallback):
-    """As a device does whose memory is too small for batches of 7 or more."""
+def on_a_small_device(library, sizes):
+    """A model on a device whose memory is too small for batches of 7 or more; Accelerate knows the words of cuda."""
 
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.train_batch_size >= 7:
-            raise RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)")
+    def take_memory(module, args, kwargs):
+        sizes.append(len(kwargs["input_ids"]))
+        if sizes[-1] >= 7:
+            raise RuntimeError(
+                "MPS backend out of memory (MPS allocated: 1 GB)" if library.is_ours else "CUDA out of memory."
+            )
+
+    model = bert_classifier()
+    model.register_forward_pre_hook(take_memory, with_kwargs=True)
+    return model
 
 
-class OutOfMemoryOfAccelerate(OutOfMemory):
-    """Accelerate knows the words of cuda only."""
+def test_a_batch_that_fits_is_found_and_the_updates_stay_as_asked(both):
+    """transformers begins again with 8, 7 and 6 examples in an update; here an update keeps its 9, in two parts.
 
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.train_batch_size >= 7:
-            raise RuntimeError("CUDA out of memory.")
+    On purpose: an update of 6 examples is not the one that was asked for, and the learning rate does not fit it.
+    """
 
-
-def test_the_batch_that_fits_is_the_same(both):
     def run(library):
-        callback = OutOfMemory() if library.is_ours else OutOfMemoryOfAccelerate()
-        data = {"train_dataset": sentences(), "callbacks": [callback]}
+        sizes = []
         trainer = library.trainer(
-            bert_classifier(), trainer=data, auto_find_batch_size=True, per_device_train_batch_size=9, max_steps=3
-        )
+            on_a_small_device(library, sizes), trainer={"train_dataset": sentences()},
+            auto_find_batch_size=True, per_device_train_batch_size=9, max_steps=3,
+        )  # fmt: skip
         trainer.train()
-        return trainer._train_batch_size, trainer.state.train_batch_size, trainer.state.global_step
+        return sizes, trainer.state.train_batch_size, trainer.state.global_step
 
     theirs, ours = both(run)
-    assert ours == theirs == (6, 6, 3)
+    assert theirs == ([9, 8, 7, 6, 6, 6], 6, 3)
+    assert ours == ([9, 5, 4, 5, 4, 3, 3], 5, 3)  # 24 examples: the third update of an epoch has 6
 
 
 def test_running_out_of_memory_is_an_error_where_nobody_asked_for_a_smaller_batch(both):
     def run(library):
-        data = {"train_dataset": sentences(), "callbacks": [OutOfMemory()]}
-        trainer = library.trainer(bert_classifier(), trainer=data, per_device_train_batch_size=9, max_steps=3)
+        model = on_a_small_device(library, [])
+        data = {"train_dataset": sentences()}
+        trainer = library.trainer(model, trainer=data, per_device_train_batch_size=9, max_steps=3)
         with pytest.raises(RuntimeError, match="out of memory"):
             trainer.train()
 

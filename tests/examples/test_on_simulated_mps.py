@@ -1,6 +1,7 @@
 """The example on the simulated mps device, without one MPS flag, against the same run on the CPU."""
 
 import contextlib
+import gc
 import json
 
 import pytest
@@ -42,3 +43,17 @@ def test_a_task_trains_to_the_losses_of_the_cpu(train, task):
     assert len(losses) == (3 if task == "mnli" else 2)
     assert report.fell_back == ()
     assert report.operator_calls > 40 * 100  # the model was there
+
+
+def test_running_out_of_memory_ends_in_one_line(tmp_path, capfd):
+    import run_glue as script
+
+    gc.collect()
+    with on_device("mps", memory="8MB"):
+        words = ["--task_name", "mrpc", "--embedded", "--output_dir", str(tmp_path / "out")]
+        status = script.main([*words, "--per_device_train_batch_size", "128", "--disable_tqdm", "true"])
+    lines = [line for line in capfd.readouterr().err.splitlines() if "Warning" not in line]
+    assert status == 2
+    assert lines[-1].startswith("run_glue.py: error: mps ran out of memory in training in step 1. Held: tensors ")
+    assert "What to do: (1) auto_find_batch_size=True, or per_device_train_batch_size=64" in lines[-1]
+    assert not any("Traceback" in line for line in lines)

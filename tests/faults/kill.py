@@ -108,7 +108,8 @@ class Harness:
         names = {path: set(os.listdir(path)) for path in folder.glob("checkpoint-*")}
         return any("trainer_state.json" not in files for files in names.values())
 
-    def compare(self, folder: Path, expected: dict, status: int) -> str:
+    @staticmethod
+    def compare(folder: Path, expected: dict, status: int) -> str:
         if status != 0:
             last = [line for line in (folder / "log.txt").read_text().splitlines() if line.strip()][-1:]
             return f"could not resume: {' '.join(last)[:160]}"

@@ -88,7 +88,7 @@ def test_training_that_outgrows_memory_goes_on_with_a_smaller_batch(small):
 def test_torch_reports_the_memory(small):
     tensor = torch.empty(1000, device="mps")
     live = small.counters()["bytes_live"]
-    assert torch.mps.current_allocated_memory() == torch.mps.driver_allocated_memory() == live >= tensor.nbytes
+    assert torch.mps.current_allocated_memory() == live >= tensor.nbytes
     assert torch.mps.recommended_max_memory() == MIB
     assert torch.accelerator.memory_allocated() == live
     assert torch.accelerator.max_memory_allocated() >= live
@@ -97,6 +97,70 @@ def test_torch_reports_the_memory(small):
     torch.accelerator.empty_cache()
     torch.accelerator.reset_peak_memory_stats()
     assert torch.accelerator.max_memory_allocated() == live
+
+
+@pytest.fixture
+def held(built):
+    """What the device holds, in MiB, on one that has nothing yet."""
+    gc.collect()
+    with simulated_mps(memory="4GB") as device:
+        before = device.counters()["bytes_held"]
+        yield lambda: (device.counters()["bytes_held"] - before) / MIB
+
+
+def of(mib):
+    return torch.empty(int(mib * MIB), dtype=torch.uint8, device="mps")
+
+
+def test_memory_is_taken_in_heaps_and_kept_until_the_cache_is_emptied(held):
+    small = [of(0.5), of(0.5)]
+    assert held() == 8 == torch.mps.driver_allocated_memory() / MIB
+    large = [of(3), of(9), of(9), of(9)]
+    assert held() == 8 + 32
+    large.append(of(4))
+    assert held() == 8 + 32 + 32
+    huge = [of(12), of(200)]
+    assert held() == 8 + 32 + 32 + 1024
+    own = of(901)
+    assert held() == 8 + 32 + 32 + 1024 + 902
+    assert torch.accelerator.memory_reserved() / MIB == held()
+    del own, huge, large, small[0]
+    assert held() == 8 + 32 + 32 + 1024 + 902
+    torch.mps.empty_cache()
+    assert held() == 8  # of which half a mebibyte is in use
+    small.clear()
+    torch.accelerator.empty_cache()
+    assert held() == 0
+
+
+def test_what_was_freed_is_used_again_by_what_fits(held):
+    for _ in range(50):
+        of(3)
+        of(2.5)
+    assert held() == 32
+
+
+def test_ever_larger_tensors_leave_the_smaller_ones_behind(held):
+    for step in range(40):
+        of(5 + step / 10)
+    assert held() > 150
+    torch.mps.empty_cache()
+    assert held() == 0
+
+
+def test_a_large_buffer_is_not_kept_for_something_much_smaller(held):
+    of(100)
+    kept = [of(11) for _ in range(20)]  # of its heap, where there is room beside it
+    assert held() == 1024
+    del kept
+
+
+def test_what_is_kept_is_given_back_before_memory_runs_out(built):
+    gc.collect()
+    with simulated_mps(memory="64MB") as device:
+        for step in range(40):
+            of(5 + step / 10)
+        assert device.counters()["bytes_held"] <= 96 * MIB
 
 
 def test_fraction_of_the_maximum_can_be_set(small):

@@ -57,3 +57,14 @@ def test_a_subclass_may_use_one_tensor_for_all_its_losses(make_trainer):
     trainer = make_trainer({"kind": Saving}, max_steps=4, logging_steps=4)
     trainer.train()
     assert trainer.state.log_history[0]["loss"] == pytest.approx(sum(trainer.losses) / 4)
+
+
+@pytest.mark.parametrize("batches", [1, 511, 512, 513, 1025])
+def test_losses_of_an_update_that_is_begun_again_are_forgotten(batches):
+    meter = LossMeter(torch.device("cpu"), skip_nonfinite=False)
+    meter.add(torch.tensor(3.0), 0)
+    for _ in range(batches):
+        meter.add(torch.tensor(100.0), 1)
+    meter.take_back(1)
+    meter.add(torch.tensor(5.0), 1)
+    assert meter.read(2, None)[0] == 4.0

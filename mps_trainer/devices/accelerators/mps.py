@@ -163,6 +163,13 @@ def _allocation_failed(facts: MachineFacts) -> Obstacle:
             f"this is a virtual Mac: torch reports MPS, but an allocation on it failed ({error})",
             "train on a real Apple-silicon Mac; on a virtual one no allocation on mps works",
         )
+    if "watermark ratio" in error:
+        return Obstacle(
+            f"torch refuses the limits of memory that are in the environment ({error})",
+            "unset PYTORCH_MPS_HIGH_WATERMARK_RATIO and PYTORCH_MPS_LOW_WATERMARK_RATIO, or set them between 0 and 2, "
+            "the low one not above the high one",
+            True,
+        )
     return Obstacle(
         f"torch reports MPS, but an allocation on it failed ({error}), as it does on virtual Macs",
         "train on a real Apple-silicon Mac; if this is one, free some of its memory and "

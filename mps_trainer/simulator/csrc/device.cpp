@@ -34,7 +34,7 @@ static std::string readable(double bytes) {
   return text;
 }
 
-void charge(size_t bytes) {
+Buffer* charge(size_t bytes) {
   auto& now = state();
   const uint64_t live = now.live.fetch_add(bytes) + bytes;
   const double limit = now.fraction * static_cast<double>(now.recommended);
@@ -49,27 +49,30 @@ void charge(size_t bytes) {
   uint64_t peak = now.peak;
   while (live > peak && !now.peak.compare_exchange_weak(peak, live)) {
   }
+  return now.pool.take(bytes, limit);
 }
 
-void discharge(size_t bytes) {
+void discharge(size_t bytes, Buffer* buffer) {
   state().live.fetch_sub(bytes);
+  state().pool.give_back(buffer);
 }
 
 struct Block {
   c10::DataPtr host;
   size_t bytes;
+  Buffer* buffer;
 };
 
 static void free_block(void* context) {
   auto* block = static_cast<Block*>(context);
-  discharge(block->bytes);
+  discharge(block->bytes, block->buffer);
   delete block;
 }
 
 struct DeviceAllocator final : public c10::DeviceAllocator {
   c10::DataPtr allocate(size_t bytes) override {
-    charge(bytes);
-    auto* block = new Block{c10::GetCPUAllocator()->allocate(bytes), bytes};
+    auto* const buffer = charge(bytes);
+    auto* block = new Block{c10::GetCPUAllocator()->allocate(bytes), bytes, buffer};
     return {block->host.get(), block, &free_block, device()};
   }
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
@@ -80,7 +83,9 @@ struct DeviceAllocator final : public c10::DeviceAllocator {
   bool initialized() override {
     return state().active;
   }
-  void emptyCache(c10::MempoolId_t) override {}
+  void emptyCache(c10::MempoolId_t) override {
+    state().pool.empty();
+  }
   void recordStream(const c10::DataPtr&, c10::Stream) override {}
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override {
     c10::CachingDeviceAllocator::DeviceStats stats;
@@ -89,6 +94,9 @@ struct DeviceAllocator final : public c10::DeviceAllocator {
       total.current = static_cast<int64_t>(state().live.load());
       total.peak = static_cast<int64_t>(state().peak.load());
     }
+    auto& reserved = stats.reserved_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
+    reserved.current = static_cast<int64_t>(state().pool.held());
+    reserved.peak = std::max(reserved.peak, reserved.current);
     return stats;
   }
   void resetAccumulatedStats(c10::DeviceIndex) override {}
@@ -225,12 +233,15 @@ struct Hooks final : public at::MPSHooksInterface {
     ++state().synchronizations;
   }
   void commitStream() const override {}
-  void emptyCache() const override {}
+  void emptyCache() const override {
+    deviceSynchronize(); // as hardware does before it releases a buffer
+    state().pool.empty();
+  }
   size_t getCurrentAllocatedMemory() const override {
     return state().live;
   }
   size_t getDriverAllocatedMemory() const override {
-    return state().live;
+    return state().pool.held();
   }
   size_t getRecommendedMaxMemory() const override {
     return state().recommended;

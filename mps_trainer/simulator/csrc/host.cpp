@@ -70,18 +70,19 @@ static c10::Storage borrow(const c10::Storage& storage) {
 struct Adopted {
   c10::Storage host;
   size_t bytes;
+  Buffer* buffer;
 };
 
 static void free_adopted(void* context) {
   auto* adopted = static_cast<Adopted*>(context);
-  discharge(adopted->bytes);
+  discharge(adopted->bytes, adopted->buffer);
   delete adopted;
 }
 
 // Memory that a CPU kernel allocated becomes memory of the device.
 static c10::DataPtr adopt(const c10::Storage& host) {
-  charge(host.nbytes());
-  return {const_cast<void*>(host.data()), new Adopted{host, host.nbytes()}, &free_adopted, device()};
+  auto* const buffer = charge(host.nbytes());
+  return {const_cast<void*>(host.data()), new Adopted{host, host.nbytes(), buffer}, &free_adopted, device()};
 }
 
 at::Tensor host_alias(const at::Tensor& tensor) {

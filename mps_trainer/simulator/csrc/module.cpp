@@ -54,6 +54,7 @@ static py::dict counters() {
   result["device_to_host_bytes"] = now.device_to_host_bytes.load();
   result["bytes_live"] = now.live.load();
   result["bytes_peak"] = now.peak.load();
+  result["bytes_held"] = now.pool.held();
   result["operators"] = operators;
   return result;
 }
@@ -68,6 +69,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("set_memory", [](uint64_t recommended, double fraction) {
     state().recommended = recommended;
     state().fraction = fraction;
+    state().pool.empty();
   });
   m.def("set_listener", &set_listener, "Called with the kind of an event and the operator's name.");
   m.def("counters", &counters);

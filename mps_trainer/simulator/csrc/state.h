@@ -1,6 +1,8 @@
 // What the simulated device is and what it has counted. One per process.
 #pragma once
 
+#include "pool.h"
+
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
@@ -57,7 +59,8 @@ struct State {
   std::atomic<bool> shared_generator{false}; // draw from the CPU's default generator
   std::atomic<uint64_t> recommended{0}; // bytes
   std::atomic<double> fraction{1.0}; // of the recommended maximum; 0: no limit
-  std::atomic<uint64_t> live{0}, peak{0}; // bytes
+  std::atomic<uint64_t> live{0}, peak{0}; // bytes in tensors
+  BufferPool pool; // and what is held for them
 
   std::atomic<uint64_t> blocking_reads{0}; // the host waits for the queue of the device
   std::atomic<uint64_t> synchronizations{0};
@@ -81,8 +84,8 @@ void notify(const char* kind, const std::string& name);
 
 // device.cpp
 c10::Allocator* allocator();
-void charge(size_t bytes); // raises when the limit would be passed
-void discharge(size_t bytes);
+Buffer* charge(size_t bytes); // raises when the limit would be passed
+void discharge(size_t bytes, Buffer* buffer);
 void install_device();
 void stop_autograd_thread();
 

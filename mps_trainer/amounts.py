@@ -1,0 +1,12 @@
+"""Amounts of memory as people read them."""
+
+from __future__ import annotations
+
+
+def format_bytes(size: float) -> str:
+    """1536 -> "1.5 KiB"."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{size:.0f} bytes" if unit == "bytes" else f"{size:.1f} {unit}"

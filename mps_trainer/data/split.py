@@ -1,0 +1,91 @@
+"""A batch cut into smaller ones that hold the same examples in the same order."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+
+class UnsplittableBatchError(ValueError):
+    """Where one example of a batch ends and the next begins cannot be told; the message says why, as a clause."""
+
+
+def examples_in(batch: Any) -> int:
+    """How many examples `batch` holds: the first dimension that its tensors have in common.
+
+    A first dimension of 1 is that of something which all examples share.
+
+    Raises:
+        UnsplittableBatchError: if there is no such dimension.
+    """
+    sizes = {array.shape[0] for array in _arrays(batch, nested=False)} - {1}
+    if not sizes:
+        arrays = list(_arrays(batch, nested=True))
+        sizes = {array.shape[0] for array in arrays} - {1} or ({1} if arrays else set())
+    if len(sizes) != 1:
+        found = ", ".join(map(str, sorted(sizes))) if sizes else "no tensor with a dimension"
+        raise UnsplittableBatchError(f"its tensors do not agree on a number of examples (first dimensions: {found})")
+    return sizes.pop()
+
+
+def split(batch: Any, most: int) -> list[Any]:
+    """`batch` in as few parts of at most `most` examples as there have to be, as even as they can be.
+
+    Tensors, arrays and lists with an entry for each example are cut, as views of what they are cut from; anything else
+    goes into every part. Dictionaries, lists and tuples keep their type.
+
+    Raises:
+        UnsplittableBatchError: if `batch` has more examples and cannot be cut.
+    """
+    size = examples_in(batch)
+    count = max(-(-size // most), 1)
+    ends = [size * i // count for i in range(count + 1)]
+    # the larger ones first, as a loader gives them
+    lengths = sorted((end - start for start, end in itertools.pairwise(ends)), reverse=True)
+    parts, start = [], 0
+    for length in lengths:
+        parts.append(_part(batch, start, start + length, size))
+        start += length
+    return parts
+
+
+def _part(data: Any, start: int, end: int, size: int) -> Any:
+    if isinstance(data, (torch.Tensor, np.ndarray)):
+        return _part_of_array(data, start, end, size)
+    if isinstance(data, Mapping):
+        return type(data)({key: _part(value, start, end, size) for key, value in data.items()})  # type: ignore[call-arg]
+    if not isinstance(data, (list, tuple)):
+        return data
+    if len(data) == size and not any(_goes_through(entry, size) for entry in data):
+        return data[start:end]  # an entry for each example
+    parts = [_part(value, start, end, size) for value in data]
+    return type(data)(*parts) if hasattr(data, "_fields") else type(data)(parts)
+
+
+def _part_of_array(array: Any, start: int, end: int, size: int) -> Any:
+    if not array.shape or (array.shape[0] == 1 and size > 1):
+        return array
+    if array.shape[0] != size:
+        raise UnsplittableBatchError(f"it has {size} examples and a tensor of the shape {tuple(array.shape)}")
+    if isinstance(array, torch.Tensor) and array.layout != torch.strided:
+        raise UnsplittableBatchError("it has a sparse tensor")
+    return array[start:end]
+
+
+def _goes_through(entry: Any, size: int) -> bool:
+    """Whether `entry` holds all examples, as one of several tensors in a tuple does."""
+    return any(array.shape[0] == size for array in _arrays(entry, nested=True))
+
+
+def _arrays(data: Any, nested: bool, depth: int = 0) -> Iterator[Any]:
+    """The tensors and arrays that have a dimension; without `nested`, those that are not in a list within a batch."""
+    if isinstance(data, (torch.Tensor, np.ndarray)):
+        if data.shape:
+            yield data
+    elif isinstance(data, Mapping) or (isinstance(data, (list, tuple)) and (nested or depth == 0)):
+        for value in data.values() if isinstance(data, Mapping) else data:
+            yield from _arrays(value, nested, depth + 1)

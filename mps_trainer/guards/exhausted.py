@@ -1,0 +1,141 @@
+"""The error that says that memory ran out: what held how much, and what would help most."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..amounts import format_bytes
+from ..errors import MisconfigurationException
+from .memory import out_of_memory
+from .memory_table import MemoryTable, measure
+
+if TYPE_CHECKING:
+    from ..training.trainer import Trainer
+
+TRAINING, EVALUATION, PREDICTION, PLACING = "training", "evaluation", "prediction", "placing the model"
+
+# The share of what activations take that each remedy saves, as a rule of thumb to order them by. Halving goes on until
+# one example is left; checkpointing keeps the input of each layer; autocast keeps about half of the activations in 16
+# bits; attention is the one part that shrinks with the square of the length.
+_CHECKPOINTING, _AUTOCAST, _LENGTH = 0.7, 0.4, 0.35
+_REMEDIES = 3
+
+
+class DeviceOutOfMemoryError(MisconfigurationException, torch.OutOfMemoryError):
+    """The memory of the device does not suffice for what was asked. A `RuntimeError`, and torch's own kind of one.
+
+    `memory` is what held how much when it ran out; `remedies` what to do, the likeliest to help first. What the
+    allocator said is the `__cause__`.
+    """
+
+    def __init__(self, message: str, memory: MemoryTable, remedies: list[str]) -> None:
+        super().__init__(message)
+        self.memory = memory
+        self.remedies = remedies
+
+
+class NothingLeftToSplitError(Exception):
+    """Memory ran out in an update whose batches cannot be made smaller; the message says why not, as a clause."""
+
+
+@contextlib.contextmanager
+def explained(trainer: Trainer, doing: str) -> Iterator[None]:
+    """Inside, running out of memory raises DeviceOutOfMemoryError. `doing` is one of the words above."""
+    try:
+        yield
+    except DeviceOutOfMemoryError:
+        raise
+    except (RuntimeError, NothingLeftToSplitError) as error:
+        if isinstance(error, RuntimeError) and not out_of_memory(error):
+            raise
+        # measured before the error lets go of what was computed
+        memory = measure(trainer.args.device, getattr(trainer, "model", None), getattr(trainer, "optimizer", None))
+        remedies = remedies_for(trainer, doing, memory)
+        raise DeviceOutOfMemoryError(_message(trainer, doing, error, memory, remedies), memory, remedies) from error
+
+
+def _message(trainer: Trainer, doing: str, error: Exception, memory: MemoryTable, remedies: list[str]) -> str:
+    cause, why_not = error, ""
+    if isinstance(error, NothingLeftToSplitError):
+        why_not = f", and auto_find_batch_size cannot split the batch: {error}"
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+    said = str(cause)
+    step = f" in step {trainer.state.global_step + 1}" if doing == TRAINING and hasattr(trainer, "state") else ""
+    tried = re.search(r"[Tt]ried to allocate ([\d.]+ \w+)", said)
+    limit = re.search(r"max allowed: ([\d.]+ \w+)", said)
+    facts = str(memory)
+    if limit:
+        facts += f", limit {limit[1]}"
+    if tried:
+        size, _, unit = tried[1].partition(" ")
+        facts += f"; {format_bytes(int(size)) if unit == 'bytes' else tried[1]} more were asked for"
+    numbered = "; ".join(f"({i}) {remedy}" for i, remedy in enumerate(remedies, start=1))
+    return f"{memory.device} ran out of memory in {doing}{step}{why_not}. Held: {facts}. What to do: {numbered}."
+
+
+def remedies_for(trainer: Trainer, doing: str, memory: MemoryTable) -> list[str]:
+    """Up to three things to change, those first that save most of `memory` in this run."""
+    if doing == TRAINING:
+        found = _for_training(trainer, memory)
+    elif doing == PLACING:
+        found = [(3, "take a smaller model"), (2, "load it in 16 bits (dtype='bfloat16')")]
+        found.append((1, "end other programs that hold the memory of the device"))
+    else:
+        found = _for_evaluation(trainer)
+    return [text for _, text in sorted(found, key=lambda remedy: -remedy[0])][:_REMEDIES]
+
+
+def _for_training(trainer: Trainer, memory: MemoryTable) -> list[tuple[float, str]]:
+    """Remedies, each with the bytes that it is likely to save."""
+    args, model = trainer.args, trainer.model
+    optim = str(getattr(args.optim, "value", args.optim))
+    trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    # before the first update the gradients and the optimizer's state are still to come
+    state = max(memory.optimizer, 2 * trained if "adam" in optim and not memory.optimizer else 0)
+    # unknown on the CPU, where they are the first to suspect
+    activations = 4 * (trained + state) if memory.live is None else memory.activations
+    size = trainer.state.train_batch_size or args.train_batch_size
+    found: list[tuple[float, str]] = [
+        (_LENGTH * activations, "shorter or smaller examples (truncate them, as run_glue.py's --max_seq_length does)"),
+        (0.9 * (trained + state), "train fewer weights, for example adapters of PEFT (LoRA)"),
+    ]
+    if size > 1 and not args.auto_find_batch_size:
+        half, twice = -(-size // 2), 2 * args.gradient_accumulation_steps
+        text = (
+            f"auto_find_batch_size=True, or per_device_train_batch_size={half} with "
+            f"gradient_accumulation_steps={twice}, which is the same update"
+        )
+        found.append(((1 - 1 / size) * activations, text))
+    if not args.activation_checkpointing and hasattr(model, "gradient_checkpointing_enable"):
+        found.append(
+            (_CHECKPOINTING * activations, "activation_checkpointing=True, which computes them twice instead")
+        )
+    if trainer.precision.dtype is None:
+        found.append((_AUTOCAST * activations, "bf16=True"))
+    if state > trained and "adafactor" not in optim:
+        found.append(
+            (
+                0.9 * state,
+                f"optim='adafactor', which keeps little beside the weights ({optim} keeps two values for each)",
+            )
+        )
+    return found
+
+
+def _for_evaluation(trainer: Trainer) -> list[tuple[float, str]]:
+    args = trainer.args
+    found: list[tuple[float, str]] = [(0.5, "shorter or smaller examples")]
+    if args.per_device_eval_batch_size > 1:
+        found.append((4, f"per_device_eval_batch_size={-(-args.per_device_eval_batch_size // 2)}"))
+    if trainer.compute_metrics is not None and args.eval_accumulation_steps is None and not args.batch_eval_metrics:
+        found.append((3, "eval_accumulation_steps=1, which moves predictions to host memory after each batch"))
+    if not (args.bf16_full_eval or args.fp16_full_eval) and not trainer.is_in_train:
+        found.append((2, "bf16_full_eval=True"))
+    if trainer.precision.dtype is None:
+        found.append((1, "bf16=True"))
+    return found

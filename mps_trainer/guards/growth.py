@@ -1,0 +1,83 @@
+"""Memory on mps that grows while the tensors do not: kept within a limit, and given back before it gets there."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import torch
+
+from ..amounts import format_bytes
+from .memory import free_unused
+from .memory_table import live_and_driver
+from .watermarks import HIGH, memory_limit
+
+logger = logging.getLogger(__name__)
+
+# Batches of ever new lengths leave buffers of ever new sizes behind (pytorch issues 77753, 132596). Up to this
+# multiple of what tensors took at their most, what torch keeps for later is worth its memory.
+_TIMES = 1.3
+_WORTHWHILE = 1 / 16  # of the recommended maximum: as little is not missed by anybody
+
+
+class MemoryGuard:
+    """Sets the limit of a run on mps, and gives memory back when what torch keeps for later outgrows the tensors.
+
+    Args:
+        device: an mps device.
+        fraction: of the maximum that Metal recommends; past it an allocation fails. None for 1.0; 0 for no
+            limit. PYTORCH_MPS_HIGH_WATERMARK_RATIO in the environment goes before it.
+    """
+
+    def __init__(self, device: torch.device, fraction: float | None = None) -> None:
+        self.device = device
+        self._left = 0  # bytes that could not be given back the last time
+        self._set_limit(fraction)
+
+    def _set_limit(self, fraction: float | None) -> None:
+        recommended = torch.mps.recommended_max_memory()
+        self._worthwhile = recommended * _WORTHWHILE
+        if HIGH in os.environ:
+            if fraction is not None:
+                logger.warning(
+                    "memory_fraction=%s has no effect: %s=%s is set, which goes before it.",
+                    *(fraction, HIGH, os.environ[HIGH]),
+                )
+            return
+        fraction = float(memory_limit(fraction))
+        torch.mps.set_per_process_memory_fraction(fraction)
+        logger.info(
+            "Memory guard: an allocation on mps fails past %s (memory_fraction=%s).",
+            *(format_bytes(fraction * recommended) if fraction else "no limit", fraction),
+        )
+
+    def look(self) -> None:
+        """Gives back what is not used, if it has become too much. To be called now and then, not at each step."""
+        live, held = live_and_driver(self.device)
+        needed = max(_peak(live), self._left)
+        too_much = max(_TIMES * needed, needed + self._worthwhile)
+        if held <= too_much:
+            return
+        torch.mps.empty_cache()
+        self._left = live_and_driver(self.device)[1]
+        if self._left > too_much:  # it is not buffers; graphs are compiled again, which takes time
+            free_unused(self.device)
+            self._left = live_and_driver(self.device)[1]
+        logger.info(
+            "Memory guard: mps held %s for %s of tensors; after giving back what is not used, %s.",
+            *(format_bytes(size) for size in (held, live, self._left)),
+        )
+
+
+def _peak(live: int) -> int:
+    """The most bytes that tensors have had; an older torch does not tell, and what is `live` has to do."""
+    try:
+        return max(torch.accelerator.max_memory_allocated(), live)
+    except (AttributeError, RuntimeError):
+        return live
+
+
+def make_guard(args: Any) -> MemoryGuard | None:
+    """The guard that `args` ask for, None for none."""
+    return MemoryGuard(args.device, args.memory_fraction) if args.memory_guard and args.device.type == "mps" else None

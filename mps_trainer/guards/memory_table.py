@@ -1,0 +1,94 @@
+"""What takes up the memory of the device, measured from the sizes of the tensors there."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..amounts import format_bytes
+
+
+@dataclass(frozen=True)
+class MemoryTable:
+    """Bytes on one device at one moment; None for what the device does not tell."""
+
+    device: str
+    live: int | None = None  # in tensors
+    driver: int | None = None  # that the system has given to this process, with what torch keeps for later
+    recommended: int | None = None  # the most that Metal recommends; elsewhere all there is
+    model: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+
+    @property
+    def activations(self) -> int:
+        """What tensors hold besides: activations, and the batch."""
+        return max((self.live or 0) - self.model - self.gradients - self.optimizer, 0)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "activations": self.activations}
+
+    def __str__(self) -> str:
+        kinds = [("model", self.model), ("gradients", self.gradients), ("optimizer", self.optimizer)]
+        if self.live is not None:
+            kinds.append(("activations and batch", self.activations))
+        parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in kinds)
+        text = f"tensors {format_bytes(self.live)} ({parts})" if self.live is not None else parts
+        if self.driver is not None:
+            text += f", with torch's cache {format_bytes(self.driver)}"
+        if self.recommended is not None:
+            word = "recommended maximum" if self.device.startswith("mps") else "in all"
+            text += f", {word} {format_bytes(self.recommended)}"
+        return text
+
+
+def measure(device: torch.device, model: Any = None, optimizer: Any = None) -> MemoryTable:
+    """The memory of `device` now. Reads no tensor, and waits for nothing."""
+    parameters = list(model.parameters()) if model is not None else []
+    buffers = list(model.buffers()) if model is not None else []
+    state = getattr(optimizer, "state", None)
+    return MemoryTable(
+        str(device),
+        *_totals(device),
+        model=_held([*parameters, *buffers], device),
+        gradients=_held((p.grad for p in parameters if p.grad is not None), device),
+        optimizer=_held(_tensors(state), device),
+    )
+
+
+def live_and_driver(device: torch.device) -> tuple[int, int]:
+    """Bytes in tensors, and bytes that the system has given to this process, on an mps device."""
+    return torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
+
+
+def _totals(device: torch.device) -> tuple[int | None, int | None, int | None]:
+    if device.type == "mps":
+        return *live_and_driver(device), torch.mps.recommended_max_memory()
+    module: Any = getattr(torch, device.type, None)
+    with contextlib.suppress(AttributeError, RuntimeError, AssertionError):
+        total = module.get_device_properties(device).total_memory
+        return module.memory_allocated(device), module.memory_reserved(device), total
+    return None, None, None
+
+
+def _held(tensors: Iterable[torch.Tensor], device: torch.device) -> int:
+    """Bytes of the memory behind `tensors` on `device`, each piece once."""
+    pieces: dict[int, int] = {}
+    for tensor in tensors:
+        if tensor.device.type == device.type and tensor.layout == torch.strided:
+            storage = tensor.untyped_storage()
+            pieces[storage.data_ptr()] = storage.nbytes()
+    return sum(pieces.values())
+
+
+def _tensors(state: Any) -> Iterator[torch.Tensor]:
+    if isinstance(state, torch.Tensor):
+        yield state
+    elif isinstance(state, (Mapping, list, tuple)):
+        for value in state.values() if isinstance(state, Mapping) else state:
+            yield from _tensors(value)

@@ -1,0 +1,36 @@
+"""The two limits of torch's allocator on mps, as shares of the maximum that Metal recommends, made to fit each other.
+
+Past the high watermark an allocation fails; past the low one torch gives back buffers that it keeps for later. torch
+reads both from the environment when its allocator is made, at the first use of mps in a process. After that the high
+one can be set (torch.mps.set_per_process_memory_fraction), the low one cannot. A low one above the high one fails
+at that first use, and so does a high one alone that is below torch's own low one: "invalid low watermark ratio 1.4".
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+
+HIGH = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
+LOW = "PYTORCH_MPS_LOW_WATERMARK_RATIO"
+
+# torch's own, on a Mac whose processors share the memory. The high one is more than such a Mac has: it swaps before.
+_HIGH, _LOW = 1.7, 1.4
+
+
+def memory_limit(fraction: float | None) -> float:
+    """What the setting `memory_fraction` stands for: by itself all that Metal recommends, past which a Mac swaps."""
+    return 1.0 if fraction is None else fraction
+
+
+def settle_low(environ: MutableMapping[str, str], high: float | None = None) -> None:
+    """Sets the low watermark in `environ` where it would not fit the high one; one that is set there stays.
+
+    Args:
+        high: the high watermark that will be set later. One in `environ` goes before it.
+    """
+    try:
+        high = float(environ.get(HIGH, high if high is not None else _HIGH))
+    except ValueError:
+        return  # torch says so
+    if LOW not in environ and 0 < high < _HIGH:
+        environ[LOW] = f"{high * _LOW / _HIGH:.2f}"

@@ -1,0 +1,65 @@
+"""Runs that are killed and started again learn what they would have learned."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from mps_trainer.simulator import SimulatorUnavailableError
+from mps_trainer.simulator.build import load_extension
+from tests.faults.kill import Harness
+
+
+def kill(*arguments):
+    """In a process of its own: those that are killed are forked from it, and torch must not have computed in it."""
+    command = [sys.executable, "-m", "tests.faults.kill", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=550)
+
+
+def assert_all_identical(done, trials):
+    assert f"{trials} of {trials} identical" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0
+    kills, in_a_save = map(int, re.search(r"(\d+) kills, (\d+) of them in a save", done.stdout).groups())
+    assert kills >= trials // 2
+    assert in_a_save >= 1
+
+
+@pytest.mark.slow
+def test_runs_that_are_killed_at_random_are_gone_on_with_exactly():
+    assert_all_identical(kill("--trials", "25"), 25)
+
+
+@pytest.mark.slow
+def test_so_are_those_on_simulated_mps():
+    try:
+        load_extension()
+    except SimulatorUnavailableError as error:
+        pytest.skip(str(error))
+    assert_all_identical(kill("--trials", "12", "--device", "mps", "--seed", "1"), 12)
+
+
+LOGS = [{"step": 2, "loss": 0.5}, {"step": 4, "loss": 0.25}]
+LEARNED = {"steps": 4, "weights": "a", "everything": "b", "logs": LOGS}
+
+
+@pytest.mark.parametrize(
+    ("changed", "verdict"),
+    [
+        ({}, "identical"),
+        ({"steps": 5}, "5 steps instead of 4"),
+        ({"logs": LOGS[:1]}, "other steps were logged"),
+        ({"weights": "c"}, "other weights"),
+        ({"everything": "c"}, "other optimizer, schedule or random numbers"),
+        ({"logs": [LOGS[0], {"step": 4, "loss": 0.5}]}, "other logs"),
+    ],
+)
+def test_a_run_that_differs_is_told(tmp_path, changed, verdict):
+    (tmp_path / "outcome.json").write_text(json.dumps(LEARNED | changed))
+    assert Harness.compare(tmp_path, LEARNED, 0) == verdict
+
+
+def test_a_run_that_failed_is_told_with_its_last_line(tmp_path):
+    (tmp_path / "log.txt").write_text("Traceback\nValueError: no such checkpoint\n\n")
+    assert Harness.compare(tmp_path, LEARNED, 1) == "could not resume: ValueError: no such checkpoint"
