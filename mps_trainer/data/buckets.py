@@ -98,9 +98,9 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     Their number is that of an ordinary sampler, and all are full but the last. What a bucket has left over after its
     last full batch goes into the first batch of the next longer one; the examples that do not fill a batch are of the
-    shortest, and come last. Examples within a bucket and the order of the batches, in which all buckets are spread over
-    the epoch, are drawn anew each epoch, from a generator of the sampler's own seeded with `seed` + epoch; the epoch is
-    the one told by `set_epoch`, or counted.
+    shortest, and come last. Examples within a bucket and the order of the batches, in which all buckets are spread
+    over the epoch, are drawn anew each epoch, from a generator of the sampler's own seeded with `seed` + epoch; the
+    epoch is the one told by `set_epoch`, or counted.
 
     Args:
         lengths: of the examples, in tokens.

@@ -166,6 +166,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", action="append", choices=["cpu", "mps"], help="default: cpu; mps is simulated")
     parser.add_argument("--variant", action="append", choices=list(training.VARIANTS), help="default: all")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, help="a JSON file for the figures")
     options = parser.parse_args(argv)
     variants = options.variant or list(training.VARIANTS)
     tally: Counter[str] = Counter()
@@ -184,7 +185,37 @@ def main(argv: list[str] | None = None) -> int:
     print(f"\n{options.library}: {kills} kills, {in_a_save} of them in a save")
     for verdict, number in tally.most_common():
         print(f"  {number} of {options.trials} {verdict}")
+    if options.output is not None:
+        write(options, tally, kills, in_a_save)
     return int(tally["identical"] != options.trials)
+
+
+def write(options: argparse.Namespace, tally: Counter[str], kills: int, in_a_save: int) -> None:
+    """The figures that README shows."""
+    import datetime
+    from importlib.metadata import version
+
+    import torch
+
+    import mps_trainer
+
+    figures = {
+        "library": options.library,
+        "date": datetime.date.today().isoformat(),
+        "devices": options.device or ["cpu"],
+        "versions": {
+            "mps_trainer": mps_trainer.__version__,
+            "torch": torch.__version__,
+            "transformers": version("transformers"),
+        },
+        "seed": options.seed,
+        "trials": options.trials,
+        "kills": kills,
+        "in_a_save": in_a_save,
+        "verdicts": dict(tally.most_common()),
+    }
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

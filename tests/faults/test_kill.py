@@ -10,6 +10,7 @@ import pytest
 from mps_trainer.simulator import SimulatorUnavailableError
 from mps_trainer.simulator.build import load_extension
 from tests.faults.kill import Harness
+from tests.faults.table import README, replaced
 
 
 def kill(*arguments):
@@ -63,3 +64,8 @@ def test_a_run_that_differs_is_told(tmp_path, changed, verdict):
 def test_a_run_that_failed_is_told_with_its_last_line(tmp_path):
     (tmp_path / "log.txt").write_text("Traceback\nValueError: no such checkpoint\n\n")
     assert Harness.compare(tmp_path, LEARNED, 1) == "could not resume: ValueError: no such checkpoint"
+
+
+def test_readme_shows_what_was_measured():
+    text = README.read_text(encoding="utf-8")
+    assert replaced(text) == text
