@@ -16,7 +16,6 @@ from ..guards.signals import IgnoringInterrupts
 from .buckets import BucketBatchSampler, buckets_of
 from .faults import explain_loading
 from .order import EpochOrder, LaterBatches, tell_epoch
-from .worker_draws import SeededBatches
 
 _KEPT = (  # what a loader made from another takes over, beside the dataset and what says which examples are a batch
     "num_workers",
@@ -50,14 +49,6 @@ class EpochLoader(DataLoader):
         batch_sampler = self.batch_sampler
         sampler = self.sampler if batch_sampler is None else getattr(batch_sampler, "sampler", None)
         tell_epoch(epoch, batch_sampler, sampler, self.dataset)
-
-    @property
-    def _index_sampler(self) -> Any:
-        """What says which examples are loaded; with workers, their draws are made those of the batch."""
-        sampler = super()._index_sampler
-        if not self.num_workers or isinstance(self.dataset, IterableDataset):
-            return sampler
-        return SeededBatches(sampler, first=getattr(sampler, "skip", 0))
 
     def __iter__(self) -> OneAhead:  # type: ignore[override]
         return OneAhead(self)
@@ -189,17 +180,19 @@ def prepare_loader(loader: Any, *, seedable: bool = True, data_seed: int | None 
 
 
 def epoch_batches(
-    loader: Any, epoch: int, skip: int = 0, before_first: Callable[[], None] | None = None
+    loader: Any, epoch: int, skip: int = 0, before_first: Callable[[], None] | None = None, exactly: bool = False
 ) -> Iterator[Any]:
     """The batches of an epoch in the order that belongs to it, without the first `skip`.
 
-    Where the order is known beforehand, the batches left out are not even loaded. `loader` may be anything that gives
+    Where the order is known beforehand, the batches left out are not even loaded; but `exactly`, with workers, whose
+    generators would not be where they were. `loader` may be anything that gives
     batches; one that was not prepared is told the epoch only if it has set_epoch itself, as in transformers.
 
     Args:
         before_first: called after all that an epoch draws to begin, before the first batch that is given is loaded.
     """
-    if skip and (later := _without_first(loader, skip, before_first)) is not None:
+    again = exactly and getattr(loader, "num_workers", 0) > 0
+    if skip and not again and (later := _without_first(loader, skip, before_first)) is not None:
         loader, skip, before_first = later, 0, None
     tell_epoch(epoch, loader)
     if isinstance(loader, EpochLoader):

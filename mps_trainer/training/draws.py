@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,12 +13,14 @@ from ..data.loader import OneAhead, epoch_batches, order_of
 # In the checkpoint's file of the generators' states, beside these and those of BEFORE_*; transformers reads past it.
 ORDER_SEED = "order_seed"  # of the loader's order
 
+logger = logging.getLogger(__name__)
+
 
 class LoadingDraws:
     """Begins the epochs of `loader`, and remembers under which states of the generators it drew.
 
     An order that comes from torch's global generator, and a collator that draws from it, would otherwise differ in a
-    resumed run. Draws in the loader's worker processes are not kept: their generators are not here to be asked.
+    resumed run. The generators of worker processes are not here to be asked: the epoch is loaded again for them.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -79,7 +82,11 @@ class LoadingDraws:
         before_first, waiting = None, saved.get(BEFORE_WAITING)
         if BEFORE_WAITING in saved:
             before_first = go_on if waiting is None else lambda: set_rng(waiting)
-        self._batches = epoch_batches(self.loader, epoch, skip, before_first)
+        # a checkpoint of transformers does not say where workers began: it is gone on from as there
+        exactly = saved.get(BEFORE_EPOCH) is not None
+        if exactly and skip and getattr(self.loader, "num_workers", 0):
+            logger.info("Loading the first %d batches of the epoch again, for what workers draw.", skip)
+        self._batches = epoch_batches(self.loader, epoch, skip, before_first, exactly)
         if isinstance(self._batches, OneAhead) and waiting is not None:
             self._batches.start()
             go_on()

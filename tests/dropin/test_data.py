@@ -251,15 +251,9 @@ CASES = {
 # that of epoch 0. Here it goes on as it was.
 EPOCH_LOST_UNDER_TRANSFORMERS = {"dispatched", "noisy", "persistent"}
 
-# Draws made in worker processes; and streams in their second pass: the state does not tell how long the first was.
-NOT_RESUMED_EXACTLY = {
-    "workers",
-    "worker_seeds",
-    "streamed_workers",
-    "persistent",
-    "dispatched_stream",
-    "undispatched_stream",
-} | {*("stream", "drawn_stream", "stream_drop_last", "streamed_table", "streamed_torch", "own_stream")}
+
+# Workers that persist draw on from epoch to epoch: only the run from its beginning would bring theirs there again.
+NOT_RESUMED_EXACTLY = {"persistent"}
 
 
 def make(package, name, folder, **more):
