@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     except CheckpointError as error:
         return refuse(NAME, error, status=FAILED)
     except KeyboardInterrupt as error:
-        happened = str(error) or "Interrupted. The same command goes on from the newest checkpoint."
+        happened = str(error) or "Interrupted. The same command goes on from the newest checkpoint, if there is one."
         print(f"{NAME}: {happened}", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
@@ -142,8 +142,17 @@ def checkpoint_to_continue(training_args: TrainingArguments) -> str | None:
     Raises:
         UserError: for an output folder in use by something else.
     """
-    from mps_trainer.checkpoints.folders import checkpoint_to_resume, find_checkpoints, is_left_over
+    from mps_trainer.checkpoints.folders import (
+        checkpoint_to_resume,
+        clear_left_overs,
+        find_checkpoints,
+        is_left_over,
+    )
+    from mps_trainer.checkpoints.lock import only_run_in
 
+    if training_args.do_train and os.path.isdir(training_args.output_dir):
+        with only_run_in(training_args.output_dir):
+            clear_left_overs(training_args.output_dir)
     if training_args.resume_from_checkpoint is not None:
         return checkpoint_to_resume(training_args.resume_from_checkpoint, training_args.output_dir)
     folder = Path(training_args.output_dir)

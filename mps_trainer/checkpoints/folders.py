@@ -24,6 +24,12 @@ def checkpoint_folder(output_dir: str, step: int) -> str:
     return os.path.join(output_dir, f"checkpoint-{step}")
 
 
+def step_of(folder: str) -> int:
+    """The step in the name of a checkpoint's folder; -1 for another name."""
+    match = _FOLDER.fullmatch(os.path.basename(folder))
+    return int(match[1]) if match else -1
+
+
 def find_checkpoints(output_dir: str) -> list[str]:
     """Checkpoint folders in `output_dir`, the oldest step first."""
     if not os.path.isdir(output_dir):
@@ -64,7 +70,7 @@ def checkpoint_to_resume(requested: str | bool | None, output_dir: str) -> str |
 
 def _newest_whole(output_dir: str) -> str:
     damaged: dict[str, str] = {}
-    for folder in reversed(find_checkpoints(output_dir)):
+    for folder in reversed(_as_written(find_checkpoints(output_dir))):
         why = manifest.fault(folder)
         if why is None:
             for skipped, reason in damaged.items():
@@ -81,6 +87,14 @@ def _newest_whole(output_dir: str) -> str:
         f"No valid checkpoint found in output directory ({output_dir}): all are damaged. {reasons}. Train without "
         "resume_from_checkpoint and with overwrite_output_dir, or name a checkpoint of another folder."
     )
+
+
+def _as_written(found: list[str]) -> list[str]:
+    """The oldest first: another run may have left later steps here earlier. By step where not all of them say."""
+    times = [manifest.written(folder) for folder in found]
+    if None in times:
+        return found
+    return [folder for _, _, folder in sorted(zip(times, range(len(found)), found, strict=True))]
 
 
 def _whole_others(folder: str) -> list[str]:
@@ -142,7 +156,8 @@ def rotate(output_dir: str, limit: int | None, kept: set[str | None], earlier: s
     if not limit:
         return
     found = sorted(find_checkpoints(output_dir), key=lambda folder: folder not in earlier)
-    removable = [folder for folder in found if folder not in kept]
+    places = {os.path.abspath(folder) for folder in kept if folder is not None}
+    removable = [folder for folder in found if os.path.abspath(folder) not in places]
     allowed = max(limit - (len(found) - len(removable)), 0)
     for folder in removable[: len(removable) - allowed]:
         logger.info("Removing %s: save_total_limit is %d.", folder, limit)

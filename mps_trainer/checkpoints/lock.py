@@ -71,8 +71,9 @@ def _locked(path: str) -> int | None:
         os.close(descriptor)
     if holder:
         logger.info("The run before this one, %s, did not end by itself.", holder)
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+    with contextlib.suppress(OSError):  # the disk is full: it is locked all the same
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
     return descriptor
 
 

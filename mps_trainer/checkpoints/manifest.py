@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 import zipfile
 from typing import Any
 
@@ -24,19 +25,30 @@ def write(folder: str, step: int) -> None:
     files = {name: {"size": os.path.getsize(path), "sha256": checksum(path)} for name, path in _files(folder)}
     unfinished = os.path.join(folder, f"{NAME}.tmp")
     with open(unfinished, "w", encoding="utf-8") as file:
-        json.dump({"version": _VERSION, "step": step, "files": files}, file, indent=2)
+        json.dump({"version": _VERSION, "step": step, "written": time.time(), "files": files}, file, indent=2)
     flush(unfinished)
     os.replace(unfinished, os.path.join(folder, NAME))
 
 
 def renew(folder: str, step: int) -> None:
-    """Writes the manifest again if one of the files has been written after it, by a callback at on_save."""
-    listed = os.path.join(folder, NAME)
-    if not os.path.isfile(listed):
-        return
-    written = os.stat(listed).st_mtime_ns
-    if any(os.stat(path).st_mtime_ns > written for _, path in _files(folder)):
+    """Writes the manifest again if the files are not those that were sealed: a callback may change them at on_save."""
+    if os.path.isfile(os.path.join(folder, NAME)) and _whole.get(folder) != _signature(folder):
         write(folder, step)
+        note_whole(folder)
+
+
+def note_whole(folder: str) -> None:
+    """Remembers that the files in `folder` are, as they are now, those of its manifest."""
+    _whole[folder] = _signature(folder)
+
+
+def written(folder: str) -> float | None:
+    """When the manifest was written, in seconds since 1970; None if it does not say."""
+    try:
+        when = read_object(os.path.join(folder, NAME), ["written"])["written"]
+    except (MisconfigurationException, OSError):
+        return None
+    return float(when) if isinstance(when, (int, float)) else None
 
 
 def fault(folder: str) -> str | None:

@@ -26,17 +26,18 @@ def seal(unfinished: str, folder: str, step: int) -> None:
     manifest.write(unfinished, step)
     flush_tree(unfinished)
     folders.put_in_place(unfinished, folder)
+    manifest.note_whole(folder)
 
 
 def why_not_written(error: BaseException) -> str | None:
     """Why the disk did not take what was written, in words; None if `error` says something else."""
     if isinstance(error, OSError) and error.errno is not None:
         return _in_words(error)
+    if number := _NUMBER.search(str(error)):  # of a library in Rust, tokenizers for one, whatever its type
+        return _in_words(OSError(int(number[1]), os.strerror(int(number[1]))))
     is_writer = isinstance(error, (SafetensorError, RuntimeError, OSError))
     if not is_writer or not any(message in str(error) for message in _MESSAGES):
         return None
-    if number := _NUMBER.search(str(error)):
-        return _in_words(OSError(int(number[1]), os.strerror(int(number[1]))))
     return _in_words(error.__context__) or str(error).splitlines()[0]
 
 

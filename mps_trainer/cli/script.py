@@ -54,8 +54,8 @@ def run_script(path: str, arguments: list[str]) -> int:
         runpy.run_path(path, run_name="__main__")
     except SystemExit as end:
         return exit_status(end)
-    except KeyboardInterrupt:
-        print("Interrupted.", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        print(str(interrupt) or "Interrupted.", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
         print_traceback(error)

@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 from transformers.trainer_utils import has_length
 
-from ..guards.signals import IgnoringInterrupts
+from ..guards.signals import IgnoringInterrupts, workers_begin_deaf
 from .buckets import BucketBatchSampler, buckets_of
 from .faults import explain_loading
 from .order import EpochOrder, LaterBatches, tell_epoch
@@ -57,7 +57,9 @@ class EpochLoader(DataLoader):
         """The batches of one pass, none of them loaded ahead."""
         self.set_epoch(self.iteration)
         self.end_of_dataloader = False
-        return _unwatched(super().__iter__())
+        with workers_begin_deaf(self.num_workers > 0):
+            batches = super().__iter__()
+        return _unwatched(batches)
 
     @property
     def total_batch_size(self) -> int | None:
@@ -136,6 +138,10 @@ class OneAhead(Iterator[Any]):
         batch = self._waiting
         self._load()
         return batch
+
+    def close(self) -> None:
+        """Lets the workers go, which would otherwise end with the process."""
+        self._batches, self._waiting = iter(()), _END
 
     @property
     def may_be_left(self) -> bool:

@@ -8,9 +8,11 @@ import shlex
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NoReturn
 
+GRACE = 3  # seconds that a worker goes on after SIGTERM
 _DEFAULTS: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
 
@@ -83,16 +85,44 @@ def _tell(text: str) -> None:
         os.write(2, text.encode())
 
 
+@contextlib.contextmanager
+def workers_begin_deaf(wanted: bool = True) -> Iterator[None]:
+    """Processes that are started inside begin with SIGINT and SIGTERM held back, until they are ready for them.
+
+    A spawned worker imports for seconds before its worker_init_fn; here, signals come when that is done.
+    """
+    if not wanted or threading.current_thread() is not threading.main_thread() or os.name == "nt":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _DEFAULTS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class IgnoringInterrupts:
-    """A loader's worker_init_fn: Ctrl-C in a terminal reaches the workers, too, and the last step needs them."""
+    """A loader's worker_init_fn: what ends a run reaches its workers, too, and its last step needs them.
+
+    Ctrl-C in a terminal and a batch system's SIGTERM go to every process of a group. After SIGTERM, which is also how
+    a loader ends a worker that does not end by itself, a worker has `GRACE` seconds.
+    """
 
     def __init__(self, then: Any = None) -> None:
         self.then = then
 
     def __call__(self, worker: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if os.name != "nt":
+            signal.signal(signal.SIGTERM, _end_soon)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _DEFAULTS)
         if self.then is not None:
             self.then(worker)
+
+
+def _end_soon(signum: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(GRACE)
 
 
 def how_to_go_on(checkpoint: str, argv: list[str], python: str = "python") -> str:

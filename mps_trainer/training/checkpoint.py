@@ -102,6 +102,6 @@ def restore_part(part: Any, folder: str, name: str) -> None:
 def note_best(state: TrainerState, folder: str, earlier: set[str]) -> None:
     """Records where the best weights are, which may be the checkpoint that is about to exist."""
     if state.best_global_step:
-        best = checkpoint_folder(os.path.dirname(folder), state.best_global_step)
+        best = checkpoint_folder(folder.removesuffix(os.path.basename(folder)), state.best_global_step)
         if best == folder or (os.path.isdir(best) and best not in earlier):
             state.best_model_checkpoint = best

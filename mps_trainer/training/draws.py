@@ -60,6 +60,16 @@ class LoadingDraws:
         """A checkpoint keeps `state` from here on: the run ends, and what was loaded since is not trained on."""
         self._rewound = state
 
+    def close(self) -> None:
+        """Ends the pass."""
+        if isinstance(self._batches, OneAhead):
+            self._batches.close()
+
+    def unbegin(self) -> None:
+        """Back to before the epoch began, whose first batch could not be loaded."""
+        if self._before_epoch is not None:
+            set_rng(self._before_epoch)
+
     def resume(self, saved: dict[str, Any] | None) -> None:
         """Goes on from a checkpoint that kept `saved`; one that transformers wrote has none of this, and may."""
         self._saved = saved or {}
@@ -95,4 +105,5 @@ class LoadingDraws:
     def watch(self, wanted: bool) -> None:
         """Whether to remember the state before each batch ahead: 0.04 ms, so only where a checkpoint may follow."""
         if isinstance(self._batches, OneAhead):
-            self._batches.snapshot = rng_state if wanted else None
+            # always where loading draws, which takes longer: a callback may ask for a checkpoint at any step
+            self._batches.snapshot = rng_state if wanted or self._batches.draws else None

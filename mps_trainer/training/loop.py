@@ -107,9 +107,12 @@ class TrainingLoop:
     def run(self) -> TrainOutput:
         """Trains to the end of the plan, or until a callback or a signal stops it."""
         with self.stop:
-            return self.train()
+            result = self.train()
+            self.stopping.end_if_asked()
+        return result
 
     def train(self) -> TrainOutput:
+        """Epochs, updates, and what comes between them."""
         announce(self)
         train_on = self.accumulate if self.fitting is None else self.fitting.accumulate
         self.start_time = time.time()
@@ -168,7 +171,12 @@ class TrainingLoop:
             if self.stop_on_nan is not None and done > begun_at:
                 self.stop_on_nan.begin_update(done)
             number = self.plan.batches_in_update(done)
-            group, num_items = self.trainer.get_batch_samples(batches, number, self.args.device)
+            try:
+                group, num_items = self.trainer.get_batch_samples(batches, number, self.args.device)
+            except RuntimeError:
+                if self.stop.signum is None:
+                    raise
+                self.stopping.save_without_batch(done)  # the signal has ended a worker
             self.restore_rng()  # of a checkpoint that transformers wrote, as late as transformers does
             if not group:
                 break
@@ -269,6 +277,8 @@ class TrainingLoop:
     def finish(self) -> TrainOutput:
         """The metrics of the run; the best weights if they were asked for; the end for the callbacks."""
         trainer, steps = self.trainer, self.state.global_step - self.first_step
+        if self.stop.signum is not None:  # in the last step, and loading draws: no step more came
+            self.stopping.save_and_end()
         trainer.save_again(self.trial)
         share = steps / max(self.plan.max_steps, 1)
         metrics = speed_metrics(

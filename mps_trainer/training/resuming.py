@@ -30,7 +30,11 @@ class Resuming(TrainerBase):
         if resume_from is not None:
             self._go_on_from(resume_from)
         state, run_dir = self.state, self._get_output_dir(trial)
-        self.earlier_checkpoints = set() if resume_from else set(folders.find_checkpoints(run_dir))
+        found = folders.find_checkpoints(run_dir)
+        # later steps than those of the checkpoint are another run's, or of a past that this one leaves
+        self.earlier_checkpoints = {
+            folder for folder in found if not resume_from or folders.step_of(folder) > state.global_step
+        }
         state.max_steps, state.num_train_epochs = max_steps, epochs
         state.is_local_process_zero = self.is_local_process_zero()
         state.is_world_process_zero = self.is_world_process_zero()
@@ -48,8 +52,13 @@ class Resuming(TrainerBase):
         self.state = TrainerState(**{**known, "stateful_callbacks": None})
         best = self.state.best_model_checkpoint
         if best is not None and not os.path.isdir(best):
-            logger.warning("The best checkpoint, %s, does not exist any more: the next best takes its place.", best)
-            self.state.best_model_checkpoint = None
+            moved = os.path.join(os.path.dirname(os.path.abspath(folder)), os.path.basename(best))
+            self.state.best_model_checkpoint = moved if os.path.isdir(moved) else None
+            if self.state.best_model_checkpoint is None:
+                logger.warning(
+                    "The best checkpoint, %s, does not exist any more: the next best takes its place.", best
+                )
+                self.state.best_metric = self.state.best_global_step = None
         try:
             from transformers.trainer_utils import compare_trainer_and_checkpoint_args
         except ImportError:  # a method of transformers' Trainer in the first releases of 5

@@ -120,9 +120,9 @@ class Saving(Resuming):
                 write(unfinished)
                 seal(unfinished, folder, step)
             except Exception as error:
+                shutil.rmtree(unfinished, ignore_errors=True)
                 if (why := why_not_written(error)) is None:
                     raise
-                shutil.rmtree(unfinished, ignore_errors=True)
                 self._tell_unsaved(folder, why, best_before)
                 return
             self.unsaved = None
@@ -150,11 +150,21 @@ class Saving(Resuming):
         self.background.wait()
 
     def tell_saved(self, trial: Any) -> None:
-        """Fires on_save; a callback may add to the checkpoint, or change what is in it."""
+        """Fires on_save; a callback may add to the checkpoint, or change what is in it. Not if it was not saved."""
+        if self.unsaved is not None:
+            self.control.should_save = False
+            return
         self.fire("on_save")
-        if self.step_events.has_listener("on_save"):
-            step = self.state.global_step
-            manifest.renew(folders.checkpoint_folder(self._get_output_dir(trial), step), step)
+        if not self.step_events.has_listener("on_save"):
+            return
+        step = self.state.global_step
+        folder = folders.checkpoint_folder(self._get_output_dir(trial), step)
+        try:
+            manifest.renew(folder, step)
+        except OSError as error:
+            logger.error(
+                "%s was changed, and its %s could not be: %s.", folder, manifest.NAME, error.strerror or error
+            )
 
     def _tell_unsaved(self, folder: str, why: str, best_before: str | None) -> None:
         """Training goes on without this checkpoint, and remembers it: see `require_saved`."""
@@ -174,6 +184,7 @@ class Saving(Resuming):
         if self.unsaved is not None:
             self._save_checkpoint(self.model, trial)
             self.finish_save()
+            self.tell_saved(trial)
 
     def require_saved(self) -> None:
         """Raises CheckpointError if the last checkpoint of the run could not be saved."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -14,8 +13,8 @@ if TYPE_CHECKING:
     from .loop import TrainingLoop
 
 
-class EvaluationLeftError(Exception):
-    """A signal came during an evaluation, which a resumed run will begin again."""
+class EvaluationLeftError(BaseException):
+    """A signal came during an evaluation, which a resumed run will begin again. Past a user's `except Exception`."""
 
 
 class Stopping:
@@ -79,10 +78,26 @@ class Stopping:
         trainer.finish_save()
         loop.stop.end(self._message())
 
+    def save_without_batch(self, done: int) -> NoReturn:
+        """The same where the next batch cannot be loaded any more, `done` batches into an epoch."""
+        if not done:  # back to the end of the epoch before it
+            self.loop.epoch_has_ended = True
+            self.loop.draws.unbegin()
+        self.save_and_end()
+
+    def end_if_asked(self) -> None:
+        """Ends a run that had come to its end when a signal came. There is nothing to save that is not saved."""
+        if self.loop.stop.signum is not None:
+            step = self.loop.state.global_step
+            self.loop.stop.end(
+                f"Stopped when training had ended, after step {step}, and before what was to follow it."
+            )
+
     def _message(self) -> str:
         trainer, step = self.loop.trainer, self.loop.state.global_step
         if trainer.unsaved is not None:
             return f"Stopped after step {step}, but {trainer.unsaved}"
         folder = folders.checkpoint_folder(trainer._get_output_dir(self.loop.trial), step)
-        way_on = how_to_go_on(folder, sys.argv, os.path.basename(sys.executable) or "python")
+        takes_flags = "transformers.hf_argparser" in sys.modules
+        way_on = how_to_go_on(folder, sys.argv if takes_flags else [], sys.executable or "python")
         return f"Stopped after step {step} of {self.loop.plan.max_steps} and saved {folder}. To go on: {way_on}"

@@ -178,14 +178,18 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         with own:
             if self.args.should_save:
                 Background.settle()
+                self.background.forget()
                 folders.clear_left_overs(run_dir)
             self.unsaved = None
             self.is_in_train = True
             try:
                 yield run_dir
             except BaseException as error:
-                if isinstance(error, RuntimeError) and self.loop is not None:
-                    self.loop.draws.explain(error)
+                draws = getattr(self.loop, "draws", None)  # the loop may be half made
+                if draws is not None and isinstance(error, RuntimeError):
+                    draws.explain(error)
+                if draws is not None:
+                    draws.close()
                 close_display(self.callback_handler.callbacks)
                 if not isinstance(error, KeyboardInterrupt):  # which is not to wait
                     with contextlib.suppress(Exception):

@@ -102,7 +102,7 @@ class Drawing:
         return {"x": points, "labels": torch.tensor([item["labels"] for item in items])}
 
 
-@pytest.mark.parametrize("number", [1, 2, 4, 5, 6, 9, 10])
+@pytest.mark.parametrize("number", [1, 2, 4, 5, 6, 9, 10, 12])
 def test_a_collator_that_draws_draws_the_same_again(make_trainer, tmp_path, number):
     def make(callback, **settings):
         return make_trainer({"callbacks": [callback], "data_collator": Drawing()}, **SETTINGS, **settings)
