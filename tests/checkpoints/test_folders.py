@@ -100,3 +100,18 @@ def test_removing_one_leaves_no_half_of_it(make_checkpoint, tmp_path, monkeypatc
     folders.remove(str(folder))
     assert folders.find_checkpoints(str(tmp_path)) == []
     assert "could not be removed: Input/output error" in caplog.text
+
+
+def test_the_newest_is_the_one_that_was_written_last(make_checkpoint, tmp_path):
+    make_checkpoint(20)
+    newest = make_checkpoint(7)  # of a run that came after the one that left the other
+    assert folders.checkpoint_to_resume(True, str(tmp_path)) == str(newest)
+    (tmp_path / "checkpoint-20" / "manifest.json").unlink()  # does not say when
+    assert folders.checkpoint_to_resume(True, str(tmp_path)) == str(tmp_path / "checkpoint-20")
+
+
+def test_the_best_is_kept_however_its_folder_is_spelled(make_checkpoint, tmp_path):
+    for step in (1, 2, 3):
+        make_checkpoint(step)
+    folders.rotate(f"{tmp_path}//", 1, {str(tmp_path / "checkpoint-1"), f"{tmp_path}//checkpoint-3"}, set())
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint-1", "checkpoint-3"]

@@ -1,6 +1,7 @@
 """The manifest: what it lists, and every way in which a checkpoint may not be what it lists."""
 
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -133,3 +134,15 @@ def test_no_manifest_makes_the_check_fail(text):
         (Path(name) / "trainer_state.json").write_text('{"global_step": 1}')
         (Path(name) / "manifest.json").write_bytes(text)
         manifest.fault(name)  # whatever it says
+
+
+def test_what_a_callback_copies_into_it_or_takes_out_of_it_is_no_fault(make_checkpoint):
+    folder = make_checkpoint(5)
+    manifest.note_whole(str(folder))
+    old = folder / "inner" / "vocabulary.txt"
+    times = old.stat()
+    old.write_text("four")
+    os.utime(old, (times.st_atime - 1000, times.st_mtime - 1000))  # as a copy with its times has it
+    (folder / "optimizer.pt").unlink()
+    manifest.renew(str(folder), 5)
+    assert manifest.fault(str(folder)) is None

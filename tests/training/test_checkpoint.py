@@ -405,3 +405,51 @@ def test_true_as_text_means_the_newest(saved):
 def test_output_folder_that_cannot_be_written_is_refused_before_training(make_trainer):
     with pytest.raises(MisconfigurationException, match="Nothing can be written to output_dir /proc/run"):
         make_trainer(max_steps=1, output_dir="/proc/run").train()
+
+
+class Falling:
+    """The first evaluation is the best."""
+
+    value = 10.0
+
+    def __call__(self, prediction):
+        self.value -= 1
+        return {"score": self.value}
+
+
+BY_SCORE = {
+    "max_steps": 4,
+    "eval_strategy": "steps",
+    "eval_steps": 2,
+    "save_strategy": "steps",
+    "save_steps": 2,
+    "metric_for_best_model": "score",
+    "load_best_model_at_end": True,
+}
+
+
+def test_the_best_checkpoint_is_found_where_the_folder_was_moved_to(make_trainer, tmp_path):
+    first = make_trainer({"compute_metrics": Falling()}, output_dir=str(tmp_path / "old"), **BY_SCORE)
+    first.train()
+    os.rename(tmp_path / "old", tmp_path / "new")
+    again = make_trainer({"compute_metrics": Falling()}, output_dir=str(tmp_path / "new"), **BY_SCORE)
+    again.train(resume_from_checkpoint=True)
+    assert again.state.best_model_checkpoint == str(tmp_path / "new" / "checkpoint-2")
+    assert_same_weights(weights(again.model), weights(first.model))
+
+
+def test_a_best_checkpoint_that_is_gone_gives_way_to_the_next(make_trainer, tmp_path):
+    make_trainer({"compute_metrics": Falling()}, **BY_SCORE).train()
+    shutil.rmtree(tmp_path / "run" / "checkpoint-2")
+    again = make_trainer({"compute_metrics": Falling()}, **{**BY_SCORE, "max_steps": 6})
+    again.train(resume_from_checkpoint=True)
+    assert again.state.best_model_checkpoint == str(tmp_path / "run" / "checkpoint-6")
+
+
+def test_later_steps_of_another_run_are_the_first_to_go(make_trainer, tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 2}
+    make_trainer(max_steps=8, **settings).train()  # leaves 6 and 8
+    shutil.copytree(tmp_path / "run" / "checkpoint-6", tmp_path / "kept")
+    make_trainer(max_steps=10, **settings).train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-6"))
+    names = [os.path.basename(path) for path in find_checkpoints(str(tmp_path / "run"))]
+    assert names == ["checkpoint-8", "checkpoint-10"]

@@ -317,6 +317,7 @@ def test_training_goes_on_when_permission_is_lost(make_trainer, tmp_path, caplog
             "the disk is full",
         ),
         (SafetensorError("Error while serializing: shapes differ"), None),
+        (Exception("No space left on device (os error 28)"), "the disk is full"),
         (KeyError("weight"), None),
     ],
     ids=repr,
@@ -353,3 +354,37 @@ def test_a_best_checkpoint_that_was_not_saved_is_not_the_best(make_trainer, smal
     trainer.train()
     assert best == ["", "", "checkpoint-2", "checkpoint-2", "checkpoint-2", "checkpoint-2"]
     assert trainer.state.best_model_checkpoint.endswith("checkpoint-6")
+
+
+def test_nobody_is_told_of_a_checkpoint_that_was_not_saved(make_trainer, small_files):
+    told = []
+
+    class Uses(TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            told.append(state.global_step)
+
+    settings = {**SAVING, "max_steps": 8}
+    make_trainer({"callbacks": [Uses(), LimitFrom(small_files, 4, 7, 100)]}, **settings).train()
+    assert told == [2, 8]
+
+
+def test_what_went_wrong_in_a_run_that_was_interrupted_is_not_of_the_next(make_trainer, monkeypatch):
+    def fails(*args):
+        raise KeyError("of the first run")
+
+    class Interrupts(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 2:
+                args.save_on_signal = False
+                trainer._save_checkpoint(trainer.model, None)
+                raise KeyboardInterrupt
+
+    callback = Interrupts()
+    trainer = make_trainer({"callbacks": [callback]}, **{**SAVING, "save_steps": 100})
+    with monkeypatch.context() as patch:
+        patch.setattr(saving, "seal", fails)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+        Background.settle()
+    trainer.remove_callback(callback)
+    assert trainer.train().global_step == 6

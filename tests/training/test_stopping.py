@@ -158,3 +158,26 @@ def test_a_second_one_stops_at_once_and_leaves_the_last_whole_checkpoint(make_tr
     resumed.train(resume_from_checkpoint=True)
     assert find_checkpoints(resumed.args.output_dir)[0].endswith("checkpoint-4")
     assert resumed.state.global_step == 12
+
+
+@pytest.mark.parametrize(("signum", "kind"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])
+def test_a_signal_after_the_last_step_ends_the_run_when_it_is_done(make_trainer, signum, kind):
+    trainer, ended = interrupted(make_trainer, SignalAt("on_train_end", 1, signum), **SETTINGS)
+    assert type(ended) is kind
+    assert "train_loss" in trainer.state.log_history[-1]
+    assert find_checkpoints(trainer.args.output_dir)[-1].endswith("checkpoint-12")
+
+
+def test_a_checkpoint_that_a_callback_asks_for_draws_the_same_again(make_trainer, tmp_path):
+    class Asks(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_save = state.global_step == 7
+
+    def make(folder):
+        parts = {"callbacks": [Asks()], "data_collator": Drawing()}
+        return make_trainer(parts, output_dir=str(tmp_path / folder), **{**SETTINGS, "save_strategy": "no"})
+
+    whole, resumed = make("whole"), make("resumed")
+    whole.train()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-7"))
+    assert_same_weights(weights(whole.model), weights(resumed.model))

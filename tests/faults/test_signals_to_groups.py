@@ -1,0 +1,52 @@
+"""Signals that reach a run and its workers at once, as those of a terminal and of a batch system do."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+SCRIPT = """
+import sys, time, torch
+from mps_trainer import Trainer, TrainingArguments
+from tests.faults.training import Classifier, Sentences, collate
+
+class Slow(Sentences):
+    def __getitem__(self, index):
+        time.sleep(0.01)
+        return super().__getitem__(index)
+
+if __name__ == "__main__":
+    args = TrainingArguments(
+        output_dir=sys.argv[1], use_cpu=True, max_steps=2000, dataloader_num_workers=2, disable_tqdm=True,
+        report_to="none", logging_steps=1, per_device_train_batch_size=4,
+    )
+    Trainer(Classifier(), args, train_dataset=Slow(), data_collator=collate).train()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
+def test_the_run_is_saved_though_its_workers_are_told_to_end_as_well(tmp_path, signum, status):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    run = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path / "run")],
+        env={**os.environ, "PYTHONPATH": os.getcwd(), "PYTHONUNBUFFERED": "1"},
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    for line in run.stdout:  # until it trains
+        if "loss" in line:
+            break
+    time.sleep(0.5)
+    os.killpg(run.pid, signum)
+    said, _ = run.communicate(timeout=60)
+    assert "and saved" in said, said
+    assert run.returncode == status
+    assert [path.name[:11] for path in (tmp_path / "run").iterdir()] == ["checkpoint-"]
