@@ -109,17 +109,17 @@ def test_checkpoint_that_is_not_there_is_refused(tmp_path, monkeypatch, requeste
         checkpoint_to_resume(requested, str(tmp_path))
 
 
+class Falling:
+    """The first evaluation is the best."""
+
+    value = 10.0
+
+    def __call__(self, prediction):
+        self.value -= 1
+        return {"score": self.value}
+
+
 def test_limit_keeps_the_newest_and_the_best(make_trainer):
-    class Falling:
-        """The first evaluation is the best."""
-
-        def __init__(self):
-            self.value = 10.0
-
-        def __call__(self, prediction):
-            self.value -= 1
-            return {"score": self.value}
-
     trainer = make_trainer(
         {"compute_metrics": Falling()},
         max_steps=5,
@@ -405,16 +405,6 @@ def test_true_as_text_means_the_newest(saved):
 def test_output_folder_that_cannot_be_written_is_refused_before_training(make_trainer):
     with pytest.raises(MisconfigurationException, match="Nothing can be written to output_dir /proc/run"):
         make_trainer(max_steps=1, output_dir="/proc/run").train()
-
-
-class Falling:
-    """The first evaluation is the best."""
-
-    value = 10.0
-
-    def __call__(self, prediction):
-        self.value -= 1
-        return {"score": self.value}
 
 
 BY_SCORE = {
