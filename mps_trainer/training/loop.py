@@ -120,7 +120,7 @@ class TrainingLoop:
         self.gradients.clear()
         self.trainer.fire("on_train_begin")
         if self.args.eval_on_start:
-            self.trainer._evaluate(self.trial, self.trainer.ignore_keys_for_eval, skip_scheduler=True)
+            self.stopping.evaluate_at_start()
         self.stopping.do_what_is_due()
         first_epoch, first_batch = self.here
         if not self.epoch_has_ended and first_batch == 0:

@@ -42,6 +42,16 @@ class Stopping:
         if self._before_evaluation is not None and self.loop.stop.signum is not None:
             raise EvaluationLeftError
 
+    def evaluate_at_start(self) -> None:
+        """The evaluation before the first step; a signal ends it and the run, with nothing to save."""
+        trainer = self.loop.trainer
+        self.begin_evaluation()
+        try:
+            trainer._evaluate(self.loop.trial, trainer.ignore_keys_for_eval, skip_scheduler=True)
+        except EvaluationLeftError:
+            self.loop.stop.end("Stopped in the evaluation before the first step, with nothing new to save.")
+        self.end_evaluation()
+
     def do_what_is_due(self) -> None:
         """In a resumed run: what the signal kept the run before it from."""
         if not self.due:

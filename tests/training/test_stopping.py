@@ -181,3 +181,10 @@ def test_a_checkpoint_that_a_callback_asks_for_draws_the_same_again(make_trainer
     whole.train()
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-7"))
     assert_same_weights(weights(whole.model), weights(resumed.model))
+
+
+def test_an_evaluation_before_the_first_step_is_left_as_well(make_trainer):
+    trainer, ended = interrupted(make_trainer, SignalAt("on_prediction_step", 1), eval_on_start=True, **SETTINGS)
+    assert ended.code == 143
+    assert (trainer.state.global_step, trainer.state.log_history) == (0, [])
+    assert find_checkpoints(trainer.args.output_dir) == []
