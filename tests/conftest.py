@@ -20,8 +20,11 @@ from mps_trainer.simulator import SimulatedMPS, SimulatorUnavailableError, simul
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The slow tests first, so that with several processes none of them begins when all others are done."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    """The slow tests first, so that with several processes none of them begins when all others are done.
+
+    After them those that start commands against a server, seconds each.
+    """
+    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, "hub" not in item.path.parts))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -120,7 +120,7 @@ def test_the_backend_follows_the_device_unless_it_is_named(joined, facts, backen
 
 
 def test_the_process_group_comes_with_the_device_and_not_before(joined, monkeypatch):
-    monkeypatch.setattr("mps_trainer.training_args.gather_facts", lambda: PC)
+    monkeypatch.setattr("mps_trainer.training_args.gather_facts", lambda **_: PC)
     args = TrainingArguments(ddp_timeout=60)
     assert (args.world_size, args.should_save, joined) == (2, True, [])
     assert (str(args.device), str(args.device)) == ("cpu", "cpu")

@@ -98,9 +98,8 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     Their number is that of an ordinary sampler, and all are full but the last. What a bucket has left over after its
     last full batch goes into the first batch of the next longer one; the examples that do not fill a batch are of the
-    shortest, and come last. Examples within a bucket and the order of the batches, in which all buckets are spread
-    over the epoch, are drawn anew each epoch, from a generator of the sampler's own seeded with `seed` + epoch; the
-    epoch is the one told by `set_epoch`, or counted.
+    shortest, and come last. Examples within a bucket and the order of the batches are drawn anew each epoch, from a
+    generator of the sampler's own seeded with `seed` + epoch; the epoch is the one told by `set_epoch`, or counted.
 
     Args:
         lengths: of the examples, in tokens.
@@ -160,19 +159,6 @@ class BucketBatchSampler(Sampler[list[int]]):
         for batch in self._batches(epoch):
             yield batch[self.rank :: self.num_replicas].tolist()
 
-    def _interleaved(self, batches: np.ndarray, generator: torch.Generator) -> np.ndarray:
-        """A random order in which any stretch of an epoch has batches of all buckets, in proportion.
-
-        Gradients of batches of one length differ from those of another: in a plain random order the optimizer, which
-        averages over a few steps, follows now these, now those, and learns more slowly.
-        """
-        longest = self.buckets.lengths_for(self.lengths[batches].max(axis=1)) if len(batches) else np.empty(0)
-        places = torch.rand(len(batches), generator=generator).numpy()
-        for length in np.unique(longest):
-            own = np.flatnonzero(longest == length)
-            places[own] = (np.arange(len(own)) + places[own]) / len(own)
-        return np.argsort(places, kind="stable")
-
     def order(self) -> np.ndarray:
         """The indices of the examples, of all processes, in the order in which the epoch to come visits them."""
         return np.concatenate([*self._batches(self.epoch), np.empty(0, np.int64)])
@@ -205,7 +191,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         order = order[np.argsort(keys, kind="stable")]
         whole = order[rest:].reshape(-1, size)
         if self.shuffle:
-            whole = whole[self._interleaved(whole, generator)]
+            whole = whole[torch.randperm(len(whole), generator=generator).numpy()]
         fill = -rest % self.num_replicas
         return [*whole, np.resize(order[:rest], rest + fill)] if rest else list(whole)
 

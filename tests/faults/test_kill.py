@@ -29,16 +29,13 @@ def assert_all_identical(done, trials):
 
 @pytest.mark.slow
 def test_runs_that_are_killed_at_random_are_gone_on_with_exactly():
-    assert_all_identical(kill("--trials", "25"), 25)
-
-
-@pytest.mark.slow
-def test_so_are_those_on_simulated_mps():
+    devices = ["--device", "cpu"]
     try:
         load_extension()
-    except SimulatorUnavailableError as error:
-        pytest.skip(str(error))
-    assert_all_identical(kill("--trials", "12", "--device", "mps", "--seed", "1"), 12)
+        devices += ["--device", "mps"]
+    except SimulatorUnavailableError:
+        pass  # the CPU's trials are all there can be; .ci/run builds the device before, where its failure is one
+    assert_all_identical(kill("--trials", "25", *devices), 25)
 
 
 LOGS = [{"step": 2, "loss": 0.5}, {"step": 4, "loss": 0.25}]
