@@ -34,12 +34,8 @@ def find_checkpoints(output_dir: str) -> list[str]:
     """Checkpoint folders in `output_dir`, the oldest step first."""
     if not os.path.isdir(output_dir):
         return []
-    steps = sorted(
-        int(match[1])
-        for name in os.listdir(output_dir)
-        if (match := _FOLDER.fullmatch(name)) and os.path.isdir(os.path.join(output_dir, name))
-    )
-    return [checkpoint_folder(output_dir, step) for step in steps]
+    names = (name for name in os.listdir(output_dir) if os.path.isdir(os.path.join(output_dir, name)))
+    return [checkpoint_folder(output_dir, step) for step in sorted(map(step_of, names)) if step >= 0]
 
 
 def checkpoint_to_resume(requested: str | bool | None, output_dir: str) -> str | None:

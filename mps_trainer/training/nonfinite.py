@@ -13,7 +13,6 @@ from ..checkpoints import folders
 from ..checkpoints.rng import rng_state, set_rng
 from ..errors import NonFiniteLossError
 from ..guards.numbers import OVERFLOWS, NonFinite
-from .draws import BEFORE_EPOCH, BEFORE_WAITING, ORDER_SEED
 
 if TYPE_CHECKING:
     from .loop import TrainingLoop
@@ -61,8 +60,6 @@ class Before:
         # a resumed run may not have set the generators yet: then they stand where its checkpoint says
         self.rng: dict[str, Any] = rng_state() if resumed is None else resumed
         self.draws = loop.draws.state()
-        if resumed is not None:
-            self.draws = {key: resumed[key] for key in (BEFORE_EPOCH, BEFORE_WAITING, ORDER_SEED) if key in resumed}
         self.meter = loop.meter.state()
         self.here = loop.here
         self.epoch_has_ended = not done
