@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import re
@@ -10,8 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import MisconfigurationException
 from .files import damaged, read_tensors
+
+logger = logging.getLogger(__name__)
 
 FILE = "rng_state.pth"
 # States of the same form that the file may have as well, or None: see training/draws.py.
@@ -34,14 +36,20 @@ def rng_state() -> dict[str, Any]:
     return state
 
 
-def read_rng(checkpoint: str) -> dict[str, Any] | None:
-    """What `rng_state` gave when `checkpoint` was made; None for one without such a file.
+def file_of(rank: int, size: int) -> str:
+    """The name of the file of process `rank` of `size`."""
+    return FILE if size == 1 else f"rng_state_{rank}.pth"
+
+
+def read_rng(checkpoint: str, rank: int = 0, size: int = 1) -> dict[str, Any] | None:
+    """What `rng_state` gave in this process, the one of `rank`, when `checkpoint` was made; None without such a file.
+
+    Where another number of processes made it, this one goes on with the generators of one of them.
 
     Raises:
-        MisconfigurationException: for a damaged file, and for a checkpoint that several processes made.
+        MisconfigurationException: for a damaged file.
     """
-    _require_one_process(checkpoint)
-    path = os.path.join(checkpoint, FILE)
+    path = os.path.join(checkpoint, _file_for(checkpoint, rank, size))
     if not os.path.isfile(path):
         if os.path.lexists(path):
             raise damaged(path, ValueError("it is a folder, or a link that leads nowhere"))
@@ -54,14 +62,21 @@ def read_rng(checkpoint: str) -> dict[str, Any] | None:
 _REQUIRED = ["python", "numpy", "cpu"]
 
 
-def _require_one_process(checkpoint: str) -> None:
-    ranks = sorted(name for name in os.listdir(checkpoint) if re.fullmatch(r"rng_state_\d+\.pth", name))
-    if ranks:
-        raise MisconfigurationException(
-            f"{checkpoint} was made by {len(ranks)} processes ({ranks[0]} is one's), and this is one: it would not go "
-            "on with the same examples. Resume with a checkpoint of one process, or begin a new run with this one's "
-            "folder as the model."
-        )
+def _file_for(checkpoint: str, rank: int, size: int) -> str:
+    made_by = sum(1 for name in os.listdir(checkpoint) if re.fullmatch(r"rng_state_\d+\.pth", name))
+    if made_by == 0:
+        if size > 1 and os.path.isfile(os.path.join(checkpoint, FILE)):
+            logger.warning(_OTHER_NUMBER, checkpoint, "1 process", size)
+        return FILE
+    if made_by != size:
+        logger.warning(_OTHER_NUMBER, checkpoint, f"{made_by} processes", size)
+    return f"rng_state_{rank % made_by}.pth"
+
+
+_OTHER_NUMBER = (
+    "%s was made by %s, and the number now is %d: weights, optimizer and the place in the epoch are the checkpoint's, "
+    "random numbers such as dropout's are not those that the run would have drawn."
+)
 
 
 def _require_states(path: str, state: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import Sampler
 
 from ..errors import MisconfigurationException
+from .shares import shares_of
 
 _STEP = 8  # tokens between lengths to choose from, as matrix units like them
 
@@ -198,5 +199,6 @@ class BucketBatchSampler(Sampler[list[int]]):
 
 def buckets_of(loader: Any) -> BucketBatchSampler | None:
     """The sampler of a loader whose batches are made from length buckets; None for any other."""
-    sampler = getattr(loader, "batch_sampler", None)
+    share = shares_of(loader)
+    sampler = getattr(loader, "batch_sampler", None) if share is None else share.batches
     return sampler if isinstance(sampler, BucketBatchSampler) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,10 +12,15 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 from transformers.trainer_utils import has_length
 
+from ..errors import MisconfigurationException
 from ..guards.signals import IgnoringInterrupts, workers_begin_deaf
 from .buckets import BucketBatchSampler, buckets_of
 from .faults import explain_loading
 from .order import EpochOrder, LaterBatches, tell_epoch
+from .shares import ShareOfBatches, ShareOfStream, is_shared, shares_of
+
+if TYPE_CHECKING:
+    from ..distributed import Processes
 
 _KEPT = (  # what a loader made from another takes over, beside the dataset and what says which examples are a batch
     "num_workers",
@@ -63,8 +68,10 @@ class EpochLoader(DataLoader):
 
     @property
     def total_batch_size(self) -> int | None:
-        """Examples in a batch over all processes, of which there is one."""
-        return self.batch_size if self.batch_size is not None else getattr(self.batch_sampler, "batch_size", None)
+        """Examples in a batch over all processes."""
+        share = shares_of(self)
+        size = self.batch_size if self.batch_size is not None else getattr(self.batch_sampler, "batch_size", None)
+        return size if share is None or size is None else size * share.size
 
     @property
     def total_dataset_length(self) -> int:
@@ -168,21 +175,56 @@ def _generators() -> tuple[Any, ...]:
     return random.getstate(), keys.tobytes(), position, torch.get_rng_state().numpy().tobytes()  # type: ignore[union-attr]
 
 
-def prepare_loader(loader: Any, *, seedable: bool = True, data_seed: int | None = None) -> Any:
+def prepare_loader(
+    loader: Any,
+    *,
+    seedable: bool = True,
+    data_seed: int | None = None,
+    processes: Processes | None = None,
+    whole: bool = False,
+    even: bool = True,
+) -> Any:
     """`loader` as an `EpochLoader`, as transformers' Trainer has Accelerate prepare it; not a `DataLoader`: as it is.
 
     Args:
-        seedable: a `RandomSampler` draws each epoch from `data_seed` + epoch, not from torch's global generator.
+        seedable: a `RandomSampler` draws each epoch from `data_seed` + epoch, not from torch's global generator. It
+            always does with several processes, whose global generators need not agree.
         data_seed: None for the seed that torch was last given.
+        processes: of the run; each has its share of the batches.
+        whole, even: how they are shared out, see `ShareOfBatches`.
     """
     if isinstance(loader, EpochLoader) or not isinstance(loader, DataLoader):
         return loader
     prepared = _another(EpochLoader, loader, **_batching(loader))
     sampler = getattr(prepared.batch_sampler, "sampler", None)
-    if seedable and isinstance(sampler, RandomSampler) and not isinstance(sampler, EpochOrder):
+    several = processes is not None and processes.are_several
+    if (seedable or several) and isinstance(sampler, RandomSampler) and not isinstance(sampler, EpochOrder):
         order = EpochOrder(sampler, torch.initial_seed() if data_seed is None else data_seed)
         prepared.batch_sampler.sampler = order
-    return prepared
+    return prepared if processes is None else _shared(prepared, processes, whole, even)
+
+
+def _shared(loader: EpochLoader, processes: Processes, whole: bool, even: bool) -> EpochLoader:
+    """`loader` with the batches of this process, of those of all.
+
+    Raises:
+        MisconfigurationException: for a loader that does not make the batches, whose dataset gives them.
+    """
+    if not processes.are_several or is_shared(loader):
+        return loader
+    rank, size, drop_last = processes.rank, processes.size, loader.drop_last
+    if isinstance(loader.dataset, IterableDataset) and loader.batch_size is not None:
+        own = -(-loader.batch_size // size) if whole else loader.batch_size
+        stream = ShareOfStream(loader.dataset, own, rank, size, even=even, drop_last=drop_last)
+        return _another(EpochLoader, loader, dataset=stream, batch_size=own, drop_last=drop_last)
+    if loader.batch_sampler is None:
+        raise MisconfigurationException(
+            "The dataset gives whole batches (batch_size=None), which cannot be shared out to several processes. Let "
+            "the DataLoader make the batches, or give the Trainer something that is no DataLoader and gives each "
+            "process batches of its own."
+        )
+    share = ShareOfBatches(loader.batch_sampler, rank, size, whole=whole, even=even, drop_last=drop_last)
+    return _another(EpochLoader, loader, batch_sampler=share)
 
 
 def epoch_batches(
@@ -225,7 +267,8 @@ def length_of(loader: Any) -> int | None:
 def num_examples(loader: Any, batch_size: int) -> int:
     """Examples that `loader` goes through, estimated from its batches where it has no dataset of known length."""
     try:
-        return len(loader.dataset)
+        dataset = loader.dataset
+        return len(dataset.dataset if isinstance(dataset, ShareOfStream) else dataset)
     except (AttributeError, TypeError):
         return (length_of(loader) or 0) * batch_size
 
@@ -258,4 +301,4 @@ def _another(kind: type[DataLoader], loader: DataLoader, **batching: Any) -> Any
     prepare = kept["worker_init_fn"]
     if loader.num_workers and kind is EpochLoader and not isinstance(prepare, IgnoringInterrupts):
         kept["worker_init_fn"] = IgnoringInterrupts(prepare)
-    return kind(loader.dataset, **kept, **batching)
+    return kind(**{"dataset": loader.dataset, **kept, **batching})

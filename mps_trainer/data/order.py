@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, RandomSampler
+from torch.utils.data import BatchSampler, RandomSampler, Sampler
 
 
 class EpochOrder(RandomSampler):
@@ -45,6 +45,27 @@ class EpochOrder(RandomSampler):
         again = copy.copy(self)
         again.generator, again.epoch = torch.Generator(), epoch
         return iter(again)
+
+
+class SeededOrder(Sampler[int]):
+    """The order of a sampler that draws from its `generator`, made a function of seed and epoch alone.
+
+    Several processes need one order, and their global generators drift apart with what each of them trains on.
+    """
+
+    def __init__(self, sampler: Any, seed: int) -> None:
+        self.sampler, self.seed, self.epoch = sampler, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[int]:
+        self.sampler.generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        yield from self.sampler
+        self.epoch += 1
 
 
 class LaterBatches(BatchSampler):

@@ -10,6 +10,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 
 from .buckets import BucketBatchSampler
 from .order import EpochOrder, LaterBatches
+from .shares import ShareOfBatches
 
 _SHOWN = 32  # rows that a message names
 
@@ -34,6 +35,9 @@ def rows_of_batches(loader: Any, epoch: int, first: int, count: int = 1) -> list
 def _batches(sampler: Any, epoch: int) -> Iterable[Iterable[int]] | None:
     if isinstance(sampler, BucketBatchSampler):
         return sampler.batches_of(epoch)
+    if isinstance(sampler, ShareOfBatches):
+        everybodys = _batches(sampler.batches, epoch)
+        return None if everybodys is None else sampler.of(everybodys)
     if type(sampler) is not BatchSampler:
         return None
     order = _order(sampler.sampler, epoch)

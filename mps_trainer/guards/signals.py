@@ -8,9 +8,13 @@ import shlex
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from ..distributed import Processes
 
 GRACE = 3  # seconds that a worker goes on after SIGTERM
 _DEFAULTS: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
@@ -22,12 +26,17 @@ class StopRequest:
     Only where the process would do what Python does by itself: a handler of somebody else's stays, a signal that is
     ignored is ignored, and outside the main thread nothing happens.
 
+    Several processes end at the same step: a signal counts when all have agreed that it came to one of them. There a
+    second signal that follows at once is the launcher's, which passes on what reached its processes as well.
+
     Attributes:
         signum: of the signal that came, None while there was none.
     """
 
-    def __init__(self, wanted: bool = True) -> None:
+    def __init__(self, wanted: bool = True, processes: Processes | None = None) -> None:
         self.signum: int | None = None
+        self._received, self._received_at = 0, 0.0
+        self._processes = processes if processes is not None and processes.are_several else None
         self._wanted = wanted and threading.current_thread() is threading.main_thread()
         self._process = os.getpid()
 
@@ -47,12 +56,27 @@ class StopRequest:
     def _note(self, signum: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:
             self._in_child(signum)
-        elif self.signum is not None:
-            _end_at_once(signum)
+        elif self._received:
+            if self._processes is None or time.monotonic() - self._received_at > GRACE:
+                _end_at_once(signum)
         else:
-            self.signum = signum
+            self._received, self._received_at = signum, time.monotonic()
+            if self._processes is None:
+                self.signum = signum
             name = signal.Signals(signum).name
-            _tell(f"\n{name}: finishing the step and saving a checkpoint. Once more stops at once, without saving.\n")
+            if self._speaks:
+                _tell(
+                    f"\n{name}: finishing the step and saving a checkpoint. Once more stops at once, without saving.\n"
+                )
+
+    def agree(self) -> None:
+        """Makes a signal that has reached one of the processes known to all of them."""
+        if self._processes is not None:
+            self.signum = int(self._processes.highest([self._received])[0]) or None
+
+    @property
+    def _speaks(self) -> bool:
+        return self._processes is None or self._processes.is_first
 
     def _in_child(self, signum: int) -> None:
         """A worker that was forked: the run decides about Ctrl-C, which reaches every process of a terminal."""
@@ -66,8 +90,10 @@ class StopRequest:
             KeyboardInterrupt: for SIGINT; what scripts and notebooks expect of Ctrl-C. Python exits with 130.
             SystemExit: for SIGTERM, with 143, after printing `message`.
         """
+        message = message if self._speaks else ""
         if self.signum == signal.SIGTERM:
-            print(message, file=sys.stderr, flush=True)
+            if message:
+                print(message, file=sys.stderr, flush=True)
             raise SystemExit(128 + signal.SIGTERM)
         raise KeyboardInterrupt(message)
 

@@ -16,6 +16,7 @@ from transformers.trainer_callback import (
 from transformers.trainer_pt_utils import log_metrics, save_metrics, save_state
 
 from ..data.transfer import BatchTransfer
+from ..distributed import Processes
 from ..guards.callbacks import explain_callback
 from ..training_args import TrainingArguments
 from .accelerator import Accelerator
@@ -52,6 +53,7 @@ class TrainerBase:
     optimizer: Any
     lr_scheduler: Any
     precision: MixedPrecision
+    processes = Processes()  # that train together
     transfer: BatchTransfer
     attention_masks: AttentionMasks
     callback_handler: CallbackHandler
@@ -76,6 +78,10 @@ class TrainerBase:
                 f"{type(self.model).__name__}.forward takes: {', '.join(getattr(self, 'signature_columns', []))}."
             )
         return self._prepare_input(inputs)
+
+    @property
+    def _main_input_name(self) -> str:
+        return getattr(self.model, "main_input_name", "input_ids")
 
     # What another part of the Trainer does
 

@@ -56,7 +56,7 @@ def restore_progress(loop: TrainingLoop, folder: str) -> dict[str, Any] | None:
     trainer._load_from_checkpoint(folder)
     trainer._load_optimizer_and_scheduler(folder)
     trainer._load_scaler(folder)
-    saved = read_rng(folder)
+    saved = read_rng(folder, trainer.processes.rank, trainer.processes.size)
     loop.go_on_at(trainer.state.global_step, _position(saved, folder))
     return saved
 

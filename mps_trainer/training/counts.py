@@ -44,7 +44,7 @@ class Counts(TrainerBase):
 
     def store_flos(self) -> None:
         """Adds the operations counted since the last call to `state.total_flos`."""
-        self.state.total_flos += self.current_flos
+        self.state.total_flos += self.processes.sum([self.current_flos])[0]
         self.current_flos = 0.0
 
     # Tokens
@@ -82,8 +82,4 @@ class Counts(TrainerBase):
                 number = int((tokens != padding).sum())
             else:
                 logger.warning("include_num_input_tokens_seen: nothing tells padding from tokens, so all are counted.")
-        self.state.num_input_tokens_seen += number
-
-    @property
-    def _main_input_name(self) -> str:
-        return getattr(self.model, "main_input_name", "input_ids")
+        self.state.num_input_tokens_seen += int(self.processes.sum([number])[0])

@@ -21,6 +21,7 @@ from transformers.trainer_utils import (
 )
 
 from ..checkpoints.rng import rng_state, set_rng
+from ..data import shares
 from ..data.buckets import buckets_of
 from ..guards.exhausted import DeviceOutOfMemoryError, explained
 from ..guards.memory import free_unused
@@ -129,20 +130,30 @@ class Evaluation(Loaders, Objective):
         model = self._model_for_evaluation()
         self._announce_evaluation(dataloader, description)
         self.callback_handler.eval_dataloader = dataloader
-        kept = Predictions(args, keep_outputs=not args.batch_eval_metrics or description == "Prediction")
+        is_shared = self.processes.are_several and shares.is_shared(dataloader)
+        by_batch = args.batch_eval_metrics and not is_shared
+        kept = Predictions(args, keep_outputs=not by_batch or description == "Prediction", apart=is_shared)
         seen = 0
-        for inputs in watching_for_last(dataloader, self.accelerator.gradient_state):
+        for number, inputs in enumerate(watching_for_last(dataloader, self.accelerator.gradient_state)):
             size = find_batch_size(inputs) or args.eval_batch_size
-            seen += size
             loss, logits, labels = self.prediction_step(model, inputs, loss_only, ignore_keys=ignore_keys)
             if logits is not None and self.preprocess_logits_for_metrics is not None:
                 logits = self.preprocess_logits_for_metrics(logits, labels)
+            if is_shared and shares.is_filler(dataloader, number):
+                continue
+            seen += size
             kept.add(loss, size, logits, labels, self._inputs_for_metrics(inputs))
             self.fire("on_prediction_step")
             if self.loop is not None:
                 self.loop.stopping.leave_evaluation_if_asked()
-            if args.batch_eval_metrics and self.compute_metrics and logits is not None and labels is not None:
-                results = self._batch_metrics(loss, size, logits, labels, inputs)
+            if by_batch and self.compute_metrics and logits is not None and labels is not None:
+                losses = None if loss is None else loss.repeat(size)
+                results = self._batch_metrics(losses, logits, labels, inputs)
+        if is_shared:
+            kept.gather(self.processes)
+            seen = int(self.processes.sum([seen])[0])
+            if args.batch_eval_metrics:
+                results = self._metrics_by_batch(kept)
         kept.to_numpy()
         if (sorted_batches := buckets_of(dataloader)) is not None and not sorted_batches.shuffle:
             kept.put_back(sorted_batches.order())
@@ -192,7 +203,9 @@ class Evaluation(Loaders, Objective):
         """The model in eval mode; outside of training, in the number format of full evaluation."""
         args = self.args
         begun = time.time()
-        model = self.model_wrapped = self._wrap_model(self.model, training=False)
+        model = self._wrap_model(self.model, training=False)
+        if not self.processes.are_several:  # a replica, which is for training, stays what wraps the model
+            self.model_wrapped = model
         if not self.accelerator._models:  # nothing has trained or evaluated before
             self.accelerator.prepare_model(model, device_placement=self.place_model_on_device)
             self.model_preparation_time = round(time.time() - begun, 4)
@@ -213,7 +226,7 @@ class Evaluation(Loaders, Objective):
     def _inputs_for_metrics(self, inputs: Any) -> Any:
         if "inputs" not in self.args.include_for_metrics:
             return None
-        return self._prepare_input(inputs[getattr(self.model, "main_input_name", "input_ids")])
+        return self._prepare_input(inputs[self._main_input_name])
 
     def _metrics(self, kept: Predictions) -> Mapping[str, Any]:
         if self.compute_metrics is None or kept.predictions is None or kept.labels is None:
@@ -228,14 +241,25 @@ class Evaluation(Loaders, Objective):
             )
         )
 
-    def _batch_metrics(self, loss: Any, size: int, logits: Any, labels: Any, inputs: Any) -> Mapping[str, Any]:
+    def _metrics_by_batch(self, kept: Predictions) -> Mapping[str, Any]:
+        """What compute_metrics makes of the batches of all processes, one after the other."""
+        results: Mapping[str, Any] = {}
+        batches = list(kept.by_batch())
+        for number, (losses, logits, labels, inputs) in enumerate(batches):
+            if self.compute_metrics is None or logits is None or labels is None:
+                return {}
+            self.accelerator.gradient_state.end_of_dataloader = number == len(batches) - 1
+            results = self._batch_metrics(losses, logits, labels, inputs)
+        return results
+
+    def _batch_metrics(self, losses: Any, logits: Any, labels: Any, inputs: Any) -> Mapping[str, Any]:
         """What compute_metrics makes of one batch; after the last one, the metrics of all."""
         assert self.compute_metrics is not None
         wanted = self.args.include_for_metrics
         prediction = EvalPrediction(
             predictions=logits,
             label_ids=labels,
-            losses=loss.repeat(size) if "loss" in wanted and loss is not None else None,
+            losses=losses if "loss" in wanted else None,
             inputs=inputs if "inputs" in wanted else None,
         )
         is_last = self.accelerator.gradient_state.end_of_dataloader

@@ -7,9 +7,12 @@ from typing import Any
 
 from torch import nn
 
+from .replicas import inside
+
 
 def base_model(model: Any) -> Any:
-    """The model that PEFT has put its adapters into, or `model` itself."""
+    """The model that PEFT has put its adapters into, or `model` itself; that of a replica."""
+    model = inside(model)
     if not hasattr(model, "peft_config"):
         return model
     get = getattr(model, "get_base_model", None)

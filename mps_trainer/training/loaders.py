@@ -16,6 +16,7 @@ from ..data.buckets import BucketBatchSampler, LengthBuckets
 from ..data.columns import ColumnRemover, is_table, signature_columns, without_unused_columns
 from ..data.lengths import LENGTH_STRATEGIES, group_by_length, is_batch_sampler, lengths_of, rebalanced_batches
 from ..data.loader import num_examples, prepare_loader
+from ..data.order import SeededOrder
 from ..data.padding import PadToBucket
 from ..errors import MisconfigurationException
 from .base import TrainerBase
@@ -120,10 +121,18 @@ class Loaders(TrainerBase):
         if len(dataset) == 0:
             return SequentialSampler(dataset)  # the run says what is wrong; a RandomSampler would in its own terms
         column, processing_class = args.length_column_name, self.processing_class
+        several = self.processes.are_several
+        seed = torch.initial_seed() if args.data_seed is None else args.data_seed
         if strategy == "group_by_length":
-            update = args.train_batch_size * args.gradient_accumulation_steps
-            return group_by_length(dataset, update, column, processing_class)
+            update = args.train_batch_size * args.gradient_accumulation_steps * self.processes.size
+            order = group_by_length(dataset, update, column, processing_class)
+            return SeededOrder(order, seed) if several else order
         if strategy == "batch_rebalance":
+            if several:
+                raise MisconfigurationException(
+                    "train_sampling_strategy='batch_rebalance' works in one process, and this is one of "
+                    f"{self.processes.size}. Take 'bucket_by_length' or 'group_by_length'."
+                )
             return rebalanced_batches(
                 dataset,
                 args.train_batch_size,
@@ -135,9 +144,9 @@ class Loaders(TrainerBase):
         if strategy == "bucket_by_length":
             sampler = BucketBatchSampler(
                 lengths_of(dataset, column, processing_class),
-                self._train_batch_size,
+                self._train_batch_size * self.processes.size,
                 num_buckets=args.num_length_buckets,
-                seed=torch.initial_seed() if args.data_seed is None else args.data_seed,
+                seed=seed,
                 drop_last=args.dataloader_drop_last,
             )
             self._length_buckets = sampler.buckets
@@ -283,22 +292,37 @@ class Loaders(TrainerBase):
                 settings["worker_init_fn"] = functools.partial(
                     seed_worker, num_workers=self.args.dataloader_num_workers, rank=self.args.process_index
                 )
-        loader = self.prepare_loader(DataLoader(dataset, **settings))
+        split = is_training and isinstance(settings.get("batch_sampler"), BucketBatchSampler)
+        loader = self.prepare_loader(DataLoader(dataset, **settings), whole=split or None, even=is_training)
         if dataloader_key is not None and self.args.dataloader_persistent_workers:
             self.__dict__.setdefault("_eval_dataloaders", {})[dataloader_key] = loader
             self.__dict__.setdefault("_eval_datasets", {})[dataloader_key] = given
         return loader
 
-    def prepare_loader(self, loader: Any) -> Any:
+    def prepare_loader(self, loader: Any, whole: bool | None = None, even: bool = True) -> Any:
         """`loader` ready for epochs: a `RandomSampler` in it is seeded for each, unless `accelerator_config` forbids.
 
-        With one process, `split_batches`, `dispatch_batches` and `even_batches` leave the batches as they are.
+        With several processes it gives this one its share. Then `split_batches` means a batch of `loader` to be one of
+        all processes; `dispatch_batches` and `even_batches` change nothing: each process loads its own batches, and no
+        example is repeated to make them even.
+
+        Args:
+            whole, even: see `ShareOfBatches`; `whole` is by default what `split_batches` says.
         """
-        config = self.args.accelerator_config
+        config: Any = self.args.accelerator_config
         seedable = config.get("use_seedable_sampler", True) if isinstance(config, dict) else None
         if seedable is None:
             seedable = getattr(config, "use_seedable_sampler", True)
-        return prepare_loader(loader, seedable=seedable, data_seed=self.args.data_seed)
+        if whole is None:
+            whole = bool(config.get("split_batches") if isinstance(config, dict) else config.split_batches)
+        return prepare_loader(
+            loader,
+            seedable=seedable,
+            data_seed=self.args.data_seed,
+            processes=self.processes,
+            whole=whole,
+            even=even,
+        )
 
     def _loading(self) -> dict[str, Any]:
         """How batches are loaded: by how many processes, started how, and into which memory."""

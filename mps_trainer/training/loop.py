@@ -12,6 +12,7 @@ from transformers.trainer_utils import TrainOutput, speed_metrics
 
 from ..checkpoints.rng import set_rng
 from ..data.loader import length_of
+from ..data.shares import shares_of
 from ..guards.signals import StopRequest
 from . import checkpoint, nonfinite
 from .after_step import AfterStep
@@ -23,6 +24,7 @@ from .meter import LossMeter
 from .objective import Objective
 from .optimizer import follows_metric, set_mode
 from .plan import StepPlan
+from .replicas import apart
 from .stopping import EvaluationLeftError, Stopping
 from .trail import Trail
 
@@ -52,7 +54,7 @@ class TrainingLoop:
             self.args.num_train_epochs,
         )
         scaled = trainer.precision.scaler is not None
-        self.meter = LossMeter(self.args.device, self.args.logging_nan_inf_filter, scaled)
+        self.meter = LossMeter(self.args.device, self.args.logging_nan_inf_filter, scaled, trainer.processes)
         self.trail = Trail(self.loader, self.plan, type(trainer).get_batch_samples is Objective.get_batch_samples)
         self.model = trainer.model_wrapped = trainer._wrap_model(trainer.model)
         trainer.create_optimizer_and_scheduler(self.plan.max_steps)
@@ -71,7 +73,7 @@ class TrainingLoop:
         if resume_from is not None:
             self.rng = checkpoint.restore_progress(self, resume_from)
             self.draws.resume(self.rng)
-        self.stop = StopRequest(self.args.save_on_signal)
+        self.stop = StopRequest(self.args.save_on_signal, trainer.processes)
         if self.args.auto_find_batch_size:
             self.fitting = FittingBatches(self, trainer.examples_at_a_time)
         self.grad_norm: torch.Tensor | float | None = None
@@ -187,6 +189,12 @@ class TrainingLoop:
             logger.warning("The training dataset gave no batch in epoch %d: training stops here.", epoch)
             self.trainer.control.should_training_stop = True
 
+    def fillers_among(self, count: int) -> set[int]:
+        """Which of the last `count` batches are another process's, and do not count in this one."""
+        share = shares_of(self.loader)
+        end = self.here[1]
+        return set() if share is None else {number - end + count for number in share.fillers if number < end}
+
     def may_save(self) -> bool:
         """Whether a checkpoint may be due after the step to come."""
         step, strategy = self.state.global_step + 1, self.args.save_strategy
@@ -207,11 +215,14 @@ class TrainingLoop:
         divisors = trainer.shares(batches) if divisors is None else divisors
         for i, (batch, divisor) in enumerate(zip(batches, divisors, strict=True)):
             trainer.accelerator.gradient_state.sync_gradients = i == last
-            if divisor is not None:
-                trainer.loss_divisor = divisor
-                loss = trainer.training_step(self.model, batch, num_items)
-                # one that a subclass returns may be changed by it before it is read
-                self.meter.add(loss if self.owns_losses else loss.clone(), self.state.global_step)
+            with apart(self.model, i < last):
+                if divisor is not None:
+                    trainer.loss_divisor = divisor
+                    loss = trainer.training_step(self.model, batch, num_items)
+                    # one that a subclass returns may be changed by it before it is read
+                    self.meter.add(loss if self.owns_losses else loss.clone(), self.state.global_step)
+                elif i == last and trainer.processes.are_several:
+                    trainer.take_part(self.model, batch)
             trainer.count_batch(batch)
             if i < last:
                 trainer.fire("on_substep_end")
@@ -238,6 +249,7 @@ class TrainingLoop:
     def log_evaluate_save(self) -> None:
         """Does what the callbacks asked for after a step or an epoch."""
         self.trainer.background.poll()
+        self.stop.agree()
         if self.stop.signum is not None and self.draws.may_stop:  # if not, it may after the step to come
             self.stopping.save_and_end()
         control = self.trainer.control
@@ -280,6 +292,7 @@ class TrainingLoop:
         if self.stop.signum is not None:  # in the last step, and loading draws: no step more came
             self.stopping.save_and_end()
         trainer.save_again(self.trial)
+        trainer.processes.wait()  # for what the first one has written
         share = steps / max(self.plan.max_steps, 1)
         metrics = speed_metrics(
             "train", self.start_time, num_samples=round(self.samples_in_plan() * share), num_steps=steps
@@ -298,7 +311,7 @@ class TrainingLoop:
         return TrainOutput(self.state.global_step, metrics["train_loss"], metrics)
 
     def samples_in_plan(self) -> float:
-        batch_size = self.trainer._train_batch_size
+        batch_size = self.trainer._train_batch_size * self.trainer.processes.size
         if self.args.max_steps > 0 or self.plan.batches_per_epoch is None:
             return self.plan.max_steps * batch_size * self.plan.accumulation
         return self.trainer.num_examples(self.loader) * self.args.num_train_epochs

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..distributed import Processes
 from ..guards.numbers import NumberWatch
 
 _OF_A_NUMBER = 16  # bytes: the storage of a loss that stands for itself
@@ -22,13 +23,21 @@ class LossMeter:
         device: where the losses are.
         skip_nonfinite: a nan or infinite loss counts as the mean of the steps since the last reading.
         scaled: whether a gradient scaler looks after gradients that overflow.
+        processes: the loss that is read is the mean of theirs.
 
     Attributes:
         watch: has looked at every loss and norm that was read.
     """
 
-    def __init__(self, device: torch.device, skip_nonfinite: bool, scaled: bool = False) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        skip_nonfinite: bool,
+        scaled: bool = False,
+        processes: Processes = Processes(),  # noqa: B008 - one that is alone has nothing that changes
+    ) -> None:
         self.device = device
+        self.processes = processes
         self.skip_nonfinite = skip_nonfinite
         self.watch = NumberWatch(scaled)
         self.begin_at(0)
@@ -97,7 +106,7 @@ class LossMeter:
         """Mean loss of the steps since the last reading, and the gradient norm: one wait for the device."""
         norm = self._drain(grad_norm)
         steps = max(step - self.last_read_step, 1)
-        loss_sum = float(self._sum)
+        loss_sum = self.processes.sum([float(self._sum)])[0] / self.processes.size
         self.total += loss_sum
         self._sum = np.float32(0.0)
         self.last_read_step = step

@@ -20,6 +20,7 @@ from .introspection import base_model
 from .items import ItemsUse, items_of
 from .loss import count_items, divisors, loss_of, predicts_next_token, shifts_labels
 from .optimizer import set_mode
+from .replicas import nothing_of
 
 # not in the first releases of transformers 5
 _SMOOTHER_NORMALISES = "num_items_in_batch" in inspect.signature(LabelSmoother.__call__).parameters
@@ -51,8 +52,11 @@ class Objective(TrainerBase):
         every = self.args.torch_empty_cache_steps
         if every is not None and self.state.global_step % every == 0:
             free_unused(self.args.device)
-        if not self._is_share_of_update(num_items_in_batch) and self.loss_divisor != 1:
-            loss = loss / self.loss_divisor
+        if not self._is_share_of_update(num_items_in_batch):
+            if self.loss_divisor != 1:
+                loss = loss / self.loss_divisor
+        elif self.processes.are_several and self.args.average_tokens_across_devices:
+            loss = loss * self.processes.size  # gradients are averaged, and this is one of several parts of a sum
         self.accelerator.backward(loss)
         return loss.detach()
 
@@ -115,6 +119,12 @@ class Objective(TrainerBase):
         """What a subclass wants around the forward pass besides; nothing here."""
         return contextlib.nullcontext()
 
+    def take_part(self, model: nn.Module, inputs: dict[str, Any]) -> None:
+        """A backward pass that adds nothing, where this process has nothing to learn and the others wait for it."""
+        with self.compute_loss_context_manager():
+            self._outputs(model, self._prepare_inputs(inputs), None)
+        self.accelerator.backward(nothing_of(model))
+
     # The batches of an update
 
     def get_batch_samples(
@@ -122,7 +132,17 @@ class Objective(TrainerBase):
     ) -> tuple[list[Any], torch.Tensor | int | None]:
         """The next batches of an epoch, at most `num_batches`, and how many items all of them have."""
         batches = list(itertools.islice(epoch_iterator, num_batches))
-        return batches, self._get_num_items_in_batch(batches, device)
+        items = self._get_num_items_in_batch(batches, device)
+        return batches, self._of_all_processes(items) if self.processes.are_several else items
+
+    def _of_all_processes(self, items: torch.Tensor | int | None) -> torch.Tensor | int | None:
+        """The items of an update in all processes, of those in this one; None if one of them does not know."""
+        # what one process has learnt of the model's loss, another may not have: all ask, or none
+        asks = self.model_accepts_loss_kwargs or self.compute_loss_func is not None or self._computes_loss_itself
+        if not asks or not self.args.average_tokens_across_devices:
+            return items
+        total, unknown = self.processes.sum([0.0 if items is None else float(items), items is None])
+        return None if unknown else torch.tensor(int(total))
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:
         """Labels of all batches that enter the loss; None where there are none or nobody looks at the number."""
@@ -132,8 +152,22 @@ class Objective(TrainerBase):
         return items_of(batch_samples, shifts_labels(base_model(self.model)))
 
     def shares(self, batches: list[Any]) -> list[float | None]:
-        """What the loss of each batch of an update is divided by; None for one without items, which has no loss."""
-        return divisors(self._item_counts(batches)) if len(batches) > 1 else [1.0]
+        """What the loss of each batch of an update is divided by; None for one without items, which has no loss.
+
+        With several processes, whose gradients are averaged, the average is the mean over the items of all.
+        """
+        if not self.processes.are_several:
+            return divisors(self._item_counts(batches)) if len(batches) > 1 else [1.0]
+        fillers = set() if self.loop is None else self.loop.fillers_among(len(batches))
+        counts = [0 if i in fillers else count for i, count in enumerate(self._item_counts(batches))]
+        if not self.args.average_tokens_across_devices:
+            return divisors(counts)
+        unknown, total, number = self.processes.sum(
+            [counts.count(None), sum(count or 0 for count in counts), len(counts) - len(fillers)]
+        )
+        if unknown or not total:
+            counts, total = [0 if i in fillers else 1 for i in range(len(batches))], number
+        return [total / (count * self.processes.size) if count else None for count in counts]
 
     def _item_counts(self, batches: list[Any]) -> list[int | None]:
         shifted = shifts_labels(base_model(self.model))

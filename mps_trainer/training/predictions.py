@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import groupby
+from itertools import groupby, zip_longest
 from typing import Any
 
 import numpy as np
 import torch
 from transformers.trainer_pt_utils import nested_numpify
 
+from ..distributed import Processes
 from ..training_args import TrainingArguments
 from .accelerator import GradientState
 from .loss import IGNORED_LABEL
 
+_NOTHING = object()
 _KEPT = ("losses", "predictions", "labels", "inputs")
 
 
@@ -21,9 +23,12 @@ class Predictions:
     """Losses, predictions, labels and inputs of all batches, padded to one length where batches are joined.
 
     They stay on the device until `eval_accumulation_steps` batches are done, or all are.
+
+    Args:
+        apart: keep the batches apart until they are asked for, because those of other processes come between them.
     """
 
-    def __init__(self, args: TrainingArguments, keep_outputs: bool) -> None:
+    def __init__(self, args: TrainingArguments, keep_outputs: bool, apart: bool = False) -> None:
         self.every = args.eval_accumulation_steps
         self.keep_outputs = keep_outputs
         self.batches = 0
@@ -31,7 +36,8 @@ class Predictions:
         self.predictions: Any
         self.labels: Any
         self.inputs: Any
-        self.losses, self.predictions, self.labels, self.inputs = (Batches(args.eval_do_concat_batches) for _ in _KEPT)
+        join = args.eval_do_concat_batches
+        self.losses, self.predictions, self.labels, self.inputs = (Batches(join, join and not apart) for _ in _KEPT)
 
     def add(self, loss: torch.Tensor | None, size: int, predictions: Any, labels: Any, inputs: Any) -> None:
         """Adds a batch of `size` examples, whose mean loss counts once for each of them."""
@@ -45,6 +51,15 @@ class Predictions:
         if self.every and self.batches % self.every == 0:
             for name in _KEPT:
                 getattr(self, name).to_host()
+
+    def gather(self, processes: Processes) -> None:
+        """Takes in the batches of all processes, in the order in which one process alone would have had them."""
+        for name in _KEPT:
+            getattr(self, name).gather(processes)
+
+    def by_batch(self) -> Iterator[tuple[Any, ...]]:
+        """The four of each batch, after `gather`; None for what there is none of."""
+        return zip_longest(*(getattr(self, name).on_host for name in _KEPT))
 
     def to_numpy(self) -> None:
         """Afterwards the four are arrays, or lists of one for each batch; None where there was nothing."""
@@ -79,29 +94,39 @@ class Batches:
     """Tensors, or lists, tuples and dictionaries of them, batch by batch; joined once, and copied to the host once.
 
     A copy for each batch would make the host wait for the device each time; a join for each, copy what is there again.
+
+    Args:
+        join: whether `arrays` gives them as one.
+        join_early: whether they may be one before that.
     """
 
-    def __init__(self, join: bool) -> None:
-        self._join = join
+    def __init__(self, join: bool, join_early: bool) -> None:
+        self._join, self._join_early = join, join_early
         self._on_device: list[Any] = []
-        self._on_host: list[Any] = []
+        self.on_host: list[Any] = []
 
     def add(self, batch: Any) -> None:
         self._on_device.append(batch)
 
     def to_host(self) -> None:
         """Frees the device of what was added since the last call."""
-        if self._on_device and self._join:
+        if self._on_device and self._join_early:
             self._on_device = [joined(self._on_device)]
-        self._on_host += (_map(torch.Tensor.cpu, [batch]) for batch in self._on_device)
+        self.on_host += (_map(torch.Tensor.cpu, [batch]) for batch in self._on_device)
         self._on_device = []
+
+    def gather(self, processes: Processes) -> None:
+        """Takes in those of all processes: the first of each, then the second of each."""
+        self.to_host()
+        in_turn = zip_longest(*processes.gather(self.on_host), fillvalue=_NOTHING)
+        self.on_host = [batch for batches in in_turn for batch in batches if batch is not _NOTHING]
 
     def arrays(self) -> Any:
         """All batches as one, or a list of them, in NumPy's arrays; None if there are none."""
         self.to_host()
-        if not self._on_host:
+        if not self.on_host:
             return None
-        return nested_numpify(joined(self._on_host) if self._join else self._on_host)
+        return nested_numpify(joined(self.on_host) if self._join else self.on_host)
 
 
 def _by_itself(tensor: torch.Tensor) -> torch.Tensor:

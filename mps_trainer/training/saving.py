@@ -17,7 +17,7 @@ from transformers.trainer_callback import TrainerState
 from ..checkpoints import folders, manifest
 from ..checkpoints.background import Background
 from ..checkpoints.rng import FILE as RNG_FILE
-from ..checkpoints.rng import read_rng, set_rng
+from ..checkpoints.rng import file_of, read_rng, set_rng
 from ..checkpoints.sealing import seal, why_not_written
 from ..errors import CheckpointError
 from . import checkpoint, model_files
@@ -31,6 +31,7 @@ class Saving(Resuming):
     """What is saved when the loop or the user asks for it; checkpoint.py and model_files.py write the files."""
 
     unsaved: str | None = None  # what became of the last checkpoint, if the disk did not take it
+    _everybodys_rng: list[dict[str, Any]]  # of the processes, when the last checkpoint was due
 
     if TYPE_CHECKING:  # other parts of the Trainer have them
         _trial: Any
@@ -77,6 +78,8 @@ class Saving(Resuming):
 
     def _load_best_model(self) -> None:
         """Goes back to the weights of the best checkpoint; says so if the best evaluation has none."""
+        state = self.state
+        state.best_model_checkpoint = self.processes.first_does(lambda: state.best_model_checkpoint)
         if self.state.best_model_checkpoint is None:
             logger.warning(
                 "load_best_model_at_end: the best evaluation, at step %s, has no checkpoint: the last weights stay. "
@@ -95,13 +98,14 @@ class Saving(Resuming):
         Where it is safe they are written while training goes on; where the disk does not take them, training goes on
         as well, see `_tell_unsaved`.
         """
+        self._note_rng()
+        self.store_flos()
         if not self.args.should_save:
             return
         self.finish_save()
         step, run_dir = self.state.global_step, self._get_output_dir(trial)
         folder = folders.checkpoint_folder(run_dir, step)
         unfinished = folders.unfinished_folder(run_dir, step)
-        self.store_flos()
         best_before = self.state.best_model_checkpoint
         checkpoint.note_best(self.state, folder, self.earlier_checkpoints)
         self.state.stateful_callbacks = self.new_state().stateful_callbacks
@@ -155,7 +159,7 @@ class Saving(Resuming):
             self.control.should_save = False
             return
         self.fire("on_save")
-        if not self.step_events.has_listener("on_save"):
+        if not self.args.should_save or not self.step_events.has_listener("on_save"):
             return
         step = self.state.global_step
         folder = folders.checkpoint_folder(self._get_output_dir(trial), step)
@@ -181,7 +185,7 @@ class Saving(Resuming):
     def save_again(self, trial: Any) -> None:
         """At the end of a run whose last checkpoint could not be saved: tries once more, there may be room again."""
         self.finish_save()
-        if self.unsaved is not None:
+        if self.processes.highest([self.unsaved is not None])[0]:
             self._save_checkpoint(self.model, trial)
             self.finish_save()
             self.tell_saved(trial)
@@ -212,11 +216,24 @@ class Saving(Resuming):
             checkpoint.restore_part(self.precision.scaler, checkpoint_folder, checkpoint.SCALER)
 
     def _save_rng_state(self, output_dir: str) -> None:
-        torch.save(checkpoint.rng_and_position(self.loop), os.path.join(output_dir, RNG_FILE))
+        for name, state in self.rng_files().items():
+            torch.save(state, os.path.join(output_dir, name))
+
+    def _note_rng(self) -> None:
+        """Tells all processes where the generators of each stand, before the first one writes their files."""
+        if self.processes.are_several and not self.args.save_only_model:
+            self._everybodys_rng = self.processes.gather(checkpoint.rng_and_position(self.loop))
+
+    def rng_files(self) -> dict[str, dict[str, Any]]:
+        """What the files of the generators of all processes have, by their names."""
+        if not self.processes.are_several:
+            return {RNG_FILE: checkpoint.rng_and_position(self.loop)}
+        return {file_of(rank, self.processes.size): state for rank, state in enumerate(self._everybodys_rng)}
 
     def _load_rng_state(self, checkpoint_folder: str | None) -> None:
         """Sets the generators to where they were when the checkpoint was made, if it says so."""
-        state = None if checkpoint_folder is None else read_rng(checkpoint_folder)
+        processes = self.processes
+        state = None if checkpoint_folder is None else read_rng(checkpoint_folder, processes.rank, processes.size)
         if state is not None:
             set_rng(state)
 

@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 
 from ..checkpoints import folders
 from ..checkpoints.host import nbytes, on_host
-from ..checkpoints.rng import FILE as RNG_FILE
 from ..devices.facts import physical_memory
 from . import checkpoint, model_files
 
@@ -44,7 +43,7 @@ class Snapshot:
             parts = {
                 checkpoint.OPTIMIZER: trainer.optimizer.state_dict(),
                 checkpoint.SCHEDULER: copy.deepcopy(trainer.lr_scheduler.state_dict()),
-                RNG_FILE: checkpoint.rng_and_position(trainer.loop),
+                **trainer.rng_files(),
             }
             if trainer.precision.scaler is not None:
                 parts[checkpoint.SCALER] = copy.deepcopy(trainer.precision.scaler.state_dict())

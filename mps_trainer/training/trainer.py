@@ -29,6 +29,7 @@ from ..checkpoints import folders
 from ..checkpoints.background import Background
 from ..checkpoints.lock import only_run_in
 from ..data.transfer import BatchTransfer
+from ..distributed import Processes
 from ..errors import MisconfigurationException
 from ..guards.exhausted import PLACING, TRAINING, explained
 from ..guards.growth import make_guard
@@ -47,6 +48,7 @@ from .masks import AttentionMasks
 from .optimization import Optimization
 from .precision import MixedPrecision, set_tf32
 from .preparation import prepared_for_training
+from .replicas import inside, replicated
 from .saving import Saving
 from .search import Search
 
@@ -97,6 +99,7 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
     ) -> None:
         self.args = args = args or TrainingArguments(output_dir="tmp_trainer")
         args.use_transformers_choices()
+        self.processes = Processes.of(args)
         self._seed()
         self._memory_tracker = TrainerMemoryTracker(args.skip_memory_metrics)
         self._memory_tracker.start()
@@ -164,7 +167,9 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         self._hp_search_setup(trial)
         model_files.make_folder(self.args.output_dir)
         with self._own_output_folder(trial) as run_dir:
-            resume_from = folders.checkpoint_to_resume(resume_from_checkpoint, run_dir)
+            resume_from = self.processes.first_does(
+                lambda: folders.checkpoint_to_resume(resume_from_checkpoint, run_dir)
+            )
             self.renew_schedule(new_model=self.model_init is not None)
             self._train_batch_size, self.examples_at_a_time = sizes_to_begin_with(self, resume_from)
             with explained(self, TRAINING), prepared_for_training(self):
@@ -200,11 +205,18 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
                 self.is_in_train = False
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
-        """The model as the loops call it: compiled, if the arguments ask for it."""
+        """The model as the loops call it: compiled, if the arguments ask for it; one of several replicas, in training."""
+        compiled = self._compiled(model)
+        if not training or not self.processes.are_several:
+            return compiled
+        wrapped = self.model_wrapped
+        return wrapped if inside(wrapped) is compiled and wrapped is not compiled else replicated(compiled, self.args)
+
+    def _compiled(self, model: nn.Module) -> nn.Module:
         if not self.args.torch_compile:
             return model
-        if getattr(self.model_wrapped, "_orig_mod", None) is model:
-            return self.model_wrapped
+        if getattr(inside(self.model_wrapped), "_orig_mod", None) is model:
+            return inside(self.model_wrapped)
         backend, mode = self.args.torch_compile_backend or "inductor", self.args.torch_compile_mode
         try:
             compiled: Any = torch.compile(model, backend=backend, mode=mode)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from .. import distributed
 from ..errors import MisconfigurationException, MissingModelError
 from .loaders import Loaders
 
@@ -24,9 +23,18 @@ def check(trainer: Trainer, model: Any) -> None:
             "`Trainer` requires either a `model` or `model_init` argument, but not both: leave one of them out."
         )
     trainer.check_given_optimizers()
-    distributed.require_one_process(trainer.args.world_size)
+    _check_processes(trainer)
     _check_evaluation(trainer)
     _check_training(trainer)
+
+
+def _check_processes(trainer: Trainer) -> None:
+    if trainer.processes.are_several and trainer.args.auto_find_batch_size:
+        raise MisconfigurationException(
+            f"auto_find_batch_size=True works in one process, and this is one of {trainer.processes.size}: memory may "
+            "run out in one of them only, while the others wait for it. Give a per_device_train_batch_size that fits, "
+            "and gradient_accumulation_steps for the rest."
+        )
 
 
 def _check_evaluation(trainer: Trainer) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from .devices import ACCELERATORS
-from .errors import MisconfigurationException
+from ..devices import ACCELERATORS
 
 if TYPE_CHECKING:
-    from .devices import Decision
+    from ..devices import Decision
 
 
 def init_process_group(decision: Decision, backend: str | None, timeout: timedelta) -> None:
@@ -21,15 +21,15 @@ def init_process_group(decision: Decision, backend: str | None, timeout: timedel
     if not dist.is_initialized():
         preferred = ACCELERATORS[decision.type].backends[0]
         dist.init_process_group(backend or preferred, timeout=timeout)
+        atexit.register(leave)
 
 
-def require_one_process(world_size: int) -> None:
-    """Raises MisconfigurationException for several: each would train alone, and all would write into one folder."""
-    if world_size > 1:
-        raise MisconfigurationException(
-            f"{world_size} processes were started, and this release trains in one: it would train {world_size} times "
-            "into the same folder. Start the script with python, without a launcher."
-        )
+def leave() -> None:
+    """Parts from the other processes, if they have not parted."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @contextlib.contextmanager

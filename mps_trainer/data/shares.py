@@ -1,0 +1,161 @@
+"""Which examples of a batch that several processes train on together are whose."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch.utils.data import IterableDataset, Sampler
+
+from .order import tell_epoch
+
+
+class ShareOfBatches(Sampler[list[int]]):
+    """The batches of one process, of those of all. All processes have equally many.
+
+    Several batches that `batches` gives one after the other are one batch of all processes: the first process has the
+    first of them. What the end of an epoch leaves for fewer than all of them is shared out evenly in training, so that
+    an update has the examples that it has with one process, and no example twice. A process that is left without one
+    is given an example that is another's, to have something to compute with: see `fillers`.
+
+    Args:
+        batches: a batch sampler.
+        rank: of this process, from 0.
+        size: processes.
+        whole: whether each batch that `batches` gives is one of all processes, to be split between them.
+        even: whether to share the end of an epoch out evenly. If not, the last processes have none of it.
+        drop_last: leave out the end of an epoch if there are not batches for all processes.
+
+    Attributes:
+        fillers: numbers, in this epoch, of the batches whose examples are another process's. They do not count.
+    """
+
+    def __init__(
+        self,
+        batches: Any,
+        rank: int,
+        size: int,
+        *,
+        whole: bool = False,
+        even: bool = True,
+        drop_last: bool = False,
+    ) -> None:
+        self.batches = batches
+        self.rank, self.size = rank, size
+        self.whole, self.even, self.drop_last = whole, even, drop_last
+        self.fillers: set[int] = set()
+
+    @property
+    def sampler(self) -> Any:
+        """The order of the examples, where the batches are made from one."""
+        return getattr(self.batches, "sampler", None)
+
+    @property
+    def batch_size(self) -> int | None:
+        """Examples in a batch of this process."""
+        size = getattr(self.batches, "batch_size", None)
+        return size if size is None or not self.whole else -(-size // self.size)
+
+    def set_epoch(self, epoch: int) -> None:
+        tell_epoch(epoch, self.batches, self.sampler)
+
+    def __len__(self) -> int:
+        if self.whole:
+            return len(self.batches)
+        groups, rest = divmod(len(self.batches), self.size)
+        return groups + bool(rest and not self.drop_last)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.fillers = set()
+        for number, (share, is_own) in enumerate(self._shares(self.batches)):
+            if not is_own:
+                self.fillers.add(number)
+            yield share
+
+    def of(self, batches: Iterable[Any]) -> Iterator[list[int]]:
+        """This process's share of any batches; nothing where it only has a filler."""
+        for share, is_own in self._shares(batches):
+            yield share if is_own else []
+
+    def _shares(self, batches: Iterable[Any]) -> Iterator[tuple[list[int], bool]]:
+        iterator = iter(batches)
+        while group := list(itertools.islice(iterator, 1 if self.whole else self.size)):
+            if self.whole or len(group) < self.size:
+                if not self.whole and self.drop_last:
+                    return
+                yield self._share_of_end(group)
+            else:
+                yield list(group[self.rank]), True
+
+    def _share_of_end(self, group: list[Any]) -> tuple[list[int], bool]:
+        if self.even or self.whole:
+            examples = [example for batch in group for example in batch]
+            share = evenly(examples, self.rank, self.size)
+        else:
+            share = list(group[self.rank]) if self.rank < len(group) else []
+        return (share, True) if share else ([group[0][0]], False)
+
+
+def evenly(examples: list[Any], rank: int, size: int) -> list[Any]:
+    """The part of `examples` that process `rank` of `size` has; the first ones have one more where need be."""
+    least, more = divmod(len(examples), size)
+    begin = rank * least + min(rank, more)
+    return examples[begin : begin + least + (rank < more)]
+
+
+class ShareOfStream(IterableDataset):
+    """The examples of one process, of those of a stream that every process reads.
+
+    Args:
+        dataset: gives the same examples in every process.
+        batch_size: examples of one process in a batch.
+        even: share out evenly what does not fill a batch of all processes, where a process that is left without an
+            example has the last one as well, which then counts more than once. If not, the last processes have none.
+        drop_last: leave it out.
+    """
+
+    def __init__(
+        self, dataset: Any, batch_size: int, rank: int, size: int, *, even: bool = True, drop_last: bool = False
+    ) -> None:
+        self.dataset = dataset
+        self.batch_size, self.rank, self.size = batch_size, rank, size
+        self.even, self.drop_last = even, drop_last
+
+    def set_epoch(self, epoch: int) -> None:
+        tell_epoch(epoch, self.dataset)
+
+    def __len__(self) -> int:
+        groups, rest = divmod(len(self.dataset), self.batch_size * self.size)
+        return groups * self.batch_size + len(self._share_of_end(list(range(rest))))
+
+    def __iter__(self) -> Iterator[Any]:
+        examples = iter(self.dataset)
+        together = self.batch_size * self.size
+        while group := list(itertools.islice(examples, together)):
+            yield from self._own(group) if len(group) == together else self._share_of_end(group)
+
+    def _own(self, group: list[Any]) -> list[Any]:
+        return group[self.rank * self.batch_size : (self.rank + 1) * self.batch_size]
+
+    def _share_of_end(self, group: list[Any]) -> list[Any]:
+        if self.drop_last or not group:
+            return []
+        return evenly(group, self.rank, self.size) or group[-1:] if self.even else self._own(group)
+
+
+def is_shared(loader: Any) -> bool:
+    """Whether each process has batches of its own."""
+    return shares_of(loader) is not None or isinstance(getattr(loader, "dataset", None), ShareOfStream)
+
+
+def is_filler(loader: Any, number: int) -> bool:
+    """Whether the batch `number` of this epoch of `loader` is another process's."""
+    share = shares_of(loader)
+    return share is not None and number in share.fillers
+
+
+def shares_of(loader: Any) -> ShareOfBatches | None:
+    """What gives this process its share of the batches of `loader`; None if it has all of them."""
+    sampler = getattr(loader, "batch_sampler", None)
+    return sampler if isinstance(sampler, ShareOfBatches) else None

@@ -1,0 +1,6 @@
+"""Several processes that train together: their group, and what they tell each other."""
+
+from .group import first, init_process_group, leave
+from .processes import Processes
+
+__all__ = ["Processes", "first", "init_process_group", "leave"]

@@ -1,0 +1,116 @@
+"""What the processes of a run tell each other, outside of their gradients."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..errors import MisconfigurationException
+
+if TYPE_CHECKING:
+    from ..training_args import TrainingArguments
+
+T = TypeVar("T")
+
+
+class Processes:
+    """The processes that train together. One that is alone gets back what it gives, and waits for nobody.
+
+    Every method but those of one that is alone has to be called by all of them, in the same order. Numbers travel
+    through host memory: the device is not waited for.
+
+    Args:
+        rank: of this process, from 0.
+        size: how many there are.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        self.rank, self.size = rank, size
+
+    @classmethod
+    def of(cls, args: TrainingArguments) -> Processes:
+        """Those that the arguments name; their process group exists from here on."""
+        _ = args.device
+        return cls(args.process_index, args.world_size)
+
+    @property
+    def are_several(self) -> bool:
+        return self.size > 1
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def wait(self) -> None:
+        """Until all have come here."""
+        if self.are_several:
+            import torch.distributed as dist
+
+            dist.barrier(group=self._group)
+
+    def sum(self, numbers: Sequence[float]) -> list[float]:
+        """The sum over all processes of each of `numbers`, of which all have as many."""
+        return self._reduced(numbers, "SUM")
+
+    def highest(self, numbers: Sequence[float]) -> list[float]:
+        """The highest in any process of each of `numbers`, of which all have as many."""
+        return self._reduced(numbers, "MAX")
+
+    def gather(self, thing: T) -> list[T]:
+        """What each process gives, in the order of their ranks. Anything that can be pickled."""
+        if not self.are_several:
+            return [thing]
+        import torch.distributed as dist
+
+        everybodys: list[Any] = [None] * self.size
+        dist.all_gather_object(everybodys, thing, group=self._group)
+        return everybodys
+
+    def first_does(self, work: Callable[[], T]) -> T:
+        """What `work` gives in the first process, in all of them. What it raises there ends all of them.
+
+        Raises:
+            MisconfigurationException: in the others, with what the first one's says.
+            RuntimeError: in the others, for anything else that the first one raises.
+        """
+        if not self.are_several:
+            return work()
+        import torch.distributed as dist
+
+        told: list[Any] = [None, None, None]
+        if self.is_first:
+            try:
+                told[0] = work()
+            except MisconfigurationException as error:
+                told[1] = str(error)
+                raise
+            except BaseException as error:
+                told[2] = f"{type(error).__name__}: {error}"
+                raise
+            finally:
+                dist.broadcast_object_list(told, src=0, group=self._group)
+            return told[0]
+        dist.broadcast_object_list(told, src=0, group=self._group)
+        if told[1] is not None:
+            raise MisconfigurationException(told[1])
+        if told[2] is not None:
+            raise RuntimeError(f"Process 0 has failed, and this one, process {self.rank}, ends with it. {told[2]}")
+        return told[0]
+
+    def _reduced(self, numbers: Sequence[float], operation: str) -> list[float]:
+        if not self.are_several:
+            return list(numbers)
+        import torch
+        import torch.distributed as dist
+
+        both = torch.tensor(numbers, dtype=torch.float64)
+        dist.all_reduce(both, op=getattr(dist.ReduceOp, operation), group=self._group)
+        return both.tolist()
+
+    @functools.cached_property
+    def _group(self) -> Any:
+        """One that takes tensors in host memory; None for that of all, if it does."""
+        import torch.distributed as dist
+
+        return None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")

@@ -1,0 +1,48 @@
+"""A replica of the model in each process, whose gradients torch's DistributedDataParallel averages."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..training_args import TrainingArguments
+
+
+def replicated(model: nn.Module, args: TrainingArguments) -> DistributedDataParallel:
+    """`model` as one of the replicas that the processes train; all begin with the first one's weights."""
+    settings: dict[str, Any] = {
+        "find_unused_parameters": _finds_unused(model, args),
+        "bucket_cap_mb": args.ddp_bucket_cap_mb,
+        "broadcast_buffers": args.ddp_broadcast_buffers,
+        "static_graph": args.ddp_static_graph,
+    }
+    given = {name: value for name, value in settings.items() if value is not None}
+    return DistributedDataParallel(model, gradient_as_bucket_view=True, **given)
+
+
+def _finds_unused(model: nn.Module, args: TrainingArguments) -> bool:
+    """As the arguments say, or else unless activations are computed anew, which it does not go with."""
+    if args.ddp_find_unused_parameters is not None:
+        return args.ddp_find_unused_parameters
+    recomputes = args.gradient_checkpointing or getattr(model, "is_gradient_checkpointing", False)
+    return not recomputes
+
+
+def inside(model: Any) -> Any:
+    """The model of a replica, or `model` itself."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def apart(model: nn.Module, wanted: bool) -> contextlib.AbstractContextManager:
+    """Inside, if `wanted`, gradients stay with the process: more of them come before the weights are updated."""
+    return model.no_sync() if wanted and isinstance(model, DistributedDataParallel) else contextlib.nullcontext()
+
+
+def nothing_of(model: nn.Module) -> torch.Tensor:
+    """A loss of 0 whose gradients, all of them 0, go through every parameter of `model` that is trained."""
+    parts = [parameter.sum() for parameter in model.parameters() if parameter.requires_grad]
+    return torch.stack([part.float() for part in parts]).sum() * 0.0

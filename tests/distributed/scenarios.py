@@ -1,0 +1,209 @@
+"""Runs that one process and several have to make alike. Each is made by every process, and gives what came of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
+
+from mps_trainer import Trainer, TrainingArguments
+from tests.conftest import Classifier, accuracy, examples, logged, weights
+
+TOGETHER = 8  # examples in a batch of all processes
+
+SCENARIOS: dict[str, Callable[[str], dict[str, Any]]] = {}
+
+
+def scenario(function: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str, Any]]:
+    SCENARIOS[function.__name__] = function
+    return function
+
+
+def processes() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def arguments(folder: str, **settings: Any) -> TrainingArguments:
+    defaults = {
+        "output_dir": folder,
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "report_to": "none",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "per_device_train_batch_size": TOGETHER // processes(),
+        "learning_rate": 1e-2,
+        "max_steps": 50,
+    }
+    return TrainingArguments(**{**defaults, **settings})
+
+
+def outcome(trainer: Trainer, **more: Any) -> dict[str, Any]:
+    return {
+        "losses": logged(trainer, "loss"),
+        "norms": logged(trainer, "grad_norm"),
+        "epochs": logged(trainer, "epoch"),
+        "steps": trainer.state.global_step,
+        "weights": weights(trainer.model),
+        **more,
+    }
+
+
+def run(folder: str, count: int, trainer: dict[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
+    """Trains the small classifier on `count` examples."""
+    torch.manual_seed(0)
+    made = Trainer(
+        Classifier(dropout=0.0), arguments(folder, **settings), train_dataset=examples(count), **trainer or {}
+    )
+    result = made.train()
+    return outcome(made, train_loss=result.training_loss)
+
+
+@scenario
+def plain(folder: str) -> dict[str, Any]:
+    return run(folder, 40)
+
+
+@scenario
+def the_end_of_an_epoch_is_uneven(folder: str) -> dict[str, Any]:
+    return run(folder, 43)
+
+
+@scenario
+def the_end_of_an_epoch_is_one_example(folder: str) -> dict[str, Any]:
+    return run(folder, 41)
+
+
+@scenario
+def accumulation(folder: str) -> dict[str, Any]:
+    return run(folder, 43, gradient_accumulation_steps=3)
+
+
+@scenario
+def clipping(folder: str) -> dict[str, Any]:
+    return run(folder, 43, max_grad_norm=0.05)
+
+
+@scenario
+def batches_are_split(folder: str) -> dict[str, Any]:
+    return run(folder, 43, per_device_train_batch_size=TOGETHER, accelerator_config={"split_batches": processes() > 1})
+
+
+class Weighted(Trainer):
+    """A loss of its own, which is the mean of its batch."""
+
+    loss_is_scaled_for_ga = False
+
+    def compute_loss(self, model: nn.Module, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+        outputs = model(x=inputs["x"])
+        loss = nn.functional.cross_entropy(outputs["logits"], inputs["labels"], label_smoothing=0.1)
+        return (loss, outputs) if return_outputs else loss
+
+
+@scenario
+def a_loss_of_a_subclass(folder: str) -> dict[str, Any]:
+    torch.manual_seed(0)
+    trainer = Weighted(
+        Classifier(dropout=0.0),
+        arguments(folder, gradient_accumulation_steps=2),
+        train_dataset=examples(43),
+    )
+    trainer.train()
+    return outcome(trainer)
+
+
+def sentences(count: int, labels: bool) -> list[dict[str, list[int]]]:
+    """Of 3 to 30 tokens."""
+    generator = np.random.default_rng(0)
+    rows = []
+    for _ in range(count):
+        ids = generator.integers(5, 60, generator.integers(3, 31)).tolist()
+        rows.append({"input_ids": ids, **({"labels": int(ids[1] > 30)} if labels else {})})
+    return rows
+
+
+class Tokens:
+    """A tokenizer, as far as padding needs one."""
+
+    model_input_names = ("input_ids", "attention_mask")
+    padding_side = "right"
+    pad_token_id = 0
+
+
+def padded(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    longest = max(len(row["input_ids"]) for row in rows)
+    ids = [row["input_ids"] + [0] * (longest - len(row["input_ids"])) for row in rows]
+    mask = [[1] * len(row["input_ids"]) + [0] * (longest - len(row["input_ids"])) for row in rows]
+    batch = {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+    if "labels" in rows[0]:
+        return {**batch, "labels": torch.tensor([row["labels"] for row in rows])}
+    return {**batch, "labels": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)}
+
+
+def small_bert() -> BertForSequenceClassification:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return BertForSequenceClassification(BertConfig(vocab_size=64, max_position_embeddings=64, **sizes, **quiet))
+
+
+def small_gpt() -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    quiet = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=64, n_embd=16, n_layer=1, n_head=2, **quiet))
+
+
+@scenario
+def length_buckets(folder: str) -> dict[str, Any]:
+    trainer = Trainer(
+        small_bert(),
+        arguments(folder, train_sampling_strategy="bucket_by_length", learning_rate=1e-3),
+        data_collator=padded,
+        train_dataset=sentences(61, labels=True),
+    )
+    trainer.train()
+    return outcome(trainer)
+
+
+@scenario
+def tokens_are_what_is_averaged_over(folder: str) -> dict[str, Any]:
+    trainer = Trainer(
+        small_gpt(),
+        arguments(folder, gradient_accumulation_steps=2, learning_rate=1e-3),
+        data_collator=padded,
+        train_dataset=sentences(43, labels=False),
+    )
+    trainer.train()
+    return outcome(trainer)
+
+
+@scenario
+def evaluation(folder: str) -> dict[str, Any]:
+    """Of every remainder, in batches of two."""
+    torch.manual_seed(0)
+    trainer = Trainer(
+        Classifier(dropout=0.0), arguments(folder, per_device_eval_batch_size=2), compute_metrics=accuracy
+    )
+    found = {}
+    for count in range(1, 10):
+        predicted = trainer.predict(examples(count, seed=1))
+        metrics = {name: value for name, value in predicted.metrics.items() if "loss" in name or "accuracy" in name}
+        found[count] = metrics, predicted.predictions, predicted.label_ids
+    return {"found": found}
+
+
+@scenario
+def evaluation_sorted_by_length(folder: str) -> dict[str, Any]:
+    args = arguments(folder, per_device_eval_batch_size=4, train_sampling_strategy="bucket_by_length")
+    trainer = Trainer(small_bert(), args, data_collator=padded, compute_metrics=accuracy)
+    predicted = trainer.predict(sentences(29, labels=True))
+    return {
+        "predictions": predicted.predictions,
+        "labels": predicted.label_ids,
+        "loss": predicted.metrics["test_loss"],
+    }
