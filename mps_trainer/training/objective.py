@@ -20,7 +20,7 @@ from .introspection import base_model
 from .items import ItemsUse, items_of
 from .loss import count_items, divisors, loss_of, predicts_next_token, shifts_labels
 from .optimizer import set_mode
-from .replicas import nothing_of
+from .replicas import inside, nothing_of
 
 # not in the first releases of transformers 5
 _SMOOTHER_NORMALISES = "num_items_in_batch" in inspect.signature(LabelSmoother.__call__).parameters
@@ -42,7 +42,7 @@ class Objective(TrainerBase):
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
         """Forward and backward for one batch; returns what it adds to the update's loss, detached, on the device."""
-        if not model.training:  # there was an evaluation
+        if not inside(model).training:  # there was an evaluation
             model.train()
             set_mode(self.optimizer, training=True)
         inputs = self._prepare_inputs(inputs)

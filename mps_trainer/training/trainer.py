@@ -205,7 +205,7 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
                 self.is_in_train = False
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
-        """The model as the loops call it: compiled, if the arguments ask for it; one of several replicas, in training."""
+        """The model as the loops call it: compiled, if the arguments say so; one of several replicas, in training."""
         compiled = self._compiled(model)
         if not training or not self.processes.are_several:
             return compiled

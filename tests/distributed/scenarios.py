@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
-from mps_trainer import Trainer, TrainingArguments
+from mps_trainer import MisconfigurationException, Trainer, TrainingArguments
 from tests.conftest import Classifier, accuracy, examples, logged, weights
 
 TOGETHER = 8  # examples in a batch of all processes
@@ -54,14 +55,12 @@ def outcome(trainer: Trainer, **more: Any) -> dict[str, Any]:
     }
 
 
-def run(folder: str, count: int, trainer: dict[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
+def run(folder: str, count: int, **settings: Any) -> dict[str, Any]:
     """Trains the small classifier on `count` examples."""
     torch.manual_seed(0)
-    made = Trainer(
-        Classifier(dropout=0.0), arguments(folder, **settings), train_dataset=examples(count), **trainer or {}
-    )
-    result = made.train()
-    return outcome(made, train_loss=result.training_loss)
+    trainer = Trainer(Classifier(dropout=0.0), arguments(folder, **settings), train_dataset=examples(count))
+    result = trainer.train()
+    return outcome(trainer, train_loss=result.training_loss)
 
 
 @scenario
@@ -201,9 +200,62 @@ def evaluation(folder: str) -> dict[str, Any]:
 def evaluation_sorted_by_length(folder: str) -> dict[str, Any]:
     args = arguments(folder, per_device_eval_batch_size=4, train_sampling_strategy="bucket_by_length")
     trainer = Trainer(small_bert(), args, data_collator=padded, compute_metrics=accuracy)
-    predicted = trainer.predict(sentences(29, labels=True))
-    return {
-        "predictions": predicted.predictions,
-        "labels": predicted.label_ids,
-        "loss": predicted.metrics["test_loss"],
-    }
+    predictions, labels, metrics = trainer.predict(sentences(29, labels=True))
+    return {"predictions": predictions, "labels": labels, "loss": metrics["test_loss"]}
+
+
+def with_checkpoints(folder: str, resume: bool | str = False, **settings: Any) -> dict[str, Any]:
+    """A run with dropout, which evaluates and saves, and keeps the best of its checkpoints and the last."""
+    torch.manual_seed(0)
+    trainer = Trainer(
+        Classifier(dropout=0.3),
+        arguments(
+            folder,
+            **{
+                "max_steps": 14,
+                "gradient_accumulation_steps": 2,
+                "save_strategy": "steps",
+                "save_steps": 3,
+                "eval_strategy": "steps",
+                "eval_steps": 3,
+                "load_best_model_at_end": True,
+                "metric_for_best_model": "accuracy",
+                **settings,
+            },
+        ),
+        train_dataset=examples(43),
+        eval_dataset=examples(15, seed=1),
+        compute_metrics=accuracy,
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    return outcome(trainer, best=trainer.state.best_model_checkpoint, files=files(folder))
+
+
+def files(folder: str) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*") if path.is_file())
+
+
+@scenario
+def a_run_resumed_in_an_epoch(folder: str) -> dict[str, Any]:
+    """Beside one that was left alone."""
+    whole = with_checkpoints(os.path.join(folder, "whole"))
+    again = with_checkpoints(os.path.join(folder, "whole"), resume=os.path.join(folder, "whole", "checkpoint-6"))
+    return {"whole": whole, "again": again}
+
+
+@scenario
+def checkpoints(folder: str) -> dict[str, Any]:
+    """Without dropout, which several processes draw differently."""
+    came = run(folder, 43, max_steps=12, save_strategy="steps", save_steps=4, save_total_limit=2)
+    return {**came, "files": files(folder)}
+
+
+@scenario
+def a_checkpoint_that_is_not_there(folder: str) -> dict[str, Any]:
+    """The first process finds what all of them are told."""
+    trainer = Trainer(Classifier(), arguments(folder), train_dataset=examples(40))
+    try:
+        trainer.train(resume_from_checkpoint=os.path.join(folder, "checkpoint-99"))
+    except MisconfigurationException as error:
+        return {"said": str(error)}
+    return {"said": None}
