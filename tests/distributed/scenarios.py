@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import IterableDataset
 from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
 from mps_trainer import MisconfigurationException, Trainer, TrainingArguments
@@ -247,7 +248,7 @@ def a_run_resumed_in_an_epoch(folder: str) -> dict[str, Any]:
 def checkpoints(folder: str) -> dict[str, Any]:
     """Without dropout, which several processes draw differently."""
     came = run(folder, 43, max_steps=12, save_strategy="steps", save_steps=4, save_total_limit=2)
-    return {**came, "files": files(folder)}
+    return {**came, "files": files(folder), "folder": folder}
 
 
 @scenario
@@ -259,3 +260,78 @@ def a_checkpoint_that_is_not_there(folder: str) -> dict[str, Any]:
     except MisconfigurationException as error:
         return {"said": str(error)}
     return {"said": None}
+
+
+class Stream(IterableDataset):
+    """Examples one after the other."""
+
+    def __init__(self, rows: list[Any]) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.rows)
+
+
+@scenario
+def a_stream(folder: str) -> dict[str, Any]:
+    """That ends with examples for all processes."""
+    torch.manual_seed(0)
+    trainer = Trainer(Classifier(dropout=0.0), arguments(folder), train_dataset=Stream(examples(44)))
+    trainer.train()
+    return outcome(trainer)
+
+
+@scenario
+def an_update_without_a_label_in_one_process(folder: str) -> dict[str, Any]:
+    """The first half of each batch, which is the first of two processes', has nothing to learn from."""
+    rows = [{**row, "ignored": number % TOGETHER < TOGETHER // 2} for number, row in enumerate(sentences(48, False))]
+
+    def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        batch = padded(rows)
+        batch["labels"][torch.tensor([row["ignored"] for row in rows])] = -100
+        return batch
+
+    trainer = Trainer(
+        small_gpt(),
+        arguments(folder, train_sampling_strategy="sequential", learning_rate=1e-3, remove_unused_columns=False),
+        data_collator=collate,
+        train_dataset=rows,
+    )
+    trainer.train()
+    return outcome(trainer)
+
+
+@scenario
+def evaluation_of_a_stream(folder: str) -> dict[str, Any]:
+    torch.manual_seed(0)
+    args = arguments(folder, per_device_eval_batch_size=2)
+    trainer = Trainer(Classifier(dropout=0.0), args, compute_metrics=accuracy)
+    predictions, labels, metrics = trainer.predict(Stream(examples(9, seed=1)))
+    return {"predictions": predictions, "labels": labels, "loss": metrics["test_loss"]}
+
+
+@scenario
+def metrics_batch_by_batch(folder: str) -> dict[str, Any]:
+    torch.manual_seed(0)
+    seen: list[Any] = []
+
+    def metric(prediction: Any, compute_result: bool = False) -> dict[str, float]:
+        seen.append(prediction.label_ids.tolist())
+        return {"batches": float(len(seen)), "labels": float(sum(map(len, seen)))} if compute_result else {}
+
+    args = arguments(folder, per_device_eval_batch_size=2, batch_eval_metrics=True)
+    trainer = Trainer(Classifier(dropout=0.0), args, compute_metrics=metric)
+    metrics = trainer.evaluate(examples(9, seed=1))
+    return {name: metrics[name] for name in ("eval_batches", "eval_labels", "eval_loss")}
+
+
+@scenario
+def from_two_processes(folder: str) -> dict[str, Any]:
+    """A run that goes on from a checkpoint of two; not there where nobody has made one."""
+    checkpoint = os.environ.get("FROM_CHECKPOINT")
+    if checkpoint is None:
+        return {}
+    torch.manual_seed(0)
+    trainer = Trainer(Classifier(dropout=0.0), arguments(folder, max_steps=12), train_dataset=examples(43))
+    trainer.train(resume_from_checkpoint=checkpoint)
+    return outcome(trainer)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 import torch.distributed
 
-import mps_trainer
 from mps_trainer import MachineFacts, TrainingArguments, distributed, resolve
 from mps_trainer.devices import DeviceRequest
+from tests.distributed.launch import run
 
 PC = MachineFacts(torch_version="2.13.0", world_size=2, rank=0, local_rank=0, local_world_size=2)
 
@@ -57,33 +53,8 @@ __import__("torch").distributed.destroy_process_group()
 """
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-def start(rank: int, port: int, folder) -> subprocess.Popen:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.path.dirname(os.path.dirname(mps_trainer.__file__)),
-        "OMP_NUM_THREADS": "1",
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-    command = [sys.executable, "-c", MAIN_PROCESS_FIRST, str(folder)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
 def test_the_main_process_does_its_block_first_and_releases_the_others_even_when_it_fails(tmp_path):
-    port = free_port()
-    processes = [start(rank, port, tmp_path) for rank in range(2)]
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
+    run(2, "-c", MAIN_PROCESS_FIRST, str(tmp_path))
     for rank in range(2):
         assert json.loads((tmp_path / f"report-{rank}.json").read_text()) == {
             "seen": [True, True, True],

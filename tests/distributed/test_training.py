@@ -1,0 +1,105 @@
+"""Several processes train as one does with batches as large as all of theirs."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conftest import assert_same_weights
+from tests.distributed.scenarios import SCENARIOS
+
+ALIKE = [
+    "plain",
+    "the_end_of_an_epoch_is_uneven",
+    "the_end_of_an_epoch_is_one_example",
+    "accumulation",
+    "clipping",
+    "batches_are_split",
+    "a_loss_of_a_subclass",
+    "length_buckets",
+    "a_stream",
+    "tokens_are_what_is_averaged_over",
+    "an_update_without_a_label_in_one_process",
+]
+WITH_FOUR = ["the_end_of_an_epoch_is_uneven", "the_end_of_an_epoch_is_one_example", "evaluation", "from_two_processes"]
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """What one process makes of a scenario."""
+    return lambda name: SCENARIOS[name](str(tmp_path / name))
+
+
+def assert_trained_alike(one, several):
+    """Sums of another order round differently; 1e-5 is far below what a step changes."""
+    for made in several:
+        assert made["steps"] == one["steps"] == 50
+        np.testing.assert_allclose(made["losses"], one["losses"], atol=1e-5, rtol=0)
+        np.testing.assert_allclose(made["norms"], one["norms"], atol=1e-5, rtol=0)
+        assert made["epochs"] == one["epochs"]
+        for name, tensor in one["weights"].items():
+            torch.testing.assert_close(made["weights"][name], tensor, atol=1e-5, rtol=0)
+        assert_same_weights(made["weights"], several[0]["weights"])
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_two_processes_train_as_one(made_by, alone, name):
+    assert_trained_alike(alone(name), made_by(2)(name))
+
+
+def test_evaluation_gives_what_one_process_gives_to_the_last_digit_whatever_remains(made_by, alone):
+    for made in made_by(2)("evaluation"):
+        for count, (metrics, predictions, labels) in alone("evaluation")["found"].items():
+            found = made["found"][count]
+            assert found[0] == metrics
+            np.testing.assert_array_equal(found[1], predictions)
+            np.testing.assert_array_equal(found[2], labels)
+
+
+@pytest.mark.parametrize("name", ["evaluation_sorted_by_length", "evaluation_of_a_stream", "metrics_batch_by_batch"])
+def test_every_way_to_evaluate_gives_what_one_process_gives(made_by, alone, name):
+    one = alone(name)
+    for made in made_by(2)(name):
+        assert made.keys() == one.keys()
+        for key, value in one.items():
+            np.testing.assert_array_equal(made[key], value)
+
+
+def test_a_resumed_run_is_equal_in_every_bit(made_by):
+    for made in made_by(2)("a_run_resumed_in_an_epoch"):
+        whole, again = made["whole"], made["again"]
+        assert_same_weights(again["weights"], whole["weights"])
+        for key in ("losses", "norms", "epochs", "steps", "best"):
+            assert again[key] == whole[key]
+
+
+def test_the_first_process_writes_and_each_ones_generators_are_kept(made_by, alone):
+    one = alone("checkpoints")["files"]
+    both = [made["files"] for made in made_by(2)("checkpoints")]
+    generators = [f"checkpoint-{step}/rng_state_{rank}.pth" for step in (8, 12) for rank in (0, 1)]
+    assert [file for file in both[0] if "rng_state" not in file] == [file for file in one if "rng_state" not in file]
+    assert sorted(file for file in both[0] if "rng_state" in file) == sorted(generators)
+
+
+def test_all_processes_refuse_what_the_first_one_refuses(made_by):
+    for made in made_by(2)("a_checkpoint_that_is_not_there"):
+        assert "checkpoint-99: there is no such folder" in made["said"]
+
+
+@pytest.mark.slow
+def test_four_processes_train_as_one_and_go_on_from_two(made_by, alone, monkeypatch):
+    checkpoint = os.path.join(made_by(2)("checkpoints")[0]["folder"], "checkpoint-8")
+    monkeypatch.setenv("FROM_CHECKPOINT", checkpoint)
+    four = made_by(4, *WITH_FOUR)
+    for name in WITH_FOUR[:2]:
+        assert_trained_alike(alone(name), four(name))
+    for made in four("evaluation"):
+        for count, (metrics, *_) in alone("evaluation")["found"].items():
+            assert made["found"][count][0] == metrics
+    whole, one = alone("checkpoints"), alone("from_two_processes")
+    for resumed in [*four("from_two_processes"), one]:
+        assert resumed["steps"] == whole["steps"]
+        np.testing.assert_allclose(resumed["losses"], whole["losses"], atol=1e-5, rtol=0)
