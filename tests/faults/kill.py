@@ -1,7 +1,8 @@
 """Kills runs at random and starts them again: `python -m tests.faults.kill --trials 200`.
 
 Each trial is a training process that is killed (SIGKILL) at up to three random times, saves included, and started
-again until it ends. What it has learned then must be, bit for bit, what an uninterrupted run learns.
+again until it ends. What it has learned then must be, bit for bit, what an uninterrupted run learns. With
+`--processes 2` it is two that train together, of which one is killed.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.distributed.launch import environment, free_port
+
 from . import training
 
 LEFT_OVER = "tmp-checkpoint-*"
+FINDS_OUT = 60  # seconds, the ddp_timeout of the runs
 
 
 @dataclass
@@ -43,8 +47,8 @@ class Harness:
     been computed with torch here, whose threads do not come along.
     """
 
-    def __init__(self, library: str, folder: Path, seed: int) -> None:
-        self.library = library
+    def __init__(self, library: str, folder: Path, seed: int, processes: int = 1) -> None:
+        self.library, self.processes = library, processes
         self.folder = folder
         self.draw = random.Random(seed)
         self.whole: dict[tuple[str, str], tuple[dict, float]] = {}
@@ -85,21 +89,42 @@ class Harness:
         return self.whole[key]
 
     def run(self, folder: Path, variant: str, device: str, seconds: float | None) -> int | None:
-        """The exit status of a training process; None if it was killed after `seconds`."""
+        """The exit status of a training run; None if one of its processes was killed after `seconds`."""
         folder.mkdir(exist_ok=True)
-        pid = os.fork()
-        if pid == 0:
-            _be_the_run(self.library, folder, variant, device)
+        port = free_port()
+        running = []
+        for rank in range(self.processes):
+            if (pid := os.fork()) == 0:
+                if self.processes > 1:
+                    os.environ.update(environment(rank, self.processes, port))
+                _be_the_run(self.library, folder, variant, device)
+            running.append(pid)
         end = None if seconds is None else time.monotonic() + seconds
-        while True:
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                return os.waitstatus_to_exitcode(status)
-            if end is not None and time.monotonic() >= end:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+        status = 0
+        while running:
+            for pid in list(running):
+                ended, how = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    running.remove(pid)
+                    status = status or os.waitstatus_to_exitcode(how)
+            if running and end is not None and time.monotonic() >= end:
+                self.kill(running)
                 return None
             time.sleep(0.0005)
+        return status
+
+    def kill(self, running: list[int]) -> None:
+        """Kills one of the processes. The others have to find out and end by themselves."""
+        victim = self.draw.choice(running)
+        os.kill(victim, signal.SIGKILL)
+        for pid in running:
+            found_out = time.monotonic() + FINDS_OUT
+            while not os.waitpid(pid, os.WNOHANG)[0]:
+                if time.monotonic() > found_out:
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+                    raise SystemExit(f"A process went on for {FINDS_OUT} s after another had been killed.")
+                time.sleep(0.0005)
 
     def saving(self, folder: Path) -> bool:
         """Whether what was killed was writing a checkpoint."""
@@ -120,7 +145,7 @@ class Harness:
             return "other steps were logged"
         if found["weights"] != expected["weights"]:
             return "other weights"
-        if found["everything"] != expected["everything"]:
+        if found["everything"] != expected["everything"] or found.get("others") != expected.get("others"):
             return "other optimizer, schedule or random numbers"
         return "identical" if found["logs"] == expected["logs"] else "other logs"
 
@@ -165,6 +190,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--library", choices=["mps_trainer", "transformers"], default="mps_trainer")
     parser.add_argument("--device", action="append", choices=["cpu", "mps"], help="default: cpu; mps is simulated")
     parser.add_argument("--variant", action="append", choices=list(training.VARIANTS), help="default: all")
+    parser.add_argument("--processes", type=int, default=1, help="that train together; default: 1")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="a JSON file for the figures")
     options = parser.parse_args(argv)
@@ -172,7 +198,7 @@ def main(argv: list[str] | None = None) -> int:
     tally: Counter[str] = Counter()
     kills = in_a_save = 0
     with tempfile.TemporaryDirectory(prefix="killed-") as folder:
-        harness = Harness(options.library, Path(folder), options.seed)
+        harness = Harness(options.library, Path(folder), options.seed, options.processes)
         start = time.monotonic()
         for i, trial in enumerate(harness.trials(options.trials, variants, options.device or ["cpu"]), 1):
             tally[trial.verdict.split(":")[0]] += 1
@@ -208,6 +234,7 @@ def write(options: argparse.Namespace, tally: Counter[str], kills: int, in_a_sav
             "torch": torch.__version__,
             "transformers": version("transformers"),
         },
+        "processes": options.processes,
         "seed": options.seed,
         "trials": options.trials,
         "kills": kills,

@@ -87,6 +87,10 @@ def train(library: str, folder: Path, variant: str, device: str, **changes: Any)
         resume = any(folder.glob("checkpoint-*"))
         trainer.train(resume_from_checkpoint=resume or None)
         result = outcome(trainer)
+        if library == "mps_trainer":  # what the other processes came to as well
+            result["others"] = [each["everything"] for each in trainer.processes.gather(result)[1:]]
+            if not trainer.processes.is_first:
+                return
     (folder / "outcome.tmp").write_text(json.dumps(result))
     os.replace(folder / "outcome.tmp", folder / "outcome.json")
 
@@ -112,6 +116,7 @@ def _trainer(library: str, folder: Path, settings: dict[str, Any], device: str) 
         "report_to": "none",
         "save_total_limit": 3,
         "log_level": "error",
+        "ddp_timeout": 60,
         "dataloader_pin_memory": False,
     }
     torch.manual_seed(0)
