@@ -33,7 +33,7 @@ from glue_model import check_names, label_order, load_model, load_tokenizer, lon
 from glue_tasks import TASKS
 
 from mps_trainer import MisconfigurationException, TrainingArguments
-from mps_trainer.distributed import require_one_process
+from mps_trainer.distributed import Processes
 from mps_trainer.errors import CheckpointError, explanation_of
 from mps_trainer.refusal import FAILED, INTERRUPTED, refuse, refuse_unforeseen
 
@@ -87,15 +87,15 @@ class Job:
 
 def prepare(model_args: ModelArguments, data_args: DataTrainingArguments, training_args: TrainingArguments) -> Job:
     """Everything that comes before training, and that finds out whether there can be any."""
-    require_one_process(training_args.world_size)
-    _ = training_args.device  # first of all: a device that cannot be had is known in seconds
-    checkpoint = checkpoint_to_continue(training_args)
+    processes = Processes.of(training_args)  # first of all: a device that cannot be had is known in seconds
+    checkpoint = processes.first_does(lambda: checkpoint_to_continue(training_args))
     check_names(model_args)
     if needs_hub(model_args, data_args):
         go_offline_if_unreachable()
     set_up_logging(training_args)
 
-    labelled = load_data(data_args, model_args)
+    with training_args.main_process_first(desc="loading"):
+        labelled = load_data(data_args, model_args)
     require_splits(labelled, training_args)
     require_metric(labelled, data_args, training_args)
     from transformers import set_seed
@@ -343,7 +343,8 @@ def evaluate(trainer: Any, splits: Any) -> None:
             metrics = {f"{key}_mm": value for key, value in metrics.items()}
         combined.update(metrics)
         trainer.log_metrics("eval", metrics)
-    os.makedirs(trainer.args.output_dir, exist_ok=True)
+    if trainer.is_world_process_zero():
+        os.makedirs(trainer.args.output_dir, exist_ok=True)
     trainer.save_metrics("eval", combined)
 
 

@@ -1,6 +1,6 @@
 """`trainer.accelerator`: what subclasses of transformers' Trainer call on it, done by this package's own parts.
 
-Accelerate itself is not needed. There is one process: what gathers or reduces gives back what it got.
+Accelerate itself is not needed. With one process, what gathers or reduces gives back what it got.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from ..distributed import Processes, collectives, leave
 from ..training_args import TrainingArguments
 from .precision import MixedPrecision
+from .replicas import apart
 
 
 class GradientState:
@@ -40,16 +42,26 @@ class GradientState:
 
 
 class DistributedType(str, Enum):
-    """Accelerate's word for one process; equal to its own member."""
+    """Accelerate's words for how processes share the work; equal to its own members."""
 
     NO = "NO"
+    MULTI_CPU = "MULTI_CPU"
+    MULTI_GPU = "MULTI_GPU"
+    MULTI_XPU = "MULTI_XPU"
+
+
+_OF_SEVERAL = {"cuda": DistributedType.MULTI_GPU, "xpu": DistributedType.MULTI_XPU}
 
 
 class _State(SimpleNamespace):
     """What `accelerator.state` says, and a clear word for what it does not."""
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"trainer.accelerator.state has no {name!r}; it says what is true of one process.")
+        raise AttributeError(f"trainer.accelerator.state has no {name!r}; it says what the Trainer trains with.")
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """In the place of a function that is another process's to call."""
 
 
 class Accelerator:
@@ -63,14 +75,17 @@ class Accelerator:
 
     deepspeed_plugin = None
     parallelism_config = None
-    is_fsdp2 = use_distributed = multi_device = False
-    distributed_type = DistributedType.NO
+    is_fsdp2 = False
 
     def __init__(
         self, args: TrainingArguments, precision: MixedPrecision, prepare_loader: Callable[[DataLoader], DataLoader]
     ) -> None:
         self.device = args.device
         self.mixed_precision = args.mixed_precision
+        self.processes = Processes.of(args)
+        several = self.use_distributed = self.multi_device = self.processes.are_several
+        kind = _OF_SEVERAL.get(self.device.type, DistributedType.MULTI_CPU)
+        self.distributed_type = kind if several else DistributedType.NO
         self.num_processes = args.world_size
         self.process_index = args.process_index
         self.local_process_index = args.local_process_index
@@ -84,7 +99,7 @@ class Accelerator:
         self.gradient_state = GradientState({**(config.gradient_accumulation_kwargs or {}), "num_steps": 1})
         self.gradient_accumulation_steps = 1
         self.state = _State(
-            use_distributed=False,
+            use_distributed=several,
             deepspeed_plugin=None,
             fsdp_plugin=None,
             distributed_type=self.distributed_type,
@@ -117,10 +132,13 @@ class Accelerator:
     def is_local_main_process(self) -> bool:
         return self.local_process_index == 0
 
-    is_last_process = is_main_process
+    @property
+    def is_last_process(self) -> bool:
+        return self.process_index == self.num_processes - 1
 
     def wait_for_everyone(self) -> None:
-        """Nobody else is there."""
+        """Until all processes have come here."""
+        self.processes.wait()
 
     def main_process_first(self) -> contextlib.AbstractContextManager:
         return self._args.main_process_first(local=False)
@@ -129,26 +147,37 @@ class Accelerator:
         return self._args.main_process_first(local=True)
 
     def on_main_process(self, function: Callable) -> Callable:
-        return function
+        """`function`, which does nothing in the other processes."""
+        return function if self.is_main_process else _nothing
 
-    on_local_main_process = on_last_process = on_main_process
+    def on_local_main_process(self, function: Callable) -> Callable:
+        return function if self.is_local_main_process else _nothing
+
+    def on_last_process(self, function: Callable) -> Callable:
+        return function if self.is_last_process else _nothing
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         if self.is_local_main_process:
             print(*args, **kwargs)
 
     def gather(self, tensor: Any) -> Any:
-        """`tensor`, or whatever tensors it is made of: there is one process."""
-        return tensor
+        """A tensor, or what is made of tensors, of all processes: joined in the first dimension."""
+        return collectives.gather(tensor, self.processes)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        return input_data
+        """The same for what was predicted: no example comes twice, so that none has to be taken out again.
+
+        Objects that are not made of tensors, and those of `use_gather_object`, come in one list of all processes.
+        """
+        return collectives.gather_for_metrics(input_data, self.processes, use_gather_object)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        return tensor
+        """The "sum" or "mean" over all processes, times `scale`."""
+        return collectives.reduce(tensor, self.processes, reduction, scale)
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
-        return tensor
+        """Made as long in `dim` as the longest of all processes, with `pad_index`."""
+        return collectives.pad(tensor, self.processes, dim, pad_index, pad_first)
 
     # Objects
 
@@ -227,7 +256,8 @@ class Accelerator:
         """Nothing: Accelerate would tell its trackers, and a Trainer has none of them. `Trainer.log` tells its own."""
 
     def end_training(self) -> None:
-        """Trackers end with their callbacks, and there is no process group."""
+        """The processes part. Trackers end with their callbacks."""
+        leave()
 
     # The step
 
@@ -260,7 +290,8 @@ class Accelerator:
         return contextlib.nullcontext()
 
     def no_sync(self, model: nn.Module | None = None) -> contextlib.AbstractContextManager:
-        return contextlib.nullcontext()
+        """Inside, the gradients of a replica stay with its process."""
+        return contextlib.nullcontext() if model is None else apart(model, True)
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
         """Takes the scale of float16 out of the gradients, once per update."""
