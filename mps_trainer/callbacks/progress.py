@@ -21,7 +21,8 @@ class ProgressCallback(TransformersProgressCallback):
         self._batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         if state.is_world_process_zero:
             parameters = sum(parameter.numel() for parameter in kwargs["model"].parameters())
-            print(f"Training on {args.device}: {args.decision.reason}")
+            several = f" in {args.world_size} processes" if args.world_size > 1 else ""
+            print(f"Training on {args.device}{several}: {args.decision.reason}")
             print(f"  {parameters / 1e6:.1f} M parameters, {state.max_steps} steps of {self._batch} examples")
             if (buckets := buckets_of(kwargs.get("train_dataloader"))) is not None:
                 print(f"  {buckets}")

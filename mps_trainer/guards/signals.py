@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -151,7 +151,7 @@ def _end_soon(signum: int, frame: FrameType | None) -> None:
     signal.alarm(GRACE)
 
 
-def how_to_go_on(checkpoint: str, argv: list[str], python: str = "python") -> str:
+def how_to_go_on(checkpoint: str, argv: list[str], launcher: Sequence[str] = ("python",)) -> str:
     """The command that resumes the run of the script with `argv`, or the call where that takes no such flag."""
     if not argv or not any(word.split("=")[0] == "--output_dir" for word in argv[1:]):
         return f"trainer.train(resume_from_checkpoint={checkpoint!r})"
@@ -163,4 +163,4 @@ def how_to_go_on(checkpoint: str, argv: list[str], python: str = "python") -> st
             skipping = True
         elif not word.startswith("--resume_from_checkpoint=") and word != "--overwrite_output_dir":
             words.append(word)
-    return shlex.join([python, *words, "--resume_from_checkpoint", checkpoint])
+    return shlex.join([*launcher, *words, "--resume_from_checkpoint", checkpoint])

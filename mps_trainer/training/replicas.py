@@ -28,8 +28,13 @@ def _finds_unused(model: nn.Module, args: TrainingArguments) -> bool:
     """As the arguments say, or else unless activations are computed anew, which it does not go with."""
     if args.ddp_find_unused_parameters is not None:
         return args.ddp_find_unused_parameters
-    recomputes = args.gradient_checkpointing or getattr(model, "is_gradient_checkpointing", False)
-    return not recomputes
+    return not (args.gradient_checkpointing or _recomputes(model))
+
+
+def _recomputes(model: nn.Module) -> bool:
+    """Whether a model of transformers does so, under the name that its release has for it."""
+    name = "is_activation_checkpointing"
+    return bool(getattr(model, name if hasattr(type(model), name) else "is_gradient_checkpointing", False))
 
 
 def inside(model: Any) -> Any:

@@ -103,11 +103,16 @@ class Stopping:
                 f"Stopped when training had ended, after step {step}, and before what was to follow it."
             )
 
+    def _launcher(self) -> list[str]:
+        """What started this process: Python, or torchrun on one machine."""
+        python, size = sys.executable or "python", self.loop.trainer.processes.size
+        return [python] if size == 1 else [python, "-m", "torch.distributed.run", "--nproc_per_node", str(size)]
+
     def _message(self) -> str:
         trainer, step = self.loop.trainer, self.loop.state.global_step
         if trainer.unsaved is not None:
             return f"Stopped after step {step}, but {trainer.unsaved}"
         folder = folders.checkpoint_folder(trainer._get_output_dir(self.loop.trial), step)
         takes_flags = "transformers.hf_argparser" in sys.modules
-        way_on = how_to_go_on(folder, sys.argv if takes_flags else [], sys.executable or "python")
+        way_on = how_to_go_on(folder, sys.argv if takes_flags else [], self._launcher())
         return f"Stopped after step {step} of {self.loop.plan.max_steps} and saved {folder}. To go on: {way_on}"

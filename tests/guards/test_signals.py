@@ -139,4 +139,4 @@ def test_a_worker_ignores_interrupts_and_is_still_prepared_as_its_user_asks():
     ],
 )
 def test_the_way_on_is_what_to_type(argv, way_on):
-    assert how_to_go_on("out/checkpoint-5", argv, "python3") == way_on
+    assert how_to_go_on("out/checkpoint-5", argv, ["python3"]) == way_on

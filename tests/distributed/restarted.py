@@ -1,0 +1,40 @@
+"""A run under torchrun of which one process dies once: its second one, after the step that the marker names."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from mps_trainer import Trainer
+from tests.conftest import Classifier, examples, weights
+from tests.distributed.scenarios import arguments
+
+
+class DieOnce(TrainerCallback):
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if args.process_index == 1 and self.marker.exists() and state.global_step == int(self.marker.read_text()):
+            self.marker.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    settings = {"max_steps": 20, "save_strategy": "steps", "save_steps": 4, "ddp_timeout": 30}
+    trainer = Trainer(
+        Classifier(dropout=0.2),
+        arguments(str(folder / "run"), **settings),
+        train_dataset=examples(43),
+        callbacks=[DieOnce(folder / "marker")],
+    )
+    trainer.train(resume_from_checkpoint=any((folder / "run").glob("checkpoint-*")) or None)
+    torch.save({"weights": weights(trainer.model), "steps": trainer.state.global_step}, folder / f"{sys.argv[2]}.pt")
