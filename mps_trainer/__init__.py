@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 # Imported now and not on first use: it has to be there when torch is loaded, to see how the fallback switch stood.
-from .devices import facts as _facts  # noqa: F401
+from .devices import probes as _probes  # noqa: F401
 from .version import __version__
 
 if TYPE_CHECKING:

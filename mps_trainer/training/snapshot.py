@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from ..checkpoints import folders
 from ..checkpoints.host import nbytes, on_host
 from ..checkpoints.rng import FILE as RNG_FILE
-from ..devices.facts import physical_memory
+from ..devices.probes import physical_memory
 from . import checkpoint, model_files
 
 if TYPE_CHECKING:

@@ -31,6 +31,29 @@ COMMANDS = [
         environ={"WORLD_SIZE": "2", "RANK": "5"},
         status=1,
     ),
+    command("no such flag of env", "env", "--frobnicate", says="--frobnicate"),
+    command("a word too many for env", "env", "now", says="now"),
+    command(
+        "env among no number of processes", "env", says="WORLD_SIZE is '2.5'", environ={"WORLD_SIZE": "2.5"}, status=1
+    ),
+    *(
+        command(f"doctor of {name}", "doctor", "--facts", file, says=says, files={} if text is None else {file: text})
+        for name, file, text, says in (
+            ("no file", "gone.json", None, "--facts gone.json: there is no such file"),
+            ("a folder", ".", None, "it is not a file"),
+            ("a file without a name", "", None, "--facts"),
+            ("an empty file", "x.json", "", "it is not JSON"),
+            ("a screen", "x.txt", "Nothing to put right. Training runs on mps.\n", "it is not JSON"),
+            ("bytes", "x.json", b"\xff\xfe", "it is not JSON"),
+            ("brackets without end", "x.json", "[" * 100_000, "it is not JSON"),
+            ("a list", "x.json", "[]", "it holds a list"),
+            ("no machine", "x.json", "{}", 'it has no "system"'),
+            ("an unknown key", "x.json", '{"system": "Linux", "gpu": 1}', 'it has "gpu"'),
+            ("a wrong type", "x.json", '{"system": "Linux", "cuda_count": "8"}', 'its "cuda_count" is "8"'),
+            ("a wrong number", "x.json", '{"system": "Linux", "world_size": 0}', 'its "world_size" is 0'),
+        )
+    ),
+    command("doctor of nothing", "doctor", "--facts", says="--facts"),
     *(
         case
         for verb in ("check", "simulate")

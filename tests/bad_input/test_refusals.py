@@ -83,7 +83,7 @@ def test_an_error_that_nobody_foresaw_is_a_line_that_says_how_to_see_more(run, p
     else:
         from mps_trainer.cli import doctor as module
 
-        monkeypatch.setattr(module, "gather_facts", fail)
+        monkeypatch.setattr(module, "gather_all_facts", fail)
         case = Case("", ("doctor",), "", program=program)
     run.prepare(case)
     status, errors = run(case)

@@ -63,7 +63,7 @@ UNAVAILABLE = [
     ("m3_torch_missing", "mps", "torch is not installed", "pip install torch"),
     ("m3_torch_broken", "mps", "dlopen(libtorch_cpu.dylib)", "--force-reinstall torch"),
     ("m3_sandboxed", "mps", "gives this process no Metal device", "outside any sandbox"),
-    ("m3_memory_full", "mps", "Tried to allocate 256 bytes", "free some of its memory"),
+    ("m3_memory_full", "mps", "Tried to allocate 256 bytes", "free some of this Mac's memory"),
     ("m1_rosetta_torch_without_mps", "mps", "/usr/local/bin/python3", "native arm64 Python"),
     ("m2_rosetta_mps_built_not_available", "mps", "Rosetta emulates", "native arm64 Python"),
     ("m2_rosetta_torch_missing", "mps", "Rosetta emulates", "native arm64 Python"),

@@ -170,6 +170,12 @@ def _allocation_failed(facts: MachineFacts) -> Obstacle:
             "the low one not above the high one",
             True,
         )
+    if facts.virtual_machine is False:
+        return Obstacle(
+            f"torch reports MPS, but an allocation on it failed ({error})",
+            "free some of this Mac's memory: close other programs, and unset PYTORCH_MPS_HIGH_WATERMARK_RATIO",
+            True,
+        )
     return Obstacle(
         f"torch reports MPS, but an allocation on it failed ({error}), as it does on virtual Macs",
         "train on a real Apple-silicon Mac; if this is one, free some of its memory and "
