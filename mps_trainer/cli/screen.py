@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import textwrap
 from collections.abc import Sequence
 
@@ -11,13 +12,19 @@ from ..devices.accelerators import MPSAccelerator
 from ..devices.facts import MachineFacts
 from ..devices.finding import ERROR, NOTE, Finding
 from ..devices.findings import decide, findings
-from ..devices.probes import FALLBACK, switched_on
+from ..devices.probes import FALLBACK, switched_on, unreadable_switch
 from ..guards.watermarks import HIGH, LOW, limits
 from ..refusal import as_line
 
 NARROWEST, WIDEST = 60, 100
 TALLEST = 40  # lines
 _LABELS = 11  # columns
+_COMMAND = re.compile(
+    r"`[^`]+`"
+    r"|(?:python -m pip|CONDA_SUBDIR=\S+|conda config) [^;`]+?(?=;|, then |, and |$)"
+    r"|unset [A-Z]\w*(?: [A-Z]\w*)*"
+)
+_GLUE = "\0"  # between the words of a command; as_line leaves none in a text
 
 
 def screen(facts: MachineFacts, width: int = 80, recorded: str = "") -> str:
@@ -31,10 +38,11 @@ def screen(facts: MachineFacts, width: int = 80, recorded: str = "") -> str:
     lines = _lines(facts, found, width, recorded)
     if len(lines) <= TALLEST:
         return "\n".join(lines)
-    kept = [dataclasses.replace(finding, details=_shortened(finding)) for finding in found if finding.severity != NOTE]
+    kept = [dataclasses.replace(finding, details=_shortened(finding)) for finding in found]
     lines = _lines(facts, kept, width, recorded)
-    if notes := len(found) - len(kept):
-        lines.append(f"And {notes} note{'s' if notes > 1 else ''} more, with --json.")
+    while len(lines) > TALLEST and len(kept) > 1:
+        kept.pop()
+        lines = [*_lines(facts, kept, width, recorded), f"And {len(found) - len(kept)} more, with --json."]
     return "\n".join(lines)
 
 
@@ -55,10 +63,10 @@ def _lines(facts: MachineFacts, found: Sequence[Finding], width: int, recorded: 
 def _first(facts: MachineFacts, found: Sequence[Finding], width: int) -> list[str]:
     """What to see first: the remedy that gains most, or that there is none to be had or needed."""
     if found and found[0].severity != NOTE:
-        return _wrapped("Do this first: ", found[0].remedy + ".", width, indent=2)
+        return _wrapped("Do this first: ", found[0].remedy, width, indent=2)
     decision, _ = decide(facts)
     device = "nothing" if decision is None else decision.name
-    return [f"Nothing to put right. Training runs on {device}{_simulated(facts)}."]
+    return _wrapped("", f"Nothing to put right. Training runs on {device}{_simulated(facts)}.", width)
 
 
 def _simulated(facts: MachineFacts) -> str:
@@ -95,7 +103,7 @@ def _errors(found: Sequence[Finding]) -> bool:
 def _machine(facts: MachineFacts) -> str:
     parts = [facts.model, chip(facts), facts.memory_bytes and f"{format_bytes(facts.memory_bytes)} of memory"]
     if facts.recommended_bytes:
-        parts.append(f"{format_bytes(facts.recommended_bytes)} of it for the GPU")
+        parts.append(f"{format_bytes(facts.recommended_bytes)} for the GPU")
     if facts.virtual_machine:
         parts.append("virtual")
     return ", ".join(part for part in parts if part)
@@ -127,6 +135,8 @@ def torch(facts: MachineFacts) -> str:
 def _fallback(facts: MachineFacts) -> str:
     if facts.fallback_set_too_late:
         return f"off: {FALLBACK} was set too late, after torch was imported"
+    if unreadable_switch(facts.environment.get(FALLBACK)):
+        return f"{FALLBACK}={facts.environment[FALLBACK]!r}, which is no number"
     if switched_on(facts.environment.get(FALLBACK)):
         return f"on, set in time: an operator without a kernel for mps runs on the CPU ({FALLBACK})"
     return f"off: an operator without a kernel for mps is an error ({FALLBACK}=1 sends it to the CPU)"
@@ -155,15 +165,23 @@ def _finding(number: int, finding: Finding, width: int) -> list[str]:
     for detail in finding.details:
         lines += _wrapped("   - ", detail, width)
     on_top = number == 1 and finding.severity != NOTE
-    return lines + _wrapped("   -> ", "As said on top." if on_top else finding.remedy + ".", width)
+    return lines + _wrapped("   -> ", "as said on top" if on_top else finding.remedy, width)
 
 
 def _wrapped(label: str, text: str, width: int, indent: int | None = None) -> list[str]:
-    return textwrap.wrap(
-        as_line(text, longest=2000),
+    """`text` in lines, of which each command that fits on one is whole, so that it can be copied."""
+    indent = len(label) if indent is None else indent
+
+    def glue(command: re.Match[str]) -> str:
+        room = width - (len(label) if command.start() == 0 else indent)
+        return command[0].replace(" ", _GLUE) if len(command[0]) < room else command[0]
+
+    lines = textwrap.wrap(
+        _COMMAND.sub(glue, as_line(text, longest=2000)),
         width,
         initial_indent=label,
-        subsequent_indent=" " * (len(label) if indent is None else indent),
+        subsequent_indent=" " * indent,
         break_on_hyphens=False,
         break_long_words=False,
     )
+    return [line.replace(_GLUE, " ") for line in lines]

@@ -124,7 +124,7 @@ def _torch_remedy(facts: MachineFacts, obstacle: Obstacle) -> str:
         return obstacle.remedy
     if "incompatible architecture" in error:
         return (
-            f"it was installed for another architecture than this Python's, {facts.machine}: "
+            f"reinstall torch for the architecture of this Python, {facts.machine}: "
             "python -m pip install --force-reinstall --no-cache-dir torch"
         )
     if error.startswith("AttributeError"):

@@ -87,7 +87,7 @@ def refused_limits(facts: MachineFacts) -> Finding | None:
         "refused-limits",
         ERROR,
         f"{what}, so torch refuses every allocation on mps",
-        f"unset {' and '.join(_limits_in(facts))}; memory_fraction=0.8 limits a run by itself",
+        f"unset {' '.join(_limits_in(facts))}; memory_fraction=0.8 limits a run by itself",
         device="mps",
     )
 

@@ -58,7 +58,7 @@ DIAGNOSED: dict[str, Diagnosed] = {
     "torch missing": known("m3_torch_missing", "torch", "install torch: python -m pip install torch", 1),
     "torch broken": known("m3_torch_broken", "torch", "reinstall torch: ", 1),
     "torch of another architecture": Diagnosed(
-        mac("15.5", None, torch_error=OTHER_ARCHITECTURE), "torch", "this Python's, arm64: python -m pip install", 1
+        mac("15.5", None, torch_error=OTHER_ARCHITECTURE), "torch", "of this Python, arm64: python -m pip install", 1
     ),
     "a folder called torch": Diagnosed(
         mac("15.5", None, torch_error="AttributeError: module 'torch' has no attribute '__version__'"),
@@ -115,7 +115,7 @@ DIAGNOSED: dict[str, Diagnosed] = {
     "a limit beyond": m3("limits-beyond", f"unset {HIGH}", environment={HIGH: "1.5"}),
     "a limit": m3(environment={HIGH: "0.8", LOW: "0.6"}),
     "low above high": refused(
-        "invalid low watermark ratio 0.9", "refused-limits", f"unset {HIGH} and {LOW}", 1, **{HIGH: "0.5", LOW: "0.9"}
+        "invalid low watermark ratio 0.9", "refused-limits", f"unset {HIGH} {LOW};", 1, **{HIGH: "0.5", LOW: "0.9"}
     ),
     "low above torch's own high": refused(
         "invalid low watermark ratio 1.8", "refused-limits", f"unset {LOW};", 1, **{LOW: "1.8"}

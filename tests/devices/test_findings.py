@@ -15,7 +15,7 @@ from mps_trainer.cli.screen import screen
 from mps_trainer.devices.finding import NOTE, SEVERITIES
 from mps_trainer.devices.findings import CHECKS, MINIMUM_TORCH, MINIMUM_TRANSFORMERS, findings
 from mps_trainer.devices.recorded import read_facts
-from tests.devices.diagnosed import DIAGNOSED, FALLBACK, HIGH, INSTALLED
+from tests.devices.diagnosed import DIAGNOSED, FALLBACK, HIGH, INSTALLED, LOW
 from tests.devices.machines import MACHINES, mac, pc
 
 FACTS = {**MACHINES, **{name: row.facts for name, row in DIAGNOSED.items()}}
@@ -29,7 +29,7 @@ def test_the_first_remedy_is_the_one_that_gains_most(row):
     assert status(row.facts) == row.status
     first = " ".join(screen(row.facts).split("\n\n")[0].split())
     if found and found[0].severity != NOTE:
-        assert first == f"Do this first: {found[0].remedy}."
+        assert first == f"Do this first: {found[0].remedy}"
     else:
         assert first.startswith("Nothing to put right. Training runs on ")
 
@@ -59,6 +59,42 @@ def test_the_screen_of_any_machine_fits(name):
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 80
     assert all(line.isprintable() for line in lines)
+
+
+def everything_wrong():
+    """A Mac with as many findings as one can have."""
+    return replace(
+        DIAGNOSED["an old mac in disorder"].facts,
+        environment={FALLBACK: "1", HIGH: "0", LOW: "little", "PYTORCH_MPS_FAST_MATH": "1"},
+        fallback_when_torch_loaded=False,
+        world_size=2,
+        torch_version="2.5.1",
+    )
+
+
+def test_what_does_not_fit_is_counted():
+    found = findings(everything_wrong())
+    lines = screen(everything_wrong(), 60).splitlines()
+    shown = [line for line in lines if re.match(r"\d+\. (error|warning|note): ", line)]
+    assert len(lines) <= 40
+    assert lines[-1] == f"And {len(found) - len(shown)} more, with --json."
+    assert 4 <= len(shown) < len(found)
+
+
+@pytest.mark.parametrize("name", FACTS)
+@pytest.mark.parametrize("width", [1, 60, 100, 400])
+def test_the_screen_is_as_wide_as_the_terminal_within_bounds(name, width):
+    assert max(map(len, screen(FACTS[name], width).splitlines())) <= min(max(width, 60), 100)
+
+
+def test_a_command_is_on_one_line():
+    printed = screen(DIAGNOSED["conda for x86"].facts)
+    assert "CONDA_SUBDIR=osx-arm64 conda create -n native python=3.11" in printed
+    assert "conda config --env --set subdir osx-arm64" in printed
+    for name in ("m1_macos_13_torch_2.8", "m3_torch_broken", "linux_torch_missing", "m2_macos_14"):
+        assert re.search(r"python -m pip install (--force-reinstall )?(-U )?\S*torch", screen(MACHINES[name]))
+    launcher = "unset WORLD_SIZE RANK LOCAL_RANK LOCAL_WORLD_SIZE MASTER_PORT MASTER_ADDR"
+    assert launcher in screen(DIAGNOSED["torchrun on a mac"].facts)
 
 
 @pytest.mark.parametrize("name", DIAGNOSED)
