@@ -10,7 +10,7 @@ from typing import Any
 from ..devices.facts import MachineFacts, gather_all_facts
 from ..devices.finding import ERROR
 from ..devices.findings import decide, findings
-from ..devices.recorded import WRITER, Recorded, read_facts
+from ..devices.recorded import WRITER, Recorded, names, read_facts
 from ..refusal import WRONG_INPUT
 from ..version import __version__
 from .screen import screen
@@ -80,5 +80,5 @@ def status(facts: MachineFacts) -> int:
 
 def _source(path: str, recorded: Recorded) -> str:
     writer = f", written by mps_trainer {recorded.writer}" if recorded.writer else ""
-    unknown = f"; left out, unknown to {__version__}: {', '.join(recorded.unknown)}" if recorded.unknown else ""
+    unknown = f"; left out, unknown to {__version__}: {names(recorded.unknown)}" if recorded.unknown else ""
     return f"in {path}{writer}{unknown}"

@@ -177,7 +177,7 @@ def _wrapped(label: str, text: str, width: int, indent: int | None = None) -> li
         return command[0].replace(" ", _GLUE) if len(command[0]) < room else command[0]
 
     lines = textwrap.wrap(
-        _COMMAND.sub(glue, as_line(text, longest=2000)),
+        _COMMAND.sub(glue, as_line(text, longest=500)),
         width,
         initial_indent=label,
         subsequent_indent=" " * indent,

@@ -51,7 +51,7 @@ def read_facts(path: str) -> Recorded:
     kinds = typing.get_type_hints(MachineFacts)
     unknown = tuple(name for name in data if name not in kinds)
     if unknown and not _release(writer) > _release(__version__):
-        raise _refused(path, f"it has {_names(unknown)}, which mps_trainer {__version__} does not know")
+        raise _refused(path, f"it has {names(unknown)}, which mps_trainer {__version__} does not know")
     known = {name: value for name, value in data.items() if name in kinds}
     for name, value in known.items():
         _check(path, name, value, kinds[name])
@@ -99,9 +99,10 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
-def _names(names: tuple[str, ...]) -> str:
-    shown = [f'"{name}"' for name in names[:5]]
-    return ", ".join(shown) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+def names(keys: tuple[str, ...]) -> str:
+    """The first few of them, quoted, and how many there are besides."""
+    shown = [f'"{key[:60]}"' for key in keys[:5]]
+    return ", ".join(shown) + (f" and {len(keys) - 5} more" if len(keys) > 5 else "")
 
 
 def _kind(value: Any) -> str:

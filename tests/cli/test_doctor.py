@@ -130,7 +130,7 @@ def test_what_a_newer_version_knows_is_left_out_and_named(recorded, capsys):
     facts = {**MACHINES["m3_macos_15"].to_dict(), "neural_engine": True, "fans": 2}
     assert recorded({"mps_trainer": "99.1", "facts": facts, "weather": "fine"}) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert f"written by mps_trainer 99.1; left out, unknown to {__version__}: neural_engine, fans" in printed
+    assert f'written by mps_trainer 99.1; left out, unknown to {__version__}: "neural_engine", "fans"' in printed
 
 
 def test_what_an_older_version_did_not_know_is_unknown(recorded, capsys):

@@ -87,6 +87,12 @@ DIAGNOSED: dict[str, Diagnosed] = {
     "intel without torch": known("intel_mac_torch_missing", "intel-mac", "train on an Apple-silicon Mac", 1),
     "virtual": known("github_macos_15", "virtual-mac", REAL_MAC, 0),
     "virtual without Metal": known("virtual_mac_without_metal", "virtual-mac", REAL_MAC, 0),
+    "virtual without transformers": Diagnosed(
+        no_mps("15.4", "2.13.0", virtual_machine=True, packages={"torch": "2.13.0"}),
+        "transformers virtual-mac",
+        "install transformers",
+        1,
+    ),
     # what torch computes
     "faults that an update of torch mends": known("m2_macos_14", "wrong-results", NEWER + "13'", 0),
     "faults that need a newer macos first": known("m1_macos_13_torch_2.8", "wrong-results", UPDATE, 0),
