@@ -22,7 +22,6 @@ from .resolver import Decision, DeviceRequest, is_true, resolve
 # The oldest releases that setup.cfg takes.
 MINIMUM_TORCH = (2, 6)
 MINIMUM_TRANSFORMERS = (5, 0)
-FOR_MACOS_13 = "torch>=2.6,<2.9"
 
 NATIVE_CONDA = (
     "make a native environment: CONDA_SUBDIR=osx-arm64 conda create -n native python=3.11, then in it "
@@ -164,7 +163,7 @@ def _newer_torch(facts: MachineFacts, least: tuple[int, ...] = MINIMUM_TORCH) ->
     newest = MINIMUM_MACOS[0][1]
     if macos and macos < newest:
         update = f"update macOS to {newest[0]} or later, then python -m pip install -U 'torch>={_dotted(least)}'"
-        return update + (f"; or stay and take {FOR_MACOS_13!r}" if macos >= minimum_macos(_dotted(least)) else "")
+        return update + (f"; or stay and take {_FOR_MACOS_13!r}" if macos >= minimum_macos(_dotted(least)) else "")
     return f"install a newer torch: python -m pip install -U 'torch>={_dotted(least)}'"
 
 
@@ -291,6 +290,9 @@ def _simulated(facts: MachineFacts) -> Finding | None:
 
 def _dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
+
+
+_FOR_MACOS_13 = f"torch>={_dotted(MINIMUM_TORCH)},<{_dotted(MINIMUM_MACOS[0][0])}"
 
 
 CHECKS: tuple[Callable[[MachineFacts], Finding | None], ...] = (
