@@ -128,7 +128,7 @@ def _torch_remedy(facts: MachineFacts, obstacle: Obstacle) -> str:
         )
     if error.startswith("AttributeError"):
         return (
-            "see where it comes from: python -c 'import torch; print(torch.__path__)'; a file or folder of yours that "
+            "see where it comes from: `python -c 'import torch; print(torch)'`; a file or folder of yours that "
             "is called torch hides the real one, so rename it"
         )
     return obstacle.remedy.replace("install it:", "install torch:")  # "reinstall" too
