@@ -16,8 +16,17 @@ class PrintCompletion(argparse.Action):
     ) -> None:
         import shtab
 
+        _describe_in_short(parser)
         print(shtab.complete(parser, values))
         parser.exit()
+
+
+def _describe_in_short(parser: argparse.ArgumentParser) -> None:
+    """zsh shows a line for each command, and shtab takes the description for it, which is a paragraph."""
+    for commands in parser._actions:
+        if isinstance(commands, argparse._SubParsersAction):
+            for named in commands._choices_actions:
+                commands.choices[named.dest].description = named.help
 
 
 def completes_files(action: argparse.Action) -> argparse.Action:

@@ -16,6 +16,7 @@ MARKS = ("compute_environment", "distributed_type")
 _DEVICES = {"NO": None, "MPS": "mps", "MULTI_CPU": "cpu", "MULTI_GPU": "cuda", "MULTI_XPU": "xpu"}
 _SAME = {"use_cpu", "mixed_precision", "num_processes", "fp16", *MARKS}
 
+_COMPILE = "give the script --torch_compile, or TrainingArguments torch_compile=True"
 _ONE_MACHINE = "it starts processes on one machine"
 # Why another key is left out, and which values of it change nothing by being left out.
 _OTHERS: dict[str, tuple[str, Callable[[Any], bool]]] = {
@@ -25,11 +26,8 @@ _OTHERS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "parallelism_config": ("this Trainer does not split a model over devices", lambda v: not v),
     "fp8_config": ("there is no fp8 here; mixed_precision takes fp16 or bf16", lambda v: not v),
     "mpirun_config": ("processes are started by torchrun, not by mpirun", lambda v: not v),
-    "dynamo_config": ("give the script --torch_compile, or TrainingArguments torch_compile=True", lambda v: not v),
-    "dynamo_backend": (
-        "give the script --torch_compile, or TrainingArguments torch_compile=True",
-        lambda v: v == "NO",
-    ),
+    "dynamo_config": (_COMPILE, lambda v: not v),
+    "dynamo_backend": (_COMPILE, lambda v: v == "NO"),
     "gpu_ids": ("set CUDA_VISIBLE_DEVICES to choose GPUs", lambda v: v in (None, "all")),
     "num_machines": (_ONE_MACHINE, lambda v: v in (None, 1)),
     "machine_rank": (_ONE_MACHINE, lambda v: v in (None, 0)),
@@ -76,11 +74,11 @@ def take_over(values: Mapping[Any, Any], where: str) -> TakenOver:
     if place != "LOCAL_MACHINE":
         return TakenOver(LaunchSettings(), {"compute_environment": f"{place} is another machine than this one"})
     left: dict[str, str] = {}
-    kind = values.get("distributed_type", "NO")
+    kind = values.get("distributed_type") or "NO"  # YAML makes false of the bare word
     if known := isinstance(kind, str) and kind in _DEVICES:
         device = _DEVICES[str(kind)]
     else:
-        device, left["distributed_type"] = None, f"{kind} is none of {', '.join(_DEVICES)}; this Trainer has no other"
+        device, left["distributed_type"] = None, f"{kind} is none of {', '.join(_DEVICES)}"
     if _use_cpu(values, where):
         device = "cpu"
     for name, value in values.items():

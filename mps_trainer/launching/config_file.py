@@ -14,7 +14,7 @@ from ..refusal import sentence
 from .accelerate_file import accelerate_file, is_accelerates, take_over
 from .settings import DEFAULTS, LaunchSettings, read_settings
 
-LARGEST = 1_000_000  # bytes; settings are a few hundred
+LARGEST = 50_000  # bytes; settings are a few hundred
 HEADER = "# Settings of `mps-trainer launch`, written by `mps-trainer config`. Flags go before them.\n"
 
 
