@@ -88,8 +88,11 @@ def take_over(values: Mapping[Any, Any], where: str) -> TakenOver:
     precision = values.get("mixed_precision", "fp16" if values.get("fp16") is True else None)
     if isinstance(precision, str) and precision.lower() == "fp8":
         precision, left["mixed_precision"] = None, f"fp8 is none of {', '.join(PRECISIONS)}"
-    # as many as there are of what is left out, or as nobody has said (-1), is no number of processes here
-    count = values.get("num_processes") if known and values.get("num_processes") != -1 else None
+    count = values.get("num_processes")
+    if count == -1:  # nobody has said
+        count = None
+    if not known and count not in (None, 1):
+        count, left["num_processes"] = None, f"{count} is of that distributed_type"
     settings = LaunchSettings(
         device=device,
         mixed_precision=checked("mixed_precision", precision, where),

@@ -83,7 +83,7 @@ def test_what_is_left_out_of_accelerates_file_is_told_in_a_line(started, capsys)
         file.write("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2}\nnum_processes: 8\n")
     started("--config_file", "a.yaml", "train.py")
     assert capsys.readouterr().err == (
-        "mps-trainer: a.yaml has distributed_type, deepspeed_config, which this command leaves out. "
+        "mps-trainer: a.yaml has distributed_type, deepspeed_config, num_processes, which this command leaves out. "
         "`mps-trainer config show` says why.\n"
     )
 

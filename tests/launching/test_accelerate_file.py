@@ -58,7 +58,7 @@ def test_another_way_of_distributing_is_left_with_its_number_of_processes(tmp_pa
     values = written_by_accelerate(tmp_path, num_processes=8, mixed_precision="bf16", **settings)
     found = take_over(values, "f")
     assert found.settings == LaunchSettings(mixed_precision="bf16")
-    assert set(found.left) == {"distributed_type", *left}
+    assert set(found.left) == {"distributed_type", "num_processes", *left}
 
 
 def test_every_key_that_changes_something_is_told_and_why(tmp_path):
