@@ -60,9 +60,10 @@ def _mapping(path: Path) -> Mapping[Any, Any]:
         with path.open("rb") as file:
             text = file.read(LARGEST + 1)
     except OSError as error:
-        what = "There is no file" if isinstance(error, FileNotFoundError) else f"{error.strerror}:"
+        gone = isinstance(error, FileNotFoundError)
+        what = f"There is no file {path}" if gone else f"{path} cannot be read: {error.strerror}"
         raise MisconfigurationException(
-            f"{what} {path} to read settings from. `mps-trainer config` writes one; name that, or Accelerate's."
+            f"{what}. `mps-trainer config --config_file FILE` writes one with settings."
         ) from error
     if len(text) > LARGEST:
         raise MisconfigurationException(f"{path} has more than {LARGEST} bytes, which is no file of settings.")

@@ -27,8 +27,9 @@ class Terminal:
         """Waits until `text` is on the screen, below what was waited for before."""
         until = time.monotonic() + PATIENCE
         while (at := self.screen.find(text, self._read_to)) < 0:
-            assert time.monotonic() < until, self.screen
-            assert self._read(), f"ended before {text!r}:\n{self.screen}"
+            if time.monotonic() > until or not self._read():
+                self.process.kill()
+                raise AssertionError(f"never saw {text!r}:\n{self.screen}")
         self._read_to = at + len(text)
 
     def types(self, text: str) -> None:
