@@ -14,7 +14,7 @@ from ..launching.config_file import InForce, check_target, in_force, load, user_
 from ..launching.environment import set_aside
 from ..launching.questions import questionnaire
 from ..launching.settings import DEFAULTS, NAMES, LaunchSettings
-from ..refusal import WRONG_INPUT
+from ..refusal import WRONG_INPUT, as_line
 from .completion import completes_files
 
 UNCHANGED = "Nothing was written."
@@ -67,7 +67,8 @@ def _accelerates() -> InForce:
         return InForce()
     found = load(path)
     print(f"Taken over from {path}: {', '.join(found.settings.given()) or 'nothing'}.")
-    print("".join(f"  not {name}: {why}.\n" for name, why in found.left.items()), end="")
+    for line in _left(found):
+        print(line)
     return found
 
 
@@ -93,10 +94,14 @@ def shown(chosen: InForce, environ: Any) -> list[str]:
     whose = "Accelerate's " if chosen.is_accelerates else ""
     lines = ["No file of settings: the defaults." if chosen.path is None else f"From {whose}{chosen.path}:"]
     lines += _lines(chosen.settings)
-    lines += [f"  not {name}: {why}." for name, why in chosen.left.items()]
+    lines += _left(chosen)
     for name, value in set_aside(chosen.settings, environ).items():
         lines.append(f"  note: {name}={value} is set in the environment, and goes before the file.")
     return lines
+
+
+def _left(chosen: InForce) -> list[str]:
+    return [f"  not {as_line(name)}: {as_line(why)}." for name, why in chosen.left.items()]
 
 
 def _lines(settings: LaunchSettings) -> list[str]:
