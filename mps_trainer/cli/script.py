@@ -13,24 +13,33 @@ from typing import Any
 
 from ..errors import MisconfigurationException
 from ..refusal import INTERRUPTED
+from .completion import completes_files
 
 
 def add_script_arguments(command: argparse.ArgumentParser) -> None:
     """What every command takes that runs a script."""
-    command.add_argument("--json", metavar="FILE", help="also write the report to FILE as JSON")
+    completes_files(command.add_argument("--json", metavar="FILE", help="also write the report to FILE as JSON"))
     command.add_argument(
         "--fallback",
         action="store_true",
         help="let operators without an MPS kernel run on the CPU: PYTORCH_ENABLE_MPS_FALLBACK=1, set in time",
     )
-    command.add_argument("script", metavar="SCRIPT", help="a Python file")
-    command.add_argument("arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER, help="passed on to the script")
+    completes_files(command.add_argument("script", metavar="SCRIPT", help="a Python file"))
+    add_rest(command)
+
+
+def add_rest(command: argparse.ArgumentParser) -> None:
+    """The script's own arguments."""
+    completes_files(
+        command.add_argument(
+            "arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER, help="passed on to the script"
+        )
+    )
 
 
 def check_paths(arguments: argparse.Namespace) -> None:
     """Before anything takes time. Raises MisconfigurationException for a script or a folder that is not there."""
-    if not Path(arguments.script).is_file():
-        raise MisconfigurationException(f"There is no file {arguments.script} to run. Name a Python script.")
+    check_script(arguments.script)
     if arguments.json is None:
         return
     target = Path(arguments.json)
@@ -44,6 +53,11 @@ def check_paths(arguments: argparse.Namespace) -> None:
         raise MisconfigurationException(
             f"--json {arguments.json} cannot be written. Name a file in a folder that exists and may be written to."
         )
+
+
+def check_script(path: str) -> None:
+    if not Path(path).is_file():
+        raise MisconfigurationException(f"There is no file {path} to run. Name a Python script.")
 
 
 def run_script(path: str, arguments: list[str]) -> int:

@@ -117,7 +117,7 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         set_tf32(args.device, args.tf32)
         self.memory_guard = make_guard(args)
         self._train_batch_size = args.train_batch_size
-        self.use_precision(MixedPrecision(args.device, bf16=args.bf16, fp16=args.fp16))
+        self.use_precision(MixedPrecision(args.device, args.mixed_precision))
         self.transfer, self.attention_masks = BatchTransfer(args.device), AttentionMasks(args.device)
         self.is_in_train = False
         self.earlier_checkpoints: set[str] = set()  # in the output folder, of a run before this one
