@@ -10,11 +10,11 @@ from typing import NoReturn
 from ..errors import MisconfigurationException
 from ..refusal import INTERRUPTED, refuse, refuse_unforeseen
 from ..version import __version__
-from . import check, doctor, simulate
+from . import check, doctor, selftest, simulate
 
 NAME = "mps-trainer"
 # Each has add_parser(commands), which says what runs the command and with what status it fails.
-COMMANDS = (doctor, check, simulate)
+COMMANDS = (doctor, selftest, check, simulate)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -36,13 +36,19 @@ def check_paths(arguments: argparse.Namespace) -> None:
     target = Path(arguments.json)
     if target.exists() and target.samefile(arguments.script):
         raise MisconfigurationException(f"--json {arguments.json} is the script itself. Name another file.")
+    check_report(arguments.json)
+
+
+def check_report(path: str) -> None:
+    """Raises MisconfigurationException where no report can be written to `path`."""
+    target = Path(path)
     if (
         target.is_dir()
         or not target.parent.is_dir()
         or not os.access(target if target.exists() else target.parent, os.W_OK)
     ):
         raise MisconfigurationException(
-            f"--json {arguments.json} cannot be written. Name a file in a folder that exists and may be written to."
+            f"--json {path} cannot be written. Name a file in a folder that exists and may be written to."
         )
 
 
