@@ -42,15 +42,17 @@ def limited(lab: Lab) -> tuple[str, dict[str, Any]]:
     recommended = torch.mps.recommended_max_memory()
     free_unused(lab.device)
     limit = torch.mps.driver_allocated_memory() + ROOM
-    figures: dict[str, Any] = {"limit_bytes": limit, "asked_bytes": limit, "recommended_bytes": recommended}
+    asked = limit + PIECE
+    figures: dict[str, Any] = {"limit_bytes": limit, "asked_bytes": asked, "recommended_bytes": recommended}
     try:
-        lab.train("mps", Greedy(limit), memory_fraction=limit / recommended, max_steps=1)
+        lab.train("mps", Greedy(asked), memory_fraction=limit / recommended, max_steps=1)
     except DeviceOutOfMemoryError as error:
         figures["error"] = str(error)
-        return f"{format_bytes(limit)} were refused at a limit of as much: {type(error).__name__}", figures
+        text = f"{format_bytes(asked)} were refused at a limit of {format_bytes(limit)}: {type(error).__name__}"
+        return text, figures
     finally:
         torch.mps.set_per_process_memory_fraction(memory_limit(None))
-    raise CheckFailed(f"{format_bytes(limit)} were allocated in spite of a limit of as much", **figures)
+    raise CheckFailed(f"{format_bytes(asked)} were allocated in spite of a limit of {format_bytes(limit)}", **figures)
 
 
 def given_back(lab: Lab) -> tuple[str, dict[str, Any]]:

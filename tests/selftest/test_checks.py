@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -146,7 +148,8 @@ def test_on_a_device_that_adds_in_another_order_each_time_losses_that_are_near_p
 def test_a_limit_that_does_not_hold_shows(mps, results, monkeypatch):
     monkeypatch.setattr(torch.mps, "set_per_process_memory_fraction", lambda fraction: None)
     check = results("memory limit")["memory limit"]
-    assert (check.status, check.text) == ("failed", "264.0 MiB were allocated in spite of a limit of as much")
+    assert check.status == "failed"
+    assert re.fullmatch(r"3\d\d\.0 MiB were allocated in spite of a limit of 2\d\d\.0 MiB", check.text)
 
 
 def test_a_limit_of_the_environment_is_left_alone(results, mps, monkeypatch):
