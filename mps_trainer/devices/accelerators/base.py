@@ -153,10 +153,12 @@ def psutil_memory() -> dict[str, Any]:
         import psutil
     except ImportError:
         return {}
+    swap = psutil.swap_memory()
     return {
         "process_rss_bytes": psutil.Process().memory_info().rss,
         "memory_available_bytes": psutil.virtual_memory().available,
-        "swap_used_bytes": psutil.swap_memory().used,
+        "swap_used_bytes": swap.used,
+        "swap_percent": swap.percent,
     }
 
 

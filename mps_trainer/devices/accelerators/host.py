@@ -43,16 +43,11 @@ _load = ProcessorLoad()
 
 
 def host_stats() -> dict[str, Any]:
-    """`psutil_memory()`, with `swap_percent` and `cpu_percent`; {} where psutil is not installed.
+    """`psutil_memory()` and `cpu_percent`; {} where psutil is not installed.
 
     `cpu_percent` is of all processors, since the last call; the first call in a process has none.
     """
     stats = psutil_memory()
-    if not stats:
-        return stats
-    import psutil
-
-    stats["swap_percent"] = psutil.swap_memory().percent
-    if (percent := _load.look()) is not None:
+    if stats and (percent := _load.look()) is not None:
         stats["cpu_percent"] = percent
     return stats
