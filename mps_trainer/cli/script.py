@@ -90,6 +90,12 @@ def _is_ours(file: str) -> bool:
 
 
 def write_json(path: str, report: dict[str, Any]) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(report, file, indent=2)
-        file.write("\n")
+    """Raises MisconfigurationException when it cannot be written after all, as on a full disk."""
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(json.dumps(report, indent=2) + "\n")
+    except OSError as error:
+        raise MisconfigurationException(
+            f"--json {path} was not written: {error.strerror}. What it would have said is above; name another file "
+            "and start again for the rest."
+        ) from error

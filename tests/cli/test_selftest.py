@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 
 import pytest
 
@@ -85,3 +87,23 @@ def test_its_help_fits_a_screen(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 24
     assert {"--json", "--simulate", "--fallback"} <= {word for line in lines for word in line.split()}
+
+
+def test_a_report_that_finds_no_room_is_2_and_the_table_stays(on_cpu, capsys, monkeypatch):
+    if not os.path.exists("/dev/full"):
+        pytest.skip("this system has no /dev/full")
+    for name in CHECKS:
+        monkeypatch.setitem(CHECKS, name, lambda lab: ("fine", {}))
+    assert main(["selftest", "--json", "/dev/full"]) == 2
+    printed = capsys.readouterr()
+    assert f"{len(CHECKS)} passed, 0 failed" in printed.out
+    assert "error: --json /dev/full was not written: No space left on device." in printed.err.splitlines()[-1]
+
+
+def test_without_a_folder_for_temporary_files_it_is_2(on_cpu, capsys, monkeypatch):
+    def full(**settings):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("mps_trainer.selftest.run.tempfile.TemporaryDirectory", full)
+    assert main(["selftest"]) == 2
+    assert "error: There is no folder for temporary files" in capsys.readouterr().err
