@@ -13,6 +13,7 @@ from .devices import probes as _probes  # noqa: F401
 from .version import __version__
 
 if TYPE_CHECKING:
+    from .callbacks.device_stats import DeviceStatsMonitor
     from .data.buckets import BucketBatchSampler, LengthBuckets
     from .data.padding import PadToBucket
     from .devices import Decision, DeviceRequest, MachineFacts, MPSAccelerator, gather_facts, resolve
@@ -26,6 +27,7 @@ _EXPORTS = {
     "BucketBatchSampler": ".data.buckets",
     "Decision": ".devices",
     "DeviceRequest": ".devices",
+    "DeviceStatsMonitor": ".callbacks.device_stats",
     "DeviceUnavailableError": ".errors",
     "LengthBuckets": ".data.buckets",
     "MPSAccelerator": ".devices",
@@ -45,6 +47,7 @@ __all__ = [
     "BucketBatchSampler",
     "Decision",
     "DeviceRequest",
+    "DeviceStatsMonitor",
     "DeviceUnavailableError",
     "LengthBuckets",
     "MPSAccelerator",

@@ -45,13 +45,19 @@ def check_paths(arguments: argparse.Namespace) -> None:
     target = Path(arguments.json)
     if target.exists() and target.samefile(arguments.script):
         raise MisconfigurationException(f"--json {arguments.json} is the script itself. Name another file.")
+    check_report(arguments.json)
+
+
+def check_report(path: str) -> None:
+    """Raises MisconfigurationException where no report can be written to `path`."""
+    target = Path(path)
     if (
         target.is_dir()
         or not target.parent.is_dir()
         or not os.access(target if target.exists() else target.parent, os.W_OK)
     ):
         raise MisconfigurationException(
-            f"--json {arguments.json} cannot be written. Name a file in a folder that exists and may be written to."
+            f"--json {path} cannot be written. Name a file in a folder that exists and may be written to."
         )
 
 
@@ -98,6 +104,12 @@ def _is_ours(file: str) -> bool:
 
 
 def write_json(path: str, report: dict[str, Any]) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(report, file, indent=2)
-        file.write("\n")
+    """Raises MisconfigurationException when it cannot be written after all, as on a full disk."""
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(json.dumps(report, indent=2) + "\n")
+    except OSError as error:
+        raise MisconfigurationException(
+            f"--json {path} was not written: {error.strerror}. What it would have said is above; name another file "
+            "and start again for the rest."
+        ) from error

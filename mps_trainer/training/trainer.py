@@ -24,7 +24,13 @@ from transformers.utils import logging as transformers_logging
 from transformers.utils.generic import can_return_loss, find_labels
 
 from ..arguments.deprecated import DROPPED_IN
-from ..callbacks import close_display, default_callbacks, display_callback, jit_checkpoint
+from ..callbacks import (
+    call_first_who_add_to_logs,
+    close_display,
+    default_callbacks,
+    display_callback,
+    jit_checkpoint,
+)
 from ..checkpoints import folders
 from ..checkpoints.background import Background
 from ..checkpoints.lock import only_run_in
@@ -129,6 +135,7 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         self.callback_handler = CallbackHandler(
             added, self.model, self.processing_class, self.optimizer, self.lr_scheduler
         )
+        call_first_who_add_to_logs(self.callback_handler.callbacks)
         if args.push_to_hub:
             self.init_hf_repo()
         if args.should_save:

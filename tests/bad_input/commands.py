@@ -71,6 +71,25 @@ COMMANDS = [
         )
     ),
     command("doctor of nothing", "doctor", "--facts", says="--facts"),
+    command("no such flag of selftest", "selftest", "--frobnicate", says="--frobnicate"),
+    command("a word too many for selftest", "selftest", "mps", says="mps"),
+    command("selftest with a report but no name", "selftest", "--json", says="--json"),
+    command("selftest with a report in no folder", "selftest", "--json", "no/x.json", says="--json no/x.json cannot"),
+    command("selftest with a report that is a folder", "selftest", "--json", ".", says="--json . cannot be written"),
+    command("selftest with a report of no name", "selftest", "--json", "", says="cannot be written"),
+    command("a value for selftest's switch", "selftest", "--simulate=16GB", says="--simulate"),
+    command(
+        "selftest among no number of processes",
+        "selftest",
+        says="WORLD_SIZE is 'two'",
+        environ={"WORLD_SIZE": "two"},
+    ),
+    command(
+        "selftest among two processes",
+        "selftest",
+        says="2 processes were started",
+        environ={"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"},
+    ),
     *(
         case
         for verb in ("check", "simulate")
