@@ -64,10 +64,14 @@ class ImageArguments:
         if self.image_size is not None and not 16 <= self.image_size <= 4096:
             raise ValueError(f"image_size={self.image_size} is not accepted: it must be from 16 to 4096.")
         steps = self.checkpointing_steps
-        if steps not in (None, "epoch") and not (steps.isascii() and steps.isdecimal() and 0 < int(steps[:9]) < 10**9):
+        if steps is not None and steps != "epoch" and not _is_count(steps):
             raise ValueError(
                 f"--checkpointing_steps {steps!r} is not accepted: it must be a whole number of steps, or epoch."
             )
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 10 and int(text) > 0
 
 
 def parse(argv: list[str]) -> tuple[ImageArguments, TrainingArguments]:

@@ -102,4 +102,8 @@ def into_blocks(file: str, tokenizer: Any, size: int) -> list[dict[str, list[int
         raise MisconfigurationException(
             f"{file} has {len(ids)} tokens, and a block is of {size}. Give more text, or a smaller --block_size."
         )
-    return [{"input_ids": ids[start : start + size], "labels": ids[start : start + size]} for start in starts]
+    # with a mask, though there is nothing to hide: without one transformers asks the device at every step whether
+    # several texts are packed into a row, and waits for the answer
+    mask = [1] * size
+    cut = [ids[start : start + size] for start in starts]
+    return [{"input_ids": block, "attention_mask": mask, "labels": block} for block in cut]

@@ -127,10 +127,7 @@ def perplexity(metrics: dict[str, float]) -> float:
 
 def prompt_ids(data_args: DataArguments, tokenizer: Any, blocks: Blocks, longest: int) -> list[int]:
     """What the sample goes on from, in tokens; its end where it and the sample are more than the model takes."""
-    if data_args.prompt is None:
-        ids = blocks.held[0]["input_ids"][:4]
-    else:
-        ids = tokenizer(data_args.prompt)["input_ids"]
+    ids = tokenizer(data_args.prompt)["input_ids"] if data_args.prompt else blocks.held[0]["input_ids"][:4]
     room = longest - data_args.sample_tokens
     if room < 1:
         raise MisconfigurationException(
