@@ -42,11 +42,12 @@ def test_embedded_shapes_are_learned(run_cv, out):
 
 @pytest.mark.every_device
 def test_a_resumed_run_is_the_run_that_was_never_stopped(run_cv, out, tmp_path):
-    command = (*SHORT, "--max_steps", 6, "--logging_steps", 1)
-    assert run_cv(*command, "--checkpointing_steps", 2)[0] == 0
+    command = (*SHORT, "--max_steps", 6, "--logging_steps", 1, "--checkpointing_steps", 2)
+    assert run_cv(*command)[0] == 0
     whole = out.rename(tmp_path / "whole")
     status, _, errors = run_cv(*command, "--resume_from_checkpoint", whole / "checkpoint-4")
     assert status == 0, errors
+    assert [path.name for path in out.glob("checkpoint-*")] == ["checkpoint-6"]  # it did not begin anew
     assert losses(out) == losses(whole)
     assert (out / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 

@@ -52,11 +52,12 @@ def is_trained(name):
 
 @pytest.mark.every_device
 def test_a_resumed_run_is_the_run_that_was_never_stopped(run_lora, out, tmp_path):
-    command = (*SHORT, "--save_strategy", "steps", "--save_steps", 2)
-    assert run_lora(*command, "--save_total_limit", 9)[0] == 0
+    command = (*SHORT, "--save_strategy", "steps", "--save_steps", 2, "--save_total_limit", 9)
+    assert run_lora(*command)[0] == 0
     whole = out.rename(tmp_path / "whole")
     status, _, errors = run_lora(*command, "--resume_from_checkpoint", whole / "checkpoint-2")
     assert status == 0, errors
+    assert [path.name for path in out.glob("checkpoint-*")] == ["checkpoint-4"]  # it did not begin anew
     name = "adapter_model.safetensors"
     assert (out / name).read_bytes() == (whole / name).read_bytes()
 
