@@ -20,7 +20,7 @@ from typing import Any
 
 from cv_arguments import NAME, ImageArguments, parse
 from cv_data import LabelledImages, Rows, find_images, split
-from cv_model import load_model, read_settings, write_settings
+from cv_model import load_model, read_settings, require_size, write_settings
 
 from mps_trainer import TrainingArguments
 from mps_trainer.distributed import require_one_process
@@ -55,6 +55,7 @@ def prepare(image_args: ImageArguments, training_args: TrainingArguments) -> Job
     set_seed(training_args.seed)  # before the model: a head that is new begins with random weights
     model = load_model(image_args, images.labels)
     settings = read_settings(image_args, model)
+    require_size(model, settings.size)
     return Job(make_trainer(model, images, settings, training_args), settings, checkpoint)
 
 

@@ -12,6 +12,7 @@ from cv_arguments import ImageArguments
 from cv_pixels import Settings
 
 from mps_trainer import MisconfigurationException
+from mps_trainer.refusal import sentence
 from mps_trainer.scripts.loading import errors_about, reports_kept_back, require_folder_or_name, require_own_weights
 from mps_trainer.scripts.reach import go_offline_if_unreachable
 
@@ -69,6 +70,19 @@ def read_settings(image_args: ImageArguments, model: Any) -> Settings:
     size = image_args.image_size or own or _side(files.get("crop_size")) or _side(files.get("size"))
     mean, std = files.get("image_mean") or MEAN, files.get("image_std") or STD
     return Settings(size or (32 if image_args.embedded else 224), tuple(mean), tuple(std))
+
+
+def require_size(model: Any, size: int) -> None:
+    """Raises MisconfigurationException if the model takes no images of that size: many are made for one alone."""
+    import torch
+
+    try:
+        with torch.no_grad():
+            model.eval()(pixel_values=torch.zeros(1, 3, size, size))
+    except Exception as error:  # each model has its own way to say so
+        raise MisconfigurationException(
+            f"The model takes no images of {size} pixels: {sentence(error)} Leave --image_size out, or name another."
+        ) from error
 
 
 def _read_files(image_args: ImageArguments) -> dict[str, Any]:

@@ -32,6 +32,13 @@ def _other(folder, **settings):
     (folder / "model/config.json").write_text(json.dumps(settings))
 
 
+def _vit(folder):
+    from transformers import ViTConfig, ViTForImageClassification
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    ViTForImageClassification(ViTConfig(**sizes, image_size=48)).save_pretrained(folder / "model")
+
+
 FOLDERS = [
     images("no folder", "--data_dir images is not a folder. Name one that has images", files={}),
     images("a file for the folder", "--data_dir images is a file", files={"images": ""}),
@@ -116,6 +123,13 @@ MODELS = [
         "--model_name_or_path",
         "model",
         make=lambda folder: _other(folder, model_type="resnet"),
+    ),
+    images(
+        "a size that the model does not take",
+        ["The model takes no images of 32 pixels", "48*48", "Leave --image_size out"],
+        "--model_name_or_path",
+        "model",
+        make=_vit,
     ),
     images(
         "a model of grey images",
