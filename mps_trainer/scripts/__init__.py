@@ -14,6 +14,8 @@ from typing import Any
 from ..errors import CheckpointError, MisconfigurationException, explanation_of
 from ..refusal import FAILED, INTERRUPTED, refuse, refuse_unforeseen
 
+_INTERRUPTED = "Interrupted. With --resume_from_checkpoint True the same command goes on from the newest checkpoint, if there is one."
+
 
 def run(
     name: str, parse: Callable[[], tuple[Any, ...]], prepare: Callable[..., Any], do: Callable[[Any], None]
@@ -44,8 +46,7 @@ def run(
     except CheckpointError as error:
         return refuse(name, error, status=FAILED)
     except KeyboardInterrupt as error:
-        happened = str(error) or "Interrupted. The same command goes on from the newest checkpoint, if there is one."
-        print(f"{name}: {happened}", file=sys.stderr)
+        print(f"{name}: {str(error) or _INTERRUPTED}", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
         if (explanation := explanation_of(error)) is not None:

@@ -52,8 +52,14 @@ def test_what_the_user_can_mend_is_one_line_and_2(script, part):
         (CheckpointError("The disk is full."), 1, "train.py: error: The disk is full.\n"),
         (explained(OSError("gone")), 1, "train.py: error: Row 3 cannot be read.\n"),
         (KeyboardInterrupt("Saved."), 130, "train.py: Saved.\n"),
+        (
+            KeyboardInterrupt(),
+            130,
+            "train.py: Interrupted. With --resume_from_checkpoint True the same command goes on from the newest "
+            "checkpoint, if there is one.\n",
+        ),
     ],
-    ids=lambda value: type(value).__name__,
+    ids=lambda value: repr(value) if isinstance(value, BaseException) else "",
 )
 def test_what_ends_a_run_has_a_status_of_its_own(script, error, status, line):
     assert script(error) == (status, line)
