@@ -14,7 +14,10 @@ from typing import Any
 from ..errors import CheckpointError, MisconfigurationException, explanation_of
 from ..refusal import FAILED, INTERRUPTED, refuse, refuse_unforeseen
 
-_INTERRUPTED = "Interrupted. With --resume_from_checkpoint True the same command goes on from the newest checkpoint, if there is one."
+_INTERRUPTED = (
+    "Interrupted. With --resume_from_checkpoint True the same command goes on from the newest checkpoint, if there is "
+    "one."
+)
 
 
 def run(
