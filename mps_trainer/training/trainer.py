@@ -203,6 +203,8 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
                         self.finish_save()
                 raise
             finally:
+                if (draws := getattr(self.loop, "draws", None)) is not None:
+                    draws.close()  # a run may end within an epoch; its workers would be killed when Python exits
                 self.loop = None
                 self.is_in_train = False
 
