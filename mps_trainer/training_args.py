@@ -195,6 +195,10 @@ class TrainingArguments(
         """What autocast computes in: fp16, bf16 or no. The fields go before what a launcher asks for."""
         return "fp16" if self.fp16 else "bf16" if self.bf16 else self._launched_in
 
+    @mixed_precision.setter
+    def mixed_precision(self, value: str) -> None:
+        self.fp16, self.bf16, self._launched_in = value == "fp16", value == "bf16", value
+
     # of what is refused here, for code that looks for it
     _launched_in = "no"  # ACCELERATE_MIXED_PRECISION when the arguments were made
     deepspeed_plugin = hf_deepspeed_config = fsdp_plugin_args = None

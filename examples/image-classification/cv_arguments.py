@@ -124,7 +124,7 @@ def use_precision(image_args: ImageArguments, training_args: TrainingArguments) 
         raise MisconfigurationException(
             f"--mixed_precision {wanted} and --{training_args.mixed_precision} contradict each other: give one."
         )
-    training_args.fp16, training_args.bf16 = wanted.lower() == "fp16", wanted.lower() == "bf16"
+    training_args.mixed_precision = wanted.lower()
 
 
 def use_trackers(image_args: ImageArguments, training_args: TrainingArguments) -> None:

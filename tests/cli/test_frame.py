@@ -10,7 +10,7 @@ import pytest
 
 from mps_trainer import cli
 
-COMMANDS = ("", "doctor", "config", "launch", "check", "simulate")
+COMMANDS = ("", "doctor", "selftest", "config", "launch", "check", "simulate", "env")
 HEAVY = ("torch", "numpy", "transformers", "accelerate", "datasets", "yaml", "shtab")
 
 
@@ -90,7 +90,7 @@ def test_bash_completes_commands_flags_values_and_files(tmp_path, capsys):
     assert result.stderr == ""
     assert result.stdout.splitlines() == [
         "complete -o bashdefault -F _shtab_mps_trainer mps-trainer",
-        "doctor config launch check simulate",
+        " ".join(COMMANDS[1:]),
         "launch",
         "--mixed_precision --mps_fallback --module",
         "bf16",

@@ -21,7 +21,7 @@ def test_every_check_is_described_and_no_other():
 
 
 def test_the_screen_is_a_table_of_all_checks():
-    (screen,) = all_blocks(kind="screen")
+    (screen,) = all_blocks(kind="selftest")
     heading = table([CheckResult(name, "passed", "", 0.0) for name in CHECKS])[0]
     rows = screen.text.split(f"\n{heading}\n")[1].split("\n\n")[0]
     width = heading.index("result")
