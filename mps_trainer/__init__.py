@@ -9,10 +9,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 # Imported now and not on first use: it has to be there when torch is loaded, to see how the fallback switch stood.
-from .devices import facts as _facts  # noqa: F401
+from .devices import probes as _probes  # noqa: F401
 from .version import __version__
 
 if TYPE_CHECKING:
+    from .callbacks.device_stats import DeviceStatsMonitor
     from .data.buckets import BucketBatchSampler, LengthBuckets
     from .data.padding import PadToBucket
     from .devices import Decision, DeviceRequest, MachineFacts, MPSAccelerator, gather_facts, resolve
@@ -26,6 +27,7 @@ _EXPORTS = {
     "BucketBatchSampler": ".data.buckets",
     "Decision": ".devices",
     "DeviceRequest": ".devices",
+    "DeviceStatsMonitor": ".callbacks.device_stats",
     "DeviceUnavailableError": ".errors",
     "LengthBuckets": ".data.buckets",
     "MPSAccelerator": ".devices",
@@ -45,6 +47,7 @@ __all__ = [
     "BucketBatchSampler",
     "Decision",
     "DeviceRequest",
+    "DeviceStatsMonitor",
     "DeviceUnavailableError",
     "LengthBuckets",
     "MPSAccelerator",

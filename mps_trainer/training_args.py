@@ -28,7 +28,7 @@ from .arguments.hub import HubArguments
 from .arguments.model import ModelArguments
 from .arguments.optimization import OptimizationArguments
 from .arguments.parallel import ParallelArguments
-from .arguments.precision import PrecisionArguments
+from .arguments.precision import PrecisionArguments, launched_precision
 from .arguments.refused import refuse_what_cannot_be
 from .arguments.reporting import ReportingArguments
 from .arguments.run import RunArguments
@@ -69,6 +69,7 @@ class TrainingArguments(
 
     def __post_init__(self) -> None:
         self._settle_unset()
+        self._launched_in = launched_precision(os.environ)
         checks.coerce(self, _hints())
         apply_deprecated(self)
         self._derive()
@@ -191,10 +192,15 @@ class TrainingArguments(
 
     @property
     def mixed_precision(self) -> str:
-        """What autocast computes in: fp16, bf16 or no."""
-        return "fp16" if self.fp16 else "bf16" if self.bf16 else "no"
+        """What autocast computes in: fp16, bf16 or no. The fields go before what a launcher asks for."""
+        return "fp16" if self.fp16 else "bf16" if self.bf16 else self._launched_in
+
+    @mixed_precision.setter
+    def mixed_precision(self, value: str) -> None:
+        self.fp16, self.bf16, self._launched_in = value == "fp16", value == "bf16", value
 
     # of what is refused here, for code that looks for it
+    _launched_in = "no"  # ACCELERATE_MIXED_PRECISION when the arguments were made
     deepspeed_plugin = hf_deepspeed_config = fsdp_plugin_args = None
     _no_sync_in_gradient_accumulation = True
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from glue_config import is_config, read_config
 from glue_errors import UserError
 from glue_tasks import TASKS
-from transformers import HfArgumentParser
 
 from mps_trainer import TrainingArguments
-from mps_trainer.arguments.checks import coerce, refuse
+from mps_trainer.arguments.checks import refuse
+from mps_trainer.scripts.flags import OneLineParser, check_types
+from mps_trainer.scripts.flags import given as flags_given
 
 EMBEDDED = Path(__file__).parent / "embedded"
 # For a tiny model that starts from random weights; a pretrained one wants the usual defaults.
@@ -133,33 +133,6 @@ class DataTrainingArguments:
             raise ValueError(f"{' and '.join(files)} are of different kinds: give all as .csv, or all as .json.")
 
 
-def check_types(arguments: Any) -> None:
-    """Gives every field the type of its hint: a file of arguments may have anything in it.
-
-    Raises:
-        ValueError: for a value that has no reading as that type, and for text that is no name and no path.
-    """
-    coerce(arguments, typing.get_type_hints(type(arguments)))
-    for each in dataclasses.fields(arguments):
-        value = getattr(arguments, each.name)
-        if isinstance(value, str) and (not value.strip() or "\0" in value or not _encodable(value)):
-            raise refuse(each.name, value, "a name or a path")
-
-
-def _encodable(text: str) -> bool:
-    try:
-        return bool(text.encode())
-    except UnicodeEncodeError:
-        return False
-
-
-class OneLineParser(HfArgumentParser):
-    """Says what is wrong in one line, without the usage of a hundred flags before it."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message.rstrip('.')}. `run_glue.py --help` lists the flags.")
-
-
 Arguments = tuple[ModelArguments, DataTrainingArguments, TrainingArguments]
 
 
@@ -181,7 +154,7 @@ def parse(argv: list[str]) -> Arguments:
             given = set(config)
             arguments = _from_config(parser, config, argv[0])
         else:
-            given = {word[2:].split("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
+            given = flags_given(argv)
             if "embedded" in given:
                 parser.set_defaults(**EMBEDDED_DEFAULTS)
             arguments = _from_flags(parser, argv)

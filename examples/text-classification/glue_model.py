@@ -6,26 +6,19 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 from glue_arguments import EMBEDDED, DataTrainingArguments, ModelArguments
 from glue_data import LabelledData
 from glue_errors import UserError
 
-from mps_trainer.refusal import sentence
+from mps_trainer.scripts.loading import errors_about, reports_kept_back, require_folder_or_name, require_own_weights
 
 
 def check_names(model: ModelArguments) -> None:
     """Raises UserError for a path that leads to no folder: the hub has no names like it, and need not be asked."""
-    for flag in ("model_name_or_path", "config_name", "tokenizer_name"):
-        name = getattr(model, flag)
-        if name is None or os.path.isdir(name):
-            continue
-        if os.path.exists(name):
-            raise UserError(f"--{flag}: {name} is a file, and a folder or a name on the hub is expected.")
-        if name.startswith((".", "/", "~")) or name.count("/") > 1:
-            raise UserError(f"--{flag} {name} is not a folder. Name one that has {_CONTENTS[flag]}.")
+    for flag, contents in _CONTENTS.items():
+        require_folder_or_name(flag, getattr(model, flag), contents)
 
 
 _CONTENTS = {
@@ -77,34 +70,18 @@ def load_model(model: ModelArguments, data: DataTrainingArguments, labelled: Lab
     source = {**_source(model), "trust_remote_code": model.trust_remote_code}
     with _errors_about("configuration", model.config_name or name):
         config = AutoConfig.from_pretrained(model.config_name or name, **settings, **source)
-    with _errors_about("model", name), _reports_kept_back() as reports:
+    with _errors_about("model", name), reports_kept_back() as reports:
         network, loading = AutoModelForSequenceClassification.from_pretrained(
             name, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **source
         )
-        _check_loaded(network, loading, name, model.ignore_mismatched_sizes)
+        if require_own_weights(network, loading, name) and not model.ignore_mismatched_sizes:
+            raise UserError(
+                f"The model {name} was trained for another number of labels. Add --ignore_mismatched_sizes to begin "
+                "its head anew."
+            )
     for report in reports:
         logging.getLogger(report.name).handle(report)
     return network
-
-
-def _check_loaded(network: Any, loading: dict[str, Any], name: str, new_head_is_fine: bool) -> None:
-    """Raises UserError where the weights are not this model's: the library would begin what is missing at random."""
-    prefix = f"{network.base_model_prefix}."
-    other = sorted(key for key, *_ in loading["mismatched_keys"])
-    in_body = [key for key in other if key.startswith(prefix)]
-    # a pooler that a language model never had is begun anew, as the head is
-    missing = [key for key in loading["missing_keys"] if key.startswith(prefix) and "pooler" not in key]
-    if in_body or missing:
-        what = f"{in_body[0]} has another shape" if in_body else f"{sorted(missing)[0]} is missing"
-        raise UserError(
-            f"The weights in {name} are another model's than its config.json describes: {what}. Give "
-            "--model_name_or_path a folder whose files belong together."
-        )
-    if other and not new_head_is_fine:
-        raise UserError(
-            f"The model {name} was trained for another number of labels. Add --ignore_mismatched_sizes to begin "
-            "its head anew."
-        )
 
 
 def label_order(network: Any, labelled: LabelledData) -> dict[int, int] | None:
@@ -163,41 +140,13 @@ def require_fitting(network: Any, splits: Any, tokenizer: Any) -> None:
             )
 
 
-@contextlib.contextmanager
-def _errors_about(what: str, name: str | None) -> Iterator[None]:
-    """Turns what the libraries raise for something that cannot be had into one line that names it.
-
-    That is anything: KeyError, TypeError and worse for a configuration, a bare Exception for a tokenizer.
-    """
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(
-            f"The {what} {name} cannot be loaded: {sentence(error)} Give --model_name_or_path a folder with "
-            "config.json, tokenizer and weights, a name on a hub that can be reached, or train the tiny model with "
-            "--embedded."
-        ) from error
-
-
-@contextlib.contextmanager
-def _reports_kept_back() -> Iterator[list[logging.LogRecord]]:
-    """What the library logs about weights, for later: where the model is refused, the refusal says it all."""
-    kept: list[logging.LogRecord] = []
-
-    def keep(record: logging.LogRecord) -> bool:
-        kept.append(record)
-        return False
-
-    loggers = [logging.getLogger(f"transformers.{name}") for name in ("modeling_utils", "utils.loading_report")]
-    for logger in loggers:
-        logger.addFilter(keep)
-    try:
-        yield kept
-    finally:
-        for logger in loggers:
-            logger.removeFilter(keep)
+def _errors_about(what: str, name: str | None) -> contextlib.AbstractContextManager[None]:
+    return errors_about(
+        what,
+        name,
+        "Give --model_name_or_path a folder with config.json, tokenizer and weights, a name on a hub that can be "
+        "reached, or train the tiny model with --embedded.",
+    )
 
 
 def _source(model: ModelArguments) -> dict[str, Any]:

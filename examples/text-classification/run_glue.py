@@ -14,12 +14,10 @@ a pretrained one on the real task. The device chooses itself. `--help` lists eve
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,14 +26,13 @@ from typing import Any
 from glue_arguments import DataTrainingArguments, ModelArguments, parse
 from glue_data import LabelledData, load_data
 from glue_errors import UserError
-from glue_hub import go_offline_if_unreachable
 from glue_model import check_names, label_order, load_model, load_tokenizer, longest_input, require_fitting
 from glue_tasks import TASKS
 
-from mps_trainer import MisconfigurationException, TrainingArguments
+from mps_trainer import TrainingArguments
 from mps_trainer.distributed import Processes
-from mps_trainer.errors import CheckpointError, explanation_of
-from mps_trainer.refusal import FAILED, INTERRUPTED, refuse, refuse_unforeseen
+from mps_trainer.scripts import run
+from mps_trainer.scripts.reach import go_offline_if_unreachable
 
 NAME = "run_glue.py"
 METRIC = Path(__file__).parent / "metrics" / "glue"
@@ -50,28 +47,7 @@ def main(argv: list[str] | None = None) -> int:
         The exit status: 0, 2 for what the person who typed the command can put right, 1 for what failed on the way,
         130 when interrupted. SIGTERM ends it with 143.
     """
-    begun = False
-    try:
-        arguments = parse(sys.argv[1:] if argv is None else argv)
-        with no_empty_folder_left(arguments[2].output_dir):
-            job = prepare(*arguments)
-            begun = True
-            do(job)
-    except MisconfigurationException as error:
-        return refuse(NAME, error)
-    except CheckpointError as error:
-        return refuse(NAME, error, status=FAILED)
-    except KeyboardInterrupt as error:
-        happened = str(error) or "Interrupted. The same command goes on from the newest checkpoint, if there is one."
-        print(f"{NAME}: {happened}", file=sys.stderr)
-        return INTERRUPTED
-    except Exception as error:
-        if (explanation := explanation_of(error)) is not None:
-            return refuse(NAME, error, status=FAILED, instead=explanation)
-        if begun:  # what failed after hours of training is shown with all that is known about it
-            raise
-        return refuse_unforeseen(NAME, error)
-    return 0
+    return run(NAME, lambda: parse(sys.argv[1:] if argv is None else argv), prepare, do)
 
 
 @dataclass(frozen=True)
@@ -118,19 +94,6 @@ def do(job: Job) -> None:
         evaluate(job.trainer, job.splits)
     if args.do_predict:
         predict(job.trainer, job.splits, job.labelled, job.data_args)
-
-
-@contextlib.contextmanager
-def no_empty_folder_left(path: str) -> Iterator[None]:
-    """Removes the output folder again if it was made for a run that is refused: the Trainer makes it first of all."""
-    existed = os.path.isdir(path)
-    try:
-        yield
-    except MisconfigurationException:
-        if not existed:
-            with contextlib.suppress(OSError):  # something is in it, or it was never made
-                os.rmdir(path)
-        raise
 
 
 # Before anything heavy

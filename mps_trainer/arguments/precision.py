@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..errors import MisconfigurationException
 from .fields import option
+
+LAUNCHED = "ACCELERATE_MIXED_PRECISION"
 
 
 @dataclass
@@ -24,3 +28,18 @@ class PrecisionArguments:
     bf16_full_eval: bool = option(False, "Evaluate with weights in bfloat16, not only autocast to it.")
     fp16_full_eval: bool = option(False, "Evaluate with weights in float16, not only autocast to it.")
     tf32: bool | None = option(None, "TensorFloat-32 on cuda from Ampere on. [as torch has it]")
+
+
+def launched_precision(environ: Mapping[str, str]) -> str:
+    """What a launcher asks to autocast to: "fp16", "bf16" or "no".
+
+    Raises:
+        MisconfigurationException: if it is anything else.
+    """
+    asked = environ.get(LAUNCHED, "no")
+    if asked.lower() not in ("no", "fp16", "bf16"):
+        raise MisconfigurationException(
+            f"The environment variable {LAUNCHED} is {asked!r}, and this Trainer autocasts to fp16, bf16 or not at "
+            "all (no). Set it to one of these, or leave it out."
+        )
+    return asked.lower()

@@ -10,6 +10,7 @@ from transformers.utils import is_in_notebook
 
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
+from .device_stats import DeviceStatsMonitor, call_first_who_add_to_logs
 from .progress import ProgressCallback
 
 
@@ -73,4 +74,12 @@ def jit_checkpoint(trainer: Any) -> list[TrainerCallback]:
     return [callback]
 
 
-__all__ = ["ProgressCallback", "close_display", "default_callbacks", "display_callback", "jit_checkpoint"]
+__all__ = [
+    "DeviceStatsMonitor",
+    "ProgressCallback",
+    "call_first_who_add_to_logs",
+    "close_display",
+    "default_callbacks",
+    "display_callback",
+    "jit_checkpoint",
+]

@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ..errors import MisconfigurationException
 from ..refusal import INTERRUPTED, refuse, refuse_unforeseen
 from ..version import __version__
-from . import check, doctor, simulate
+from . import check, config, doctor, env, launch, selftest, simulate
+from .completion import SHELLS, PrintCompletion
 
 NAME = "mps-trainer"
 # Each has add_parser(commands), which says what runs the command and with what status it fails.
-COMMANDS = (doctor, check, simulate)
+COMMANDS = (doctor, selftest, config, launch, check, simulate, env)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,23 +31,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `mps-trainer doctor | head -1`: the reader has seen enough
         sys.stderr.close()
         return 0
-    except KeyboardInterrupt:
-        print(f"{NAME}: interrupted.", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        print(f"{NAME}: {interrupt or 'interrupted.'}", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
         return refuse_unforeseen(NAME, error)
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the usage before it."""
+    """Says what is wrong in one line, without the usage before it, and takes every flag with dashes or underscores."""
+
+    def add_argument(self, *flags: Any, **settings: Any) -> argparse.Action:
+        action = super().add_argument(*flags, **settings)
+        twins = [twin for flag in flags if flag.startswith("--") and (twin := _respelled(flag)) != flag]
+        if twins:  # as an argument of its own, so that help and completion show one spelling
+            unseen = {"dest": action.dest, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+            super().add_argument(*twins, **{**settings, **unseen})
+        return action
 
     def error(self, message: str) -> NoReturn:
         raise MisconfigurationException(f"{message.rstrip('.')}. `{self.prog} --help` lists what there is.")
 
 
+def _respelled(flag: str) -> str:
+    """With dashes for underscores, or else with underscores for dashes."""
+    name = flag.removeprefix("--")
+    return "--" + (name.replace("_", "-") if "_" in name else name.replace("-", "_"))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog=NAME, description="Fine-tune models on a Mac.")
     parser.add_argument("--version", action="version", version=f"mps-trainer {__version__}")
+    parser.add_argument(
+        "--print-completion", choices=SHELLS, action=PrintCompletion, help="print a script that completes commands"
+    )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.add_parser(commands)

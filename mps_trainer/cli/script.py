@@ -13,37 +13,57 @@ from typing import Any
 
 from ..errors import MisconfigurationException
 from ..refusal import INTERRUPTED
+from .completion import completes_files
 
 
 def add_script_arguments(command: argparse.ArgumentParser) -> None:
     """What every command takes that runs a script."""
-    command.add_argument("--json", metavar="FILE", help="also write the report to FILE as JSON")
+    completes_files(command.add_argument("--json", metavar="FILE", help="also write the report to FILE as JSON"))
     command.add_argument(
         "--fallback",
         action="store_true",
         help="let operators without an MPS kernel run on the CPU: PYTORCH_ENABLE_MPS_FALLBACK=1, set in time",
     )
-    command.add_argument("script", metavar="SCRIPT", help="a Python file")
-    command.add_argument("arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER, help="passed on to the script")
+    completes_files(command.add_argument("script", metavar="SCRIPT", help="a Python file"))
+    add_rest(command)
+
+
+def add_rest(command: argparse.ArgumentParser) -> None:
+    """The script's own arguments."""
+    completes_files(
+        command.add_argument(
+            "arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER, help="passed on to the script"
+        )
+    )
 
 
 def check_paths(arguments: argparse.Namespace) -> None:
     """Before anything takes time. Raises MisconfigurationException for a script or a folder that is not there."""
-    if not Path(arguments.script).is_file():
-        raise MisconfigurationException(f"There is no file {arguments.script} to run. Name a Python script.")
+    check_script(arguments.script)
     if arguments.json is None:
         return
     target = Path(arguments.json)
     if target.exists() and target.samefile(arguments.script):
         raise MisconfigurationException(f"--json {arguments.json} is the script itself. Name another file.")
+    check_report(arguments.json)
+
+
+def check_report(path: str) -> None:
+    """Raises MisconfigurationException where no report can be written to `path`."""
+    target = Path(path)
     if (
         target.is_dir()
         or not target.parent.is_dir()
         or not os.access(target if target.exists() else target.parent, os.W_OK)
     ):
         raise MisconfigurationException(
-            f"--json {arguments.json} cannot be written. Name a file in a folder that exists and may be written to."
+            f"--json {path} cannot be written. Name a file in a folder that exists and may be written to."
         )
+
+
+def check_script(path: str) -> None:
+    if not Path(path).is_file():
+        raise MisconfigurationException(f"There is no file {path} to run. Name a Python script.")
 
 
 def run_script(path: str, arguments: list[str]) -> int:
@@ -84,6 +104,12 @@ def _is_ours(file: str) -> bool:
 
 
 def write_json(path: str, report: dict[str, Any]) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(report, file, indent=2)
-        file.write("\n")
+    """Raises MisconfigurationException when it cannot be written after all, as on a full disk."""
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(json.dumps(report, indent=2) + "\n")
+    except OSError as error:
+        raise MisconfigurationException(
+            f"--json {path} was not written: {error.strerror}. What it would have said is above; name another file "
+            "and start again for the rest."
+        ) from error

@@ -85,7 +85,7 @@ def _copy_on_cpu(trainer: Trainer) -> Trainer:
         if isinstance(value, nn.Module):
             setattr(stand_in, name, _copied(value, memo).cpu())
     stand_in.optimizer, stand_in.lr_scheduler = _optimizer_on_cpu(trainer.optimizer, memo), None
-    stand_in.use_precision(MixedPrecision(args.device, bf16=args.bf16, fp16=args.fp16))
+    stand_in.use_precision(MixedPrecision(args.device, args.mixed_precision))
     stand_in.items_use = ItemsUse(stand_in.model)
     stand_in.transfer = BatchTransfer(args.device)
     stand_in.attention_masks = AttentionMasks(args.device, applies=True)  # as on the device that this one stands for

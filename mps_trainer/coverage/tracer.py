@@ -10,7 +10,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..devices.facts import fallback_switch
+from ..devices.probes import fallback_switch
 from .composites import composite_key, instead_on_mps, numbers_to_tensors, waits_for_device
 from .phases import Phases
 from .reads import HostCalls

@@ -113,6 +113,9 @@ class BucketBatchSampler(Sampler[list[int]]):
             equally many batches of equal size; for that, the last batch repeats as many of its examples as it has to.
         rank: of this process.
 
+    Attributes:
+        parts: how many of the batches this package's Trainer trains on as one. Another trainer accumulates them.
+
     Raises:
         MisconfigurationException: for sizes that cannot be, or no lengths.
     """
@@ -142,6 +145,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         self.seed = seed
         self.drop_last = drop_last
         self.num_replicas, self.rank = num_replicas, rank
+        self.parts = 1
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -195,6 +199,16 @@ class BucketBatchSampler(Sampler[list[int]]):
             whole = whole[torch.randperm(len(whole), generator=generator).numpy()]
         fill = -rest % self.num_replicas
         return [*whole, np.resize(order[:rest], rest + fill)] if rest else list(whole)
+
+
+def parts_of_batch(batch_size: int, accumulation: int) -> int:
+    """How many parts, each of examples of like length, a training batch is to have.
+
+    Two, unless several batches make an update anyway, or a part would have fewer than 8 examples. An update whose
+    examples all have one length follows what is peculiar to that length, and training in which every update does
+    learns less, or at a high learning rate nothing: docs/data.md has what was measured.
+    """
+    return 2 if accumulation == 1 and batch_size >= 16 and batch_size % 2 == 0 else 1
 
 
 def buckets_of(loader: Any) -> BucketBatchSampler | None:

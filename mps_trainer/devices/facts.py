@@ -1,8 +1,7 @@
 """What is true of this machine, gathered in one place as plain data.
 
-Nothing else in the package reads `platform`, `sys` or `os.environ` to learn about the machine, so any Mac, virtual
-machine or cluster node can be written down as a table row. The top of this file imports the standard library only:
-`mps_trainer/__init__` imports it to see the moment at which torch is loaded.
+Nothing else in the package learns about the machine from `platform`, `sys` or `os.environ`, `probes.py` aside, which
+this file asks. So any Mac, virtual machine or cluster node can be written down as a table row.
 """
 
 from __future__ import annotations
@@ -12,14 +11,13 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import MisconfigurationException
 from ..guards.watermarks import settle_low
-
-FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
+from .probes import FALLBACK, Probes, switched_on, unreadable_switch
 
 # The variables that change where or how a run trains; the others in the environment are nobody's business here.
 RECORDED_VARIABLES = (
@@ -33,6 +31,9 @@ RECORDED_VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "ZE_AFFINITY_MASK",
 )
+
+# What an issue has to name, and what training needs.
+PACKAGES = ("torch", "transformers", "datasets", "accelerate", "peft", "numpy", "safetensors")
 
 # Set by torchrun for every process it starts; each with the smallest value that makes sense.
 LAUNCHER_INTEGERS = {"WORLD_SIZE": 1, "RANK": 0, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": 0}
@@ -75,6 +76,17 @@ class MachineFacts:
     master_addr: str | None = None
     master_port: int | None = None
 
+    # What only a report wants: gather_all_facts() fills it in, gather_facts() leaves it unknown.
+    chip: str | None = None  # "Apple M3 Pro"; under Rosetta a Mac says "VirtualApple @ 2.50GHz"
+    model: str | None = None  # macOS only (hw.model): "Mac15,6"
+    memory_bytes: int | None = None
+    recommended_bytes: int | None = None  # what Metal recommends as the most to hold on mps
+    conda: bool | None = None  # this Python belongs to an environment of conda
+    nvidia_gpus: int | None = None  # as NVIDIA's driver lists them, whatever torch can see; Linux only
+    cache_folder: str | None = None
+    cache_free_bytes: int | None = None
+    packages: dict[str, str] = field(default_factory=dict)  # versions of those of PACKAGES that are installed
+
     @property
     def fallback_set_too_late(self) -> bool:
         """Whether PYTORCH_ENABLE_MPS_FALLBACK is on now and was off when torch read it, which it does once."""
@@ -87,97 +99,13 @@ class MachineFacts:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> MachineFacts:
         """The facts that `to_dict()` wrote. Keys it does not know raise TypeError."""
-        values = dict(data)
-        if "environment" in values:
-            values["environment"] = dict(values["environment"])
+        values: dict[str, Any] = {name: dict(v) if isinstance(v, Mapping) else v for name, v in data.items()}
         return cls(**values)
-
-
-def switched_on(value: str | None) -> bool:
-    """Whether torch takes this value of its fallback switch for on: any number but 0."""
-    return value is not None and value.strip() not in ("", "0")
-
-
-class _TorchLoadWatch:
-    """A finder that finds nothing: it notes whether the fallback switch is on each time somebody looks for torch.
-
-    The last look-up before the load is the one that counts, because `importlib.util.find_spec("torch")` looks without
-    loading (transformers does that). The first look-up of a module inside torch says that the load is under way.
-    """
-
-    def __init__(self, environ: Mapping[str, str], modules: Mapping[str, Any]) -> None:
-        self._environ = environ
-        # With torch in memory already, the switch as it stands now is the best evidence there is.
-        self._seen: bool | None = self._is_on() if "torch" in modules else None
-
-    def _is_on(self) -> bool:
-        return switched_on(self._environ.get(FALLBACK))
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
-        if fullname == "torch":
-            self._seen = self._is_on()
-        elif fullname.startswith("torch."):
-            # A new list, because the import system is iterating over the old one and would skip the next finder.
-            sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
-        return None
-
-    def fallback_when_loaded(self, modules: Mapping[str, Any]) -> bool | None:
-        return self._seen if "torch" in modules else None
-
-
-_watch = _TorchLoadWatch(os.environ, sys.modules)
-if "torch" not in sys.modules:
-    sys.meta_path.insert(0, _watch)
-
-
-def fallback_switch() -> bool:
-    """Whether PYTORCH_ENABLE_MPS_FALLBACK was on when torch was loaded, or is now if it has yet to be loaded."""
-    return bool(_watch.fallback_when_loaded(sys.modules) if "torch" in sys.modules else _watch._is_on())
 
 
 def macos() -> str | None:
     """The version of macOS, None on any other system."""
     return macos_version(platform.mac_ver()[0], platform.release()) if platform.system() == "Darwin" else None
-
-
-def _import_torch() -> Any:
-    import torch
-
-    return torch
-
-
-def physical_memory() -> int | None:
-    """Bytes of the machine's memory; None where the system does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
-
-
-def sysctl_int(name: str) -> int | None:
-    """An integer from macOS's sysctl by name, without a subprocess; None where the name or the call is unknown."""
-    try:
-        import ctypes
-
-        value = ctypes.c_int(0)
-        size = ctypes.c_size_t(ctypes.sizeof(value))
-        status = ctypes.CDLL(None).sysctlbyname(name.encode(), ctypes.byref(value), ctypes.byref(size), None, 0)
-    except (ImportError, AttributeError, OSError, TypeError):
-        return None
-    return value.value if status == 0 else None
-
-
-@dataclass(frozen=True)
-class Probes:
-    """The questions put to the machine, each a tiny function; a test hands in other answers."""
-
-    system: Callable[[], str] = platform.system
-    machine: Callable[[], str] = platform.machine
-    release: Callable[[], str] = platform.release
-    mac_version: Callable[[], str] = lambda: platform.mac_ver()[0]
-    sysctl: Callable[[str], int | None] = sysctl_int
-    import_torch: Callable[[], Any] = _import_torch
-    fallback_when_torch_loaded: Callable[[], bool | None] = lambda: _watch.fallback_when_loaded(sys.modules)
 
 
 def gather_facts(
@@ -216,6 +144,59 @@ def gather_facts(
         # After torch was imported above, or the watch has seen nothing yet.
         fallback_when_torch_loaded=probes.fallback_when_torch_loaded(),
     )
+
+
+def gather_all_facts(probes: Probes | None = None, environ: MutableMapping[str, str] | None = None) -> MachineFacts:
+    """`gather_facts()`, and besides what only a report wants: chip, memory, disk, versions of packages.
+
+    The user's home folder is ~ in every text, because a report is shown to others. torch is not imported with a value
+    of its fallback switch with which it fails to load: it ends the process.
+    """
+    probes = probes or Probes()
+    environ = os.environ if environ is None else environ
+    if probes.system() == "Darwin" and unreadable_switch(environ.get(FALLBACK)):
+        probes = replace(probes, import_torch=_refuse_to_load)
+    facts = gather_facts(probes, environ)
+    more = _report_facts(facts, probes)
+    return MachineFacts(**{name: _without_home(value) for name, value in {**vars(facts), **more}.items()})
+
+
+def _refuse_to_load() -> Any:
+    raise ValueError(f"it takes a whole number for {FALLBACK}")
+
+
+def _report_facts(facts: MachineFacts, probes: Probes) -> dict[str, Any]:
+    from ..cache import cache_folder
+
+    folder: str | None
+    mac = facts.system == "Darwin"
+    linux = facts.system == "Linux"
+    versions = {package: probes.version_of(package) for package in PACKAGES}
+    try:
+        folder = str(cache_folder())
+    except RuntimeError:  # a user without a home folder
+        folder = None
+    return {
+        "chip": probes.sysctl_text("machdep.cpu.brand_string") if mac else probes.linux_chip() if linux else None,
+        "model": probes.sysctl_text("hw.model") if mac else None,
+        "memory_bytes": (probes.sysctl("hw.memsize") if mac else None) or probes.memory(),
+        "recommended_bytes": probes.recommended_bytes() if facts.mps_allocation_ok else None,
+        "conda": "conda-meta" in probes.names_in(sys.prefix),
+        # One folder for each GPU. A container without access to them may list them too.
+        "nvidia_gpus": len(probes.names_in("/proc/driver/nvidia/gpus")) if linux else None,
+        "cache_folder": folder,
+        "cache_free_bytes": None if folder is None else probes.free_bytes(folder),
+        "packages": {package: version for package, version in versions.items() if version is not None},
+    }
+
+
+def _without_home(value: Any) -> Any:
+    home = os.path.expanduser("~").rstrip("/\\")
+    if isinstance(value, dict):
+        return {name: _without_home(text) for name, text in value.items()}
+    if not isinstance(value, str) or len(home) < 2 or home == "~":
+        return value
+    return re.sub(re.escape(home) + r"(?![\w.-])", "~", value)
 
 
 def _platform_facts(probes: Probes) -> dict[str, Any]:

@@ -126,7 +126,7 @@ def _choose(request: DeviceRequest, facts: MachineFacts) -> _Choice:
         return _cpu(facts, asked, "use_cpu=True asks for the CPU", "without use_cpu, accelerator={name!r} chooses it")
     if asked == "cpu":
         return _cpu(facts, asked, "accelerator='cpu' asks for the CPU", "accelerator={name!r} chooses it")
-    if _is_true(facts.environment.get("ACCELERATE_USE_CPU")):
+    if is_true(facts.environment.get("ACCELERATE_USE_CPU")):
         variable = f"ACCELERATE_USE_CPU={facts.environment['ACCELERATE_USE_CPU']}"
         return _cpu(
             facts,
@@ -162,7 +162,7 @@ def _asked_accelerator(request: DeviceRequest) -> str:
     return asked.lower()
 
 
-def _is_true(value: str | None) -> bool:
+def is_true(value: str | None) -> bool:
     """Whether Accelerate takes the value of one of its switches for true."""
     return value is not None and value.strip().lower() in ("1", "true", "t", "yes", "y", "on")
 

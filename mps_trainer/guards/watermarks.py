@@ -8,13 +8,43 @@ at that first use, and so does a high one alone that is below torch's own low on
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+import re
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
 
 HIGH = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
 LOW = "PYTORCH_MPS_LOW_WATERMARK_RATIO"
 
 # torch's own, on a Mac whose processors share the memory. The high one is more than such a Mac has: it swaps before.
 _HIGH, _LOW = 1.7, 1.4
+MOST = 2.0  # torch takes none above
+
+_NUMBER = re.compile(r"\s*[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|nan)", re.ASCII | re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A limit in the environment, as torch reads it with C's strtod: the number that it begins with, 0 if none."""
+
+    text: str
+
+    @property
+    def value(self) -> float:
+        number = _NUMBER.match(self.text)
+        return float(number[0]) if number else 0.0
+
+    @property
+    def is_number(self) -> bool:
+        """Whether torch reads all of it."""
+        return _NUMBER.fullmatch(self.text.rstrip()) is not None
+
+
+def limits(environ: Mapping[str, str]) -> tuple[float, float]:
+    """The high and the low watermark of a run with `memory_fraction` as it is by default, from the environment."""
+    high = Ratio(environ[HIGH]).value if HIGH in environ else memory_limit(None)
+    if LOW in environ:
+        return high, Ratio(environ[LOW]).value
+    return high, high * _LOW / _HIGH if 0 < high < _HIGH else _LOW
 
 
 def memory_limit(fraction: float | None) -> float:

@@ -27,7 +27,7 @@ def announce(loop: TrainingLoop) -> None:
         "Num examples": f"{trainer.num_examples(loop.loader):,}" if known else "unknown",
         "Num Epochs": f"{plan.epochs:,}" if known else "as many as the steps take",
         "Batch size per device": f"{trainer._train_batch_size:,}",
-        "Gradient Accumulation steps": f"{plan.accumulation:,}",
+        "Gradient Accumulation steps": f"{args.gradient_accumulation_steps:,}",
         "Examples in an optimization step": f"{trainer.get_total_train_batch_size(args):,}",
         "Total optimization steps": f"{plan.max_steps:,}",
         "Number of trainable parameters": f"{trainable:,}",

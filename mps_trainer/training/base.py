@@ -15,6 +15,7 @@ from transformers.trainer_callback import (
 )
 from transformers.trainer_pt_utils import log_metrics, save_metrics, save_state
 
+from ..callbacks.device_stats import call_first_who_add_to_logs
 from ..data.transfer import BatchTransfer
 from ..distributed import Processes
 from ..guards.callbacks import explain_callback
@@ -128,6 +129,7 @@ class TrainerBase:
 
     def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
         self.callback_handler.add_callback(callback)
+        call_first_who_add_to_logs(self.callback_handler.callbacks)
 
     def pop_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> TrainerCallback | None:
         """Removes and returns the callback, or the first of the class; None if there is none."""

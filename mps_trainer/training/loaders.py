@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 from transformers.trainer_utils import has_length, seed_worker
 
-from ..data.buckets import BucketBatchSampler, LengthBuckets
+from ..data.buckets import BucketBatchSampler, LengthBuckets, parts_of_batch
 from ..data.columns import ColumnRemover, is_table, signature_columns, without_unused_columns
 from ..data.lengths import LENGTH_STRATEGIES, group_by_length, is_batch_sampler, lengths_of, rebalanced_batches
 from ..data.loader import num_examples, prepare_loader
@@ -142,13 +142,16 @@ class Loaders(TrainerBase):
                 args.dataloader_drop_last,
             )
         if strategy == "bucket_by_length":
+            together = self._train_batch_size * self.processes.size
+            parts = parts_of_batch(together, args.gradient_accumulation_steps)
             sampler = BucketBatchSampler(
                 lengths_of(dataset, column, processing_class),
-                self._train_batch_size * self.processes.size,
+                together // parts,
                 num_buckets=args.num_length_buckets,
                 seed=seed,
                 drop_last=args.dataloader_drop_last,
             )
+            sampler.parts = parts
             self._length_buckets = sampler.buckets
             return sampler
         return SequentialSampler(dataset) if strategy == "sequential" else RandomSampler(dataset)

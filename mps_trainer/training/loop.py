@@ -11,6 +11,7 @@ import torch
 from transformers.trainer_utils import TrainOutput, speed_metrics
 
 from ..checkpoints.rng import set_rng
+from ..data.buckets import buckets_of
 from ..data.loader import length_of
 from ..data.shares import shares_of
 from ..guards.signals import StopRequest
@@ -47,9 +48,11 @@ class TrainingLoop:
         self.trial = trial  # of a search for hyper-parameters
         trainer.loop = self
         self.loader = trainer.callback_handler.train_dataloader = trainer.get_train_dataloader()
+        buckets = buckets_of(self.loader)
+        self.parts = 1 if buckets is None else buckets.parts  # that a batch of the arguments' size comes in
         self.plan = StepPlan.make(
             length_of(self.loader),
-            self.args.gradient_accumulation_steps,
+            self.args.gradient_accumulation_steps * self.parts,
             self.args.max_steps,
             self.args.num_train_epochs,
         )
@@ -224,7 +227,7 @@ class TrainingLoop:
                 elif i == last and trainer.processes.are_several:
                     trainer.take_part(self.model, batch)
             trainer.count_batch(batch)
-            if i < last:
+            if i < last and (i + 1) % self.parts == 0:
                 trainer.fire("on_substep_end")
 
     def update_weights(self) -> None:
@@ -313,5 +316,5 @@ class TrainingLoop:
     def samples_in_plan(self) -> float:
         batch_size = self.trainer._train_batch_size * self.trainer.processes.size
         if self.args.max_steps > 0 or self.plan.batches_per_epoch is None:
-            return self.plan.max_steps * batch_size * self.plan.accumulation
+            return self.plan.max_steps * batch_size * self.args.gradient_accumulation_steps
         return self.trainer.num_examples(self.loader) * self.args.num_train_epochs

@@ -45,7 +45,7 @@ def _happened(loop: TrainingLoop, found: NonFinite, rate: float | None) -> str:
 
 
 def _remedy(loop: TrainingLoop) -> str:
-    return "lower learning_rate" + (", use bf16 instead of fp16" if loop.args.fp16 else "")
+    return "lower learning_rate" + (", use bf16 instead of fp16" if loop.args.mixed_precision == "fp16" else "")
 
 
 class Before:

@@ -13,14 +13,17 @@ from ..errors import MisconfigurationException
 class MixedPrecision:
     """Autocast to bfloat16 or float16, with a gradient scaler for the latter; or neither.
 
+    Args:
+        asked: "bf16", "fp16" or "no".
+
     Raises:
         MisconfigurationException: if the device does not compute in the format asked for.
     """
 
-    def __init__(self, device: torch.device, *, bf16: bool = False, fp16: bool = False) -> None:
+    def __init__(self, device: torch.device, asked: str = "no") -> None:
         self.device = device
-        self.dtype = torch.bfloat16 if bf16 else torch.float16 if fp16 else None
-        self.scaler = torch.amp.GradScaler(device.type) if fp16 else None
+        self.dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(asked)
+        self.scaler = torch.amp.GradScaler(device.type) if asked == "fp16" else None
         self.step_was_skipped = False
         self._unscaled: set[int] = set()
         self._one: torch.Tensor | None = None

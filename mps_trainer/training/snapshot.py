@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from ..checkpoints import folders
 from ..checkpoints.host import nbytes, on_host
-from ..devices.facts import physical_memory
+from ..devices.probes import physical_memory
 from . import checkpoint, model_files
 
 if TYPE_CHECKING:

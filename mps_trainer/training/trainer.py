@@ -24,7 +24,13 @@ from transformers.utils import logging as transformers_logging
 from transformers.utils.generic import can_return_loss, find_labels
 
 from ..arguments.deprecated import DROPPED_IN
-from ..callbacks import close_display, default_callbacks, display_callback, jit_checkpoint
+from ..callbacks import (
+    call_first_who_add_to_logs,
+    close_display,
+    default_callbacks,
+    display_callback,
+    jit_checkpoint,
+)
 from ..checkpoints import folders
 from ..checkpoints.background import Background
 from ..checkpoints.lock import only_run_in
@@ -120,7 +126,7 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         set_tf32(args.device, args.tf32)
         self.memory_guard = make_guard(args)
         self._train_batch_size = args.train_batch_size
-        self.use_precision(MixedPrecision(args.device, bf16=args.bf16, fp16=args.fp16))
+        self.use_precision(MixedPrecision(args.device, args.mixed_precision))
         self.transfer, self.attention_masks = BatchTransfer(args.device), AttentionMasks(args.device)
         self.is_in_train = False
         self.earlier_checkpoints: set[str] = set()  # in the output folder, of a run before this one
@@ -132,6 +138,7 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         self.callback_handler = CallbackHandler(
             added, self.model, self.processing_class, self.optimizer, self.lr_scheduler
         )
+        call_first_who_add_to_logs(self.callback_handler.callbacks)
         if args.push_to_hub:
             self.init_hf_repo()
         if args.should_save:
@@ -201,6 +208,8 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
                         self.finish_save()
                 raise
             finally:
+                if (draws := getattr(self.loop, "draws", None)) is not None:
+                    draws.close()  # a run may end within an epoch; its workers would be killed when Python exits
                 self.loop = None
                 self.is_in_train = False
 

@@ -32,7 +32,7 @@ class Case:
         files: what is in the working folder, by path.
         make: does the rest there; it is given the working folder.
         uses: folders of the shared run that are copied to the working folder: "model", "out".
-        program: run_glue.py or mps-trainer.
+        program: an example's script, or mps-trainer.
         environ: variables that are set.
         status: the exit status.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 import warnings
@@ -55,7 +56,8 @@ def run(tmp_path, monkeypatch, capfd, finished_run):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    monkeypatch.delenv("MPS_TRAINER_TRACEBACK", raising=False)
+    for name in ("MPS_TRAINER_TRACEBACK", "ACCELERATE_MIXED_PRECISION"):
+        monkeypatch.delenv(name, raising=False)
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
@@ -82,10 +84,8 @@ def run(tmp_path, monkeypatch, capfd, finished_run):
 
 
 def main_of(program):
-    if program == "run_glue.py":
-        import run_glue
-
-        return run_glue.main
+    if program.endswith(".py"):
+        return importlib.import_module(program.removesuffix(".py")).main
     from mps_trainer.cli import main
 
     return main

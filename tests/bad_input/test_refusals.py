@@ -11,10 +11,12 @@ from .configs import CONFIGS
 from .conftest import make_model
 from .data import DATA
 from .flags import FLAGS
+from .images import IMAGE_CASES
 from .models import MODELS
 from .tables import TABLES
+from .texts import TEXT_CASES
 
-CASES = [*FLAGS, *CONFIGS, *DATA, *TABLES, *MODELS, *CHECKPOINTS, *COMMANDS]
+CASES = [*FLAGS, *CONFIGS, *DATA, *TABLES, *MODELS, *CHECKPOINTS, *COMMANDS, *IMAGE_CASES, *TEXT_CASES]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -52,7 +54,7 @@ def test_what_a_model_was_trained_for_before_does_not_end_a_run(run, settings):
 def test_no_two_cases_are_the_same():
     names = [case.name for case in CASES]
     assert sorted(set(names)) == sorted(names)
-    inputs = [(*case.command, str(case.files), str(case.environ), case.make) for case in CASES]
+    inputs = [(case.program, *case.command, str(case.files), str(case.environ), case.make) for case in CASES]
     assert len(set(inputs)) == len(inputs) >= 150
 
 
@@ -83,7 +85,7 @@ def test_an_error_that_nobody_foresaw_is_a_line_that_says_how_to_see_more(run, p
     else:
         from mps_trainer.cli import doctor as module
 
-        monkeypatch.setattr(module, "gather_facts", fail)
+        monkeypatch.setattr(module, "gather_all_facts", fail)
         case = Case("", ("doctor",), "", program=program)
     run.prepare(case)
     status, errors = run(case)

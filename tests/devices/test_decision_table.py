@@ -6,8 +6,9 @@ import re
 
 import pytest
 
-from mps_trainer import DeviceUnavailableError, MisconfigurationException
+from mps_trainer import DeviceUnavailableError, MisconfigurationException, TrainingArguments
 from mps_trainer.devices import ACCELERATORS, DeviceRequest, resolve
+from mps_trainer.devices.accelerators.mps import NATIVE_PYTHON
 from tests.devices.machines import CUDA_8, MACHINES, XPU_2, mac, pc, under_torchrun
 
 # machine -> the device that accelerator="auto" gets
@@ -63,7 +64,7 @@ UNAVAILABLE = [
     ("m3_torch_missing", "mps", "torch is not installed", "pip install torch"),
     ("m3_torch_broken", "mps", "dlopen(libtorch_cpu.dylib)", "--force-reinstall torch"),
     ("m3_sandboxed", "mps", "gives this process no Metal device", "outside any sandbox"),
-    ("m3_memory_full", "mps", "Tried to allocate 256 bytes", "free some of its memory"),
+    ("m3_memory_full", "mps", "Tried to allocate 256 bytes", "free some of this Mac's memory"),
     ("m1_rosetta_torch_without_mps", "mps", "/usr/local/bin/python3", "native arm64 Python"),
     ("m2_rosetta_mps_built_not_available", "mps", "Rosetta emulates", "native arm64 Python"),
     ("m2_rosetta_torch_missing", "mps", "Rosetta emulates", "native arm64 Python"),
@@ -144,6 +145,22 @@ def test_rosetta_is_named_only_where_it_is_the_cause(machine):
     except DeviceUnavailableError as error:
         text = str(error)
     assert ("Rosetta" in text) == facts.rosetta
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_an_error_sends_to_another_python_only_where_the_python_is_emulated(machine, monkeypatch):
+    """Through the arguments, as a user meets it."""
+    facts = MACHINES[machine]
+    monkeypatch.setattr("mps_trainer.training_args.gather_facts", lambda **settings: facts)
+    emulated = facts.rosetta and not facts.mps_allocation_ok
+    for accelerator in ("mps", "gpu", "auto"):
+        try:
+            text = str(TrainingArguments("out", accelerator=accelerator).decision)
+        except MisconfigurationException as error:
+            text = str(error)
+            assert ("Rosetta emulates" in text) == emulated
+            assert ("x86_64 build" in text) == emulated
+        assert (NATIVE_PYTHON in text) == emulated
 
 
 @pytest.mark.parametrize(("machine", "cause", "remedy"), NOTHING_TRAINS)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import re
 
-from mps_trainer import MisconfigurationException
+import pytest
+import torch
+from transformers import HfArgumentParser
+
+from mps_trainer import DeviceUnavailableError, MisconfigurationException, TrainingArguments
 from mps_trainer.devices import CPUAccelerator, CUDAAccelerator, DeviceRequest, MPSAccelerator, resolve
 from tests.devices.machines import MACHINES, under_torchrun
 
@@ -110,3 +114,35 @@ def test_numbers_of_devices_in_the_vocabulary_of_lightning():
 def test_a_device_named_twice_is_refused():
     with pytest.raises(MisconfigurationException, match="names a device twice"):
         CUDAAccelerator.choose_devices([0, 0], 4)
+
+
+# --- the same through TrainingArguments, on a machine that has mps -----------------------------------------------
+
+
+@pytest.mark.parametrize("accelerator", ["mps", "auto", "gpu"])
+@pytest.mark.parametrize("devices", ["auto", 1, "1", [0], -1], ids=repr)
+def test_the_arguments_take_lightnings_spellings_of_one_device(mps, accelerator, devices):
+    args = TrainingArguments("out", accelerator=accelerator, devices=devices)
+    assert args.device == torch.device("mps")
+    assert args.n_gpu == 1
+
+
+@pytest.mark.parametrize("accelerator", ["mps", "auto", "gpu"])
+@pytest.mark.parametrize("devices", [2, "2", [0, 1], 0, "0", [1], -2], ids=repr)
+def test_the_arguments_refuse_any_other_number_of_mps_devices(mps, accelerator, devices):
+    with pytest.raises(MisconfigurationException, match=rf"^devices={re.escape(repr(devices))} "):
+        _ = TrainingArguments("out", accelerator=accelerator, devices=devices).device
+
+
+@pytest.mark.parametrize("words", ["--accelerator mps --devices 1", "--devices auto", "--devices 0,"])
+def test_the_command_line_has_the_same_spellings(mps, words):
+    (args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(["--output_dir", "out", *words.split()])
+    assert args.device.type == "mps"
+
+
+@pytest.mark.parametrize("accelerator", ["mps", "gpu"])
+def test_asking_for_a_gpu_by_name_is_an_error_where_there_is_none(monkeypatch, accelerator):
+    monkeypatch.setattr("mps_trainer.training_args.gather_facts", lambda **settings: MACHINES["linux"])
+    with pytest.raises(DeviceUnavailableError, match=f"^accelerator='{accelerator}' was requested"):
+        _ = TrainingArguments("out", accelerator=accelerator, devices=1).device
+    assert TrainingArguments("out", accelerator="auto", devices=1).device.type == "cpu"

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from mps_trainer import MachineFacts, MisconfigurationException, gather_facts
-from mps_trainer.devices.facts import Probes, macos_version, parse_version, sysctl_int
+from mps_trainer.devices.facts import macos_version, parse_version
+from mps_trainer.devices.probes import Probes, sysctl_int
 from tests.devices.machines import MACHINES, OUT_OF_MEMORY, under_torchrun
 
 

@@ -53,9 +53,10 @@ def test_a_process_that_dies_ends_the_run_with_its_rank_named_and_a_restart_goes
 
 def test_a_signal_to_the_launcher_saves_once_and_says_how_to_go_on(tmp_path, glue_script):
     arguments = [
-        str(glue_script), "--task_name", "mrpc", "--embedded", "--do_train", "--use_cpu", "--num_train_epochs", "20",
-        "--output_dir", str(tmp_path / "out"), "--save_strategy", "no", "--logging_steps", "1", "--disable_tqdm", "true",
-    ]  # fmt: skip
+        *(str(glue_script), "--task_name", "mrpc", "--embedded", "--do_train", "--use_cpu"),
+        *("--output_dir", str(tmp_path / "out"), "--num_train_epochs", "20", "--save_strategy", "no"),
+        *("--logging_steps", "1", "--disable_tqdm", "true"),
+    ]
     process = torchrun(*arguments)
     lines = []
     for line in process.stdout:

@@ -7,6 +7,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -15,6 +16,7 @@ from torch.utils.data import IterableDataset
 from transformers import TrainerCallback
 
 from mps_trainer import DeviceRequest, MachineFacts, Trainer, TrainingArguments, resolve
+from mps_trainer.devices.recorded import read_facts
 from mps_trainer.errors import explanation_of
 
 from .machines import MACHINES, ROSETTA, mac, mac_without_mps
@@ -65,6 +67,13 @@ REFUSED: dict[str, tuple[DeviceRequest, MachineFacts]] = {
 }
 for name, (request, facts) in REFUSED.items():
     provokes(name)(lambda request=request, facts=facts: resolve(request, facts))
+
+
+@provokes("recorded-facts")
+def _() -> None:
+    Path("facts.json").write_text('{"system": "Darwin", "memory_bytes": "16 GB"}', encoding="utf-8")
+    read_facts("facts.json")
+
 
 PROVOCATIONS["late-fallback"] = lambda: resolve(DeviceRequest(), MACHINES["late-fallback"]).notes[0]
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import os
+import importlib
+import io
 import re
 import shlex
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
 from mps_trainer.cli import _parser
 
-from .pages import ROOT, Block, all_blocks
+from ..examples.conftest import FOLDERS
+from .pages import ROOT, Block, all_blocks, blocks_of
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -21,7 +23,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 def commands(word: str) -> list[tuple[Block, list[str]]]:
     """The commands in which `word` is the script or program, as the words after it."""
     found = []
-    for block in all_blocks("bash"):
+    of_examples = [block for folder in FOLDERS for block in blocks_of(folder / "README.md")]
+    for block in [*all_blocks("bash"), *of_examples]:
         for line in block.text.splitlines():
             for command in line.split("&&"):
                 words = shlex.split(command)
@@ -33,23 +36,21 @@ def commands(word: str) -> list[tuple[Block, list[str]]]:
 
 @functools.cache
 def flags_of(script: str) -> set[str]:
-    """Flags that `--help` of a script lists."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.run(
-        [sys.executable, ROOT / script, "--help"], capture_output=True, text=True, cwd=ROOT, env=environment
-    )
-    assert process.returncode == 0, process.stderr[-2000:]
-    return set(re.findall(r"--\w+", process.stdout))
+    """Flags that `--help` of an example lists."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        importlib.import_module(script.removesuffix(".py")).main(["--help"])
+    return set(re.findall(r"--\w+", printed.getvalue()))
 
 
-GLUE = commands("run_glue.py")
+EXAMPLES = [found for name in ("run_glue.py", "cv_example.py", "run_lora.py") for found in commands(name)]
 
 
-@pytest.mark.parametrize(("block", "words"), GLUE, ids=[str(block) for block, _ in GLUE])
-def test_flags_of_the_example_exist(block, words):
-    used = {word for word in words if word.startswith("--")}
+@pytest.mark.parametrize(("block", "words"), EXAMPLES, ids=[f"{block} {words[0]}" for block, words in EXAMPLES])
+def test_flags_of_the_examples_exist(block, words):
+    used = {word.split("=")[0] for word in words if word.startswith("--")}
     assert used
-    assert used <= flags_of(words[0])
+    assert used <= flags_of(Path(words[0]).name)
 
 
 DOCTOR = commands("mps-trainer")

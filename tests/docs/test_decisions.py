@@ -13,7 +13,7 @@ SHOWN = all_blocks(kind="decision")
 
 
 @pytest.mark.parametrize("block", SHOWN, ids=str)
-def test_a_shown_decision_is_what_doctor_prints_on_that_machine(block):
+def test_a_shown_decision_is_the_one_for_that_machine(block):
     assert block.text == str(resolve(DeviceRequest(), MACHINES[block.label]))
 
 

@@ -1,7 +1,10 @@
-"""The GLUE example, run in this process or in one of its own."""
+"""The examples, run in this process or in one of their own."""
 
 from __future__ import annotations
 
+import functools
+import importlib
+import json
 import os
 import sys
 from pathlib import Path
@@ -14,7 +17,11 @@ EMBEDDED = EXAMPLE / "embedded"
 # Real GLUE data and a real pretrained model, which are not part of the project.
 REAL = Path(os.environ.get("MPS_TRAINER_REAL_DATA", ROOT.parent / "shared"))
 
-sys.path.insert(0, str(EXAMPLE))  # the script's own folder is where its modules are
+IMAGES = ROOT / "examples" / "image-classification"
+LANGUAGE = ROOT / "examples" / "language-modeling"
+FOLDERS = (EXAMPLE, IMAGES, LANGUAGE)
+for folder in FOLDERS:
+    sys.path.insert(0, str(folder))  # a script's own folder is where its modules are
 
 
 @pytest.fixture
@@ -23,13 +30,11 @@ def out(tmp_path):
 
 
 @pytest.fixture
-def run_glue(out, capfd, monkeypatch):
-    """Runs the script with the arguments given and `--output_dir`; gives its exit status, stdout and stderr."""
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # the same figures on every machine
+def run_script(out, capfd):
+    """Runs a script of the examples with the arguments given and `--output_dir`; gives status, stdout and stderr."""
 
-    def run(*arguments: object, output_dir: bool = True) -> tuple[int, str, str]:
-        import run_glue as script
-
+    def run(name: str, *arguments: object, output_dir: bool = True) -> tuple[int, str, str]:
+        script = importlib.import_module(name)
         words = [str(argument) for argument in arguments]
         capfd.readouterr()
         try:
@@ -40,3 +45,33 @@ def run_glue(out, capfd, monkeypatch):
         return status, captured.out, captured.err
 
     return run
+
+
+@pytest.fixture
+def run_glue(run_script, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # the same figures on every machine
+    return functools.partial(run_script, "run_glue")
+
+
+@pytest.fixture
+def run_cv(run_script, device, monkeypatch):
+    _on(device, monkeypatch)
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
+    return functools.partial(run_script, "cv_example")
+
+
+@pytest.fixture
+def run_lora(run_script, device, monkeypatch):
+    _on(device, monkeypatch)
+    return functools.partial(run_script, "run_lora")
+
+
+def _on(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if device == "cpu":
+        monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    else:
+        monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
+
+
+def read(path: Path) -> dict[str, object]:
+    return json.loads(path.read_text())

@@ -3,8 +3,8 @@
 import pytest
 
 from mps_trainer import MPSAccelerator, gather_facts
-from mps_trainer.devices.facts import Probes
-from mps_trainer.guards.watermarks import HIGH, LOW, settle_low
+from mps_trainer.devices.probes import Probes
+from mps_trainer.guards.watermarks import HIGH, LOW, Ratio, limits, settle_low
 from tests.devices.machines import mac
 
 
@@ -50,3 +50,40 @@ def test_limits_that_torch_refuses_are_the_reason():
     obstacle = MPSAccelerator.why_not(refused)
     assert "limits of memory" in obstacle.cause
     assert "PYTORCH_MPS_LOW_WATERMARK_RATIO" in obstacle.remedy
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "is_number"),
+    [
+        ("0.8", 0.8, True),
+        (" 1 ", 1.0, True),
+        ("+.5e0", 0.5, True),
+        ("1.", 1.0, True),
+        ("-1", -1.0, True),
+        ("inf", float("inf"), True),
+        ("0.7GB", 0.7, False),
+        ("0,7", 0.0, False),
+        ("1_0", 1.0, False),
+        ("much", 0.0, False),
+        ("", 0.0, False),
+        ("²", 0.0, False),
+    ],
+)
+def test_a_limit_is_read_as_torch_reads_it(text, value, is_number):
+    assert (Ratio(text).value, Ratio(text).is_number) == (value, is_number)
+
+
+@pytest.mark.parametrize(
+    ("environ", "high", "low"),
+    [
+        ({}, 1.0, 0.82),
+        ({HIGH: "0.5"}, 0.5, 0.41),
+        ({HIGH: "0.5", LOW: "0.2"}, 0.5, 0.2),
+        ({LOW: "0"}, 1.0, 0.0),
+        ({HIGH: "0"}, 0.0, 1.4),
+        ({HIGH: "1.8"}, 1.8, 1.4),
+    ],
+    ids=str,
+)
+def test_the_limits_of_a_run(environ, high, low):
+    assert limits(environ) == (high, pytest.approx(low, abs=0.005))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import IterableDataset
+from transformers import TrainerCallback
 
 from mps_trainer.data.buckets import LengthBuckets
 from mps_trainer.data.padding import PadToBucket
@@ -271,3 +272,63 @@ def test_it_learns(make_bucketed):
     trainer.train()
     losses = logged(trainer, "loss")
     assert np.mean(losses[-13:]) < np.mean(losses[:13]) / 2
+
+
+class Substeps(TrainerCallback):
+    def __init__(self):
+        self.seen = 0
+
+    def on_substep_end(self, *args, **kwargs):
+        self.seen += 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows", "substeps"),
+    [
+        ({"per_device_train_batch_size": 16}, {8}, 0),
+        ({"per_device_train_batch_size": 8}, {8}, 0),
+        ({"per_device_train_batch_size": 17}, {17}, 0),
+        ({"per_device_train_batch_size": 16, "gradient_accumulation_steps": 3}, {16}, 6),
+    ],
+)
+def test_an_update_has_examples_of_two_lengths_where_a_batch_can_be_parted(make_bucketed, settings, rows, substeps):
+    """96 examples, or 102, so that no batch is left over."""
+    count = 102 if settings["per_device_train_batch_size"] == 17 else 96
+    heard = Substeps()
+    trainer = make_bucketed({"train_dataset": sentences(count), "callbacks": [heard]}, max_steps=3, **settings)
+    trainer.train()
+    assert trainer.state.global_step == 3
+    assert {shape[0] for shape in trainer.model.shapes} == rows
+    accumulated = settings.get("gradient_accumulation_steps", 1)
+    in_all = 3 * accumulated * settings["per_device_train_batch_size"]
+    assert sum(shape[0] for shape in trainer.model.shapes) == in_all
+    assert heard.seen == substeps
+    if rows == {8} and settings["per_device_train_batch_size"] == 16:
+        assert any(first[1] != second[1] for first, second in zip(*[iter(trainer.model.shapes)] * 2, strict=True))
+
+
+def test_a_batch_in_two_parts_is_one_update_of_all_its_examples(make_bucketed):
+    """As with the same batches accumulated; the last one of an epoch has what is left."""
+    parted = make_bucketed({"model": Reader(dropout=0.0)}, per_device_train_batch_size=16, num_train_epochs=2)
+    accumulated = make_bucketed(
+        {"model": Reader(dropout=0.0)},
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=2,
+        num_train_epochs=2,
+    )
+    accumulated.model.load_state_dict(parted.model.state_dict())
+    for trainer in (parted, accumulated):
+        trainer.train()
+    assert parted.state.global_step == accumulated.state.global_step == 14
+    assert logged(parted, "loss") == logged(accumulated, "loss")
+    assert logged(parted, "epoch") == logged(accumulated, "epoch")
+    assert_same_weights(weights(parted.model), weights(accumulated.model))
+
+
+def test_a_run_of_parted_batches_is_resumed_exactly(make_bucketed, tmp_path):
+    settings = {"per_device_train_batch_size": 16, "num_train_epochs": 2, "save_strategy": "steps", "save_steps": 3}
+    whole, again = make_bucketed(**settings), make_bucketed(**settings, save_total_limit=9)
+    whole.train()
+    again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
+    assert without_times(again.state.log_history) == without_times(whole.state.log_history)
+    assert_same_weights(weights(again.model), weights(whole.model))

@@ -30,7 +30,7 @@ class Obstacle:
 
 
 class Accelerator:
-    """One kind of hardware. No instance is needed: every method is a static or a class method.
+    """One kind of hardware. This package needs no instance: every method is a class method.
 
     `why_not`, `count`, `precisions` and `choose_devices` are pure functions of their arguments. `is_available`,
     `auto_device_count` and `parse_devices` are the same answers for the machine at hand, under Lightning's names.
@@ -100,8 +100,12 @@ class Accelerator:
 
     @classmethod
     def get_device_stats(cls, device: Any) -> dict[str, Any]:
-        """Memory figures of one device, by name; those that end in `_bytes` are bytes."""
+        """Figures of one device and of the machine, by name: `_bytes` are bytes, `_percent` go from 0 to 100."""
         raise NotImplementedError
+
+    @classmethod
+    def setup(cls, trainer: Any) -> None:
+        """Nothing; Lightning's Trainer calls it before its model goes to the device."""
 
     @classmethod
     def setup_device(cls, device: torch.device) -> None:
@@ -149,10 +153,12 @@ def psutil_memory() -> dict[str, Any]:
         import psutil
     except ImportError:
         return {}
+    swap = psutil.swap_memory()
     return {
         "process_rss_bytes": psutil.Process().memory_info().rss,
         "memory_available_bytes": psutil.virtual_memory().available,
-        "swap_used_bytes": psutil.swap_memory().used,
+        "swap_used_bytes": swap.used,
+        "swap_percent": swap.percent,
     }
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import MisconfigurationException
 from ..facts import MachineFacts
-from .base import Accelerator, Devices, Obstacle, no_devices, psutil_memory, read_devices, torch_missing
+from .base import Accelerator, Devices, Obstacle, no_devices, read_devices, torch_missing
+from .host import host_stats
 
 if TYPE_CHECKING:
     import torch
@@ -59,5 +60,5 @@ class CPUAccelerator(Accelerator):
 
     @classmethod
     def get_device_stats(cls, device: Any = None) -> dict[str, Any]:
-        """What this process and this machine hold; {} where psutil is not installed."""
-        return psutil_memory()
+        """What this process and this machine hold and do; {} where psutil is not installed."""
+        return host_stats()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..facts import MachineFacts
 from .base import Accelerator, Obstacle, torch_missing
+from .host import host_stats
 
 if TYPE_CHECKING:
     import torch
@@ -49,10 +50,19 @@ class CUDAAccelerator(Accelerator):
 
     @classmethod
     def get_device_stats(cls, device: Any) -> dict[str, Any]:
-        """torch.cuda.memory_stats under its own keys."""
+        """What live tensors hold, what torch holds for them, and all there is; torch.cuda.memory_stats besides.
+
+        All of them are kept by the host: nothing waits for the device.
+        """
         import torch
 
-        return torch.cuda.memory_stats(device)
+        return {
+            **torch.cuda.memory_stats(device),
+            "cuda_allocated_bytes": torch.cuda.memory_allocated(device),
+            "cuda_reserved_bytes": torch.cuda.memory_reserved(device),
+            "cuda_total_bytes": torch.cuda.get_device_properties(device).total_memory,
+            **host_stats(),
+        }
 
     @classmethod
     def setup_device(cls, device: torch.device) -> None:

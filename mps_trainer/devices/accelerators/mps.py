@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import MisconfigurationException
 from ..facts import MachineFacts, parse_version
-from .base import Accelerator, Devices, Obstacle, no_devices, psutil_memory, read_devices, torch_missing
+from .base import Accelerator, Devices, Obstacle, no_devices, read_devices, torch_missing
+from .host import host_stats
+from .lightning import count_as_lightnings
 
 if TYPE_CHECKING:
     import torch
@@ -24,11 +26,18 @@ NATIVE_PYTHON = (
 
 
 class MPSAccelerator(Accelerator):
-    """There is one such device in a machine, and no torch.distributed backend reaches it."""
+    """There is one such device in a machine, and no torch.distributed backend reaches it.
+
+    An object of it, made after lightning was imported, can be handed over:
+    `lightning.Trainer(accelerator=MPSAccelerator())`.
+    """
 
     kind = "mps"
     label = "mps device"
     backends = ()
+
+    def __init__(self) -> None:
+        count_as_lightnings(type(self))
 
     @classmethod
     def why_not(cls, facts: MachineFacts) -> Obstacle | None:
@@ -92,14 +101,17 @@ class MPSAccelerator(Accelerator):
 
     @classmethod
     def get_device_stats(cls, device: Any = None) -> dict[str, Any]:
-        """What live tensors hold, what Metal holds for this process, and the maximum that Metal recommends."""
+        """What live tensors hold, what Metal holds for this process, and the maximum that Metal recommends.
+
+        All of them are kept by the host: nothing waits for the device.
+        """
         import torch
 
         return {
             "mps_allocated_bytes": torch.mps.current_allocated_memory(),
             "mps_driver_allocated_bytes": torch.mps.driver_allocated_memory(),
             "mps_recommended_max_bytes": torch.mps.recommended_max_memory(),
-            **psutil_memory(),
+            **host_stats(),
         }
 
     @classmethod
@@ -168,6 +180,12 @@ def _allocation_failed(facts: MachineFacts) -> Obstacle:
             f"torch refuses the limits of memory that are in the environment ({error})",
             "unset PYTORCH_MPS_HIGH_WATERMARK_RATIO and PYTORCH_MPS_LOW_WATERMARK_RATIO, or set them between 0 and 2, "
             "the low one not above the high one",
+            True,
+        )
+    if facts.virtual_machine is False:
+        return Obstacle(
+            f"torch reports MPS, but an allocation on it failed ({error})",
+            "free some of this Mac's memory: close other programs, and unset PYTORCH_MPS_HIGH_WATERMARK_RATIO",
             True,
         )
     return Obstacle(

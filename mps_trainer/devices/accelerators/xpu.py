@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..facts import MachineFacts
 from .base import Accelerator, Obstacle, torch_missing
+from .host import host_stats
 
 if TYPE_CHECKING:
     import torch
@@ -50,10 +51,19 @@ class XPUAccelerator(Accelerator):
 
     @classmethod
     def get_device_stats(cls, device: Any) -> dict[str, Any]:
-        """torch.xpu.memory_stats under its own keys."""
+        """What live tensors hold, what torch holds for them, and all there is; torch.xpu.memory_stats besides.
+
+        All of them are kept by the host: nothing waits for the device.
+        """
         import torch
 
-        return torch.xpu.memory_stats(device)
+        return {
+            **torch.xpu.memory_stats(device),
+            "xpu_allocated_bytes": torch.xpu.memory_allocated(device),
+            "xpu_reserved_bytes": torch.xpu.memory_reserved(device),
+            "xpu_total_bytes": torch.xpu.get_device_properties(device).total_memory,
+            **host_stats(),
+        }
 
     @classmethod
     def setup_device(cls, device: torch.device) -> None:

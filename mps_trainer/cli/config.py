@@ -1,0 +1,115 @@
+"""`mps-trainer config`: the settings of `mps-trainer launch`, asked for once, or shown."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from ..devices import DeviceRequest, gather_facts, resolve
+from ..errors import MisconfigurationException
+from ..launching.accelerate_file import accelerate_file
+from ..launching.config_file import InForce, check_target, in_force, load, user_file, write
+from ..launching.environment import set_aside
+from ..launching.questions import questionnaire
+from ..launching.settings import DEFAULTS, NAMES, LaunchSettings
+from ..refusal import WRONG_INPUT, as_line
+from .completion import completes_files
+
+UNCHANGED = "Nothing was written."
+
+
+def add_parser(commands: Any) -> None:
+    command = commands.add_parser(
+        "config",
+        help="ask for the settings of `mps-trainer launch`, or show them",
+        description="Ask how scripts are to be launched on this machine and write the answers to a file: device, "
+        "mixed precision, processes, and on mps the fallback and the limit of memory. What `accelerate config` has "
+        "written is proposed. `config show` prints what is in force, and from which file.",
+    )
+    command.add_argument("show", nargs="?", choices=["show"], metavar="show", help="print the settings in force")
+    command.add_argument("--default", action="store_true", help="ask nothing: Accelerate's settings, or the defaults")
+    completes_files(
+        command.add_argument(
+            "--config_file",
+            metavar="FILE",
+            help="the file to write, or to show (default: mps_trainer/config.yaml in $XDG_CONFIG_HOME or ~/.config)",
+        )
+    )
+    command.set_defaults(run=run, failure=WRONG_INPUT)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Ask and write, or show; 0."""
+    if arguments.show:
+        if arguments.default:
+            raise MisconfigurationException("--default writes settings, and show prints them. Leave one of them out.")
+        print("\n".join(shown(in_force(arguments.config_file, os.environ), os.environ)))
+        return 0
+    target = user_file(os.environ) if arguments.config_file is None else Path(arguments.config_file).expanduser()
+    check_target(target)
+    if arguments.default:
+        chosen = _accelerates()
+        settings = chosen.settings
+    else:
+        chosen = load(target) if target.exists() else _accelerates()
+        settings = _ask(chosen)
+    write(settings, target)
+    print(f"Written to {target}:")
+    print("\n".join(_lines(settings)))
+    return 0
+
+
+def _accelerates() -> InForce:
+    path = accelerate_file(os.environ)
+    if not path.is_file():
+        return InForce()
+    found = load(path)
+    print(f"Taken over from {path}: {', '.join(found.settings.given()) or 'nothing'}.")
+    for line in _left(found):
+        print(line)
+    return found
+
+
+def _ask(proposed: InForce) -> LaunchSettings:
+    facts = gather_facts()
+    decision = resolve(DeviceRequest(), facts)
+    print(str(decision).splitlines()[0])
+    print("Enter takes what is in brackets; Ctrl-C leaves everything as it is.")
+    try:
+        return questionnaire(decision, facts, proposed.settings, input, print)
+    except EOFError as error:
+        print()
+        raise MisconfigurationException(
+            f"There are no more answers to read. {UNCHANGED} `mps-trainer config --default` asks nothing."
+        ) from error
+    except KeyboardInterrupt as interrupt:
+        print()
+        raise KeyboardInterrupt(f"interrupted. {UNCHANGED}") from interrupt
+
+
+def shown(chosen: InForce, environ: Any) -> list[str]:
+    """The settings in force, and what is not taken over or is set aside."""
+    whose = "Accelerate's " if chosen.is_accelerates else ""
+    lines = ["No file of settings: the defaults." if chosen.path is None else f"From {whose}{chosen.path}:"]
+    lines += _lines(chosen.settings)
+    lines += _left(chosen)
+    for name, value in set_aside(chosen.settings, environ).items():
+        lines.append(f"  note: {name}={value} is set in the environment, and goes before the file.")
+    return lines
+
+
+def _left(chosen: InForce) -> list[str]:
+    return [f"  not {as_line(name)}: {as_line(why)}." for name, why in chosen.left.items()]
+
+
+def _lines(settings: LaunchSettings) -> list[str]:
+    import yaml
+
+    whole = settings.over(DEFAULTS)
+    lines = []
+    for name in NAMES:
+        text = yaml.safe_dump({name: getattr(whole, name)}).strip()
+        lines.append(f"  {text}" + ("" if name in settings.given() else " (default)"))
+    return lines

@@ -1,0 +1,66 @@
+"""`mps-trainer env`: what an issue has to name, as a markdown list."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Any
+
+from ..amounts import format_bytes
+from ..devices.facts import PACKAGES, MachineFacts, gather_all_facts
+from ..devices.findings import decide, findings
+from ..refusal import as_line
+from ..version import __version__
+from .screen import chip, python, system
+
+DESCRIPTION = """\
+Print what an issue has to name, as a markdown list: versions, machine, device,
+findings, variables."""
+EPILOG = """\
+The home folder is shown as ~, and of the environment only the variables that
+change where or how a run trains. The exit status is 0."""
+
+
+def add_parser(commands: Any) -> None:
+    command = commands.add_parser(
+        "env",
+        help="print versions and settings to paste into an issue",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.set_defaults(run=run, failure=1)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the list; 0."""
+    print(listing(gather_all_facts()))
+    return 0
+
+
+def listing(facts: MachineFacts) -> str:
+    """The list, one line an entry."""
+    versions = {"mps_trainer": __version__, **{name: facts.packages.get(name, "not installed") for name in PACKAGES}}
+    if facts.torch_version is not None:
+        versions["torch"] = facts.torch_version  # has the build in it: 2.13.0+cpu
+    decision, refusal = decide(facts)
+    memory = "" if facts.memory_bytes is None else f"{format_bytes(facts.memory_bytes)} of memory"
+    machine = ", ".join(part for part in (chip(facts), facts.model, memory) if part)
+    entries = [
+        *versions.items(),
+        ("Python", python(facts)),
+        ("system", system(facts)),
+        ("machine", machine or "unknown"),
+        ("device", f"none. {refusal}" if decision is None else f"{decision.name}: {decision.reason}"),
+        ("findings", "; ".join(f"{found.severity} {found.name}" for found in findings(facts)) or "none"),
+        ("variables", ", ".join(f"{name}={value}" for name, value in facts.environment.items()) or "none set"),
+    ]
+    return "\n".join(f"- {name}: {_code(value)}" for name, value in entries)
+
+
+def _code(text: str) -> str:
+    """As code, so that markdown leaves it alone; the fence has more backticks than any run of them inside."""
+    line = as_line(text)
+    fence = "`" * (1 + max(map(len, re.findall("`+", line)), default=0))
+    padding = " " if len(fence) > 1 else ""
+    return f"{fence}{padding}{line}{padding}{fence}"

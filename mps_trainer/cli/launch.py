@@ -1,0 +1,91 @@
+"""`mps-trainer launch`: run a script with the settings that were made once, on as many processes as they say."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+from ..launching.config_file import InForce, in_force
+from ..launching.environment import environment
+from ..launching.processes import become, check_machine, check_module, command_line, needs_a_look, torchrun
+from ..launching.settings import DEFAULTS, PRECISIONS, LaunchSettings, typed
+from ..refusal import WRONG_INPUT, as_line
+from .completion import completes_files
+from .script import add_rest, check_script
+
+
+def add_parser(commands: Any) -> None:
+    command = commands.add_parser(
+        "launch",
+        help="run a script with the settings of `mps-trainer config`",
+        description="Run a script as `python SCRIPT ARGUMENTS` would, with the settings of --config_file, else of "
+        "`mps-trainer config`, else of `accelerate config`. Flags go before variables that are set in the shell, and "
+        "those before the file. The exit status is the script's; 2 when it could not be started.",
+    )
+    command.add_argument("--cpu", action="store_true", help="train on the CPU, whatever else there is")
+    command.add_argument(
+        "--mixed_precision", choices=PRECISIONS, help="what a Trainer, or Accelerate, autocasts to (default: no)"
+    )
+    command.add_argument(
+        "--mps_fallback", action="store_true", help="let operators without an MPS kernel run on the CPU"
+    )
+    command.add_argument(
+        "--num_processes",
+        metavar="N",
+        type=_count,
+        help="processes that train together, on the CPU or on a CUDA GPU each, started by torchrun (default: 1)",
+    )
+    completes_files(
+        command.add_argument("--config_file", metavar="FILE", help="settings of this command, or of Accelerate")
+    )
+    command.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module, as for python")
+    completes_files(command.add_argument("script", metavar="SCRIPT", help="a Python file"))
+    add_rest(command)
+    command.set_defaults(run=run, failure=WRONG_INPUT)
+
+
+def _count(text: str) -> int:
+    try:
+        return typed("num_processes", text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error).rstrip(".")) from error
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Start the script; its exit status. With one process it takes this one's place."""
+    if arguments.module:
+        check_module(arguments.script, os.getcwd())
+    else:
+        check_script(arguments.script)
+    chosen = in_force(arguments.config_file, os.environ)
+    flags = LaunchSettings(
+        device="cpu" if arguments.cpu else None,
+        mixed_precision=arguments.mixed_precision,
+        mps_fallback=arguments.mps_fallback or None,
+        num_processes=arguments.num_processes,
+    )
+    settings = flags.over(chosen.settings).over(DEFAULTS)
+    environ = environment(flags, chosen.settings, os.environ)
+    _tell_what_is_left(chosen)
+    if needs_a_look(settings):
+        check_machine(settings, environ, source(flags, chosen))
+    words = [arguments.script, *arguments.arguments]
+    if settings.num_processes == 1:
+        become(command_line(words, arguments.module), environ)
+    os.environ.update(environ)  # of which torchrun's processes begin with a copy
+    return torchrun(words, arguments.module, settings.num_processes or 1)
+
+
+def source(flags: LaunchSettings, chosen: InForce) -> str:
+    """Where the number of processes and the device are from."""
+    said = flags.num_processes is not None or chosen.path is None
+    return f"--num_processes {flags.num_processes}" if said else str(chosen.path)
+
+
+def _tell_what_is_left(chosen: InForce) -> None:
+    if chosen.left:
+        keys = ", ".join(chosen.left)
+        line = f"{chosen.path} has {keys}, which this command leaves out. `mps-trainer config show` says why."
+        print(f"mps-trainer: {as_line(line)}", file=sys.stderr)

@@ -1,0 +1,187 @@
+"""The screen of `mps-trainer doctor`: facts and findings as plain text of a given width."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import textwrap
+from collections.abc import Sequence
+
+from ..amounts import format_bytes
+from ..devices.accelerators import MPSAccelerator
+from ..devices.facts import MachineFacts
+from ..devices.finding import ERROR, NOTE, Finding
+from ..devices.findings import decide, findings
+from ..devices.probes import FALLBACK, switched_on, unreadable_switch
+from ..guards.watermarks import HIGH, LOW, limits
+from ..refusal import as_line
+
+NARROWEST, WIDEST = 60, 100
+TALLEST = 40  # lines
+_LABELS = 11  # columns
+_COMMAND = re.compile(
+    r"`[^`]+`"
+    r"|(?:python -m pip|CONDA_SUBDIR=\S+|conda config) [^;`]+?(?=;|, then |, and |$)"
+    r"|unset [A-Z]\w*(?: [A-Z]\w*)*"
+)
+_GLUE = "\0"  # between the words of a command; as_line leaves none in a text
+
+
+def screen(facts: MachineFacts, width: int = 80, recorded: str = "") -> str:
+    """What doctor prints, in lines of at most `width` columns where a word is not longer.
+
+    Args:
+        recorded: where the facts come from, if not from this machine.
+    """
+    width = min(max(width, NARROWEST), WIDEST)
+    found = findings(facts)
+    lines = _lines(facts, found, width, recorded)
+    if len(lines) <= TALLEST:
+        return "\n".join(lines)
+    kept = [dataclasses.replace(finding, details=_shortened(finding)) for finding in found]
+    lines = _lines(facts, kept, width, recorded)
+    while len(lines) > TALLEST and len(kept) > 1:
+        kept.pop()
+        lines = [*_lines(facts, kept, width, recorded), f"And {len(found) - len(kept)} more, with --json."]
+    return "\n".join(lines)
+
+
+def _shortened(finding: Finding) -> tuple[str, ...]:
+    return (f"{len(finding.details)} ways, which --json lists",) if len(finding.details) > 1 else finding.details
+
+
+def _lines(facts: MachineFacts, found: Sequence[Finding], width: int, recorded: str) -> list[str]:
+    lines = [*_first(facts, found, width), ""]
+    for label, text in [("recorded", recorded), *_rows(facts, found)]:
+        if text:
+            lines += _wrapped(f"{label:{_LABELS}}", text, width)
+    for number, finding in enumerate(found, start=1):
+        lines += ["", *_finding(number, finding, width)] if number == 1 else _finding(number, finding, width)
+    return lines
+
+
+def _first(facts: MachineFacts, found: Sequence[Finding], width: int) -> list[str]:
+    """What to see first: the remedy that gains most, or that there is none to be had or needed."""
+    if found and found[0].severity != NOTE:
+        return _wrapped("Do this first: ", found[0].remedy, width, indent=2)
+    decision, _ = decide(facts)
+    device = "nothing" if decision is None else decision.name
+    return _wrapped("", f"Nothing to put right. Training runs on {device}{_simulated(facts)}.", width)
+
+
+def _simulated(facts: MachineFacts) -> str:
+    return ", simulated on the CPU" if facts.mps_simulated else ""
+
+
+def _rows(facts: MachineFacts, found: Sequence[Finding]) -> list[tuple[str, str]]:
+    rows = [("machine", _machine(facts)), ("system", system(facts)), ("python", python(facts))]
+    rows.append(("torch", torch(facts)))
+    decision, refusal = decide(facts)
+    if decision is None:
+        rows.append(("device", f"none: {refusal}" if not _errors(found) else "none: nothing can be trained as it is"))
+        candidates = []
+    else:
+        rows.append(("device", f"{decision.name}{_simulated(facts)}: {decision.reason}"))
+        candidates = list(decision.rejected)
+    explained = {finding.device: number for number, finding in reversed(list(enumerate(found, start=1)))}
+    for other in candidates:
+        # another machine is no remedy for this one
+        why = other.why if other.remedy.startswith("train on ") else f"{other.why}; {other.remedy}"
+        rows.append((f"  not {other.name}", f"see {explained[other.name]}" if other.name in explained else why))
+    usable = MPSAccelerator.why_not(facts) is None
+    if usable or (facts.system == "Darwin" and FALLBACK in facts.environment):
+        rows.append(("fallback", _fallback(facts)))
+    if usable:
+        rows.append(("limits", _limits(facts)))
+    return [*rows, ("disk", _disk(facts))]
+
+
+def _errors(found: Sequence[Finding]) -> bool:
+    return any(finding.severity == ERROR for finding in found)
+
+
+def _machine(facts: MachineFacts) -> str:
+    parts = [facts.model, chip(facts), facts.memory_bytes and f"{format_bytes(facts.memory_bytes)} of memory"]
+    if facts.recommended_bytes:
+        parts.append(f"{format_bytes(facts.recommended_bytes)} for the GPU")
+    if facts.virtual_machine:
+        parts.append("virtual")
+    return ", ".join(part for part in parts if part)
+
+
+def chip(facts: MachineFacts) -> str:
+    """The name of the processor; Rosetta hides it, and says VirtualApple."""
+    return f"Apple silicon, named {facts.chip} by Rosetta" if facts.rosetta and facts.chip else facts.chip or ""
+
+
+def system(facts: MachineFacts) -> str:
+    name = "macOS" if facts.system == "Darwin" else facts.system
+    return f"{name} {facts.os_version}".rstrip()
+
+
+def python(facts: MachineFacts) -> str:
+    """Version, architecture and place."""
+    how = " under Rosetta" if facts.rosetta else ""
+    conda = "conda" if facts.conda else ""
+    parts = [facts.python_version, facts.machine + how, conda, facts.python_executable]
+    return ", ".join(part for part in parts if part)
+
+
+def torch(facts: MachineFacts) -> str:
+    """The version, or why there is none."""
+    return facts.torch_version or f"none ({facts.torch_error or 'not installed'})"
+
+
+def _fallback(facts: MachineFacts) -> str:
+    if facts.fallback_set_too_late:
+        return f"off: {FALLBACK} was set too late, after torch was imported"
+    if unreadable_switch(facts.environment.get(FALLBACK)):
+        return f"{FALLBACK}={facts.environment[FALLBACK]!r}, which is no number"
+    if switched_on(facts.environment.get(FALLBACK)):
+        return f"on, set in time: an operator without a kernel for mps runs on the CPU ({FALLBACK})"
+    return f"off: an operator without a kernel for mps is an error ({FALLBACK}=1 sends it to the CPU)"
+
+
+def _limits(facts: MachineFacts) -> str:
+    """The watermarks of a run, in bytes where it is known what Metal recommends."""
+    high, low = limits(facts.environment)
+    source = HIGH if HIGH in facts.environment else "memory_fraction"
+    if high == 0:
+        return f"none ({source}): an allocation on mps fails when the Mac has no more"
+    of = f", {format_bytes(high * facts.recommended_bytes)}" if facts.recommended_bytes else ""
+    given_back = f", unused memory is given back past {low:.2f}" if low else ", unused memory is kept"
+    own = f" ({LOW})" if LOW in facts.environment else ""
+    return f"an allocation on mps fails past {high:.2g} of what Metal recommends{of} ({source}){given_back}{own}"
+
+
+def _disk(facts: MachineFacts) -> str:
+    if facts.cache_free_bytes is None:
+        return ""
+    return f"{format_bytes(facts.cache_free_bytes)} free for {facts.cache_folder}"
+
+
+def _finding(number: int, finding: Finding, width: int) -> list[str]:
+    lines = _wrapped(f"{number}. {finding.severity}: ", finding.what + ".", width, indent=3)
+    for detail in finding.details:
+        lines += _wrapped("   - ", detail, width)
+    on_top = number == 1 and finding.severity != NOTE
+    return lines + _wrapped("   -> ", "as said on top" if on_top else finding.remedy, width)
+
+
+def _wrapped(label: str, text: str, width: int, indent: int | None = None) -> list[str]:
+    """`text` in lines, of which each command that fits on one is whole, so that it can be copied."""
+    indent = len(label) if indent is None else indent
+
+    def glue(command: re.Match[str]) -> str:
+        room = width - (len(label) if command.start() == 0 else indent)
+        return command[0].replace(" ", _GLUE) if len(command[0]) < room else command[0]
+
+    lines = textwrap.wrap(
+        _COMMAND.sub(glue, as_line(text, longest=500)),
+        width,
+        initial_indent=label,
+        subsequent_indent=" " * indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+    return [line.replace(_GLUE, " ") for line in lines]

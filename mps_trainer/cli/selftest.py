@@ -1,0 +1,75 @@
+"""`mps-trainer selftest`: whether training works on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ..devices import DeviceRequest, gather_facts, resolve
+from ..devices.facts import FALLBACK
+from ..guards.watermarks import memory_limit
+from .script import check_report, write_json
+
+if TYPE_CHECKING:
+    from ..simulator import SimulatedMPS
+
+COULD_NOT_RUN = 2  # 1 is for a check that failed
+
+
+def add_parser(commands: Any) -> None:
+    command = commands.add_parser(
+        "selftest",
+        help="train a tiny model on the device and on the CPU, and say what works",
+        description="Train a tiny model on the device that training would choose here, and on the CPU, and compare: "
+        "losses, bf16 and fp16, save and resume, the memory guard, operators without a kernel. Takes less than a "
+        "minute and needs no network. The exit status is 0 when all that could be checked passed, 1 when a check "
+        "failed, 2 when there was nothing to check on.",
+    )
+    command.add_argument(
+        "--json", metavar="FILE", help="also write machine, versions and figures to FILE, to attach to a report"
+    )
+    command.add_argument("--simulate", action="store_true", help="check a simulated mps device, on Linux")
+    command.add_argument(
+        "--fallback",
+        action="store_true",
+        help="with operators without an MPS kernel on the CPU: PYTORCH_ENABLE_MPS_FALLBACK=1, set in time",
+    )
+    command.set_defaults(run=run, failure=COULD_NOT_RUN)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the checks; 0, 1 or 2 as the help says."""
+    if arguments.json is not None:
+        check_report(arguments.json)
+    if arguments.fallback:
+        os.environ[FALLBACK] = "1"  # before the import of torch below, which reads it
+    if sys.stderr.isatty():
+        _tell("Loading torch and transformers ...\n")
+    resolve(DeviceRequest(), gather_facts(memory_limit=memory_limit(None)))  # refuses what cannot train at all
+    simulated = _simulated() if arguments.simulate else None
+    from ..selftest import CHECKS, run_selftest
+
+    numbers = iter(range(1, len(CHECKS) + 1))
+    report = run_selftest(
+        simulated,
+        begins=lambda name: _tell(f"[{next(numbers)}/{len(CHECKS)}] {name} ... "),
+        ends=lambda result: _tell(f"{result.status}, {result.seconds:.1f} s\n"),
+    )
+    print(report, flush=True)
+    if arguments.json is not None:
+        write_json(arguments.json, report.to_dict())
+    return 0 if report.passed else 1
+
+
+def _simulated() -> SimulatedMPS:
+    from ..simulator import activate
+
+    return activate()
+
+
+def _tell(text: str) -> None:
+    """What goes on, beside what was asked for."""
+    sys.stderr.write(text)
+    sys.stderr.flush()

@@ -1,0 +1,53 @@
+"""What the process and the machine around the accelerator hold and do, through psutil."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from .base import psutil_memory
+
+_SHORTEST = 0.1  # seconds: the clocks behind the percentage tick a hundred times a second
+
+
+class ProcessorLoad:
+    """The percentage of all processors' time that was used between two looks, by whatever program.
+
+    psutil's own `cpu_percent()` answers its first call with 0.0, and shares its last look with everybody who calls it.
+    """
+
+    def __init__(self) -> None:
+        self._busy = self._all = self._at = 0.0
+        self._percent: float | None = None
+        self._begun = False
+
+    def look(self) -> float | None:
+        """From 0 to 100, since the last look; None the first time. Sooner than 0.1 s, the last answer again."""
+        import psutil
+
+        now = time.monotonic()
+        if self._begun and now - self._at < _SHORTEST:
+            return self._percent
+        times = psutil.cpu_times()
+        idle = times.idle + getattr(times, "iowait", 0.0)
+        # Linux counts the time of guests twice: as theirs, and in user and nice
+        total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+        if self._begun and total > self._all:
+            percent = 100 * (total - idle - self._busy) / (total - self._all)
+            self._percent = round(min(max(percent, 0.0), 100.0), 1)
+        self._busy, self._all, self._at, self._begun = total - idle, total, now, True
+        return self._percent
+
+
+_load = ProcessorLoad()
+
+
+def host_stats() -> dict[str, Any]:
+    """`psutil_memory()` and `cpu_percent`; {} where psutil is not installed.
+
+    `cpu_percent` is of all processors, since the last call; the first call in a process has none.
+    """
+    stats = psutil_memory()
+    if stats and (percent := _load.look()) is not None:
+        stats["cpu_percent"] = percent
+    return stats

@@ -1,0 +1,175 @@
+"""The questions that can be put to this machine, each a tiny function, and the watch for the load of torch.
+
+Only `facts.py` asks them. The top of this file imports the standard library only: `mps_trainer/__init__` imports it to
+see the moment at which torch is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
+
+
+def switched_on(value: str | None) -> bool:
+    """Whether torch takes this value of its fallback switch for on: any number but 0."""
+    return value is not None and value.strip() not in ("", "0")
+
+
+def unreadable_switch(value: str | None) -> bool:
+    """Whether torch fails to load with this value of its fallback switch, which it reads with C++'s std::stoi."""
+    return value is not None and re.match(r"\s*[+-]?[0-9]", value) is None
+
+
+class _TorchLoadWatch:
+    """A finder that finds nothing: it notes whether the fallback switch is on each time somebody looks for torch.
+
+    The last look-up before the load is the one that counts, because `importlib.util.find_spec("torch")` looks without
+    loading (transformers does that). The first look-up of a module inside torch says that the load is under way.
+    """
+
+    def __init__(self, environ: Mapping[str, str], modules: Mapping[str, Any]) -> None:
+        self._environ = environ
+        # With torch in memory already, the switch as it stands now is the best evidence there is.
+        self._seen: bool | None = self._is_on() if "torch" in modules else None
+
+    def _is_on(self) -> bool:
+        return switched_on(self._environ.get(FALLBACK))
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
+        if fullname == "torch":
+            self._seen = self._is_on()
+        elif fullname.startswith("torch."):
+            # A new list, because the import system is iterating over the old one and would skip the next finder.
+            sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
+        return None
+
+    def fallback_when_loaded(self, modules: Mapping[str, Any]) -> bool | None:
+        return self._seen if "torch" in modules else None
+
+
+_watch = _TorchLoadWatch(os.environ, sys.modules)
+if "torch" not in sys.modules:
+    sys.meta_path.insert(0, _watch)
+
+
+def fallback_switch() -> bool:
+    """Whether PYTORCH_ENABLE_MPS_FALLBACK was on when torch was loaded, or is now if it has yet to be loaded."""
+    return bool(_watch.fallback_when_loaded(sys.modules) if "torch" in sys.modules else _watch._is_on())
+
+
+def _import_torch() -> Any:
+    import torch
+
+    return torch
+
+
+def physical_memory() -> int | None:
+    """Bytes of the machine's memory; None where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _sysctl(name: str) -> bytes | None:
+    """The value of one of macOS's sysctls, without a subprocess; None where the name or the call is unknown."""
+    try:
+        import ctypes
+
+        ask = ctypes.CDLL(None).sysctlbyname
+        size, nothing = ctypes.c_size_t(0), ctypes.c_size_t(0)
+        if ask(name.encode(), None, ctypes.byref(size), None, nothing) != 0:
+            return None
+        value = ctypes.create_string_buffer(size.value)
+        status = ask(name.encode(), value, ctypes.byref(size), None, nothing)
+    except (ImportError, AttributeError, OSError, TypeError):
+        return None
+    return value.raw[: size.value] if status == 0 else None
+
+
+def sysctl_int(name: str) -> int | None:
+    """An integer of any width, such as hw.memsize (64 bits) or sysctl.proc_translated (32)."""
+    value = _sysctl(name)
+    return None if value is None else int.from_bytes(value, sys.byteorder, signed=True)
+
+
+def sysctl_text(name: str) -> str | None:
+    """A text such as machdep.cpu.brand_string."""
+    value = _sysctl(name)
+    return None if value is None else value.rstrip(b"\0").decode(errors="replace") or None
+
+
+def _version_of(package: str) -> str | None:
+    """The installed version of a package, without an import of it."""
+    from importlib import metadata
+
+    try:
+        return metadata.version(package)
+    except Exception:  # not installed, or its files are damaged
+        return None
+
+
+def _free_bytes(folder: str) -> int | None:
+    """Free space where `folder` is or would be made; None where that cannot be told."""
+    import shutil
+
+    while not os.path.exists(folder) and folder != os.path.dirname(folder):
+        folder = os.path.dirname(folder)
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
+
+
+def _linux_chip() -> str | None:
+    """The name of the processor; None where Linux does not say, as on arm64."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            names = (line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+            return next(names, None)
+    except OSError:
+        return None
+
+
+def _recommended_bytes() -> int | None:
+    """What Metal recommends as the most to hold on mps; None where torch does not say."""
+    import torch
+
+    try:
+        return int(torch.mps.recommended_max_memory())
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def _names_in(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+@dataclass(frozen=True)
+class Probes:
+    """The questions put to the machine, each a tiny function; a test hands in other answers."""
+
+    system: Callable[[], str] = platform.system
+    machine: Callable[[], str] = platform.machine
+    release: Callable[[], str] = platform.release
+    mac_version: Callable[[], str] = lambda: platform.mac_ver()[0]
+    sysctl: Callable[[str], int | None] = sysctl_int
+    import_torch: Callable[[], Any] = _import_torch
+    fallback_when_torch_loaded: Callable[[], bool | None] = lambda: _watch.fallback_when_loaded(sys.modules)
+    sysctl_text: Callable[[str], str | None] = sysctl_text
+    memory: Callable[[], int | None] = physical_memory
+    version_of: Callable[[str], str | None] = _version_of
+    free_bytes: Callable[[str], int | None] = _free_bytes
+    names_in: Callable[[str], list[str]] = _names_in
+    linux_chip: Callable[[], str | None] = _linux_chip
+    recommended_bytes: Callable[[], int | None] = _recommended_bytes

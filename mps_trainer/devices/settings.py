@@ -1,0 +1,211 @@
+"""Findings about how a machine is set up: variables of the environment, memory, disk."""
+
+from __future__ import annotations
+
+from ..amounts import format_bytes
+from ..guards.watermarks import HIGH, LOW, MOST, Ratio, limits
+from . import probes
+from .accelerators import MPSAccelerator
+from .facts import LAUNCHER_INTEGERS, MachineFacts
+from .finding import ERROR, NOTE, WARNING, Finding
+from .probes import FALLBACK, switched_on
+
+_GIB = 1024**3
+# The smallest Macs have 8, of which macOS takes some 3.
+LITTLE_MEMORY = 8 * _GIB
+# Each checkpoint of a model of 100 million parameters takes 1.2 GB: the weights, and AdamW's two numbers for each.
+LITTLE_DISK = 5 * _GIB
+LAUNCHER = (*LAUNCHER_INTEGERS, "MASTER_ADDR")
+
+
+# --- the switch for operators without a kernel -------------------------------------------------------------------
+
+
+def switch_unreadable(facts: MachineFacts) -> bool:
+    """Whether a Mac's torch fails to load because of the switch."""
+    return facts.system == "Darwin" and probes.unreadable_switch(facts.environment.get(FALLBACK))
+
+
+def unreadable_switch(facts: MachineFacts) -> Finding | None:
+    if not switch_unreadable(facts):
+        return None
+    return Finding(
+        "unreadable-switch",
+        ERROR,
+        f"{FALLBACK}={facts.environment[FALLBACK]!r} is not a whole number, and with it torch fails to load on a Mac",
+        f"unset {FALLBACK}, or set it to 1",
+        device="mps",
+    )
+
+
+def late_switch(facts: MachineFacts) -> Finding | None:
+    if not facts.fallback_set_too_late or not _has_mps(facts):
+        return None
+    return Finding(
+        "late-switch",
+        WARNING,
+        f"{FALLBACK} was set after torch was imported and has no effect, because torch reads it once, when loaded",
+        "set it in the shell, or at the top of the script before the first import of torch",
+    )
+
+
+def switch_on(facts: MachineFacts) -> Finding | None:
+    on = switched_on(facts.environment.get(FALLBACK)) and not switch_unreadable(facts)
+    if not on or facts.fallback_set_too_late or not _has_mps(facts):
+        return None
+    return Finding(
+        "switch-on",
+        NOTE,
+        f"{FALLBACK} is on: an operator without a kernel for mps runs on the CPU, with copies there and back, slowly",
+        "see which of your operators do: mps-trainer check SCRIPT; with none of them the switch can go",
+    )
+
+
+# --- the limits of memory on mps ---------------------------------------------------------------------------------
+
+
+def limits_refused(facts: MachineFacts) -> bool:
+    """Whether a Mac's torch refuses every allocation because of limits in the environment."""
+    return refused_limits(facts) is not None
+
+
+def refused_limits(facts: MachineFacts) -> Finding | None:
+    """A limit out of range, or the low one above the high one."""
+    if facts.system != "Darwin" or facts.mps_allocation_ok or not _limits_in(facts):
+        return None
+    high = Ratio(facts.environment.get(HIGH, "1.7")).value  # torch's own, in force when its allocator is made
+    low = limits(facts.environment)[1]
+    highest = high if 0 < high <= MOST else MOST
+    if HIGH in facts.environment and not 0 <= high <= MOST:
+        what = f"{HIGH}={facts.environment[HIGH]} is not between 0 and {MOST:g}"
+    elif LOW in facts.environment and not 0 <= low <= highest:
+        top = f"{HIGH}={facts.environment[HIGH]}" if HIGH in facts.environment and high > 0 else f"{highest:g}"
+        what = f"{LOW}={facts.environment[LOW]} is not between 0 and {top}"
+    else:
+        return None
+    return Finding(
+        "refused-limits",
+        ERROR,
+        f"{what}, so torch refuses every allocation on mps",
+        f"unset {' '.join(_limits_in(facts))}; memory_fraction=0.8 limits a run by itself",
+        device="mps",
+    )
+
+
+def no_limit(facts: MachineFacts) -> Finding | None:
+    """A high watermark of 0, as it is or because torch finds no number."""
+    if HIGH not in facts.environment or not _has_mps(facts) or limits_refused(facts):
+        return None
+    high = Ratio(facts.environment[HIGH])
+    if high.value != 0:
+        return None
+    read = "" if high.is_number else ", which is no number and which torch reads as 0,"
+    return Finding(
+        "no-limit",
+        WARNING,
+        f"{HIGH}={high.text}{read} takes the limit off memory on mps: a run that outgrows it swaps, and can freeze "
+        "the Mac",
+        f"unset {HIGH}; a run then stops at what Metal recommends (memory_fraction=1.0), and "
+        "auto_find_batch_size=True makes its batches fit",
+    )
+
+
+def unclear_limits(facts: MachineFacts) -> Finding | None:
+    """Limits of which torch reads a part, or none of the low one."""
+    wrong = [f"{name}={facts.environment[name]}" for name in _limits_in(facts) if _misread(facts, name)]
+    if not wrong or not _has_mps(facts) or limits_refused(facts):
+        return None
+    read = ", ".join(f"{Ratio(text.partition('=')[2]).value:g}" for text in wrong)
+    return Finding(
+        "unclear-limits",
+        WARNING,
+        f"{' and '.join(wrong)}: torch reads {read}",
+        "give a number such as 0.8, or unset it",
+    )
+
+
+def limits_beyond(facts: MachineFacts) -> Finding | None:
+    if HIGH not in facts.environment or not _has_mps(facts) or not 1 < limits(facts.environment)[0] <= MOST:
+        return None
+    return Finding(
+        "limits-beyond",
+        NOTE,
+        f"{HIGH}={facts.environment[HIGH]} lets a run hold more than Metal recommends, and the Mac may swap",
+        f"unset {HIGH} if training is slow",
+    )
+
+
+def _limits_in(facts: MachineFacts) -> list[str]:
+    return [name for name in (HIGH, LOW) if name in facts.environment]
+
+
+def _misread(facts: MachineFacts, name: str) -> bool:
+    ratio = Ratio(facts.environment[name])
+    return not ratio.is_number and not (name == HIGH and ratio.value == 0)  # that is no_limit's
+
+
+# --- what a launcher left, memory, disk --------------------------------------------------------------------------
+
+
+def several_processes(facts: MachineFacts) -> Finding | None:
+    if (facts.world_size or 1) == 1:
+        return None
+    return Finding(
+        "several-processes",
+        ERROR,
+        f"WORLD_SIZE is {facts.world_size} in the environment, as torchrun sets it, and this release trains in one "
+        "process",
+        f"start the script with python, without a launcher; if none was used: unset {' '.join(LAUNCHER)}",
+    )
+
+
+def one_process_of_torchrun(facts: MachineFacts) -> Finding | None:
+    if facts.world_size != 1 and (facts.world_size is not None or facts.rank is None):
+        return None
+    return Finding(
+        "one-process",
+        NOTE,
+        "variables of torchrun are in the environment, for one process",
+        f"that does no harm; if no launcher was used: unset {' '.join(LAUNCHER)}",
+    )
+
+
+def fast_math(facts: MachineFacts) -> Finding | None:
+    if not switched_on(facts.environment.get("PYTORCH_MPS_FAST_MATH")) or not _has_mps(facts):
+        return None
+    return Finding(
+        "fast-math",
+        NOTE,
+        "PYTORCH_MPS_FAST_MATH is on: Metal may take every number for finite, and a loss that is none may go unseen",
+        "unset it where results are in doubt",
+    )
+
+
+def little_memory(facts: MachineFacts) -> Finding | None:
+    if facts.memory_bytes is None or facts.memory_bytes > LITTLE_MEMORY:
+        return None
+    shared = ", which the GPU shares with macOS and every program" if _has_mps(facts) else ""
+    return Finding(
+        "little-memory",
+        WARNING,
+        f"this machine has {format_bytes(facts.memory_bytes)} of memory{shared}",
+        "set auto_find_batch_size=True, which halves batches that do not fit, and close what you do not need; "
+        "docs/memory.md has more",
+    )
+
+
+def little_disk(facts: MachineFacts) -> Finding | None:
+    if facts.cache_free_bytes is None or facts.cache_free_bytes >= LITTLE_DISK:
+        return None
+    return Finding(
+        "little-disk",
+        WARNING,
+        f"{format_bytes(facts.cache_free_bytes)} are free on the disk of {facts.cache_folder}, where models, "
+        "checkpoints and what is swapped go",
+        "free some disk space, or point HF_HOME, MPS_TRAINER_CACHE and --output_dir to another disk",
+    )
+
+
+def _has_mps(facts: MachineFacts) -> bool:
+    """Whether what is said of mps is of interest here."""
+    return MPSAccelerator.why_not(facts) is None

@@ -1,0 +1,108 @@
+"""Accelerate's own file of settings: where it is, and what of it means the same here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import MisconfigurationException
+from .settings import PRECISIONS, LaunchSettings, checked
+
+# A file with one of these is Accelerate's.
+MARKS = ("compute_environment", "distributed_type")
+
+_DEVICES = {"NO": None, "MPS": "mps", "MULTI_CPU": "cpu", "MULTI_GPU": "cuda", "MULTI_XPU": "xpu"}
+_SAME = {"use_cpu", "mixed_precision", "num_processes", "fp16", *MARKS}
+
+_COMPILE = "give the script --torch_compile, or TrainingArguments torch_compile=True"
+_ONE_MACHINE = "it starts processes on one machine"
+# Why another key is left out, and which values of it change nothing by being left out.
+_OTHERS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "deepspeed_config": ("there is no DeepSpeed on mps, and this Trainer trains without it", lambda v: not v),
+    "fsdp_config": ("this Trainer does not shard parameters", lambda v: not v),
+    "megatron_lm_config": ("there is no Megatron-LM here", lambda v: not v),
+    "parallelism_config": ("this Trainer does not split a model over devices", lambda v: not v),
+    "fp8_config": ("there is no fp8 here; mixed_precision takes fp16 or bf16", lambda v: not v),
+    "mpirun_config": ("processes are started by torchrun, not by mpirun", lambda v: not v),
+    "dynamo_config": (_COMPILE, lambda v: not v),
+    "dynamo_backend": (_COMPILE, lambda v: v == "NO"),
+    "gpu_ids": ("set CUDA_VISIBLE_DEVICES to choose GPUs", lambda v: v in (None, "all")),
+    "num_machines": (_ONE_MACHINE, lambda v: v in (None, 1)),
+    "machine_rank": (_ONE_MACHINE, lambda v: v in (None, 0)),
+    "main_process_ip": (_ONE_MACHINE, lambda v: v is None),
+    "main_process_port": (f"{_ONE_MACHINE} and finds a free port", lambda v: v is None),
+    "rdzv_backend": (_ONE_MACHINE, lambda v: v in (None, "static", "c10d")),
+    "same_network": (_ONE_MACHINE, lambda v: True),
+    "main_training_function": ("it is for TPUs and notebooks", lambda v: v in (None, "main")),
+    "downcast_bf16": ("it is for TPUs", lambda v: v in (None, False, "no")),
+    "debug": ("set ACCELERATE_DEBUG_MODE=true for it", lambda v: not v),
+    "enable_cpu_affinity": ("it is for NVIDIA GPUs on machines of several sockets", lambda v: not v),
+}
+_TPU = ("it is for TPUs", lambda value: not value)
+_UNKNOWN = ("it is not known here", lambda value: value is None)
+
+
+@dataclass(frozen=True)
+class TakenOver:
+    """What of a file means the same here, and for each key that has no such meaning why it was left."""
+
+    settings: LaunchSettings
+    left: dict[str, str]
+
+
+def is_accelerates(values: Mapping[Any, Any]) -> bool:
+    return any(mark in values for mark in MARKS)
+
+
+def accelerate_file(environ: Mapping[str, str]) -> Path:
+    """Where Accelerate keeps its settings: the YAML file, or the JSON file of old where that is the only one."""
+    home = environ.get("HF_HOME") or str(Path(environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
+    folder = Path(home).expanduser() / "accelerate"
+    old = folder / "default_config.json"
+    return folder / "default_config.yaml" if (folder / "default_config.yaml").is_file() or not old.is_file() else old
+
+
+def take_over(values: Mapping[Any, Any], where: str) -> TakenOver:
+    """Reads what Accelerate has written.
+
+    Raises:
+        MisconfigurationException: for a value of the wrong type under a key that is taken over.
+    """
+    place = values.get("compute_environment", "LOCAL_MACHINE")
+    if place != "LOCAL_MACHINE":
+        return TakenOver(LaunchSettings(), {"compute_environment": f"{place} is another machine than this one"})
+    left: dict[str, str] = {}
+    kind = values.get("distributed_type") or "NO"  # YAML makes false of the bare word
+    if known := isinstance(kind, str) and kind in _DEVICES:
+        device = _DEVICES[str(kind)]
+    else:
+        device, left["distributed_type"] = None, f"{kind} is none of {', '.join(_DEVICES)}"
+    if _use_cpu(values, where):
+        device = "cpu"
+    for name, value in values.items():
+        why, changes_nothing = _OTHERS.get(name, _TPU if str(name).startswith("tpu_") else _UNKNOWN)
+        if name not in _SAME and not changes_nothing(value):
+            left[str(name)] = why
+    precision = values.get("mixed_precision", "fp16" if values.get("fp16") is True else None)
+    if isinstance(precision, str) and precision.lower() == "fp8":
+        precision, left["mixed_precision"] = None, f"fp8 is none of {', '.join(PRECISIONS)}"
+    count = values.get("num_processes")
+    if count == -1:  # nobody has said
+        count = None
+    if not known and count not in (None, 1):
+        count, left["num_processes"] = None, f"{count} is of that distributed_type"
+    settings = LaunchSettings(
+        device=device,
+        mixed_precision=checked("mixed_precision", precision, where),
+        num_processes=checked("num_processes", count, where),
+    )
+    return TakenOver(settings, left)
+
+
+def _use_cpu(values: Mapping[Any, Any], where: str) -> bool:
+    asked = values.get("use_cpu")
+    if asked not in (None, True, False):
+        raise MisconfigurationException(f"{where} has use_cpu: {asked!r}. use_cpu is true or false.")
+    return bool(asked)

@@ -1,0 +1,138 @@
+"""The file of settings: where it is, what is in force, and writing it whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import MisconfigurationException
+from ..refusal import sentence
+from .accelerate_file import accelerate_file, is_accelerates, take_over
+from .settings import DEFAULTS, LaunchSettings, read_settings
+
+LARGEST = 50_000  # bytes; settings are a few hundred
+HEADER = "# Settings of `mps-trainer launch`, written by `mps-trainer config`. Flags go before them.\n"
+
+
+@dataclass(frozen=True)
+class InForce:
+    """Settings, the file that they are from (None for none), and which of its keys were not taken over, and why."""
+
+    settings: LaunchSettings = LaunchSettings()
+    path: Path | None = None
+    left: Mapping[str, str] = field(default_factory=dict)
+    is_accelerates: bool = False
+
+
+def user_file(environ: Mapping[str, str]) -> Path:
+    """config.yaml in `mps_trainer` under $XDG_CONFIG_HOME, or under `~/.config`, on every system."""
+    return Path(environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "mps_trainer" / "config.yaml"
+
+
+def in_force(named: str | None, environ: Mapping[str, str]) -> InForce:
+    """The settings of the file that was named, else of the user's, else of Accelerate's, else none.
+
+    Raises:
+        MisconfigurationException: if the one that was named is not there, or one cannot be read or understood.
+    """
+    if named is not None:
+        return load(Path(named).expanduser())
+    return next((load(path) for path in (user_file(environ), accelerate_file(environ)) if path.exists()), InForce())
+
+
+def load(path: Path) -> InForce:
+    """What a file says, ours or Accelerate's. Raises MisconfigurationException where it cannot be had."""
+    values = _mapping(path)
+    if not is_accelerates(values):
+        return InForce(read_settings(values, str(path)), path)
+    taken = take_over(values, str(path))
+    return InForce(taken.settings, path, taken.left, is_accelerates=True)
+
+
+def _mapping(path: Path) -> Mapping[Any, Any]:
+    import yaml  # not for --help
+
+    try:
+        with path.open("rb") as file:
+            text = file.read(LARGEST + 1)
+    except OSError as error:
+        gone = isinstance(error, FileNotFoundError)
+        what = f"There is no file {path}" if gone else f"{path} cannot be read: {error.strerror}"
+        raise MisconfigurationException(
+            f"{what}. `mps-trainer config --config_file FILE` writes one with settings."
+        ) from error
+    if len(text) > LARGEST:
+        raise MisconfigurationException(f"{path} has more than {LARGEST} bytes, which is no file of settings.")
+    try:
+        values = yaml.safe_load(text.decode())
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = getattr(error, "problem", None) or sentence(error)
+        line = getattr(getattr(error, "problem_mark", None), "line", None)
+        at = "" if line is None else f" in line {line + 1}"
+        raise MisconfigurationException(
+            f"{path} is no valid YAML{at}: {str(reason).rstrip('.')}. Mend it, or write it anew: remove it and run "
+            "`mps-trainer config`."
+        ) from error
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        raise MisconfigurationException(f"{path} holds no settings, but a {type(values).__name__}: key: value wanted.")
+    return values
+
+
+def check_target(path: Path) -> None:
+    """Before anybody is asked anything.
+
+    Raises:
+        MisconfigurationException: if settings cannot be written to `path`, or what is there is somebody else's.
+    """
+    if path.exists():
+        try:
+            foreign = load(path).is_accelerates
+        except MisconfigurationException as error:
+            raise MisconfigurationException(f"{error} Nothing is written over it.") from error
+        if foreign:
+            raise MisconfigurationException(
+                f"{path} is Accelerate's, and is not written over. Without --config_file the settings go to a file of "
+                "their own, which goes before Accelerate's."
+            )
+    folder = _first_that_exists(path.resolve().parent)
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise MisconfigurationException(
+            f"{path} cannot be written: {folder} is no folder that you may write to. --config_file names another file."
+        )
+
+
+def _first_that_exists(folder: Path) -> Path:
+    return next((one for one in (folder, *folder.parents) if one.exists()), folder)
+
+
+def write(settings: LaunchSettings, path: Path) -> None:
+    """Writes all settings to `path`, making its folder. What was there stays until the new file is complete.
+
+    Raises:
+        MisconfigurationException: if it cannot be written; nothing is left behind then.
+    """
+    import yaml
+
+    text = HEADER + yaml.safe_dump(vars(settings.over(DEFAULTS)), sort_keys=False)
+    target = path.resolve()  # of a link the file that it points to, which a rename would not replace
+    beside = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with beside.open("x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(target)
+    except OSError as error:
+        raise MisconfigurationException(
+            f"{path} cannot be written: {error.strerror}. --config_file names another file."
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            beside.unlink()

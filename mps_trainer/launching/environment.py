@@ -1,0 +1,42 @@
+"""From settings to the environment that a script begins with. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..arguments.precision import LAUNCHED
+from ..devices.facts import FALLBACK
+from ..guards.watermarks import HIGH, settle_low
+from .settings import LaunchSettings
+
+USE_CPU = "ACCELERATE_USE_CPU"
+
+
+def variables(settings: LaunchSettings) -> dict[str, str]:
+    """The variables that say what the settings say, to whoever reads them: torch, a Trainer, Accelerate.
+
+    `num_processes` has none, and neither has a GPU by its name: a script takes the one that is there.
+    """
+    found = {}
+    if settings.device == "cpu":
+        found[USE_CPU] = "true"
+    if settings.mixed_precision is not None:
+        found[LAUNCHED] = settings.mixed_precision
+    if settings.mps_fallback:
+        found[FALLBACK] = "1"
+    if settings.memory_fraction is not None:
+        found[HIGH] = f"{settings.memory_fraction:g}"
+    return found
+
+
+def environment(flags: LaunchSettings, file: LaunchSettings, environ: Mapping[str, str]) -> dict[str, str]:
+    """All variables of a script. What was typed goes before what the shell has set, and that before the file."""
+    whole = {**variables(file), **environ, **variables(flags)}
+    if whole.get(HIGH) != environ.get(HIGH):
+        settle_low(whole)  # torch reads both at the same time, and a script may be without this Trainer
+    return whole
+
+
+def set_aside(file: LaunchSettings, environ: Mapping[str, str]) -> dict[str, str]:
+    """Those of the shell's variables that go before the file, where it says otherwise."""
+    return {name: environ[name] for name, value in variables(file).items() if environ.get(name, value) != value}

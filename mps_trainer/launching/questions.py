@@ -1,0 +1,82 @@
+"""The questions of `mps-trainer config`: which are asked on this machine, and what an answer may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..devices import ACCELERATORS, Decision, MachineFacts
+from ..errors import MisconfigurationException
+from .processes import too_many
+from .settings import DEFAULTS, DEVICES, PRECISIONS, LaunchSettings, typed
+
+
+def questionnaire(
+    decision: Decision,
+    facts: MachineFacts,
+    proposed: LaunchSettings,
+    ask: Callable[[str], str],
+    tell: Callable[[str], None],
+) -> LaunchSettings:
+    """Asks for each setting that matters on this machine until the answer will do.
+
+    Args:
+        decision: what "auto" comes to here.
+        proposed: what an empty answer stands for.
+        ask: shows a prompt and returns what was typed.
+        tell: shows a line.
+
+    Raises:
+        EOFError: as `ask` does, when there is nobody to answer.
+    """
+    settings = proposed.over(DEFAULTS)
+
+    def answer(name: str, question: str, check: Callable[[Any], str | None] = lambda value: None) -> Any:
+        default = getattr(settings, name)
+        shown = _shown(default)
+        while True:
+            text = ask(f"{question} [{shown}]: ").strip()
+            try:
+                value = typed(name, text) if text else default
+            except MisconfigurationException as error:
+                tell(f"  {error}")
+                continue
+            if (objection := check(value)) is None:
+                return value
+            tell(f"  {objection}")
+
+    device = answer(
+        "device",
+        f"Device, one of {', '.join(DEVICES)}; auto takes {decision.name} here",
+        lambda value: _cannot_run(value, facts),
+    )
+    kind = decision.type if device == "auto" else device
+    precision = answer(
+        "mixed_precision",
+        f"Mixed precision, one of {', '.join(PRECISIONS)}",
+        lambda value: _cannot_compute(value, kind, facts),
+    )
+    if kind == "mps":
+        fallback = answer("mps_fallback", "Run operators without an MPS kernel on the CPU, slowly (yes or no)")
+        fraction = answer("memory_fraction", "Limit of memory, as a share of what Metal recommends (0 to 2, or none)")
+        tell("One process, because a Mac has one GPU, which torch.distributed does not reach.")
+        return LaunchSettings(device, precision, fallback, 1, fraction)
+    most = ACCELERATORS[kind].count(facts)
+    count = answer("num_processes", "Processes that train together", lambda value: too_many(value, kind, most))
+    return LaunchSettings(device, precision, settings.mps_fallback, count, settings.memory_fraction)
+
+
+def _cannot_run(device: str, facts: MachineFacts) -> str | None:
+    obstacle = None if device == "auto" else ACCELERATORS[device].why_not(facts)
+    return None if obstacle is None else f"{device} cannot run here: {obstacle.cause}. To mend it: {obstacle.remedy}."
+
+
+def _cannot_compute(precision: str, kind: str, facts: MachineFacts) -> str | None:
+    able = [name for name in PRECISIONS if name == "no" or name in ACCELERATORS[kind].precisions(facts)]
+    return None if precision in able else f"{kind} does not compute in {precision} here. Take {' or '.join(able)}."
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else f"{value:g}" if isinstance(value, (int, float)) else value

@@ -1,0 +1,138 @@
+"""The settings of a launch: their names, what each may be, and which of two goes before the other."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import MisconfigurationException
+from ..refusal import as_line
+
+DEVICES = ("auto", "mps", "cuda", "xpu", "cpu")
+PRECISIONS = ("no", "fp16", "bf16")
+MOST_PROCESSES = 1024  # on one machine; a slip of the finger has more
+MOST_MEMORY = 2  # as torch takes it
+
+
+@dataclass(frozen=True)
+class LaunchSettings:
+    """How a script is started. None is what nobody has said, which leaves it to what comes after: see `over`.
+
+    Args:
+        device: "auto" (the first usable of mps, cuda, xpu, cpu), "cpu", or a GPU that has to be there.
+        mixed_precision: what a Trainer, or Accelerate, autocasts to: "no", "fp16", "bf16".
+        mps_fallback: whether operators without an MPS kernel run on the CPU.
+        num_processes: how many processes train together on this machine.
+        memory_fraction: the limit on mps, as a share of the maximum that Metal recommends; 0 is no limit.
+    """
+
+    device: str | None = None
+    mixed_precision: str | None = None
+    mps_fallback: bool | None = None
+    num_processes: int | None = None
+    memory_fraction: float | None = None
+
+    def over(self, others: LaunchSettings) -> LaunchSettings:
+        """These, and where nobody has said anything, the others."""
+        return dataclasses.replace(others, **self.given())
+
+    def given(self) -> dict[str, Any]:
+        """Those that somebody has set."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+NAMES = tuple(field.name for field in dataclasses.fields(LaunchSettings))
+DEFAULTS = LaunchSettings("auto", "no", False, 1, None)
+
+
+def read_settings(values: Mapping[Any, Any], where: str) -> LaunchSettings:
+    """The settings that a file holds.
+
+    Args:
+        where: what the values are from, which errors begin with.
+
+    Raises:
+        MisconfigurationException: for a key that is no setting, or a value that one cannot have.
+    """
+    for name in values:
+        if name not in NAMES:
+            near = difflib.get_close_matches(str(name), NAMES, n=1)
+            instead = f"Did you mean {near[0]}?" if near else f"There are {', '.join(NAMES)}."
+            raise MisconfigurationException(f"{where} has the key {_shown(name)}, which is no setting. {instead}")
+    return LaunchSettings(**{name: checked(name, value, where) for name, value in values.items()})
+
+
+def checked(name: str, value: Any, where: str) -> Any:
+    """The value of a setting as it is kept. Raises MisconfigurationException if it cannot be one; None is one."""
+    if name == "mixed_precision" and value is False:
+        value = "no"  # what YAML makes of the bare word
+    if value is None or (reading := _READINGS[name](value)) is not None:
+        return None if value is None else reading
+    raise MisconfigurationException(f"{where} has {name}: {_shown(value)}. {explain(name)}")
+
+
+def explain(name: str) -> str:
+    """What a setting may be, as a sentence."""
+    return f"{name} is {_ACCEPTED[name]}."
+
+
+def typed(name: str, text: str) -> Any:
+    """What somebody has typed for a setting. Raises MisconfigurationException with what it may be."""
+    value: Any = text.strip().lower()
+    if name == "memory_fraction" and value in ("none", "null"):
+        return None
+    if name == "mps_fallback":
+        value = {"yes": True, "y": True, "true": True, "no": False, "n": False, "false": False}.get(value)
+    elif name in ("num_processes", "memory_fraction"):
+        value = _number(value, int if name == "num_processes" else float)
+    reading = None if value is None else _READINGS[name](value)
+    if reading is None:
+        raise MisconfigurationException(f"{_shown(text.strip())} will not do: {explain(name)}")
+    return reading
+
+
+def _number(text: str, kind: Callable[[str], Any]) -> Any:
+    try:
+        return kind(text) if text.isascii() and len(text) < 20 else None
+    except ValueError:
+        return None
+
+
+def _shown(value: Any) -> str:
+    return as_line(repr(value), 60)
+
+
+def _one_of(words: tuple[str, ...]) -> Callable[[Any], Any]:
+    return lambda value: value.lower() if isinstance(value, str) and value.lower() in words else None
+
+
+def _count(value: Any) -> int | None:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return value if whole and 1 <= value <= MOST_PROCESSES else None
+
+
+def _share(value: Any) -> float | None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if number and math.isfinite(value) and 0 <= value <= MOST_MEMORY else None
+
+
+# what a setting is kept as, None for what it cannot be
+_READINGS: dict[str, Callable[[Any], Any]] = {
+    "device": _one_of(DEVICES),
+    "mixed_precision": _one_of(PRECISIONS),
+    "mps_fallback": lambda value: value if isinstance(value, bool) else None,
+    "num_processes": _count,
+    "memory_fraction": _share,
+}
+
+_ACCEPTED = {
+    "device": f"one of {', '.join(DEVICES)}",
+    "mixed_precision": f"one of {', '.join(PRECISIONS)}",
+    "mps_fallback": "true or false (yes or no)",
+    "num_processes": f"a whole number from 1 to {MOST_PROCESSES}",
+    "memory_fraction": f"a number from 0 (no limit) to {MOST_MEMORY}, or none",
+}

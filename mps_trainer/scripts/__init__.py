@@ -1,0 +1,73 @@
+"""How a script of one's own begins and ends: flags, the folder it writes to, one line for what goes wrong.
+
+The examples are made with it, and each of their folders needs nothing else of the project.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..errors import CheckpointError, MisconfigurationException, explanation_of
+from ..refusal import FAILED, INTERRUPTED, refuse, refuse_unforeseen
+
+_INTERRUPTED = (
+    "Interrupted. With --resume_from_checkpoint True the same command goes on from the newest checkpoint, if there is "
+    "one."
+)
+
+
+def run(
+    name: str, parse: Callable[[], tuple[Any, ...]], prepare: Callable[..., Any], do: Callable[[Any], None]
+) -> int:
+    """Runs the script `name`: `do(prepare(*parse()))`.
+
+    Args:
+        parse: gives the arguments, of which the last are the TrainingArguments.
+        prepare: everything that comes before training, and finds out whether there can be any.
+        do: the training and what follows.
+
+    Returns:
+        The exit status: 0, 2 for what the person who typed the command can put right, 1 for what failed on the way,
+        130 when interrupted. SIGTERM ends it with 143.
+
+    Raises:
+        Exception: what `do` raised and nobody foresaw; after hours of training it is shown with all that is known.
+    """
+    begun = False
+    try:
+        arguments = parse()
+        with no_empty_folder_left(arguments[-1].output_dir):
+            job = prepare(*arguments)
+            begun = True
+            do(job)
+    except MisconfigurationException as error:
+        return refuse(name, error)
+    except CheckpointError as error:
+        return refuse(name, error, status=FAILED)
+    except KeyboardInterrupt as error:
+        print(f"{name}: {str(error) or _INTERRUPTED}", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:
+        if (explanation := explanation_of(error)) is not None:
+            return refuse(name, error, status=FAILED, instead=explanation)
+        if begun:
+            raise
+        return refuse_unforeseen(name, error)
+    return 0
+
+
+@contextlib.contextmanager
+def no_empty_folder_left(path: str) -> Iterator[None]:
+    """Removes the output folder again if it was made for a run that is refused: the Trainer makes it first of all."""
+    existed = os.path.isdir(path)
+    try:
+        yield
+    except MisconfigurationException:
+        if not existed:
+            with contextlib.suppress(OSError):  # something is in it, or it was never made
+                os.rmdir(path)
+        raise

@@ -1,0 +1,62 @@
+"""Flags from dataclasses, each refusal in one line."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from typing import Any, NoReturn
+
+from transformers import HfArgumentParser
+
+from ..arguments.checks import coerce, refuse
+from ..errors import MisconfigurationException
+
+
+class OneLineParser(HfArgumentParser):
+    """Says what is wrong in one line, without the usage of a hundred flags before it."""
+
+    def error(self, message: str) -> NoReturn:
+        raise MisconfigurationException(f"{message.rstrip('.')}. `{self.prog} --help` lists the flags.")
+
+    def parse(self, argv: list[str]) -> tuple[Any, ...]:
+        """One object for each of the parser's dataclasses.
+
+        Raises:
+            MisconfigurationException: for unknown flags, and for values that cannot be right.
+        """
+        try:
+            *arguments, unknown = self.parse_args_into_dataclasses(
+                argv, return_remaining_strings=True, look_for_args_file=False
+            )
+        except MisconfigurationException:
+            raise
+        except (ValueError, TypeError) as error:
+            raise MisconfigurationException(str(error)) from error
+        if unknown:
+            self.error(f"{unknown[0]!r} is no flag, nor the value of one")
+        return tuple(arguments)
+
+
+def given(argv: list[str]) -> set[str]:
+    """The names of the flags that were typed, as the dataclasses have them."""
+    return {word[2:].split("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
+
+
+def check_types(arguments: Any) -> None:
+    """Gives every field of a dataclass the type of its hint: a file of arguments may have anything in it.
+
+    Raises:
+        ValueError: for a value that has no reading as that type, and for text that is no name and no path.
+    """
+    coerce(arguments, typing.get_type_hints(type(arguments)))
+    for each in dataclasses.fields(arguments):
+        value = getattr(arguments, each.name)
+        if isinstance(value, str) and (not value.strip() or "\0" in value or not _encodable(value)):
+            raise refuse(each.name, value, "a name or a path")
+
+
+def _encodable(text: str) -> bool:
+    try:
+        return bool(text.encode())
+    except UnicodeEncodeError:
+        return False

@@ -1,0 +1,89 @@
+"""The checks of memory: a limit that holds, and a cache that is given back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..amounts import format_bytes
+from ..guards.exhausted import DeviceOutOfMemoryError
+from ..guards.memory import free_unused
+from ..guards.memory_table import measure
+from ..guards.watermarks import HIGH, memory_limit
+from .lab import Lab
+from .report import CheckFailed, CheckSkipped
+
+ROOM = 256 * 2**20  # bytes above what the process holds: plenty for the tiny model
+PIECE, PIECES = 64 * 2**20, 4
+_SYNCHRONIZED = ("mps", "cuda", "xpu")
+
+
+class Greedy(nn.Module):
+    """Asks for `size` bytes in each forward pass."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        asked = torch.empty(self.size, dtype=torch.uint8, device=input_ids.device)
+        return {"loss": self.weight.sum() * asked.numel()}
+
+
+def limited(lab: Lab) -> tuple[str, dict[str, Any]]:
+    """Past `memory_fraction` an allocation is refused, with this package's error; the memory is never really taken."""
+    if lab.device.type != "mps":
+        raise CheckSkipped(f"memory_guard limits memory on mps, and the device is {lab.device.type}")
+    if (given := lab.facts.environment.get(HIGH)) is not None:
+        raise CheckSkipped(f"{HIGH}={given} is set, which goes before memory_fraction")
+    recommended = torch.mps.recommended_max_memory()
+    free_unused(lab.device)
+    limit = torch.mps.driver_allocated_memory() + ROOM
+    asked = limit + PIECE
+    figures: dict[str, Any] = {"limit_bytes": limit, "asked_bytes": asked, "recommended_bytes": recommended}
+    try:
+        lab.train("mps", Greedy(asked), memory_fraction=limit / recommended, max_steps=1)
+    except DeviceOutOfMemoryError as error:
+        figures["error"] = str(error)
+        text = f"{format_bytes(asked)} were refused at a limit of {format_bytes(limit)}: {type(error).__name__}"
+        return text, figures
+    finally:
+        torch.mps.set_per_process_memory_fraction(memory_limit(None))
+    raise CheckFailed(f"{format_bytes(asked)} were allocated in spite of a limit of {format_bytes(limit)}", **figures)
+
+
+def given_back(lab: Lab) -> tuple[str, dict[str, Any]]:
+    """What torch keeps of tensors that are gone can be given back to the system, as the guard does."""
+    if lab.device.type not in _SYNCHRONIZED:
+        raise CheckSkipped(f"torch keeps no memory for later on {lab.device.type}")
+    free_unused(lab.device)
+    before = _held(lab.device)
+    tensors = [torch.empty(PIECE, dtype=torch.uint8, device=lab.device) for _ in range(PIECES)]
+    with_tensors = _held(lab.device)
+    del tensors
+    kept = _held(lab.device)
+    free_unused(lab.device)
+    after = _held(lab.device)
+    figures = {"before_bytes": before, "with_tensors_bytes": with_tensors, "kept_bytes": kept, "after_bytes": after}
+    wanted = PIECE * PIECES
+    if with_tensors - before < wanted:
+        raise CheckFailed(
+            f"the process holds {format_bytes(with_tensors - before)} more with {format_bytes(wanted)} of new tensors",
+            **figures,
+        )
+    if after - before > wanted / 10:
+        raise CheckFailed(
+            f"of {format_bytes(wanted)} in tensors that are gone {format_bytes(after - before)} are still held after "
+            "emptying the cache",
+            **figures,
+        )
+    text = f"{format_bytes(kept - before)} were kept of tensors that are gone, {format_bytes(kept - after)} given back"
+    return text, figures
+
+
+def _held(device: torch.device) -> int:
+    getattr(torch, device.type).synchronize()  # a tensor is kept until the device has done with it
+    return measure(device).driver or 0

@@ -1,0 +1,96 @@
+"""The checks that compare numbers: losses with those of the CPU, in three formats."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from ..devices import ACCELERATORS
+from .lab import Lab, losses
+from .report import CheckFailed, CheckSkipped
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """The largest relative difference to the CPU's float32 losses that is no fault, and why that one."""
+
+    relative: float
+    reason: str
+
+
+# Measured with the tiny model on the CPU, in 20 steps. Wrong gradients show at 1e-2 and more: a LayerNorm's that are
+# off by 1%, those of one bias with the wrong sign, those of one projection lost.
+TOLERANCES = {
+    "fp32": Tolerance(
+        2e-4,
+        "other orders of adding up change float32 losses by 1e-6; gradients that are 1% off change them by 1e-2",
+    ),
+    # autocast's list of operators is not the same on every device, hence five to ten times what the CPU's came to
+    "bf16": Tolerance(5e-2, "8 bits of mantissa changed the losses by 1.1e-2 on the CPU"),
+    "fp16": Tolerance(1e-2, "11 bits of mantissa changed the losses by 1e-3 on the CPU"),
+}
+EXACT = Tolerance(0.0, "the same operations in the same order")
+
+
+def as_on_the_cpu(lab: Lab) -> tuple[str, dict[str, Any]]:
+    """float32 losses step by step beside the CPU's; on the CPU itself a second run, bit for bit."""
+    if lab.device.type == "cpu":
+        return _compare(lab, EXACT)
+    return _compare(lab, TOLERANCES["fp32"])
+
+
+def in_bf16(lab: Lab) -> tuple[str, dict[str, Any]]:
+    return _in_format(lab, "bf16")
+
+
+def in_fp16(lab: Lab) -> tuple[str, dict[str, Any]]:
+    return _in_format(lab, "fp16")
+
+
+def _in_format(lab: Lab, name: str) -> tuple[str, dict[str, Any]]:
+    if name not in ACCELERATORS[lab.device.type].precisions(lab.facts):
+        old = lab.device.type == "mps" and name == "bf16"
+        raise CheckSkipped(
+            "bfloat16 on mps came with macOS 14" if old else f"{lab.device.type} does not compute in {name}"
+        )
+    return _compare(lab, TOLERANCES[name], **{name: True})
+
+
+def _compare(lab: Lab, tolerance: Tolerance, **settings: Any) -> tuple[str, dict[str, Any]]:
+    expected = lab.cpu_losses
+    return judge(expected, losses(lab.train(lab.device.type, **settings)), tolerance)
+
+
+def judge(expected: list[float], found: list[float], tolerance: Tolerance) -> tuple[str, dict[str, Any]]:
+    """What the comparison of two runs came to. Raises CheckFailed when the model that was `found` is another one."""
+    figures: dict[str, Any] = {
+        "losses": found,
+        "cpu_losses": expected,
+        "tolerance": tolerance.relative,
+        "tolerance_reason": tolerance.reason,
+    }
+    if len(found) != len(expected):
+        raise CheckFailed(f"{len(found)} of {len(expected)} steps were logged", **figures)
+    for step, loss in enumerate(found, start=1):
+        if not math.isfinite(loss):
+            raise CheckFailed(f"the loss is {loss} at step {step}, and {expected[step - 1]:.4f} on the CPU", **figures)
+    differences = [abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True)]
+    figures["largest_difference"] = largest = max(differences)
+    figures["first_step_beyond"] = beyond = next(
+        (step for step, value in enumerate(differences, start=1) if value > tolerance.relative), None
+    )
+    if beyond is not None:
+        raise CheckFailed(
+            f"the loss of step {beyond} is {found[beyond - 1]:.6f}, and {expected[beyond - 1]:.6f} on the CPU: a "
+            f"difference of {differences[beyond - 1]:.1e}, and {tolerance.relative:.0e} is allowed "
+            f"({tolerance.reason}); the largest is {largest:.1e}",
+            **figures,
+        )
+    first, last = sum(found[:5]) / 5, sum(found[-5:]) / 5
+    if last >= first:
+        raise CheckFailed(f"nothing was learnt: the loss goes from {first:.3f} to {last:.3f}", **figures)
+    compared = f"largest difference {largest:.1e} of {tolerance.relative:.0e} allowed"
+    if not tolerance.relative:
+        compared = "the same losses twice, bit for bit"
+    return f"{compared}, in {len(found)} steps; loss {first:.3f} to {last:.3f}", figures

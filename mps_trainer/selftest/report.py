@@ -1,0 +1,107 @@
+"""What the checks came to: as data, and as a table."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+WIDTH = 110
+
+PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+
+
+class CheckFailed(Exception):
+    """What was checked is not so; the message says what was found, as a clause. `figures` are its numbers."""
+
+    def __init__(self, found: str, **figures: Any) -> None:
+        super().__init__(found)
+        self.figures = figures
+
+
+class CheckSkipped(Exception):
+    """There is nothing to check here; the message says why, as a clause."""
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One check. `text` is what was measured, or why it failed or was skipped; `figures` the numbers by name."""
+
+    name: str
+    status: str  # "passed", "failed" or "skipped"
+    text: str
+    seconds: float
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SelftestReport:
+    """All checks, and what they were made on: enough to tell one machine from another in a report of a fault."""
+
+    device: str
+    simulated: bool
+    versions: dict[str, str]
+    decision: dict[str, Any]
+    facts: dict[str, Any]
+    known_faults: tuple[str, ...]
+    checks: tuple[CheckResult, ...]
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether no check failed."""
+        return all(check.status != FAILED for check in self.checks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field and `passed`, in types that JSON has."""
+        return _of_json({"passed": self.passed, **dataclasses.asdict(self)})
+
+    def __str__(self) -> str:
+        counts = ", ".join(
+            f"{sum(check.status == status for check in self.checks)} {status}" for status in (PASSED, FAILED, SKIPPED)
+        )
+        faults = [f"Known fault of this torch on this macOS: {fault}." for fault in self.known_faults]
+        end = f"{counts}, in {self.seconds:.1f} s."
+        return "\n".join([*self._head(), "", *table(self.checks), "", *faults, end])
+
+    def _head(self) -> list[str]:
+        """What was checked; that a device is simulated is never left unsaid."""
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        system = {"Darwin": "macOS"}.get(self.facts["system"], self.facts["system"])
+        lines = [
+            f"Checked: {self.device}{', SIMULATED' if self.simulated else ''}; {system} {self.facts['os_version']}, "
+            f"{self.facts['machine']}",
+            versions,
+        ]
+        if self.simulated:
+            lines.append("The device is simulated on the CPU: its speed and its kernels are not those of a Mac.")
+        return lines
+
+
+def _of_json(value: Any) -> Any:
+    """With nan and infinity, which JSON has no numbers for, as words."""
+    if isinstance(value, dict):
+        return {key: _of_json(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_of_json(each) for each in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def table(checks: Sequence[CheckResult]) -> list[str]:
+    """A line for each check; a long text goes on below itself."""
+    width = max((len(check.name) for check in checks), default=0)
+    lines = [f"{'check':<{width}}  {'result':<7}  {'s':>5}  what was found"]
+    for check in checks:
+        start = f"{check.name:<{width}}  {check.status:<7}  {check.seconds:>5.1f}  "
+        lines += textwrap.wrap(
+            check.text,
+            WIDTH,
+            initial_indent=start,
+            subsequent_indent=" " * len(start),
+            break_long_words=False,
+            break_on_hyphens=False,
+        ) or [start.rstrip()]
+    return lines

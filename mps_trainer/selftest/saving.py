@@ -1,0 +1,81 @@
+"""The checks that save in the middle of a run and go on from there."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..training import Trainer
+from .lab import Lab, losses, tiny_bert
+from .numbers import TOLERANCES
+from .report import CheckFailed, CheckSkipped
+
+HALF, WHOLE = 4, 8  # steps
+
+
+def resumed_on_the_cpu(lab: Lab) -> tuple[str, dict[str, Any]]:
+    """A resumed run is the run that was not interrupted, in every bit; with dropout, whose draws are part of it."""
+    return _resumed(lab, "cpu", exactly=True)
+
+
+def resumed_on_the_device(lab: Lab) -> tuple[str, dict[str, Any]]:
+    """The same where a GPU may add in another order each time: the losses within what that comes to.
+
+    What was written has to be the weights in every bit, on any device.
+    """
+    if lab.device.type == "cpu":
+        raise CheckSkipped("the device is the CPU, which the line above is about")
+    return _resumed(lab, lab.device.type, exactly=False)
+
+
+def _resumed(lab: Lab, device: str, exactly: bool) -> tuple[str, dict[str, Any]]:
+    folder = lab.folder / f"resumed-{device}"
+    settings: dict[str, Any] = {"output_dir": str(folder), "max_steps": WHOLE}
+    settings.update(save_strategy="steps", save_steps=HALF)
+    whole = lab.train(device, tiny_bert(dropout=0.1), **settings)
+    expected, weights = losses(whole), _weights(whole)
+    _require_written(folder / f"checkpoint-{WHOLE}", weights)
+    resumed = lab.train(device, tiny_bert(dropout=0.1), resume=str(folder / f"checkpoint-{HALF}"), **settings)
+    found, again = losses(resumed), _weights(resumed)
+    shutil.rmtree(folder)
+    differing = [name for name in weights if not torch.equal(weights[name], again[name])]
+    difference = max(abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True))
+    figures = {
+        "losses": found,
+        "uninterrupted_losses": expected,
+        "largest_difference": difference,
+        "differing_parameters": len(differing),
+        "parameters": len(weights),
+    }
+    tolerance = 0.0 if exactly else TOLERANCES["fp32"].relative
+    if difference > tolerance or (exactly and differing):
+        raise CheckFailed(
+            f"the run that went on from step {HALF} is not the one that was not interrupted: its losses differ by "
+            f"{difference:.1e}, and {len(differing)} of {len(weights)} weights at step {WHOLE} are others",
+            **figures,
+        )
+    if not differing and not difference:
+        return f"bit for bit the run that was not interrupted: {len(weights)} weights and the losses", figures
+    return (
+        f"losses differ by {difference:.1e} of {tolerance:.0e} allowed, {len(differing)} of {len(weights)} weights in "
+        "some bit: a GPU may add in another order each time",
+        figures,
+    )
+
+
+def _weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().cpu().clone() for name, tensor in trainer.model.state_dict().items()}
+
+
+def _require_written(checkpoint: Path, weights: dict[str, torch.Tensor]) -> None:
+    from safetensors.torch import load_file
+
+    written = load_file(checkpoint / "model.safetensors")
+    wrong = [name for name, value in written.items() if not torch.equal(value, weights[name])]
+    if wrong or not written:
+        raise CheckFailed(
+            f"{len(wrong)} of {len(written)} weights in the checkpoint are not those of the model, {wrong[:1]} for one"
+        )

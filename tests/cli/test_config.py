@@ -1,0 +1,124 @@
+"""`mps-trainer config`, as somebody types it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from mps_trainer import cli
+from mps_trainer.launching.config_file import load
+from mps_trainer.launching.settings import LaunchSettings
+
+from .terminal import Terminal
+
+CONFIG = [sys.executable, "-m", "mps_trainer", "config"]
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """Where the settings go, of a user who has none."""
+    for name in ("ACCELERATE_MIXED_PRECISION", "MPS_TRAINER_TRACEBACK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # the same questions on every machine
+    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "config" / "mps_trainer" / "config.yaml"
+
+
+def test_the_questions_are_answered_in_a_terminal(home):
+    terminal = Terminal(CONFIG, dict(os.environ))
+    terminal.sees("Training runs on cpu: ")
+    terminal.sees("auto takes cpu here [auto]: ")
+    terminal.types("tpu\n")
+    terminal.sees("'tpu' will not do: device is one of auto, mps, cuda, xpu, cpu.")
+    terminal.sees("[auto]: ")
+    terminal.types("\n")
+    terminal.sees("[no]: ")
+    terminal.types("bf16\n")
+    terminal.sees("[1]: ")
+    terminal.types("\n")
+    terminal.sees(f"Written to {home}:\n  device: auto\n  mixed_precision: bf16\n")
+    assert terminal.ends() == 0
+    assert load(home).settings == LaunchSettings("auto", "bf16", False, 1, None)
+
+
+def test_ctrl_c_leaves_nothing(home, tmp_path):
+    terminal = Terminal(CONFIG, dict(os.environ))
+    terminal.sees("[auto]: ")
+    terminal.types("\n")
+    terminal.sees("[no]: ")
+    terminal.interrupts()
+    terminal.sees("mps-trainer: interrupted. Nothing was written.\n")
+    assert terminal.ends() == 130
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_more_answers_is_a_line(home, tmp_path, monkeypatch, capsys):
+    """Ctrl-D, or a pipe that ends."""
+
+    def ask(prompt):
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", ask)
+    assert cli.main(["config"]) == 2
+    assert capsys.readouterr().err == (
+        "mps-trainer: error: There are no more answers to read. Nothing was written. "
+        "`mps-trainer config --default` asks nothing.\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_default_asks_nothing_and_looks_at_no_machine(home, monkeypatch, capsys):
+    monkeypatch.setattr(cli.config, "gather_facts", lambda: pytest.fail("looked at the machine"))
+    assert cli.main(["config", "--default"]) == 0
+    assert load(home).settings == LaunchSettings("auto", "no", False, 1, None)
+    assert cli.main(["config", "--default", "--config_file", "sub/other.yaml"]) == 0
+    assert capsys.readouterr().out.count("Written to ") == 2
+    assert load(home.parents[2] / "sub" / "other.yaml").settings.device == "auto"
+
+
+ACCELERATES = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+fsdp_config: {fsdp_version: 2}
+mixed_precision: bf16
+num_processes: 8
+use_cpu: false
+"""
+
+
+def test_accelerates_settings_are_taken_over_and_the_rest_is_told(home, tmp_path, capsys):
+    path = tmp_path / "hf" / "accelerate" / "default_config.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(ACCELERATES)
+    left = (
+        "  not distributed_type: FSDP is none of NO, MPS, MULTI_CPU, MULTI_GPU, MULTI_XPU.\n"
+        "  not fsdp_config: this Trainer does not shard parameters.\n"
+        "  not num_processes: 8 is of that distributed_type.\n"
+    )
+    assert cli.main(["config", "show"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"From Accelerate's {path}:\n  device: auto (default)\n  mixed_precision: bf16\n")
+    assert left in shown
+    assert cli.main(["config", "--default"]) == 0
+    assert capsys.readouterr().out.startswith(f"Taken over from {path}: mixed_precision.\n{left}Written to {home}:\n")
+    assert load(home).settings == LaunchSettings("auto", "bf16", False, 1, None)
+    assert path.read_text() == ACCELERATES
+
+
+def test_show_says_what_is_in_force_and_from_where(home, monkeypatch, capsys):
+    assert cli.main(["config", "show"]) == 0
+    assert capsys.readouterr().out.startswith("No file of settings: the defaults.\n  device: auto (default)\n")
+    with open("own.yaml", "w") as file:
+        file.write("mixed_precision: bf16\nnum_processes: 2\n")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
+    assert cli.main(["config", "show", "--config-file", "own.yaml"]) == 0
+    assert capsys.readouterr().out == (
+        "From own.yaml:\n  device: auto (default)\n  mixed_precision: bf16\n  mps_fallback: false (default)\n"
+        "  num_processes: 2\n  memory_fraction: null (default)\n"
+        "  note: ACCELERATE_MIXED_PRECISION=fp16 is set in the environment, and goes before the file.\n"
+    )

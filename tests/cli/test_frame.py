@@ -1,0 +1,113 @@
+"""What all commands have in common: help, spellings, completion."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from mps_trainer import cli
+
+COMMANDS = ("", "doctor", "selftest", "config", "launch", "check", "simulate", "env")
+HEAVY = ("torch", "numpy", "transformers", "accelerate", "datasets", "yaml", "shtab")
+
+
+def help_of(command, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main([*command.split(), "--help"])
+    assert end.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_a_screen(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = help_of(command, capsys).splitlines()
+    assert 5 < len(lines) <= 36
+    assert max(map(len, lines)) <= 80
+
+
+def test_help_and_completion_list_a_flag_in_one_spelling(capsys):
+    text = help_of("launch", capsys)
+    assert "--mixed_precision" in text
+    assert "--mixed-precision" not in text
+
+
+def test_help_loads_nothing_that_takes_time():
+    code = f"""
+import contextlib, io, json, sys
+from mps_trainer.cli import main
+for command in {COMMANDS!r}:
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+        main([*command.split(), "--help"])
+print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(result.stdout) == []
+
+
+@pytest.mark.parametrize("line", ["launch --num_processes 3 x.py --a_b", "launch --num-processes 3 x.py --a_b"])
+def test_underscores_and_dashes_are_the_same_but_for_the_scripts_own_flags(line):
+    arguments = cli._parser().parse_args(line.split())
+    assert (arguments.num_processes, arguments.arguments) == (3, ["--a_b"])
+
+
+def test_a_flag_that_is_spelled_with_dashes_takes_underscores():
+    assert cli._parser().parse_args(["simulate", "--same_draws_as_cpu", "x.py"]).same_draws_as_cpu
+
+
+COMPLETE = """\
+source completion.bash
+complete -p mps-trainer
+complete_line() {
+  COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
+  _shtab_mps_trainer
+  echo "${COMPREPLY[@]}"
+}
+complete_line mps-trainer ''
+complete_line mps-trainer la
+complete_line mps-trainer launch --m
+complete_line mps-trainer launch --mixed_precision b
+complete_line mps-trainer launch --cpu tr
+complete_line mps-trainer launch train.py --data_file da
+complete_line mps-trainer config --config_file da
+complete_line mps-trainer config s
+complete_line mps-trainer --print-completion ''
+"""
+
+
+def test_bash_completes_commands_flags_values_and_files(tmp_path, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--print-completion", "bash"])
+    assert end.value.code == 0
+    (tmp_path / "completion.bash").write_text(capsys.readouterr().out)
+    (tmp_path / "train.py").touch()
+    (tmp_path / "data.csv").touch()
+    result = subprocess.run(["bash", "-c", COMPLETE], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert result.stderr == ""
+    assert result.stdout.splitlines() == [
+        "complete -o bashdefault -F _shtab_mps_trainer mps-trainer",
+        " ".join(COMMANDS[1:]),
+        "launch",
+        "--mixed_precision --mps_fallback --module",
+        "bf16",
+        "train.py",
+        "data.csv",
+        "data.csv",
+        "show",
+        "bash zsh",
+    ]
+
+
+def test_zsh_is_told_a_line_for_each_command(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--print-completion", "zsh"])
+    script = capsys.readouterr().out
+    assert script.startswith("#compdef mps-trainer\n")
+    for command in COMMANDS[1:]:
+        (line,) = [line for line in script.splitlines() if line.startswith(f"    {command}:'")]
+        assert len(line) < 90
+    assert '":a Python file:_files"' in script

@@ -1,0 +1,160 @@
+"""`mps-trainer launch`: what a script begins with, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from mps_trainer import cli
+from tests.launching.test_processes import MAC
+
+from .terminal import Terminal
+from .test_doctor import run
+
+NAMES = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_CPU", "PYTORCH_ENABLE_MPS_FALLBACK")
+WATERMARK = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working folder with a script, for a user with no settings of any kind."""
+    for name in (*NAMES, WATERMARK, "MPS_TRAINER_TRACEBACK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+class Started(BaseException):
+    pass
+
+
+@pytest.fixture
+def started(folder, monkeypatch):
+    """Launches as far as to where the script would begin: its command line and the variables that are new."""
+
+    def begin(command, environ):
+        raise Started(command[1:], {name: value for name, value in environ.items() if os.environ.get(name) != value})
+
+    monkeypatch.setattr(cli.launch, "become", begin)
+
+    def launch(*words):
+        before = dict(os.environ)
+        with pytest.raises(Started) as begun:
+            cli.main(["launch", *words])
+        assert dict(os.environ) == before
+        return begun.value.args
+
+    return launch
+
+
+def test_without_settings_a_script_is_run_as_it_is(started):
+    assert started("train.py", "--help", "-m") == (["train.py", "--help", "-m"], {})
+
+
+def test_flags_reach_the_script_as_variables(started):
+    command, environ = started("--cpu", "--mixed-precision", "bf16", "--mps_fallback", "train.py")
+    assert command == ["train.py"]
+    assert environ == dict(zip(NAMES, ("bf16", "true", "1"), strict=True))
+
+
+def test_flags_go_before_the_users_file_and_that_before_accelerates(started, folder):
+    accelerates = folder / "hf" / "accelerate" / "default_config.yaml"
+    accelerates.parent.mkdir(parents=True)
+    accelerates.write_text("distributed_type: 'NO'\nmixed_precision: fp16\nuse_cpu: true\n")
+    assert started("train.py")[1] == dict(zip(NAMES[:2], ("fp16", "true"), strict=True))
+    (folder / "config" / "mps_trainer").mkdir(parents=True)
+    (folder / "config" / "mps_trainer" / "config.yaml").write_text("mixed_precision: bf16\nmemory_fraction: 1.7\n")
+    assert started("train.py")[1] == {NAMES[0]: "bf16", WATERMARK: "1.7"}
+    assert started("--mixed_precision", "no", "train.py")[1] == {NAMES[0]: "no", WATERMARK: "1.7"}
+    assert started("--config_file", str(accelerates), "train.py")[1][NAMES[0]] == "fp16"
+
+
+def test_what_is_left_out_of_accelerates_file_is_told_in_a_line(started, capsys):
+    with open("a.yaml", "w") as file:
+        file.write("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2}\nnum_processes: 8\n")
+    started("--config_file", "a.yaml", "train.py")
+    assert capsys.readouterr().err == (
+        "mps-trainer: a.yaml has distributed_type, deepspeed_config, num_processes, which this command leaves out. "
+        "`mps-trainer config show` says why.\n"
+    )
+
+
+def test_a_module_is_run_by_its_name(started):
+    assert started("-m", "json.tool", "x.json") == (["-m", "json.tool", "x.json"], {})
+
+
+@pytest.mark.parametrize("words", [["--num_processes", "2"], ["--config_file", "two.yaml"]])
+def test_several_processes_on_a_mac_are_refused_before_any_is_started(folder, monkeypatch, capsys, words):
+    """On the facts of a Mac, as nothing is asked of the machine after them."""
+    from mps_trainer.launching import processes
+
+    (folder / "two.yaml").write_text("num_processes: 2")
+    monkeypatch.setattr(processes, "gather_facts", lambda environ: MAC)
+    monkeypatch.setattr(cli.launch, "torchrun", lambda *_: pytest.fail("torchrun was started"))
+    assert cli.main(["launch", *words, "train.py"]) == 2
+    says = "--num_processes 2" if words[0] == "--num_processes" else "two.yaml"
+    assert capsys.readouterr().err.startswith(f"mps-trainer: error: {says}: 2 processes on mps. A Mac has one GPU")
+
+
+def test_the_script_is_the_process_itself(folder):
+    """Its name, its arguments, its folder, its variables, its standard input, and the signal that ends it."""
+    (folder / "sub").mkdir()
+    (folder / "sub" / "train.py").write_text(f"""\
+import json, os, signal, sys
+print(json.dumps([__name__, sys.argv, sys.path[0], [os.environ.get(n) for n in {NAMES!r}], input()]), flush=True)
+assert "torch" not in sys.modules and "mps_trainer" not in sys.modules
+os.kill(os.getpid(), signal.SIGTERM)
+""")
+    words = ["launch", "--cpu", "--mixed_precision", "bf16", "sub/train.py", "--x", "--cpu"]
+    command = [sys.executable, "-m", "mps_trainer", *words]
+    result = subprocess.run(command, input="typed\n", capture_output=True, text=True, timeout=60)
+    assert result.returncode == -signal.SIGTERM  # 143 in a shell
+    argv = ["sub/train.py", "--x", "--cpu"]
+    assert json.loads(result.stdout) == [
+        "__main__", argv, str(folder / "sub"), ["bf16", "true", None], "typed"
+    ]  # fmt: skip
+
+
+def test_ctrl_c_in_a_terminal_is_the_scripts(folder):
+    (folder / "train.py").write_text("""\
+import time
+try:
+    print("begun"); time.sleep(60)
+except KeyboardInterrupt:
+    print("saved"); raise SystemExit(130)
+""")
+    terminal = Terminal([sys.executable, "-m", "mps_trainer", "launch", "train.py"], dict(os.environ))
+    terminal.sees("begun")
+    terminal.interrupts()
+    terminal.sees("saved")
+    assert terminal.ends() == 130
+
+
+TWO = """\
+import os, sys, torch, torch.distributed
+torch.distributed.init_process_group("gloo")
+number = torch.tensor(10 ** torch.distributed.get_rank())
+torch.distributed.all_reduce(number)
+if os.environ["RANK"] == "0":
+    print("sum", number.item(), sys.argv[1:], os.environ["ACCELERATE_USE_CPU"], flush=True)
+torch.distributed.destroy_process_group()
+raise SystemExit(7 * int(os.environ["RANK"]))
+"""
+
+
+def test_two_processes_find_each_other_and_the_status_is_that_of_the_one_that_fails(folder):
+    (folder / "train.py").write_text(TWO)
+    result = run("launch", "--cpu", "--num_processes", "2", "train.py", "--nproc_per_node", "9")
+    assert result.stdout == "sum 11 ['--nproc_per_node', '9'] true\n", result.stderr
+    assert result.returncode == 7
+    assert result.stderr.splitlines()[-1] == "mps-trainer: process 1 of 2 ended with status 7, and so the run."
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,109 @@
+"""`mps-trainer selftest`."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+
+import pytest
+
+from mps_trainer import MachineFacts
+from mps_trainer.cli import main, selftest
+from mps_trainer.selftest import CHECKS, Lab
+from mps_trainer.simulator import SimulatorUnavailableError
+from mps_trainer.simulator.build import load_extension
+from tests.devices.machines import MACHINES
+
+from .test_doctor import run
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+
+
+def test_a_machine_that_works_is_0_with_a_table_and_a_report_to_attach(on_cpu, capsys, tmp_path):
+    assert main(["selftest", "--json", str(tmp_path / "report.json")]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("Checked: cpu; ")
+    assert f"[1/{len(CHECKS)}] losses as on the CPU ... passed, " in printed.err
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["passed"], report["simulated"], report["device"]) == (True, False, "cpu")
+    assert [check["name"] for check in report["checks"]] == list(CHECKS)
+    assert {"python", "mps_trainer", "torch", "transformers"} <= set(report["versions"])
+    assert MachineFacts.from_dict(report["facts"]).torch_version == report["versions"]["torch"]
+
+
+def test_a_check_that_fails_is_1_and_stands_in_the_table_with_the_others(on_cpu, capsys, monkeypatch, tmp_path):
+    def wrong(lab: Lab):
+        raise ZeroDivisionError("division by zero")
+
+    for name in CHECKS:
+        monkeypatch.setitem(CHECKS, name, lambda lab: ("fine", {}))
+    monkeypatch.setitem(CHECKS, "fp16", wrong)
+    assert main(["selftest", "--json", str(tmp_path / "report.json")]) == 1
+    printed = capsys.readouterr()
+    (line,) = [line for line in printed.out.splitlines() if line.startswith("fp16")]
+    assert line.split(maxsplit=3)[1::2] == ["failed", "ZeroDivisionError: division by zero."]
+    assert printed.out.splitlines()[-1].startswith(f"{len(CHECKS) - 1} passed, 1 failed, 0 skipped, in ")
+    assert json.loads((tmp_path / "report.json").read_text())["passed"] is False
+
+
+@pytest.mark.parametrize("machine", ["linux_torch_missing", "m2_rosetta_torch_missing"])
+def test_without_torch_it_is_2_and_one_line(machine, monkeypatch, capsys):
+    monkeypatch.setattr(selftest, "gather_facts", lambda **settings: MACHINES[machine])
+    assert main(["selftest"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("mps-trainer: error: Nothing can be trained here: torch is not installed")
+    assert len(printed.err.splitlines()) == 1
+
+
+def test_where_nothing_can_be_simulated_it_is_2(monkeypatch, capsys):
+    monkeypatch.setattr("mps_trainer.simulator.build.platform.system", lambda: "Darwin")
+    monkeypatch.setattr("mps_trainer.simulator.session._extension", None)
+    assert main(["selftest", "--simulate"]) == 2
+    assert "The mps device is not simulated on a Mac" in capsys.readouterr().err
+
+
+def test_simulated_and_said_so_with_the_switch_set_in_time(tmp_path):
+    try:
+        load_extension()
+    except SimulatorUnavailableError as error:
+        pytest.skip(str(error))
+    result = run("selftest", "--simulate", "--fallback", "--json", str(tmp_path / "report.json"))
+    assert result.returncode == 0, result.stdout
+    assert result.stdout.startswith("Checked: mps, SIMULATED; Linux")
+    assert "runs on the CPU: PYTORCH_ENABLE_MPS_FALLBACK is on" in " ".join(result.stdout.split())
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["simulated"] is True
+    assert {check["status"] for check in report["checks"]} == {"passed"}
+
+
+def test_its_help_fits_a_screen(capsys):
+    with pytest.raises(SystemExit):
+        main(["selftest", "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 24
+    assert {"--json", "--simulate", "--fallback"} <= {word for line in lines for word in line.split()}
+
+
+def test_a_report_that_finds_no_room_is_2_and_the_table_stays(on_cpu, capsys, monkeypatch):
+    if not os.path.exists("/dev/full"):
+        pytest.skip("this system has no /dev/full")
+    for name in CHECKS:
+        monkeypatch.setitem(CHECKS, name, lambda lab: ("fine", {}))
+    assert main(["selftest", "--json", "/dev/full"]) == 2
+    printed = capsys.readouterr()
+    assert f"{len(CHECKS)} passed, 0 failed" in printed.out
+    assert "error: --json /dev/full was not written: No space left on device." in printed.err.splitlines()[-1]
+
+
+def test_without_a_folder_for_temporary_files_it_is_2(on_cpu, capsys, monkeypatch):
+    def full(**settings):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("mps_trainer.selftest.run.tempfile.TemporaryDirectory", full)
+    assert main(["selftest"]) == 2
+    assert "error: There is no folder for temporary files" in capsys.readouterr().err

@@ -1,0 +1,196 @@
+"""Machines, what is wrong with each, and the one remedy that its owner should see first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mps_trainer import MachineFacts
+from mps_trainer.devices.facts import PACKAGES
+from tests.devices.machines import MACHINES, mac, no_mps, pc, under_torchrun
+
+GIB = 1024**3
+FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
+HIGH, LOW = "PYTORCH_MPS_HIGH_WATERMARK_RATIO", "PYTORCH_MPS_LOW_WATERMARK_RATIO"
+INSTALLED = dict.fromkeys(PACKAGES, "5.23.0")
+NVIDIA = {"nvidia_gpus": 2}
+
+
+@dataclass(frozen=True)
+class Diagnosed:
+    """A machine, the names of its findings in order, words of the first remedy, and the exit status of doctor."""
+
+    facts: MachineFacts
+    findings: str = ""
+    remedy: str = ""
+    status: int = 0
+
+
+def known(name: str, *expected) -> Diagnosed:
+    return Diagnosed(MACHINES[name], *expected)
+
+
+def m3(*expected, environment=None, **changes) -> Diagnosed:
+    """A Mac on which nothing is wrong but `changes`."""
+    return Diagnosed(mac("15.5", "2.13.0", environment=environment or {}, **changes), *expected)
+
+
+def refused(error: str, *expected, **environment) -> Diagnosed:
+    failed = {"mps_allocation_ok": False, "mps_allocation_error": error}
+    return m3(*expected, environment=environment, **failed)
+
+
+NATIVE = "install a native arm64 Python"
+UPDATE = "update macOS to 14 or later"
+REAL_MAC = "train on a real Apple-silicon Mac"
+NEWER = "python -m pip install -U 'torch>=2."
+UNREADABLE = {"torch_error": f"ValueError: it takes a whole number for {FALLBACK}"}
+CONDA = {"machine": "x86_64", "rosetta": True, "conda": True, "python_executable": "~/anaconda3/bin/python"}
+OTHER_ARCHITECTURE = (
+    "ImportError: dlopen(_C.so): (mach-o file, but is an incompatible architecture (have 'x86_64', need 'arm64'))"
+)
+
+DIAGNOSED: dict[str, Diagnosed] = {
+    # a Mac whose GPU stays idle
+    "m1_macos_12.2": known("m1_macos_12.2", "old-macos old-torch", UPDATE, 1),
+    "m1_macos_12.7_torch_2.5": known("m1_macos_12.7_torch_2.5", "old-macos old-torch", UPDATE, 1),
+    "m1_macos_13_torch_2.10": known("m1_macos_13_torch_2.10", "old-macos", "or install the last torch", 1),
+    "torch without mps": known("m3_torch_without_mps", "torch-without-mps", "the arm64 build from PyPI", 1),
+    "torch missing": known("m3_torch_missing", "torch", "install torch: python -m pip install torch", 1),
+    "torch broken": known("m3_torch_broken", "torch", "reinstall torch: ", 1),
+    "torch of another architecture": Diagnosed(
+        mac("15.5", None, torch_error=OTHER_ARCHITECTURE), "torch", "of this Python, arm64: python -m pip install", 1
+    ),
+    "a folder called torch": Diagnosed(
+        mac("15.5", None, torch_error="AttributeError: module 'torch' has no attribute '__version__'"),
+        "torch",
+        "rename it",
+        1,
+    ),
+    "sandboxed": known("m3_sandboxed", "no-metal", "outside any sandbox", 1),
+    "memory full": known("m3_memory_full", "failed-allocation", "free some of this Mac's memory", 1),
+    "rosetta": known("m1_rosetta_torch_without_mps", "rosetta", NATIVE, 1),
+    "rosetta on an old macos": known("m2_rosetta_old_macos", "rosetta", NATIVE, 1),
+    "rosetta without torch": known("m2_rosetta_torch_missing", "rosetta", NATIVE, 1),
+    "rosetta that works": known("m2_rosetta_that_works", "rosetta wrong-results", NATIVE, 0),
+    "conda for x86": Diagnosed(
+        no_mps("14.5", "2.2.2", mps_built=False, **CONDA), "rosetta", "CONDA_SUBDIR=osx-arm64 conda create", 1
+    ),
+    "the CPU by environment": known("m3_accelerate_cpu", "asked-for-cpu", "unset ACCELERATE_USE_CPU", 1),
+    "the CPU by environment, under rosetta": Diagnosed(
+        no_mps("14.5", "2.2.2", rosetta=True, machine="x86_64", environment={"ACCELERATE_USE_CPU": "1"}),
+        "rosetta",
+        NATIVE,
+        1,
+    ),
+    # Macs that have no GPU to train on
+    "intel": known("intel_mac", "intel-mac", "train on an Apple-silicon Mac", 0),
+    "intel without torch": known("intel_mac_torch_missing", "intel-mac", "train on an Apple-silicon Mac", 1),
+    "virtual": known("github_macos_15", "virtual-mac", REAL_MAC, 0),
+    "virtual without Metal": known("virtual_mac_without_metal", "virtual-mac", REAL_MAC, 0),
+    "virtual without transformers": Diagnosed(
+        no_mps("15.4", "2.13.0", virtual_machine=True, packages={"torch": "2.13.0"}),
+        "transformers virtual-mac",
+        "install transformers",
+        1,
+    ),
+    # what torch computes
+    "faults that an update of torch mends": known("m2_macos_14", "wrong-results", NEWER + "13'", 0),
+    "faults that need a newer macos first": known("m1_macos_13_torch_2.8", "wrong-results", UPDATE, 0),
+    "a fault of macos": Diagnosed(mac("26.2", "2.13.0"), "wrong-results", "update macOS to 26.4 or later", 0),
+    "torch too old for the package": known("m1_macos_12.3", "old-torch wrong-results", UPDATE, 1),
+    "torch too old on linux": Diagnosed(pc("2.5.1"), "old-torch", NEWER + "6'", 1),
+    # the switch for operators without a kernel
+    "switch late": m3(
+        "late-switch", "set it in the shell", environment={FALLBACK: "1"}, fallback_when_torch_loaded=False
+    ),
+    "switch on": m3(
+        "switch-on", "mps-trainer check SCRIPT", environment={FALLBACK: "1"}, fallback_when_torch_loaded=True
+    ),
+    "switch off": m3(environment={FALLBACK: "0"}, fallback_when_torch_loaded=False),
+    "switch that is no number": Diagnosed(
+        mac("15.5", None, environment={FALLBACK: "true"}, **UNREADABLE), "unreadable-switch", "or set it to 1", 1
+    ),
+    "switch that is empty": Diagnosed(
+        mac("15.5", None, environment={FALLBACK: ""}, **UNREADABLE), "unreadable-switch", "or set it to 1", 1
+    ),
+    # limits of memory
+    "no limit": m3("no-limit", f"unset {HIGH}", environment={HIGH: "0.0"}),
+    "a limit that is no number": m3("no-limit", f"unset {HIGH}", environment={HIGH: "much"}),
+    "a limit with a unit": m3("unclear-limits", "a number such as 0.8", environment={HIGH: "0.7GB"}),
+    "a low limit that is no number": m3("unclear-limits", "a number such as 0.8", environment={LOW: "little"}),
+    "a limit beyond": m3("limits-beyond", f"unset {HIGH}", environment={HIGH: "1.5"}),
+    "a limit": m3(environment={HIGH: "0.8", LOW: "0.6"}),
+    "low above high": refused(
+        "invalid low watermark ratio 0.9", "refused-limits", f"unset {HIGH} {LOW};", 1, **{HIGH: "0.5", LOW: "0.9"}
+    ),
+    "low above torch's own high": refused(
+        "invalid low watermark ratio 1.8", "refused-limits", f"unset {LOW};", 1, **{LOW: "1.8"}
+    ),
+    "high out of range": refused(
+        "invalid high watermark ratio 80", "refused-limits", f"unset {HIGH};", 1, **{HIGH: "80"}
+    ),
+    "high nan": refused("invalid high watermark ratio nan", "refused-limits", f"unset {HIGH};", 1, **{HIGH: "nan"}),
+    # what a launcher left, memory, disk, packages
+    "torchrun on a mac": Diagnosed(
+        under_torchrun(MACHINES["m3_macos_15"], 2), "several-processes", "start the script with python", 1
+    ),
+    "one process of torchrun": Diagnosed(
+        under_torchrun(MACHINES["m3_macos_15"], 1), "one-process", "if no launcher was used: unset WORLD_SIZE", 0
+    ),
+    "a rank beyond the GPUs": Diagnosed(
+        pc(cuda_built=True, cuda_count=1, local_rank=3), "refused", "torchrun --nproc_per_node 1", 1
+    ),
+    "8 GiB": m3("little-memory", "auto_find_batch_size=True", memory_bytes=8 * GIB),
+    "16 GiB": m3(memory_bytes=16 * GIB),
+    "disk full": m3("little-disk", "HF_HOME", cache_folder="~/.cache/mps_trainer", cache_free_bytes=2 * GIB),
+    "fast math": m3("fast-math", "unset it", environment={"PYTORCH_MPS_FAST_MATH": "1"}),
+    "transformers missing": m3(
+        "transformers", "install transformers: ", 1, packages={"torch": "2.13.0", "numpy": "2.4.6"}
+    ),
+    "transformers old": m3(
+        "transformers", "'transformers>=5.0,<6'", 1, packages={**INSTALLED, "transformers": "4.57.1"}
+    ),
+    # several at once: what keeps the GPU idle first, then what goes wrong, notes last
+    "an old mac in disorder": Diagnosed(
+        mac(
+            "13.7.4",
+            "2.8.0",
+            environment={FALLBACK: "1", HIGH: "0"},
+            fallback_when_torch_loaded=True,
+            memory_bytes=8 * GIB,
+            cache_folder="~/.cache/mps_trainer",
+            cache_free_bytes=GIB,
+            packages={"torch": "2.8.0"},
+        ),
+        "transformers wrong-results no-limit little-memory little-disk switch-on",
+        "install transformers",
+        1,
+    ),
+    # other systems
+    "linux": known("linux"),
+    "linux without torch": known("linux_torch_missing", "torch", "install torch: python -m pip install torch", 1),
+    "linux with the CPU's torch and a GPU": Diagnosed(
+        pc("2.13.0+cpu", **NVIDIA), "cuda", "install a build with CUDA", 1
+    ),
+    "linux with a GPU that torch does not find": Diagnosed(pc(cuda_built=True, **NVIDIA), "cuda", "`nvidia-smi`", 1),
+    "linux with hidden GPUs": Diagnosed(
+        pc(cuda_built=True, environment={"CUDA_VISIBLE_DEVICES": "-1"}, **NVIDIA), "cuda", "unset CUDA_VIS", 1
+    ),
+    "linux that may have hidden GPUs": known("linux_cuda_hidden", "cuda", "unset CUDA_VISIBLE_DEVICES", 0),
+    "linux with CUDA's torch and no GPU": known("linux_cuda_build_without_driver"),
+    "linux with a GPU": known("linux_1_cuda"),
+    "linux with 8 GPUs": known("linux_8_cuda", "idle-gpus", "CUDA_VISIBLE_DEVICES=1", 0),
+    "linux with 8 GPUs and the CPU by environment": known(
+        "linux_8_cuda_accelerate_cpu", "asked-for-cpu", "unset ACCELERATE_USE_CPU", 1
+    ),
+    "linux with Intel's torch": known("linux_xpu_without_driver", "xpu", "`sycl-ls` lists an Intel GPU", 0),
+    "linux with 2 of Intel's": known("linux_2_xpu", "idle-gpus", "ZE_AFFINITY_MASK=1", 0),
+    "simulated": known("linux_simulated_mps", "simulated", "without mps_trainer.simulator", 0),
+    "docker on a mac": Diagnosed(
+        pc("2.13.0", machine="aarch64", os_version="6.10.14-linuxkit"), "container-on-a-mac", "a Python of macOS", 0
+    ),
+    "windows": known("windows"),
+    "all well": known("m3_macos_15"),
+    "all well on macos 26": known("m4_macos_26"),
+    "not the CPU by environment": known("m3_accelerate_not_cpu"),
+}

@@ -1,0 +1,171 @@
+"""What is wrong with a machine, and what its owner should do first. All of it is computed from facts."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mps_trainer.cli.doctor import report, status
+from mps_trainer.cli.screen import screen
+from mps_trainer.devices.finding import NOTE, SEVERITIES
+from mps_trainer.devices.findings import CHECKS, MINIMUM_TORCH, MINIMUM_TRANSFORMERS, findings
+from mps_trainer.devices.recorded import read_facts
+from tests.devices.diagnosed import DIAGNOSED, FALLBACK, HIGH, INSTALLED, LOW
+from tests.devices.machines import MACHINES, mac, pc
+
+FACTS = {**MACHINES, **{name: row.facts for name, row in DIAGNOSED.items()}}
+
+
+@pytest.mark.parametrize("row", DIAGNOSED.values(), ids=DIAGNOSED)
+def test_the_first_remedy_is_the_one_that_gains_most(row):
+    found = findings(row.facts)
+    assert " ".join(finding.name for finding in found) == row.findings
+    assert row.remedy in (found[0].remedy if found else "")
+    assert status(row.facts) == row.status
+    first = " ".join(screen(row.facts).split("\n\n")[0].split())
+    if found and found[0].severity != NOTE:
+        assert first == f"Do this first: {found[0].remedy}"
+    else:
+        assert first.startswith("Nothing to put right. Training runs on ")
+
+
+def test_there_are_enough_machines_and_every_check_has_found_something():
+    assert len([row for row in DIAGNOSED.values() if row.findings]) >= 25
+    silent = [check.__name__ for check in CHECKS if not any(check(row.facts) for row in DIAGNOSED.values())]
+    assert silent == []
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_findings_are_in_order_and_say_what_to_do(name):
+    found = findings(FACTS[name])
+    ranks = [SEVERITIES.index(finding.severity) for finding in found]
+    assert ranks == sorted(ranks)
+    assert len({finding.name for finding in found}) == len(found)
+    for finding in found:
+        for clause in (finding.what, finding.remedy):
+            assert clause
+            assert not clause.endswith(".") or clause.endswith("pool.")
+            assert "\n" not in clause
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_the_screen_of_any_machine_fits_into_any_terminal(name):
+    for width, columns in ((80, 80), (1, 60), (60, 60), (100, 100), (400, 100)):
+        lines = screen(FACTS[name], width).splitlines()
+        assert len(lines) <= 40
+        assert max(map(len, lines)) <= columns
+        assert all(line.isprintable() for line in lines)
+
+
+def everything_wrong():
+    """A Mac with as many findings as one can have."""
+    return replace(
+        DIAGNOSED["an old mac in disorder"].facts,
+        environment={FALLBACK: "1", HIGH: "0", LOW: "little", "PYTORCH_MPS_FAST_MATH": "1"},
+        fallback_when_torch_loaded=False,
+        world_size=2,
+        torch_version="2.5.1",
+    )
+
+
+def test_what_does_not_fit_is_counted():
+    found = findings(everything_wrong())
+    lines = screen(everything_wrong(), 60).splitlines()
+    shown = [line for line in lines if re.match(r"\d+\. (error|warning|note): ", line)]
+    assert len(lines) <= 40
+    assert lines[-1] == f"And {len(found) - len(shown)} more, with --json."
+    assert 4 <= len(shown) < len(found)
+
+
+def test_a_command_is_on_one_line():
+    printed = screen(DIAGNOSED["conda for x86"].facts)
+    assert "CONDA_SUBDIR=osx-arm64 conda create -n native python=3.11" in printed
+    assert "conda config --env --set subdir osx-arm64" in printed
+    for name in ("m1_macos_13_torch_2.8", "m3_torch_broken", "linux_torch_missing", "m2_macos_14"):
+        assert re.search(r"python -m pip install (--force-reinstall )?(-U )?\S*torch", screen(MACHINES[name]))
+    launcher = "unset WORLD_SIZE RANK LOCAL_RANK LOCAL_WORLD_SIZE MASTER_PORT MASTER_ADDR"
+    assert launcher in screen(DIAGNOSED["torchrun on a mac"].facts)
+
+
+@pytest.mark.parametrize("name", DIAGNOSED)
+def test_a_recorded_machine_is_answered_for_as_the_machine_itself(name, tmp_path):
+    facts = DIAGNOSED[name].facts
+    file = tmp_path / "facts.json"
+    file.write_text(json.dumps(report(facts), indent=2))
+    assert read_facts(str(file)).facts == facts
+    assert report(read_facts(str(file)).facts) == report(facts)
+
+
+def test_each_other_device_is_explained_once():
+    printed = " ".join(screen(MACHINES["m3_sandboxed"]).split())
+    assert "not mps see 1 not cuda CUDA does not exist on macOS not xpu torch has no XPU build for macOS 1." in printed
+    assert printed.count("gives this process no Metal device") == 1
+
+
+def test_a_simulated_device_is_said_to_be_one():
+    lines = screen(MACHINES["linux_simulated_mps"]).splitlines()
+    assert lines[0] == "Nothing to put right. Training runs on mps, simulated on the CPU."
+    assert any(re.match(r"device +mps, simulated on the CPU: ", line) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("environment", "loaded_with", "said"),
+    [
+        ({}, False, "fallback off: an operator without a kernel for mps is an error"),
+        ({FALLBACK: "1"}, True, "fallback on, set in time"),
+        ({FALLBACK: "1"}, False, "fallback off: PYTORCH_ENABLE_MPS_FALLBACK was set too late"),
+    ],
+)
+def test_the_screen_says_how_the_switch_stands(environment, loaded_with, said):
+    facts = mac("15.5", "2.13.0", environment=environment, fallback_when_torch_loaded=loaded_with)
+    assert said in " ".join(screen(facts).split())
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        (
+            {},
+            "fails past 1 of what Metal recommends, 12.0 GiB (memory_fraction), unused memory is given back past 0.82",
+        ),
+        (
+            {HIGH: "0.5"},
+            f"fails past 0.5 of what Metal recommends, 6.0 GiB ({HIGH}), unused memory is given back past 0.41",
+        ),
+        ({HIGH: "0"}, f"limits none ({HIGH})"),
+    ],
+)
+def test_the_screen_says_what_limits_memory(environment, said):
+    facts = mac("15.5", "2.13.0", environment=environment, recommended_bytes=12 * 1024**3)
+    assert said in " ".join(screen(facts).split())
+
+
+def test_the_remedy_for_wrong_results_ends_all_of_them():
+    facts = mac("15.5", "2.8.0")
+    (finding,) = findings(facts)
+    assert len(finding.details) == 5
+    assert "'torch>=2.13'" in finding.remedy
+    assert findings(replace(facts, torch_version="2.13.0")) == ()
+
+
+def test_variables_for_mps_are_nothing_to_a_machine_without_it():
+    environment = {FALLBACK: "true", HIGH: "much", "PYTORCH_MPS_FAST_MATH": "1"}
+    assert findings(pc("2.13.0", environment=environment)) == ()
+
+
+def test_transformers_is_missed_only_where_it_was_looked_for():
+    assert findings(mac("15.5", "2.13.0", packages={})) == ()
+    assert findings(mac("15.5", "2.13.0", packages=INSTALLED)) == ()
+
+
+def test_the_oldest_versions_are_those_of_the_package():
+    config = configparser.ConfigParser()
+    config.read(Path(__file__).parents[2] / "setup.cfg")
+    requires = config["options"]["install_requires"]
+    for package, minimum in (("torch", MINIMUM_TORCH), ("transformers", MINIMUM_TRANSFORMERS)):
+        assert re.search(rf"^{package}>={minimum[0]}\.{minimum[1]},<{minimum[0] + 1}$", requires, re.MULTILINE)

@@ -1,0 +1,109 @@
+"""MPSAccelerator handed to Lightning, where that is installed: it comes with the extra `benchmarks` only."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from mps_trainer import MisconfigurationException, MPSAccelerator
+
+lightning = pytest.importorskip("lightning")
+
+
+class Line(lightning.LightningModule):
+    """Two classes from four numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(4, 2)
+        self.seen = []
+
+    def training_step(self, batch, index):
+        rows, labels = batch
+        logits = self.head(rows)
+        self.seen.append((str(logits.device), logits.dtype))
+        return torch.nn.functional.cross_entropy(logits, labels)
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+
+def loader():
+    rows = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(rows, (rows.sum(1) > 0).long()), 4)
+
+
+def make(**settings):
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    return lightning.Trainer(accelerator=MPSAccelerator(), max_epochs=1, **quiet, **settings)
+
+
+@pytest.mark.parametrize("devices", ["auto", 1, [0], -1], ids=str)
+def test_lightning_trains_on_the_device(mps, devices):
+    model, trainer = Line(), make(devices=devices)
+    trainer.fit(model, loader())
+    assert model.seen == [("mps:0", torch.float32)] * 4
+    assert trainer.global_step == 4
+    assert isinstance(trainer.accelerator, MPSAccelerator)
+
+
+def test_lightning_asks_it_for_the_figures_of_the_device(mps):
+    kept = {}
+
+    class Keeps(lightning.pytorch.loggers.logger.DummyLogger):
+        def log_metrics(self, metrics, step=None):
+            kept.update(metrics)
+
+    trainer = lightning.Trainer(
+        accelerator=MPSAccelerator(),
+        max_epochs=1,
+        log_every_n_steps=1,
+        logger=Keeps(),
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        callbacks=[lightning.pytorch.callbacks.DeviceStatsMonitor()],
+    )
+    trainer.fit(Line(), loader())
+    assert any(name.endswith("mps_allocated_bytes") and value > 0 for name, value in kept.items())
+
+
+def test_mixed_precision_is_a_plugin_that_names_the_device(mps):
+    from lightning.pytorch.plugins import MixedPrecision
+
+    model = Line()
+    make(plugins=MixedPrecision("bf16-mixed", "mps")).fit(model, loader())
+    assert model.seen == [("mps:0", torch.bfloat16)] * 4
+
+
+def test_mixed_precision_by_its_word_has_no_effect_as_the_page_says(mps):
+    model = Line()
+    make(precision="bf16-mixed").fit(model, loader())
+    assert model.seen == [("mps:0", torch.float32)] * 4
+
+
+def test_two_devices_are_refused_in_this_packages_words(mps):
+    with pytest.raises(MisconfigurationException, match=r"devices=2 was requested with accelerator='mps'"):
+        make(devices=2)
+
+
+def test_fabric_takes_it_too(mps):
+    fabric = lightning.Fabric(accelerator=MPSAccelerator(), devices=1)
+    assert fabric.device == torch.device("mps", 0)
+
+
+def test_without_mps_lightning_says_that_it_is_not_available():
+    if torch.backends.mps.is_available():
+        pytest.skip("this machine has mps")
+    with pytest.raises(lightning.fabric.utilities.exceptions.MisconfigurationException, match="not available"):
+        make()
+
+
+def test_lightning_is_not_imported_for_it():
+    code = "import sys, mps_trainer; mps_trainer.MPSAccelerator(); print(sorted(sys.modules))"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "'mps_trainer.devices.accelerators.mps'" in modules
+    assert "'lightning'" not in modules
+    assert "'torch'" not in modules

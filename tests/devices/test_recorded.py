@@ -1,0 +1,116 @@
+"""Files of facts: what is taken, and what is refused in one line."""
+
+from __future__ import annotations
+
+import errno
+import json
+import pathlib
+
+import pytest
+
+from mps_trainer import MachineFacts, MisconfigurationException, __version__
+from mps_trainer.devices.recorded import MOST_BYTES, read_facts
+from tests.devices.machines import MACHINES
+
+LINUX = {"system": "Linux"}
+
+
+def refusal(path) -> str:
+    with pytest.raises(MisconfigurationException) as caught:
+        read_facts(str(path))
+    message = str(caught.value)
+    assert message.startswith(f"--facts {path}: ")
+    assert "doctor --json" in message
+    assert "\n" not in message
+    return message
+
+
+def write(tmp_path, content, name="facts.json"):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "it is not JSON"),
+        (b"Training runs on cpu", "it is not JSON"),
+        (b"\xff\xfe\x00", "it is not JSON"),
+        (b'{"system": "Linux"', "it is not JSON"),
+        (b"[" * 100_000, "it is not JSON"),
+        (b'{"system": "Linux", "cuda_count": ' + b"9" * 5000 + b"}", "it is not JSON"),
+        (b" " * (MOST_BYTES + 1), "it has more than 1000000 bytes"),
+        ([], "it holds a list"),
+        (None, "it holds null"),
+        (3, "it holds a single value"),
+        ({}, 'it has no "system"'),
+        ({"facts": {}}, 'it has no "system"'),
+        ({"facts": None}, 'its "facts" are null'),
+        ({"facts": [LINUX]}, 'its "facts" are a list'),
+        ({"facts": LINUX, "mps_trainer": 1}, 'its "mps_trainer" is 1'),
+        ({"system": None}, 'its "system" is null, and should be text'),
+        ({**LINUX, "rosetta": 1}, 'its "rosetta" is 1, and should be true or false'),
+        ({**LINUX, "rosetta": "no"}, 'its "rosetta" is "no", and should be true or false'),
+        ({**LINUX, "virtual_machine": 0}, 'its "virtual_machine" is 0, and should be true or false or null'),
+        ({**LINUX, "cuda_count": True}, 'its "cuda_count" is true, and should be a whole number'),
+        ({**LINUX, "cuda_count": 1.0}, 'its "cuda_count" is 1.0, and should be a whole number'),
+        ({**LINUX, "cuda_count": -1}, 'its "cuda_count" is -1, and should be at least 0'),
+        ({**LINUX, "world_size": 0}, 'its "world_size" is 0, and should be at least 1'),
+        ({**LINUX, "memory_bytes": "16 GB"}, 'its "memory_bytes" is "16 GB", and should be a whole number or null'),
+        ({**LINUX, "environment": []}, 'its "environment" is [], and should be texts by name'),
+        ({**LINUX, "environment": {"RANK": 1}}, 'its "environment" is {"RANK": 1}, and should be texts by name'),
+        ({**LINUX, "python_version": ["x" * 500]}, "..., and should be text"),
+        ({**LINUX, "macos": "15.5"}, f'it has "macos", which mps_trainer {__version__} does not know'),
+        ({"facts": {**LINUX, "macos": ""}, "mps_trainer": __version__}, 'it has "macos"'),
+        ({"facts": {**LINUX, "macos": ""}, "mps_trainer": "new"}, 'it has "macos"'),
+        ({**LINUX, **{f"key{i}": 0 for i in range(9)}}, '"key4" and 4 more'),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_what_is_no_machine_is_refused(content, said, tmp_path):
+    assert said in refusal(write(tmp_path, content))
+
+
+def test_a_file_that_is_not_there_or_is_none(tmp_path):
+    assert "there is no such file" in refusal(tmp_path / "gone.json")
+    assert "it is not a file" in refusal(tmp_path)
+    assert "it is not a file" in refusal("/dev/null")
+    assert "it is not JSON" in refusal(write(tmp_path, b"\0"))
+    with pytest.raises(MisconfigurationException, match="--facts"):
+        read_facts("a\0b")
+    with pytest.raises(MisconfigurationException, match="--facts"):
+        read_facts("x" * 5000)
+
+
+def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    path = write(tmp_path, LINUX)
+    monkeypatch.setattr(pathlib.Path, "read_text", refuse)
+    assert "it cannot be read (Permission denied)" in refusal(path)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_facts_alone_and_in_a_report(machine, tmp_path):
+    facts = MACHINES[machine].to_dict()
+    for content in (facts, {"facts": facts}, {"mps_trainer": "0.0.1", "decision": {}, "facts": facts}):
+        recorded = read_facts(str(write(tmp_path, content)))
+        assert recorded.facts == MACHINES[machine]
+        assert recorded.unknown == ()
+        assert recorded.writer == content.get("mps_trainer", "")
+
+
+def test_a_byte_order_mark_is_no_harm(tmp_path):
+    assert read_facts(str(write(tmp_path, b"\xef\xbb\xbf" + b'{"system": "Windows"}'))).facts.system == "Windows"
+
+
+def test_keys_of_a_newer_version_are_left_out_and_told(tmp_path):
+    path = write(tmp_path, {"facts": {**LINUX, "fans": 2}, "mps_trainer": f"{__version__}.1"})
+    recorded = read_facts(str(path))
+    assert (recorded.facts, recorded.unknown) == (MachineFacts(), ("fans",))
+
+
+def test_keys_that_are_missing_have_their_defaults(tmp_path):
+    assert read_facts(str(write(tmp_path, LINUX))).facts == MachineFacts()

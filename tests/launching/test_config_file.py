@@ -1,0 +1,127 @@
+"""Which file is in force, and that one is written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import yaml
+
+from mps_trainer import MisconfigurationException
+from mps_trainer.launching.config_file import InForce, check_target, in_force, load, user_file, write
+from mps_trainer.launching.settings import LaunchSettings
+
+SETTINGS = LaunchSettings("cpu", "no", True, 2, 0.5)
+
+
+@pytest.fixture
+def homes(tmp_path):
+    return {"XDG_CONFIG_HOME": str(tmp_path / "config"), "HF_HOME": str(tmp_path / "hf")}
+
+
+def test_what_is_written_is_read_again(tmp_path):
+    path = tmp_path / "new" / "folder" / "config.yaml"
+    write(SETTINGS, path)
+    assert load(path) == InForce(SETTINGS, path)
+    assert os.listdir(path.parent) == ["config.yaml"]
+    assert path.read_text().startswith("# Settings of `mps-trainer launch`")
+
+
+def test_what_nobody_has_said_is_written_as_the_default(tmp_path):
+    write(LaunchSettings(), tmp_path / "c.yaml")
+    values = {"device": "auto", "mixed_precision": "no", "mps_fallback": False, "num_processes": 1}
+    assert yaml.safe_load((tmp_path / "c.yaml").read_text()) == {**values, "memory_fraction": None}
+
+
+def test_the_file_that_was_named_goes_before_the_users_and_that_before_accelerates(homes, tmp_path):
+    assert in_force(None, homes) == InForce()
+    accelerates = tmp_path / "hf" / "accelerate" / "default_config.yaml"
+    accelerates.parent.mkdir(parents=True)
+    accelerates.write_text("distributed_type: MULTI_CPU\nnum_processes: 3\n")
+    assert in_force(None, homes) == InForce(LaunchSettings("cpu", num_processes=3), accelerates, {}, True)
+    write(SETTINGS, user_file(homes))
+    assert in_force(None, homes) == InForce(SETTINGS, user_file(homes))
+    (tmp_path / "own.yaml").write_text("device: mps")
+    assert in_force(str(tmp_path / "own.yaml"), homes).settings == LaunchSettings("mps")
+    assert in_force(str(accelerates), homes).is_accelerates
+
+
+def test_a_file_without_a_word_says_nothing(tmp_path):
+    (tmp_path / "c.yaml").write_text("# later\n")
+    assert load(tmp_path / "c.yaml").settings == LaunchSettings()
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"device: [mps", "no valid YAML in line 1: "),
+        (b"device: mps\n\tnum_processes: 1", "no valid YAML in line 2: "),
+        (b"\xff\xfe\x00", "no valid YAML: "),
+        (b"device: \x00", "no valid YAML: "),
+        (b"a: 2026-99-99", "no valid YAML: "),
+        (b"a: !!python/object/apply:os.system ['touch ran']", "no valid YAML in line 1: "),
+        (b"[" * 1500, "no valid YAML: "),
+        (b"- device\n- mps", "holds no settings, but a list"),
+        (b"mps", "holds no settings, but a str"),
+        (b"#" * 50_001, "more than 50000 bytes"),
+        (b"distributed_type: NO\nnum_processes: [1]", "has num_processes: [1]"),
+    ],
+    ids=lambda value: value[:20],
+)
+def test_what_cannot_be_read_is_refused_and_stays(tmp_path, monkeypatch, content, says):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "c.yaml"
+    path.write_bytes(content)
+    for attempt in (load, check_target):
+        with pytest.raises(MisconfigurationException) as refused:
+            attempt(path)
+        assert says in str(refused.value)
+        assert str(path) in str(refused.value)
+    assert "Nothing is written over it." in str(refused.value)
+    assert path.read_bytes() == content
+    assert os.listdir(tmp_path) == ["c.yaml"]
+
+
+@pytest.mark.parametrize(("name", "says"), [("gone.yaml", "There is no file"), (".", "Is a directory")])
+def test_a_file_that_is_not_there_is_refused(tmp_path, name, says):
+    with pytest.raises(MisconfigurationException, match=says):
+        load(tmp_path / name)
+
+
+def test_accelerates_file_is_not_written_over(tmp_path):
+    (tmp_path / "c.yaml").write_text("distributed_type: NO")
+    with pytest.raises(MisconfigurationException, match="Accelerate's"):
+        check_target(tmp_path / "c.yaml")
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_before(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(MisconfigurationException, match="is no folder that you may write to"):
+        check_target(tmp_path / "file" / "config.yaml")
+    check_target(tmp_path / "new" / "one" / "config.yaml")
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace"])
+def test_a_full_disk_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkeypatch, failing):
+    path = tmp_path / "c.yaml"
+    write(SETTINGS, path)
+    before = path.read_bytes()
+
+    def fail(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, failing, fail)
+        with pytest.raises(MisconfigurationException, match="cannot be written: No space left on device"):
+            write(LaunchSettings("mps"), path)
+    assert os.listdir(tmp_path) == ["c.yaml"]
+    assert path.read_bytes() == before
+
+
+def test_a_link_stays_one(tmp_path):
+    (tmp_path / "dotfiles").mkdir()
+    (tmp_path / "c.yaml").symlink_to(tmp_path / "dotfiles" / "real.yaml")
+    write(SETTINGS, tmp_path / "c.yaml")
+    assert (tmp_path / "c.yaml").is_symlink()
+    assert load(tmp_path / "dotfiles" / "real.yaml").settings == SETTINGS

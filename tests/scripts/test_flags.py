@@ -1,0 +1,40 @@
+"""Flags are refused in one line that says where to look."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from mps_trainer import MisconfigurationException
+from mps_trainer.scripts.flags import OneLineParser, given
+
+
+@dataclass
+class Settings:
+    size: int = 1
+
+    def __post_init__(self):
+        if self.size < 1:
+            raise ValueError("size is below 1.")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--size", "two"], "argument --size: invalid int value: 'two'. `train.py --help` lists the flags."),
+        (["--color", "red"], "'--color' is no flag, nor the value of one. `train.py --help` lists the flags."),
+        (["--size", "0"], "size is below 1."),
+    ],
+    ids=str,
+)
+def test_a_wrong_flag_is_one_line(argv, message):
+    with pytest.raises(MisconfigurationException) as refused:
+        OneLineParser((Settings,), prog="train.py").parse(argv)
+    assert str(refused.value) == message
+
+
+def test_right_flags_are_an_object_for_each_class():
+    assert OneLineParser((Settings,), prog="train.py").parse(["--size", "3"]) == (Settings(3),)
+
+
+def test_what_was_given_goes_by_the_names_of_fields():
+    assert given(["--max-steps=3", "--do_train", "value", "-x"]) == {"max_steps", "do_train"}

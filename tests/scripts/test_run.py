@@ -1,0 +1,83 @@
+"""How a script ends: with which status, which words, and what it leaves behind."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from mps_trainer import MisconfigurationException
+from mps_trainer.errors import CheckpointError, explain
+from mps_trainer.scripts import run
+
+
+@pytest.fixture
+def script(tmp_path, capsys, monkeypatch):
+    """Runs a script that raises `error` in its `part`; gives status and stderr."""
+    monkeypatch.delenv("MPS_TRAINER_TRACEBACK", raising=False)
+    args = SimpleNamespace(output_dir=str(tmp_path / "out"))
+
+    def run_it(error=None, part="do", before=lambda: None):
+        def step(name, result):
+            def take(*given):
+                if name == part and error is not None:
+                    before()
+                    raise error
+                return result
+
+            return take
+
+        status = run("train.py", step("parse", ("flags", args)), step("prepare", "job"), step("do", None))
+        return status, capsys.readouterr().err
+
+    return run_it
+
+
+def explained(error):
+    explain(error, "Row 3 cannot be read.")
+    return error
+
+
+def test_all_went_well(script):
+    assert script() == (0, "")
+
+
+@pytest.mark.parametrize("part", ["parse", "prepare", "do"])
+def test_what_the_user_can_mend_is_one_line_and_2(script, part):
+    assert script(MisconfigurationException("Give\nmore."), part) == (2, "train.py: error: Give more.\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (CheckpointError("The disk is full."), 1, "train.py: error: The disk is full.\n"),
+        (explained(OSError("gone")), 1, "train.py: error: Row 3 cannot be read.\n"),
+        (KeyboardInterrupt("Saved."), 130, "train.py: Saved.\n"),
+        (
+            KeyboardInterrupt(),
+            130,
+            "train.py: Interrupted. With --resume_from_checkpoint True the same command goes on from the newest "
+            "checkpoint, if there is one.\n",
+        ),
+    ],
+    ids=lambda value: repr(value) if isinstance(value, BaseException) else "",
+)
+def test_what_ends_a_run_has_a_status_of_its_own(script, error, status, line):
+    assert script(error) == (status, line)
+
+
+def test_what_nobody_foresaw_is_a_line_before_training_and_a_traceback_after(script):
+    status, errors = script(ZeroDivisionError("by zero"), "prepare")
+    assert (status, len(errors.splitlines())) == (1, 1)
+    assert "ZeroDivisionError: by zero." in errors
+    with pytest.raises(ZeroDivisionError):
+        script(ZeroDivisionError("by zero"), "do")
+
+
+@pytest.mark.parametrize("part", ["prepare", "do"])
+def test_an_output_folder_made_for_a_refused_run_is_removed_and_no_other(script, tmp_path, part):
+    out = tmp_path / "out"
+    script(MisconfigurationException("No."), part, before=lambda: os.makedirs(out, exist_ok=True))
+    assert not out.exists()
+    (out / "kept").mkdir(parents=True)
+    script(MisconfigurationException("No."), part)
+    assert (out / "kept").is_dir()

@@ -1,0 +1,89 @@
+"""The table and the JSON, from results alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from mps_trainer import MachineFacts
+from mps_trainer.selftest import CheckResult, SelftestReport
+from mps_trainer.selftest.report import WIDTH, table
+
+PASSED = CheckResult("losses", "passed", "largest difference 1.0e-06", 1.25, {"losses": [0.7, 0.6]})
+SKIPPED = CheckResult("memory limit", "skipped", "the device is cpu", 0.0)
+NAN = {"losses": [float("nan")]}
+FAILED = CheckResult("bf16", "failed", "the loss is nan at step 1, " + "and so on " * 20, 12.0, NAN)
+REPORT = SelftestReport(
+    device="mps",
+    simulated=False,
+    versions={"python": "3.11.7", "torch": "2.13.0"},
+    decision={"device": "mps"},
+    facts=MachineFacts(system="Darwin", os_version="15.1", machine="arm64").to_dict(),
+    known_faults=(),
+    checks=(PASSED, SKIPPED),
+    seconds=1.3,
+)
+
+
+def test_a_line_has_name_result_seconds_and_what_was_found():
+    assert table([PASSED, SKIPPED]) == [
+        "check         result       s  what was found",
+        "losses        passed     1.2  largest difference 1.0e-06",
+        "memory limit  skipped    0.0  the device is cpu",
+    ]
+
+
+def test_a_long_text_goes_on_below_itself_and_no_line_is_wider_than_the_table():
+    lines = table([FAILED])
+    assert len(lines) > 3
+    assert max(map(len, lines)) <= WIDTH
+    assert {line[:22].strip() for line in lines[2:]} == {""}
+    assert " ".join(line[22:].strip() for line in lines[1:]) == FAILED.text.strip()
+
+
+def test_a_check_without_words_is_still_a_line():
+    assert table([replace(PASSED, text="")])[1] == "losses  passed     1.2"
+
+
+def test_no_checks_are_a_heading():
+    assert len(table([])) == 1
+
+
+def test_the_report_begins_with_the_machine_and_ends_with_the_counts():
+    lines = str(REPORT).splitlines()
+    assert lines[0] == "Checked: mps; macOS 15.1, arm64"
+    assert lines[1] == "python 3.11.7, torch 2.13.0"
+    assert lines[-1] == "1 passed, 0 failed, 1 skipped, in 1.3 s."
+    assert "imulated" not in str(REPORT)
+
+
+def test_a_simulated_device_is_called_so_in_text_and_json():
+    report = replace(REPORT, simulated=True)
+    assert "Checked: mps, SIMULATED; " in str(report)
+    assert "its speed and its kernels are not those of a Mac" in str(report)
+    assert report.to_dict()["simulated"] is True
+
+
+def test_faults_that_are_known_are_named():
+    assert "Known fault of this torch on this macOS: zeros (pytorch issue 1)." in str(
+        replace(REPORT, known_faults=("zeros (pytorch issue 1)",))
+    )
+
+
+@pytest.mark.parametrize(("checks", "passed"), [((PASSED,), True), ((SKIPPED,), True), ((PASSED, FAILED), False)])
+def test_a_failure_is_all_that_keeps_it_from_passing(checks, passed):
+    assert replace(REPORT, checks=checks).passed is passed
+
+
+def test_json_has_everything_and_no_number_that_json_has_not():
+    def refuse(name):
+        raise AssertionError(name)
+
+    text = json.dumps(replace(REPORT, checks=(PASSED, FAILED)).to_dict())
+    data = json.loads(text, parse_constant=refuse)
+    assert data["checks"][1]["figures"]["losses"] == ["nan"]
+    assert data["checks"][0]["figures"]["losses"] == [0.7, 0.6]
+    assert MachineFacts.from_dict(data["facts"]).machine == "arm64"
+    assert data["passed"] is False
