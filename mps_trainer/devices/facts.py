@@ -36,7 +36,14 @@ RECORDED_VARIABLES = (
 PACKAGES = ("torch", "transformers", "datasets", "accelerate", "peft", "numpy", "safetensors")
 
 # Set by torchrun for every process it starts; each with the smallest value that makes sense.
-LAUNCHER_INTEGERS = {"WORLD_SIZE": 1, "RANK": 0, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": 0}
+LAUNCHER_INTEGERS = {
+    "WORLD_SIZE": 1,
+    "RANK": 0,
+    "LOCAL_RANK": 0,
+    "LOCAL_WORLD_SIZE": 1,
+    "MASTER_PORT": 0,
+    "TORCHELASTIC_RESTART_COUNT": 0,
+}
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,7 @@ class MachineFacts:
     local_world_size: int | None = None
     master_addr: str | None = None
     master_port: int | None = None
+    torchelastic_restart_count: int | None = None
 
     # What only a report wants: gather_all_facts() fills it in, gather_facts() leaves it unknown.
     chip: str | None = None  # "Apple M3 Pro"; under Rosetta a Mac says "VirtualApple @ 2.50GHz"

@@ -61,6 +61,7 @@ class Decision:
     world_size: int = 1  # torchrun's numbers as used; one process without it
     rank: int = 0
     local_rank: int = 0
+    restarts: int = 0  # how many times torchrun has started the processes again
 
     @property
     def name(self) -> str:
@@ -108,6 +109,7 @@ def resolve(request: DeviceRequest, facts: MachineFacts) -> Decision:
         world_size=facts.world_size or 1,
         rank=facts.rank or 0,
         local_rank=facts.local_rank or 0,
+        restarts=facts.torchelastic_restart_count or 0,
     )
 
 

@@ -18,10 +18,18 @@ def init_process_group(decision: Decision, backend: str | None, timeout: timedel
     """Joins the processes that a launcher started; does nothing where that was done already."""
     import torch.distributed as dist
 
-    if not dist.is_initialized():
-        preferred = ACCELERATORS[decision.type].backends[0]
-        dist.init_process_group(backend or preferred, timeout=timeout)
-        atexit.register(leave)
+    if dist.is_initialized():
+        return
+    backend = backend or ACCELERATORS[decision.type].backends[0]
+    if decision.restarts:
+        # The launcher's store still has the addresses of the processes before these, which torch 2.13 does not keep
+        # apart, and gloo would try to connect to them.
+        store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
+        again = dist.PrefixStore(f"restart-{decision.restarts}", store)
+        dist.init_process_group(backend, store=again, rank=rank, world_size=size, timeout=timeout)
+    else:
+        dist.init_process_group(backend, timeout=timeout)
+    atexit.register(leave)
 
 
 def leave() -> None:
