@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import MisconfigurationException
 
-_ONE_PROCESS = "this release trains in one process"
+_REPLICAS = "several processes here train a replica of the model each"
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,18 @@ def _is_given(value: Any) -> bool:
 REFUSALS = [
     Refusal(
         "deepspeed", "any", _is_given,
-        "DeepSpeed shards a model over several cuda processes, and " + _ONE_PROCESS,
+        "DeepSpeed shards a model over several cuda processes, and " + _REPLICAS,
         "Leave it out; activation_checkpointing and a smaller batch save memory on one device",
     ),
     Refusal(
         "fsdp", "any", _is_given,
-        "FSDP shards a model over several processes, and " + _ONE_PROCESS,
+        "FSDP shards a model over several processes, and " + _REPLICAS,
         "Leave it out; activation_checkpointing and a smaller batch save memory on one device",
     ),
     Refusal("fsdp_config", "any", _is_given, "it has an effect with fsdp only, which is refused", "Leave it out"),
     Refusal(
         "parallelism_config", "any", _is_given,
-        "it spreads a model over several devices, and " + _ONE_PROCESS,
+        "it spreads a model over several devices, and " + _REPLICAS,
         "Leave it out",
     ),
     Refusal(

@@ -67,6 +67,11 @@ class Search(TrainerBase):
             runner.ensure_available()
         except RuntimeError as error:
             raise SearchUnavailableError(" ".join(str(error).split())) from error
+        if self.processes.are_several:
+            raise SearchUnavailableError(
+                f"hyperparameter_search runs in one process, and this is one of {self.processes.size}, which would all "
+                "search by themselves. Start the script with python, without a launcher."
+            )
         if self.model_init is None:
             raise SearchUnavailableError(
                 "hyperparameter_search needs a new model for each trial, and the Trainer was given a finished one. "
