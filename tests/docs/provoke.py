@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,9 @@ from transformers import TrainerCallback
 
 from mps_trainer import DeviceRequest, MachineFacts, Trainer, TrainingArguments, resolve
 from mps_trainer.devices.recorded import read_facts
+from mps_trainer.distributed import Processes
 from mps_trainer.errors import explanation_of
+from mps_trainer.training import validation
 
 from .machines import MACHINES, ROSETTA, mac, mac_without_mps
 
@@ -106,14 +107,9 @@ def trainer(rows: Any = ROWS, model: torch.nn.Module | None = None, **settings: 
 
 @provokes("processes")
 def _() -> None:
-    variables = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}
-    before = dict(os.environ)
-    os.environ.update(variables)
-    try:
-        trainer()
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+    of_two = trainer()
+    of_two.processes, of_two.args.auto_find_batch_size = Processes(0, 2), True
+    validation.check(of_two, of_two.model)
 
 
 provokes("not-accepted")(lambda: TrainingArguments(eval_strategy="step"))
