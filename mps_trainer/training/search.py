@@ -69,8 +69,8 @@ class Search(TrainerBase):
             raise SearchUnavailableError(" ".join(str(error).split())) from error
         if self.processes.are_several:
             raise SearchUnavailableError(
-                f"hyperparameter_search runs in one process, and this is one of {self.processes.size}, which would all "
-                "search by themselves. Start the script with python, without a launcher."
+                f"hyperparameter_search runs in one process, and this is one of {self.processes.size}, each of which "
+                "would search by itself. Start the script with python, without a launcher."
             )
         if self.model_init is None:
             raise SearchUnavailableError(
