@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import logging
+import os
 import tempfile
 import time
 import warnings
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..arguments.precision import LAUNCHED
 from ..devices import DeviceRequest, gather_facts, resolve
 from ..devices.known_faults import known_faults
 from ..distributed import require_one_process
@@ -52,7 +54,7 @@ def run_selftest(
     decision = resolve(DeviceRequest(), facts)
     require_one_process(decision.world_size)
     results = []
-    with _folder() as folder, _quiet():
+    with _folder() as folder, _quiet(), _not_launched():
         lab = Lab(decision, facts, folder, simulated)
         for name, check in checks.items():
             begins(name)
@@ -120,3 +122,14 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+@contextlib.contextmanager
+def _not_launched() -> Iterator[None]:
+    """Inside, no launcher asks for a number format: each check says by itself what it autocasts to."""
+    asked = os.environ.pop(LAUNCHED, None)
+    try:
+        yield
+    finally:
+        if asked is not None:
+            os.environ[LAUNCHED] = asked
