@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     except KeyboardInterrupt as interrupt:
-        print(f"{NAME}: {interrupt or 'interrupted.'}", file=sys.stderr)
+        print(f"\n{NAME}: {str(interrupt) or 'interrupted.'}", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
         return refuse_unforeseen(NAME, error)

@@ -59,6 +59,16 @@ def test_a_flag_that_is_spelled_with_dashes_takes_underscores():
     assert cli._parser().parse_args(["simulate", "--same_draws_as_cpu", "x.py"]).same_draws_as_cpu
 
 
+@pytest.mark.parametrize(("message", "says"), [((), "interrupted."), (("saved.",), "saved.")])
+def test_ctrl_c_is_said_in_a_line(message, says, monkeypatch, capsys):
+    def interrupted():
+        raise KeyboardInterrupt(*message)
+
+    monkeypatch.setattr(cli.env, "gather_all_facts", interrupted)
+    assert cli.main(["env"]) == 130
+    assert capsys.readouterr().err == f"\nmps-trainer: {says}\n"
+
+
 COMPLETE = """\
 source completion.bash
 complete -p mps-trainer
