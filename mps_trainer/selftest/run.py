@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ..arguments.precision import LAUNCHED
 from ..devices import DeviceRequest, gather_facts, resolve
+from ..devices.facts import for_a_report
 from ..devices.known_faults import known_faults
 from ..distributed import require_one_process
 from ..errors import MisconfigurationException
@@ -67,7 +68,7 @@ def run_selftest(
         simulated=facts.mps_simulated and decision.type == "mps",
         versions=versions(facts.python_version),
         decision=decision.to_dict(),
-        facts=facts.to_dict(),
+        facts=for_a_report(facts).to_dict(),
         known_faults=tuple(map(str, faults)),
         checks=tuple(results),
         seconds=round(time.perf_counter() - start, 2),
