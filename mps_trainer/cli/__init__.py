@@ -49,6 +49,13 @@ class OneLineParser(argparse.ArgumentParser):
             super().add_argument(*twins, **{**settings, **unseen})
         return action
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Refuses here what is unknown to a command, which argparse leaves to the parser of all commands."""
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return known, unknown
+
     def error(self, message: str) -> NoReturn:
         raise MisconfigurationException(f"{message.rstrip('.')}. `{self.prog} --help` lists what there is.")
 
