@@ -196,9 +196,7 @@ def _shape_batches(data: DataTrainingArguments, training: TrainingArguments, giv
         training.train_sampling_strategy = "bucket_by_length"
     if not given & {"per_device_eval_batch_size", "per_gpu_eval_batch_size"}:
         size = training.per_device_train_batch_size
-        if (
-            training.train_sampling_strategy == "bucket_by_length"
-        ):  # as many rows as in training, whose shapes they are
+        if training.train_sampling_strategy == "bucket_by_length":  # so that its shapes are those of training
             size //= parts_of_batch(size, training.gradient_accumulation_steps)
         training.per_device_eval_batch_size = size
     training.check()
