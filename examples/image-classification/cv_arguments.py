@@ -109,18 +109,15 @@ def parse(argv: list[str]) -> tuple[ImageArguments, TrainingArguments]:
 
 
 def use_precision(image_args: ImageArguments, training_args: TrainingArguments) -> None:
-    """What --mixed_precision says, or a launcher where neither it nor --fp16 and --bf16 are there."""
-    flagged = training_args.fp16 or training_args.bf16
-    source, wanted = "--mixed_precision", image_args.mixed_precision
-    if wanted is None and not flagged:
-        source, wanted = "ACCELERATE_MIXED_PRECISION", os.environ.get("ACCELERATE_MIXED_PRECISION") or "no"
+    """What --mixed_precision says; without it TrainingArguments know what --fp16, --bf16 or a launcher say."""
+    wanted = image_args.mixed_precision
     if wanted is None:
         return
     if wanted.lower() not in PRECISIONS:
         raise MisconfigurationException(
-            f"{source} is {wanted!r}, and {', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]} is expected."
+            f"--mixed_precision is {wanted!r}, and {', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]} is expected."
         )
-    if flagged and wanted.lower() != training_args.mixed_precision:
+    if (training_args.fp16 or training_args.bf16) and wanted.lower() != training_args.mixed_precision:
         raise MisconfigurationException(
             f"--mixed_precision {wanted} and --{training_args.mixed_precision} contradict each other: give one."
         )

@@ -13,7 +13,6 @@ on a folder with images called <label>_<number>.jpg, or with a folder for each l
 
 from __future__ import annotations
 
-import logging
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +23,7 @@ from cv_model import load_model, read_settings, require_size, write_settings
 
 from mps_trainer import TrainingArguments
 from mps_trainer.distributed import Processes
-from mps_trainer.scripts import run
+from mps_trainer.scripts import run, set_up_logging
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -79,15 +78,6 @@ def load_images(image_args: ImageArguments) -> LabelledImages:
     from cv_shapes import draw_shapes
 
     return draw_shapes()
-
-
-def set_up_logging(training_args: TrainingArguments) -> None:
-    import transformers
-
-    level = training_args.get_process_log_level()
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stdout)
-    logging.getLogger("mps_trainer").setLevel(level)
-    transformers.utils.logging.set_verbosity(level)
 
 
 def make_trainer(model: Any, images: LabelledImages, settings: Any, training_args: TrainingArguments) -> Any:

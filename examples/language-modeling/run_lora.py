@@ -12,7 +12,6 @@ a pretrained one on a file. The device chooses itself. `--help` lists every flag
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import sys
@@ -26,7 +25,7 @@ from lora_model import add_adapter, context, load_model, load_tokenizer, require
 
 from mps_trainer import MisconfigurationException, TrainingArguments
 from mps_trainer.distributed import Processes
-from mps_trainer.scripts import run
+from mps_trainer.scripts import run, set_up_logging
 from mps_trainer.scripts.loading import require_folder_or_name
 from mps_trainer.scripts.reach import go_offline_if_unreachable
 
@@ -97,15 +96,6 @@ def do(job: Job) -> None:
     print(f"Sample: {sample(job)}")
     if job.merge:
         merge(job)
-
-
-def set_up_logging(training_args: TrainingArguments) -> None:
-    import transformers
-
-    level = training_args.get_process_log_level()
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stdout)
-    logging.getLogger("mps_trainer").setLevel(level)
-    transformers.utils.logging.set_verbosity(level)
 
 
 def make_trainer(model: Any, tokenizer: Any, blocks: Blocks, training_args: TrainingArguments) -> Any:

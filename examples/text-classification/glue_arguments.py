@@ -13,6 +13,7 @@ from glue_tasks import TASKS
 
 from mps_trainer import TrainingArguments
 from mps_trainer.arguments.checks import refuse
+from mps_trainer.data.parts import parts_of_batch
 from mps_trainer.scripts.flags import OneLineParser, check_types
 from mps_trainer.scripts.flags import given as flags_given
 
@@ -194,7 +195,10 @@ def _shape_batches(data: DataTrainingArguments, training: TrainingArguments, giv
     if not data.pad_to_max_length and not given & {"train_sampling_strategy", "group_by_length"}:
         training.train_sampling_strategy = "bucket_by_length"
     if not given & {"per_device_eval_batch_size", "per_gpu_eval_batch_size"}:
-        training.per_device_eval_batch_size = training.per_device_train_batch_size
+        size = training.per_device_train_batch_size
+        if training.train_sampling_strategy == "bucket_by_length":  # so that its shapes are those of training
+            size //= parts_of_batch(size, training.gradient_accumulation_steps)
+        training.per_device_eval_batch_size = size
     training.check()
 
 

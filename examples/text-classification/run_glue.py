@@ -31,7 +31,7 @@ from glue_tasks import TASKS
 
 from mps_trainer import TrainingArguments
 from mps_trainer.distributed import Processes
-from mps_trainer.scripts import run
+from mps_trainer.scripts import run, set_up_logging
 from mps_trainer.scripts.reach import go_offline_if_unreachable
 
 NAME = "run_glue.py"
@@ -68,7 +68,7 @@ def prepare(model_args: ModelArguments, data_args: DataTrainingArguments, traini
     check_names(model_args)
     if needs_hub(model_args, data_args):
         go_offline_if_unreachable()
-    set_up_logging(training_args)
+    log_from_here_on(training_args)
 
     with training_args.main_process_first(desc="loading"):
         labelled = load_data(data_args, model_args)
@@ -139,16 +139,13 @@ def needs_hub(model_args: ModelArguments, data_args: DataTrainingArguments) -> b
     return not local_data or any(name is not None and not os.path.exists(name) for name in names)
 
 
-def set_up_logging(training_args: TrainingArguments) -> None:
+def log_from_here_on(training_args: TrainingArguments) -> None:
     import datasets
-    import transformers
 
+    set_up_logging(training_args)
     level = training_args.get_process_log_level()
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stdout)
-    for name in ("run_glue", "mps_trainer"):
-        logging.getLogger(name).setLevel(level)
+    logger.setLevel(level)
     datasets.utils.logging.set_verbosity(level)
-    transformers.utils.logging.set_verbosity(level)
     logger.info("Arguments: %s", training_args)
 
 

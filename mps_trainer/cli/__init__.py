@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     except KeyboardInterrupt as interrupt:
-        print(f"{NAME}: {interrupt or 'interrupted.'}", file=sys.stderr)
+        print(f"\n{NAME}: {str(interrupt) or 'interrupted.'}", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
         return refuse_unforeseen(NAME, error)
@@ -48,6 +48,13 @@ class OneLineParser(argparse.ArgumentParser):
             unseen = {"dest": action.dest, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
             super().add_argument(*twins, **{**settings, **unseen})
         return action
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Refuses here what is unknown to a command, which argparse leaves to the parser of all commands."""
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return known, unknown
 
     def error(self, message: str) -> NoReturn:
         raise MisconfigurationException(f"{message.rstrip('.')}. `{self.prog} --help` lists what there is.")

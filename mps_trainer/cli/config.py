@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -78,15 +79,20 @@ def _ask(proposed: InForce) -> LaunchSettings:
     print(str(decision).splitlines()[0])
     print("Enter takes what is in brackets; Ctrl-C leaves everything as it is.")
     try:
-        return questionnaire(decision, facts, proposed.settings, input, print)
+        return questionnaire(decision, facts, proposed.settings, _answer, print)
     except EOFError as error:
         print()
         raise MisconfigurationException(
             f"There are no more answers to read. {UNCHANGED} `mps-trainer config --default` asks nothing."
         ) from error
     except KeyboardInterrupt as interrupt:
-        print()
         raise KeyboardInterrupt(f"interrupted. {UNCHANGED}") from interrupt
+
+
+def _answer(prompt: str) -> str:
+    if sys.stdin is None:  # closed before the start, as by a shell's <&-
+        raise EOFError
+    return input(prompt)
 
 
 def shown(chosen: InForce, environ: Any) -> list[str]:

@@ -21,13 +21,11 @@ def add_parser(commands: Any) -> None:
         "launch",
         help="run a script with the settings of `mps-trainer config`",
         description="Run a script as `python SCRIPT ARGUMENTS` would, with the settings of --config_file, else of "
-        "`mps-trainer config`, else of `accelerate config`. Flags go before variables that are set in the shell, and "
-        "those before the file. The exit status is the script's; 2 when it could not be started.",
+        "`mps-trainer config`, else of `accelerate config`. Flags go before variables of the shell, and those before "
+        "the file. The exit status is the script's; 2 when it could not be started.",
     )
     command.add_argument("--cpu", action="store_true", help="train on the CPU, whatever else there is")
-    command.add_argument(
-        "--mixed_precision", choices=PRECISIONS, help="what a Trainer, or Accelerate, autocasts to (default: no)"
-    )
+    command.add_argument("--mixed_precision", choices=PRECISIONS, help="what the script autocasts to (default: no)")
     command.add_argument(
         "--mps_fallback", action="store_true", help="let operators without an MPS kernel run on the CPU"
     )
@@ -35,7 +33,7 @@ def add_parser(commands: Any) -> None:
         "--num_processes",
         metavar="N",
         type=_count,
-        help="processes that train together, on the CPU or on a CUDA GPU each, started by torchrun (default: 1)",
+        help="processes, on the CPU or on GPUs (default: 1)",
     )
     completes_files(
         command.add_argument("--config_file", metavar="FILE", help="settings of this command, or of Accelerate")

@@ -30,11 +30,11 @@ def add_script_arguments(command: argparse.ArgumentParser) -> None:
 
 def add_rest(command: argparse.ArgumentParser) -> None:
     """The script's own arguments."""
-    completes_files(
-        command.add_argument(
-            "arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER, help="passed on to the script"
-        )
+    rest = command.add_argument(
+        "arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER, help="passed on to the script"
     )
+    rest.required = False  # argparse before 3.13 names it beside a SCRIPT that is missing
+    completes_files(rest)
 
 
 def check_paths(arguments: argparse.Namespace) -> None:

@@ -164,8 +164,12 @@ def gather_all_facts(probes: Probes | None = None, environ: MutableMapping[str, 
     environ = os.environ if environ is None else environ
     if probes.system() == "Darwin" and unreadable_switch(environ.get(FALLBACK)):
         probes = replace(probes, import_torch=_refuse_to_load)
-    facts = gather_facts(probes, environ)
-    more = _report_facts(facts, probes)
+    return for_a_report(gather_facts(probes, environ), probes)
+
+
+def for_a_report(facts: MachineFacts, probes: Probes | None = None) -> MachineFacts:
+    """The facts of this machine that `gather_facts()` gave, and besides what `gather_all_facts()` has."""
+    more = _report_facts(facts, probes or Probes())
     return MachineFacts(**{name: _without_home(value) for name, value in {**vars(facts), **more}.items()})
 
 

@@ -6,13 +6,17 @@ The examples are made with it, and each of their folders needs nothing else of t
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError, MisconfigurationException, explanation_of
 from ..refusal import FAILED, INTERRUPTED, refuse, refuse_unforeseen
+
+if TYPE_CHECKING:
+    from ..training_args import TrainingArguments
 
 _INTERRUPTED = (
     "Interrupted. With --resume_from_checkpoint True the same command goes on from the newest checkpoint, if there is "
@@ -58,6 +62,16 @@ def run(
             raise
         return refuse_unforeseen(name, error)
     return 0
+
+
+def set_up_logging(training_args: TrainingArguments) -> None:
+    """Logs to standard output, with the time, at the level that `log_level` says for this process."""
+    import transformers
+
+    level = training_args.get_process_log_level()
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stdout)
+    logging.getLogger("mps_trainer").setLevel(level)
+    transformers.utils.logging.set_verbosity(level)
 
 
 @contextlib.contextmanager

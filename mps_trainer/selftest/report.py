@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..amounts import format_bytes
+
 WIDTH = 110
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
@@ -70,15 +72,21 @@ class SelftestReport:
     def _head(self) -> list[str]:
         """What was checked; that a device is simulated is never left unsaid."""
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        system = {"Darwin": "macOS"}.get(self.facts["system"], self.facts["system"])
-        lines = [
-            f"Checked: {self.device}{', SIMULATED' if self.simulated else ''}; {system} {self.facts['os_version']}, "
-            f"{self.facts['machine']}",
-            versions,
-        ]
+        lines = [f"Checked: {self.device}{', SIMULATED' if self.simulated else ''}; {self._machine()}", versions]
         if self.simulated:
             lines.append("The device is simulated on the CPU: its speed and its kernels are not those of a Mac.")
-        return lines
+        return lines + [
+            f"Not checked: {other['name']}, because {other['why']}. `mps-trainer doctor` says what to do."
+            for other in self.decision["rejected"]
+            if other["repairable"]
+        ]
+
+    def _machine(self) -> str:
+        facts = self.facts
+        memory = facts["memory_bytes"] and f"{format_bytes(facts['memory_bytes'])} of memory"
+        system = {"Darwin": "macOS"}.get(facts["system"], facts["system"])
+        parts = (facts["chip"], memory, f"{system} {facts['os_version']}", facts["machine"])
+        return ", ".join(part for part in parts if part)
 
 
 def _of_json(value: Any) -> Any:

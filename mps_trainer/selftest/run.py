@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import logging
+import os
 import tempfile
 import time
 import warnings
@@ -12,7 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..arguments.precision import LAUNCHED
 from ..devices import DeviceRequest, gather_facts, resolve
+from ..devices.facts import for_a_report
 from ..devices.known_faults import known_faults
 from ..errors import MisconfigurationException
 from ..guards.watermarks import memory_limit
@@ -55,7 +58,7 @@ def run_selftest(
             "without a launcher."
         )
     results = []
-    with _folder() as folder, _quiet():
+    with _folder() as folder, _quiet(), _not_launched():
         lab = Lab(decision, facts, folder, simulated)
         for name, check in checks.items():
             begins(name)
@@ -68,7 +71,7 @@ def run_selftest(
         simulated=facts.mps_simulated and decision.type == "mps",
         versions=versions(facts.python_version),
         decision=decision.to_dict(),
-        facts=facts.to_dict(),
+        facts=for_a_report(facts).to_dict(),
         known_faults=tuple(map(str, faults)),
         checks=tuple(results),
         seconds=round(time.perf_counter() - start, 2),
@@ -123,3 +126,14 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+@contextlib.contextmanager
+def _not_launched() -> Iterator[None]:
+    """Inside, no launcher asks for a number format: each check says by itself what it autocasts to."""
+    asked = os.environ.pop(LAUNCHED, None)
+    try:
+        yield
+    finally:
+        if asked is not None:
+            os.environ[LAUNCHED] = asked

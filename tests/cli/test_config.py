@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
@@ -57,13 +58,10 @@ def test_ctrl_c_leaves_nothing(home, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_more_answers_is_a_line(home, tmp_path, monkeypatch, capsys):
-    """Ctrl-D, or a pipe that ends."""
-
-    def ask(prompt):
-        raise EOFError
-
-    monkeypatch.setattr("builtins.input", ask)
+@pytest.mark.parametrize("stdin", [io.StringIO(), None], ids=["ended", "closed"])
+def test_no_more_answers_is_a_line(home, tmp_path, monkeypatch, capsys, stdin):
+    """Ctrl-D, a pipe that ends, or none at all."""
+    monkeypatch.setattr("sys.stdin", stdin)
     assert cli.main(["config"]) == 2
     assert capsys.readouterr().err == (
         "mps-trainer: error: There are no more answers to read. Nothing was written. "

@@ -25,7 +25,7 @@ def help_of(command, capsys):
 def test_help_fits_a_screen(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     lines = help_of(command, capsys).splitlines()
-    assert 5 < len(lines) <= 36
+    assert 5 < len(lines) <= 23  # of a terminal's 24; the prompt has the last
     assert max(map(len, lines)) <= 80
 
 
@@ -57,6 +57,29 @@ def test_underscores_and_dashes_are_the_same_but_for_the_scripts_own_flags(line)
 
 def test_a_flag_that_is_spelled_with_dashes_takes_underscores():
     assert cli._parser().parse_args(["simulate", "--same_draws_as_cpu", "x.py"]).same_draws_as_cpu
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("doctor --fatcs x", "unrecognized arguments: --fatcs x. `mps-trainer doctor --help` lists what there is."),
+        ("launch", "the following arguments are required: SCRIPT. `mps-trainer launch --help` lists what there is."),
+        ("simulate --memory 8GB", "the following arguments are required: SCRIPT. `mps-trainer simulate --help` "),
+    ],
+)
+def test_what_is_wrong_with_a_command_is_said_with_the_help_of_that_command(line, says, capsys):
+    assert cli.main(line.split()) == 2
+    assert capsys.readouterr().err.startswith(f"mps-trainer: error: {says}")
+
+
+@pytest.mark.parametrize(("message", "says"), [((), "interrupted."), (("saved.",), "saved.")])
+def test_ctrl_c_is_said_in_a_line(message, says, monkeypatch, capsys):
+    def interrupted():
+        raise KeyboardInterrupt(*message)
+
+    monkeypatch.setattr(cli.env, "gather_all_facts", interrupted)
+    assert cli.main(["env"]) == 130
+    assert capsys.readouterr().err == f"\nmps-trainer: {says}\n"
 
 
 COMPLETE = """\

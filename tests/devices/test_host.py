@@ -76,8 +76,3 @@ def test_the_first_figures_of_a_process_are_without_the_load(monkeypatch, clocks
     assert set(host_stats()) == {"process_rss_bytes", "memory_available_bytes", "swap_used_bytes", "swap_percent"}
     clocks(2.0, user=2.0)
     assert host_stats()["cpu_percent"] == 100.0
-
-
-def test_without_psutil_there_are_none(monkeypatch):
-    monkeypatch.setattr(host, "psutil_memory", dict)
-    assert host_stats() == {}

@@ -37,20 +37,22 @@ def test_the_old_name_of_another_order_is_honoured():
 @pytest.mark.parametrize(
     ("words", "size"),
     [
-        ([], 32),
-        (["--per_device_train_batch_size", "16"], 16),
+        ([], 16),
+        (["--per_device_train_batch_size", "16"], 8),
+        (["--per_device_train_batch_size", "16", "--gradient_accumulation_steps", "2"], 16),
+        (["--per_device_train_batch_size", "16", "--train_sampling_strategy", "random"], 16),
         (["--per_device_train_batch_size", "16", "--per_device_eval_batch_size", "64"], 64),
     ],
     ids=str,
 )
-def test_evaluation_batches_are_as_large_as_training_batches(words, size):
+def test_evaluation_batches_have_the_shapes_of_training_batches(words, size):
     assert parse([*EMBEDDED, *words])[2].eval_batch_size == size
 
 
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
-        ({}, ("bucket_by_length", 32)),
+        ({}, ("bucket_by_length", 16)),
         ({"train_sampling_strategy": "random", "per_device_eval_batch_size": 4}, ("random", 4)),
         ({"pad_to_max_length": True}, ("random", 32)),
     ],

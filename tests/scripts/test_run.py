@@ -1,13 +1,14 @@
 """How a script ends: with which status, which words, and what it leaves behind."""
 
+import logging
 import os
 from types import SimpleNamespace
 
 import pytest
 
-from mps_trainer import MisconfigurationException
+from mps_trainer import MisconfigurationException, TrainingArguments
 from mps_trainer.errors import CheckpointError, explain
-from mps_trainer.scripts import run
+from mps_trainer.scripts import run, set_up_logging
 
 
 @pytest.fixture
@@ -81,3 +82,15 @@ def test_an_output_folder_made_for_a_refused_run_is_removed_and_no_other(script,
     (out / "kept").mkdir(parents=True)
     script(MisconfigurationException("No."), part)
     assert (out / "kept").is_dir()
+
+
+@pytest.mark.parametrize(("asked", "level"), [("error", logging.ERROR), ("info", logging.INFO)])
+def test_the_log_has_the_level_that_was_asked_for(tmp_path, asked, level):
+    package, library = logging.getLogger("mps_trainer"), logging.getLogger("transformers")
+    before = package.level, library.level
+    try:
+        set_up_logging(TrainingArguments(output_dir=str(tmp_path), log_level=asked))
+        assert (package.level, library.level) == (level, level)
+    finally:
+        package.setLevel(before[0])
+        library.setLevel(before[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
@@ -36,6 +37,17 @@ def test_on_the_cpu_what_is_not_for_it_is_skipped_and_says_why(results):
     assert list(skipped) == [RESUMED[1], *of_devices]
     assert all(skipped.values())
     assert found[COMPARED].figures["largest_difference"] == 0.0
+
+
+@pytest.mark.parametrize("asked", ["bf16", "fp8"])
+def test_what_a_launcher_asks_to_autocast_to_is_left_aside_and_stays(results, monkeypatch, asked):
+    """Float32 is compared with float32 whatever is in the environment, or a device that works would fail."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", asked)
+    plain, half = results(COMPARED, "bf16").values()
+    assert (plain.status, half.status) == ("passed", "passed")
+    assert plain.figures["losses"] != half.figures["losses"]
+    assert plain.figures["cpu_losses"] == half.figures["cpu_losses"] == plain.figures["losses"]
+    assert os.environ["ACCELERATE_MIXED_PRECISION"] == asked
 
 
 # A device that computes wrong numbers. The CPU, with which it is compared, computes the right ones.

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from mps_trainer import MachineFacts
+from mps_trainer import DeviceRequest, MachineFacts, resolve
 from mps_trainer.selftest import CheckResult, SelftestReport
 from mps_trainer.selftest.report import WIDTH, table
+from tests.devices.machines import MACHINES
 
 PASSED = CheckResult("losses", "passed", "largest difference 1.0e-06", 1.25, {"losses": [0.7, 0.6]})
 SKIPPED = CheckResult("memory limit", "skipped", "the device is cpu", 0.0)
@@ -19,7 +20,7 @@ REPORT = SelftestReport(
     device="mps",
     simulated=False,
     versions={"python": "3.11.7", "torch": "2.13.0"},
-    decision={"device": "mps"},
+    decision={"device": "mps", "rejected": []},
     facts=MachineFacts(system="Darwin", os_version="15.1", machine="arm64").to_dict(),
     known_faults=(),
     checks=(PASSED, SKIPPED),
@@ -57,6 +58,24 @@ def test_the_report_begins_with_the_machine_and_ends_with_the_counts():
     assert lines[1] == "python 3.11.7, torch 2.13.0"
     assert lines[-1] == "1 passed, 0 failed, 1 skipped, in 1.3 s."
     assert "imulated" not in str(REPORT)
+
+
+def test_chip_and_memory_are_named_where_they_are_known():
+    facts = {**REPORT.facts, "chip": "Apple M3 Pro", "memory_bytes": 18 * 2**30}
+    first = str(replace(REPORT, facts=facts)).splitlines()[0]
+    assert first == "Checked: mps; Apple M3 Pro, 18.0 GiB of memory, macOS 15.1, arm64"
+
+
+@pytest.mark.parametrize(
+    ("machine", "unchecked"),
+    [("m2_rosetta_mps_built_not_available", True), ("m3_macos_15", False), ("linux", False)],
+)
+def test_a_gpu_that_could_be_had_and_was_not_checked_is_named(machine, unchecked):
+    decision = resolve(DeviceRequest(), MACHINES[machine])
+    lines = str(replace(REPORT, device=decision.name, decision=decision.to_dict())).splitlines()
+    assert lines[2].startswith("Not checked: mps, because this Python ") is unchecked
+    assert lines[2].endswith("emulates on an Apple-silicon Mac. `mps-trainer doctor` says what to do.") is unchecked
+    assert str(lines).count("Not checked") == unchecked
 
 
 def test_a_simulated_device_is_called_so_in_text_and_json():

@@ -147,21 +147,6 @@ def read_devices(devices: Devices) -> int | str | list[int]:
     return value
 
 
-def psutil_memory() -> dict[str, Any]:
-    """What this process and this machine hold in memory; {} where psutil is not installed."""
-    try:
-        import psutil
-    except ImportError:
-        return {}
-    swap = psutil.swap_memory()
-    return {
-        "process_rss_bytes": psutil.Process().memory_info().rss,
-        "memory_available_bytes": psutil.virtual_memory().available,
-        "swap_used_bytes": swap.used,
-        "swap_percent": swap.percent,
-    }
-
-
 def torch_missing(facts: MachineFacts) -> Obstacle:
     """The obstacle shared by every kind: without torch nothing trains."""
     if facts.torch_error is None or facts.torch_error.startswith("ModuleNotFoundError: No module named 'torch'"):

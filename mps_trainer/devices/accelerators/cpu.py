@@ -60,5 +60,5 @@ class CPUAccelerator(Accelerator):
 
     @classmethod
     def get_device_stats(cls, device: Any = None) -> dict[str, Any]:
-        """What this process and this machine hold and do; {} where psutil is not installed."""
+        """What this process and this machine hold and do."""
         return host_stats()

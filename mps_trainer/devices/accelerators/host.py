@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from .base import psutil_memory
-
 _SHORTEST = 0.1  # seconds: the clocks behind the percentage tick a hundred times a second
 
 
@@ -43,11 +41,19 @@ _load = ProcessorLoad()
 
 
 def host_stats() -> dict[str, Any]:
-    """`psutil_memory()` and `cpu_percent`; {} where psutil is not installed.
+    """What this process and this machine hold in memory, and `cpu_percent`.
 
     `cpu_percent` is of all processors, since the last call; the first call in a process has none.
     """
-    stats = psutil_memory()
-    if stats and (percent := _load.look()) is not None:
+    import psutil  # not for `import mps_trainer`
+
+    swap = psutil.swap_memory()
+    stats = {
+        "process_rss_bytes": psutil.Process().memory_info().rss,
+        "memory_available_bytes": psutil.virtual_memory().available,
+        "swap_used_bytes": swap.used,
+        "swap_percent": swap.percent,
+    }
+    if (percent := _load.look()) is not None:
         stats["cpu_percent"] = percent
     return stats
