@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import MisconfigurationException
 
-_ONE_PROCESS = "this release trains in one process"
+_ONE_PROCESS = "this release has the whole model in every process"
 
 
 @dataclass(frozen=True)

@@ -278,9 +278,15 @@ def _index(chosen: type[Accelerator], devices: Devices, facts: MachineFacts) -> 
     if one_each and rank >= count:
         raise MisconfigurationException(
             f"LOCAL_RANK is {rank} (counted from 0), and this machine has {count} usable {chosen.label}"
-            f"{'' if count == 1 else 's'}. Start no more processes than that: torchrun --nproc_per_node {count}."
+            f"{'' if count == 1 else 's'}. Start no more processes than that: {_at_most(count, facts)}."
         )
     return rank if one_each else wanted[rank if local_size > 1 else 0]
+
+
+def _at_most(count: int, facts: MachineFacts) -> str:
+    if not facts.slurm:
+        return f"torchrun --nproc_per_node {count}"
+    return f"srun --ntasks-per-node={count}, or show each all GPUs of its node: --gpus-per-node, not --gpus-per-task"
 
 
 def _local_world_size(facts: MachineFacts) -> int:

@@ -158,6 +158,12 @@ def test_the_decision_says_where_the_processes_meet():
     assert resolve(DeviceRequest(), MACHINES["linux_8_cuda"]).meeting_point is None
 
 
+def test_a_task_that_sees_one_gpu_of_several_is_told_how_to_see_all():
+    facts = replace(MACHINES["linux_1_cuda"], **slurm_facts({**STEP, "SLURM_LOCALID": "1"}))
+    with pytest.raises(MisconfigurationException, match=r"LOCAL_RANK is 1 .* has 1 usable.*--gpus-per-node"):
+        resolve(DeviceRequest(), facts)
+
+
 def test_a_step_of_several_tasks_is_refused_on_mps():
     facts = replace(MACHINES["m3_macos_15"], **slurm_facts(STEP))
     with pytest.raises(MisconfigurationException, match=r"started 7 processes .*use_cpu=True"):
