@@ -73,6 +73,8 @@ def test_torchrun_under_srun_goes_before_the_step_of_which_it_is_a_task():
     address = {"MASTER_ADDR": "node03", "MASTER_PORT": "29500"}
     assert place({**STEP, **torchrun, **address}) == (8, 5, 1, 2, "node03", 29500)
     assert not facts_of({**STEP, **torchrun, **address}).slurm
+    as_many = {"WORLD_SIZE": "7", "RANK": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    assert place({**STEP, **as_many, **address}) == (7, 3, 0, 1, "node03", 29500)
 
 
 def test_a_world_of_one_in_a_step_is_one_process():

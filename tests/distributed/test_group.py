@@ -131,10 +131,11 @@ def test_a_backend_for_mps_takes_one_line_here(joined, monkeypatch):
     """Once torch has one."""
     monkeypatch.setattr(MPSAccelerator, "backends", ("metal",))
     decision = resolve(DeviceRequest(ddp_backend="metal"), under_torchrun(MACHINES["m3_macos_15"], 2))
+    monkeypatch.setattr(torch.distributed.Backend, "backend_list", ["metal"])
+    monkeypatch.setitem(torch.distributed.Backend.backend_capability, "metal", ["cpu"])
     with pytest.raises(MisconfigurationException, match=r"'metal' cannot be used on mps.* has none for it"):
         distributed.init_process_group(decision, "metal", timedelta(seconds=9))
     monkeypatch.setitem(torch.distributed.Backend.backend_capability, "metal", ["mps"])
-    monkeypatch.setattr(torch.distributed.Backend, "backend_list", ["metal"])
     distributed.init_process_group(decision, "metal", timedelta(seconds=9))
     assert joined == [(("metal",), {"timeout": timedelta(seconds=9)})]
 
