@@ -106,7 +106,7 @@ _REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: value >= 0,
         "the Trainer does not hand a model its outputs of the batch before. Override compute_loss to do so",
     ),
-    "tp_size": (lambda value: value > 1, "no part of a model is split here. Leave it out"),
+    "tp_size": (lambda value: value > 1, "this release has the whole model in every process. Leave it out"),
     "fp16_backend": (lambda value: value == "apex", _NO_APEX),
     "half_precision_backend": (lambda value: value == "apex", _NO_APEX),
 }  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import MisconfigurationException
 
-_REPLICAS = "several processes here train a replica of the model each"
+_REPLICAS = "this release has the whole model in every process"
 
 
 @dataclass(frozen=True)

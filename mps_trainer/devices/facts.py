@@ -18,6 +18,7 @@ from typing import Any
 from ..errors import MisconfigurationException
 from ..guards.watermarks import settle_low
 from .probes import FALLBACK, Probes, switched_on, unreadable_switch
+from .slurm import slurm_facts
 
 # The variables that change where or how a run trains; the others in the environment are nobody's business here.
 RECORDED_VARIABLES = (
@@ -76,13 +77,14 @@ class MachineFacts:
     environment: dict[str, str] = field(default_factory=dict)  # those of RECORDED_VARIABLES that are set
     fallback_when_torch_loaded: bool | None = None  # None: torch has not been loaded in this process
 
-    world_size: int | None = None  # torchrun's WORLD_SIZE; None when not set, and so below
+    world_size: int | None = None  # torchrun's WORLD_SIZE, or srun's; None when not set, and so below
     rank: int | None = None
     local_rank: int | None = None
     local_world_size: int | None = None
     master_addr: str | None = None
     master_port: int | None = None
     torchelastic_restart_count: int | None = None
+    slurm: bool = False  # the processes are a step of Slurm, from which the numbers above are
 
     # What only a report wants: gather_all_facts() fills it in, gather_facts() leaves it unknown.
     chip: str | None = None  # "Apple M3 Pro"; under Rosetta a Mac says "VirtualApple @ 2.50GHz"
@@ -132,7 +134,7 @@ def gather_facts(
     Args:
         memory_limit: the share of the recommended maximum to which memory will be limited; None for torch's own.
 
-    Raises MisconfigurationException when one of torchrun's variables is not the number it should be.
+    Raises MisconfigurationException when one of torchrun's variables, or srun's, is not what it should be.
     """
     probes = probes or Probes()
     environ = os.environ if environ is None else environ
@@ -288,6 +290,11 @@ def _launcher_facts(environ: Mapping[str, str]) -> dict[str, Any]:
     facts["master_addr"] = environ.get("MASTER_ADDR")
     _check_rank(facts, "RANK", "WORLD_SIZE")
     _check_rank(facts, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    if facts["rank"] is None:
+        step = slurm_facts(environ)
+        # WORLD_SIZE of another number than the step's is meant for something else, and 1 for a process of its own.
+        if step and facts["world_size"] in (None, step["world_size"]):
+            facts.update(step)
     return facts
 
 

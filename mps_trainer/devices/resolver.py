@@ -62,6 +62,7 @@ class Decision:
     rank: int = 0
     local_rank: int = 0
     restarts: int = 0  # how many times torchrun has started the processes again
+    meeting_point: str | None = None  # "tcp://host:port" in a step of Slurm; None leaves it to torchrun's variables
 
     @property
     def name(self) -> str:
@@ -110,6 +111,7 @@ def resolve(request: DeviceRequest, facts: MachineFacts) -> Decision:
         rank=facts.rank or 0,
         local_rank=facts.local_rank or 0,
         restarts=facts.torchelastic_restart_count or 0,
+        meeting_point=f"tcp://{facts.master_addr}:{facts.master_port}" if facts.slurm else None,
     )
 
 
@@ -228,7 +230,7 @@ def _rejected(name: str, choice: _Choice, facts: MachineFacts) -> Rejected:
 def _refuse_backend(chosen: type[Accelerator], backend: str | None) -> None:
     if backend is None or backend in chosen.backends:
         return
-    if chosen is MPSAccelerator:
+    if not chosen.backends:
         raise _mps_is_one_process(f"ddp_backend={backend!r} was requested")
     needs = " or ".join(name for name, kind in ACCELERATORS.items() if backend in kind.backends)
     why = f"it needs {needs}" if needs else "no accelerator of this package uses it"
@@ -242,7 +244,7 @@ def _refuse_processes(chosen: type[Accelerator], facts: MachineFacts) -> None:
     processes = facts.world_size or 1
     if processes == 1 or chosen.name() == "cpu":
         return
-    if chosen is MPSAccelerator:
+    if not chosen.backends:
         raise _mps_is_one_process(f"The launcher started {processes} processes (WORLD_SIZE={processes})")
     if facts.local_rank is None:
         raise MisconfigurationException(
@@ -276,9 +278,15 @@ def _index(chosen: type[Accelerator], devices: Devices, facts: MachineFacts) -> 
     if one_each and rank >= count:
         raise MisconfigurationException(
             f"LOCAL_RANK is {rank} (counted from 0), and this machine has {count} usable {chosen.label}"
-            f"{'' if count == 1 else 's'}. Start no more processes than that: torchrun --nproc_per_node {count}."
+            f"{'' if count == 1 else 's'}. Start no more processes than that: {_at_most(count, facts)}."
         )
     return rank if one_each else wanted[rank if local_size > 1 else 0]
+
+
+def _at_most(count: int, facts: MachineFacts) -> str:
+    if not facts.slurm:
+        return f"torchrun --nproc_per_node {count}"
+    return f"srun --ntasks-per-node={count}, or show each all GPUs of its node: --gpus-per-node, not --gpus-per-task"
 
 
 def _local_world_size(facts: MachineFacts) -> int:

@@ -15,7 +15,8 @@ _GIB = 1024**3
 LITTLE_MEMORY = 8 * _GIB
 # Each checkpoint of a model of 100 million parameters takes 1.2 GB: the weights, and AdamW's two numbers for each.
 LITTLE_DISK = 5 * _GIB
-LAUNCHER = (*LAUNCHER_INTEGERS, "MASTER_ADDR")
+# To unset; torchrun's count of restarts means nothing without them.
+LAUNCHER = (*(name for name in LAUNCHER_INTEGERS if not name.startswith("TORCHELASTIC")), "MASTER_ADDR")
 
 
 # --- the switch for operators without a kernel -------------------------------------------------------------------
@@ -148,13 +149,12 @@ def _misread(facts: MachineFacts, name: str) -> bool:
 
 
 def several_processes(facts: MachineFacts) -> Finding | None:
-    if (facts.world_size or 1) == 1:
+    if (facts.world_size or 1) == 1 or not _has_mps(facts):
         return None
     return Finding(
         "several-processes",
         ERROR,
-        f"WORLD_SIZE is {facts.world_size} in the environment, as torchrun sets it, and this release trains in one "
-        "process",
+        f"WORLD_SIZE is {facts.world_size} in the environment, as torchrun sets it, and mps trains in one process",
         f"start the script with python, without a launcher; if none was used: unset {' '.join(LAUNCHER)}",
     )
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..errors import MisconfigurationException
 from .processes import Processes
 
 if TYPE_CHECKING:
     import torch
+
+REDUCTIONS = ("sum", "mean", "max", "none")
 
 
 def gather(value: Any, processes: Processes) -> Any:
@@ -27,37 +30,51 @@ def gather(value: Any, processes: Processes) -> Any:
 
 
 def gather_for_metrics(value: Any, processes: Processes, as_objects: bool = False) -> Any:
-    """Tensors joined in the first dimension, in which they may differ; anything else in one list."""
+    """Tensors joined in the first dimension, in which they may differ; the items of anything else in one list."""
     import torch
 
     if not processes.are_several:
         return value
-    if as_objects or not isinstance(value, (torch.Tensor, list, tuple, Mapping)):
+    tensors = _tensors(value)
+    if as_objects or tensors is None:
+        # A text is one item, of which Accelerate makes one of each letter.
         everybodys = processes.gather(value)
-        return [item for each in everybodys for item in (each if isinstance(each, list) else [each])]
-    device = _device(value)
+        return [item for each in everybodys for item in (each if _has_items(each) else [each])]
+    device = tensors[0].device
     everybodys = processes.gather(_map(lambda tensor: torch.atleast_1d(tensor.detach()).cpu(), value))
-    return _map(lambda *tensors: torch.cat(tensors).to(device), *everybodys)
+    return _map(lambda *parts: torch.cat(parts).to(device), *everybodys)
 
 
-def reduce(value: Any, processes: Processes, reduction: str = "sum", scale: float = 1.0) -> Any:
-    """The "sum" or "mean" of tensors over all processes, times `scale`; themselves with reduction "none"."""
+def reduce(value: Any, processes: Processes, reduction: str = "sum") -> Any:
+    """The "sum", "mean" or "max" of tensors over all processes; themselves with reduction "none".
+
+    Raises:
+        MisconfigurationException: for another reduction.
+    """
+    if reduction not in REDUCTIONS:
+        raise MisconfigurationException(
+            f"reduction={reduction!r} is none of {', '.join(map(repr, REDUCTIONS))}. Take one of them, or gather the "
+            "tensors and reduce what comes."
+        )
 
     def reduced(tensor: torch.Tensor) -> torch.Tensor:
         import torch.distributed as dist
 
         tensor = tensor.clone()
-        dist.all_reduce(tensor)
-        return tensor * (scale / processes.size if reduction == "mean" else scale)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM)
+        return tensor / processes.size if reduction == "mean" else tensor
 
     return _map(reduced, value) if processes.are_several and reduction != "none" else value
 
 
 def pad(value: Any, processes: Processes, dim: int = 0, index: float = 0, first: bool = False) -> Any:
-    """Tensors as long in `dim` as the longest of all processes, filled with `index` at the end or the beginning."""
+    """Tensors as long in `dim` as the longest of all processes, filled with `index` at the end or the beginning.
+
+    Those without such a dimension stay as they are.
+    """
 
     def padded(tensor: torch.Tensor) -> torch.Tensor:
-        if dim >= tensor.dim():
+        if not -tensor.dim() <= dim < tensor.dim():
             return tensor
         longest = int(processes.highest([tensor.shape[dim]])[0])
         if longest == tensor.shape[dim]:
@@ -72,10 +89,23 @@ def pad(value: Any, processes: Processes, dim: int = 0, index: float = 0, first:
     return _map(padded, value) if processes.are_several else value
 
 
-def _device(value: Any) -> Any:
-    while not hasattr(value, "device"):
-        value = next(iter(value.values() if isinstance(value, Mapping) else value))
-    return value.device
+def _has_items(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, (list, tuple)) or (isinstance(value, torch.Tensor) and value.dim() > 0)
+
+
+def _tensors(value: Any) -> list[torch.Tensor] | None:
+    """The tensors that `value` is made of; None where it is made of anything else, or of nothing."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if not isinstance(value, (list, tuple, Mapping)):
+        return None
+    parts = [_tensors(part) for part in (value.values() if isinstance(value, Mapping) else value)]
+    found = [tensor for part in parts if part is not None for tensor in part]
+    return None if None in parts or not found else found
 
 
 def _map(function: Callable[..., Any], first: Any, *others: Any) -> Any:

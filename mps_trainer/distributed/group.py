@@ -1,4 +1,4 @@
-"""The process group, from torchrun's environment. Which devices may have one is decided in `devices`."""
+"""The process group, from a launcher's variables. Which devices may have one is decided in `devices`."""
 
 from __future__ import annotations
 
@@ -9,27 +9,90 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ..devices import ACCELERATORS
+from ..errors import MisconfigurationException
+from ..refusal import sentence
 
 if TYPE_CHECKING:
     from ..devices import Decision
 
 
 def init_process_group(decision: Decision, backend: str | None, timeout: timedelta) -> None:
-    """Joins the processes that a launcher started; does nothing where that was done already."""
+    """Joins the processes that a launcher started; does nothing where that was done already.
+
+    Args:
+        backend: of torch.distributed; None for the first of the device's that this torch has.
+
+    Raises:
+        MisconfigurationException: if this torch has no such backend, or none that takes tensors of the device, and
+            if the others are not found.
+    """
     import torch.distributed as dist
 
+    if not dist.is_available():
+        raise MisconfigurationException(
+            f"{decision.world_size} processes were started, and this torch was built without torch.distributed. "
+            "Install a build from PyPI, or start the script with plain python to train in one process."
+        )
     if dist.is_initialized():
         return
-    backend = backend or ACCELERATORS[decision.type].backends[0]
+    backend = _reaching(decision.type, backend)
+    try:
+        _join(decision, backend, timeout)
+    except (ValueError, dist.DistNetworkError, dist.DistStoreError) as error:
+        raise MisconfigurationException(
+            f"Process {decision.rank} of {decision.world_size} cannot join the others: {sentence(error)} Start all of "
+            "them with one torchrun or srun, which say where they meet (MASTER_ADDR, MASTER_PORT), and see that the "
+            "first machine can be reached there."
+        ) from error
+    atexit.register(leave)
+
+
+def _join(decision: Decision, backend: str, timeout: timedelta) -> None:
+    import torch.distributed as dist
+
     if decision.restarts:
         # The launcher's store still has the addresses of the processes before these, which torch 2.13 does not keep
         # apart, and gloo would try to connect to them.
         store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
         again = dist.PrefixStore(f"restart-{decision.restarts}", store)
         dist.init_process_group(backend, store=again, rank=rank, world_size=size, timeout=timeout)
+    elif decision.meeting_point is not None:
+        dist.init_process_group(
+            backend,
+            init_method=decision.meeting_point,
+            rank=decision.rank,
+            world_size=decision.world_size,
+            timeout=timeout,
+        )
     else:
         dist.init_process_group(backend, timeout=timeout)
-    atexit.register(leave)
+
+
+def _reaching(device: str, asked: str | None) -> str:
+    """The backend that was asked for, or the first of the device's that this torch has for the device."""
+    import torch.distributed as dist
+
+    # A backend counts that torch was built with and that takes the device's tensors: either is said of others, too.
+    able = [
+        name
+        for name, devices in dist.Backend.backend_capability.items()
+        if device in devices and dist.is_backend_available(name)
+    ]
+    names = ACCELERATORS[device].backends if asked is None else (asked.lower(),)
+    for name in names:
+        if name in able:
+            return name
+    has = " and ".join(name for name in able if name in ACCELERATORS[device].backends) or "none"
+    if asked is None:
+        raise MisconfigurationException(
+            f"Several processes cannot train on {device} with this torch, which has none of the backends "
+            f"{', '.join(names)} of torch.distributed for it. Install a build of torch that has one, or start the "
+            "script with plain python."
+        )
+    raise MisconfigurationException(
+        f"ddp_backend={asked!r} cannot be used on {device}: of torch.distributed's backends, this torch has {has} for "
+        "it. Take one of those, leave ddp_backend out, or import the package that adds the backend first."
+    )
 
 
 def leave() -> None:

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from ..devices import ACCELERATORS, Decision, DeviceRequest, MachineFacts, gather_facts, resolve
 from ..devices.facts import LAUNCHER_INTEGERS
+from ..devices.slurm import TASKS
 from ..errors import MisconfigurationException
 from .settings import LaunchSettings
 
@@ -46,7 +47,7 @@ def check_machine(settings: LaunchSettings, environ: Mapping[str, str], source: 
     Raises:
         MisconfigurationException: if it cannot.
     """
-    alone = {name: value for name, value in environ.items() if name not in LAUNCHER_INTEGERS}
+    alone = {name: value for name, value in environ.items() if name not in (*LAUNCHER_INTEGERS, TASKS)}
     facts = gather_facts(environ=alone)
     check_facts(settings, facts, source)
 

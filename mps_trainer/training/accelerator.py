@@ -172,8 +172,8 @@ class Accelerator:
         return collectives.gather_for_metrics(input_data, self.processes, use_gather_object)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """The "sum" or "mean" over all processes, times `scale`."""
-        return collectives.reduce(tensor, self.processes, reduction, scale)
+        """The "sum", "mean" or "max" over all processes. `scale` changes nothing, as in Accelerate but on TPUs."""
+        return collectives.reduce(tensor, self.processes, reduction)
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
         """Made as long in `dim` as the longest of all processes, with `pad_index`."""

@@ -88,14 +88,6 @@ def _another_architecture(folder):
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
 
 
-def _of_processes(folder):
-    """As two processes of transformers' Trainer leave it."""
-    held = (folder / RNG).read_bytes()
-    (folder / RNG).unlink()
-    for rank in range(2):
-        (folder / f"rng_state_{rank}.pth").write_bytes(held)
-
-
 def _sgd(folder):
     import torch
 
@@ -266,8 +258,6 @@ OTHERS = [
     resume("a schedule that is at a word", SCHEDULER, tensors(SCHEDULER, _put("last_epoch", value="two"))),
     resume("a schedule without its place", SCHEDULER, tensors(SCHEDULER, _without("last_epoch"))),
     resume("a schedule without rates", SCHEDULER, tensors(SCHEDULER, _put("base_lrs", value=[]))),
-    resume("generators of 2 processes", ["2 processes", "rng_state_0.pth"], _of_processes),
-    elsewhere("generators of 2 processes", "2 processes", _of_processes),
     resume("no generator of Python", RNG, tensors(RNG, _without("python"))),
     resume("a number for Python's generator", f"{RNG} is damaged", tensors(RNG, _put("python", value=5))),
     resume("words for NumPy's generator", f"{RNG} is damaged", tensors(RNG, _put("numpy", value=("MT19937", "x")))),

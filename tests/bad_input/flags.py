@@ -155,8 +155,14 @@ COMBINATIONS = [
     Case(
         "flags: several processes",
         (*EMBEDDED_TASK, *OUT),
-        "2 processes were started",
+        "Process 1 of 2 cannot join the others",
         environ={"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"},
+    ),
+    Case(
+        "flags: no place in a step of Slurm",
+        (*EMBEDDED_TASK, *OUT),
+        "SLURM_PROCID is not set",
+        environ={"SLURM_STEP_NUM_TASKS": "2"},
     ),
     Case(
         "flags: no number of processes", (*EMBEDDED_TASK, *OUT), "WORLD_SIZE is 'two'", environ={"WORLD_SIZE": "two"}

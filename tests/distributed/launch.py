@@ -6,8 +6,12 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 
 import mps_trainer
+
+OF_TORCHRUN = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+Variables = Callable[[int, int, int], dict[str, str]]  # of a rank, a size and a port
 
 
 def free_port() -> int:
@@ -31,13 +35,30 @@ def environment(rank: int, size: int, port: int) -> dict[str, str]:
     }
 
 
-def start(size: int, *command: str) -> list[subprocess.Popen[str]]:
-    """Python with `command`, in `size` processes."""
+def of_slurm(rank: int, size: int, port: int) -> dict[str, str]:
+    """The same of a step that `srun` starts on one node."""
+    others = {name: value for name, value in environment(rank, size, port).items() if name not in OF_TORCHRUN}
+    return {
+        **others,
+        "MASTER_PORT": str(port),
+        "SLURM_JOB_ID": "4711",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": str(size),
+        "SLURM_STEP_TASKS_PER_NODE": str(size),
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_NODEID": "0",
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank),
+    }
+
+
+def start(size: int, *command: str, variables: Variables = environment) -> list[subprocess.Popen[str]]:
+    """Python with `command`, in `size` processes, each with the `variables` of its place."""
     port = free_port()
     return [
         subprocess.Popen(
             [sys.executable, *command],
-            env=environment(rank, size, port),
+            env=variables(rank, size, port),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -46,9 +67,9 @@ def start(size: int, *command: str) -> list[subprocess.Popen[str]]:
     ]
 
 
-def run(size: int, *command: str, timeout: int = 240) -> list[str]:
+def run(size: int, *command: str, timeout: int = 240, variables: Variables = environment) -> list[str]:
     """What each of the processes printed; all of them have to end well."""
-    processes = start(size, *command)
+    processes = start(size, *command, variables=variables)
     outputs = [process.communicate(timeout=timeout)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * size, outputs
     return outputs

@@ -29,6 +29,7 @@ class DieOnce(TrainerCallback):
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
+    torch.manual_seed(0)
     settings = {"max_steps": 20, "save_strategy": "steps", "save_steps": 4, "ddp_timeout": 30}
     trainer = Trainer(
         Classifier(dropout=0.2),

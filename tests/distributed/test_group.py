@@ -9,9 +9,10 @@ from datetime import timedelta
 import pytest
 import torch.distributed
 
-from mps_trainer import MachineFacts, TrainingArguments, distributed, resolve
-from mps_trainer.devices import DeviceRequest
-from tests.distributed.launch import run
+from mps_trainer import MachineFacts, MisconfigurationException, TrainingArguments, distributed, resolve
+from mps_trainer.devices import DeviceRequest, MPSAccelerator
+from tests.devices.machines import MACHINES, under_torchrun
+from tests.distributed.launch import of_slurm, run
 
 PC = MachineFacts(torch_version="2.13.0", world_size=2, rank=0, local_rank=0, local_world_size=2)
 
@@ -54,7 +55,8 @@ __import__("torch").distributed.destroy_process_group()
 
 
 def test_the_main_process_does_its_block_first_and_releases_the_others_even_when_it_fails(tmp_path):
-    run(2, "-c", MAIN_PROCESS_FIRST, str(tmp_path))
+    """In a step of Slurm; the other tests have torchrun's variables."""
+    run(2, "-c", MAIN_PROCESS_FIRST, str(tmp_path), variables=of_slurm)
     for rank in range(2):
         assert json.loads((tmp_path / f"report-{rank}.json").read_text()) == {
             "seen": [True, True, True],
@@ -84,10 +86,83 @@ def joined(monkeypatch):
         (replace(PC, xpu_built=True, xpu_count=2), None, "xccl"),
     ],
 )
-def test_the_backend_follows_the_device_unless_it_is_named(joined, facts, backend, expected):
+def test_the_backend_follows_the_device_unless_it_is_named(joined, monkeypatch, facts, backend, expected):
+    monkeypatch.setattr(torch.distributed, "is_backend_available", lambda name: True)
     decision = resolve(DeviceRequest(ddp_backend=backend), facts)
     distributed.init_process_group(decision, backend, timedelta(seconds=9))
     assert joined == [((expected,), {"timeout": timedelta(seconds=9)})]
+
+
+@pytest.fixture
+def built_with(monkeypatch):
+    """Torch has these backends, whatever this build of it has."""
+    return lambda *names: monkeypatch.setattr(torch.distributed, "is_backend_available", lambda name: name in names)
+
+
+def test_the_first_of_a_devices_backends_that_torch_has_is_taken(joined, built_with):
+    built_with("gloo")  # as on Windows, where CUDA is without NCCL
+    decision = resolve(DeviceRequest(), replace(PC, cuda_built=True, cuda_count=2))
+    distributed.init_process_group(decision, None, timedelta(seconds=9))
+    assert joined[0][0] == ("gloo",)
+
+
+@pytest.mark.parametrize(
+    ("backend", "built", "said"),
+    [
+        ("mpi", ["gloo"], "ddp_backend='mpi' cannot be used on cpu: .* this torch has gloo for it. Take one of those"),
+        ("ccl", ["gloo", "mpi"], "this torch has gloo and mpi for it.*import the package that adds"),
+        (None, ["nccl"], "Several processes cannot train on cpu with this torch.*gloo, mpi, ccl"),
+    ],
+)
+def test_a_backend_that_torch_has_not_is_refused_before_a_group_exists(joined, built_with, backend, built, said):
+    built_with(*built)
+    with pytest.raises(MisconfigurationException, match=said):
+        distributed.init_process_group(resolve(DeviceRequest(ddp_backend=backend), PC), backend, timedelta(seconds=9))
+    assert joined == []
+
+
+def test_a_torch_without_processes_says_so(joined, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
+    with pytest.raises(MisconfigurationException, match=r"2 processes .* built without torch\.distributed"):
+        distributed.init_process_group(resolve(DeviceRequest(), PC), None, timedelta(seconds=9))
+
+
+def test_a_backend_for_mps_takes_one_line_here(joined, monkeypatch):
+    """Once torch has one."""
+    monkeypatch.setattr(MPSAccelerator, "backends", ("metal",))
+    decision = resolve(DeviceRequest(ddp_backend="metal"), under_torchrun(MACHINES["m3_macos_15"], 2))
+    monkeypatch.setattr(torch.distributed.Backend, "backend_list", ["metal"])
+    monkeypatch.setitem(torch.distributed.Backend.backend_capability, "metal", ["cpu"])
+    with pytest.raises(MisconfigurationException, match=r"'metal' cannot be used on mps.* has none for it"):
+        distributed.init_process_group(decision, "metal", timedelta(seconds=9))
+    monkeypatch.setitem(torch.distributed.Backend.backend_capability, "metal", ["mps"])
+    distributed.init_process_group(decision, "metal", timedelta(seconds=9))
+    assert joined == [(("metal",), {"timeout": timedelta(seconds=9)})]
+
+
+def test_a_step_of_slurm_meets_at_its_first_host(joined):
+    facts = replace(PC, slurm=True, rank=1, local_rank=1, master_addr="node03", master_port=24711)
+    distributed.init_process_group(resolve(DeviceRequest(), facts), None, timedelta(seconds=9))
+    meeting = {"init_method": "tcp://node03:24711", "rank": 1, "world_size": 2}
+    assert joined == [(("gloo",), {**meeting, "timeout": timedelta(seconds=9)})]
+
+
+def test_processes_that_do_not_find_each_other_are_told_in_a_line(monkeypatch):
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(MisconfigurationException, match=r"Process 0 of 2 cannot.* RANK expected.*torchrun") as told:
+        distributed.init_process_group(resolve(DeviceRequest(), PC), None, timedelta(seconds=9))
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("settings", [{}, {"ddp_backend": "gloo"}, {"ddp_backend": "nccl"}])
+def test_mps_refuses_several_processes_before_a_group_exists(mps, joined, monkeypatch, settings):
+    if not settings:
+        for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
+            monkeypatch.setenv(name, value)
+    with pytest.raises(MisconfigurationException, match=r"one device in one process.*use_cpu=True"):
+        _ = TrainingArguments(**settings).device
+    assert joined == []
 
 
 def test_the_process_group_comes_with_the_device_and_not_before(joined, monkeypatch):

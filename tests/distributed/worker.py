@@ -8,6 +8,7 @@ import traceback
 
 import torch
 
+from tests.distributed import messages  # noqa: F401  adds its scenarios
 from tests.distributed.scenarios import SCENARIOS
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -106,6 +107,18 @@ def trainer(rows: Any = ROWS, model: torch.nn.Module | None = None, **settings: 
 
 
 @provokes("processes")
+def _() -> None:
+    variables = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        trainer()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@provokes("fitting-in-several")
 def _() -> None:
     of_two = trainer()
     of_two.processes, of_two.args.auto_find_batch_size = Processes(0, 2), True

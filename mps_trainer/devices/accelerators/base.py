@@ -38,7 +38,7 @@ class Accelerator:
 
     kind: ClassVar[str]
     label: ClassVar[str]  # what one of them is called in a sentence
-    backends: ClassVar[tuple[str, ...]]  # of torch.distributed, the preferred one first
+    backends: ClassVar[tuple[str, ...]]  # of torch.distributed, the preferred one first; torch says which it has
 
     @classmethod
     def name(cls) -> str:

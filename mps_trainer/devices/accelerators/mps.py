@@ -34,7 +34,7 @@ class MPSAccelerator(Accelerator):
 
     kind = "mps"
     label = "mps device"
-    backends = ()
+    backends = ()  # several processes are refused for as long as there is none
 
     def __init__(self) -> None:
         count_as_lightnings(type(self))

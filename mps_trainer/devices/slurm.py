@@ -1,0 +1,99 @@
+"""The place of a process in a step of Slurm, which `srun` tells it in variables of its own. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import MisconfigurationException
+
+TASKS = "SLURM_STEP_NUM_TASKS"
+
+# 20000 to 32767: above what services use, below what Linux gives to connections, which begin at 32768.
+FIRST_PORT, PORTS = 20000, 12768
+
+
+def slurm_facts(environ: Mapping[str, str]) -> dict[str, Any]:
+    """What torchrun would say of the processes of a step, and that they are a step's; {} outside of one.
+
+    A step of one task is one process, and so is the shell of `sbatch` and `salloc`, which is in no step. `MASTER_ADDR`
+    and `MASTER_PORT` go before the first host of the step and a port that follows from the job.
+
+    Raises:
+        MisconfigurationException: if one of Slurm's variables is missing, or is not what Slurm writes.
+    """
+    if TASKS not in environ:
+        return {}
+    size = _number(environ, TASKS, 1)
+    if size == 1:
+        return {}
+    rank = _number(environ, "SLURM_PROCID")
+    if rank >= size:
+        raise _unlike(environ, "SLURM_PROCID", f"a number below the {size} of {TASKS}")
+    here, local = _tasks_here(environ), _number(environ, "SLURM_LOCALID")
+    if local >= here:
+        raise _unlike(environ, "SLURM_LOCALID", f"a number below the {here} tasks of this node")
+    return {
+        "slurm": True,
+        "world_size": size,
+        "rank": rank,
+        "local_rank": local,
+        "local_world_size": here,
+        "master_addr": environ.get("MASTER_ADDR") or _first_host(environ),
+        "master_port": _number(environ, "MASTER_PORT") if "MASTER_PORT" in environ else _port(environ),
+    }
+
+
+def _tasks_here(environ: Mapping[str, str]) -> int:
+    """How many tasks the step has on this node: of "2(x3),1" two on each of the nodes 0 to 2, one on node 3."""
+    name = "SLURM_STEP_TASKS_PER_NODE"
+    node = _number(environ, "SLURM_NODEID")
+    for part in _text(environ, name).split(","):
+        match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", part.strip())
+        if match is None:
+            raise _unlike(environ, name, "a list of numbers such as 2(x3),1")
+        node -= int(match[2] or 1)
+        if node < 0:
+            return int(match[1])
+    raise _unlike(environ, name, f"a number for each node, and this is node {environ['SLURM_NODEID']}")
+
+
+def _first_host(environ: Mapping[str, str]) -> str:
+    """Of "node[03-05,07],gpu1" the host node03."""
+    name = "SLURM_STEP_NODELIST"
+    first = re.match(r"(?:[\w.-]|\[[0-9]+[0-9,-]*\])+(?=,|$)", _text(environ, name))
+    if first is None:
+        raise _unlike(environ, name, "a list of hosts such as node[03-05,07]")
+    return re.sub(r"\[([0-9]+)[0-9,-]*\]", r"\1", first[0])
+
+
+def _port(environ: Mapping[str, str]) -> int:
+    """Another one for each job, and for each step of it, whose addresses may still be in use."""
+    step = _number(environ, "SLURM_STEP_ID") if "SLURM_STEP_ID" in environ else 0
+    return FIRST_PORT + (_number(environ, "SLURM_JOB_ID") + 1000 * step) % PORTS
+
+
+def _text(environ: Mapping[str, str], name: str) -> str:
+    if name not in environ:
+        raise MisconfigurationException(
+            f"{TASKS} is {environ[TASKS]!r}, and {name} is not set, so this process does not know its place in its "
+            f"step of Slurm. {_WAYS_ON}"
+        )
+    return environ[name]
+
+
+def _number(environ: Mapping[str, str], name: str, smallest: int = 0) -> int:
+    text = _text(environ, name)
+    if re.fullmatch(r"[0-9]{1,10}", text) is None or int(text) < smallest:
+        raise _unlike(environ, name, f"a whole number of at least {smallest}")
+    return int(text)
+
+
+def _unlike(environ: Mapping[str, str], name: str, wanted: str) -> MisconfigurationException:
+    return MisconfigurationException(
+        f"The environment variable {name} is {environ[name]!r}, which is not {wanted}. {_WAYS_ON}"
+    )
+
+
+_WAYS_ON = f"Start the processes with srun, or with torchrun, or unset {TASKS} to train in one process."

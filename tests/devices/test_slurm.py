@@ -1,0 +1,172 @@
+"""The variables of `srun`, as Slurm 23 sets them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mps_trainer import MachineFacts, MisconfigurationException, gather_facts
+from mps_trainer.devices import DeviceRequest, resolve
+from mps_trainer.devices.slurm import slurm_facts
+from tests.devices.machines import MACHINES
+from tests.devices.test_facts import fake_torch
+
+# `sbatch --nodes 4 --ntasks 7`, in which `srun python train.py` starts task 4, on the third node.
+BATCH = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_JOBID": "4711",
+    "SLURM_NTASKS": "7",
+    "SLURM_NPROCS": "7",
+    "SLURM_NNODES": "4",
+    "SLURM_JOB_NODELIST": "node[03-05,07]",
+    "SLURM_TASKS_PER_NODE": "2(x3),1",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+}
+STEP = {
+    **BATCH,
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "7",
+    "SLURM_STEP_NUM_NODES": "4",
+    "SLURM_STEP_NODELIST": "node[03-05,07]",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
+    "SLURM_PROCID": "4",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "2",
+}
+# `srun --ntasks 1 --pty bash`, or the shell of `salloc` on a cluster that makes it a step
+SHELL = {**STEP, "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_PROCID": "0"}
+
+PLACE = ("world_size", "rank", "local_rank", "local_world_size", "master_addr", "master_port")
+
+
+def facts_of(environ: dict[str, str]) -> MachineFacts:
+    from mps_trainer.devices.probes import Probes
+
+    linux = {"system": lambda: "Linux", "machine": lambda: "x86_64", "release": lambda: "6.8.0"}
+    torch = fake_torch(built=False, available=False)
+    return gather_facts(Probes(**linux, import_torch=lambda: torch), environ)
+
+
+def place(environ: dict[str, str]) -> tuple:
+    facts = facts_of(environ)
+    return tuple(getattr(facts, name) for name in PLACE)
+
+
+def test_a_task_of_a_step_has_its_place_and_a_meeting_point():
+    assert place(STEP) == (7, 4, 0, 2, "node03", 24711)
+    assert facts_of(STEP).slurm
+    last = {**STEP, "SLURM_PROCID": "6", "SLURM_NODEID": "3"}
+    assert place(last) == (7, 6, 0, 1, "node03", 24711)
+
+
+@pytest.mark.parametrize("environ", [{}, BATCH, SHELL, {"SLURM_NTASKS": "7"}])
+def test_a_shell_in_an_allocation_is_one_process(environ):
+    assert slurm_facts(environ) == {}
+    assert place(environ) == (None,) * 6
+
+
+def test_torchrun_under_srun_goes_before_the_step_of_which_it_is_a_task():
+    torchrun = {"WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    address = {"MASTER_ADDR": "node03", "MASTER_PORT": "29500"}
+    assert place({**STEP, **torchrun, **address}) == (8, 5, 1, 2, "node03", 29500)
+    assert not facts_of({**STEP, **torchrun, **address}).slurm
+    as_many = {"WORLD_SIZE": "7", "RANK": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    assert place({**STEP, **as_many, **address}) == (7, 3, 0, 1, "node03", 29500)
+
+
+def test_a_world_of_one_in_a_step_is_one_process():
+    assert place({**STEP, "WORLD_SIZE": "1"})[:2] == (1, None)
+
+
+def test_what_a_batch_script_exports_goes_with_the_place_of_the_task():
+    exported = {"WORLD_SIZE": "7", "MASTER_ADDR": "10.0.0.3", "MASTER_PORT": "29400"}
+    assert place({**STEP, **exported}) == (7, 4, 0, 2, "10.0.0.3", 29400)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "node", "here"),
+    [("2(x3),1", 0, 2), ("2(x3),1", 2, 2), ("2(x3),1", 3, 1), ("8", 0, 8), ("4,2", 1, 2), ("1(x999999999)", 70, 1)],
+)
+def test_the_tasks_of_the_own_node_are_counted(tasks, node, here):
+    step = {**STEP, "SLURM_STEP_TASKS_PER_NODE": tasks, "SLURM_NODEID": str(node)}
+    assert slurm_facts(step)["local_world_size"] == here
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("node03", "node03"),
+        ("node[03-05,07],gpu1", "node03"),
+        ("node[7]", "node7"),
+        ("node[007-009]", "node007"),
+        ("gpu1,node[03-05]", "gpu1"),
+        ("rack[1-2]node[04-05,9]", "rack1node04"),
+        ("c[1,3]-ib.cluster.org,d4", "c1-ib.cluster.org"),
+        ("ip-10-0-0-3,ip-10-0-0-4", "ip-10-0-0-3"),
+    ],
+)
+def test_the_first_host_of_a_list_is_where_the_processes_meet(nodes, first):
+    assert slurm_facts({**STEP, "SLURM_STEP_NODELIST": nodes})["master_addr"] == first
+
+
+def test_jobs_and_steps_meet_at_ports_of_their_own_that_no_connection_takes():
+    def port(job: int, step: int) -> int:
+        return slurm_facts({**STEP, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)})["master_port"]
+
+    assert len({port(job, step) for job in (99, 100, 101) for step in (0, 1, 2)}) == 9
+    assert all(20000 <= port(job, step) < 32768 for job in (1, 12768, 4294967295) for step in (0, 9999))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("SLURM_STEP_NUM_TASKS", "seven", "is 'seven', which is not a whole number of at least 1"),
+        ("SLURM_STEP_NUM_TASKS", "0", "is '0', which is not a whole number of at least 1"),
+        ("SLURM_PROCID", "", "is '', which is not a whole number of at least 0"),
+        ("SLURM_PROCID", "7", "is '7', which is not a number below the 7 of SLURM_STEP_NUM_TASKS"),
+        ("SLURM_PROCID", None, "SLURM_PROCID is not set"),
+        ("SLURM_LOCALID", "-1", "is '-1'"),
+        ("SLURM_LOCALID", "2", "is '2', which is not a number below the 2 tasks of this node"),
+        ("SLURM_STEP_TASKS_PER_NODE", "2(x3", "is '2(x3', which is not a list of numbers such as 2(x3),1"),
+        ("SLURM_STEP_TASKS_PER_NODE", "2(x2)", "is '2(x2)', which is not a number for each node, and this is node 2"),
+        ("SLURM_STEP_NODELIST", "node[03-05", "is 'node[03-05', which is not a list of hosts"),
+        ("SLURM_STEP_NODELIST", "node[a-b]", "is 'node[a-b]'"),
+        ("SLURM_STEP_NODELIST", "", "is ''"),
+        ("SLURM_STEP_NODELIST", None, "SLURM_STEP_NODELIST is not set"),
+        ("SLURM_JOB_ID", "4711_2", "is '4711_2'"),
+        ("MASTER_PORT", "http", "is 'http'"),
+    ],
+)
+def test_a_malformed_variable_is_told_in_a_line(name, value, said):
+    environ = {**STEP, name: value} if value is not None else {key: STEP[key] for key in STEP if key != name}
+    with pytest.raises(MisconfigurationException) as refusal:
+        facts_of(environ)
+    message = str(refusal.value)
+    assert said in message
+    assert name in message
+    assert "\n" not in message
+    if name != "MASTER_PORT":
+        assert "srun" in message
+
+
+def test_the_decision_says_where_the_processes_meet():
+    facts = replace(MACHINES["linux_8_cuda"], **slurm_facts({**STEP, "SLURM_LOCALID": "1"}))
+    decision = resolve(DeviceRequest(), facts)
+    assert (decision.name, decision.rank, decision.world_size) == ("cuda:1", 4, 7)
+    assert decision.meeting_point == "tcp://node03:24711"
+    assert resolve(DeviceRequest(), MACHINES["linux_8_cuda"]).meeting_point is None
+
+
+def test_a_task_that_sees_one_gpu_of_several_is_told_how_to_see_all():
+    facts = replace(MACHINES["linux_1_cuda"], **slurm_facts({**STEP, "SLURM_LOCALID": "1"}))
+    with pytest.raises(MisconfigurationException, match=r"LOCAL_RANK is 1 .* has 1 usable.*--gpus-per-node"):
+        resolve(DeviceRequest(), facts)
+
+
+def test_a_step_of_several_tasks_is_refused_on_mps():
+    facts = replace(MACHINES["m3_macos_15"], **slurm_facts(STEP))
+    with pytest.raises(MisconfigurationException, match=r"started 7 processes .*use_cpu=True"):
+        resolve(DeviceRequest(), facts)
