@@ -33,6 +33,7 @@ def test_an_epoch_and_an_evaluation_have_few_shapes_and_little_padding(out):
 
 
 @pytest.mark.slow
+@pytest.mark.acceptance
 def test_minilm_learns_mrpc(out):
     command = [
         *(sys.executable, "run_glue.py", "--task_name", "mrpc", "--data_dir", DATA, "--model_name_or_path", MODEL),

@@ -38,6 +38,14 @@ def test_runs_that_are_killed_at_random_are_gone_on_with_exactly():
     assert_all_identical(kill("--trials", "25", *devices), 25)
 
 
+@pytest.mark.slow
+def test_two_processes_of_which_one_is_killed_are_gone_on_with_exactly():
+    variants = ["--variant", "accumulation", "--variant", "buckets", "--variant", "evaluation"]
+    done = kill("--trials", "6", "--processes", "2", *variants)
+    assert "6 of 6 identical" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0
+
+
 LOGS = [{"step": 2, "loss": 0.5}, {"step": 4, "loss": 0.25}]
 LEARNED = {"steps": 4, "weights": "a", "everything": "b", "logs": LOGS}
 
