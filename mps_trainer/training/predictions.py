@@ -97,11 +97,11 @@ class Batches:
 
     Args:
         join: whether `arrays` gives them as one.
-        join_early: whether they may be one before that.
+        join_early: whether they may be one before that. Default: if they are joined at all.
     """
 
-    def __init__(self, join: bool, join_early: bool) -> None:
-        self._join, self._join_early = join, join_early
+    def __init__(self, join: bool, join_early: bool | None = None) -> None:
+        self._join, self._join_early = join, join if join_early is None else join_early
         self._on_device: list[Any] = []
         self.on_host: list[Any] = []
 
