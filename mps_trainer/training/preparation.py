@@ -15,6 +15,7 @@ from ..errors import MisconfigurationException
 from .activation_checkpointing import enable_activation_checkpointing
 from .contiguous import make_contiguous, warn_of_known_faults
 from .dropout import dropout_in_one_kernel
+from .embeddings import embedding_gradients_in_place
 from .introspection import base_model
 
 if TYPE_CHECKING:
@@ -40,7 +41,11 @@ def prepared_for_training(trainer: Trainer) -> Iterator[None]:
 
         DebugUnderflowOverflow(model)
     model.train()
-    with noisy_embeddings(model, trainer.neftune_noise_alpha), dropout_in_one_kernel(model, args.device):
+    with (
+        noisy_embeddings(model, trainer.neftune_noise_alpha),
+        dropout_in_one_kernel(model, args.device),
+        embedding_gradients_in_place(trainer),
+    ):
         yield
 
 
