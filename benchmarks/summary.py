@@ -51,6 +51,12 @@ ROWS = (
     Row(
         "time of a step, one linear layer, over the bare loop's", "overhead", over("bare", "milliseconds_per_step"), 2
     ),
+    Row(
+        "time of a step in 2 processes, over DDP by hand",
+        "distributed",
+        over("bare", "milliseconds_per_step"),
+        2,
+    ),
     Row("reads that wait, a step of a 2-layer BERT on mps", "simulated", middle("blocking_reads"), 0),
     Row("copies to the device, the same step", "simulated", middle("host_to_device"), 0),
     Row("operators, the same step", "simulated", middle("operators"), 0),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch.utils.data import DataLoader, Dataset, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,22 @@ class Task:
     epsilon: float = 1e-8
     clip: float = 1.0
     log_every: int = 50
+    rank: int = 0  # of this process, where `processes` train together with batches of `batch_size` each
+    processes: int = 1
     collate: Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]] | None = None
 
     @property
     def steps(self) -> int:
-        return len(self.examples) // self.batch_size
+        return len(self.examples) // (self.batch_size * self.processes)
 
     def loader(self) -> DataLoader[dict[str, torch.Tensor]]:
         """For loops by hand, in the order in which transformers' Trainer visits the examples in its first epoch."""
         examples = cast("Dataset[Any]", self.examples)
         order = RandomSampler(self.examples, generator=torch.Generator().manual_seed(self.seed))
-        return DataLoader(examples, self.batch_size, sampler=order, collate_fn=self.collate)
+        if self.processes == 1:
+            return DataLoader(examples, self.batch_size, sampler=order, collate_fn=self.collate)
+        batches = list(BatchSampler(order, self.batch_size, drop_last=False))[self.rank :: self.processes]
+        return DataLoader(examples, batch_sampler=batches, collate_fn=self.collate)
 
     def rate(self, step: int) -> float:
         """The linear schedule, for LambdaLR."""
@@ -52,4 +57,6 @@ class Task:
             **{"per_device_train_batch_size": self.batch_size, "learning_rate": self.learning_rate},
             **{"adam_beta1": self.betas[0], "adam_beta2": self.betas[1], "adam_epsilon": self.epsilon},
             **{"max_grad_norm": self.clip, "logging_steps": self.log_every, "save_strategy": "no"},
+            # as DistributedDataParallel has it; the Trainers look for unused parameters otherwise, at a cost
+            **({"ddp_find_unused_parameters": False} if self.processes > 1 else {}),
         }

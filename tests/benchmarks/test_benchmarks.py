@@ -61,6 +61,15 @@ def test_overhead(benchmarks):
 
 
 @pytest.mark.slow
+def test_two_processes_learn_what_they_learn_by_hand(benchmarks):
+    result, _ = benchmarks("distributed", "--peers", "bare", "ours")
+    check(result, "distributed", {"bare", "ours"}, {"milliseconds_per_step"})
+    bare, ours = (result["rounds"][0][name]["learned"] for name in ("bare", "ours"))
+    assert ours["steps"] == bare["steps"] == result["settings"]["steps"]
+    assert ours["loss"] == pytest.approx(bare["loss"], rel=1e-5)
+
+
+@pytest.mark.slow
 def test_simulated(benchmarks, built):
     result, _ = benchmarks("simulated", "--peers", "bare", "ours")
     check(result, "simulated", {"bare", "ours"}, {"blocking_reads", "host_to_device", "operators"})
