@@ -26,6 +26,9 @@ extensions = [
 ]
 exclude_patterns = ["_build", "_ext", "selftests"]
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
+smartquotes = False  # a flag begins with two hyphens
 html_title = f"mps_trainer {__version__}"
 
 myst_heading_anchors = 3

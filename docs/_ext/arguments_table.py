@@ -91,10 +91,27 @@ class ArgumentsTable(Directive):
         out: list[nodes.Node] = []
         for subject, rows in groups().items():
             out.append(nodes.rubric(text=subject))
-            cells = [(row.name, row.type, row.default, row.help, row.status) for row in rows]
-            head = ("Argument", "Type", "Default", "What it does", "Works, or is refused")
-            out.append(table(cells, head, (20, 14, 10, 34, 22), code=3))
+            cells = [(_called(row), _said(row)) for row in rows]
+            out.append(table(cells, ("Argument", "What it does, and what of it is refused"), (35, 65), code=1))
         return out
+
+
+def _called(row: Row) -> list[nodes.Node]:
+    """The name, and below it type and default: in columns of their own the table is wider than the page."""
+    name, kind = nodes.paragraph(), nodes.paragraph()
+    name += nodes.literal(text=row.name)
+    kind += nodes.Text(f"{row.type}: {row.default}")
+    return [name, kind]
+
+
+def _said(row: Row) -> list[nodes.Node]:
+    """What it does, and unless all of it works, what is refused."""
+    paragraphs = [nodes.paragraph(text=row.help)]
+    if row.status != "works":
+        refused = nodes.paragraph()
+        refused += nodes.emphasis(text=row.status[0].upper() + row.status[1:])
+        paragraphs.append(refused)
+    return paragraphs
 
 
 def setup(app: Any) -> dict[str, Any]:

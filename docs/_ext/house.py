@@ -6,6 +6,7 @@ imports. Only the directive needs Sphinx; `drawing()` is a plain function.
 
 from __future__ import annotations
 
+import functools
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ _STYLE = """
 """
 
 
+@functools.cache
 def graph() -> Graph:
     """The rooms of this package, each with those that it imports."""
     return rooms_of(PACKAGE, mps_trainer._EXPORTS)
@@ -79,10 +81,8 @@ def _box(room: Room, rooms: Graph) -> str:
 
 def _size(room: str) -> str:
     folder = PACKAGE / room
-    if not folder.is_dir():
-        return "modules of the package itself" if "," in room else "module of the package itself"
-    count = len(list(folder.rglob("*.py")))
-    return f"{count} modules"
+    count = len(list(folder.rglob("*.py"))) if folder.is_dir() else len(room.split(", "))
+    return f"{count} module{'s' * (count > 1)}"
 
 
 class House(Directive):

@@ -20,7 +20,8 @@ SHAFT = 14.0  # width of an arrow's way past a floor
 ROOF = 58.0
 MARGIN = 34.0
 LETTER = 8.3  # width of a letter of a name
-_SWEEPS = 24
+_SWEEPS = 60
+_STRAIGHT = 12  # how much more a shaft heeds another shaft than a room
 
 
 @dataclass(frozen=True)
@@ -119,8 +120,14 @@ def _place(rows: list[list[_Item]], up: dict[_Item, list[_Item]], down: dict[_It
         _settle(row, x, lambda _: 0.0)
     for _ in range(_SWEEPS):
         for row in [*rows, *reversed(rows)]:
-            _settle(row, x, lambda item: fmean([x[other] for other in (*up[item], *down[item])] or [x[item]]))
+            _settle(row, x, lambda item: _pulled(item, [*up[item], *down[item]], x))
     return x
+
+
+def _pulled(item: _Item, others: list[_Item], x: dict[_Item, float]) -> float:
+    """Where its neighbours would have an item; one shaft has another right below it, so that arrows are straight."""
+    weights = [_STRAIGHT if isinstance(item, _Shaft) and isinstance(other, _Shaft) else 1 for other in others]
+    return fmean([x[other] for other in others], weights) if others else x[item]
 
 
 def _settle(row: Sequence[_Item], x: dict[_Item, float], wanted: Callable[[_Item], float]) -> None:
