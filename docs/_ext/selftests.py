@@ -40,13 +40,12 @@ def read(path: Path) -> Row:
     """
     text = path.read_text(encoding="utf-8")
     report = json.loads(text)
-    if report["simulated"] or report["device"] != "mps":
-        raise ValueError(
-            f"{path.name} is of {report['device']}{', simulated' * report['simulated']}, not of a Mac's GPU."
-        )
+    facts = read_facts(str(path)).facts
+    if report["simulated"] or report["device"] != "mps" or facts.system != "Darwin":
+        device = report["device"] + ", simulated" * report["simulated"]
+        raise ValueError(f"{path.name} is of {device} on {facts.system}, not of a Mac's GPU.")
     if "/Users/" in text:
         raise ValueError(f"{path.name} has a home folder in it: write ~ in its place.")
-    facts = read_facts(str(path)).facts
     counts = Counter(check["status"] for check in report["checks"])
     named = [f"{check['name']} failed" for check in report["checks"] if check["status"] == "failed"]
     versions = report["versions"]

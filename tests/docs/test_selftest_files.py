@@ -53,8 +53,9 @@ def test_a_file_is_shown_with_its_machine_and_what_failed(selftests, write):
 @pytest.mark.parametrize(
     ("differences", "why"),
     [
-        ({"simulated": True}, "is of mps, simulated, not of a Mac's GPU"),
-        ({"device": "cpu"}, "is of cpu, not of a Mac's GPU"),
+        ({"simulated": True}, "is of mps, simulated on Darwin, not of a Mac's GPU"),
+        ({"device": "cpu"}, "is of cpu on Darwin, not of a Mac's GPU"),
+        ({"facts": {"system": "Linux"}}, "is of mps on Linux, not of a Mac's GPU"),
         ({"known_faults": ["in /Users/ada/run.py"]}, "has a home folder in it"),
     ],
 )
