@@ -15,12 +15,24 @@ author = "the mps_trainer authors"
 copyright = author
 version = release = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "arguments_table"]
-exclude_patterns = ["_build", "_ext"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "arguments_table",
+    "commands_table",
+    "house",
+    "selftests",
+]
+exclude_patterns = ["_build", "_ext", "selftests"]
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
+smartquotes = False  # a flag begins with two hyphens
 html_title = f"mps_trainer {__version__}"
 
 myst_heading_anchors = 3
+myst_enable_extensions = ["deflist"]
 autodoc_typehints = "none"  # the signature has them in full already in the source; the text says what they mean
 autodoc_member_order = "bysource"
 napoleon_google_docstring = True

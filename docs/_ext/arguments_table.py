@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
+from tables import table
 
 from mps_trainer.arguments.deprecated import DeprecatedArguments
 from mps_trainer.arguments.refused import REFUSALS
@@ -84,40 +85,33 @@ class ArgumentsTable(Directive):
         if which not in self.sets:
             raise self.error(f"arguments-table takes one of {', '.join(self.sets)}, not {which!r}.")
         if which == "deprecated":
-            return [_table([(row.name, row.help) for row in deprecated()], ("Argument", "Use instead"), (30, 70))]
+            return [
+                table([(row.name, row.help) for row in deprecated()], ("Argument", "Use instead"), (30, 70), code=1)
+            ]
         out: list[nodes.Node] = []
         for subject, rows in groups().items():
             out.append(nodes.rubric(text=subject))
-            cells = [(row.name, row.type, row.default, row.help, row.status) for row in rows]
-            head = ("Argument", "Type", "Default", "What it does", "Works, or is refused")
-            out.append(_table(cells, head, (20, 14, 10, 34, 22)))
+            cells = [(_called(row), _said(row)) for row in rows]
+            out.append(table(cells, ("Argument", "What it does, and what of it is refused"), (35, 65), code=1))
         return out
 
 
-def _table(rows: list[tuple[str, ...]], head: tuple[str, ...], widths: tuple[int, ...]) -> nodes.table:
-    """Columns are code but for those with text: the second of two, the fourth and fifth of five."""
-    group = nodes.tgroup(cols=len(head))
-    group += [nodes.colspec(colwidth=width) for width in widths]
-    header, body = nodes.thead(), nodes.tbody()
-    header += _cells([nodes.Text(text) for text in head])
-    for row in rows:
-        code = min(len(row) - 1, 3)
-        words = [nodes.Text(text) for text in row[code:]]
-        body += _cells([*(nodes.literal(text=text) for text in row[:code]), *words])
-    group += [header, body]
-    table = nodes.table()
-    table += group
-    return table
+def _called(row: Row) -> list[nodes.Node]:
+    """The name, and below it type and default: in columns of their own the table is wider than the page."""
+    name, kind = nodes.paragraph(), nodes.paragraph()
+    name += nodes.literal(text=row.name)
+    kind += nodes.Text(f"{row.type}: {row.default}")
+    return [name, kind]
 
 
-def _cells(content: list[nodes.Node]) -> nodes.row:
-    row = nodes.row()
-    for node in content:
-        paragraph, entry = nodes.paragraph(), nodes.entry()
-        paragraph += node
-        entry += paragraph
-        row += entry
-    return row
+def _said(row: Row) -> list[nodes.Node]:
+    """What it does, and unless all of it works, what is refused."""
+    paragraphs = [nodes.paragraph(text=row.help)]
+    if row.status != "works":
+        refused = nodes.paragraph()
+        refused += nodes.emphasis(text=row.status[0].upper() + row.status[1:])
+        paragraphs.append(refused)
+    return paragraphs
 
 
 def setup(app: Any) -> dict[str, Any]:

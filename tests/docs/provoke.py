@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import os
@@ -9,6 +10,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import datasets
 import torch
@@ -16,9 +18,11 @@ from torch.utils.data import IterableDataset
 from transformers import TrainerCallback
 
 from mps_trainer import DeviceRequest, MachineFacts, Trainer, TrainingArguments, resolve
+from mps_trainer.checkpoints import lock
 from mps_trainer.devices.recorded import read_facts
 from mps_trainer.distributed import Processes
 from mps_trainer.errors import explanation_of
+from mps_trainer.simulator import simulated_mps
 from mps_trainer.training import validation
 
 from .machines import MACHINES, ROSETTA, mac, mac_without_mps
@@ -80,6 +84,27 @@ def _() -> None:
 PROVOCATIONS["late-fallback"] = lambda: resolve(DeviceRequest(), MACHINES["late-fallback"]).notes[0]
 
 
+# What torch says on mps, as the simulated device does: its own words, and the first sentence where more follows.
+
+
+def _on_mps(step: Callable[[], object], error: type[Exception]) -> str:
+    with simulated_mps():
+        try:
+            step()
+        except error as refused:
+            return str(refused).partition(": ")[0]
+    raise AssertionError("mps took it")
+
+
+def _loss() -> None:
+    chances = torch.randn(12, 2, 5, device="mps").log_softmax(-1)
+    torch.nn.functional.ctc_loss(chances, torch.ones(2, 2, dtype=torch.long, device="mps"), (12, 12), (2, 2))
+
+
+PROVOCATIONS["no-kernel"] = lambda: _on_mps(_loss, NotImplementedError)
+PROVOCATIONS["float64"] = lambda: _on_mps(lambda: torch.zeros(2, dtype=torch.float64).to("mps"), TypeError)
+
+
 # Everything else: a model of one weight, and its data.
 
 
@@ -127,6 +152,7 @@ def _() -> None:
 
 provokes("not-accepted")(lambda: TrainingArguments(eval_strategy="step"))
 provokes("two-precisions")(lambda: TrainingArguments(fp16=True, bf16=True))
+provokes("refused-argument")(lambda: TrainingArguments(optim="lomo"))
 provokes("best-without-saving")(lambda: TrainingArguments(load_best_model_at_end=True, eval_strategy="epoch"))
 provokes("no-eval-dataset")(lambda: trainer(eval_strategy="epoch"))
 
@@ -181,6 +207,21 @@ def _() -> None:
             self.bias = torch.nn.Parameter(torch.zeros(1))
 
     trainer(model=Other(), max_steps=2).train(resume_from_checkpoint=True)
+
+
+@provokes("damaged")
+def _() -> None:
+    trainer(save_steps=1).train()
+    os.truncate("out/checkpoint-1/model.safetensors", 10)
+    trainer(max_steps=2).train(resume_from_checkpoint="out/checkpoint-1")
+
+
+@provokes("folder-taken")
+def _() -> None:
+    Path("out").mkdir()
+    Path("out", lock.LOCK).write_text("process 4711 on studio.local", encoding="utf-8")
+    with mock.patch.object(lock.fcntl, "lockf", side_effect=BlockingIOError(errno.EAGAIN, "taken")):
+        trainer().train()
 
 
 # In the middle of a run.

@@ -1,64 +1,106 @@
-"""Shell commands in README and the documentation use what exists."""
+"""Commands in README and the documentation use what exists."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import io
 import re
 import shlex
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from benchmarks.__main__ import parse as parse_benchmarks
 from mps_trainer.cli import _parser
+from tests.faults import kill
 
 from ..examples.conftest import FOLDERS
-from .pages import ROOT, Block, all_blocks, blocks_of
+from .pages import PAGES, ROOT, Block, all_blocks, blocks_of
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+SHELLS = ("bash", "console", "zsh")
+# Scripts of the examples, and where their command line is read.
+PARSERS = {"run_glue.py": "glue_arguments", "cv_example.py": "cv_arguments", "run_lora.py": "lora_arguments"}
 
 
 def commands(word: str) -> list[tuple[Block, list[str]]]:
-    """The commands in which `word` is the script or program, as the words after it."""
+    """The commands in which `word` is the script or program, as the words from it on."""
     found = []
     of_examples = [block for folder in FOLDERS for block in blocks_of(folder / "README.md")]
-    for block in [*all_blocks("bash"), *of_examples]:
+    for block in [*(block for shell in SHELLS for block in all_blocks(shell)), *of_examples]:
         for line in block.text.splitlines():
-            for command in line.split("&&"):
-                words = shlex.split(command)
+            for command in re.split(r"&&|[>|]", line):
+                words = [w for w in shlex.split(command, comments=True) if w != "..."]
                 index = next((i for i, w in enumerate(words) if w == word or w.endswith("/" + word)), None)
                 if index is not None:
                     found.append((block, words[index:]))
     return found
 
 
-@functools.cache
-def flags_of(script: str) -> set[str]:
-    """Flags that `--help` of an example lists."""
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-        importlib.import_module(script.removesuffix(".py")).main(["--help"])
-    return set(re.findall(r"--\w+", printed.getvalue()))
+def id_of(found: object) -> str:
+    return str(found) if isinstance(found, Block) else str(found[0]).rpartition("/")[2]  # type: ignore[index]
 
 
-EXAMPLES = [found for name in ("run_glue.py", "cv_example.py", "run_lora.py") for found in commands(name)]
+# `run_glue.py ...` stands for any flags.
+EXAMPLES = [found for name in PARSERS for found in commands(name) if found[1][1:]]
 
 
-@pytest.mark.parametrize(("block", "words"), EXAMPLES, ids=[f"{block} {words[0]}" for block, words in EXAMPLES])
-def test_flags_of_the_examples_exist(block, words):
-    used = {word.split("=")[0] for word in words if word.startswith("--")}
-    assert used
-    assert used <= flags_of(Path(words[0]).name)
+@pytest.mark.parametrize(("block", "words"), EXAMPLES, ids=id_of)
+def test_an_example_takes_the_flags_that_the_pages_give_it(block, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for flag, value in pairwise(words):
+        if flag.endswith("_file"):  # it has to be there to be taken
+            Path(value).write_text("label,text\n", encoding="utf-8")
+    importlib.import_module(PARSERS[Path(words[0]).name]).parse(words[1:])
 
 
 DOCTOR = commands("mps-trainer")
 
 
-@pytest.mark.parametrize(("block", "words"), DOCTOR, ids=[str(block) for block, _ in DOCTOR])
-def test_the_program_takes_what_the_pages_give_it(block, words):
-    _parser().parse_args(words[1:])
+@pytest.mark.parametrize(("block", "words"), DOCTOR, ids=id_of)
+def test_the_program_takes_what_the_pages_give_it(block, words, capsys):
+    with contextlib.suppress(SystemExit):  # --print-completion prints and ends
+        _parser().parse_args(words[1:])
+    assert "error" not in capsys.readouterr().err
+
+
+def test_commands_within_the_text_name_what_there_is():
+    (below,) = (action for action in _parser()._actions if action.dest == "command")
+    options = {name: set(parser._option_string_actions) for name, parser in below.choices.items()}
+    options[""] = set(_parser()._option_string_actions)
+    for page in PAGES:
+        for text in re.findall(r"(?<!\})`mps-trainer ([^`]+)`", page.read_text(encoding="utf-8")):
+            words = re.split(r"[>|]", text)[0].split()
+            name = "" if words[0].startswith("-") else words.pop(0)
+            script = next((i for i, word in enumerate(words) if word == "SCRIPT" or word.endswith(".py")), len(words))
+            assert name == "COMMAND" or name in options, f"{page.name}: {text}"
+            used = {word.partition("=")[0] for word in words[:script] if word.startswith("-")}
+            assert used <= options.get(name, set()), f"{page.name}: {text}"
+
+
+MODULES = re.compile(r"python3? -m (benchmarks|tests\.faults\.\w+|mps_trainer)\b([^`\n]*)")
+
+
+def flags_of_kill() -> set[str]:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        kill.main(["--help"])
+    return set(re.findall(r"--\w+", printed.getvalue()))
+
+
+def test_modules_that_the_pages_run_take_what_they_are_given():
+    found = [match.groups() for page in PAGES for match in MODULES.finditer(page.read_text(encoding="utf-8"))]
+    assert {module for module, _ in found} >= {"benchmarks", "tests.faults.kill", "mps_trainer"}
+    for module, rest in found:
+        words = shlex.split(rest, comments=True)
+        if module == "benchmarks":
+            parse_benchmarks(words)
+        elif module == "mps_trainer":
+            _parser().parse_args(words or ["doctor"])
+        else:
+            assert {word for word in words if word.startswith("--")} <= flags_of_kill()
 
 
 def test_set_up_is_two_commands_of_one_line_each():
@@ -87,6 +129,14 @@ def test_both_install_with_the_tested_versions():
 
 def test_paths_named_in_the_pages_exist():
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
-        named = re.findall(r"(?:examples|mps_trainer|tests|docs|\.ci)/[\w./-]*", page.read_text(encoding="utf-8"))
+        named = re.findall(
+            r"(?<![\w./-])(?:examples|mps_trainer|tests|docs|\.ci)/[\w./-]*", page.read_text(encoding="utf-8")
+        )
         missing = {path for path in named if "_build" not in path and not (ROOT / path.rstrip(".")).exists()}
         assert not missing, page
+
+
+def test_the_page_for_contributors_begins_with_readmes_second_command():
+    second = re.findall(r"```bash\n(.*?)\n```", README, flags=re.DOTALL)[1]
+    assert all_blocks("bash")[0].page == "README.md"
+    assert next(block for block in all_blocks("bash") if block.page == "docs/contributing.md").text == second

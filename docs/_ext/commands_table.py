@@ -1,0 +1,110 @@
+"""The directive `commands`: every command of `mps-trainer` with its options, from the parser that reads them.
+
+Only the directive needs Sphinx; `commands()` is a plain function.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import Any
+
+from docutils import nodes
+from docutils.parsers.rst import Directive
+from tables import table
+
+from mps_trainer.cli import NAME, _parser
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: how it is called, what it does, its arguments and options with their help, and what follows."""
+
+    name: str
+    usage: str
+    description: str
+    options: tuple[tuple[str, str], ...]
+    epilog: str
+
+
+def commands() -> list[Command]:
+    """All commands in the order of `mps-trainer --help`, and before them the program itself, named ""."""
+    parser = _parser()
+    (below,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return [_command("", parser), *(_command(name, found) for name, found in below.choices.items())]
+
+
+def _command(name: str, parser: argparse.ArgumentParser) -> Command:
+    shown = [action for action in parser._actions if not _is_hidden(action)]
+    return Command(
+        name,
+        _usage(parser),
+        parser.description or "",
+        tuple((_called(action), _help(parser, action)) for action in shown),
+        parser.epilog or "",
+    )
+
+
+def _is_hidden(action: argparse.Action) -> bool:
+    """A second spelling, the help itself, or the list of commands, which this page is."""
+    kinds = (argparse._HelpAction, argparse._SubParsersAction)
+    return action.help == argparse.SUPPRESS or isinstance(action, kinds)
+
+
+def _usage(parser: argparse.ArgumentParser) -> str:
+    words = [_called(action, brief=True) for action in parser._actions if not _is_hidden(action)]
+    below = ["COMMAND ..."] if parser._subparsers is not None else []
+    return " ".join([parser.prog, *words, *below])
+
+
+def _called(action: argparse.Action, brief: bool = False) -> str:
+    """An option with what it takes; in a usage the first spelling alone, in brackets where it can be left out."""
+    value = _value(action)
+    if not action.option_strings:
+        return f"[{value}]" if brief and action.nargs in ("?", "*", argparse.REMAINDER) else value
+    flags = action.option_strings[:1] if brief else action.option_strings
+    text = ", ".join(flags) + (f" {value}" if value else "")
+    return f"[{text}]" if brief else text
+
+
+def _value(action: argparse.Action) -> str:
+    if action.nargs == 0:
+        return ""
+    if action.metavar is not None:
+        return str(action.metavar)
+    return "|".join(map(str, action.choices)) if action.choices else action.dest.upper()
+
+
+def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    return parser._get_formatter()._expand_help(action)
+
+
+class Commands(Directive):
+    """`{commands}`."""
+
+    has_content = False
+
+    def run(self) -> list[nodes.Node]:
+        return [_section(command) for command in commands()]
+
+
+def _section(command: Command) -> nodes.section:
+    title = f"{NAME} {command.name}".strip()
+    section = nodes.section(ids=[nodes.make_id(title)], names=[nodes.fully_normalize_name(title)])
+    heading = nodes.title()
+    heading += nodes.literal(text=title)
+    section += heading
+    section += nodes.literal_block(text=command.usage, language="text", classes=["usage"])
+    section += [nodes.paragraph(text=" ".join(part.split())) for part in command.description.split("\n\n") if part]
+    if command.options:
+        section += table(command.options, ("Argument", "What it does"), (35, 65), code=1)
+    if command.epilog:
+        section += nodes.literal_block(text=command.epilog, language="text")
+    return section
+
+
+def setup(app: Any) -> dict[str, Any]:
+    app.add_directive("commands", Commands)
+    # The parsers are no files that Sphinx watches: a changed flag has to rebuild the page even so.
+    app.connect("env-get-outdated", lambda *_: ["commands"])
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,76 @@
+"""The directive `selftests`: the table of the selftests that people ran on their Macs, from the files they gave.
+
+Only the directive needs Sphinx; `read()` is a plain function.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from docutils.parsers.rst import Directive
+from tables import table
+
+from mps_trainer.amounts import format_bytes
+from mps_trainer.devices.recorded import read_facts
+
+FOLDER = Path(__file__).parents[1] / "selftests"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One file: what machine it is of, what ran there, and what came of the checks."""
+
+    file: str
+    machine: str
+    versions: str
+    checks: str
+
+
+def read(path: Path) -> Row:
+    """What the table shows of a file.
+
+    Raises:
+        ValueError: if it is not of a Mac's GPU, or shows somebody's home folder.
+        MisconfigurationException: if its facts cannot be read.
+    """
+    text = path.read_text(encoding="utf-8")
+    report = json.loads(text)
+    facts = read_facts(str(path)).facts
+    if report["simulated"] or report["device"] != "mps" or facts.system != "Darwin":
+        device = report["device"] + ", simulated" * report["simulated"]
+        raise ValueError(f"{path.name} is of {device} on {facts.system}, not of a Mac's GPU.")
+    if "/Users/" in text:
+        raise ValueError(f"{path.name} has a home folder in it: write ~ in its place.")
+    counts = Counter(check["status"] for check in report["checks"])
+    named = [f"{check['name']} failed" for check in report["checks"] if check["status"] == "failed"]
+    versions = report["versions"]
+    return Row(
+        path.name,
+        f"{facts.chip}, {format_bytes(facts.memory_bytes or 0)}",
+        f"macOS {facts.os_version}, torch {versions['torch']}, mps_trainer {versions['mps_trainer']}",
+        "; ".join([f"{counts['passed']} of {len(report['checks'])} passed", *named]),
+    )
+
+
+class Selftests(Directive):
+    """`{selftests}`."""
+
+    has_content = False
+
+    def run(self) -> list[nodes.Node]:
+        rows = [read(path) for path in sorted(FOLDER.glob("*.json"))]
+        if not rows:
+            return [nodes.paragraph(text="No Mac has been tested yet.")]
+        cells = [(row.file, row.machine, row.versions, row.checks) for row in rows]
+        return [table(cells, ("File", "Mac", "With", "Checks"), (20, 25, 30, 25), code=1)]
+
+
+def setup(app: Any) -> dict[str, Any]:
+    app.add_directive("selftests", Selftests)
+    app.connect("env-get-outdated", lambda *_: ["selftest"])
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,39 @@
+"""The API reference has every public name, and each of these says what it is."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+
+import pytest
+
+from .pages import ROOT
+
+PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+PUBLIC = ("mps_trainer", "mps_trainer.coverage", "mps_trainer.simulator", "mps_trainer.selftest")
+
+
+def listed() -> set[str]:
+    """The objects of the directives, with their modules."""
+    found, module = set(), "mps_trainer"
+    for line in PAGE.splitlines():
+        if (current := re.match(r"\.\. currentmodule:: (\S+)", line)) is not None:
+            module = current[1]
+        elif (directive := re.match(r"\.\. (?:auto\w+|py:data):: (\S+)", line)) is not None:
+            name = directive[1]
+            found.add(name if name.startswith("mps_trainer.") else f"{module}.{name}")
+    return found
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_every_public_name_is_on_the_page(module):
+    names = {f"{module}.{name}" for name in importlib.import_module(module).__all__ if name != "__version__"}
+    assert names - listed() == set()
+
+
+@pytest.mark.parametrize("name", sorted(listed()))
+def test_what_is_listed_exists_and_has_a_docstring_of_its_own(name):
+    module, _, attribute = name.rpartition(".")
+    found = getattr(importlib.import_module(module), attribute)
+    assert inspect.getdoc(found) if not inspect.isclass(found) else found.__doc__

@@ -1,0 +1,81 @@
+"""The scripts on the pages about moving over: both sides of each diff run, and learn the same."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+import torch
+
+from .pages import Block, all_blocks
+
+DIFFS = {block.label: block for block in all_blocks("diff", "diff")}
+# What the script before needs besides torch and transformers. Lightning comes with the extra `benchmarks` only.
+NEEDS = {"transformers": "accelerate", "accelerate": "accelerate", "lightning": "lightning"}
+# With it the rows come in one order on both sides: that of a shuffled loader is another one in each library.
+IN_ORDER = {
+    "shuffle=True": "shuffle=False",
+    'output_dir="out"': 'output_dir="out", train_sampling_strategy="sequential"',
+}
+
+
+def side(block: Block, left_out: str) -> str:
+    """The script before, without the lines that "+" adds, or the script after, without those that "-" takes away."""
+    return "\n".join(line[1:] for line in block.text.splitlines() if not line.startswith(left_out))
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs a side in a folder of its own; its names afterwards."""
+    from accelerate.state import AcceleratorState, GradientState
+
+    def run(block: Block, left_out: str) -> dict[str, Any]:
+        text = side(block, left_out)
+        if block.label != "transformers":
+            for words, instead in IN_ORDER.items():
+                text = text.replace(words, instead)
+        folder = tmp_path / ("after" if left_out == "-" else "before")
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        names: dict[str, Any] = {}
+        exec(compile("\n" * block.line + text, block.page, "exec"), names)
+        return names
+
+    yield run
+    GradientState._reset_state()
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def test_there_is_a_script_for_each_system_that_people_come_from():
+    assert DIFFS.keys() == {"transformers", "accelerate", "lightning", "pytorch"}
+
+
+@pytest.mark.parametrize("block", DIFFS.values(), ids=DIFFS.keys())
+def test_a_diff_is_of_two_whole_scripts(block):
+    assert {line[:1] for line in block.text.splitlines()} <= {" ", "+", "-"}
+    for left_out in "+-":
+        compile(side(block, left_out), block.page, "exec")
+    assert "mps_trainer" not in side(block, "+")
+    assert "from mps_trainer import" in side(block, "-")
+
+
+@pytest.mark.parametrize("label", DIFFS)
+def test_both_sides_learn_the_same(label, run):
+    after = run(DIFFS[label], "-")
+    if importlib.util.find_spec(NEEDS.get(label, "torch")) is None:
+        return  # that the script after runs is all that can be seen here
+    before = run(DIFFS[label], "+")
+    theirs, ours = (names["model"].state_dict() for names in (before, after))
+    assert theirs.keys() == ours.keys()
+    for name, weight in theirs.items():
+        torch.testing.assert_close(ours[name].cpu(), weight.cpu(), rtol=1e-5, atol=1e-6)
+    if label == "transformers":
+        compare_logs(before["trainer"], after["trainer"])
+
+
+def compare_logs(before: Any, after: Any) -> None:
+    timed = ("runtime", "per_second", "total_flos")
+    for theirs, ours in zip(before.state.log_history, after.state.log_history, strict=True):
+        kept = {name: value for name, value in theirs.items() if not name.endswith(timed)}
+        assert {name: ours[name] for name in kept} == pytest.approx(kept, rel=1e-5)
