@@ -1,5 +1,57 @@
-"""Shim for tools that still call setup.py; everything is declared in setup.cfg."""
+"""What setup.cfg cannot declare: the examples in what is built, and a README whose links work elsewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
 
 from setuptools import setup
+from setuptools.command.build_py import build_py
 
-setup()
+ROOT = Path(__file__).resolve().parent
+LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*", "trainer_output")
+
+
+class BuildWithExamples(build_py):
+    """Puts examples/ into the package as `_examples`. An editable install has none: it reads examples/ itself."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            target = Path(self.build_lib, "mps_trainer", "_examples")
+            shutil.rmtree(target, ignore_errors=True)  # of a build before, which may have had other files
+            shutil.copytree(ROOT / "examples", target, ignore=LEFT_OUT)
+
+
+def published_at(repository: str) -> dict[str, object]:
+    """Metadata that has to name where the repository is, which no file in it does."""
+    version = re.search(r'__version__ = "(.+)"', (ROOT / "mps_trainer" / "version.py").read_text(encoding="utf-8"))
+    assert version is not None
+    tag = f"v{version[1]}"
+    return {
+        "long_description": with_absolute_links((ROOT / "README.md").read_text(encoding="utf-8"), repository, tag),
+        "project_urls": {
+            "Source": repository,
+            "Documentation": f"{repository}/tree/{tag}/docs",
+            "Changelog": f"{repository}/blob/{tag}/CHANGELOG.md",
+            "Issues": f"{repository}/issues",
+        },
+    }
+
+
+def with_absolute_links(text: str, repository: str, tag: str) -> str:
+    """Links and pictures of a markdown text that are paths in the repository, as addresses of the files of a tag."""
+
+    def absolute(link: re.Match[str]) -> str:
+        kind = "raw" if link[1] == "!" else "blob"
+        return f"{link[1]}[{link[2]}]({repository}/{kind}/{tag}/{link[3]})"
+
+    return re.sub(r"(!?)\[([^\]]*)\]\((?![a-z]+:|#)([^)\s]+)\)", absolute, text)
+
+
+if __name__ == "__main__":
+    # Set by the workflow that publishes. Whoever builds without it gets the README as it is.
+    where = os.environ.get("MPS_TRAINER_REPOSITORY", "").rstrip("/")
+    setup(cmdclass={"build_py": BuildWithExamples}, **(published_at(where) if where else {}))

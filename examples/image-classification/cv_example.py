@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from cv_arguments import NAME, ImageArguments, parse
@@ -33,10 +34,11 @@ def main(argv: list[str] | None = None) -> int:
 
 @dataclass(frozen=True)
 class Job:
-    """A Trainer, how its images are made for the model, and the checkpoint to go on from."""
+    """A Trainer, how its images are made for the model, where they are from, and the checkpoint to go on from."""
 
     trainer: Any
     settings: Any
+    source: str
     checkpoint: str | None
 
 
@@ -56,7 +58,8 @@ def prepare(image_args: ImageArguments, training_args: TrainingArguments) -> Job
     model = load_model(image_args, images.labels)
     settings = read_settings(image_args, model)
     require_size(model, settings.size)
-    return Job(make_trainer(model, images, settings, training_args), settings, checkpoint)
+    source = "drawn shapes" if image_args.embedded else f"{Path(str(image_args.data_dir)).resolve().name} images"
+    return Job(make_trainer(model, images, settings, training_args), settings, source, checkpoint)
 
 
 def do(job: Job) -> None:
@@ -70,6 +73,8 @@ def do(job: Job) -> None:
         trainer.log_metrics(kind, metrics)
         trainer.save_metrics(kind, metrics)
     trainer.save_state()
+    write_card = trainer.push_to_hub if trainer.args.push_to_hub else trainer.create_model_card
+    write_card(tasks="image-classification", dataset=job.source)
 
 
 def load_images(image_args: ImageArguments) -> LabelledImages:

@@ -37,11 +37,12 @@ def main(argv: list[str] | None = None) -> int:
 
 @dataclass(frozen=True)
 class Job:
-    """A Trainer, its data, what the sample begins with and how long it is, and the checkpoint to go on from."""
+    """A Trainer, its data and their name, its sample's beginning and length, and the checkpoint to go on from."""
 
     trainer: Any
     tokenizer: Any
     blocks: Blocks
+    source: str
     prompt: list[int]
     sample_tokens: int
     merge: bool
@@ -75,7 +76,8 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     require_fitting(base, blocks, prompt)
     model = add_adapter(base, model_args)
     trainer = make_trainer(model, tokenizer, blocks, training_args)
-    return Job(trainer, tokenizer, blocks, prompt, data_args.sample_tokens, model_args.merge, checkpoint)
+    source = os.path.basename(str(data_args.train_file))
+    return Job(trainer, tokenizer, blocks, source, prompt, data_args.sample_tokens, model_args.merge, checkpoint)
 
 
 def do(job: Job) -> None:
@@ -90,6 +92,8 @@ def do(job: Job) -> None:
         trainer.log_metrics(kind, values)
         trainer.save_metrics(kind, values)
     trainer.save_state()
+    write_card = trainer.push_to_hub if trainer.args.push_to_hub else trainer.create_model_card
+    write_card(tasks="text-generation", dataset=job.source)
     if not trainer.is_world_process_zero():
         return
     print(f"Perplexity on text that was held back: {before:.2f} before, {metrics['perplexity']:.2f} after.")

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from glue_arguments import DataTrainingArguments, ModelArguments, parse
+from glue_card import card_settings
 from glue_data import LabelledData, load_data
 from glue_errors import UserError
 from glue_model import check_names, label_order, load_model, load_tokenizer, longest_input, require_fitting
@@ -88,12 +89,13 @@ def prepare(model_args: ModelArguments, data_args: DataTrainingArguments, traini
 
 def do(job: Job) -> None:
     args = job.trainer.args
-    if args.do_train:
-        train(job.trainer, job.checkpoint)
+    has_trained = args.do_train and train(job.trainer, job.checkpoint)
     if args.do_eval:
         evaluate(job.trainer, job.splits)
     if args.do_predict:
         predict(job.trainer, job.splits, job.labelled, job.data_args)
+    if has_trained:
+        write_card(job.trainer, job.data_args)
 
 
 # Before anything heavy
@@ -277,20 +279,22 @@ def make_metrics(labelled: LabelledData, task_name: str | None) -> Any:
     return compute
 
 
-# The three things to do
+# The things to do
 
 
-def train(trainer: Any, checkpoint: str | None) -> None:
+def train(trainer: Any, checkpoint: str | None) -> bool:
+    """False if the run that is gone on with has come to its end before."""
     result = trainer.train(resume_from_checkpoint=checkpoint)
     was_done = result.metrics["train_steps_per_second"] == 0
     if was_done and (Path(trainer.args.output_dir) / "train_results.json").is_file():
         print(f"Nothing is left to train: {checkpoint} is the end of its run. Its results stay as they are.")
-        return
+        return False
     metrics = {**result.metrics, "train_samples": len(trainer.train_dataset)}
     trainer.save_model()
     trainer.log_metrics("train", metrics)
     trainer.save_metrics("train", metrics)
     trainer.save_state()
+    return True
 
 
 def evaluate(trainer: Any, splits: Any) -> None:
@@ -326,6 +330,12 @@ def predict(trainer: Any, splits: Any, labelled: LabelledData, data_args: DataTr
             path.parent.mkdir(parents=True, exist_ok=True)
             lines = [f"{i}\t{item}\n" for i, item in enumerate(items)]
             path.write_text("index\tprediction\n" + "".join(lines), encoding="utf-8")
+
+
+def write_card(trainer: Any, data_args: DataTrainingArguments) -> None:
+    """`README.md` beside the model, with the metrics of the last evaluation; with `--push_to_hub` it is uploaded."""
+    write = trainer.push_to_hub if trainer.args.push_to_hub else trainer.create_model_card
+    write(**card_settings(data_args))
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def display_callback(args: TrainingArguments) -> type[TrainerCallback]:
     if args.disable_tqdm:
         return PrinterCallback
     if is_in_notebook():
-        from transformers.utils.notebook import NotebookProgressCallback
+        from .notebook import NotebookProgressCallback  # which imports IPython
 
         return NotebookProgressCallback
     return ProgressCallback

@@ -1,70 +1,196 @@
-"""A bar with an estimate of the time left, and one line for each log."""
+"""A bar for training and one for evaluation, with a line for each log; where there is no terminal, lines alone."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
-import torch
 from transformers.trainer_callback import ProgressCallback as TransformersProgressCallback
 
-from ..data.buckets import buckets_of
+from ..amounts import format_bytes
+from ..data.loader import length_of, num_examples
+from .bars import Bar, memory_in_use, on_terminal, samples_per_second
+from .overview import first_lines
+from .tenths import Tenths
 
 _SHOWN = {"loss": "loss {:.4f}", "learning_rate": "lr {:.2e}", "grad_norm": "grad norm {:.3g}"}
 _UNITS = {"flos", "runtime"}
 
 
 class ProgressCallback(TransformersProgressCallback):
-    """transformers' bars; its dictionaries as lines: step, epoch, loss, learning rate, samples/s, memory."""
+    """transformers' two bars with time left, samples/s and memory in them, and its dictionaries as lines.
+
+    Where stderr is no terminal there are no bars, but a line at each tenth of training and of an evaluation in which
+    no log said how far things are. Only the first process shows anything.
+    """
+
+    def __init__(self, max_str_len: int = 100) -> None:
+        super().__init__(max_str_len)
+        self.training_bar: Bar | None = None
+        self.prediction_bar: Bar | None = None
+        self._is_training = False
+        self._steps: Tenths | None = None  # instead of training_bar
+        self._batches: Tenths | None = None  # instead of prediction_bar
+        self._evaluated_loader: Any = None
+        self._batch = self._evaluated = 0
+        self._at_last_log = (0, 0.0)
+        self._paused_at: float | None = None  # since when something else goes on than steps
+
+    # Training
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        if state.is_world_process_zero:
-            parameters = sum(parameter.numel() for parameter in kwargs["model"].parameters())
-            several = f" in {args.world_size} processes" if args.world_size > 1 else ""
-            print(f"Training on {args.device}{several}: {args.decision.reason}")
-            print(f"  {parameters / 1e6:.1f} M parameters, {state.max_steps} steps of {self._batch} examples")
-            if (buckets := buckets_of(kwargs.get("train_dataloader"))) is not None:
-                print(f"  {buckets}")
-        super().on_train_begin(args, state, control, **kwargs)
+        self.current_step = state.global_step
+        if not state.is_world_process_zero:
+            return
+        self.close()
+        self._is_training, self._paused_at = True, None
+        print("\n".join(first_lines(args, state, kwargs["model"], kwargs.get("train_dataloader"))), flush=True)
+        if on_terminal():
+            self.training_bar = Bar(
+                self._batch, args.device, total=state.max_steps, initial=state.global_step, desc="training"
+            )
+        else:
+            self._steps = Tenths(state.max_steps, self._batch, state.global_step)
         self._at_last_log = (state.global_step, time.perf_counter())
 
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        step = state.global_step
+        if self.training_bar is not None:
+            self.training_bar.update(step - self.current_step)
+            self.current_step = step
+        elif self._steps is None:
+            return
+        elif step >= self._steps.next and not control.should_log and self._steps.due(step):
+            self._write(self._parts(args, state))
+        self._note_pause(control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._note_pause(control)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._leave_out_pause()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.close()
+
+    # Evaluation
+
+    def on_prediction_step(
+        self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **kwargs: Any
+    ) -> None:
+        if not state.is_world_process_zero:
+            return
+        if eval_dataloader is not self._evaluated_loader:  # memory may have run out in the one before
+            self._end_evaluation()
+            self._begin_evaluation(args, eval_dataloader)
+        elif self.prediction_bar is not None:
+            self.prediction_bar.update(1)
+        elif self._batches is not None:
+            self._evaluated += 1
+            if self._batches.due(self._evaluated):
+                self._write(self._parts_of_evaluation(args))
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._end_evaluation()
+        self._leave_out_pause()
+
+    def on_predict(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._end_evaluation()
+
+    def _begin_evaluation(self, args: Any, loader: Any) -> None:
+        """After the first batch, which counts as done and whose time nobody knows."""
+        total = length_of(loader)
+        examples = num_examples(loader, args.eval_batch_size) / total if total else args.eval_batch_size
+        self._evaluated_loader = loader
+        if on_terminal():
+            leave = not self._is_training
+            self.prediction_bar = Bar(examples, args.device, total=total, initial=1, desc="evaluation", leave=leave)
+        elif total:
+            self._batches, self._evaluated = Tenths(total, examples, begun_at=1), 1
+
+    def _end_evaluation(self) -> None:
+        if self.prediction_bar is not None:
+            self.prediction_bar.close()
+        self.prediction_bar = None
+        self._batches = self._evaluated_loader = None
+
+    # Logs
+
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if not state.is_world_process_zero or self.training_bar is None or not logs:
+        if not self._is_training or not logs:
             return
         if "loss" in logs:
-            self.training_bar.write(" | ".join(self._line(args, state, logs)))
+            self._write(self._parts(args, state, logs))
+            if self._steps is not None:
+                self._steps.tell()
         else:
             numbers = (f"{name} {value:.4g}" for name, value in logs.items() if _is_shown(name, value))
-            self.training_bar.write(f"step {state.global_step} | " + " | ".join(numbers))
+            self._write([f"step {state.global_step}", *numbers])
 
     def close(self) -> None:
-        """For a run that ends in an error, whose words begin a line of their own."""
+        """Also for a run that ends in an error, whose words begin a line of their own."""
         for name in ("training_bar", "prediction_bar"):
             if (bar := getattr(self, name)) is not None:
                 bar.close()
                 setattr(self, name, None)
+        self._steps = self._batches = self._evaluated_loader = None
+        self._is_training = False
 
-    def _line(self, args: Any, state: Any, logs: dict[str, Any]) -> list[str]:
-        step, now = state.global_step, time.perf_counter()
+    def _parts(self, args: Any, state: Any, logs: dict[str, Any] | None = None) -> list[str]:
+        """Of a line on training; the rate is that since the last log, or of the whole run where there was none."""
+        step, parts = state.global_step, [f"step {state.global_step}/{state.max_steps}", f"epoch {state.epoch:.2f}"]
+        speed = None
+        if logs is not None:
+            parts += [text.format(logs[name]) for name, text in _SHOWN.items() if logs.get(name) is not None]
+            speed = self._speed_since_last_log(step)
+        if self._steps is not None:
+            parts.append(self._steps.clocks(step))
+            speed = speed or self._steps.speed(step)
+        return [*parts, *([speed] if speed else []), *_memory(args)]
+
+    def _speed_since_last_log(self, step: int) -> str | None:
+        now = time.perf_counter()
         last_step, last_time = self._at_last_log
         self._at_last_log = (step, now)
-        parts = [f"step {step}/{state.max_steps}", f"epoch {state.epoch:.2f}"]
-        parts += [text.format(logs[name]) for name, text in _SHOWN.items() if logs.get(name) is not None]
-        if now > last_time and step > last_step:
-            parts.append(f"{(step - last_step) * self._batch / (now - last_time):.1f} samples/s")
-        if (memory := memory_in_use(args.device)) is not None:
-            parts.append(f"{memory / 2**30:.2f} GiB")
-        return parts
+        if now <= last_time or step <= last_step:
+            return None
+        return samples_per_second((step - last_step) * self._batch / (now - last_time))
+
+    def _parts_of_evaluation(self, args: Any) -> list[str]:
+        assert self._batches is not None
+        done = self._evaluated
+        speed = self._batches.speed(done)
+        place = [f"evaluation {done}/{self._batches.total}", self._batches.clocks(done)]
+        return [*place, *([speed] if speed else []), *_memory(args)]
+
+    def _write(self, parts: list[str]) -> None:
+        line = " | ".join(parts)
+        if self.training_bar is not None:
+            self.training_bar.write(line)
+        else:
+            print(line, flush=True)
+
+    # What is not training
+
+    def _note_pause(self, control: Any) -> None:
+        self._paused_at = time.perf_counter() if control.should_evaluate or control.should_save else None
+
+    def _leave_out_pause(self) -> None:
+        if self._paused_at is None or not self._is_training:
+            return
+        now = time.perf_counter()
+        seconds, self._paused_at = now - self._paused_at, now
+        step, last = self._at_last_log
+        self._at_last_log = (step, last + seconds)
+        for shown in (self.training_bar, self._steps):
+            if shown is not None:
+                shown.leave_out(seconds)
 
 
-def memory_in_use(device: torch.device) -> int | None:
-    """Bytes that tensors take on `device`, or None where the device does not tell. Does not wait for it."""
-    if device.type == "mps":
-        return torch.mps.current_allocated_memory()
-    if device.type in ("cuda", "xpu"):
-        return getattr(torch, device.type).memory_allocated(device)
-    return None
+def _memory(args: Any) -> list[str]:
+    memory = memory_in_use(args.device)
+    return [] if memory is None else [format_bytes(memory)]
 
 
 def _is_shown(name: str, value: Any) -> bool:

@@ -33,3 +33,9 @@ def completes_files(action: argparse.Action) -> argparse.Action:
     """Lets the shell propose files where this argument is typed."""
     action.complete = "file"  # type: ignore[attr-defined]  # shtab looks for it
     return action
+
+
+def completes_folders(action: argparse.Action) -> argparse.Action:
+    """Lets the shell propose folders where this argument is typed."""
+    action.complete = "directory"  # type: ignore[attr-defined]  # shtab looks for it
+    return action

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from ..callbacks.overview import expected_checkpoints
 from ..data.buckets import buckets_of
 from ..data.loader import length_of
 
@@ -37,5 +38,6 @@ def announce(loop: TrainingLoop) -> None:
         logger.info("  %s = %s", name, value)
     if (buckets := buckets_of(loop.loader)) is not None:
         logger.info("  Length buckets: %s", buckets)
+    logger.info("  Checkpoints: %s", expected_checkpoints(args, trainer.state, trainer.model))
     if loop.first_step:
         logger.info("  Going on after step %d, in epoch %d", loop.first_step, plan.epoch_of(loop.first_step))

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from ..checkpoints.folders import LOCK
 from ..errors import MisconfigurationException
 from ..refusal import sentence
+from . import card
 from .base import TrainerBase
 
 logger = logging.getLogger(__name__)
 
-NOT_UPLOADED = ["_*", "checkpoint-*", LOCK]
+NOT_UPLOADED = ["_*", "checkpoint-*", LOCK, "README.before*.md"]
 _WEIGHTS = ["config.json", "generation_config.json", "pytorch_model.bin", "model.safetensors"]
 _ADAPTERS = ["adapter_config.json", "adapter_model.bin", "adapter_model.safetensors"]
 _INDEXES = ["pytorch_model.bin.index.json", "model.safetensors.index.json"]
@@ -79,9 +80,11 @@ class Hub(TrainerBase):
         dataset: str | list[str] | None = None,
         dataset_args: str | list[str] | None = None,
     ) -> None:
-        """Writes `README.md` into the output folder: what was trained from what, how, and with which results.
+        """Writes `README.md` into the output folder: what was trained from what, how, where, and with which results.
 
-        Everything is optional. The tags of a card that is there already are kept, and PEFT's card stays PEFT's.
+        transformers' card, with the data, the device and why, the precision and more versions. Everything is optional.
+        The tags of a card that is there already are kept, and PEFT's card stays PEFT's. A card that somebody has
+        written or changed is kept as `README.before.md`.
         """
         if not self.is_world_process_zero():
             return
@@ -90,12 +93,16 @@ class Hub(TrainerBase):
 
         path = os.path.join(self.args.output_dir, "README.md")
         is_peft = False
+        card.keep_if_changed(path)
         if os.path.exists(path):
             known = ModelCard.load(path).data
             is_peft = known.get("library_name") == "peft"
             if tags is not None and known.tags is not None:
                 given = [tags] if isinstance(tags, str) else list(tags)
                 tags = [*given, *(tag for tag in known.tags if tag not in given)]
+        looked_at = self.train_dataset if self.eval_dataset is None else self.eval_dataset
+        if dataset_tags is None and card.is_nameless(looked_at):
+            dataset_tags, dataset_args = [], []  # it would write that the dataset is called None
         has_config = getattr(self.model, "config", None) is not None
         summary = TrainingSummary.from_trainer(
             self,
@@ -111,12 +118,15 @@ class Hub(TrainerBase):
             dataset_args=dataset_args,
         )
         summary.finetuned_from = summary.finetuned_from or None
+        summary.hyperparameters = {**(summary.hyperparameters or {}), **card.more_arguments(self)}
         os.makedirs(self.args.output_dir, exist_ok=True)
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(summary.to_model_card())
+        place = Path(path)
+        place.write_text(card.completed(summary.to_model_card(), self), encoding="utf-8")
         if is_peft:
             model: Any = self.model
             model.create_or_update_model_card(self.args.output_dir)
+            card.forget_local_base(path)
+        place.write_text(card.sealed(place.read_text(encoding="utf-8")), encoding="utf-8")
 
     def push_to_hub(
         self,

@@ -1,32 +1,209 @@
-"""The bar and the lines of a run."""
+"""The bars and the lines of a run."""
+
+from __future__ import annotations
 
 import re
+import time
 
-from transformers import PrinterCallback
+import pytest
+from transformers import PrinterCallback, TrainerCallback
 from transformers.trainer_callback import ProgressCallback as TransformersProgressCallback
 
-from mps_trainer.callbacks import ProgressCallback
+from mps_trainer.callbacks import ProgressCallback, bars, tenths
+from tests.conftest import examples
+
+NUMBER = r"[\d.e+-]+"
+INSIDE = rf"\[\d\d:\d\d<\d\d:\d\d, [\d,.]+ samples/s, {NUMBER} [MG]iB\]"
 
 
-def test_a_log_is_one_line_with_loss_rate_norm_and_throughput(make_trainer, capfd):
+@pytest.fixture
+def at_once(monkeypatch):
+    """Lines and bars that otherwise wait a second, so that a short test has them."""
+    monkeypatch.setattr(tenths, "SHORTEST", 0.0)
+    monkeypatch.setattr(bars, "_EVERY", 0.0)
+
+
+def lines_of(capfd, begins="step"):
+    return [line for line in capfd.readouterr().out.splitlines() if line.startswith(begins)]
+
+
+# Lines, where there is no terminal
+
+
+def test_a_log_is_one_line_with_loss_rate_norm_time_left_throughput_and_memory(make_trainer, capfd):
     make_trainer(disable_tqdm=False, max_steps=4, logging_steps=2).train()
-    lines = [line for line in capfd.readouterr().out.splitlines() if line.startswith("step")]
-    number = r"[\d.e+-]+"
-    pattern = rf"step 2/4 \| epoch 0\.40 \| loss {number} \| lr {number} \| grad norm {number} \| {number} samples/s"
+    captured = capfd.readouterr()
+    lines = [line for line in captured.out.splitlines() if line.startswith("step")]
+    pattern = (
+        rf"step 2/4 \| epoch 0\.40 \| loss {NUMBER} \| lr {NUMBER} \| grad norm {NUMBER} \| "
+        rf"\d\d:\d\d<\d\d:\d\d \| [\d,.]+ samples/s \| {NUMBER} [MG]iB"
+    )
     assert re.fullmatch(pattern, lines[0])
     assert len(lines) == 3  # two logs and the summary
+    assert "\r" not in captured.out + captured.err
+    assert captured.err == ""
 
 
-def test_the_first_lines_say_device_size_and_steps(make_trainer, capfd):
-    make_trainer(disable_tqdm=False, max_steps=4, gradient_accumulation_steps=2).train()
-    first, second, *_ = capfd.readouterr().out.splitlines()
-    assert first.startswith("Training on cpu: use_cpu=True")
-    assert second == "  0.0 M parameters, 4 steps of 16 examples"
+def test_training_without_logs_says_at_each_tenth_how_far_it_is(make_trainer, capfd, at_once):
+    make_trainer(disable_tqdm=False, max_steps=30, logging_strategy="no").train()
+    *told, _ = lines_of(capfd)
+    assert [line.split(" | ")[0] for line in told] == [f"step {step}/30" for step in range(3, 31, 3)]
+    assert all("samples/s" in line for line in told)
 
 
-def test_the_bar_has_an_estimate(make_trainer, capfd):
-    make_trainer(disable_tqdm=False, max_steps=4).train()
-    assert re.search(r"4/4 \[\d\d:\d\d<\d\d:\d\d", capfd.readouterr().err)
+def test_a_tenth_in_which_there_was_a_log_needs_no_line_of_its_own(make_trainer, capfd, at_once):
+    make_trainer(disable_tqdm=False, max_steps=30, logging_steps=2).train()
+    assert [line.split()[1] for line in lines_of(capfd)[:-1]] == [f"{step}/30" for step in range(2, 31, 2)]
+
+
+def test_an_evaluation_says_at_each_tenth_how_far_it_is(make_trainer, capfd, at_once):
+    trainer = make_trainer(
+        disable_tqdm=False, per_device_eval_batch_size=1, trainer={"eval_dataset": examples(40, seed=1)}
+    )
+    trainer.evaluate()
+    told = lines_of(capfd, "evaluation")
+    assert [line.split()[1] for line in told] == [f"{batch}/40" for batch in range(4, 41, 4)]
+    assert re.fullmatch(rf"evaluation 4/40 \| \d\d:\d\d<\d\d:\d\d \| [\d,.]+ samples/s \| {NUMBER} [MG]iB", told[0])
+
+
+def test_what_takes_less_than_a_second_writes_no_line(make_trainer, capfd):
+    make_trainer(disable_tqdm=False, per_device_eval_batch_size=1).evaluate()
+    assert lines_of(capfd, "evaluation") == []
+
+
+def test_a_terminal_that_moves_no_cursor_gets_lines(make_trainer, terminal, monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    trainer = make_trainer(disable_tqdm=False, max_steps=4)
+    screen = terminal()
+    trainer.train()
+    text = screen.end()
+    assert "\x1b" not in text
+    assert "\r" not in text
+    assert "step 4/4 |" in text
+
+
+# Bars, where there is one
+
+
+@pytest.mark.parametrize("no_color", [None, "1"])
+def test_a_terminal_has_a_bar_with_time_left_throughput_and_memory_and_no_colour(
+    make_trainer, terminal, monkeypatch, no_color, at_once
+):
+    if no_color is not None:
+        monkeypatch.setenv("NO_COLOR", no_color)
+    trainer = make_trainer(disable_tqdm=False, max_steps=8, eval_strategy="steps", eval_steps=4)
+    screen = terminal()
+    trainer.train()
+    text = screen.end()
+    assert any(re.search(rf"training  50%\|[^|]+\| 4/8 {INSIDE}", part) for part in screen.drawn())
+    assert any(re.search(rf"evaluation  67%\|[^|]+\| 2/3 {INSIDE}", part) for part in screen.drawn())
+    assert not re.search(r"\x1b\[[\d;]*m", text)
+    assert re.search(rf"step 4/8 \| epoch 0\.80 \| loss {NUMBER} \| lr", text)
+
+
+@pytest.mark.parametrize("columns", [20, 40, 60, 80, 200])
+def test_a_bar_is_never_wider_than_its_terminal(make_trainer, terminal, columns, at_once):
+    trainer = make_trainer(disable_tqdm=False, max_steps=4, eval_strategy="epoch", num_train_epochs=1)
+    screen = terminal(columns)
+    trainer.train()
+    screen.end()
+    assert screen.widest_bar() <= columns
+
+
+def test_evaluation_outside_a_run_has_a_bar_that_stays(make_trainer, terminal):
+    trainer = make_trainer(disable_tqdm=False)
+    screen = terminal()
+    trainer.evaluate()
+    trainer.predict(examples(16))
+    assert re.search(r"evaluation 100%\|.*3/3.*\n.*evaluation 100%\|.*2/2", screen.end(), flags=re.DOTALL)
+
+
+def test_a_stream_is_counted_in_batches(terminal, at_once):
+    screen = terminal()
+    bar = bars.Bar(8, bars.torch.device("cpu"), total=None, desc="evaluation")
+    bar.update(3)
+    bar.close()
+    assert re.search(rf"evaluation 3 batches \[\d\d:\d\d, [\d,.]+ samples/s, {NUMBER} [MG]iB\]", screen.end())
+
+
+def test_a_bar_that_tqdm_is_told_to_leave_out_is_left_out(terminal):
+    """As by TQDM_DISABLE=1, which is read when tqdm is imported."""
+    screen = terminal()
+    bar = bars.Bar(8, bars.torch.device("cpu"), total=2, desc="training", disable=True)
+    bar.update()
+    bar.leave_out(1.0)
+    bar.write("a line")
+    bar.close()
+    assert screen.end() == "a line\n"
+
+
+# What a bar says
+
+
+def laid_out(columns, **given):
+    settings = {"name": "training", "position": (5, 10), "elapsed": 70.0, "left": 3700.0, "speed": 12.345}
+    return bars.layout(**{**settings, "memory": 3 * 2**30, "columns": columns, **given})
+
+
+def test_what_has_no_room_is_left_out_and_the_time_left_goes_last():
+    assert laid_out(100) == "training  50%|{bar}| 5/10 [01:10<1:01:40, 12.3 samples/s, 3.0 GiB]"
+    assert laid_out(65) == "training  50% 5/10 [01:10<1:01:40, 12.3 samples/s, 3.0 GiB]"
+    assert laid_out(50) == " 50% 5/10 [01:10<1:01:40, 12.3 samples/s]"
+    assert laid_out(40) == " 50% 5/10 [01:10<1:01:40]"
+    assert laid_out(10) == " 50% 5/10"
+
+
+def test_what_nobody_knows_is_left_out():
+    assert laid_out(100, left=None, speed=None, memory=None) == "training  50%|{bar}| 5/10 [01:10]"
+    assert laid_out(100, position=(5, None), left=None) == "training 5 batches [01:10, 12.3 samples/s, 3.0 GiB]"
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time, to be set."""
+
+    class Clock:
+        now = 1000.0
+
+    monkeypatch.setattr(tenths.time, "perf_counter", lambda: Clock.now)
+    return Clock
+
+
+def test_time_that_went_into_evaluations_is_no_part_of_the_rate_but_of_the_time_left(clock):
+    lines = tenths.Tenths(total=20, examples=8)
+    clock.now += 10  # ten steps in ten seconds
+    clock.now += 30  # an evaluation
+    lines.leave_out(30)
+    assert lines.speed(10) == "8.0 samples/s"
+    assert lines.clocks(10) == "00:40<00:40"
+
+
+def test_a_resumed_run_counts_what_it_does_itself(clock):
+    lines = tenths.Tenths(total=20, examples=8, begun_at=10)
+    clock.now += 10
+    assert lines.speed(15) == "4.0 samples/s"
+    assert lines.clocks(15) == "00:10<00:10"
+    due = []
+    for step in range(11, 21):
+        clock.now += 2
+        due += [step] if lines.due(step) else []
+    assert due == [12, 14, 16, 18, 20]
+
+
+def test_an_evaluation_does_not_slow_down_the_rate_of_the_line_after_it(make_trainer, capfd):
+    class Slow(TrainerCallback):
+        def on_prediction_step(self, *args, **kwargs):
+            time.sleep(0.05)
+
+    trainer = make_trainer(
+        {"callbacks": [Slow()]}, disable_tqdm=False, max_steps=4, logging_steps=2, eval_strategy="steps", eval_steps=2
+    )
+    trainer.train()
+    speeds = [re.search(r"([\d,.]+) samples/s", line) for line in lines_of(capfd) if "grad norm" in line]
+    assert float(speeds[1][1].replace(",", "")) > 200  # 107 with it
+
+
+# Whose display it is
 
 
 def test_bar_is_replaced_by_plain_logs_when_it_is_switched_off(make_trainer, capfd):
@@ -35,6 +212,7 @@ def test_bar_is_replaced_by_plain_logs_when_it_is_switched_off(make_trainer, cap
     captured = capfd.readouterr()
     assert captured.err == ""
     assert "'loss'" in captured.out
+    assert "Training on" not in captured.out
     assert trainer.pop_callback(PrinterCallback) is not None
 
 
@@ -44,6 +222,23 @@ def test_transformers_name_of_the_callback_finds_it(make_trainer):
     assert trainer.pop_callback(ProgressCallback) is None
 
 
-def test_evaluation_outside_a_run_needs_no_bar_of_training(make_trainer, capfd):
-    make_trainer(disable_tqdm=False).evaluate()
-    assert "3/3" in capfd.readouterr().err
+def test_only_the_first_of_several_processes_shows_anything(make_trainer, capfd):
+    trainer = make_trainer(disable_tqdm=False)
+    shown = trainer.pop_callback(ProgressCallback)
+    trainer.state.is_world_process_zero = False
+    told = (trainer.args, trainer.state, trainer.control)
+    shown.on_train_begin(*told, model=trainer.model)
+    shown.on_step_end(*told)
+    shown.on_prediction_step(*told, eval_dataloader=trainer.get_eval_dataloader())
+    shown.on_log(*told, logs={"loss": 1.0})
+    shown.on_evaluate(*told)
+    shown.on_train_end(*told)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_step_reads_no_memory_and_writes_nothing_by_itself(make_trainer, capfd, monkeypatch):
+    """Only what draws or writes does."""
+    looked = []
+    monkeypatch.setattr("mps_trainer.callbacks.progress.memory_in_use", looked.append)
+    make_trainer(disable_tqdm=False, max_steps=20, logging_steps=10).train()
+    assert len(looked) == 2

@@ -10,7 +10,7 @@ import pytest
 
 from mps_trainer import cli
 
-COMMANDS = ("", "doctor", "selftest", "config", "launch", "check", "simulate", "env")
+COMMANDS = ("", "doctor", "selftest", "config", "launch", "check", "simulate", "example", "env")
 HEAVY = ("torch", "numpy", "transformers", "accelerate", "datasets", "yaml", "shtab")
 
 
@@ -98,6 +98,8 @@ complete_line mps-trainer launch --cpu tr
 complete_line mps-trainer launch train.py --data_file da
 complete_line mps-trainer config --config_file da
 complete_line mps-trainer config s
+complete_line mps-trainer example te
+complete_line mps-trainer example notebooks in
 complete_line mps-trainer --print-completion ''
 """
 
@@ -109,6 +111,7 @@ def test_bash_completes_commands_flags_values_and_files(tmp_path, capsys):
     (tmp_path / "completion.bash").write_text(capsys.readouterr().out)
     (tmp_path / "train.py").touch()
     (tmp_path / "data.csv").touch()
+    (tmp_path / "into").mkdir()
     result = subprocess.run(["bash", "-c", COMPLETE], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert result.stderr == ""
     assert result.stdout.splitlines() == [
@@ -121,6 +124,8 @@ def test_bash_completes_commands_flags_values_and_files(tmp_path, capsys):
         "data.csv",
         "data.csv",
         "show",
+        "text-classification",
+        "into",
         "bash zsh",
     ]
 

@@ -143,8 +143,16 @@ def test_a_token_that_may_not_write_is_one_line_at_the_start(monkeypatch, tmp_pa
     assert "\n" not in str(caught.value)
 
 
+def lacks(ours, theirs):
+    """Lines of their card that ours has not, in their order; what theirs leaves open about the data, ours may say."""
+    heading = "## Training and evaluation data\n\n"
+    lines = iter(ours.splitlines())
+    wanted = theirs.replace(f"{heading}More information needed\n", heading).splitlines()
+    return [line for line in wanted if line not in lines]
+
+
 @pytest.mark.parametrize("settings", [{}, {"optim": "sgd", "fp16_full_eval": True}, {"bf16": True, "warmup_steps": 2}])
-def test_the_card_is_that_of_transformers_and_needs_no_network(both, monkeypatch, settings):
+def test_the_card_has_all_that_of_transformers_has_and_needs_no_network(both, monkeypatch, settings):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
     def run(library):
@@ -160,7 +168,7 @@ def test_the_card_is_that_of_transformers_and_needs_no_network(both, monkeypatch
 
     theirs, ours = both(run)
     assert "Validation Loss" in ours
-    assert ours == theirs
+    assert lacks(ours, theirs) == []
 
 
 def test_tags_of_a_card_that_is_there_are_kept(both):
@@ -173,7 +181,7 @@ def test_tags_of_a_card_that_is_there_are_kept(both):
 
     theirs, ours = both(run)
     assert "- kept" in ours
-    assert ours == theirs
+    assert lacks(ours, theirs) == []
 
 
 def test_a_module_without_a_configuration_has_a_card_too(tmp_path):

@@ -35,6 +35,9 @@ def test_embedded_shapes_are_learned(run_cv, out):
     assert "Training on cpu" in output
     results = read(out / "all_results.json")
     assert (results["train_samples"], results["eval_samples"]) == (480, 120)
+    card = (out / "README.md").read_text()
+    assert "trained from scratch on the drawn shapes dataset" in card
+    assert f"- Accuracy: {results['eval_accuracy']:.4f}" in card
     # Guessing is right in a quarter of the cases. Who sees nothing but how much of the image is bright still mistakes
     # circles for squares and crosses for triangles, and is right in half of them.
     assert results["eval_accuracy"] >= 0.7

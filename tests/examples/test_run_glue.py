@@ -37,6 +37,11 @@ def test_every_task_trains_evaluates_and_predicts(run_glue, out, task):
     assert (results["train_samples"], results["eval_samples"]) == (64, 32)
     assert results == {**read(out / "train_results.json"), **read(out / "eval_results.json")}
     assert read(out / "trainer_state.json")["global_step"] == 4
+    card = (out / "README.md").read_text()
+    assert f"made-up sample for GLUE {TASKS[task].folder}" in card
+    assert "| training | 64 |" in card
+    assert "- Device: cpu. " in card
+    assert "- Loss: " in card
     for name in [task, "mnli-mm"] if task == "mnli" else [task]:
         lines = (out / f"predict_results_{name}.txt").read_text().splitlines()
         assert lines[0] == "index\tprediction"

@@ -36,6 +36,9 @@ def test_the_adapter_is_saved_alone_and_merged_weights_load_without_it(run_lora,
     assert all(bool(tensor.any()) for tensor in learned)  # they begin with zeros
     assert not (out / "model.safetensors").exists()
     assert not any("lora" in name for name in load_file(out / "merged" / "model.safetensors"))
+    card = (out / "README.md").read_text()
+    assert "on the harbour.txt dataset" in card
+    assert "adapter default: LORA with r=" in card
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -1,0 +1,134 @@
+"""A bar for a terminal: how far, how long still, examples a second, memory. What has no room is left out."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from ..amounts import format_bytes
+
+_NARROWEST = 6  # columns in which a bar still says something
+_USUAL = 80  # columns of a terminal that does not tell how many it has
+_EVERY = 0.5  # seconds between two looks at memory and clock; between them a step costs an addition
+
+
+def on_terminal() -> bool:
+    """Whether bars can be drawn: stderr is a terminal that moves its cursor, which one with TERM=dumb does not."""
+    return bool(sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb")
+
+
+class Bar(tqdm):
+    """tqdm's bar with its rate in examples and the memory in use.
+
+    Args:
+        examples: in a unit of the bar, on average; a unit is a step or a batch.
+        device: whose memory is shown.
+        settings: tqdm's own, of which `total` and `desc` are needed.
+
+    No colours: what is shown is the same under NO_COLOR.
+    """
+
+    def __init__(self, examples: float, device: torch.device, **settings: Any) -> None:
+        self._examples, self._device, self._apart = examples, device, 0.0
+        super().__init__(dynamic_ncols=True, mininterval=_EVERY, **settings)
+
+    def leave_out(self, seconds: float) -> None:
+        """Time that went into something else, an evaluation or a save: no part of the rate, but of the time left.
+
+        As much of it is expected for each unit to come as for those that are done.
+        """
+        self._apart += seconds
+        if not self.disable:
+            self.last_print_t += seconds  # from which tqdm measures
+
+    @property
+    def format_dict(self) -> dict[str, Any]:
+        """tqdm's facts with this bar's layout. Asked for when the bar is drawn, and not at every step."""
+        facts = super().format_dict
+        if not hasattr(self, "unit"):  # one that tqdm was told to leave out
+            return facts
+        done, elapsed = facts["n"] - facts["initial"], facts["elapsed"]
+        trained_for = elapsed - self._apart
+        rate = facts["rate"] or (done / trained_for if done and trained_for > 0 else None)
+        left = None
+        if rate and facts["total"]:
+            to_come = facts["total"] - facts["n"]
+            left = max(to_come, 0) * (1 / rate + self._apart / max(done, 1))
+        facts["ncols"] = facts["ncols"] or _USUAL
+        facts["bar_format"] = layout(
+            facts["prefix"].removesuffix(": "),
+            (facts["n"], facts["total"]),
+            elapsed,
+            left,
+            None if rate is None else rate * self._examples,
+            memory_in_use(self._device),
+            facts["ncols"],
+        )
+        return facts
+
+
+def layout(
+    name: str,
+    position: tuple[int, int | None],
+    elapsed: float,
+    left: float | None,
+    speed: float | None,
+    memory: int | None,
+    columns: int,
+) -> str:
+    """The longest text that fits into `columns`, with `{bar}` where the bar is to be drawn.
+
+    Args:
+        position: units done, of how many in all, None if nobody knows.
+        elapsed, left: seconds.
+        speed: examples a second.
+        memory: bytes.
+    """
+    done, total = position
+    percent = "" if total is None else f"{100 * done / max(total, 1):3.0f}%"
+    place = f"{done} batches" if total is None else f"{done}/{total}"
+    clock = clocks(elapsed, left if total is not None else None)
+    held = None if memory is None else format_bytes(memory)
+    rate = None if speed is None else samples_per_second(speed)
+    inside = ", ".join(part for part in (clock, rate, held) if part)
+    choices = [
+        *([] if total is None else [f"{name} {percent}|{{bar}}| {place} [{inside}]"]),
+        " ".join(part for part in (name, percent, place, f"[{inside}]") if part),
+        f"{percent} {place} [{clock}{f', {rate}' if rate else ''}]",
+        f"{percent} {place} [{clock}]",
+    ]
+    for text in choices:
+        width = len(text) + (_NARROWEST - len("{bar}") if "{bar}" in text else 0)
+        if width <= columns:
+            return text
+    return f"{percent} {place}"
+
+
+def clocks(elapsed: float, left: float | None) -> str:
+    """02:10<04:20: the time that has gone by, and that is left."""
+    passed: str = tqdm.format_interval(elapsed)
+    return passed if left is None else f"{passed}<{tqdm.format_interval(left)}"
+
+
+def samples_per_second(speed: float) -> str:
+    return f"{speed:,.0f} samples/s" if speed >= 100 else f"{speed:.1f} samples/s"
+
+
+def memory_in_use(device: torch.device) -> int | None:
+    """Bytes that tensors take on `device`, on the CPU those of the process; None where nobody tells.
+
+    Does not wait for the device.
+    """
+    if device.type == "mps":
+        return torch.mps.current_allocated_memory()
+    if device.type in ("cuda", "xpu"):
+        return getattr(torch, device.type).memory_allocated(device)
+    if device.type == "cpu":
+        import psutil
+
+        return psutil.Process().memory_info().rss
+    return None

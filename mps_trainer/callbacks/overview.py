@@ -1,0 +1,142 @@
+"""The first lines of a run: where it trains and why, how much there is to do, and what it will leave on the disk."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..amounts import format_bytes
+from ..data.buckets import buckets_of
+from ..data.loader import length_of, num_examples
+
+# Numbers that an optimizer keeps for each parameter that is trained, by what its name in `optim` begins with.
+_KEPT = {"adamw": 2.0, "adam": 2.0, "nadam": 2.0, "radam": 2.0, "lion": 1.0, "rmsprop": 1.0, "adagrad": 1.0}
+_KEPT |= {"sgd": 0.0, "adafactor": 0.0}
+
+
+def first_lines(args: Any, state: Any, model: Any, loader: Any) -> list[str]:
+    """What a run says before its first step, a line for each thing.
+
+    Args:
+        state: of the run about to begin; its `global_step` is where a resumed one goes on.
+        loader: of the training batches.
+    """
+    several = f" in {args.world_size} processes" if args.world_size > 1 else ""
+    lines = [
+        f"Training on {args.device}{several}: {args.decision.reason}",
+        f"  {parameters_of(model)}",
+        f"  {_steps(args, state, loader)}",
+        f"  {_batch(args)}",
+        f"  {expected_checkpoints(args, state, model)}",
+    ]
+    if (buckets := buckets_of(loader)) is not None:
+        lines.append(f"  {buckets}")
+    if state.global_step:
+        lines.append(f"  goes on after step {state.global_step} of {state.max_steps}, in epoch {state.epoch or 0:.2f}")
+    return lines
+
+
+def parameters_of(model: Any) -> str:
+    """How many parameters there are, and how many of them are trained."""
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    count = sum(size for size, _ in sizes)
+    trained = sum(size for size, is_trained in sizes if is_trained)
+    if trained == count:
+        return f"{_number(count)} parameters, all of them trained"
+    return f"{_number(count)} parameters, {_number(trained)} of them trained ({100 * trained / max(count, 1):.2g} %)"
+
+
+def expected_checkpoints(args: Any, state: Any, model: Any) -> str:
+    """How many checkpoints the run will write, where, about how big, and how many of them stay."""
+    count = saves_to_come(args, state)
+    if args.save_strategy == "no" or count == 0:
+        return "no checkpoints" + (' (save_strategy="no")' if args.save_strategy == "no" else "")
+    at_most = "at most " if args.save_strategy == "best" else ""
+    many = "a checkpoint at each epoch" if count is None else f"{at_most}{count} checkpoint{'s' if count > 1 else ''}"
+    each = " each" if count is None or count > 1 else ""
+    text = f"{many} in {args.output_dir}, about {format_bytes(checkpoint_size(args, model))}{each}"
+    limit = args.save_total_limit
+    if limit is not None and limit > 0 and (count is None or limit < count):
+        text += f", of which the newest {limit} stay" if limit > 1 else ", of which the newest stays"
+        text += " and the best" if args.load_best_model_at_end else ""
+    return text
+
+
+def saves_to_come(args: Any, state: Any) -> int | None:
+    """Checkpoints between here and the last step; None where the number of epochs is not known beforehand."""
+    begun, last = state.global_step, state.max_steps
+    if args.save_strategy == "epoch":
+        return _ends_of_epochs(args, state)
+    if args.save_strategy == "steps":
+        return _multiples(state.save_steps, begun, last) + (begun < last and not _ends_at(state.save_steps, last))
+    if args.save_strategy == "best":  # one for each evaluation at most
+        if args.eval_strategy == "epoch":
+            return _ends_of_epochs(args, state)
+        return _multiples(state.eval_steps, begun, last) + (begun < last and not _ends_at(state.eval_steps, last))
+    return 0
+
+
+def checkpoint_size(args: Any, model: Any) -> int:
+    """Bytes of a checkpoint, estimated: the weights that are saved, and what the optimizer keeps for the trained ones.
+
+    Of an optimizer that is not known, nothing is counted. An adapter's checkpoint has the trained weights alone.
+    """
+    parameters = list(model.parameters())
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    saved = trained if hasattr(model, "peft_config") else [*parameters, *model.buffers()]
+    size = float(sum(tensor.numel() * tensor.element_size() for tensor in saved))
+    if not args.save_only_model:
+        name = str(getattr(args.optim, "value", args.optim))
+        kept = next((kept for begin, kept in _KEPT.items() if name.startswith(begin)), 0.0)
+        kept = 1.0 if name == "sgd" and "momentum" in (args.optim_args or "") else kept
+        bytes_each = 1 if "8bit" in name else 4
+        size += kept * bytes_each * sum(parameter.numel() for parameter in trained)
+    return round(size)
+
+
+def _steps(args: Any, state: Any, loader: Any) -> str:
+    steps = f"{state.max_steps:,} step{'s' if state.max_steps != 1 else ''}"
+    examples = num_examples(loader, args.train_batch_size) if loader is not None and length_of(loader) else 0
+    if not examples:
+        return steps
+    epochs = args.num_train_epochs
+    if args.max_steps > 0:
+        epochs = state.max_steps * _examples_in_step(args) / examples
+    return f"{steps}, {epochs:.3g} epoch{'s' if f'{epochs:.3g}' != '1' else ''} of {examples:,} examples"
+
+
+def _batch(args: Any) -> str:
+    """The effective batch, and what it is made of."""
+    size = _examples_in_step(args)
+    text = f"{size:,} example{'s' if size != 1 else ''} in a step"
+    parts = [
+        f"{args.train_batch_size} in a batch",
+        f"{args.world_size} processes" if args.world_size > 1 else "",
+        f"{args.gradient_accumulation_steps} accumulated" if args.gradient_accumulation_steps > 1 else "",
+    ]
+    parts = [part for part in parts if part]
+    return text if len(parts) == 1 else f"{text}: {' x '.join(parts)}"
+
+
+def _examples_in_step(args: Any) -> int:
+    return args.train_batch_size * args.world_size * args.gradient_accumulation_steps
+
+
+def _ends_of_epochs(args: Any, state: Any) -> int | None:
+    """Of the epochs to come. A stream ends its epochs when it likes, and so does a run that counts its steps."""
+    if state.num_train_epochs > state.max_steps:
+        return None
+    return max(state.num_train_epochs - int(state.epoch or 0), 0)
+
+
+def _multiples(every: int, begun: int, last: int) -> int:
+    return last // every - begun // every if every else 0
+
+
+def _ends_at(every: int, last: int) -> bool:
+    return bool(every and last % every == 0)
+
+
+def _number(count: int) -> str:
+    if count >= 10**9:
+        return f"{count / 1e9:.2f} B"
+    return f"{count / 1e6:.1f} M" if count >= 10**5 else f"{count:,}"

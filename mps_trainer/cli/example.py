@@ -1,0 +1,172 @@
+"""`mps-trainer example`: the examples that come with the package, copied to a folder of one's own."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ..errors import MisconfigurationException
+from .completion import completes_folders
+
+CANNOT = 2
+PACKAGE = Path(__file__).resolve().parents[1]
+_LEFT_OUT = ("__pycache__", "trainer_output")
+
+
+@dataclass(frozen=True)
+class Example:
+    """A folder of `examples/`.
+
+    Args:
+        says: what it is, in a line.
+        runs: what to type in the folder first, after the name of Python.
+        needs: modules that have to be there for it.
+        install: what has them, as pip takes it.
+    """
+
+    says: str
+    runs: str
+    needs: tuple[str, ...]
+    install: tuple[str, ...] = ("mps_trainer[examples]",)
+
+
+EXAMPLES = {
+    "text-classification": Example(
+        "GLUE's tasks, or tables of your own: run_glue.py",
+        "run_glue.py --task_name mrpc --embedded --output_dir mrpc",
+        ("datasets", "evaluate", "sklearn", "scipy"),
+    ),
+    "image-classification": Example(
+        "images in folders: cv_example.py", "cv_example.py --embedded --output_dir shapes", ("PIL",)
+    ),
+    "language-modeling": Example(
+        "a language model and a text, by LoRA: run_lora.py", "run_lora.py --embedded --output_dir diary", ("peft",)
+    ),
+    "notebooks": Example(
+        "from the device to a trained model, in Jupyter",
+        "-m notebook train_on_your_mac.ipynb",
+        ("datasets", "PIL", "matplotlib", "notebook"),
+        ("mps_trainer[examples]", "matplotlib", "notebook"),
+    ),
+}
+
+
+def add_parser(commands: Any) -> None:
+    command = commands.add_parser(
+        "example",
+        help="copy an example to a folder of your own",
+        description="Without a name, list the examples. With one, copy it to the folder DIR, which must not exist or "
+        "must be empty, and say how to run it. Each comes with data and a model, so that it runs without a network.",
+    )
+    command.add_argument("name", metavar="NAME", nargs="?", choices=tuple(EXAMPLES), help=", ".join(EXAMPLES))
+    completes_folders(command.add_argument("folder", metavar="DIR", nargs="?", help="where the copy goes"))
+    command.set_defaults(run=run, failure=CANNOT)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """List or copy; 0."""
+    if arguments.name is None:
+        width = max(map(len, EXAMPLES))
+        print("\n".join(f"{name:{width}}  {example.says}" for name, example in EXAMPLES.items()))
+        print("\nmps-trainer example NAME DIR copies one to a folder of your own.")
+        return 0
+    if not arguments.folder:
+        raise MisconfigurationException(
+            f"A folder to copy the example to is missing. Name one: mps-trainer example {arguments.name} DIR."
+        )
+    target = Path(arguments.folder)
+    count = copy(source_of(arguments.name), target)
+    print(f"{count} files in {target}; README.md there says more. To run it:\n")
+    print("\n".join(f"  {line}" for line in next_commands(EXAMPLES[arguments.name], target)))
+    return 0
+
+
+def source_of(name: str) -> Path:
+    """The folder of an example: in the package that is installed, or beside it in a clone.
+
+    Raises:
+        MisconfigurationException: if it is in neither, as when somebody has copied the package's folder alone.
+    """
+    for folder in (PACKAGE / "_examples" / name, PACKAGE.parent / "examples" / name):
+        if folder.is_dir():
+            return folder
+    raise MisconfigurationException(
+        f"This installation in {PACKAGE} has no examples. Install a wheel of mps_trainer, or work in a clone."
+    )
+
+
+def copy(source: Path, target: Path) -> int:
+    """Copies an example, and says how many files it has. What cannot be copied as a whole is not there afterwards.
+
+    Raises:
+        MisconfigurationException: for a target that has something in it, is a file, or cannot be written.
+    """
+    try:
+        if target.is_dir() and any(target.iterdir()):
+            raise MisconfigurationException(
+                f"{target} is not empty, and nothing was copied. Name a folder that does not exist yet."
+            )
+        if target.exists() and not target.is_dir():
+            raise MisconfigurationException(f"{target} is a file, and nothing was copied. Name a folder.")
+        was_there = target.exists()
+        paths = sorted(_files(source))
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _cannot_copy(target, error) from error
+    try:
+        for path in paths:
+            place = target / path.relative_to(source)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, place)  # and not its permissions, which an installation may have taken away
+    except OSError as error:
+        _remove(target, but_the_folder=was_there)
+        raise _cannot_copy(target, error) from error
+    return len(paths)
+
+
+def next_commands(example: Example, target: Path) -> list[str]:
+    """What to type after the copy, from where the command was typed."""
+    python = _python()
+    missing = [module for module in example.needs if find_spec(module) is None]
+    install = [f"{python} -m pip install {' '.join(map(shlex.quote, example.install))}"] if missing else []
+    return [*install, f"cd {shlex.quote(str(target))}", f"{python} {example.runs}"]
+
+
+def _python() -> str:
+    """`python`, where that is the one that runs this; otherwise its path, which is right in any folder."""
+    found = shutil.which("python")
+    if found is not None and os.path.abspath(found) == os.path.abspath(sys.executable):
+        return "python"
+    return shlex.quote(os.path.abspath(sys.executable))
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for path in folder.iterdir():
+        if path.name in _LEFT_OUT or path.name.startswith("."):
+            continue
+        if path.is_dir():
+            yield from _files(path)
+        elif path.suffix != ".pyc":
+            yield path
+
+
+def _remove(target: Path, but_the_folder: bool) -> None:
+    if not but_the_folder:
+        shutil.rmtree(target, ignore_errors=True)
+        return
+    for path in target.iterdir():
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def _cannot_copy(target: Path, error: OSError) -> MisconfigurationException:
+    return MisconfigurationException(
+        f"The example cannot be copied to {target}: {error.strerror}. Name a folder that you may write to."
+    )

@@ -1,0 +1,193 @@
+"""What a model card says beyond transformers': the data, the device and why, the precision, the versions.
+
+And that no card is lost: one that was not written here, or was changed since, is kept under another name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from ..amounts import format_bytes
+from ..devices.facts import MachineFacts, gather_all_facts
+from ..version import __version__
+
+logger = logging.getLogger(__name__)
+
+KEPT = "README.before.md"
+_UNTOUCHED = "# Model Card for Model ID"  # PEFT's own card, before anybody has filled it in
+_SEAL = re.compile(r"\n*<!-- mps_trainer wrote this card: ([0-9a-f]{16}) -->\s*$")
+_BY_PEFT = ("library_name", "tags", "base_model", "pipeline_tag")
+_DATA = "## Training and evaluation data\n\n"
+_UNKNOWN = "More information needed\n"
+_VERSIONS = "### Framework versions\n"
+
+
+def completed(card: str, trainer: Any) -> str:
+    """transformers' card with what this package knows. A section that it does not have is added at the end."""
+    facts = gather_all_facts()
+    if data := data_table(trainer):
+        before, found, after = card.partition(_DATA + _UNKNOWN)
+        card = f"{before}{_DATA}{data}\n{after}" if found else f"{card.rstrip()}\n\n{_DATA}{data}\n"
+    device = f"### Device\n\n{device_lines(trainer, facts)}\n"
+    before, found, after = card.partition(_VERSIONS)
+    versions = after.rstrip() if found else "\n"
+    return f"{before.rstrip()}\n\n{device}\n{_VERSIONS}{versions}\n{version_lines(facts)}\n"
+
+
+def more_arguments(trainer: Any) -> dict[str, Any]:
+    """What changes what is learned and transformers' card leaves out; but for the precision, where it is not usual."""
+    args = trainer.args
+    more: dict[str, Any] = {"precision": precision(args)}
+    if args.max_steps != -1:  # its card then has the steps alone
+        more["epochs"] = round(float(trainer.state.epoch or 0), 2)
+    for name, usual in (("weight_decay", 0.0), ("max_grad_norm", 1.0), ("train_sampling_strategy", "random")):
+        value = getattr(args, name)
+        value = getattr(value, "value", value)
+        if value != usual:
+            more[name] = value
+    for name, config in (getattr(trainer.model, "peft_config", None) or {}).items():
+        values = {key: getattr(config, key, None) for key in ("r", "lora_alpha", "lora_dropout")}
+        known = ", ".join(f"{key}={value}" for key, value in values.items() if value is not None)
+        kind = getattr(config.peft_type, "value", config.peft_type)
+        more[f"adapter {name}"] = f"{kind}{f' with {known}' if known else ''}"
+    return more
+
+
+def precision(args: Any) -> str:
+    """What the forward pass computes in."""
+    if args.bf16 or args.fp16:
+        return f"{'bfloat16' if args.bf16 else 'float16'} autocast"
+    return "that of the weights, no autocast"
+
+
+def data_table(trainer: Any) -> str:
+    """The datasets: how many examples, and where they are from as far as they tell; "" where there is none."""
+    datasets = {"training": trainer.train_dataset}
+    evaluation = trainer.eval_dataset
+    if isinstance(evaluation, dict):
+        datasets |= {f"evaluation, {name}": part for name, part in evaluation.items()}
+    else:
+        datasets["evaluation"] = evaluation
+    rows = [
+        f"| {_cell(name)} | {_examples(dataset)} | {origin(dataset) or 'not known'} |"
+        for name, dataset in datasets.items()
+        if dataset is not None
+    ]
+    return "\n".join(["| data | examples | source |", "| --- | ---: | --- |", *rows]) if rows else ""
+
+
+def origin(dataset: Any) -> str:
+    """Name, configuration, split and licence of a dataset of the `datasets` library; "" for any other."""
+    info = getattr(dataset, "info", None)
+    name = getattr(info, "dataset_name", None) or getattr(info, "builder_name", None)
+    if not name:
+        return ""
+    parts = [str(name)]
+    if (config := getattr(info, "config_name", None)) not in (None, "default", name):
+        parts.append(str(config))
+    if (split := getattr(dataset, "split", None)) is not None:
+        parts.append(f"split {split}")
+    if license := getattr(info, "license", None):
+        parts.append(f"licence {license}")
+    return _cell(", ".join(parts))
+
+
+def device_lines(trainer: Any, facts: MachineFacts) -> str:
+    """On what was trained, why there, and how fast."""
+    args = trainer.args
+    memory = None if facts.memory_bytes is None else f"{format_bytes(facts.memory_bytes)} of memory"
+    machine = ", ".join(part for part in (facts.chip or facts.machine, memory) if part)
+    lines = [f"- Device: {args.device}. {args.decision.reason}", f"- Machine: {machine}"]
+    if args.world_size > 1:
+        lines.append(f"- Processes: {args.world_size}")
+    entry = next((entry for entry in reversed(trainer.state.log_history) if "train_runtime" in entry), None)
+    if entry is not None:
+        speed = entry.get("train_samples_per_second", 0.0)
+        lines.append(f"- Training took {entry['train_runtime']:,.0f} s, {speed:,.1f} samples/s")
+    return "\n".join(lines)
+
+
+def version_lines(facts: MachineFacts) -> str:
+    system = "macOS" if facts.system == "Darwin" else facts.system
+    return f"- mps_trainer {__version__}\n- Python {facts.python_version}\n- {system} {facts.os_version}".rstrip()
+
+
+def is_nameless(dataset: Any) -> bool:
+    """Whether a dataset of the `datasets` library was made in memory, and no builder says what it is."""
+    return hasattr(dataset, "info") and getattr(dataset, "builder_name", "") is None
+
+
+def forget_local_base(path: str) -> None:
+    """Takes a base model out of the header that is no name on the hub: PEFT writes a folder there, or nothing."""
+    from huggingface_hub import ModelCard
+
+    written = ModelCard.load(path)
+    base = written.data.get("base_model")
+    if base is None or (base and not os.path.isdir(str(base))):
+        return
+    written.data.pop("base_model")
+    written.data["tags"] = [tag for tag in written.data.get("tags") or [] if not tag.startswith("base_model:")]
+    written.save(path)
+
+
+# A card that is there already
+
+
+def keep_if_changed(path: str) -> None:
+    """Copies a card that somebody has written or has changed to another name, before it is written over."""
+    if not os.path.exists(path):
+        return
+    text = Path(path).read_text(encoding="utf-8")
+    if not text.strip() or is_ours(text) or _UNTOUCHED in text:
+        return
+    place = _free_name(Path(path).parent)
+    place.write_text(text, encoding="utf-8")
+    logger.warning("%s was written or changed by somebody else: what it said is kept in %s.", path, place.name)
+
+
+def sealed(text: str) -> str:
+    """A card with a last line by which `is_ours` knows it again."""
+    text = _SEAL.sub("", text).rstrip()
+    return f"{text}\n\n<!-- mps_trainer wrote this card: {_digest(text)} -->\n"
+
+
+def is_ours(text: str) -> bool:
+    """Whether a card says what `sealed` was given; PEFT may have written its part of the header anew."""
+    found = _SEAL.search(text)
+    return found is not None and found[1] == _digest(_SEAL.sub("", text))
+
+
+def _digest(text: str) -> str:
+    """Of the text and of those parts of the header that PEFT does not write."""
+    import yaml
+    from huggingface_hub import ModelCard
+
+    read = ModelCard(text, ignore_metadata_errors=True)
+    header = {name: value for name, value in read.data.to_dict().items() if name not in _BY_PEFT}
+    said = yaml.safe_dump(header, sort_keys=True) + read.text.strip()
+    return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+
+def _free_name(folder: Path) -> Path:
+    number, place = 1, folder / KEPT
+    while place.exists():
+        number += 1
+        place = folder / KEPT.replace(".md", f".{number}.md")
+    return place
+
+
+def _examples(dataset: Any) -> str:
+    try:
+        return f"{len(dataset):,}"
+    except TypeError:
+        return "a stream"
+
+
+def _cell(text: str) -> str:
+    """For a table: on one line, and with no column of its own."""
+    return " ".join(text.split()).replace("|", "\\|")

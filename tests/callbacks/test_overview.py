@@ -1,0 +1,133 @@
+"""The first lines of a run."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from torch import nn
+
+from mps_trainer.callbacks.overview import checkpoint_size, first_lines, saves_to_come
+from tests.conftest import examples
+
+
+def first(make_trainer, capfd, **settings):
+    trainer = make_trainer(disable_tqdm=False, **settings)
+    trainer.train()
+    return [line for line in capfd.readouterr().out.splitlines() if not line.startswith("step")]
+
+
+def test_the_first_lines_say_device_size_steps_batch_and_checkpoints(make_trainer, capfd, tmp_path):
+    lines = first(make_trainer, capfd, max_steps=4, gradient_accumulation_steps=2, save_strategy="steps", save_steps=3)
+    assert lines[0].startswith("Training on cpu: use_cpu=True")
+    assert lines[1:5] == [
+        "  74 parameters, all of them trained",
+        "  4 steps, 1.6 epochs of 40 examples",
+        "  16 examples in a step: 8 in a batch x 2 accumulated",
+        f"  2 checkpoints in {tmp_path / 'run'}, about 888 bytes each",
+    ]
+
+
+def test_the_number_of_checkpoints_is_what_the_run_writes(make_trainer, capfd, tmp_path):
+    given = [
+        {"save_strategy": "steps", "save_steps": 2, "max_steps": 6},
+        {"save_strategy": "steps", "save_steps": 4, "max_steps": 6},
+        {"save_strategy": "epoch", "num_train_epochs": 2},
+        {"save_strategy": "epoch", "max_steps": 7},
+    ]
+    for number, settings in enumerate(given):
+        folder = tmp_path / str(number)
+        lines = first(make_trainer, capfd, output_dir=str(folder), **settings)
+        written = len(list(folder.glob("checkpoint-*")))
+        assert lines[4].startswith(f"  {written} checkpoint")
+
+
+def test_a_resumed_run_says_where_it_goes_on_and_counts_what_is_to_come(make_trainer, capfd, tmp_path):
+    make_trainer(max_steps=6, save_strategy="steps", save_steps=2).train()
+    capfd.readouterr()
+    trainer = make_trainer(disable_tqdm=False, max_steps=6, save_strategy="steps", save_steps=2)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    lines = capfd.readouterr().out.splitlines()
+    assert "  goes on after step 2 of 6, in epoch 0.40" in lines
+    assert any(line.startswith("  2 checkpoints in ") for line in lines)
+
+
+def test_a_limit_and_a_run_without_checkpoints_are_said(make_trainer, capfd):
+    lines = first(
+        make_trainer, capfd, max_steps=6, save_strategy="steps", save_steps=2, save_total_limit=2, logging_steps=10
+    )
+    assert lines[4].endswith("each, of which the newest 2 stay")
+    assert first(make_trainer, capfd, max_steps=1, save_strategy="no")[4] == '  no checkpoints (save_strategy="no")'
+
+
+def test_the_size_of_a_checkpoint_is_near_what_is_written(make_args, tmp_path):
+    from mps_trainer import Trainer
+
+    class Big(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(512, 512)
+
+        def forward(self, x, labels):
+            return {"loss": self.layer(x).pow(2).mean()}
+
+    rows = [{"x": [0.5] * 512, "labels": 0}] * 8
+    args = make_args(max_steps=1, save_strategy="steps", save_steps=1)
+    trainer = Trainer(Big(), args, train_dataset=rows)
+    trainer.train()
+    written = sum(path.stat().st_size for path in (tmp_path / "run" / "checkpoint-1").iterdir())
+    assert checkpoint_size(args, trainer.model) == pytest.approx(written, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "factor"),
+    [({}, 3), ({"optim": "sgd"}, 1), ({"save_only_model": True}, 1), ({"optim": "adafactor"}, 1)],
+    ids=str,
+)
+def test_the_optimizer_is_part_of_a_checkpoint(make_args, settings, factor):
+    model = nn.Linear(100, 10, bias=False)
+    assert checkpoint_size(make_args(**settings), model) == factor * 4000
+
+
+def test_parameters_that_are_not_trained_are_told_apart(make_trainer, capfd):
+    trainer = make_trainer(disable_tqdm=False, max_steps=1)
+    trainer.model.hidden.requires_grad_(False)
+    trainer.train()
+    assert capfd.readouterr().out.splitlines()[1] == "  74 parameters, 34 of them trained (46 %)"
+
+
+def test_several_processes_are_part_of_the_effective_batch(make_args):
+    args = SimpleNamespace(**vars(make_args(gradient_accumulation_steps=4, max_steps=3)))
+    args.world_size, args.train_batch_size = 2, 8
+    args.device, args.decision = "cpu", SimpleNamespace(reason="because.")
+    state = SimpleNamespace(global_step=0, max_steps=3, num_train_epochs=1, epoch=0, save_steps=500, eval_steps=500)
+    lines = first_lines(args, state, nn.Linear(1000, 1000), None)
+    assert lines[:4] == [
+        "Training on cpu in 2 processes: because.",
+        "  1.0 M parameters, all of them trained",
+        "  3 steps",
+        "  64 examples in a step: 8 in a batch x 2 processes x 4 accumulated",
+    ]
+
+
+def test_how_many_epochs_a_stream_has_is_not_known_beforehand():
+    args = SimpleNamespace(save_strategy="epoch", eval_strategy="no")
+    state = SimpleNamespace(global_step=0, max_steps=5, num_train_epochs=2**63 - 1, epoch=0)
+    assert saves_to_come(args, state) is None
+
+
+def test_a_notebook_has_the_same_first_lines_and_its_own_bar(make_trainer, capfd):
+    pytest.importorskip("IPython")
+    from mps_trainer.callbacks.notebook import NotebookProgressCallback
+
+    trainer = make_trainer({"callbacks": [NotebookProgressCallback]}, max_steps=2)
+    trainer.train()
+    printed = capfd.readouterr().out
+    assert printed.startswith("Training on cpu: use_cpu=True")
+    assert "  2 steps, 0.4 epochs of 40 examples\n" in printed
+
+
+def test_scripts_that_ask_for_the_log_get_the_checkpoints_there(make_trainer, caplog):
+    with caplog.at_level("INFO", "transformers.trainer"):
+        make_trainer(trainer={"train_dataset": examples(8)}, max_steps=1).train()
+    assert 'Checkpoints: no checkpoints (save_strategy="no")' in caplog.text

@@ -1,0 +1,104 @@
+"""The examples as a folder of one's own."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mps_trainer import cli
+from mps_trainer.cli import example
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = sorted(path.name for path in (ROOT / "examples").iterdir() if path.is_dir())
+
+
+def files_of(folder: Path) -> set[str]:
+    found = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
+    return {str(path) for path in found if not {"__pycache__", "trainer_output"} & set(path.parts)}
+
+
+def test_every_folder_of_the_examples_is_listed_with_a_line(capsys):
+    assert cli.main(["example"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(line.split()[0] for line in lines[: len(FOLDERS)]) == FOLDERS == sorted(example.EXAMPLES)
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_copy_has_every_file_and_nothing_that_was_left_by_a_run(name, tmp_path, capsys):
+    (ROOT / "examples" / name / "__pycache__").mkdir(exist_ok=True)
+    (ROOT / "examples" / name / "__pycache__" / "left.pyc").touch()
+    target = tmp_path / "deep" / "mine"
+    assert cli.main(["example", name, str(target)]) == 0
+    assert files_of(target) == files_of(ROOT / "examples" / name)
+    assert not list(target.rglob("__pycache__"))
+    assert f"{len(files_of(target))} files in {target}" in capsys.readouterr().out
+
+
+def test_a_folder_that_is_there_and_empty_is_filled(tmp_path):
+    assert cli.main(["example", "notebooks", str(tmp_path)]) == 0
+    assert (tmp_path / "README.md").is_file()
+
+
+def test_the_commands_name_files_and_flags_that_the_copy_has(tmp_path, capsys):
+    for name, shown in example.EXAMPLES.items():
+        target = tmp_path / f"my {name}"
+        assert cli.main(["example", name, str(target)]) == 0
+        *_, enter, start = [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+        assert shlex.split(enter) == ["cd", str(target)]
+        script = next(word for word in shlex.split(start) if word.endswith((".py", ".ipynb")))
+        assert (target / script).is_file()
+        assert shown.runs in start
+
+
+def test_python_is_named_by_its_path_unless_that_is_what_the_shell_runs(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/python")
+    assert shlex.split(example._python()) == [sys.executable]
+    monkeypatch.setattr(shutil, "which", lambda name: sys.executable)
+    assert example._python() == "python"
+
+
+def test_packages_are_named_only_where_one_is_missing(monkeypatch, tmp_path):
+    shown = example.EXAMPLES["language-modeling"]
+    monkeypatch.setattr(example, "find_spec", lambda name: object())
+    assert not any("pip" in line for line in example.next_commands(shown, tmp_path))
+    monkeypatch.setattr(example, "find_spec", lambda name: None)
+    assert example.next_commands(shown, tmp_path)[0].endswith("-m pip install 'mps_trainer[examples]'")
+
+
+def test_a_copy_that_fails_on_the_way_is_taken_back(monkeypatch, tmp_path, capsys):
+    copied = []
+
+    def full(source, target):
+        copied.append(target)
+        if len(copied) == 3:
+            raise OSError(28, "No space left on device")
+        Path(target).touch()
+
+    monkeypatch.setattr(example.shutil, "copyfile", full)
+    (tmp_path / "empty").mkdir()
+    for folder in ("new", "empty"):
+        copied.clear()
+        assert cli.main(["example", "text-classification", str(tmp_path / folder)]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    assert list(tmp_path.rglob("*")) == [tmp_path / "empty"]
+
+
+def test_an_installation_without_examples_says_so(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(example, "PACKAGE", tmp_path / "mps_trainer")
+    assert cli.main(["example", "notebooks", str(tmp_path / "mine")]) == 2
+    assert "has no examples. Install a wheel" in capsys.readouterr().err
+    assert not (tmp_path / "mine").exists()
+
+
+def test_listing_and_copying_load_nothing_that_takes_time(tmp_path):
+    code = (
+        "import sys; from mps_trainer.cli import main; main(['example', 'language-modeling', sys.argv[1]]);"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'peft', 'numpy')))"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "mine")], cwd=ROOT, check=True, capture_output=True)

@@ -1,0 +1,41 @@
+"""What the README becomes where there is no repository around it."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+WHERE = "https://host.example/owner/name"
+
+
+@pytest.fixture(scope="module")
+def setup_py():
+    spec = importlib.util.spec_from_file_location("setup_of_the_package", ROOT / "setup.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_links_and_pictures_become_addresses(setup_py):
+    text = "[a](docs/a.md), ![b](docs/b.png), [c](https://c.example), [d](#d), [e](LICENSE)"
+    assert setup_py.with_absolute_links(text, WHERE, "v1") == (
+        f"[a]({WHERE}/blob/v1/docs/a.md), ![b]({WHERE}/raw/v1/docs/b.png), [c](https://c.example), [d](#d), "
+        f"[e]({WHERE}/blob/v1/LICENSE)"
+    )
+
+
+def test_no_link_of_the_readme_stays_a_path(setup_py):
+    published = setup_py.published_at(WHERE)
+    targets = re.findall(r"\]\(([^)]+)\)", published["long_description"])
+    assert len(targets) > 10
+    assert [target for target in targets if not target.startswith(("https://", "#"))] == []
+    assert all(address.startswith(WHERE) for address in published["project_urls"].values())
+
+
+def test_files_that_the_readme_links_to_exist():
+    links = re.findall(r"\]\((?![a-z]+:|#)([^)\s#]+)", (ROOT / "README.md").read_text())
+    assert [link for link in links if not (ROOT / link).exists()] == []

@@ -1,0 +1,109 @@
+"""A wheel built from the sdist, installed outside the checkout: what it has, and that it runs there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+from mps_trainer.version import __version__
+from tests.cli.test_example import FOLDERS, files_of
+
+ROOT = Path(__file__).parents[2]
+BUILD = "import sys, setuptools.build_meta as backend; print(getattr(backend, sys.argv[1])(sys.argv[2]))"
+
+
+def run(*command: object, **settings) -> subprocess.CompletedProcess:
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=300, **settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel that the sdist gives, as `python -m build` makes both; the checkout stays as it is."""
+    folder = tmp_path_factory.mktemp("built")
+    checkout = folder / "checkout"
+    files = ["setup.py", "setup.cfg", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md"]
+    checkout.mkdir()
+    for name in [*files, "CITATION.cff", "constraints.txt", "mps_trainer", "examples", "tests", "docs", ".ci"]:
+        (checkout / name).symlink_to(ROOT / name)
+    run(sys.executable, "-c", BUILD, "build_sdist", folder, cwd=checkout)
+    with tarfile.open(folder / f"mps_trainer-{__version__}.tar.gz") as archive:
+        archive.extractall(folder / "unpacked")
+    run(sys.executable, "-c", BUILD, "build_wheel", folder, cwd=folder / "unpacked" / f"mps_trainer-{__version__}")
+    return folder / f"mps_trainer-{__version__}-py3-none-any.whl"
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """Runs the installed command in a folder of its own, where nothing leads back to the checkout."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    target = folder / "target"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
+    run(*pip, "--target", target, wheel, cwd=folder)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    environ |= {"PYTHONPATH": str(target), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    where = run(sys.executable, "-c", "import mps_trainer; print(mps_trainer.__file__)", cwd=folder, env=environ)
+    assert Path(where.stdout.strip()).parent == target / "mps_trainer"
+
+    def command(*words: object) -> subprocess.CompletedProcess:
+        return run(sys.executable, target / "bin" / "mps-trainer", *words, cwd=folder, env=environ)
+
+    command.folder, command.target = folder, target
+    return command
+
+
+def test_the_wheel_has_the_package_with_its_data_and_the_examples_and_nothing_else(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    package = {f"mps_trainer/{name}" for name in files_of(ROOT / "mps_trainer")}
+    examples = {f"mps_trainer/_examples/{name}" for name in files_of(ROOT / "examples")}
+    assert names == package | examples
+    assert {"mps_trainer/py.typed", "mps_trainer/simulator/csrc/device.cpp"} <= names
+
+
+def test_the_sdist_has_what_the_tests_and_the_pages_need(wheel):
+    with tarfile.open(wheel.parent / f"mps_trainer-{__version__}.tar.gz") as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    wanted = {"CHANGELOG.md", "CITATION.cff", "constraints.txt", "tests/conftest.py", "docs/index.md", ".ci/run"}
+    assert wanted <= names
+    assert not [name for name in names if "__pycache__" in name or "/." in name]
+
+
+def test_the_metadata_say_what_an_index_shows(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = Parser().parsestr(archive.read(name).decode())
+    assert (metadata["Name"], metadata["Version"]) == ("mps_trainer", __version__)
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["License-File"] == "LICENSE"
+    assert metadata["Requires-Python"] == ">=3.10"
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert metadata.get_payload().startswith("# mps_trainer")
+
+
+def test_an_example_is_copied_out_of_the_installation(installed):
+    for name in FOLDERS:
+        installed("example", name, name)
+        assert files_of(installed.folder / name) == files_of(ROOT / "examples" / name)
+
+
+def test_the_copied_example_trains_by_the_installed_package(installed):
+    """On Linux on the simulated device, which is compiled from the sources that are installed."""
+    installed("example", "text-classification", "mine")
+    how = "simulate" if sys.platform == "linux" else "launch"
+    train = ["--task_name", "mrpc", "--embedded", "--do_train", "--max_steps", "2", "--max_train_samples", "32"]
+    options = ["--json", "report.json"] if how == "simulate" else ["--cpu"]
+    done = installed(how, *options, "mine/run_glue.py", *train, "--output_dir", "out")
+    assert (installed.folder / "out" / "model.safetensors").is_file()
+    if how == "simulate":
+        assert "Training on mps" in done.stdout
+        assert json.loads((installed.folder / "report.json").read_text())["exit_status"] == 0

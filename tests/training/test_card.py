@@ -1,0 +1,153 @@
+"""What the card says of data, device and versions, and that no card of somebody else's is lost."""
+
+from __future__ import annotations
+
+import logging
+import platform
+
+import datasets
+import pytest
+from huggingface_hub import ModelCard
+
+from mps_trainer.training import card
+from mps_trainer.version import __version__
+
+from ..conftest import examples
+
+
+@pytest.fixture
+def write(make_trainer, tmp_path):
+    """Trains two steps, evaluates and writes the card; gives its text."""
+
+    def run(trainer=None, card_settings=None, **settings):
+        made = make_trainer(trainer=trainer, max_steps=2, **settings)
+        made.train()
+        made.evaluate()
+        made.create_model_card(**(card_settings or {}))
+        return (tmp_path / "run" / "README.md").read_text()
+
+    return run
+
+
+def section(text: str, heading: str) -> str:
+    after = text.split(f"{heading}\n", 1)[1]
+    return after.split("\n#", 1)[0].strip()
+
+
+def test_the_card_says_data_device_precision_and_versions(write):
+    text = write(bf16=True, max_grad_norm=0.5)
+    assert section(text, "## Training and evaluation data").splitlines()[2:] == [
+        "| training | 40 | not known |",
+        "| evaluation | 24 | not known |",
+    ]
+    device = section(text, "### Device")
+    assert device.startswith("- Device: cpu. use_cpu=True")
+    assert "- Machine: " in device
+    assert " samples/s" in device
+    arguments = section(text, "### Training hyperparameters")
+    for line in ("- precision: bfloat16 autocast", "- max_grad_norm: 0.5", "- epochs: 0.4", "- seed: 42"):
+        assert line in arguments.splitlines()
+    versions = section(text, "### Framework versions").splitlines()
+    assert f"- mps_trainer {__version__}" in versions
+    assert f"- Python {platform.python_version()}" in versions
+    assert [line.split()[1] for line in versions[:2]] == ["Transformers", "Pytorch"]
+    assert "- Loss: " in text
+
+
+def test_a_dataset_of_the_hub_is_named_with_split_and_licence(write):
+    def rows(split):
+        made = datasets.Dataset.from_list([{"x": row["x"].tolist(), "labels": row["labels"]} for row in examples(8)])
+        made.info.builder_name, made.info.dataset_name = "parquet", "points"
+        made.info.config_name, made.info.license = "small|er", "mit"
+        made._split = datasets.NamedSplit(split)
+        return made.with_format("torch")
+
+    text = write(trainer={"train_dataset": rows("train"), "eval_dataset": rows("validation")})
+    lines = section(text, "## Training and evaluation data").splitlines()[2:]
+    assert lines[0] == r"| training | 8 | points, small\|er, split train, licence mit |"
+    assert "split validation" in lines[1]
+
+
+def test_a_dataset_made_in_memory_is_not_called_none(write):
+    rows = [{"x": row["x"].tolist(), "labels": row["labels"]} for row in examples(8)]
+    made = datasets.Dataset.from_list(rows).with_format("torch")
+    text = write(trainer={"train_dataset": made, "eval_dataset": made})
+    assert "None" not in text.split("## Training procedure")[0]
+    assert "an unknown dataset" in text
+
+
+def test_several_evaluations_and_a_stream_have_a_row_each(make_trainer):
+    stream = datasets.IterableDataset.from_generator(lambda: iter(()))
+    trainer = make_trainer(trainer={"eval_dataset": {"near": examples(3), "far": stream}})
+    table = card.data_table(trainer)
+    assert "| evaluation, near | 3 |" in table
+    assert "| evaluation, far | a stream |" in table
+
+
+def test_the_header_is_what_the_hub_reads(write, tmp_path):
+    names = {"tasks": "text-classification", "dataset_tags": "nyu-mll/glue", "dataset": "GLUE", "dataset_args": "mrpc"}
+    write(card_settings={**names, "language": "en", "license": "mit", "model_name": "points"})
+    read = ModelCard.load(tmp_path / "run" / "README.md")
+    header = read.data.to_dict()
+    assert header["datasets"] == ["nyu-mll/glue"]
+    assert header["license"] == "mit"
+    read.data.to_yaml()
+    assert read.data.model_name == "points" or header["model-index"][0]["name"] == "points"
+
+
+def test_a_card_of_somebody_else_is_kept_and_named_and_an_own_one_is_written_over(write, tmp_path, caplog):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "README.md").write_text("# Mine\n")
+    with caplog.at_level(logging.WARNING, "mps_trainer"):
+        first = write()
+        assert (folder / "README.before.md").read_text() == "# Mine\n"
+        assert "is kept in README.before.md" in caplog.text
+        assert card.is_ours(first)
+        caplog.clear()
+        write(overwrite_output_dir=True)
+        assert caplog.text == ""
+        (folder / "README.md").write_text(first.replace("More information needed", "Boats, by Ada.", 1))
+        write(overwrite_output_dir=True)
+    assert "Boats, by Ada." in (folder / "README.before.2.md").read_text()
+    assert sorted(path.name for path in folder.glob("README*")) == [
+        "README.before.2.md",
+        "README.before.md",
+        "README.md",
+    ]
+
+
+def test_sections_that_transformers_does_not_write_any_more_are_added(make_trainer):
+    trainer = make_trainer()
+    text = card.completed("# Short\n", trainer)
+    assert text.startswith("# Short\n\n## Training and evaluation data\n\n| data |")
+    assert text.index("### Device") < text.index("### Framework versions") < text.index("- mps_trainer")
+
+
+def test_an_adapters_card_names_no_folder_and_says_the_adapter(tmp_path):
+    peft = pytest.importorskip("peft")
+    from transformers import BertConfig, BertForSequenceClassification
+
+    from mps_trainer import Trainer, TrainingArguments
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    base = BertForSequenceClassification(BertConfig(vocab_size=32, **sizes))
+    base.config._name_or_path = str(tmp_path)
+    model = peft.get_peft_model(base, peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query"]))
+    rows = [{"input_ids": [1, 2, 3], "labels": i % 2} for i in range(8)]
+    args = TrainingArguments(str(tmp_path / "run"), use_cpu=True, max_steps=1, save_strategy="no", disable_tqdm=True)
+    trainer = Trainer(model, args, train_dataset=rows)
+    trainer.train()
+    trainer.save_model()
+    assert card._UNTOUCHED in (tmp_path / "run" / "README.md").read_text()  # PEFT's, which has nothing to keep
+    trainer.create_model_card()
+    text = (tmp_path / "run" / "README.md").read_text()
+    assert not list((tmp_path / "run").glob("README.before*"))
+    assert card.is_ours(text)
+    assert "adapter default: LORA with r=2" in text
+    header = ModelCard(text).data.to_dict()
+    assert header["library_name"] == "peft"
+    assert "base_model" not in header
+    assert str(tmp_path) not in text
+    trainer.save_model()
+    assert card.is_ours((tmp_path / "run" / "README.md").read_text())
