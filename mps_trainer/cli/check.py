@@ -17,7 +17,7 @@ COULD_NOT_RUN = 2  # 0 and 1 are the report's own: ready, and would fail
 def add_parser(commands: Any) -> None:
     command = commands.add_parser(
         "check",
-        help="say what of a script's training step would run on a Mac",
+        help="say what of a script's step would run on a Mac",
         description="Run a script on the CPU until its Trainer, this one or transformers', has traced one training "
         "step, or until it calls mps_trainer.coverage.trace, and say which operators and number formats would fail on "
         "a Mac and where the host would wait. Nothing is trained. The exit status is 0 when the step is ready for a "

@@ -14,7 +14,9 @@ from .record import RunRecord, replace
 from .summary import Table
 from .words import duration, metric_name, number
 
-SAME = "–"
+NOT_KNOWN = "–"
+# arguments that say where a run is, and not what it does
+_OF_NO_MATTER = {"output_dir", "overwrite_output_dir", "resume_from_checkpoint", "logging_dir", "run_name"}
 
 
 def write_comparison(records: Sequence[RunRecord], path: str) -> None:
@@ -67,15 +69,15 @@ def metric_table(records: Sequence[RunRecord]) -> Table:
     head = ("run", *map(metric_name, names), "steps", "time", "samples/s")
     shown = Table(head, numbers=tuple(range(1, len(head))))
     for record, found in zip(records, metrics, strict=True):
-        values = (number(found[name]) if name in found else SAME for name in names)
-        time = duration(record.seconds) if record.seconds else SAME
+        values = (number(found[name]) if name in found else NOT_KNOWN for name in names)
+        time = duration(record.seconds) if record.seconds else NOT_KNOWN
         shown.rows.append((record.name, *values, number(record.outcome.get("step") or 0), time, _speed(record)))
     return shown
 
 
 def _speed(record: RunRecord) -> str:
     speed = next((chart.curves[0].values for chart in charts(record) if chart.key == "throughput"), None)
-    return number(statistics.median(speed)) if speed else SAME
+    return number(statistics.median(speed)) if speed else NOT_KNOWN
 
 
 def _curves(records: Sequence[RunRecord], drawn: dict[str, Any]) -> str:
@@ -95,9 +97,10 @@ def _curves(records: Sequence[RunRecord], drawn: dict[str, Any]) -> str:
                 if len(shared.curves) == position:
                     shared.curves.append(Curve(record.name, curve.steps, curve.values, curve.marked))
     cards = []
+    last = figures.last_step(together.values())
     order = {key: place for place, (key, _) in enumerate(together)}
     for place, (_, chart) in enumerate(sorted(together.items(), key=lambda item: order[item[0][0]])):
-        drawn[f"chart-{place}"] = _figure(chart)
+        drawn[f"chart-{place}"] = _figure(chart, last)
         cards.append(chart_card(f"chart-{place}", chart.title, chart.unit))
     if not cards:
         return ""
@@ -113,10 +116,10 @@ def _title(chart: Chart, curve: Curve) -> str:
     return f"Memory, {curve.name}" if chart.key == "memory" else chart.title
 
 
-def _figure(chart: Chart) -> dict[str, Any]:
+def _figure(chart: Chart, last_step: float) -> dict[str, Any]:
     places = [place for place, curve in enumerate(chart.curves) if curve]
     chart.curves = [chart.curves[place] for place in places]
-    figure = figures.line_figure(chart, labels=False)
+    figure = figures.line_figure(chart, last_step, labels=False)
     for place, trace in zip(places, figure["data"], strict=True):
         figures.paint(trace, place)
     return figure
@@ -136,7 +139,7 @@ def _differences(records: Sequence[RunRecord]) -> str:
 def argument_differences(records: Sequence[RunRecord]) -> Table:
     """Arguments that have not the same value in all runs whose arguments are known."""
     known = [record.arguments for record in records]
-    names = sorted({name for arguments in known for name in arguments} - {"output_dir", "logging_dir", "run_name"})
+    names = sorted({name for arguments in known for name in arguments} - _OF_NO_MATTER)
     shown = Table(("argument", *(record.name for record in records)))
     for name in names:
         values = [summary.plain(arguments.get(name)) if arguments else "?" for arguments in known]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .record import HELD, LIVE, OPERATIONS, RESIDENT, SECONDS, STEP, Event, RunRecord, Session, is_finite
+from .record import HELD, LIVE, OPERATIONS, RESIDENT, SECONDS, STEP, Event, RunRecord, is_finite
 
 SHOWN = 1500  # points of a curve; a chart has fewer pixels
+
+_STRETCH = 0.2  # seconds of training that a rate is the mean of at least; less is noise
 
 # of an evaluation, and no metric of the model
 _SPEEDS = ("_runtime", "_per_second", "_model_preparation_time")
@@ -130,25 +132,16 @@ def tokens_per_second(record: RunRecord) -> Curve:
 def _rates(record: RunRecord, name: str, amount: Callable[[Any, Any], float]) -> Curve:
     curve = Curve(name)
     for session in record.sessions:
-        for before, after in _pairs(session):
-            evaluating = _evaluating(record.events, before, after)
-            seconds = after[SECONDS] - before[SECONDS] - evaluating
-            done = amount(before, after)
-            if seconds > 0 and done > 0 and (not curve.steps or after[STEP] > curve.steps[-1]):
+        before: Any = session.marks[0] if session.marks else None
+        for after in session.marks[1:]:
+            seconds = after[SECONDS] - before[SECONDS] - _evaluating(record.events, before, after)
+            if after[STEP] <= before[STEP] or (seconds < _STRETCH and after is not session.marks[-1]):
+                continue
+            if seconds > 0 and (done := amount(before, after)) > 0:
                 curve.steps.append(after[STEP])
                 curve.values.append(done / seconds)
+            before = after
     return curve
-
-
-def _pairs(session: Session) -> Iterator[tuple[Any, Any]]:
-    """Marks with steps between them."""
-    before = None
-    for mark in session.marks:
-        if before is not None and mark[STEP] <= before[STEP]:
-            continue
-        if before is not None:
-            yield before, mark
-        before = mark
 
 
 def _evaluating(events: list[Event], before: Any, after: Any) -> float:

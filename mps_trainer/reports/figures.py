@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .curves import Chart, Curve
@@ -33,10 +33,13 @@ def text(words: str) -> str:
     return html.escape(words, quote=False)
 
 
-def line_figure(chart: Chart, breaks: Sequence[tuple[float, str]] = (), labels: bool = True) -> dict[str, Any]:
+def line_figure(
+    chart: Chart, last_step: float, breaks: Sequence[tuple[float, str]] = (), labels: bool = True
+) -> dict[str, Any]:
     """The curves of a chart over the steps.
 
     Args:
+        last_step: where the axis ends, the same for all charts of a page.
         breaks: steps at which something happened, each with the colour of its line.
         labels: each curve has its name at its end; without, its colour is told elsewhere.
     """
@@ -45,7 +48,7 @@ def line_figure(chart: Chart, breaks: Sequence[tuple[float, str]] = (), labels: 
     right = 12 + round(_LETTER * max(len(curve.name) for curve in chart.curves)) if named else 14
     layout = {
         **_layout(right=min(right, 130)),
-        "xaxis": _axis(title={"text": "step", "standoff": 6}, **_step_ticks(chart.curves)),
+        "xaxis": _axis(title={"text": "step", "standoff": 6}, **_step_ticks(last_step)),
         "yaxis": _axis(range=[low, high], **_value_ticks(chart)),
         "shapes": [_vertical(step, shade) for step, shade in breaks],
         "hovermode": "x unified" if len(chart.curves) > 1 else "closest",
@@ -135,21 +138,23 @@ def _axis(**more: Any) -> dict[str, Any]:
     }
 
 
-def _step_ticks(curves: list[Curve]) -> dict[str, Any]:
-    steps = [step for curve in curves for step in curve.steps]
-    low, high = min(steps), max(steps)
-    room = 0.02 * (high - low) or 0.5
-    ticks: dict[str, Any] = {"range": [low - room, high + room], "tickformat": "~s" if high >= 10_000 else ",d"}
-    if high - low <= 5:  # no tick between two steps
-        ticks |= {"tick0": low, "dtick": 1}
-    return ticks
+def _step_ticks(last: float) -> dict[str, Any]:
+    room = 0.02 * last or 0.5
+    ticks: dict[str, Any] = {"range": [-room, last + room], "tickformat": "~s" if last >= 10_000 else ",d"}
+    return ticks | {"dtick": 1} if last <= 5 else ticks  # no tick between two steps
+
+
+def last_step(charts: Iterable[Chart]) -> float:
+    return max((curve.steps[-1] for chart in charts for curve in chart.curves if curve), default=0)
 
 
 def _value_ticks(chart: Chart) -> dict[str, Any]:
     if chart.log:
         return {"type": "log", "dtick": 1, "tickformat": "~g"}
     largest = max(abs(value) for curve in chart.curves for value in curve.values)
-    return {"tickformat": "~e" if 0 < largest < 1e-2 else "~s" if largest >= 10_000 else "~g"}
+    if 0 < largest < 1e-2:
+        return {"exponentformat": "e", "minexponent": 2}
+    return {"tickformat": "~s" if largest >= 10_000 else "~g"}
 
 
 def _vertical(step: float, shade: str) -> dict[str, Any]:
@@ -186,7 +191,7 @@ def time_line(record: RunRecord) -> dict[str, Any] | None:
         "xaxis": _axis(title={"text": unit, "standoff": 6}, range=[-0.02 * end, 1.02 * end], tickformat="~g"),
         "yaxis": _axis(
             type="category", categoryorder="array", categoryarray=list(reversed(lanes)), fixedrange=True,
-            showgrid=False, range=[-0.6, len(lanes) - 0.4], nticks=len(lanes),
+            showgrid=False, range=[-0.6, len(lanes) - 0.4], tickmode="array", tickvals=lanes,
         ),
         "hovermode": "closest",
         "barmode": "overlay",
@@ -249,7 +254,14 @@ def padding_figure(padded: list[dict[str, int]]) -> dict[str, Any] | None:
         "barmode": "stack",
         "bargap": 0.35,
         "showlegend": True,
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"color": "var(--text)"}},
+        "legend": {
+            "orientation": "h",
+            "traceorder": "normal",
+            "x": 0,
+            "y": 1.02,
+            "yanchor": "bottom",
+            "font": {"color": "var(--text)"},
+        },
     }
     layout["margin"] = {**layout["margin"], "t": 34}
     bars = (("real tokens", real, "var(--c0)"), ("padding", rest, "var(--faint)"))

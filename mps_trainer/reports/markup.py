@@ -89,8 +89,8 @@ def card(inside: str) -> str:
     return f'<section class="card">\n{inside}</section>\n' if inside else ""
 
 
-def table(shown: Table) -> str:
-    """Scrolls by itself where it is wider than the page."""
+def table(shown: Table, kind: str = "") -> str:
+    """Scrolls by itself where it is wider than the page. With `kind` "narrow", numbers take no more than they need."""
 
     def cell(tag: str, column: int, words: str) -> str:
         return f"<{tag}{_class('number' if column in shown.numbers else '')}>{escape(words)}</{tag}>"
@@ -98,7 +98,8 @@ def table(shown: Table) -> str:
     head = "".join(cell("th", column, words) for column, words in enumerate(shown.head))
     rows = ("".join(cell("td", column, words) for column, words in enumerate(row)) for row in shown.rows)
     body = "".join(f"<tr>{row}</tr>\n" for row in rows)
-    return f'<div class="scroll"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>\n'
+    inside = f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>"
+    return f'<div class="scroll"><table{_class(kind)}>\n{inside}</table></div>\n'
 
 
 def facts(rows: Sequence[Row]) -> str:

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from . import figures, summary
-from .curves import charts
+from .curves import Chart, charts
 from .markup import (
     badge,
     card,
@@ -61,13 +61,18 @@ def _curves(record: RunRecord, drawn: dict[str, Any]) -> str:
     found = charts(record)
     if not found:
         return heading("Curves") + card(paragraph("Nothing was logged. `logging_steps` says how often that is done."))
-    breaks, cards = figures.breaks_of(record), []
+    breaks, last, cards = figures.breaks_of(record), figures.last_step(found), []
     for chart in found:
         key = f"chart-{chart.key}"
-        drawn[key] = figures.line_figure(chart, breaks)
-        unit = f"{chart.unit}, logarithmic" if chart.log and chart.unit else "logarithmic" if chart.log else chart.unit
-        cards.append(chart_card(key, chart.title, unit))
+        drawn[key] = figures.line_figure(chart, last, breaks)
+        cards.append(chart_card(key, chart.title, _aside(chart)))
     return heading("Curves") + without_scripts() + grid(cards) + paragraph(_legend(breaks), "soft")
+
+
+def _aside(chart: Chart) -> str:
+    """What of a chart its title does not say: unit, axis, and what a single curve is that has no name at its end."""
+    alone = [chart.curves[0].name] if len(chart.curves) == 1 and chart.key in ("loss", "metrics", "memory") else []
+    return ", ".join([*alone, *([chart.unit] if chart.unit else []), *(["logarithmic"] if chart.log else [])])
 
 
 def _legend(breaks: list[tuple[float, str]]) -> str:
@@ -85,7 +90,7 @@ def _time_line(record: RunRecord, drawn: dict[str, Any]) -> str:
     return (
         heading("Time line")
         + chart_card("time-line", "What happened when", low=True, note=note)
-        + card(table(summary.event_table(record)))
+        + card(table(summary.event_table(record), "narrow"))
     )
 
 

@@ -65,7 +65,8 @@ class Recorder:
 
     def log(self, logs: dict[str, Any]) -> None:
         """After each log of the run."""
-        if not self.ended and time.perf_counter() - self._looked >= self._apart:
+        # not after an evaluation, whose time would lie before the mark and its event behind it
+        if not self.ended and "loss" in logs and time.perf_counter() - self._looked >= self._apart:
             self._look()
         for name, value in logs.items():
             found = _RUNTIME.fullmatch(name)

@@ -112,10 +112,10 @@ def _overall_speed(record: RunRecord) -> float | None:
 def _peak(record: RunRecord) -> Tile | None:
     marks = [mark for session in record.sessions for mark in session.marks]
     device = device_name(record) or "device"
-    for column, name in ((LIVE, f"in tensors on {device}"), (RESIDENT, "of this process")):
+    for column, name in ((LIVE, f"tensors on {device}"), (RESIDENT, "of the process")):
         sizes = [size for mark in marks if (size := mark[column]) is not None]
         if sizes:
-            return Tile("memory at its most", format_bytes(max(sizes)), name)
+            return Tile("peak memory", format_bytes(max(sizes)), f"{name}, at logs")
     return None
 
 
@@ -146,7 +146,8 @@ def shape_rows(record: RunRecord) -> list[Row]:
             parts.append(f"{accumulated} accumulated")
         if (processes := data.get("processes") or 1) > 1:
             parts.append(f"{processes} processes")
-        rows.append(("examples in an update", f"{number(data['batch'])} ({', '.join(parts)})"))
+        how = f" ({', '.join(parts)})" if len(parts) > 1 else ""
+        rows.append(("examples in an update", number(data["batch"]) + how))
     elif "batch_per_device" in data:
         rows.append(("examples in a batch", number(data["batch_per_device"])))
     if "examples" in data:

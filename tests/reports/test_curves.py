@@ -78,7 +78,7 @@ def test_labels_at_the_ends_of_curves_keep_apart():
     chart = Chart(
         "x", "x", [Curve(name, [0, 1], [0, value]) for name, value in (("a", 1.0), ("b", 0.999), ("c", 1.0))]
     )
-    heights = sorted(label["y"] for label in figures.line_figure(chart)["layout"]["annotations"])
+    heights = sorted(label["y"] for label in figures.line_figure(chart, 1)["layout"]["annotations"])
     assert heights[-1] <= 1.0
     assert all(b - a >= 0.0999 for a, b in itertools.pairwise(heights))
 
@@ -87,12 +87,12 @@ def test_losses_over_many_powers_of_ten_are_shown_on_a_logarithmic_axis(record):
     record.history[0]["loss"] = 900.0
     loss = next(chart for chart in curves.charts(record) if chart.key == "loss")
     assert loss.log
-    assert figures.line_figure(loss)["layout"]["yaxis"]["type"] == "log"
+    assert figures.line_figure(loss, 4)["layout"]["yaxis"]["type"] == "log"
 
 
 def test_every_figure_is_one_that_plotly_takes(record):
     graph_objects = pytest.importorskip("plotly.graph_objects")
-    drawn = [figures.line_figure(chart, figures.breaks_of(record)) for chart in curves.charts(record)]
+    drawn = [figures.line_figure(chart, 4, figures.breaks_of(record)) for chart in curves.charts(record)]
     drawn += [figures.time_line(record), figures.padding_figure(record.data["padded"])]
     for figure in drawn:
         graph_objects.Figure(with_colors(figure))  # raises for a setting that there is not
@@ -122,7 +122,7 @@ def test_the_headline_has_the_metrics_first(record):
         ("training loss", "0.6", ""),
         ("training time", "8.0 s", "in 2 sessions"),
         ("throughput", "8", "samples/s, median"),
-        ("memory at its most", "2.0 GiB", "of this process"),
+        ("peak memory", "2.0 GiB", "of the process, at logs"),
     ]
 
 
