@@ -30,7 +30,7 @@ from .arguments.optimization import OptimizationArguments
 from .arguments.parallel import ParallelArguments
 from .arguments.precision import PrecisionArguments, launched_precision
 from .arguments.refused import refuse_what_cannot_be
-from .arguments.reporting import ReportingArguments
+from .arguments.reporting import NOT_ASKED, ReportingArguments
 from .arguments.run import RunArguments
 from .arguments.setters import Setters
 from .devices import Decision, DeviceRequest, gather_facts, resolve
@@ -90,6 +90,8 @@ class TrainingArguments(
 
     def _settle_unset(self) -> None:
         """What None stands for in a field that is never None afterwards, and fields with two names."""
+        if self.report_to in ("none", ["none"]) and self.report_to is not NOT_ASKED:
+            self.report = False
         for name in ("hub_token", "push_to_hub_token"):
             if getattr(self, name) in ("", f"<{name.upper()}>"):  # what to_dict() puts in the place of a token
                 setattr(self, name, None)

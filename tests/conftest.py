@@ -125,7 +125,7 @@ def make_args(tmp_path, request):
     on_mps = "mps" in request.fixturenames or request.getfixturevalue("device") == "mps"
 
     def make(**settings: object) -> TrainingArguments:
-        defaults = {"output_dir": str(tmp_path / "run"), "use_cpu": not on_mps, "disable_tqdm": True}
+        defaults = {"output_dir": str(tmp_path / "run"), "use_cpu": not on_mps, "disable_tqdm": True, "report": False}
         return TrainingArguments(**{**defaults, "logging_steps": 1, "save_strategy": "no", **settings})
 
     return make

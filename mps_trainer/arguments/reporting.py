@@ -8,6 +8,10 @@ from typing import Literal
 from .choices import DebugOption, IntervalStrategy
 from .fields import option
 
+# The default of report_to, told from a "none" that somebody wrote by being another object: its type and value have to
+# be those of transformers'. A script's parser hands a default on as it is.
+NOT_ASKED = "".join(["no", "ne"])
+
 
 @dataclass
 class ReportingArguments:
@@ -32,7 +36,12 @@ class ReportingArguments:
     disable_tqdm: bool | None = option(None, "No progress bar. [bar unless the log level is above warning]")
     # None first and str second: HfArgumentParser takes the second member for the flag's type.
     report_to: None | str | list[str] = option(  # noqa: RUF036
-        "none", "Tracker to report to: tensorboard, wandb, ..., all or none."
+        NOT_ASKED,
+        "Tracker to report to: tensorboard, wandb, ..., all or none; none, written out, means no report either.",
+    )
+    report: bool = option(
+        True,
+        "Leave report.html in output_dir: curves, device, faults, arguments. Not with report_to none, written out.",
     )
     run_name: str | None = option(None, "Name of the run for trackers.")
     project: str = option("huggingface", "Name of the project for trackers that have projects.")

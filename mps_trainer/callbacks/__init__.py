@@ -12,6 +12,7 @@ from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
 from .device_stats import DeviceStatsMonitor, call_first_who_add_to_logs
 from .progress import ProgressCallback
+from .run_report import RunReport, reports_among
 
 
 def default_callbacks(args: TrainingArguments) -> list[TrainerCallback | type[TrainerCallback]]:
@@ -34,6 +35,11 @@ def default_callbacks(args: TrainingArguments) -> list[TrainerCallback | type[Tr
                 f"report_to={args.report_to!r} cannot be used: {why} Install the tracker, or leave report_to out."
             ) from error
     return [DefaultFlowCallback, *trackers]
+
+
+def report_callback(args: TrainingArguments) -> list[TrainerCallback | type[TrainerCallback]]:
+    """The callback that leaves the report of a run in its folder, unless the arguments leave it out."""
+    return [RunReport] if args.report else []
 
 
 def display_callback(args: TrainingArguments) -> type[TrainerCallback]:
@@ -77,9 +83,12 @@ def jit_checkpoint(trainer: Any) -> list[TrainerCallback]:
 __all__ = [
     "DeviceStatsMonitor",
     "ProgressCallback",
+    "RunReport",
     "call_first_who_add_to_logs",
     "close_display",
     "default_callbacks",
     "display_callback",
     "jit_checkpoint",
+    "report_callback",
+    "reports_among",
 ]

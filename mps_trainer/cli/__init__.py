@@ -10,12 +10,12 @@ from typing import Any, NoReturn
 from ..errors import MisconfigurationException
 from ..refusal import INTERRUPTED, refuse, refuse_unforeseen
 from ..version import __version__
-from . import check, config, doctor, env, example, launch, selftest, simulate
+from . import check, config, doctor, env, example, launch, report, selftest, simulate
 from .completion import SHELLS, PrintCompletion
 
 NAME = "mps-trainer"
 # Each has add_parser(commands), which says what runs the command and with what status it fails.
-COMMANDS = (doctor, selftest, config, launch, check, simulate, example, env)
+COMMANDS = (doctor, selftest, config, launch, report, check, simulate, example, env)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -82,6 +82,11 @@ def lengths_of(dataset: Any, column: str, processing_class: Any) -> list[int]:
     return [len(example[name]) for example in dataset]
 
 
+def lengths_in_column(dataset: Any, name: str) -> list[int] | None:
+    """The lengths of the lists in the column `name` of a table; None where that would mean going through examples."""
+    return _column_lengths(dataset, name) if is_table(dataset) and name in dataset.column_names else None
+
+
 def _column_lengths(dataset: Any, name: str) -> list[int] | None:
     """The lengths of the lists in a column, without decoding them; None where that is not what examples show."""
     import pyarrow.compute as compute

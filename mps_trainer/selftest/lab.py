@@ -73,6 +73,7 @@ class Lab:
             "save_on_signal": False,
             "disable_tqdm": True,
             "report_to": [],
+            "report": False,
         }
         trainer = Trainer(
             model if model is not None else tiny_bert(),

@@ -16,6 +16,7 @@ from transformers.trainer_callback import (
 from transformers.trainer_pt_utils import log_metrics, save_metrics, save_state
 
 from ..callbacks.device_stats import call_first_who_add_to_logs
+from ..callbacks.run_report import reports_among
 from ..data.transfer import BatchTransfer
 from ..distributed import Processes
 from ..guards.callbacks import explain_callback
@@ -118,6 +119,11 @@ class TrainerBase:
         except Exception as error:
             explain_callback(error, event, self.state.global_step)
             raise
+
+    def note_event(self, kind: str, text: str = "") -> None:
+        """Puts on the time line of the run's report what no callback is told."""
+        for report in reports_among(self.callback_handler.callbacks):
+            report.note(kind, self.state.global_step, text)
 
     @property
     def step_events(self) -> StepEvents:

@@ -110,6 +110,10 @@ class Evaluation(Loaders, Objective):
                 size,
                 args.per_device_eval_batch_size,
             )
+            size = args.per_device_eval_batch_size
+            self.note_event(
+                "warning", f"Memory ran out in an evaluation. From here on its batches have {size} examples."
+            )
             self.__dict__.pop("_eval_dataloaders", None)
             free_unused(args.device)
             set_rng(before)

@@ -108,6 +108,7 @@ class FittingBatches:
             largest if largest > 1 else size,
             most,
         )
+        self.trainer.note_event("warning", f"Memory ran out. From here on {most} examples are trained on at a time.")
 
 
 def _size(batch: Any) -> int | None:

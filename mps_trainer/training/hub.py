@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 from ..checkpoints.folders import LOCK
 from ..errors import MisconfigurationException
 from ..refusal import sentence
+from ..reports import record
 from . import card
 from .base import TrainerBase
 
 logger = logging.getLogger(__name__)
 
-NOT_UPLOADED = ["_*", "checkpoint-*", LOCK, "README.before*.md"]
+# A report names the machine and its folders; who wants it there uploads it.
+NOT_UPLOADED = ["_*", "checkpoint-*", LOCK, record.NAME, record.PAGE, "README.before*.md"]
 _WEIGHTS = ["config.json", "generation_config.json", "pytorch_model.bin", "model.safetensors"]
 _ADAPTERS = ["adapter_config.json", "adapter_model.bin", "adapter_model.safetensors"]
 _INDEXES = ["pytorch_model.bin.index.json", "model.safetensors.index.json"]

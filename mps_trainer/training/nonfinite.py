@@ -25,11 +25,13 @@ def tell(loop: TrainingLoop) -> None:
     found, steps = loop.meter.watch.take()
     if found is None:
         return
+    happened = _happened(loop, found, found.rate)
+    loop.trainer.note_event("warning", f"The {happened}")
     more = "" if steps == 1 else f" It is the first of {steps} such steps since the last log."
     logger.warning(
         "The %s%s What to do: %s, or look at those examples. With stop_on_nan=True a run ends before such a step, "
         "with a checkpoint to go on from.",
-        _happened(loop, found, found.rate),
+        happened,
         more,
         _remedy(loop),
     )

@@ -158,6 +158,7 @@ class Saving(Resuming):
         if self.unsaved is not None:
             self.control.should_save = False
             return
+        self.note_event("checkpoint")
         self.fire("on_save")
         if not self.args.should_save or not self.step_events.has_listener("on_save"):
             return
@@ -181,6 +182,7 @@ class Saving(Resuming):
         if self.state.best_model_checkpoint == folder and not os.path.isdir(folder):
             self.state.best_model_checkpoint = best_before
         self.unsaved = f"{folder} could not be saved: {why}. {left}"
+        self.note_event("fault", self.unsaved)
 
     def save_again(self, trial: Any) -> None:
         """At the end of a run whose last checkpoint could not be saved: tries once more, there may be room again."""

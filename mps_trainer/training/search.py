@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ..callbacks.run_report import reports_among
 from ..checkpoints.folders import STATE, checkpoint_folder
 from ..errors import SearchUnavailableError
 from .base import TrainerBase
@@ -85,6 +86,8 @@ class Search(TrainerBase):
             return runner.run(self, n_trials, direction, **kwargs)
         finally:
             self.hp_search_backend = None
+            for report in reports_among(self.callback_handler.callbacks):
+                report.end_search(self.args.output_dir)
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
         """A new model from `model_init`, which takes no argument or the trial.

@@ -30,6 +30,8 @@ from ..callbacks import (
     default_callbacks,
     display_callback,
     jit_checkpoint,
+    report_callback,
+    reports_among,
 )
 from ..checkpoints import folders
 from ..checkpoints.background import Background
@@ -134,7 +136,8 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         self.label_smoother = self._label_smoother()
         self.data_collator = self.data_collator or _default_collator(self.processing_class)
 
-        added = [*default_callbacks(args), *jit_checkpoint(self), *(callbacks or []), display_callback(args)]
+        own = [*default_callbacks(args), *jit_checkpoint(self), *report_callback(args)]
+        added = [*own, *(callbacks or []), display_callback(args)]
         self.callback_handler = CallbackHandler(
             added, self.model, self.processing_class, self.optimizer, self.lr_scheduler
         )
@@ -179,6 +182,9 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
             )
             self.renew_schedule(new_model=self.model_init is not None)
             self._train_batch_size, self.examples_at_a_time = sizes_to_begin_with(self, resume_from)
+            for report in reports_among(self.callback_handler.callbacks):
+                batch, whole = self.get_total_train_batch_size(self.args), run_dir == self.args.output_dir
+                report.expect(run_dir, resume_from, batch, draws=whole)
             with explained(self, TRAINING), prepared_for_training(self):
                 return TrainingLoop(self, resume_from, trial).run()
 
@@ -196,6 +202,7 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
             self.is_in_train = True
             try:
                 yield run_dir
+                self._end_reports(None)
             except BaseException as error:
                 draws = getattr(self.loop, "draws", None)  # the loop may be half made
                 if draws is not None and isinstance(error, RuntimeError):
@@ -206,12 +213,17 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
                 if not isinstance(error, KeyboardInterrupt):  # which is not to wait
                     with contextlib.suppress(Exception):
                         self.finish_save()
+                self._end_reports(error)
                 raise
             finally:
                 if (draws := getattr(self.loop, "draws", None)) is not None:
                     draws.close()  # a run may end within an epoch; its workers would be killed when Python exits
                 self.loop = None
                 self.is_in_train = False
+
+    def _end_reports(self, error: BaseException | None) -> None:
+        for report in reports_among(self.callback_handler.callbacks):
+            report.end(error)
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
         """The model as the loops call it: compiled, if the arguments say so; one of several replicas, in training."""

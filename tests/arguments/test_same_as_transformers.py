@@ -33,6 +33,7 @@ OURS_ONLY = {
     "save_on_signal": "a run that is told to end is saved",
     "memory_guard": "transformers leaves memory on mps to torch, which lets a Mac swap",
     "memory_fraction": "the limit of memory_guard",
+    "report": "a run leaves report.html in output_dir",
     "overwrite_output_dir": "scripts for earlier releases pass it; the Trainer needs no warning to honour it",
     **{field.name: "deprecated" for field in dataclasses.fields(DeprecatedArguments)},
 }

@@ -29,6 +29,22 @@ def settings(text):
 
 
 COMMANDS = [
+    command("report of nothing", "report", says="OUTPUT_DIR"),
+    command("report of no folder", "report", "gone", says="gone does not exist. Name the output_dir"),
+    command("report of a folder without a run", "report", ".", says="There is no training run in ."),
+    command(
+        "report of a damaged record",
+        "report",
+        ".",
+        says="run_record.json cannot be read",
+        files={"run_record.json": "{"},
+    ),
+    command(
+        "report over a file that is none",
+        *("report", ".", "--output", "mine.txt"),
+        says="mine.txt exists and is no report",
+        files={"trainer_state.json": '{"log_history": []}', "mine.txt": "mine"},
+    ),
     command("nothing", says="--help"),
     command("no such command", "operate", says="'operate'"),
     command("no such flag", "--frobnicate", says=["COMMAND", "--help"]),

@@ -10,7 +10,7 @@ import pytest
 
 from mps_trainer import cli
 
-COMMANDS = ("", "doctor", "selftest", "config", "launch", "check", "simulate", "example", "env")
+COMMANDS = ("", "doctor", "selftest", "config", "launch", "report", "check", "simulate", "example", "env")
 HEAVY = ("torch", "numpy", "transformers", "accelerate", "datasets", "yaml", "shtab")
 
 

@@ -1,0 +1,139 @@
+"""The report that a run leaves in its folder, recorded while it trains and drawn at its end."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.trainer_callback import TrainerCallback
+
+from ..refusal import sentence
+from ..reports.record import PAGE, is_recorded, read
+
+if TYPE_CHECKING:
+    from ..reports.recorder import Recorder
+
+logger = logging.getLogger(__name__)
+
+_MOST_TRIALS = 40  # of a search, the last ones, that are compared in one page
+
+
+def _never_in_the_way(method: Callable[..., None]) -> Callable[..., None]:
+    """What goes wrong with a report is a warning, once, and never what ends a run."""
+
+    @functools.wraps(method)
+    def guarded(self: RunReport, *args: Any, **kwargs: Any) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:
+            folder, self._recorder = self._folder, None
+            logger.warning("%s has no %s of this run: %s", folder, PAGE, sentence(error))
+
+    return guarded
+
+
+class RunReport(TrainerCallback):
+    """Writes `report.html` and, to make it again, `run_record.json`. See docs/report.md.
+
+    It listens to logs alone. What callbacks are not told (a checkpoint that is on its way to the disk, a fault, the
+    end after the end) the Trainer tells it. The first process writes, the others do nothing.
+    """
+
+    def __init__(self) -> None:
+        self._folder: str | None = None
+        self._resumed_from: str | None = None
+        self._batch = 0
+        self._draws = True
+        self._trials: list[str] = []  # folders of the search that is going on
+        self._recorder: Recorder | None = None
+
+    def expect(self, folder: str, resumed_from: str | None, batch: int, draws: bool = True) -> None:
+        """A run is about to begin in `folder`, with updates of `batch` examples; without `draws` it leaves no page."""
+        self._folder, self._resumed_from, self._batch, self._draws = folder, resumed_from, batch, draws
+        self._recorder = None
+        if not draws and folder not in self._trials:
+            self._trials.append(folder)
+
+    @_never_in_the_way
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._folder is None or not state.is_world_process_zero:
+            return
+        from ..reports.recorder import Recorder
+
+        model, loader = kwargs.get("model"), kwargs.get("train_dataloader")
+        self._recorder = Recorder(self._folder, args, state, model, loader, self._batch, self._resumed_from)
+
+    @_never_in_the_way
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if self._recorder is not None and logs:
+            self._recorder.log(logs)
+
+    @_never_in_the_way
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._recorder is not None and self._recorder.ended:  # scripts evaluate once more after training
+            self._recorder.state = state
+            self._write(self._recorder)
+
+    @_never_in_the_way
+    def note(self, kind: str, step: int, text: str) -> None:
+        """Adds an event to the time line; a checkpoint also brings what is known to the disk."""
+        if self._recorder is not None and not self._recorder.ended:
+            self._recorder.note(kind, step, text)
+            if kind == "checkpoint":
+                self._recorder.save()
+
+    @_never_in_the_way
+    def end(self, error: BaseException | None) -> None:
+        """The run has ended: all of it done, or by `error`."""
+        recorder = self._recorder
+        if recorder is None or recorder.ended:
+            return
+        recorder.end(error)
+        # what was refused before a step was made leaves the folder as it was
+        if error is None or recorder.steps or isinstance(error, torch.OutOfMemoryError):
+            self._write(recorder)
+        if error is not None:
+            self._recorder = None
+
+    @_never_in_the_way
+    def end_search(self, folder: str) -> None:
+        """A search has ended: its trials, whose records are in folders of their own, are compared in `folder`."""
+        trials, self._trials = [trial for trial in self._trials if is_recorded(trial)], []
+        if not trials or not _can_draw(folder):
+            return
+        from ..reports.comparison import told_apart, write_comparison
+
+        records = [read(trial) for trial in trials[-_MOST_TRIALS:]]
+        told_apart(records, trials[-_MOST_TRIALS:])
+        self._folder = folder
+        write_comparison(records, os.path.join(folder, PAGE))
+
+    def _write(self, recorder: Recorder) -> None:
+        recorder.save()
+        if not self._draws or not _can_draw(recorder.folder):
+            return
+        from ..reports.page import write_page
+
+        write_page(recorder.record, recorder.folder)
+
+
+def _can_draw(folder: str) -> bool:
+    """Whether the library of the charts is there; says so if it is not."""
+    if importlib.util.find_spec("plotly") is not None:
+        return True
+    logger.warning(
+        "%s has no %s: plotly is not installed. `pip install plotly`, then `mps-trainer report %s`.",
+        folder,
+        PAGE,
+        folder,
+    )
+    return False
+
+
+def reports_among(callbacks: list[Any]) -> list[RunReport]:
+    return [callback for callback in callbacks if isinstance(callback, RunReport)]

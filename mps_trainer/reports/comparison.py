@@ -1,0 +1,161 @@
+"""The page that compares runs: their final metrics, their curves in the same charts, and what was different."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from . import figures, summary
+from .curves import Chart, Curve, charts
+from .markup import card, chart_card, document, escape, grid, heading, paragraph, table, without_scripts
+from .record import RunRecord, replace
+from .summary import Table
+from .words import duration, metric_name, number
+
+NOT_KNOWN = "–"
+# arguments that say where a run is, and not what it does
+_OF_NO_MATTER = {"output_dir", "overwrite_output_dir", "resume_from_checkpoint", "logging_dir", "run_name"}
+
+
+def write_comparison(records: Sequence[RunRecord], path: str) -> None:
+    """Writes the page to `path`. Raises OSError."""
+    replace(path, comparison(records))
+
+
+def comparison(records: Sequence[RunRecord]) -> str:
+    """The whole file as text."""
+    drawn: dict[str, Any] = {}
+    body = (
+        f"<header>\n<h1>{len(records)} runs</h1>\n{_keys(records)}</header>\n"
+        + heading("Final metrics")
+        + card(table(metric_table(records)))
+        + _curves(records, drawn)
+        + _differences(records)
+        + "<footer>Made by <code>mps-trainer report</code> from the folders of the runs.</footer>\n"
+    )
+    return document(f"{len(records)} runs compared", body, drawn)
+
+
+def told_apart(records: Sequence[RunRecord], folders: Sequence[str]) -> None:
+    """Gives runs of one name those of their folders instead, as far up as it takes."""
+    names = [record.name for record in records]
+    for record, folder in zip(records, folders, strict=True):
+        if names.count(record.name) > 1:
+            parts = os.path.abspath(folder).split(os.sep)
+            others = [os.path.abspath(other).split(os.sep) for other in folders if other != folder]
+            depth = next(
+                (n for n in range(1, len(parts)) if all(parts[-n:] != other[-n:] for other in others)), len(parts)
+            )
+            record.name = os.sep.join(parts[-depth:])
+
+
+def _keys(records: Sequence[RunRecord]) -> str:
+    """Each run with its colour and how it ended."""
+    lines = []
+    for position, record in enumerate(records):
+        _, _, sentence = summary.outcome(record)
+        key = f'<span class="key" style="border-color:{figures.color(position)}"></span>'
+        lines.append(f"<p>{key}<strong>{escape(record.name)}</strong> {escape(sentence)}</p>\n")
+    return "".join(lines)
+
+
+def metric_table(records: Sequence[RunRecord]) -> Table:
+    """A row for each run, a column for each metric that one of them has, then time and speed."""
+    metrics = [summary.final_metrics(record) for record in records]
+    names = list(dict.fromkeys(name for found in metrics for name in found))
+    names.sort(key=lambda name: (name == "training loss", name.endswith("_loss")))
+    head = ("run", *map(metric_name, names), "steps", "time", "samples/s")
+    shown = Table(head, numbers=tuple(range(1, len(head))))
+    for record, found in zip(records, metrics, strict=True):
+        values = (number(found[name]) if name in found else NOT_KNOWN for name in names)
+        time = duration(record.seconds) if record.seconds else NOT_KNOWN
+        shown.rows.append((record.name, *values, number(record.outcome.get("step") or 0), time, _speed(record)))
+    return shown
+
+
+def _speed(record: RunRecord) -> str:
+    speed = next((chart.curves[0].values for chart in charts(record) if chart.key == "throughput"), None)
+    return number(statistics.median(speed)) if speed else NOT_KNOWN
+
+
+def _curves(records: Sequence[RunRecord], drawn: dict[str, Any]) -> str:
+    """A chart for each thing that is measured, with a line for each run in the colour of its key."""
+    together: dict[tuple[str, str], Chart] = {}
+    for position, record in enumerate(records):
+        for chart in charts(record):
+            for curve in chart.curves:
+                title = _title(chart, curve)
+                shared = together.setdefault(
+                    (chart.key, title),
+                    Chart(chart.key, title, [], chart.unit, chart.log, chart.from_zero),
+                )
+                shared.log = shared.log and chart.log
+                missing = position - len(shared.curves)  # the colour of a curve is its place
+                shared.curves += [Curve("")] * max(missing, 0)
+                if len(shared.curves) == position:
+                    shared.curves.append(Curve(record.name, curve.steps, curve.values, curve.marked))
+    cards = []
+    last = figures.last_step(together.values())
+    order = {key: place for place, (key, _) in enumerate(together)}
+    for place, (_, chart) in enumerate(sorted(together.items(), key=lambda item: order[item[0][0]])):
+        drawn[f"chart-{place}"] = _figure(chart, last)
+        cards.append(chart_card(f"chart-{place}", chart.title, chart.unit))
+    if not cards:
+        return ""
+    note = "The runs have the colours that their names have above. Drag across a chart to look closer."
+    return heading("Curves") + without_scripts() + grid(cards) + paragraph(note, "soft")
+
+
+def _title(chart: Chart, curve: Curve) -> str:
+    if chart.key == "loss":
+        return "Training loss" if curve.name == "training" else f"Loss, {curve.name}"
+    if chart.key == "metrics":
+        return curve.name[:1].upper() + curve.name[1:]
+    return f"Memory, {curve.name}" if chart.key == "memory" else chart.title
+
+
+def _figure(chart: Chart, last_step: float) -> dict[str, Any]:
+    places = [place for place, curve in enumerate(chart.curves) if curve]
+    chart.curves = [chart.curves[place] for place in places]
+    figure = figures.line_figure(chart, last_step, labels=False)
+    for place, trace in zip(places, figure["data"], strict=True):
+        figures.paint(trace, place)
+    return figure
+
+
+def _differences(records: Sequence[RunRecord]) -> str:
+    arguments, surroundings = argument_differences(records), surrounding_differences(records)
+    unknown = [record.name for record in records if not record.arguments]
+    note = paragraph(f"Not known of {', '.join(unknown)}.", "soft") if unknown else ""
+    same = paragraph("All arguments that are known are the same.")
+    parts = heading("Arguments that differ") + card((table(arguments) if arguments.rows else same) + note)
+    if surroundings.rows:
+        parts += heading("Device and environment that differ") + card(table(surroundings))
+    return parts
+
+
+def argument_differences(records: Sequence[RunRecord]) -> Table:
+    """Arguments that have not the same value in all runs whose arguments are known."""
+    known = [record.arguments for record in records]
+    names = sorted({name for arguments in known for name in arguments} - _OF_NO_MATTER)
+    shown = Table(("argument", *(record.name for record in records)))
+    for name in names:
+        values = [summary.plain(arguments.get(name)) if arguments else "?" for arguments in known]
+        if len(set(values) - {"?"}) > 1:
+            shown.rows.append((name, *values))
+    return shown
+
+
+def surrounding_differences(records: Sequence[RunRecord]) -> Table:
+    rows: dict[str, list[str]] = {}
+    for position, record in enumerate(records):
+        known = {row[0]: row[1] for row in summary.environment_rows(record) if row[0] != "begun"}
+        if (device := summary.device_name(record)) != "":
+            known = {"device": device, **known}
+        for name, value in known.items():
+            rows.setdefault(name, ["?"] * len(records))[position] = value
+    shown = Table(("", *(record.name for record in records)))
+    shown.rows = [(name, *values) for name, values in rows.items() if len(set(values) - {"?"}) > 1]
+    return shown

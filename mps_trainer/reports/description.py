@@ -1,0 +1,136 @@
+"""What a run trains, on what and with which arguments: everything of a report that does not change with the steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from typing import Any
+
+from ..data.buckets import buckets_of
+from ..data.lengths import lengths_in_column
+from ..devices.facts import for_a_report, gather_facts
+from ..training_args import TrainingArguments
+from ..version import __version__
+
+_SECRET = re.compile(r"(token|secret|password|api_?key)$", re.IGNORECASE)
+_MOST_BATCHES = 20_000  # of an epoch, whose lengths are looked at: a hundredth of a second
+_MOST_EXAMPLES = 200_000
+
+
+def name_of(args: Any, folder: str) -> str:
+    """`run_name` if there is one, or else the folder's."""
+    return args.run_name or os.path.basename(os.path.abspath(folder)) or folder
+
+
+def device_of(args: Any) -> dict[str, Any]:
+    """The decision, as `Decision.to_dict()` has it."""
+    return args.decision.to_dict()
+
+
+def model_of(model: Any) -> dict[str, Any]:
+    """Its class and the number of its parameters; `operations_per_token` where the model tells what they are."""
+    parameters = list(model.parameters())
+    known: dict[str, Any] = {
+        "class": type(model).__name__,
+        "parameters": sum(p.numel() for p in parameters),
+        "trained": sum(p.numel() for p in parameters if p.requires_grad),
+        "dtype": ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
+    }
+    # the estimate that the Trainer's counter of operations makes, from which the number of tokens follows
+    if getattr(model, "main_input_name", None) == "input_ids" and hasattr(model, "num_parameters"):
+        known["operations_per_token"] = 6 * model.num_parameters(exclude_embeddings=True)
+    return known
+
+
+def data_of(args: Any, loader: Any, batch: int) -> dict[str, Any]:
+    """Batches, and lengths where they are known without going through the examples.
+
+    Args:
+        batch: examples in an update of all processes.
+    """
+    dataset: Any = getattr(loader, "dataset", None)
+    known: dict[str, Any] = {
+        "batch": batch,
+        "batch_per_device": args.train_batch_size,
+        "accumulation": args.gradient_accumulation_steps,
+        "processes": args.world_size,
+        "sampling": str(args.train_sampling_strategy),
+    }
+    if hasattr(dataset, "__len__"):
+        known["examples"] = len(dataset)
+    sampler = buckets_of(loader)
+    if sampler is not None:
+        known["buckets"] = list(sampler.buckets.lengths)
+        if len(sampler) <= _MOST_BATCHES:
+            known["padded"] = _padded(sampler)
+    lengths = sampler.lengths.tolist() if sampler is not None else _lengths(dataset)
+    if lengths:
+        known["lengths"] = _spread(lengths)
+    return known
+
+
+def _padded(sampler: Any) -> list[dict[str, int]]:
+    """For each padded length: how many batches of an epoch have it, and their tokens, real ones and all."""
+    found: dict[int, dict[str, int]] = {}
+    for batch in sampler.batches_of(0):
+        lengths = sampler.lengths[batch]
+        padded = sampler.buckets.length_for(int(lengths.max()))
+        entry = found.setdefault(padded, {"length": padded, "batches": 0, "real": 0, "tokens": 0})
+        entry["batches"] += 1
+        entry["real"] += int(lengths.sum())
+        entry["tokens"] += padded * len(batch)
+    return [found[length] for length in sorted(found)]
+
+
+def _lengths(dataset: Any) -> list[int] | None:
+    if not hasattr(dataset, "__len__") or len(dataset) > _MOST_EXAMPLES:
+        return None
+    return lengths_in_column(dataset, "input_ids")
+
+
+def _spread(lengths: list[int]) -> dict[str, float]:
+    ordered, last = sorted(lengths), len(lengths) - 1
+    return {
+        "shortest": ordered[0],
+        "median": ordered[last // 2],
+        "95 %": ordered[round(0.95 * last)],
+        "longest": ordered[-1],
+        "mean": sum(ordered) / len(ordered),
+    }
+
+
+def arguments_of(args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """All arguments, and those that differ from their defaults, each with both values. Secrets are left out."""
+    values = {name: shown(name, value) for name, value in args.to_dict().items()}
+    known = next(base for base in type(args).__mro__ if base.__module__.startswith("mps_trainer."))
+    defaults = {f.name: f.default for f in dataclasses.fields(args) if f.default is not dataclasses.MISSING}
+    # as they are once they have been derived from each other, which a class of the user's may do in its own way
+    defaults |= known(output_dir=args.output_dir).to_dict() if issubclass(known, TrainingArguments) else {}
+    defaults = {name: shown(name, value) for name, value in defaults.items()}
+    changed = {n: [v, defaults.get(n)] for n, v in values.items() if n != "output_dir" and v != defaults.get(n)}
+    return values, changed
+
+
+def shown(name: str, value: Any) -> Any:
+    """`value` in types that JSON has; the home folder is ~, because a report is shown to others."""
+    if _SECRET.search(name) and value is not None:
+        return "(hidden)"
+    if isinstance(value, (bool, int, float)) or value is None:
+        return value
+    if isinstance(value, dict):
+        return {str(key): shown(str(key), entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [shown("", entry) for entry in value]
+    return without_home(str(getattr(value, "value", value)))
+
+
+def without_home(text: str) -> str:
+    home = os.path.expanduser("~")
+    return text.replace(home, "~") if len(home) > 1 else text
+
+
+def environment_of() -> dict[str, Any]:
+    """The facts of machine and process, as `mps-trainer doctor --json` has them, and this package's version."""
+    facts = for_a_report(gather_facts(environ=dict(os.environ)))
+    return {"mps_trainer": __version__, **facts.to_dict()}

@@ -1,0 +1,120 @@
+"""Pieces of a page. Whatever comes from a file goes through `escape`, and nothing else writes markup."""
+
+from __future__ import annotations
+
+import html
+import importlib.resources
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from ..version import __version__
+from .summary import Row, Table, Tile
+
+GENERATOR = "mps_trainer report"
+
+# Whatever a page were to ask for, a browser does not fetch it.
+_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+
+
+def escape(words: str) -> str:
+    return html.escape(words, quote=True)
+
+
+def document(title: str, body: str, figures: dict[str, Any]) -> str:
+    """A whole page, with all that it needs: style, scripts, figures by the id of their places in `body`."""
+    from plotly.offline import get_plotlyjs
+
+    scripts = ""
+    if figures:
+        scripts = (
+            f'<script type="application/json" id="charts">{as_json(figures)}</script>\n'
+            f"<script>{get_plotlyjs()}</script>\n<script>{_file('page.js')}</script>\n"
+        )
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta name="generator" content="{GENERATOR} {__version__}">\n'
+        f"<title>{escape(title)}</title>\n<style>\n{_file('page.css')}</style>\n</head>\n<body>\n<main>\n"
+        f"{body}</main>\n{scripts}</body>\n</html>\n"
+    )
+
+
+def _file(name: str) -> str:
+    return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def as_json(value: Any) -> str:
+    """For inside of a script element, which `<` could end."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def heading(words: str) -> str:
+    return f"<h2>{escape(words)}</h2>\n"
+
+
+def paragraph(words: str, kind: str = "") -> str:
+    return f"<p{_class(kind)}>{escape(words)}</p>\n" if words else ""
+
+
+def badge(words: str, tone: str) -> str:
+    return f'<span class="badge {tone}">{escape(words)}</span>'
+
+
+def tile_row(tiles: Sequence[Tile]) -> str:
+    entries = (
+        f'<div class="tile"><dt>{escape(tile.label)}</dt><dd>{escape(tile.value)}'
+        f"<small>{escape(tile.more)}</small></dd></div>\n"
+        for tile in tiles
+    )
+    return f'<dl class="tiles">\n{"".join(entries)}</dl>\n' if tiles else ""
+
+
+def chart_card(key: str, title: str, unit: str = "", low: bool = False, note: str = "") -> str:
+    """The place of a figure."""
+    aside = f' <span class="soft">{escape(unit)}</span>' if unit else ""
+    kind = "chart low" if low else "chart"
+    return (
+        f'<section class="card"><h3>{escape(title)}{aside}</h3>\n<div class="{kind}" id="{key}"></div>\n'
+        f"{paragraph(note, 'soft')}</section>\n"
+    )
+
+
+def grid(cards: Sequence[str]) -> str:
+    return f'<div class="grid">\n{"".join(cards)}</div>\n' if cards else ""
+
+
+def card(inside: str) -> str:
+    return f'<section class="card">\n{inside}</section>\n' if inside else ""
+
+
+def table(shown: Table, kind: str = "") -> str:
+    """Scrolls by itself where it is wider than the page. With `kind` "narrow", numbers take no more than they need."""
+
+    def cell(tag: str, column: int, words: str) -> str:
+        return f"<{tag}{_class('number' if column in shown.numbers else '')}>{escape(words)}</{tag}>"
+
+    head = "".join(cell("th", column, words) for column, words in enumerate(shown.head))
+    rows = ("".join(cell("td", column, words) for column, words in enumerate(row)) for row in shown.rows)
+    body = "".join(f"<tr>{row}</tr>\n" for row in rows)
+    inside = f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>"
+    return f'<div class="scroll"><table{_class(kind)}>\n{inside}</table></div>\n'
+
+
+def facts(rows: Sequence[Row]) -> str:
+    """Rows whose first cell is the name of the others; below each other on a phone."""
+    lines = (
+        f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>\n'
+        for name, *cells in rows
+    )
+    return f'<table class="facts"><tbody>\n{"".join(lines)}</tbody></table>\n' if rows else ""
+
+
+def without_scripts() -> str:
+    words = "The charts need JavaScript, which is in this file; the tables do not."
+    return f'<noscript><p class="soft">{words}</p></noscript>\n'
+
+
+def _class(name: str) -> str:
+    return f' class="{name}"' if name else ""

@@ -1,0 +1,142 @@
+"""The page of one run: outcome and figures first, then the curves, then what is worth looking up."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from . import figures, summary
+from .curves import Chart, charts
+from .markup import (
+    badge,
+    card,
+    chart_card,
+    document,
+    escape,
+    facts,
+    grid,
+    heading,
+    paragraph,
+    table,
+    tile_row,
+    without_scripts,
+)
+from .record import NAME, PAGE, RunRecord, replace
+from .words import date
+
+
+def write_page(record: RunRecord, folder: str, path: str | None = None) -> str:
+    """Writes the page, by default as `report.html` into `folder`; the path of the file. Raises OSError."""
+    path = os.path.join(folder, PAGE) if path is None else path
+    replace(path, page(record))
+    return path
+
+
+def page(record: RunRecord) -> str:
+    """The whole file as text."""
+    drawn: dict[str, Any] = {}
+    body = (
+        _head(record)
+        + _curves(record, drawn)
+        + _time_line(record, drawn)
+        + _shapes(record, drawn)
+        + _fallbacks(record)
+        + _device(record)
+        + _arguments(record)
+        + _environment(record)
+        + _foot(record)
+    )
+    return document(f"{record.name}: training run", body, drawn)
+
+
+def _head(record: RunRecord) -> str:
+    word, tone, sentence = summary.outcome(record)
+    return (
+        f"<header>\n<h1>{escape(record.name)}</h1>\n<p>{badge(word, tone)}{escape(sentence)}</p>\n</header>\n"
+        f"{tile_row(summary.tiles(record))}"
+    )
+
+
+def _curves(record: RunRecord, drawn: dict[str, Any]) -> str:
+    found = charts(record)
+    if not found:
+        return heading("Curves") + card(paragraph("Nothing was logged. `logging_steps` says how often that is done."))
+    breaks, last, cards = figures.breaks_of(record), figures.last_step(found), []
+    for chart in found:
+        key = f"chart-{chart.key}"
+        drawn[key] = figures.line_figure(chart, last, breaks)
+        cards.append(chart_card(key, chart.title, _aside(chart)))
+    return heading("Curves") + without_scripts() + grid(cards) + paragraph(_legend(breaks), "soft")
+
+
+def _aside(chart: Chart) -> str:
+    """What of a chart its title does not say: unit, axis, and what a single curve is that has no name at its end."""
+    alone = [chart.curves[0].name] if len(chart.curves) == 1 and chart.key in ("loss", "metrics", "memory") else []
+    return ", ".join([*alone, *([chart.unit] if chart.unit else []), *(["logarithmic"] if chart.log else [])])
+
+
+def _legend(breaks: list[tuple[float, str]]) -> str:
+    lines = "Dotted lines: where the run stopped, failed or was resumed. " if breaks else ""
+    return f"{lines}Drag across a chart to look closer; a double click goes back."
+
+
+def _time_line(record: RunRecord, drawn: dict[str, Any]) -> str:
+    figure = figures.time_line(record)
+    if figure is None:
+        return heading("Time line") + card(paragraph(f"{record.source} has no times: it says what, and not when."))
+    drawn["time-line"] = figure
+    note = f"{summary.counts_of_events(record)} The clock stands still between two sessions of a run."
+    note = note if len(record.sessions) > 1 else summary.counts_of_events(record)
+    return (
+        heading("Time line")
+        + chart_card("time-line", "What happened when", low=True, note=note)
+        + card(table(summary.event_table(record), "narrow"))
+    )
+
+
+def _shapes(record: RunRecord, drawn: dict[str, Any]) -> str:
+    rows = summary.shape_rows(record)
+    if not rows:
+        return ""
+    parts = [card(facts(rows))]
+    padded = summary.padding_table(record)
+    if padded.rows:
+        drawn["padding"] = figures.padding_figure(record.data["padded"])
+        parts.append(
+            grid([chart_card("padding", "Tokens of an epoch", "by padded length"), card(table(padded))])
+        )  # the table says what the bars do, to the last token
+    return heading("Shapes and padding") + "".join(parts)
+
+
+def _fallbacks(record: RunRecord) -> str:
+    sentence, operators = summary.fallback_table(record)
+    inside = paragraph(sentence) + (table(operators) if operators.rows else "")
+    return heading("Operators that fell back to the CPU") + card(inside)
+
+
+def _device(record: RunRecord) -> str:
+    rows = summary.device_rows(record)
+    return heading("Device") + card(facts(rows) if rows else paragraph(f"{record.source} does not tell."))
+
+
+def _arguments(record: RunRecord) -> str:
+    shown = summary.argument_table(record)
+    if not record.arguments:
+        inside = paragraph(f"{record.source} has none.")
+    elif not shown.rows:
+        inside = paragraph("All arguments have their defaults.")
+    else:
+        inside = table(shown)
+    return heading("Arguments that differ from their defaults") + card(inside)
+
+
+def _environment(record: RunRecord) -> str:
+    rows = summary.environment_rows(record)
+    return heading("Environment") + card(facts(rows) if rows else paragraph(f"{record.source} does not tell."))
+
+
+def _foot(record: RunRecord) -> str:
+    begun = f" Training began {date(record.sessions[0].begun)}." if record.sessions else ""
+    source = record.source if record.source != NAME else f"{NAME} beside this file"
+    words = f"Made from {source}; `mps-trainer report` makes it again, and compares runs.{begun}"
+    return f"<footer>{escape(words)}</footer>\n"

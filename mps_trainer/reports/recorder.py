@@ -1,0 +1,182 @@
+"""Collects the record of a run while it trains: at logs, saves and faults, and never at a step."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from typing import Any
+
+import psutil
+
+from ..errors import MisconfigurationException
+from ..guards.memory_table import measure
+from ..refusal import as_line
+from . import description, record
+from .fallbacks import FallbackWatch
+from .record import FAILED, FINISHED, RUNNING, STEP, STOPPED, Event, RunRecord, Session
+
+_APART = 0.25  # seconds between two looks at clock and memory, however often is logged
+_MARKS = 4000  # after which every other one is dropped, and those to come are twice as far apart
+_RUNTIME = re.compile(r"(.+)_runtime")
+_LASTING = ("begin", "resume", "warning", "fault", "stop")  # kinds of events that stay when their steps are made again
+
+
+class Recorder:
+    """The record of the run that begins now.
+
+    The host's clock and its own counters of memory are all that is read; the device is never waited for.
+
+    Args:
+        folder: where the run's files go.
+        resumed_from: the checkpoint that it goes on from.
+        batch: examples in an update of all processes.
+    """
+
+    def __init__(
+        self, folder: str, args: Any, state: Any, model: Any, loader: Any, batch: int, resumed_from: str | None = None
+    ) -> None:
+        self.folder = folder
+        self.state = state
+        self._args, self._model, self._loader, self._batch = args, model, loader, batch
+        self._begun = time.perf_counter()
+        self._process = psutil.Process()
+        self._apart, self._looked = _APART, 0.0
+        self._described = False
+        self.ended = False
+        earlier = _earlier(resumed_from, state.global_step) if resumed_from is not None else None
+        self.record = earlier or RunRecord(description.name_of(args, folder), {})
+        self.record.name = description.name_of(args, folder)
+        self.session = Session(state.global_step, self.record.seconds, time.time())
+        self.record.sessions.append(self.session)
+        self._set_outcome(RUNNING, "")
+        if resumed_from is None:
+            self.note("begin", state.global_step)
+        else:
+            self.note("resume", state.global_step, f"from {description.without_home(str(resumed_from))}")
+        self._fallbacks = FallbackWatch(args.device.type)
+        self._fallbacks.begin()
+        self._look()
+
+    @property
+    def steps(self) -> int:
+        """That were made since it began."""
+        return self.state.global_step - self.session.first_step
+
+    def log(self, logs: dict[str, Any]) -> None:
+        """After each log of the run."""
+        # not after an evaluation, whose time would lie before the mark and its event behind it
+        if not self.ended and "loss" in logs and time.perf_counter() - self._looked >= self._apart:
+            self._look()
+        for name, value in logs.items():
+            found = _RUNTIME.fullmatch(name)
+            if found is not None and found[1] != "train" and record.is_number(value):
+                self.note("evaluation", self.state.global_step, found[1], took=value)
+
+    def note(self, kind: str, step: int, text: str = "", took: float = 0.0) -> None:
+        """Adds an event, with the time that it is now."""
+        self.record.events.append(Event(kind, step, self._now(), as_line(description.without_home(text)), took))
+
+    def save(self) -> None:
+        """Writes what is known by now. Raises OSError."""
+        self.session.seconds = self._now() - self.session.offset
+        self._update()
+        os.makedirs(self.folder, exist_ok=True)  # that of a trial that has saved nothing
+        record.write(self.record, self.folder)
+
+    def end(self, error: BaseException | None) -> None:
+        """After the last step, or when `error` has ended the run."""
+        step, most = self.state.global_step, self.state.max_steps
+        if not self.ended:
+            self._look()
+            self.session.seconds = self._now() - self.session.offset
+            self.record.fallback = self._merged(self._fallbacks.end())
+            self.ended = True
+        if error is None:
+            text = "" if step >= most else "A callback ended it early."
+            self._set_outcome(FINISHED, text)
+            self.note("end", step, text)
+        elif isinstance(error, (KeyboardInterrupt, SystemExit)):
+            text = "by SIGINT (Ctrl-C)" if isinstance(error, KeyboardInterrupt) else f"with exit status {error.code}"
+            text = "by SIGTERM" if isinstance(error, SystemExit) and error.code == 143 else text
+            self._set_outcome(STOPPED, text)
+            self.note("stop", step, text)
+        else:
+            text = as_line(f"{type(error).__name__}: {error}", 600)
+            self._set_outcome(FAILED, text)
+            self.note("fault", step, text)
+
+    def _set_outcome(self, kind: str, text: str) -> None:
+        self.record.outcome = {
+            "kind": kind,
+            "text": as_line(description.without_home(text)),
+            "step": self.state.global_step,
+            "max_steps": self.state.max_steps,
+        }
+
+    def _now(self) -> float:
+        """On the training clock, which stands still when the run has ended."""
+        seconds = self.session.seconds if self.ended else time.perf_counter() - self._begun
+        return round(self.session.offset + seconds, 4)
+
+    def _look(self) -> None:
+        self._looked = time.perf_counter()
+        memory = measure(self._args.device)
+        resident = self._process.memory_info().rss
+        marks = self.session.marks
+        marks.append(
+            [self.state.global_step, self._now(), float(self.state.total_flos), memory.live, memory.driver, resident]
+        )
+        if len(marks) >= _MARKS:
+            del marks[1::2]
+            self._apart *= 2
+
+    def _update(self) -> None:
+        """What is looked up when something is written, once, or each time."""
+        state, now = self.state, self.record
+        now.outcome |= {"step": state.global_step, "max_steps": state.max_steps}
+        now.history = record.read_history(state.log_history)
+        if state.best_metric is not None:
+            now.best = {
+                "metric": state.best_metric,
+                "step": state.best_global_step,
+                "name": self._args.metric_for_best_model,
+                "checkpoint": state.best_model_checkpoint and os.path.basename(state.best_model_checkpoint),
+            }
+        if self._described:
+            return
+        self._described = True
+        model, loader, self._model, self._loader = self._model, self._loader, None, None  # not to keep them from going
+        now.device = description.device_of(self._args)
+        now.model = description.model_of(model)
+        now.data = description.data_of(self._args, loader, self._batch)
+        now.arguments, now.changed = description.arguments_of(self._args)
+        now.environment = description.environment_of()
+        now.device["simulated"] = bool(now.environment.get("mps_simulated")) and now.device["type"] == "mps"
+        recommended = measure(self._args.device).recommended
+        if recommended is not None:
+            now.device["memory"] = recommended
+
+    def _merged(self, found: dict[str, Any]) -> dict[str, Any]:
+        """`found`, with the operators of the sessions before this one."""
+        before = [o for o in self.record.fallback.get("operators", []) if isinstance(o, dict)]
+        named = {operator["name"] for operator in found["operators"]}
+        return {**found, "operators": [*found["operators"], *(o for o in before if o.get("name") not in named)]}
+
+
+def _earlier(resumed_from: str, step: int) -> RunRecord | None:
+    """The record of the run up to `step`, from beside the checkpoint it is resumed from; None if there is none."""
+    folder = os.path.dirname(os.path.abspath(resumed_from))
+    try:
+        found = record.read(folder)
+    except (OSError, MisconfigurationException):
+        return None
+    if found.outcome.get("kind") == RUNNING:
+        last = found.outcome.get("step", 0)
+        text = f"The process ended without a word, some time after step {last}."
+        found.events.append(Event("fault", last, found.seconds, text))
+    for session in found.sessions:
+        session.marks = [mark for mark in session.marks if (mark[STEP] or 0) <= step]
+    found.events = [event for event in found.events if event.kind in _LASTING or event.step <= step]
+    found.best = {}
+    return found

@@ -1,0 +1,53 @@
+"""Numbers, times and amounts as a page shows them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from .record import is_finite, is_number
+
+
+def number(value: Any) -> str:
+    """Four digits that count; whole numbers with all of theirs."""
+    if not is_number(value):
+        return str(value)
+    if not is_finite(value):
+        return str(value)[:40]
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    size = abs(value)
+    if size >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}" if size >= 1e-3 else f"{value:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """75 -> "1 min 15 s"."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def date(seconds: float) -> str:
+    """In the time zone of who makes the page."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+    except (ValueError, OverflowError, OSError):
+        return ""
+
+
+def share(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.0f} %" if whole else "–"
+
+
+def metric_name(name: str) -> str:
+    """eval_f1 -> "f1"; other evaluations keep their name in front."""
+    return "evaluation loss" if name == "eval_loss" else name.removeprefix("eval_").replace("_", " ")

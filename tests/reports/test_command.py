@@ -1,0 +1,80 @@
+"""`mps-trainer report`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from mps_trainer.cli import main
+
+
+def test_the_page_of_a_run_is_made_again(recorded, capsys):
+    folder = recorded()
+    assert main(["report", str(folder)]) == 0
+    assert capsys.readouterr().out == f"{folder}/report.html\n"
+    assert "<h1>glue</h1>" in (folder / "report.html").read_text()
+    assert main(["report", str(folder)]) == 0  # over its own page
+
+
+def test_several_runs_are_compared_in_the_current_folder(recorded, capsys, monkeypatch, tmp_path):
+    folders = [str(recorded(name, name=name)) for name in ("a", "b")]
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", *folders]) == 0
+    assert capsys.readouterr().out == "comparison.html\n"
+    assert "<h1>2 runs</h1>" in (tmp_path / "comparison.html").read_text()
+    assert not os.path.exists(os.path.join(folders[0], "report.html"))
+    assert main(["report", *folders, "--output", "other.html"]) == 0
+    assert os.path.exists(tmp_path / "other.html")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["gone"], "gone does not exist. Name the output_dir of a training run."),
+        (["empty"], "There is no training run in empty: "),
+        (["run", "gone"], "gone does not exist."),
+        (["run", "--output", "mine.html"], "mine.html exists and is no report of mps_trainer."),
+        (["run", "--output", "empty"], "empty exists and is no report of mps_trainer."),
+        (["run", "--output", "gone/page.html"], "gone/page.html cannot be written: No such file or directory."),
+        (["damaged"], "damaged/run_record.json cannot be read: it is not JSON ("),
+        ([], "the following arguments are required: OUTPUT_DIR"),
+    ],
+    ids=" ".join,
+)
+def test_what_is_wrong_is_a_line_and_2(recorded, capsys, monkeypatch, tmp_path, words, says):
+    recorded()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "run_record.json").write_text("{")
+    (tmp_path / "mine.html").write_text("<p>mine</p>")
+    assert main(["report", *words]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"mps-trainer: error: {says}")
+    assert said.count("\n") == 1
+    assert (tmp_path / "mine.html").read_text() == "<p>mine</p>"
+
+
+def test_torch_is_not_loaded_for_it(recorded):
+    command = f"main(['report', {str(recorded())!r}])"
+    code = f"import sys; from mps_trainer.cli import main; {command}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "False", done.stderr
+
+
+def test_without_plotly_the_remedy_is_told(recorded, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    assert main(["report", str(recorded())]) == 2
+    assert "pip install plotly" in capsys.readouterr().err
+
+
+def test_a_run_of_another_release_is_told(recorded, capsys):
+    folder = recorded()
+    record = json.loads((folder / "run_record.json").read_text())
+    (folder / "run_record.json").write_text(json.dumps({**record, "format": 2}))
+    assert main(["report", str(folder)]) == 2
+    assert "its format is 2, and this release reads 1" in capsys.readouterr().err

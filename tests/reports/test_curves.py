@@ -1,0 +1,192 @@
+"""From a record to curves and tables."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from mps_trainer.reports import curves, figures, summary
+from mps_trainer.reports.curves import Chart, Curve
+from mps_trainer.reports.record import Event, RunRecord, thinned
+from mps_trainer.reports.words import duration, number
+
+
+def titles(record):
+    return [chart.title for chart in curves.charts(record)]
+
+
+def test_what_was_logged_has_a_chart_and_nothing_else(record):
+    assert titles(record) == ["Loss", "Metrics", "Learning rate", "Gradient norm", "Throughput", "Tokens", "Memory"]
+    record.history = [entry for entry in record.history if "loss" in entry]
+    record.sessions = []
+    assert titles(record) == ["Loss", "Learning rate", "Gradient norm"]
+    assert titles(RunRecord("empty", {})) == []
+
+
+def test_the_losses_of_training_and_of_evaluations_share_a_chart(record):
+    training, evaluation = curves.losses(record)
+    assert (training.name, training.steps, training.values) == ("training", [1, 2, 3, 4], [0.9, 0.7, 0.5, 0.4])
+    assert (evaluation.name, evaluation.steps, evaluation.values) == ("evaluation", [2, 4], [0.8, 0.6])
+
+
+def test_losses_that_are_no_numbers_are_left_out(record):
+    record.history[1]["loss"] = math.nan
+    assert curves.losses(record)[0].steps == [1, 3, 4]
+
+
+def test_metrics_of_another_scale_have_charts_of_their_own(record):
+    for entry in record.history:
+        if "eval_loss" in entry:
+            entry |= {"eval_perplexity": 20.0, "eval_f1": 0.3}
+    shares, other = curves.metric_charts(record)
+    assert [curve.name for curve in shares.curves] == ["accuracy", "f1"]
+    assert (other.title, other.curves[0].values) == ("perplexity", [20.0, 20.0])
+
+
+def test_throughput_leaves_out_evaluations_and_what_lies_between_two_sessions(record):
+    # 2 steps of 8 examples: in 2 seconds; then in 3 seconds, one of them evaluating
+    assert curves.samples_per_second(record).values == [8.0, 8.0]
+    assert curves.samples_per_second(record).steps == [2, 4]
+    assert curves.tokens_per_second(record).values == [80.0, 80.0]
+
+
+def test_a_device_that_does_not_tell_has_no_curve_of_memory(record):
+    assert [curve.name for curve in curves.memory_curves(record) if curve] == ["process"]
+
+
+def test_a_long_curve_keeps_its_spikes():
+    values = [0.0] * 100_000
+    values[54_321] = 9.0
+    short = curves.thinned(Curve("loss", list(range(100_000)), values))
+    assert len(short.steps) <= curves.SHOWN + 2
+    assert max(short.values) == 9.0
+    assert (short.steps[0], short.steps[-1]) == (0, 99_999)
+
+
+def test_a_long_history_keeps_its_evaluations():
+    history = [{"loss": 1.0, "step": step} for step in range(20_000)]
+    history.insert(7, {"eval_loss": 1.0, "step": 6})
+    short = thinned(history)
+    assert len(short) <= 5003
+    assert history[7] in short
+    assert short[-1] == history[-1]
+
+
+def test_labels_at_the_ends_of_curves_keep_apart():
+    chart = Chart(
+        "x", "x", [Curve(name, [0, 1], [0, value]) for name, value in (("a", 1.0), ("b", 0.999), ("c", 1.0))]
+    )
+    heights = sorted(label["y"] for label in figures.line_figure(chart, 1)["layout"]["annotations"])
+    assert heights[-1] <= 1.0
+    assert all(b - a >= 0.0999 for a, b in itertools.pairwise(heights))
+
+
+def test_losses_over_many_powers_of_ten_are_shown_on_a_logarithmic_axis(record):
+    record.history[0]["loss"] = 900.0
+    loss = next(chart for chart in curves.charts(record) if chart.key == "loss")
+    assert loss.log
+    assert figures.line_figure(loss, 4)["layout"]["yaxis"]["type"] == "log"
+
+
+def test_every_figure_is_one_that_plotly_takes(record):
+    graph_objects = pytest.importorskip("plotly.graph_objects")
+    drawn = [figures.line_figure(chart, 4, figures.breaks_of(record)) for chart in curves.charts(record)]
+    drawn += [figures.time_line(record), figures.padding_figure(record.data["padded"])]
+    for figure in drawn:
+        graph_objects.Figure(with_colors(figure))  # raises for a setting that there is not
+
+
+def with_colors(value):
+    if isinstance(value, dict):
+        return {key: with_colors(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [with_colors(entry) for entry in value]
+    return "#123456" if isinstance(value, str) and value.startswith("var(") else value
+
+
+def test_the_time_line_has_a_lane_for_what_there_was(record):
+    figure = figures.time_line(record)
+    assert figure["layout"]["yaxis"]["categoryarray"] == ["faults", "checkpoints", "evaluations", "training"]
+    record.events = [event for event in record.events if event.kind != "checkpoint"]
+    assert figures.time_line(record)["layout"]["yaxis"]["categoryarray"] == ["faults", "evaluations", "training"]
+    assert figures.time_line(RunRecord("no times", {})) is None
+
+
+def test_the_headline_has_the_metrics_first(record):
+    shown = [(tile.label, tile.value, tile.more) for tile in summary.tiles(record)]
+    assert shown == [
+        ("accuracy", "0.75", "best 0.75 at step 4"),
+        ("evaluation loss", "0.6", ""),
+        ("training loss", "0.6", ""),
+        ("training time", "8.0 s", "in 2 sessions"),
+        ("throughput", "8", "samples/s, median"),
+        ("peak memory", "2.0 GiB", "of the process, at logs"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "word", "sentence"),
+    [
+        ({"kind": "finished"}, "finished", "4 of 4 steps in 8.0 s on simulated mps."),
+        ({"kind": "stopped", "text": "by SIGTERM"}, "stopped", "Stopped by SIGTERM after 4 of 4 steps in 8.0 s on"),
+        ({"kind": "failed", "text": "E: no"}, "failed", "After 4 of 4 steps in 8.0 s on simulated mps: E: no"),
+        ({"kind": "running"}, "not ended", "4 of 4 steps in 8.0 s on simulated mps when this was written."),
+        ({"kind": "unknown"}, "unknown end", "4 of 4 steps, and nothing tells how the run ended."),
+        ({}, "unknown end", "4 of 4 steps, and nothing tells"),
+    ],
+)
+def test_the_outcome_in_a_sentence(record, outcome, word, sentence):
+    record.outcome = {"step": 4, "max_steps": 4, **outcome}
+    badge, _, said = summary.outcome(record)
+    assert badge == word
+    assert said.startswith(sentence)
+
+
+def test_padding_is_told_in_numbers(record):
+    rows = dict(summary.shape_rows(record))
+    assert rows["examples in an update"] == "8 (4 on the device, 2 accumulated)"
+    assert rows["padded to"] == "8, 16"
+    assert rows["padding"] == "22 % of all tokens; 1.28 padded per real token"
+    assert summary.padding_table(record).rows[0] == ("8", "2", "64", "22 %")
+
+
+def test_padding_without_buckets_follows_from_what_was_counted(record):
+    record.data.pop("padded")
+    rows = dict(summary.shape_rows(record))
+    assert rows["tokens of an example in a batch"] == "10 with padding, on average"
+    assert rows["padding"] == "6 % of all tokens; 1.06 padded per real token"
+    record.model = {}
+    assert dict(summary.shape_rows(record))["padding"].startswith("not known")
+
+
+def test_what_fell_back_is_a_table_and_what_is_not_known_is_said(record):
+    sentence, table = summary.fallback_table(record)
+    assert (sentence, table.rows) == ("Counted.", [("aten::cumsum", "3", "1")])
+    record.fallback = {}
+    assert summary.fallback_table(record)[0].startswith("Not known")
+
+
+def test_warnings_and_faults_are_told_and_checkpoints_are_counted(record):
+    record.events.append(Event("warning", 3, 5.0, "The loss was nan at step 3."))
+    said = [row[2] for row in summary.event_table(record).rows]
+    assert said[:2] == ["began", "stopped by SIGTERM"]
+    assert said[2:] == ["resumed from out/checkpoint-2", "ended", "warning The loss was nan at step 3."]
+    assert summary.counts_of_events(record) == "1 checkpoint and 2 evaluations. The best checkpoint is checkpoint-4."
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.123456, "0.1235"), (12345.6, "12,346"), (3.0, "3"), (2e-5, "2e-05"), (math.nan, "nan"), (math.inf, "inf")],
+)
+def test_numbers(value, text):
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.04, "0.0 s"), (9.96, "10.0 s"), (59.4, "59 s"), (75, "1 min 15 s"), (3700, "1 h 1 min"), (200_000, "2 d 7 h")],
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text

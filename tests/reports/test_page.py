@@ -1,0 +1,128 @@
+"""The page as a file: whole by itself, and nothing in it obeys what it was made of."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from mps_trainer.reports.comparison import argument_differences, comparison, metric_table, told_apart
+from mps_trainer.reports.markup import as_json
+from mps_trainer.reports.page import page
+from mps_trainer.reports.record import RunRecord
+
+EVIL = "<script>alert(1)</script><img src=x onerror=alert(1)>\" onload='x"
+
+
+class Elements(HTMLParser):
+    """Every element with its attributes, and the text that is no script."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found, self.text, self.depth = [], "", 0
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        self.depth += tag in ("script", "style")
+
+    def handle_endtag(self, tag):
+        self.depth -= tag in ("script", "style")
+
+    def handle_data(self, data):
+        self.text += "" if self.depth else data
+
+
+def test_nothing_is_fetched(record):
+    made = Elements(page(record))
+    assert not [tag for tag, attributes in made.found if {"src", "href", "srcset", "data"} & attributes.keys()]
+    assert "link" not in dict(made.found)
+    (policy,) = [a["content"] for tag, a in made.found if a.get("http-equiv") == "Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'")
+    assert "http" not in policy
+
+
+def test_a_phone_is_told_its_width_and_both_themes_are_there(record):
+    text = page(record)
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in text
+    assert "prefers-color-scheme: dark" in text
+
+
+def evil(value):
+    """`value` with markup for each text in it."""
+    if isinstance(value, dict):
+        return {key if key in KEPT else f"{key}": evil(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [evil(entry) for entry in value]
+    return EVIL if isinstance(value, str) and value not in KEPT else value
+
+
+KEPT = {"finished", "begin", "evaluation", "checkpoint", "stop", "resume", "end", "mps"}
+
+
+@pytest.mark.parametrize("make", [page, lambda record: comparison([record, record])], ids=["page", "comparison"])
+def test_markup_in_what_a_file_says_is_inert(data, make):
+    changed = evil(data)
+    changed["name"] = EVIL
+    changed["history"][2][f"eval_{EVIL}"] = 0.5
+    changed["changed"] = {EVIL: [EVIL, EVIL]}
+    clean, made = Elements(make(RunRecord.from_dict(data))), Elements(make(RunRecord.from_dict(changed)))
+    counts = [[tag for tag, _ in elements.found].count("script") for elements in (clean, made)]
+    assert counts[0] == counts[1]
+    assert not [tag for tag, _ in made.found if tag == "img"]
+    assert not [name for _, attributes in made.found for name in attributes if name.startswith("on")]
+    assert EVIL in made.text
+
+
+def test_figures_are_json_that_ends_no_script(record):
+    record.name = EVIL
+    text = page(record)
+    figures = re.search(r'<script type="application/json" id="charts">(.*?)</script>', text, re.DOTALL)
+    assert set(json.loads(figures[1])) >= {"chart-loss", "chart-metrics", "time-line", "padding"}
+    assert "<" not in as_json({"</script>": "<!--"})
+
+
+def test_each_figure_has_its_place(record):
+    text = page(record)
+    figures = json.loads(re.search(r'id="charts">(.*?)</script>', text, re.DOTALL)[1])
+    for key in figures:
+        assert text.count(f'id="{key}"') == 1
+
+
+def test_a_run_without_anything_has_a_page(record):
+    text = Elements(page(RunRecord("nothing", {}))).text
+    assert "Nothing was logged" in text
+    assert "Not known" in text
+
+
+def test_runs_are_compared_by_metrics_and_by_arguments_that_differ(data):
+    first = RunRecord.from_dict(data)
+    changes = {"arguments": {**data["arguments"], "seed": 8}, "history": data["history"][:3]}
+    other = RunRecord.from_dict({**data, "name": "other", **changes})
+    bare = RunRecord("bare", {"kind": "unknown", "step": 4}, history=first.history)
+    table = metric_table([first, other, bare])
+    assert table.head == ("run", "accuracy", "evaluation loss", "training loss", "steps", "time", "samples/s")
+    assert table.rows[0] == ("glue", "0.75", "0.6", "0.6", "4", "8.0 s", "8")
+    assert table.rows[1][:4] == ("other", "0.5", "0.8", "0.7")
+    assert table.rows[2][4:] == ("4", "–", "–")
+    assert argument_differences([first, other, bare]).rows == [("seed", "7", "8", "?")]
+    figures = json.loads(re.search(r'id="charts">(.*?)</script>', comparison([first, other, bare]), re.DOTALL)[1])
+    loss = figures["chart-0"]
+    assert [trace["line"]["color"] for trace in loss["data"]] == ["var(--c0)", "var(--c1)", "var(--c2)"]
+
+
+def test_a_run_without_a_curve_leaves_its_colour_unused(data):
+    first = RunRecord("first", {"kind": "unknown", "step": 4}, history=[{"eval_f1": 0.5, "step": 1}])
+    figures = json.loads(
+        re.search(r'id="charts">(.*?)</script>', comparison([first, RunRecord.from_dict(data)]), re.DOTALL)[1]
+    )
+    losses = [figure for figure in figures.values() if figure["data"][0]["y"] == [0.9, 0.7, 0.5, 0.4]]
+    assert losses[0]["data"][0]["line"]["color"] == "var(--c1)"
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders():
+    records = [RunRecord("out", {}) for _ in range(3)] + [RunRecord("mine", {})]
+    told_apart(records, ["a/b/out", "a/c/out", "d/c/out", "x"])
+    assert [record.name for record in records] == ["b/out", "a/c/out", "d/c/out", "mine"]

@@ -1,0 +1,329 @@
+"""What a run leaves in its folder, however it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import warnings
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from mps_trainer import MisconfigurationException, TrainingArguments
+from mps_trainer.reports.record import NAME, PAGE
+from tests.conftest import accuracy, examples
+
+from .conftest import read_back
+
+DRAWS = "mps_trainer.reports.page"
+SAVING = {"save_strategy": "steps", "save_steps": 2}
+
+
+def kinds(record):
+    return [event["kind"] for event in record["events"]]
+
+
+@pytest.mark.every_device
+def test_a_run_leaves_a_record_and_a_page(report_of, device, tmp_path):
+    trainer, record = report_of({"compute_metrics": accuracy}, eval_strategy="steps", eval_steps=2, **SAVING)
+    assert {NAME, PAGE} <= set(os.listdir(tmp_path / "run"))
+    assert record["outcome"] == {"kind": "finished", "text": "", "step": 4, "max_steps": 4}
+    assert record["history"] == trainer.state.log_history
+    assert kinds(record) == ["begin", "evaluation", "checkpoint", "evaluation", "checkpoint", "end"]
+    assert record["device"]["device"] == device
+    assert record["device"]["simulated"] is (device == "mps")
+    assert record["data"]["batch"] == 8
+    assert record["data"]["examples"] == 40
+    assert record["model"]["parameters"] == sum(p.numel() for p in trainer.model.parameters())
+    assert record["changed"]["max_steps"] == [4, -1]
+    first, *_, last = record["sessions"][0]["marks"]
+    assert (first[0], last[0]) == (0, 4)
+    assert last[5] > 2**20
+    assert (last[3] is not None) == (device == "mps")
+
+
+def test_no_step_is_looked_at(report_of, monkeypatch):
+    from mps_trainer.callbacks import RunReport
+    from mps_trainer.training.events import _OF_STEPS, StepEvents
+
+    trainer, _ = report_of()
+    handler = trainer.callback_handler
+    handler.callbacks = [callback for callback in handler.callbacks if isinstance(callback, RunReport)]
+    assert len(handler.callbacks) == 1
+    assert not any(StepEvents(handler).has_listener(event) for event in (*_OF_STEPS, "on_save"))
+
+
+def test_clock_and_memory_are_looked_at_four_times_a_second_at_most(report_of):
+    _, record = report_of(max_steps=5, logging_steps=1)
+    seconds = [mark[1] for mark in record["sessions"][0]["marks"]]
+    assert len(seconds) <= 2 + 4 * record["sessions"][0]["seconds"] + 1
+
+
+@pytest.mark.parametrize("settings", [{"report": False}, {"report_to": "none"}, {"report_to": ["none"]}])
+def test_it_can_be_left_out(make_trainer, tmp_path, settings):
+    make_trainer(**{"report": True, "max_steps": 1, **settings}).train()
+    assert os.listdir(tmp_path / "run") == []
+
+
+def test_the_default_of_report_to_is_no_word_against_a_report():
+    assert TrainingArguments("out").report
+    assert TrainingArguments("out", report_to=[]).report
+    assert not TrainingArguments("out", report_to="none").report
+    again = TrainingArguments(**TrainingArguments("out").to_dict())
+    assert again.report
+
+
+def test_evaluation_alone_leaves_none(make_trainer, tmp_path):
+    make_trainer(report=True).evaluate()
+    assert os.listdir(tmp_path / "run") == []
+
+
+def test_an_evaluation_after_training_is_in_the_report(report_of, tmp_path):
+    trainer, _ = report_of({"compute_metrics": accuracy})
+    assert "accuracy" not in (tmp_path / "run" / PAGE).read_text()[-200_000:]
+    metrics = trainer.evaluate()
+    record = read_back(tmp_path / "run")
+    assert record["history"][-1]["eval_accuracy"] == metrics["eval_accuracy"]
+    assert kinds(record)[-1] == "evaluation"
+    assert "<dt>accuracy</dt>" in (tmp_path / "run" / PAGE).read_text()
+
+
+def test_a_run_that_is_resumed_goes_on_in_its_record(report_of, tmp_path):
+    report_of(**SAVING)
+    _, record = report_of(resume=str(tmp_path / "run" / "checkpoint-2"), max_steps=6, **SAVING)
+    assert [entry["step"] for entry in record["history"] if "loss" in entry] == [1, 2, 3, 4, 5, 6]
+    assert kinds(record) == ["begin", "checkpoint", "resume", "checkpoint", "checkpoint", "end"]
+    first, second = record["sessions"]
+    assert (first["first_step"], second["first_step"]) == (0, 2)
+    assert all(mark[0] <= 2 for mark in first["marks"])
+    assert second["offset"] == pytest.approx(first["seconds"])
+    assert record["outcome"]["step"] == 6
+
+
+def test_a_run_that_went_on_from_a_killed_one_says_so(report_of, tmp_path):
+    report_of(**SAVING)
+    record = read_back(tmp_path / "run")
+    killed = {**record, "outcome": {**record["outcome"], "kind": "running", "step": 4}}
+    (tmp_path / "run" / NAME).write_text(json.dumps(killed))
+    _, record = report_of(resume=True, max_steps=6, **SAVING)
+    (fault,) = [event for event in record["events"] if event["kind"] == "fault"]
+    assert fault["text"].startswith("The process ended without a word")
+
+
+def test_a_damaged_record_does_not_keep_a_run_from_going_on(report_of, tmp_path):
+    report_of(**SAVING)
+    (tmp_path / "run" / NAME).write_text('{"format": 1, "name": [')
+    _, record = report_of(resume=True, max_steps=6, **SAVING)
+    assert kinds(record)[0] == "resume"
+    assert len(record["history"]) == 6 + 1
+
+
+class Fails(torch.nn.Module):
+    """Raises what it is given at the third update."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.line, self.error, self.calls = torch.nn.Linear(4, 2), error, 0
+
+    def forward(self, x, labels=None):
+        self.calls += 1
+        if self.calls == 3:
+            raise self.error
+        return {"loss": torch.nn.functional.cross_entropy(self.line(x), labels)}
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "says"),
+    [
+        (RuntimeError("the <b>model</b> broke\nin two"), "fault", "RuntimeError: the <b>model</b> broke in two"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), "fault", "ran out of memory in"),
+        (KeyboardInterrupt(), "stop", "by SIGINT (Ctrl-C)"),
+        (SystemExit(7), "stop", "with exit status 7"),
+    ],
+    ids=["error", "memory", "interrupt", "exit"],
+)  # fmt: skip
+def test_a_run_that_fails_leaves_what_there_is(make_trainer, tmp_path, error, kind, says):
+    trainer = make_trainer({"model": Fails(error)}, report=True, max_steps=5)
+    with pytest.raises(BaseException) as raised:  # noqa: PT011 - each of them
+        trainer.train()
+    assert raised.value is error or raised.value.__cause__ is error
+    record = read_back(tmp_path / "run")
+    assert kinds(record) == ["begin", kind]
+    assert says in record["events"][-1]["text"]
+    assert [entry["step"] for entry in record["history"]] == [1, 2]
+    page = (tmp_path / "run" / PAGE).read_text()
+    assert "<b>model" not in page
+
+
+def test_what_is_refused_before_a_step_is_made_leaves_the_folder_as_it_was(make_trainer, tmp_path):
+    model = Fails(ValueError("no"))
+    model.calls = 2
+    with pytest.raises(ValueError, match="no"):
+        make_trainer({"model": model}, report=True).train()
+    assert os.listdir(tmp_path / "run") == []
+
+
+class Told(Fails):
+    """Is told to end in its first update."""
+
+    def forward(self, x, labels=None):
+        self.calls += 1
+        if self.calls == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return {"loss": torch.nn.functional.cross_entropy(self.line(x), labels)}
+
+
+def test_a_signal_is_on_the_time_line(make_trainer, tmp_path):
+    with pytest.raises(SystemExit) as end:
+        make_trainer({"model": Told(None)}, report=True, max_steps=5).train()
+    assert end.value.code == 143
+    record = read_back(tmp_path / "run")
+    assert kinds(record) == ["begin", "checkpoint", "stop"]
+    assert record["events"][-1]["text"] == "by SIGTERM"
+    assert record["outcome"]["kind"] == "stopped"
+
+
+def test_a_loss_that_is_no_number_is_on_the_time_line(make_trainer, tmp_path):
+    rows = examples(40)
+    rows[0] = {**rows[0], "x": torch.full((4,), torch.nan)}
+    trainer = make_trainer({"train_dataset": rows}, report=True, max_steps=5)
+    trainer.train()
+    record = read_back(tmp_path / "run")
+    (warning,) = [event for event in record["events"] if event["kind"] == "warning"][:1]
+    assert "was nan at step" in warning["text"]
+    assert (tmp_path / "run" / PAGE).exists()
+
+
+def test_a_report_that_cannot_be_written_is_a_line_and_the_run_goes_on(make_trainer, tmp_path, monkeypatch, caplog):
+    def full(path, text):
+        raise OSError(28, "No space left on device", path)
+
+    monkeypatch.setattr("mps_trainer.reports.record.replace", full)
+    assert make_trainer(report=True, max_steps=2).train().global_step == 2
+    (line,) = [r.getMessage() for r in caplog.records if PAGE in r.getMessage()]
+    assert "No space left on device" in line
+    assert "\n" not in line
+    assert os.listdir(tmp_path / "run") == []
+
+
+def test_a_report_that_fails_does_not_hide_why_the_run_failed(make_trainer, monkeypatch):
+    monkeypatch.setattr("mps_trainer.reports.recorder.Recorder.end", lambda recorder, error: 1 / 0)
+    error = RuntimeError("the model broke")
+    with pytest.raises(RuntimeError) as raised:
+        make_trainer({"model": Fails(error)}, report=True, max_steps=5).train()
+    assert raised.value is error
+
+
+def test_without_plotly_there_is_a_record_and_a_hint(make_trainer, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("mps_trainer.callbacks.run_report.importlib.util.find_spec", lambda name: None)
+    make_trainer(report=True, max_steps=1).train()
+    assert os.listdir(tmp_path / "run") == [NAME]
+    (line,) = [r.getMessage() for r in caplog.records if PAGE in r.getMessage()]
+    assert "pip install plotly" in line
+
+
+class Looks(TrainerCallback):
+    """Notes at the end of training which modules are loaded."""
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.loaded = set(sys.modules)
+
+
+def test_nothing_that_draws_is_loaded_before_the_end(make_trainer, monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == "plotly" or name == DRAWS]:
+        monkeypatch.delitem(sys.modules, name)
+    looks = Looks()
+    make_trainer({"callbacks": [looks]}, report=True, max_steps=2, eval_strategy="steps", eval_steps=1).train()
+    assert not {DRAWS, "plotly"} & looks.loaded
+    assert DRAWS in sys.modules
+
+
+def test_secrets_and_the_home_folder_stay_out(make_trainer, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    make_trainer(report=True, max_steps=1, hub_token="hf_secret", run_name="mine").train()
+    text = (tmp_path / "run" / NAME).read_text()
+    assert "hf_secret" not in text
+    assert str(tmp_path) not in text
+    assert read_back(tmp_path / "run")["name"] == "mine"
+
+
+def test_operators_that_fell_back_are_counted_on_the_simulated_device(make_trainer, tmp_path):
+    from mps_trainer.simulator import SimulatorUnavailableError, simulated_mps
+
+    class Decomposes(Fails):
+        def forward(self, x, labels=None):
+            torch.linalg.svd(x.detach())
+            return {"loss": torch.nn.functional.cross_entropy(self.line(x), labels)}
+
+    try:
+        with simulated_mps(fallback=True), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            make_trainer({"model": Decomposes(None)}, report=True, max_steps=2, use_cpu=False).train()
+    except SimulatorUnavailableError as error:
+        pytest.skip(str(error))
+    record = read_back(tmp_path / "run")
+    assert record["fallback"]["complete"]
+    assert {o["name"]: o["calls"] for o in record["fallback"]["operators"]} == {"aten::linalg_svd": 2}
+    assert record["fallback"]["shapes"] > 0
+
+
+def test_what_torch_warns_of_on_a_mac_is_a_name_and_no_list(monkeypatch):
+    from mps_trainer.reports import fallbacks
+
+    monkeypatch.setitem(fallbacks.sys.modules, fallbacks._SIMULATOR, None)
+    shown = []
+    monkeypatch.setattr(warnings, "showwarning", lambda *details, **more: shown.append(details))
+    watch = fallbacks.FallbackWatch("mps")
+    watch.begin()
+    message = (
+        "The operator 'aten::foo' is not currently supported on the MPS backend and will fall back to run on the CPU."
+    )
+    warnings.showwarning(UserWarning(message), UserWarning, "file", 1)
+    warnings.showwarning(UserWarning("something else"), UserWarning, "file", 1)
+    found = watch.end()
+    assert len(shown) == 2
+    assert [operator["name"] for operator in found["operators"]] == ["aten::foo"]
+    assert not found["complete"]
+    assert "only the first operator" in found["text"]
+
+
+def test_where_nothing_is_known_of_operators_that_is_said(monkeypatch):
+    from mps_trainer.reports import fallbacks
+
+    monkeypatch.setitem(fallbacks.sys.modules, fallbacks._SIMULATOR, None)
+    monkeypatch.setenv("PYTORCH_ENABLE_MPS_FALLBACK", "1")
+    watch = fallbacks.FallbackWatch("mps")
+    before = warnings.showwarning
+    watch.begin()
+    assert watch.end()["text"].startswith("Not known")
+    assert warnings.showwarning == before
+
+
+def test_the_trials_of_a_search_are_compared(make_trainer, make_model, tmp_path):
+    pytest.importorskip("optuna")
+    trainer = make_trainer(
+        {"model_init": lambda: make_model()}, report=True, max_steps=2, eval_strategy="steps", eval_steps=2
+    )
+    trainer.hyperparameter_search(
+        hp_space=lambda trial: {"learning_rate": trial.suggest_float("learning_rate", 1e-4, 1e-2)}, n_trials=2
+    )
+    assert [os.listdir(tmp_path / "run" / f"run-{n}") for n in (0, 1)] == [[NAME], [NAME]]
+    page = (tmp_path / "run" / PAGE).read_text()
+    assert "<h1>2 runs</h1>" in page
+    assert "learning_rate" in page
+
+
+def test_only_the_first_process_writes(make_trainer, tmp_path):
+    trainer = make_trainer(report=True, max_steps=1)
+    trainer.is_world_process_zero = lambda: False
+    trainer.train()
+    assert os.listdir(tmp_path / "run") == []
+
+
+def test_a_refused_run_is_not_said_to_have_a_report(make_trainer, tmp_path):
+    with pytest.raises(MisconfigurationException):
+        make_trainer({"train_dataset": None}, report=True).train()
+    assert os.listdir(tmp_path / "run") == []
