@@ -19,7 +19,7 @@ from mps_trainer import DeviceRequest, MachineFacts, Trainer, TrainingArguments,
 from mps_trainer.devices.recorded import read_facts
 from mps_trainer.distributed import Processes
 from mps_trainer.errors import explanation_of
-from mps_trainer.training import validation
+from mps_trainer.training import shards, validation
 
 from .machines import MACHINES, ROSETTA, mac, mac_without_mps
 
@@ -125,6 +125,11 @@ def _() -> None:
     validation.check(of_two, of_two.model)
 
 
+provokes("sharding-in-one")(lambda: trainer(fsdp=True))
+provokes("sharding-no-block")(
+    lambda: shards.find_blocks(torch.nn.Sequential(Line()), {"transformer_layer_cls_to_wrap": ["BertLayer"]})
+)
+provokes("sharding-key")(lambda: TrainingArguments(fsdp=True, fsdp_config={"state_dict_typ": "SHARDED_STATE_DICT"}))
 provokes("not-accepted")(lambda: TrainingArguments(eval_strategy="step"))
 provokes("two-precisions")(lambda: TrainingArguments(fp16=True, bf16=True))
 provokes("best-without-saving")(lambda: TrainingArguments(load_best_model_at_end=True, eval_strategy="epoch"))
