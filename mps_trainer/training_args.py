@@ -17,7 +17,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from . import distributed
-from .arguments import checks
+from .arguments import checks, sharding
 from .arguments.checkpointing import CheckpointingArguments
 from .arguments.choices import Choice, ParallelMode, of_transformers
 from .arguments.data import DataArguments
@@ -87,6 +87,7 @@ class TrainingArguments(
         checks.check_values(self)
         checks.check_combinations(self)
         refuse_what_cannot_be(self)
+        sharding.settle(self)
 
     def _settle_unset(self) -> None:
         """What None stands for in a field that is never None afterwards, and fields with two names."""
@@ -167,7 +168,8 @@ class TrainingArguments(
     def device(self) -> torch.device:
         """The device of this process. With several processes, their process group exists from here on."""
         if self.decision.world_size > 1:
-            distributed.init_process_group(self.decision, self.ddp_backend, self.ddp_timeout_delta)
+            offloads = bool(self.fsdp and self.fsdp_config.get("cpu_offload"))  # type: ignore[union-attr]
+            distributed.init_process_group(self.decision, self.ddp_backend, self.ddp_timeout_delta, host_too=offloads)
         return self.decision.device
 
     @property

@@ -99,10 +99,11 @@ READERS: dict[str, Callable[[str, Any], Any]] = {
     ),
     "optim_target_modules": lambda name, value: value if isinstance(value, str) and value else _names(name, value),
     "trackio_static_space_id": lambda name, value: value if value is False else _text(name, value),
-    # refused whatever they say
-    "deepspeed": lambda name, value: value,
+    # see sharding.py
     "fsdp": lambda name, value: value,
     "fsdp_config": lambda name, value: value,
+    # refused whatever they say
+    "deepspeed": lambda name, value: value,
     "parallelism_config": lambda name, value: value,
 }
 _LARGEST = 2**63 - 1  # what a length or a counter can be, in Python's iterators and in torch

@@ -59,8 +59,10 @@ class DeprecatedArguments:
     mp_parameters: str = option("", "Deprecated: nothing; it was for SageMaker.")
     ray_scope: str = option("last", "Deprecated: scope in the arguments of hyperparameter_search.")
     use_legacy_prediction_loop: bool = option(False, "Deprecated: nothing; there is one loop.")
-    fsdp_min_num_params: int = option(0, "Deprecated: nothing; FSDP is refused.")
-    fsdp_transformer_layer_cls_to_wrap: str | None = option(None, "Deprecated: nothing; FSDP is refused.")
+    fsdp_min_num_params: int = option(0, "Deprecated: min_num_params in fsdp_config.")
+    fsdp_transformer_layer_cls_to_wrap: str | None = option(
+        None, "Deprecated: transformer_layer_cls_to_wrap in fsdp_config."
+    )
 
 
 _RENAMED = {
@@ -94,8 +96,8 @@ _WITHOUT_EFFECT = {
     "mp_parameters": "It was for SageMaker.",
     "ray_scope": "Pass scope=... to hyperparameter_search.",
     "use_legacy_prediction_loop": "There is one prediction loop.",
-    "fsdp_min_num_params": "It has an effect with fsdp only.",
-    "fsdp_transformer_layer_cls_to_wrap": "It has an effect with fsdp only.",
+    "fsdp_min_num_params": "Give fsdp_config min_num_params.",
+    "fsdp_transformer_layer_cls_to_wrap": "Give fsdp_config transformer_layer_cls_to_wrap.",
 }
 
 _NO_APEX = "Apex is not used. Leave it out: fp16=True is torch's own autocast"

@@ -20,6 +20,10 @@ class ParallelArguments:
     ddp_bucket_cap_mb: int | None = option(None, "DDP: size of a bucket of gradients in MB. [torch's]")
     ddp_broadcast_buffers: bool | None = option(None, "DDP: share the buffers before each forward pass. [torch's]")
     ddp_static_graph: bool | None = option(None, "DDP: the graph is the same in all steps. [torch's]")
-    fsdp: str | None = option(None, "Shard parameters over processes (FSDP).", nargs="?", const=True)
-    fsdp_config: dict[str, Any] | str | None = option(None, "Settings of FSDP, as JSON or the path of a JSON file.")
+    fsdp: str | None = option(
+        None, "Shard parameters, gradients and optimizer over the processes: true.", nargs="?", const=True
+    )
+    fsdp_config: dict[str, Any] | str | None = option(
+        None, "Settings of fsdp: a dictionary, JSON, or the path of a JSON file."
+    )
     deepspeed: dict | str | None = option(None, "Settings of DeepSpeed, as JSON or the path of a JSON file.")

@@ -11,8 +11,6 @@ from typing import Any
 
 from ..errors import MisconfigurationException
 
-_REPLICAS = "this release has the whole model in every process"
-
 
 @dataclass(frozen=True)
 class Refusal:
@@ -32,19 +30,13 @@ def _is_given(value: Any) -> bool:
 REFUSALS = [
     Refusal(
         "deepspeed", "any", _is_given,
-        "DeepSpeed shards a model over several cuda processes, and " + _REPLICAS,
-        "Leave it out; activation_checkpointing and a smaller batch save memory on one device",
+        "DeepSpeed shards a model over several cuda processes, and this Trainer does so by PyTorch's own FSDP2",
+        "Use fsdp=True with several processes, or activation_checkpointing on one device",
     ),
-    Refusal(
-        "fsdp", "any", _is_given,
-        "FSDP shards a model over several processes, and " + _REPLICAS,
-        "Leave it out; activation_checkpointing and a smaller batch save memory on one device",
-    ),
-    Refusal("fsdp_config", "any", _is_given, "it has an effect with fsdp only, which is refused", "Leave it out"),
     Refusal(
         "parallelism_config", "any", _is_given,
-        "it spreads a model over several devices, and " + _REPLICAS,
-        "Leave it out",
+        "it spreads a model over several devices in other ways than this Trainer does",
+        "Leave it out; fsdp=True shards the model over several processes",
     ),
     Refusal(
         "debug", "tpu_metrics_debug", lambda value: "tpu_metrics_debug" in value,

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from ..devices import Decision
 
 
-def init_process_group(decision: Decision, backend: str | None, timeout: timedelta) -> None:
+def init_process_group(decision: Decision, backend: str | None, timeout: timedelta, host_too: bool = False) -> None:
     """Joins the processes that a launcher started; does nothing where that was done already.
 
     Args:
         backend: of torch.distributed; None for the first of the device's that this torch has.
+        host_too: whether tensors in host memory are exchanged as well, by gloo where the backend does not take them.
 
     Raises:
         MisconfigurationException: if this torch has no such backend, or none that takes tensors of the device, and
@@ -36,6 +37,8 @@ def init_process_group(decision: Decision, backend: str | None, timeout: timedel
     if dist.is_initialized():
         return
     backend = _reaching(decision.type, backend)
+    if host_too and "cpu" not in dist.Backend.backend_capability.get(backend, ["cpu"]):
+        backend = f"cpu:gloo,{decision.type}:{backend}"
     try:
         _join(decision, backend, timeout)
     except (ValueError, dist.DistNetworkError, dist.DistStoreError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pickle
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -47,7 +48,7 @@ class Processes:
         if self.are_several:
             import torch.distributed as dist
 
-            dist.barrier(group=self._group)
+            dist.barrier(group=self.group)
 
     def sum(self, numbers: Sequence[float]) -> list[float]:
         """The sum over all processes of each of `numbers`, of which all have as many."""
@@ -64,7 +65,7 @@ class Processes:
         import torch.distributed as dist
 
         everybodys: list[Any] = [None] * self.size
-        dist.all_gather_object(everybodys, thing, group=self._group)
+        dist.all_gather_object(everybodys, thing, group=self.group)
         return everybodys
 
     def first_does(self, work: Callable[[], T]) -> T:
@@ -81,7 +82,8 @@ class Processes:
         told: list[Any] = [None, None, None]
         if self.is_first:
             try:
-                told[0] = work()
+                result = work()
+                told[0] = pickle.dumps(result)  # here, where the others hear of it if that fails
             except MisconfigurationException as error:
                 told[1] = str(error)
                 raise
@@ -89,14 +91,14 @@ class Processes:
                 told[2] = f"{type(error).__name__}: {error}"
                 raise
             finally:
-                dist.broadcast_object_list(told, src=0, group=self._group)
-            return told[0]
-        dist.broadcast_object_list(told, src=0, group=self._group)
+                dist.broadcast_object_list(told, src=0, group=self.group)
+            return result
+        dist.broadcast_object_list(told, src=0, group=self.group)
         if told[1] is not None:
             raise MisconfigurationException(told[1])
         if told[2] is not None:
             raise RuntimeError(f"Process 0 has failed, and this one, process {self.rank}, ends with it. {told[2]}")
-        return told[0]
+        return pickle.loads(told[0])
 
     def _reduced(self, numbers: Sequence[float], operation: str) -> list[float]:
         if not self.are_several:
@@ -105,11 +107,11 @@ class Processes:
         import torch.distributed as dist
 
         both = torch.tensor(numbers, dtype=torch.float64)
-        dist.all_reduce(both, op=getattr(dist.ReduceOp, operation), group=self._group)
+        dist.all_reduce(both, op=getattr(dist.ReduceOp, operation), group=self.group)
         return both.tolist()
 
     @functools.cached_property
-    def _group(self) -> Any:
+    def group(self) -> Any:
         """One that takes tensors in host memory; None for that of all, if it does."""
         import torch.distributed as dist
 

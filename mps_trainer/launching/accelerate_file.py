@@ -21,7 +21,7 @@ _ONE_MACHINE = "it starts processes on one machine"
 # Why another key is left out, and which values of it change nothing by being left out.
 _OTHERS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "deepspeed_config": ("there is no DeepSpeed on mps, and this Trainer trains without it", lambda v: not v),
-    "fsdp_config": ("this Trainer does not shard parameters", lambda v: not v),
+    "fsdp_config": ("give the script --fsdp and --fsdp_config instead", lambda v: not v),
     "megatron_lm_config": ("there is no Megatron-LM here", lambda v: not v),
     "parallelism_config": ("this Trainer does not split a model over devices", lambda v: not v),
     "fp8_config": ("there is no fp8 here; mixed_precision takes fp16 or bf16", lambda v: not v),

@@ -36,12 +36,12 @@ def run(
 
     Returns:
         The exit status: 0, 2 for what the person who typed the command can put right, 1 for what failed on the way,
-        130 when interrupted. SIGTERM ends it with 143.
+        130 when interrupted, of which one of several processes speaks. SIGTERM ends it with 143.
 
     Raises:
         Exception: what `do` raised and nobody foresaw; after hours of training it is shown with all that is known.
     """
-    begun = False
+    begun, arguments = False, None
     try:
         arguments = parse()
         with no_empty_folder_left(arguments[-1].output_dir):
@@ -53,7 +53,8 @@ def run(
     except CheckpointError as error:
         return refuse(name, error, status=FAILED)
     except KeyboardInterrupt as error:
-        print(f"{name}: {str(error) or _INTERRUPTED}", file=sys.stderr)
+        if text := str(error) or (_INTERRUPTED if _speaks(arguments) else ""):
+            print(f"{name}: {text}", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
         if (explanation := explanation_of(error)) is not None:
@@ -64,11 +65,24 @@ def run(
     return 0
 
 
+def _speaks(arguments: tuple[Any, ...] | None) -> bool:
+    """Whether this is the first of the processes, or the only one."""
+    return arguments is None or getattr(arguments[-1], "process_index", 0) == 0
+
+
 def set_up_logging(training_args: TrainingArguments) -> None:
-    """Logs to standard output, with the time, at the level that `log_level` says for this process."""
+    """Logs to standard output, with the time, at the level that `log_level` says for this process.
+
+    Of several processes those that do not log show no bars of transformers and datasets either.
+    """
     import transformers
 
     level = training_args.get_process_log_level()
+    if not training_args.should_log:
+        transformers.utils.logging.disable_progress_bar()
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")  # where datasets is not loaded yet
+        if (datasets := sys.modules.get("datasets")) is not None:
+            datasets.disable_progress_bars()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stdout)
     logging.getLogger("mps_trainer").setLevel(level)
     transformers.utils.logging.set_verbosity(level)

@@ -18,6 +18,9 @@ from torch.utils.data import DataLoader
 
 from ..distributed import Processes, collectives, leave
 from ..training_args import TrainingArguments
+from . import shards
+from .gathered import whole_weights
+from .model_files import Weights
 from .precision import MixedPrecision
 from .replicas import apart
 
@@ -48,6 +51,7 @@ class DistributedType(str, Enum):
     MULTI_CPU = "MULTI_CPU"
     MULTI_GPU = "MULTI_GPU"
     MULTI_XPU = "MULTI_XPU"
+    FSDP = "FSDP"
 
 
 _OF_SEVERAL = {"cuda": DistributedType.MULTI_GPU, "xpu": DistributedType.MULTI_XPU}
@@ -75,7 +79,6 @@ class Accelerator:
 
     deepspeed_plugin = None
     parallelism_config = None
-    is_fsdp2 = False
 
     def __init__(
         self, args: TrainingArguments, precision: MixedPrecision, prepare_loader: Callable[[DataLoader], DataLoader]
@@ -85,6 +88,8 @@ class Accelerator:
         self.processes = Processes.of(args)
         several = self.use_distributed = self.multi_device = self.processes.are_several
         kind = _OF_SEVERAL.get(self.device.type, DistributedType.MULTI_CPU)
+        self.is_fsdp2 = bool(args.fsdp) and several
+        kind = DistributedType.FSDP if self.is_fsdp2 else kind
         self.distributed_type = kind if several else DistributedType.NO
         self.num_processes = args.world_size
         self.process_index = args.process_index
@@ -101,7 +106,7 @@ class Accelerator:
         self.state = _State(
             use_distributed=several,
             deepspeed_plugin=None,
-            fsdp_plugin=None,
+            fsdp_plugin=SimpleNamespace(fsdp_version=2, **args.fsdp_config) if self.is_fsdp2 else None,  # type: ignore[arg-type]
             distributed_type=self.distributed_type,
             num_processes=self.num_processes,
             process_index=self.process_index,
@@ -199,7 +204,7 @@ class Accelerator:
         """The model on the device, unless `device_placement` is False."""
         if model not in self._models:
             self._models.append(model)
-        return model if device_placement is False else model.to(self.device)
+        return model if device_placement is False or shards.is_sharded(model) else model.to(self.device)
 
     def prepare_data_loader(self, data_loader: DataLoader, **kwargs: Any) -> DataLoader:
         return self._prepare_loader(data_loader)
@@ -226,6 +231,9 @@ class Accelerator:
         return compiled if compiled is not None and keep_torch_compile else inner
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
+        """The weights; of a sharded model whole ones in the first process, and none in the others."""
+        if shards.is_sharded(model):
+            return whole_weights(model, keep=self.is_main_process)
         return (self.unwrap_model(model, keep_torch_compile=False) if unwrap else model).state_dict()
 
     def free_memory(self, *objects: Any) -> list[None]:
@@ -250,6 +258,10 @@ class Accelerator:
 
         os.makedirs(save_directory, exist_ok=True)
         inner = self.unwrap_model(model, keep_torch_compile=False)
+        if shards.is_sharded(inner):
+            inner = Weights(self.get_state_dict(inner))
+            if not self.is_main_process:
+                return
         save_model(inner, os.path.join(save_directory, "model.safetensors"), metadata={"format": "pt"})
 
     def log(self, values: dict[str, Any], step: int | None = None, log_kwargs: dict[str, Any] | None = None) -> None:
@@ -301,6 +313,8 @@ class Accelerator:
     def clip_grad_norm_(self, parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2) -> Any:
         """Clips the gradients to `max_norm`; their norm before that, on the device."""
         self.unscale_gradients()
+        if self.is_fsdp2:
+            return shards.clip_grad_norm(parameters, max_norm, norm_type)
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
 
     def clip_grad_value_(self, parameters: Iterable[nn.Parameter], clip_value: float) -> None:

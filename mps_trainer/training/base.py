@@ -44,7 +44,8 @@ class TrainerBase:
     is_in_train: bool
     is_model_parallel: bool
     # what transformers' Trainer has and this one refuses to be asked for, so that who looks is told so
-    is_deepspeed_enabled = is_fsdp_enabled = is_fsdp_xla_enabled = False
+    is_deepspeed_enabled = is_fsdp_xla_enabled = False
+    is_fsdp_enabled = False  # whether the parameters are spread over the processes, from the first pass on
     deepspeed = None
     processing_class: Any
     data_collator: Callable

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..checkpoints import shards
 from ..checkpoints.belonging import require_belonging
 from ..checkpoints.files import damaged, read_tensors
 from ..checkpoints.folders import checkpoint_folder
@@ -18,6 +19,8 @@ from ..checkpoints.rng import FILE as RNG_FILE
 from ..checkpoints.rng import read_rng, rng_state
 from ..errors import MisconfigurationException
 from .draws import ORDER_SEED
+from .gathered import parted_state
+from .shards import is_shard
 
 if TYPE_CHECKING:
     from transformers.trainer_callback import TrainerState
@@ -33,8 +36,53 @@ LOOP = "loop"  # in the file of the generators: where the loop stands between tw
 AT_A_TIME = "examples_at_a_time"  # in there: what auto_find_batch_size has found; None as long as whole batches fit
 
 
-def save_part(part: Any, folder: str, name: str) -> None:
-    torch.save(part.state_dict(), os.path.join(folder, name))
+def save_part(part: Any, folder: str, name: str, state: dict[str, Any] | None = None) -> None:
+    """Writes `state`, or that of `part`."""
+    torch.save(part.state_dict() if state is None else state, os.path.join(folder, name))
+
+
+def save_shards(model: torch.nn.Module, optimizer: Any, folder: str, group: Any) -> None:
+    """Writes this process's part of the weights, and of the state of `optimizer` if there is one.
+
+    Raises:
+        OSError: if the disk of one of the processes does not take it, in all of them.
+    """
+    weights: dict[int, tuple[str, torch.Tensor]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        weights.setdefault(id(tensor), (name, tensor.detach()))  # tied ones once
+    shards.write(folder, shards.WEIGHTS, dict(weights.values()), group)
+    if optimizer is not None:
+        shards.write(folder, shards.OPTIMIZER, _tensors_and_rest(optimizer)[0], group)
+
+
+def save_rest_of_optimizer(optimizer: Any, folder: str) -> None:
+    """Writes what of the state of `optimizer` is no tensor, which all processes have alike."""
+    torch.save(_tensors_and_rest(optimizer)[1], os.path.join(folder, shards.REST))
+
+
+def _tensors_and_rest(optimizer: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    packed = optimizer.state_dict()
+    tensors: dict[str, torch.Tensor] = {}
+    others: dict[Any, dict[str, Any]] = {}
+    for index, values in packed["state"].items():
+        others[index] = {name: value for name, value in values.items() if not torch.is_tensor(value)}
+        tensors.update({f"{index}.{name}": value for name, value in values.items() if torch.is_tensor(value)})
+    return tensors, {"state": others, "param_groups": packed["param_groups"]}
+
+
+def _read_shards(optimizer: Any, folder: str) -> Any:
+    """The state of an optimizer that each process wrote a part of: of what is sharded now, this process's part."""
+    saved = read_tensors(os.path.join(folder, shards.REST), required=["state", "param_groups"])
+    parameters = dict(enumerate(_parameters(optimizer)))
+    tensors: dict[str, torch.Tensor] = {}
+    for name, (shape, dtype) in shards.listed(folder, shards.OPTIMIZER).items():
+        index, _, of = name.partition(".")
+        like = parameters.get(int(index)) if index.isdigit() else None
+        is_part = is_shard(like) and like.shape == shape  # type: ignore[union-attr]
+        tensors[name] = torch.zeros_like(like, dtype=dtype).detach() if is_part else torch.empty(shape, dtype=dtype)  # type: ignore[arg-type]
+        saved["state"].setdefault(int(index) if index.isdigit() else index, {})[of] = tensors[name]
+    shards.read_into(folder, shards.OPTIMIZER, tensors)
+    return saved
 
 
 def rng_and_position(loop: TrainingLoop | None) -> dict[str, Any]:
@@ -82,14 +130,19 @@ def _position(saved: dict[str, Any] | None, folder: str) -> dict[str, Any]:
 def restore_part(part: Any, folder: str, name: str) -> None:
     """Raises MisconfigurationException if the file is damaged or another run's; warns if there is none."""
     path = os.path.join(folder, name)
+    in_shards = name == OPTIMIZER and shards.has_shards(folder, shards.OPTIMIZER)
+    if in_shards:
+        path = os.path.join(folder, shards.REST)
     if not os.path.isfile(path):
         if os.path.lexists(path):
             raise damaged(path, ValueError("it is a folder, or a link that leads nowhere"))
         logger.warning("%s has no %s: that part of the run starts anew.", folder, name)
         return
-    saved = read_tensors(path)
+    saved = _read_shards(part, folder) if in_shards else read_tensors(path)
     try:
         require_belonging(saved, part)
+        if name == OPTIMIZER and not in_shards and any(map(is_shard, _parameters(part))):
+            saved = parted_state(saved, part)
         part.load_state_dict(saved)
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
@@ -97,6 +150,10 @@ def restore_part(part: Any, folder: str, name: str) -> None:
             f"{path} does not belong to this run: {why}. Resume with the model and optimizer that it was saved from, "
             "or train from the beginning."
         ) from error
+
+
+def _parameters(optimizer: Any) -> list[Any]:
+    return [parameter for group in getattr(optimizer, "param_groups", []) for parameter in group["params"]]
 
 
 def note_best(state: TrainerState, folder: str, earlier: set[str]) -> None:

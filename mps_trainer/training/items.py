@@ -14,6 +14,7 @@ from torch import nn
 
 from .introspection import base_model
 from .loss import IGNORED_LABEL
+from .shards import is_sharded
 
 
 def items_of(batches: list[Any], shifted: bool) -> torch.Tensor | None:
@@ -62,7 +63,10 @@ class ItemsUse:
         if self.is_used:
             given = int(items) if self._takes_number and _in_host_memory(items) else items
             return model(**inputs, num_items_in_batch=given)
-        watched = torch.as_tensor(items).as_subclass(_Watched)
+        items = torch.as_tensor(items)
+        if is_sharded(model):  # which would move it to the device of the others, and so use it
+            items = items.to(next((each.device for each in inputs.values() if torch.is_tensor(each)), items.device))
+        watched = items.as_subclass(_Watched)
         # compiled code is traced once and would not tell
         outputs = getattr(model, "_orig_mod", model)(**inputs, num_items_in_batch=watched)
         self.is_used = watched.was_used
@@ -80,7 +84,7 @@ class _Watched(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") != "__get__":  # asking for its device or shape is no use of it
+        if getattr(func, "__name__", "") not in ("__get__", "is_floating_point"):  # asking what it is is no use of it
             for value in [*args, *(kwargs or {}).values()]:
                 if isinstance(value, _Watched):
                     value.was_used = True

@@ -71,6 +71,7 @@ class TrainingLoop:
         self.rng_is_as_saved = True
         self.draws = LoadingDraws(self.loader)
         self.state = trainer.state
+        self.update_begins_at = 0  # batches of the epoch before those of the update under way
         self.fitting: FittingBatches | None = None
         self.go_on_at(self.state.global_step, {})
         if resume_from is not None:
@@ -176,6 +177,7 @@ class TrainingLoop:
             if self.stop_on_nan is not None and done > begun_at:
                 self.stop_on_nan.begin_update(done)
             number = self.plan.batches_in_update(done)
+            self.update_begins_at = done
             try:
                 group, num_items = self.trainer.get_batch_samples(batches, number, self.args.device)
             except RuntimeError:
@@ -194,9 +196,12 @@ class TrainingLoop:
 
     def fillers_among(self, count: int) -> set[int]:
         """Which of the last `count` batches are another process's, and do not count in this one."""
+        return self.fillers_from(self.here[1] - count, count)
+
+    def fillers_from(self, begin: int, count: int) -> set[int]:
+        """Which of `count` batches of the epoch, after the first `begin`, are so."""
         share = shares_of(self.loader)
-        end = self.here[1]
-        return set() if share is None else {number - end + count for number in share.fillers if number < end}
+        return set() if share is None else {n - begin for n in share.fillers if begin <= n < begin + count}
 
     def may_save(self) -> bool:
         """Whether a checkpoint may be due after the step to come."""
@@ -224,8 +229,8 @@ class TrainingLoop:
                     loss = trainer.training_step(self.model, batch, num_items)
                     # one that a subclass returns may be changed by it before it is read
                     self.meter.add(loss if self.owns_losses else loss.clone(), self.state.global_step)
-                elif i == last and trainer.processes.are_several:
-                    trainer.take_part(self.model, batch)
+                elif trainer.processes.are_several and (i == last or trainer.is_fsdp_enabled):
+                    trainer.take_part(self.model, batch, num_items)
             trainer.count_batch(batch)
             if i < last and (i + 1) % self.parts == 0:
                 trainer.fire("on_substep_end")

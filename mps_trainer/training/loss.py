@@ -10,6 +10,7 @@ from torch import nn
 from transformers.trainer_pt_utils import find_batch_size
 
 from .introspection import base_model
+from .shards import class_of
 
 IGNORED_LABEL = -100  # torch's cross_entropy leaves it out
 
@@ -53,7 +54,7 @@ def predicts_next_token(model: nn.Module) -> bool:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     inner = base_model(getattr(model, "_orig_mod", model))
-    return type(inner).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    return class_of(inner).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
 
 
 def count_items(batch: Any, label_names: list[str], shifted: bool) -> int | None:

@@ -10,14 +10,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from safetensors.torch import save_file, save_model
+from safetensors.torch import save_model
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..checkpoints import shards
 from ..checkpoints.files import read_object, read_safetensors, read_tensors
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
 from .adapters import has_adapters, load_adapters
+from .gathered import put_weights
+from .shards import class_of, is_shard, is_sharded
 
 logger = logging.getLogger(__name__)
 
@@ -44,10 +47,37 @@ def save(
         given = {} if state_dict is None else {"state_dict": state_dict}
         with _without_bars():
             inner.save_pretrained(folder, **given)
-    elif state_dict is not None:
-        save_file(state_dict, os.path.join(folder, WEIGHTS), metadata={"format": "pt"})
     else:
+        inner = inner if state_dict is None else Weights(state_dict)
         save_model(inner, os.path.join(folder, WEIGHTS), metadata={"format": "pt"})
+    _save_what_goes_with_it(processing_class, args, folder)
+
+
+def save_without_weights(model: Any, processing_class: Any, args: TrainingArguments, folder: str) -> None:
+    """Writes the rest of what `save` writes, for weights that each process writes a part of."""
+    os.makedirs(folder, exist_ok=True)
+    if isinstance(model, PreTrainedModel):  # as its own save_pretrained does
+        model.config.architectures = [class_of(model).__name__]
+        model.config.dtype = str(model.dtype).removeprefix("torch.")
+    for name in ("config", "generation_config"):
+        part: Any = getattr(model, name, None)
+        if hasattr(part, "save_pretrained"):
+            part.save_pretrained(folder)
+    _save_what_goes_with_it(processing_class, args, folder)
+
+
+class Weights(nn.Module):
+    """Stands for a model whose weights were copied, to be written by what writes models."""
+
+    def __init__(self, weights: dict[str, Any]) -> None:
+        super().__init__()
+        self._weights = weights
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        return dict(self._weights)
+
+
+def _save_what_goes_with_it(processing_class: Any, args: TrainingArguments, folder: str) -> None:
     if processing_class is not None and hasattr(processing_class, "save_pretrained"):
         processing_class.save_pretrained(folder)
     _save_arguments(args, os.path.join(folder, ARGUMENTS))
@@ -88,13 +118,12 @@ def load_weights(model: nn.Module, folder: str) -> None:
     if not _weight_files(folder) and has_adapters(folder):
         load_adapters(model, folder)
         return
-    weights = _read_weights(folder)
     try:
-        result = model.load_state_dict(weights, strict=False)
+        result = _put_shards(model, folder) if shards.has_shards(folder) else _put(model, _read_weights(folder))
     except RuntimeError as error:  # a shape that does not fit
         raise MisconfigurationException(f"The weights in {folder} are another model's: {error}") from error
     left_out = set(getattr(model, "_keys_to_ignore_on_save", None) or [])
-    missing = set(result.missing_keys) - _sharing_memory_with_loaded(model, weights) - left_out
+    missing = set(result.missing_keys) - _sharing_memory_with_loaded(model, set(result.missing_keys)) - left_out
     unknown = set(result.unexpected_keys)
     if missing or unknown:
         # transformers writes some models under other names than they have in memory; it reads them back, too
@@ -104,6 +133,21 @@ def load_weights(model: nn.Module, folder: str) -> None:
             f"The weights in {folder} are another model's: {len(missing)} of this model's parameters are missing and "
             f"{len(unknown)} are unknown to it, {min(missing | unknown)} for one."
         )
+
+
+def _put(model: nn.Module, weights: dict[str, torch.Tensor]) -> Any:
+    return put_weights(model, weights) if is_sharded(model) else model.load_state_dict(weights, strict=False)
+
+
+def _put_shards(model: nn.Module, folder: str) -> Any:
+    """Reads into the model what of the weights in `folder`, which each process wrote a part of, is this process's."""
+    state, there = model.state_dict(keep_vars=True), shards.listed(folder, shards.WEIGHTS)
+    for name, (shape, _) in there.items():
+        if name in state and state[name].shape != shape:
+            raise RuntimeError(f"{name} has the shape {list(shape)} there and {list(state[name].shape)} in the model.")
+    shards.read_into(folder, shards.WEIGHTS, {name: state[name].detach() for name in there if name in state})
+    missing, unknown = [name for name in state if name not in there], [name for name in there if name not in state]
+    return nn.modules.module._IncompatibleKeys(missing, unknown)
 
 
 def _weight_files(folder: str) -> list[str]:
@@ -132,18 +176,21 @@ def _read_weights(folder: str) -> dict[str, torch.Tensor]:
 def _load_by_library(model: Any, folder: str) -> bool:
     """Loads a transformers model by its own from_pretrained; False if that does not find every parameter either."""
     with _without_bars():
-        fresh, report = type(model).from_pretrained(folder, config=model.config, output_loading_info=True)
+        kind: Any = class_of(model)
+        fresh, report = kind.from_pretrained(folder, config=model.config, output_loading_info=True)
     if any(report.get(kind) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")):
         return False
-    model.load_state_dict(fresh.state_dict())
+    _put(model, fresh.state_dict())
     return True
 
 
-def _sharing_memory_with_loaded(model: nn.Module, weights: dict[str, torch.Tensor]) -> set[str]:
-    """Names that are absent from a file because they are tied to a parameter that is in it."""
+def _sharing_memory_with_loaded(model: nn.Module, missing: set[str]) -> set[str]:
+    """Which of the names that are absent from a file are tied to a parameter that is in it."""
     state = model.state_dict(keep_vars=True)
-    loaded = {state[name].data_ptr() for name in weights if name in state}
-    return {name for name, tensor in state.items() if tensor.data_ptr() in loaded}
+    # the part that a process has of a sharded one may be empty, and then lies nowhere
+    place = {name: id(tensor) if is_shard(tensor) else tensor.data_ptr() for name, tensor in state.items()}
+    loaded = {place[name] for name in state if name not in missing}
+    return {name for name in missing if name in place and place[name] in loaded}
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from ..checkpoints import folders
 from ..checkpoints.rng import rng_state, set_rng
 from ..errors import NonFiniteLossError
 from ..guards.numbers import OVERFLOWS, NonFinite
+from .gathered import local
 
 if TYPE_CHECKING:
     from .loop import TrainingLoop
@@ -134,14 +135,14 @@ class StopOnNan:
         """The folder to go on from, and what to say of it."""
         loop, trainer = self.loop, self.loop.trainer
         run_dir = trainer._get_output_dir(loop.trial)
-        if not _are_finite(trainer.model):
+        if trainer.processes.highest([not _are_finite(trainer.model)])[0]:  # of a sharded model, in any part
             # saved now, they could push out a checkpoint that is worth more
             trainer.finish_save()
             newest = next(reversed(folders.find_checkpoints(run_dir)), None)
             return newest, f"The weights after step {step} are not finite either, so they were not saved."
+        trainer._save_checkpoint(loop.model, loop.trial)
         if not loop.args.should_save:
             return None, "The main process has saved a checkpoint of before it."
-        trainer._save_checkpoint(loop.model, loop.trial)
         trainer.tell_saved(loop.trial)
         trainer.finish_save()
         folder = folders.checkpoint_folder(run_dir, step)
@@ -152,5 +153,7 @@ class StopOnNan:
 
 def _are_finite(model: nn.Module) -> bool:
     return all(
-        bool(torch.isfinite(parameter).all()) for parameter in model.parameters() if parameter.is_floating_point()
+        bool(torch.isfinite(local(parameter)).all())
+        for parameter in model.parameters()
+        if parameter.is_floating_point()
     )

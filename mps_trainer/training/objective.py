@@ -21,6 +21,7 @@ from .items import ItemsUse, items_of
 from .loss import count_items, divisors, loss_of, predicts_next_token, shifts_labels
 from .optimizer import set_mode
 from .replicas import inside, nothing_of
+from .shards import is_sharded
 
 # not in the first releases of transformers 5
 _SMOOTHER_NORMALISES = "num_items_in_batch" in inspect.signature(LabelSmoother.__call__).parameters
@@ -119,11 +120,17 @@ class Objective(TrainerBase):
         """What a subclass wants around the forward pass besides; nothing here."""
         return contextlib.nullcontext()
 
-    def take_part(self, model: nn.Module, inputs: dict[str, Any]) -> None:
+    def take_part(self, model: nn.Module, inputs: dict[str, Any], num_items: torch.Tensor | int | None = None) -> None:
         """A backward pass that adds nothing, where this process has nothing to learn and the others wait for it."""
         with self.compute_loss_context_manager():
-            self._outputs(model, self._prepare_inputs(inputs), None)
-        self.accelerator.backward(nothing_of(model))
+            inputs = self._prepare_inputs(inputs)
+            if is_sharded(model):
+                # each block waits for that of the others, in both directions: what they compute is computed here
+                loss = torch.nan_to_num(self.compute_loss(model, inputs, num_items_in_batch=num_items)).sum() * 0.0
+            else:
+                self._outputs(model, inputs, None)
+                loss = nothing_of(model)
+        self.accelerator.backward(loss)
 
     # The batches of an update
 
@@ -133,7 +140,13 @@ class Objective(TrainerBase):
         """The next batches of an epoch, at most `num_batches`, and how many items all of them have."""
         batches = list(itertools.islice(epoch_iterator, num_batches))
         items = self._get_num_items_in_batch(batches, device)
-        return batches, self._of_all_processes(items) if self.processes.are_several else items
+        if not self.processes.are_several:
+            return batches, items
+        fillers = set() if self.loop is None else self.loop.fillers_from(self.loop.update_begins_at, len(batches))
+        if fillers and items is not None:  # which are counted by the processes that they belong to
+            own = [batch for number, batch in enumerate(batches) if number not in fillers]
+            items = self._get_num_items_in_batch(own, device) if own else torch.tensor(0)
+        return batches, self._of_all_processes(items)
 
     def _of_all_processes(self, items: torch.Tensor | int | None) -> torch.Tensor | int | None:
         """The items of an update in all processes, of those in this one; None if one of them does not know."""

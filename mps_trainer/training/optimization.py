@@ -40,6 +40,8 @@ class Optimization(TrainerBase):
         """
         if self.optimizer is None:
             model = self.model if model is None else model
+            if self.is_fsdp_enabled:
+                model = self._wrap_model(model)  # it updates the parts that this process will have
             decay = self.get_decay_parameter_names(model)
             groups = optimizers_.parameter_groups(model, decay, self.args.weight_decay)
             kind, settings = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, model)

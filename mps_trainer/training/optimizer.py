@@ -14,6 +14,7 @@ from ..arguments.choices import OptimizerNames, SchedulerType
 from ..errors import MisconfigurationException, MissingPackageError, UnknownSettingError
 from ..training_args import TrainingArguments
 from .adamw import AdamW
+from .shards import is_shard
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +156,7 @@ def make_optimizer(
     what: Any = groups
     for name in ("params", "model", "optimizer_dict"):
         what = settings.pop(name, what)
-    if kind is torch.optim.AdamW and settings.get("fused"):
+    if kind is torch.optim.AdamW and settings.get("fused") and not any(map(is_shard, model.parameters())):
         kind = AdamW  # the same with fewer kernels
     optimizer = kind(what, **settings)
     if "bitsandbytes" in str(kind) and settings.get("optim_bits") == 8:

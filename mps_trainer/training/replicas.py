@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..training_args import TrainingArguments
+from . import shards
 
 
 def replicated(model: nn.Module, args: TrainingArguments) -> DistributedDataParallel:
@@ -44,7 +45,11 @@ def inside(model: Any) -> Any:
 
 def apart(model: nn.Module, wanted: bool) -> contextlib.AbstractContextManager:
     """Inside, if `wanted`, gradients stay with the process: more of them come before the weights are updated."""
-    return model.no_sync() if wanted and isinstance(model, DistributedDataParallel) else contextlib.nullcontext()
+    if not wanted:
+        return contextlib.nullcontext()
+    if isinstance(model, DistributedDataParallel):
+        return model.no_sync()
+    return shards.apart(model) if shards.is_sharded(model) else contextlib.nullcontext()
 
 
 def nothing_of(model: nn.Module) -> torch.Tensor:

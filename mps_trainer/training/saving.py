@@ -21,7 +21,10 @@ from ..checkpoints.rng import file_of, read_rng, set_rng
 from ..checkpoints.sealing import seal, why_not_written
 from ..errors import CheckpointError
 from . import checkpoint, model_files
+from .gathered import whole_weights
 from .resuming import Resuming
+from .sharded_saving import Gathered, each_writes, write_together
+from .shards import is_sharded
 from .snapshot import Snapshot, may_be_taken
 
 logger = logging.getLogger(__name__)
@@ -32,6 +35,7 @@ class Saving(Resuming):
 
     unsaved: str | None = None  # what became of the last checkpoint, if the disk did not take it
     _everybodys_rng: list[dict[str, Any]]  # of the processes, when the last checkpoint was due
+    _gathered: Gathered | None = None  # of a sharded model, while a checkpoint is written
 
     if TYPE_CHECKING:  # other parts of the Trainer have them
         _trial: Any
@@ -53,9 +57,15 @@ class Saving(Resuming):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Writes weights (safetensors), configuration, tokenizer and arguments to `output_dir`, or the run's.
 
-        Uploads them with `push_to_hub=True`, unless it is a part of a checkpoint.
+        Uploads them with `push_to_hub=True`, unless it is a part of a checkpoint. A sharded model is gathered for it,
+        so that all processes have to call it.
         """
-        self._save(self.args.output_dir if output_dir is None else output_dir)
+        gathered: dict[str, Any] = {}
+        if self._gathered is not None:
+            gathered = {"state_dict": self._gathered.weights}
+        elif is_sharded(self.model):
+            gathered = {"state_dict": whole_weights(self.model, keep=self.args.should_save)}
+        self._save(self.args.output_dir if output_dir is None else output_dir, **gathered)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
@@ -100,24 +110,40 @@ class Saving(Resuming):
         """
         self._note_rng()
         self.store_flos()
-        if not self.args.should_save:
-            return
+        together = each_writes(self)
+        self._gathered = Gathered.by(self) if is_sharded(self.model) and not together else None
+        try:
+            if together or self.args.should_save:
+                self._save_files(trial, together)
+        finally:
+            self._gathered = None
+
+    def _save_files(self, trial: Any, together: bool) -> None:
+        """The files of a checkpoint, of all processes if they write it `together`."""
         self.finish_save()
         step, run_dir = self.state.global_step, self._get_output_dir(trial)
         folder = folders.checkpoint_folder(run_dir, step)
         unfinished = folders.unfinished_folder(run_dir, step)
         best_before = self.state.best_model_checkpoint
-        checkpoint.note_best(self.state, folder, self.earlier_checkpoints)
-        self.state.stateful_callbacks = self.new_state().stateful_callbacks
+        if self.args.should_save:
+            checkpoint.note_best(self.state, folder, self.earlier_checkpoints)
+            self.state.stateful_callbacks = self.new_state().stateful_callbacks
+        rotate = functools.partial(self._rotate_checkpoints, output_dir=run_dir)
+        if together:
+            why = write_together(self, unfinished, folder, step)
+            if self.args.should_save:
+                self._conclude(folder, why, best_before, rotate)
+            return
         in_background = may_be_taken(self, own=Saving)
         write: Callable[[str], None]
         if in_background:
             write = Snapshot.take(self).write
-            rotate = functools.partial(self._rotate_checkpoints, output_dir=run_dir, state=copy.copy(self.state))
+            rotate = functools.partial(rotate, state=copy.copy(self.state))
         else:
-            write, rotate = self._write_checkpoint, functools.partial(self._rotate_checkpoints, output_dir=run_dir)
+            write = self._write_checkpoint
 
         def save() -> None:
+            why = None
             try:
                 shutil.rmtree(unfinished, ignore_errors=True)
                 os.makedirs(unfinished)
@@ -127,10 +153,7 @@ class Saving(Resuming):
                 shutil.rmtree(unfinished, ignore_errors=True)
                 if (why := why_not_written(error)) is None:
                     raise
-                self._tell_unsaved(folder, why, best_before)
-                return
-            self.unsaved = None
-            rotate()
+            self._conclude(folder, why, best_before, rotate)
 
         if in_background:
             self.background.start(save)
@@ -138,6 +161,14 @@ class Saving(Resuming):
         save()
         if self.args.push_to_hub and self.unsaved is None:
             self._push_from_checkpoint(folder)
+
+    def _conclude(self, folder: str, why: str | None, best_before: str | None, rotate: Callable[[], None]) -> None:
+        """What follows a checkpoint that was saved, or, where there is a reason `why`, was not."""
+        if why is not None:
+            self._tell_unsaved(folder, why, best_before)
+            return
+        self.unsaved = None
+        rotate()
 
     def _write_checkpoint(self, folder: str) -> None:
         """Writes a checkpoint's files by the methods that a subclass may override."""
@@ -201,7 +232,8 @@ class Saving(Resuming):
             )
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        checkpoint.save_part(self.optimizer, output_dir, checkpoint.OPTIMIZER)
+        state = None if self._gathered is None else self._gathered.optimizer
+        checkpoint.save_part(self.optimizer, output_dir, checkpoint.OPTIMIZER, state)
         checkpoint.save_part(self.lr_scheduler, output_dir, checkpoint.SCHEDULER)
 
     def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:

@@ -58,21 +58,10 @@ class Snapshot:
         if isinstance(_inner(self.model), PreTrainedModel):
             model_files.save(self.model, self.processing_class, self.args, folder, self.weights)
         else:
-            model_files.save(_Weights(self.weights), self.processing_class, self.args, folder)
+            model_files.save(model_files.Weights(self.weights), self.processing_class, self.args, folder)
         for name, part in self.parts.items():
             torch.save(part, os.path.join(folder, name))
         self.state.save_to_json(os.path.join(folder, folders.STATE))
-
-
-class _Weights(nn.Module):
-    """Stands for a model whose weights were copied, to be written by what writes models."""
-
-    def __init__(self, weights: dict[str, Any]) -> None:
-        super().__init__()
-        self._weights = weights
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        return dict(self._weights)
 
 
 def may_be_taken(trainer: Any, own: type) -> bool:
@@ -86,6 +75,8 @@ def may_be_taken(trainer: Any, own: type) -> bool:
     """
     args, inner = trainer.args, _inner(trainer.model)
     if not args.save_async or args.push_to_hub or args.save_on_each_node or trainer.loop is None:
+        return False
+    if trainer.is_fsdp_enabled:  # it is gathered from all processes, or written by all
         return False
     if any(getattr(type(trainer), name) is not getattr(own, name) or name in vars(trainer) for name in _WRITERS):
         return False

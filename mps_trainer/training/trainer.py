@@ -59,6 +59,8 @@ from .preparation import prepared_for_training
 from .replicas import inside, replicated
 from .saving import Saving
 from .search import Search
+from .shards import sharded
+from .shards import total_norm as norm_of_shards
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +110,7 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         self.args = args = args or TrainingArguments(output_dir="tmp_trainer")
         args.use_transformers_choices()
         self.processes = Processes.of(args)
+        self.is_fsdp_enabled = bool(args.fsdp)
         self._seed()
         self._memory_tracker = TrainerMemoryTracker(args.skip_memory_metrics)
         self._memory_tracker.start()
@@ -226,7 +229,12 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
             report.end(error)
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
-        """The model as the loops call it: compiled, if the arguments say so; one of several replicas, in training."""
+        """The model as the loops call it: compiled, if the arguments say so; one of several replicas, in training.
+
+        A sharded one is itself, from the first call on.
+        """
+        if self.is_fsdp_enabled:
+            return sharded(model, self.args, self.processes)
         compiled = self._compiled(model)
         if not training or not self.processes.are_several:
             return compiled
@@ -268,6 +276,8 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         if grad_norm is not None:
             return grad_norm
         self.accelerator.unscale_gradients()
+        if self.is_fsdp_enabled:
+            return norm_of_shards(model.parameters())
         return total_norm([p.grad for p in model.parameters() if p.grad is not None])
 
     @property
@@ -324,7 +334,8 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         full_eval = args.fp16_full_eval or args.bf16_full_eval  # moves the model itself, in another format
         bitsandbytes = getattr(model, "quantization_method", None) == "bitsandbytes"  # has no .to()
         self.is_model_parallel = spans_devices(model)
-        self.place_model_on_device = not (full_eval or self.is_model_parallel) if asked is None else asked
+        elsewhere = full_eval or self.is_model_parallel or self.is_fsdp_enabled  # which brings it there block by block
+        self.place_model_on_device = not elsewhere if asked is None else asked
         if self.place_model_on_device and not bitsandbytes:
             with explained(self, PLACING):
                 self._move_model_to_device(model, args.device)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from typing import TYPE_CHECKING, Any
 
-from ..errors import MisconfigurationException, MissingModelError
+import torch
+
+from ..arguments import sharding
+from ..checkpoints import shards
+from ..errors import ConflictingOptimizersError, MisconfigurationException, MissingModelError
 from .loaders import Loaders
 
 if TYPE_CHECKING:
     from .trainer import Trainer
+
+logger = logging.getLogger(__name__)
 
 
 def check(trainer: Trainer, model: Any) -> None:
@@ -24,6 +31,7 @@ def check(trainer: Trainer, model: Any) -> None:
         )
     trainer.check_given_optimizers()
     _check_processes(trainer)
+    _check_sharding(trainer, model)
     _check_evaluation(trainer)
     _check_training(trainer)
 
@@ -35,6 +43,41 @@ def _check_processes(trainer: Trainer) -> None:
             "run out in one of them only, while the others wait for it. Give a per_device_train_batch_size that fits, "
             "and gradient_accumulation_steps for the rest."
         )
+
+
+def _check_sharding(trainer: Trainer, model: Any) -> None:
+    args, processes = trainer.args, trainer.processes
+    if processes.is_first:
+        for sentence in sharding.without_effect(args):
+            logger.warning("%s", sentence)
+    if not args.fsdp:
+        return
+    if not processes.are_several:
+        only = "mps trains in one process only" if args.device.type == "mps" else "this is one"
+        raise MisconfigurationException(
+            f"fsdp=True shards the model over several processes, and {only}. Start the script with torchrun "
+            f"--nproc_per_node 2{' and --use_cpu' if args.device.type == 'mps' else ''}, or leave fsdp out."
+        )
+    from torch.distributed import fsdp
+
+    if not hasattr(fsdp, "fully_shard"):
+        raise MisconfigurationException(
+            f"fsdp=True needs torch 2.6 or newer, and this is {torch.__version__}. Update it, or leave fsdp out."
+        )
+    config: Any = args.fsdp_config
+    if config.get("state_dict_type") == sharding.SHARDED:
+        shards.require_able()
+    if trainer.optimizer is not None or trainer.lr_scheduler is not None:
+        raise ConflictingOptimizersError(
+            "`optimizers` was given with fsdp=True, and knows the parameters from before they are sharded. Give "
+            "`optimizer_cls_and_kwargs` instead, or override create_optimizer_and_scheduler in a subclass."
+        )
+    for attribute, what in (("peft_config", "PEFT's adapters"), ("quantization_method", "a quantized model")):
+        if getattr(model, attribute, None) is not None:
+            raise MisconfigurationException(
+                f"fsdp=True does not go with {what} here, where nobody has tried it. Leave fsdp out: without it the "
+                "processes have a replica each, of which little is trained."
+            )
 
 
 def _check_evaluation(trainer: Trainer) -> None:

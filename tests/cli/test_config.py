@@ -95,7 +95,7 @@ def test_accelerates_settings_are_taken_over_and_the_rest_is_told(home, tmp_path
     path.write_text(ACCELERATES)
     left = (
         "  not distributed_type: FSDP is none of NO, MPS, MULTI_CPU, MULTI_GPU, MULTI_XPU.\n"
-        "  not fsdp_config: this Trainer does not shard parameters.\n"
+        "  not fsdp_config: give the script --fsdp and --fsdp_config instead.\n"
         "  not num_processes: 8 is of that distributed_type.\n"
     )
     assert cli.main(["config", "show"]) == 0

@@ -13,6 +13,15 @@ from filelock import FileLock
 
 from tests.distributed.launch import run
 
+WITH_FOUR = (
+    "the_end_of_an_epoch_is_uneven",
+    "the_end_of_an_epoch_is_one_example",
+    "evaluation",
+    "from_two_processes",
+    "sharded_by_size",
+    "sharded_from_two_processes",
+)
+
 
 @pytest.fixture(scope="session")
 def made_by(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Callable[[str], list[dict[str, Any]]]]:
@@ -32,6 +41,15 @@ def made_by(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Callable[
         return lambda name: [load(folder / f"{name}-{rank}.pt") for rank in range(size)]
 
     return made
+
+
+@pytest.fixture
+def made_by_four(made_by: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[dict[str, Any]]]:
+    """What each of four processes made of some scenarios; they go on from what two have saved."""
+    checkpoint = os.path.join(made_by(2)("checkpoints")[0]["folder"], "checkpoint-8")
+    monkeypatch.setenv("FROM_CHECKPOINT", checkpoint)
+    monkeypatch.setenv("FROM_SHARDS", made_by(2)("sharded_checkpoints")[0]["folder"])
+    return made_by(4, *WITH_FOUR)
 
 
 def load(path: Path) -> dict[str, Any]:

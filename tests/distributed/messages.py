@@ -46,6 +46,7 @@ def objects(folder: str) -> dict[str, Any]:
         "result": processes.first_does(work),
         "the_users": raised(lambda: processes.first_does(lambda: work(MisconfigurationException("No such folder.")))),
         "another": raised(lambda: processes.first_does(lambda: work(KeyError("loss")))),
+        "cannot_be_sent": raised(lambda: processes.first_does(lambda: lambda: None)),
         "ran": ran,
         "after": processes.first_does(lambda: "still together"),
     }

@@ -172,11 +172,12 @@ def length_buckets(folder: str) -> dict[str, Any]:
 
 @scenario
 def tokens_are_what_is_averaged_over(folder: str) -> dict[str, Any]:
+    """Also at the end of an epoch, where one of two processes has another's example."""
     trainer = Trainer(
         small_gpt(),
         arguments(folder, gradient_accumulation_steps=2, learning_rate=1e-3),
         data_collator=padded,
-        train_dataset=sentences(43, labels=False),
+        train_dataset=sentences(41, labels=False),
     )
     trainer.train()
     return outcome(trainer)

@@ -42,6 +42,14 @@ def test_what_the_first_one_raises_ends_all_and_leaves_them_together(made_by, al
     assert said == "Process 0 has failed, and this one, process 1, ends with it. KeyError: 'loss'"
 
 
+def test_a_result_that_cannot_be_sent_ends_all_and_keeps_nobody_waiting(made_by, alone):
+    first, second = made_by(2)("objects")
+    assert "pickle" in first["cannot_be_sent"][1]
+    assert second["cannot_be_sent"][0] == "RuntimeError"
+    assert first["cannot_be_sent"][1] in second["cannot_be_sent"][1]
+    assert alone["objects"]["cannot_be_sent"] is None
+
+
 ROWS = [[0, 1], [0, 1], [2, 3]]  # what two processes have of uneven tensors
 OF_BOTH = {
     "gather": torch.tensor([1, 10, 2, 20]),

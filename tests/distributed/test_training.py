@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 import torch
@@ -24,7 +22,6 @@ ALIKE = [
     "tokens_are_what_is_averaged_over",
     "an_update_without_a_label_in_one_process",
 ]
-WITH_FOUR = ["the_end_of_an_epoch_is_uneven", "the_end_of_an_epoch_is_one_example", "evaluation", "from_two_processes"]
 
 
 @pytest.fixture
@@ -90,16 +87,13 @@ def test_all_processes_refuse_what_the_first_one_refuses(made_by):
 
 
 @pytest.mark.slow
-def test_four_processes_train_as_one_and_go_on_from_two(made_by, alone, monkeypatch):
-    checkpoint = os.path.join(made_by(2)("checkpoints")[0]["folder"], "checkpoint-8")
-    monkeypatch.setenv("FROM_CHECKPOINT", checkpoint)
-    four = made_by(4, *WITH_FOUR)
-    for name in WITH_FOUR[:2]:
-        assert_trained_alike(alone(name), four(name))
-    for made in four("evaluation"):
+def test_four_processes_train_as_one_and_go_on_from_two(made_by_four, alone):
+    for name in ("the_end_of_an_epoch_is_uneven", "the_end_of_an_epoch_is_one_example"):
+        assert_trained_alike(alone(name), made_by_four(name))
+    for made in made_by_four("evaluation"):
         for count, (metrics, *_) in alone("evaluation")["found"].items():
             assert made["found"][count][0] == metrics
     whole, one = alone("checkpoints"), alone("from_two_processes")
-    for resumed in [*four("from_two_processes"), one]:
+    for resumed in [*made_by_four("from_two_processes"), one]:
         assert resumed["steps"] == whole["steps"]
         np.testing.assert_allclose(resumed["losses"], whole["losses"], atol=1e-5, rtol=0)

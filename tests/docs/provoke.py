@@ -23,7 +23,7 @@ from mps_trainer.devices.recorded import read_facts
 from mps_trainer.distributed import Processes
 from mps_trainer.errors import explanation_of
 from mps_trainer.simulator import simulated_mps
-from mps_trainer.training import validation
+from mps_trainer.training import shards, validation
 
 from .machines import MACHINES, ROSETTA, mac, mac_without_mps
 
@@ -150,6 +150,11 @@ def _() -> None:
     validation.check(of_two, of_two.model)
 
 
+provokes("sharding-in-one")(lambda: trainer(fsdp=True))
+provokes("sharding-no-block")(
+    lambda: shards.find_blocks(torch.nn.Sequential(Line()), {"transformer_layer_cls_to_wrap": ["BertLayer"]})
+)
+provokes("sharding-key")(lambda: TrainingArguments(fsdp=True, fsdp_config={"state_dict_typ": "SHARDED_STATE_DICT"}))
 provokes("not-accepted")(lambda: TrainingArguments(eval_strategy="step"))
 provokes("two-precisions")(lambda: TrainingArguments(fp16=True, bf16=True))
 provokes("refused-argument")(lambda: TrainingArguments(optim="lomo"))

@@ -89,8 +89,6 @@ def test_a_setter_with_a_bad_value_changes_nothing():
 
 REFUSED = {
     "deepspeed": ["ds.json", {"zero": 1}],
-    "fsdp": [True, "full_shard"],
-    "fsdp_config": [{"xla": True}],
     "parallelism_config": [object()],
     "debug": ["tpu_metrics_debug"],
     "optim": ["lomo", "adalomo", "adamw_torch_xla", "adamw_torch_npu_fused"],

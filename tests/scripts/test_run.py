@@ -94,3 +94,35 @@ def test_the_log_has_the_level_that_was_asked_for(tmp_path, asked, level):
     finally:
         package.setLevel(before[0])
         library.setLevel(before[1])
+
+
+def test_one_of_several_processes_tells_that_it_was_interrupted(tmp_path, capsys):
+    def interrupted(job):
+        raise KeyboardInterrupt
+
+    said = []
+    for rank in (0, 1):
+        args = SimpleNamespace(output_dir=str(tmp_path / "out"), process_index=rank)
+        assert run("train.py", lambda args=args: (args,), lambda given: given, interrupted) == 130
+        said.append(capsys.readouterr().err)
+    assert said[0].startswith("train.py: Interrupted.")
+    assert said[1] == ""
+
+
+def test_a_process_that_does_not_log_shows_no_bars(tmp_path, monkeypatch):
+    import datasets
+    from transformers.utils import logging as of_transformers
+
+    monkeypatch.delenv("HF_DATASETS_DISABLE_PROGRESS_BARS", raising=False)
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+    vars(args)["decision"] = SimpleNamespace(rank=1, local_rank=1, world_size=2)
+    level, root = of_transformers.get_verbosity(), logging.getLogger().handlers[:]
+    try:
+        set_up_logging(args)
+        assert datasets.are_progress_bars_disabled()
+        assert not of_transformers.is_progress_bar_enabled()
+    finally:
+        datasets.enable_progress_bars()
+        of_transformers.enable_progress_bar()
+        of_transformers.set_verbosity(level)
+        logging.getLogger().handlers[:] = root

@@ -1,0 +1,296 @@
+"""Whether a model is sharded over the processes, and how: what `fsdp` and `fsdp_config` may be.
+
+The keys are transformers'. What is of PyTorch's first FSDP, of TPUs, or of loading is named here as well, so that a
+file that somebody has is either followed or answered.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import MisconfigurationException
+from .choices import OptimizerNames
+
+logger = logging.getLogger(__name__)
+
+FULL, SHARDED = "FULL_STATE_DICT", "SHARDED_STATE_DICT"
+BY_BLOCK, BY_SIZE, WHOLE = "TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"
+
+_FLAGS = {**dict.fromkeys(("true", "yes", "1"), True), **dict.fromkeys(("false", "no", "0"), False)}
+# option of `fsdp` -> what it stands for in `fsdp_config`
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "full_shard": {"reshard_after_forward": True},
+    "shard_grad_op": {"reshard_after_forward": False},
+    "offload": {"cpu_offload": True},
+    "auto_wrap": {},
+}
+_OF_FSDP1 = ("no_shard", "hybrid_shard", "hybrid_shard_zero2")
+# key -> why it changes nothing here
+_WITHOUT_EFFECT = {
+    "sync_module_states": "all processes begin with the first one's weights anyway",
+    "use_orig_params": "it is of FSDP1; parameters are always the model's own",
+    "limit_all_gathers": "it is of FSDP1; FSDP2 bounds its memory by itself",
+    "forward_prefetch": "it is of FSDP1; FSDP2 fetches ahead by itself",
+    "backward_prefetch": "it is of FSDP1; FSDP2 fetches ahead by itself",
+    "xla_fsdp_settings": "it is for TPUs",
+    "xla_fsdp_grad_ckpt": "it is for TPUs",
+}
+_DEFAULTS: dict[str, Any] = {"min_num_params": 0, "xla": False, "xla_fsdp_v2": False, "xla_fsdp_grad_ckpt": False}
+_FORMATS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+# optimizers whose step takes one number after the other, which a shard of a parameter has as well as the whole
+OPTIMIZERS = (
+    OptimizerNames.ADAMW_TORCH,
+    OptimizerNames.ADAMW_TORCH_FUSED,
+    OptimizerNames.SGD,
+    OptimizerNames.ADAGRAD,
+    OptimizerNames.RMSPROP,
+)
+
+
+def settle(args: Any) -> None:
+    """Makes `args.fsdp` True and `args.fsdp_config` a dictionary of known keys, if sharding is asked for.
+
+    Raises:
+        MisconfigurationException: for values that cannot be, and for other arguments that do not go with them.
+    """
+    fsdp, options = _asked(args.fsdp)
+    if not fsdp:
+        if fsdp is False:
+            args.fsdp = False
+        return
+    config = _read(args.fsdp_config)
+    for name, value in options.items():
+        config.setdefault(name, value)
+    config = _checked(config)
+    args.fsdp, args.fsdp_config = True, {**_DEFAULTS, **config}
+    _check_with_others(args)
+
+
+def without_effect(args: Any) -> list[str]:
+    """What of `fsdp_config` changes nothing, a sentence for each."""
+    config = args.fsdp_config
+    if not args.fsdp:
+        return ["fsdp_config has an effect with fsdp=True only."] if config else []
+    said = [
+        f"fsdp_config: {name} changes nothing: {why}."
+        for name, why in _WITHOUT_EFFECT.items()
+        if config.get(name) not in (None, False, {}, "NO_PREFETCH")
+    ]
+    policy = config.get("auto_wrap_policy", BY_BLOCK)
+    if config["min_num_params"] and policy != BY_SIZE:
+        said.append(f"fsdp_config: min_num_params changes nothing without auto_wrap_policy={BY_SIZE!r}.")
+    if config.get("transformer_layer_cls_to_wrap") and policy != BY_BLOCK:
+        said.append(f"fsdp_config: transformer_layer_cls_to_wrap changes nothing with auto_wrap_policy={policy!r}.")
+    if args.activation_checkpointing:
+        said.append(
+            "activation_checkpointing=True gathers each block's parameters once more than the "
+            "activation_checkpointing of fsdp_config does."
+        )
+    return said
+
+
+def _asked(value: Any) -> tuple[Any, dict[str, Any]]:
+    """Whether sharding is asked for, and what the options of earlier releases stand for."""
+    if value is None or isinstance(value, bool):
+        return value, {}
+    words = value.split() if isinstance(value, str) else value
+    if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
+        raise _refused("fsdp", value, f"true or false, or a list of {', '.join(_OPTIONS)}")
+    words = [str(getattr(word, "value", word)).lower() for word in words]
+    if len(words) == 1 and words[0] in _FLAGS:
+        return _FLAGS[words[0]], {}
+    meant: dict[str, Any] = {}
+    for word in words:
+        if word in _OF_FSDP1:
+            instead = "leave fsdp out, which has the whole model in every process" if word == "no_shard" else ""
+            raise MisconfigurationException(
+                f"fsdp={word!r} is of FSDP1, which is not used here. Take fsdp=True, or {instead or 'full_shard'}."
+            )
+        if word not in _OPTIONS:
+            raise _refused("fsdp", value, f"true or false, or of {', '.join(_OPTIONS)}, with spaces between them")
+        for name, stands_for in _OPTIONS[word].items():
+            if meant.setdefault(name, stands_for) != stands_for:
+                raise _refused("fsdp", value, "one of full_shard and shard_grad_op")
+    return bool(words), meant
+
+
+def _read(value: Any) -> dict[str, Any]:
+    """A dictionary, JSON, or the JSON in the file of that path, with names as transformers has them."""
+    source = "fsdp_config"
+    if isinstance(value, (str, os.PathLike)) and os.fspath(value):
+        text = os.fspath(value)
+        if not text.lstrip().startswith("{"):
+            source = text
+            try:
+                with open(text, encoding="utf-8") as file:
+                    text = file.read()
+            except (OSError, ValueError) as error:
+                why = getattr(error, "strerror", None) or str(error)
+                raise MisconfigurationException(
+                    f"fsdp_config={source!r} cannot be read: {why}. Give it a dictionary, JSON, or the path of a JSON "
+                    "file."
+                ) from error
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise MisconfigurationException(f"{source} is not JSON: {error}. Correct it, or leave it out.") from error
+    if value is None or value == "":
+        return {}
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise MisconfigurationException(
+            f"{source} has {str(value)[:100]!r}, and should have a JSON object, such as "
+            '{"state_dict_type": "SHARDED_STATE_DICT"}.'
+        )
+    return {key.removeprefix("fsdp_"): item for key, item in value.items()}
+
+
+def _checked(config: dict[str, Any]) -> dict[str, Any]:
+    checked = {}
+    for name, value in config.items():
+        if name not in KEYS:
+            close = difflib.get_close_matches(name, KEYS, n=1)
+            hint = f"Did you mean {close[0]}?" if close else f"Known are {', '.join(KEYS)}."
+            raise MisconfigurationException(f"fsdp_config has {name!r}, which is no key of it. {hint}")
+        checked[name] = KEYS[name](name, value)
+    return checked
+
+
+def _check_with_others(args: Any) -> None:
+    config = args.fsdp_config
+    if config.get("activation_checkpointing") and args.activation_checkpointing:
+        raise MisconfigurationException(
+            "activation_checkpointing=True and the activation_checkpointing of fsdp_config can't both be set to True. "
+            "Leave the former out: with fsdp the latter gathers less."
+        )
+    if config.get("state_dict_type") == SHARDED and args.save_on_each_node:
+        raise MisconfigurationException(
+            f"save_on_each_node=True does not go with {SHARDED} in fsdp_config: the shards of one checkpoint have to "
+            f"lie in one folder. Leave it out and give output_dir a folder that all machines share, or use {FULL}."
+        )
+    if config.get("state_dict_type") == SHARDED and args.push_to_hub and args.hub_strategy != "end":
+        raise MisconfigurationException(
+            f"hub_strategy={args.hub_strategy.value!r} uploads the weights of each checkpoint, and with {SHARDED} in "
+            f"fsdp_config there are only parts of them. Use hub_strategy='end', or {FULL}."
+        )
+    if args.torch_compile:
+        raise MisconfigurationException(
+            "torch_compile=True does not go with fsdp=True here, where nobody has tried it. Leave one of them out."
+        )
+    for name in ("fp16_full_eval", "bf16_full_eval"):
+        if getattr(args, name):
+            raise MisconfigurationException(
+                f"{name}=True does not go with fsdp=True: the shards that are trained would lose their digits. Leave "
+                f"it out, and evaluate with {name.partition('_')[0]}=True."
+            )
+    if args.optim not in OPTIMIZERS:
+        raise MisconfigurationException(
+            f"optim='{args.optim.value}' does not go with fsdp=True, which gives each process a part of each "
+            f"parameter. Take one of {', '.join(name.value for name in OPTIMIZERS)}."
+        )
+
+
+def _refused(name: str, value: Any, accepted: str) -> MisconfigurationException:
+    return MisconfigurationException(f"{name}={str(value)[:100]!r} is not accepted: it must be {accepted}.")
+
+
+def _flag(name: str, value: Any) -> bool:
+    flag = _FLAGS.get(str(value).lower())
+    if flag is None:
+        raise _refused(f"fsdp_config: {name}", value, "true or false")
+    return flag
+
+
+def _word(*words: str) -> Callable[[str, Any], str]:
+    def read(name: str, value: Any) -> str:
+        word = str(getattr(value, "name", value)).upper()
+        if word not in words:
+            raise _refused(f"fsdp_config: {name}", value, "one of " + ", ".join(words))
+        return word
+
+    return read
+
+
+def _version(name: str, value: Any) -> int:
+    if str(value) != "2":
+        raise MisconfigurationException(
+            f"fsdp_config: version={value!r} is not supported: this Trainer shards by PyTorch's FSDP2, which has "
+            "taken FSDP1's place. Leave it out."
+        )
+    return 2
+
+
+def _number(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise _refused(f"fsdp_config: {name}", value, "a whole number of at least 0")
+    return value
+
+
+def _names(name: str, value: Any) -> list[str]:
+    names = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(names, (list, tuple)) or not all(isinstance(item, str) and item for item in names):
+        raise _refused(f"fsdp_config: {name}", value, "the name of a class, or a list of them")
+    return list(names)
+
+
+def _not_for_tpus(name: str, value: Any) -> bool:
+    if _flag(name, value):
+        raise MisconfigurationException(
+            f"fsdp_config: {name}=True is not supported: there is no TPU here. Leave it out."
+        )
+    return False
+
+
+def _not_loaded_by_one(name: str, value: Any) -> bool:
+    if _flag(name, value):
+        raise MisconfigurationException(
+            f"fsdp_config: {name}=True is not supported: every process loads the model, from files that processes on "
+            "one machine share in its cache. Leave it out."
+        )
+    return False
+
+
+def _precision(name: str, value: Any) -> dict[str, Any]:
+    """Formats of the parameters in use, of the exchange of gradients, and of outputs, by torch's names."""
+    if isinstance(value, str):
+        return {"param_dtype": _format(name, value), "reduce_dtype": "float32"}
+    known = ("param_dtype", "reduce_dtype", "output_dtype", "cast_forward_inputs")
+    if not isinstance(value, dict) or not set(value) <= set(known):
+        raise _refused(f"fsdp_config: {name}", value, f"one of {', '.join(_FORMATS)}, or have {', '.join(known)}")
+    return {
+        key: _flag(key, item) if key == "cast_forward_inputs" else item and _format(key, item)
+        for key, item in value.items()
+    }
+
+
+def _format(name: str, value: Any) -> str:
+    word = str(value).removeprefix("torch.")
+    word = _FORMATS.get(word, word)
+    if word not in _FORMATS.values():
+        raise _refused(f"fsdp_config: {name}", value, "one of " + ", ".join(_FORMATS))
+    return word
+
+
+def _anything(name: str, value: Any) -> Any:
+    return value
+
+
+KEYS: dict[str, Callable[[str, Any], Any]] = {
+    "version": _version,
+    "reshard_after_forward": _flag,
+    "cpu_offload": _flag,
+    "activation_checkpointing": _flag,
+    "state_dict_type": _word(FULL, SHARDED),
+    "auto_wrap_policy": _word(BY_BLOCK, BY_SIZE, WHOLE),
+    "transformer_layer_cls_to_wrap": _names,
+    "min_num_params": _number,
+    "mixed_precision_policy": _precision,
+    "cpu_ram_efficient_loading": _not_loaded_by_one,
+    "xla": _not_for_tpus,
+    "xla_fsdp_v2": _not_for_tpus,
+    **dict.fromkeys(_WITHOUT_EFFECT, _anything),
+}

@@ -1,0 +1,106 @@
+"""Tensors of which each process writes its part, and which any number of processes reads again.
+
+By PyTorch's Distributed Checkpoint, with its storage in safetensors: its own format keeps the list of what is where as
+a pickle, which could run code when it is read. Here a file's header says so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from typing import Any
+
+import torch
+
+from ..errors import MisconfigurationException
+from .files import damaged
+
+FOLDER = "shards"
+WEIGHTS, OPTIMIZER = "model", "optimizer"  # in it, a folder each
+REST = "optimizer_rest.pt"  # what of an optimizer's state is no tensor
+
+
+def has_shards(checkpoint: str, what: str = WEIGHTS) -> bool:
+    return os.path.isdir(os.path.join(checkpoint, FOLDER, what))
+
+
+def require_able() -> None:
+    """Raises MisconfigurationException if this torch cannot write or read them."""
+    import torch.distributed.checkpoint as dcp
+
+    if not hasattr(dcp, "HuggingFaceStorageWriter"):
+        raise MisconfigurationException(
+            f"state_dict_type SHARDED_STATE_DICT needs torch 2.8 or newer, and this is {torch.__version__}. Update "
+            "it, or leave state_dict_type out of fsdp_config, which saves whole tensors."
+        )
+
+
+def write(checkpoint: str, what: str, tensors: dict[str, torch.Tensor], group: Any = None) -> None:
+    """Writes the parts of `tensors`, each process its own; all have to call it, with the same names.
+
+    Raises:
+        OSError: if the disk of one of them does not take it, in all of them.
+    """
+    import torch.distributed.checkpoint as dcp
+
+    folder = os.path.join(checkpoint, FOLDER, what)
+    writer = dcp.HuggingFaceStorageWriter(folder, save_distributed=True)
+    try:
+        dcp.save(tensors, storage_writer=writer, process_group=group)
+    except dcp.CheckpointException as error:
+        raise _first_of(error) from error
+
+
+def _first_of(error: Any) -> BaseException:
+    """What the first process that failed says, for all: an OSError if there is one, which tells of a full disk."""
+    failed = [failure[0] for failure in error.failures.values()]
+    return next((each for each in failed if isinstance(each, OSError)), failed[0])
+
+
+def listed(checkpoint: str, what: str) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Shape and number format of the tensors that are there, by name.
+
+    Raises:
+        MisconfigurationException: for damaged files.
+    """
+    return {name: (entry.size, entry.properties.dtype) for name, entry in _metadata(checkpoint, what).items()}
+
+
+def read_into(checkpoint: str, what: str, tensors: dict[str, torch.Tensor]) -> None:
+    """Fills `tensors`, whole or parts of this process, in their place; needs no other process.
+
+    Raises:
+        MisconfigurationException: for damaged files, or shapes that do not fit.
+    """
+    import torch.distributed.checkpoint as dcp
+
+    folder = os.path.join(checkpoint, FOLDER, what)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # as is meant
+            dcp.load(tensors, storage_reader=dcp.HuggingFaceStorageReader(folder), no_dist=True)
+    except dcp.CheckpointException as error:
+        raise damaged(folder, Exception(str(_first_of(error)))) from error
+
+
+def read(checkpoint: str, what: str) -> dict[str, torch.Tensor]:
+    """All tensors that are there, whole, on the host.
+
+    Raises:
+        MisconfigurationException: for damaged files.
+    """
+    tensors = {name: torch.empty(size, dtype=dtype) for name, (size, dtype) in listed(checkpoint, what).items()}
+    read_into(checkpoint, what, tensors)
+    return tensors
+
+
+def _metadata(checkpoint: str, what: str) -> dict[str, Any]:
+    import torch.distributed.checkpoint as dcp
+    from safetensors import SafetensorError
+
+    folder = os.path.join(checkpoint, FOLDER, what)
+    try:
+        return dict(dcp.HuggingFaceStorageReader(folder).read_metadata().state_dict_metadata)
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise damaged(folder, error) from error

@@ -1,0 +1,166 @@
+"""`fsdp` and `fsdp_config`: what they may be, and what does not go with them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+
+import pytest
+import transformers
+from transformers import HfArgumentParser
+
+from mps_trainer import MisconfigurationException, TrainingArguments
+from mps_trainer.arguments.sharding import KEYS, without_effect
+from tests.conftest import examples
+
+
+def args(**settings):
+    return TrainingArguments(output_dir="run", **settings)
+
+
+@pytest.mark.parametrize(
+    ("fsdp", "means"),
+    [
+        (True, {}),
+        ("true", {}),
+        ("full_shard", {"reshard_after_forward": True}),
+        ("full_shard auto_wrap", {"reshard_after_forward": True}),
+        (["shard_grad_op", "offload"], {"reshard_after_forward": False, "cpu_offload": True}),
+        ([transformers.trainer_utils.FSDPOption.FULL_SHARD], {"reshard_after_forward": True}),
+    ],
+)
+def test_options_stand_for_settings_and_do_not_replace_any(fsdp, means):
+    made = args(fsdp=fsdp)
+    assert made.fsdp is True
+    assert {name: made.fsdp_config.get(name) for name in means} == means
+    kept = args(fsdp=fsdp, fsdp_config={"reshard_after_forward": "false"})
+    assert kept.fsdp_config["reshard_after_forward"] is False
+
+
+@pytest.mark.parametrize("fsdp", [None, False, "", "false", []])
+def test_without_it_the_settings_are_left_alone(fsdp):
+    made = args(fsdp=fsdp, fsdp_config={"xla": True})
+    assert not made.fsdp
+    assert made.fsdp_config == {"xla": True}
+    assert without_effect(made) == ["fsdp_config has an effect with fsdp=True only."]
+
+
+def test_settings_are_those_of_transformers(tmp_path):
+    given = {
+        "fsdp_transformer_layer_cls_to_wrap": "BertLayer",
+        "state_dict_type": "SHARDED_STATE_DICT",
+        "reshard_after_forward": False,
+        "activation_checkpointing": True,
+        "fsdp_version": 2,
+    }
+    path = tmp_path / "fsdp.json"
+    path.write_text(json.dumps(given))
+    theirs = transformers.TrainingArguments("run", use_cpu=True, fsdp=True, fsdp_config=dict(given))
+    for source in (given, json.dumps(given), str(path), path):
+        made = args(fsdp=True, fsdp_config=source)
+        assert made.fsdp is theirs.fsdp
+        assert made.fsdp_config == theirs.fsdp_config
+    assert dataclasses.replace(made) == made
+    assert TrainingArguments(**made.to_dict()).fsdp_config == made.fsdp_config
+
+
+def test_flags(tmp_path):
+    path = tmp_path / "fsdp.json"
+    path.write_text('{"state_dict_type": "SHARDED_STATE_DICT"}')
+    parser = HfArgumentParser(TrainingArguments)
+    for flags in (["--fsdp", "full_shard"], ["--fsdp"]):
+        (made,) = parser.parse_args_into_dataclasses([*flags, "--fsdp_config", str(path), "--output_dir", "run"])
+        assert made.fsdp is True
+        assert made.fsdp_config["state_dict_type"] == "SHARDED_STATE_DICT"
+
+
+REFUSED = [
+    ({"fsdp": "full_shart"}, "fsdp='full_shart' is not accepted: it must be true or false, or of full_shard, "),
+    (
+        {"fsdp": "hybrid_shard"},
+        "fsdp='hybrid_shard' is of FSDP1, which is not used here. Take fsdp=True, or full_shard.",
+    ),
+    ({"fsdp": "no_shard"}, "or leave fsdp out, which has the whole model in every process."),
+    ({"fsdp": "full_shard shard_grad_op"}, "it must be one of full_shard and shard_grad_op."),
+    ({"fsdp": 7}, "fsdp='7' is not accepted"),
+    ({"fsdp_config": "no/such.json"}, "fsdp_config='no/such.json' cannot be read: No such file or directory."),
+    ({"fsdp_config": "{nothing"}, "fsdp_config is not JSON: "),
+    ({"fsdp_config": "[1]"}, "cannot be read"),
+    ({"fsdp_config": [1]}, "fsdp_config has '[1]', and should have a JSON object, such as "),
+    (
+        {"fsdp_config": {"state_dict_typ": "x"}},
+        "'state_dict_typ', which is no key of it. Did you mean state_dict_type?",
+    ),
+    ({"fsdp_config": {"zero": 1}}, "'zero', which is no key of it. Known are version, "),
+    ({"fsdp_config": {"state_dict_type": "LOCAL"}}, "it must be one of FULL_STATE_DICT, SHARDED_STATE_DICT."),
+    ({"fsdp_config": {"cpu_offload": "perhaps"}}, "fsdp_config: cpu_offload='perhaps' is not accepted"),
+    ({"fsdp_config": {"min_num_params": -1}}, "fsdp_config: min_num_params='-1' is not accepted"),
+    ({"fsdp_config": {"transformer_layer_cls_to_wrap": [1]}}, "it must be the name of a class, or a list of them."),
+    ({"fsdp_config": {"mixed_precision_policy": "int8"}}, "it must be one of bf16, fp16, fp32."),
+    ({"fsdp_config": {"mixed_precision_policy": {"dtype": "bf16"}}}, "or have param_dtype, reduce_dtype, "),
+    ({"fsdp_config": {"version": 1}}, "fsdp_config: version=1 is not supported: "),
+    ({"fsdp_config": {"xla": True}}, "fsdp_config: xla=True is not supported: there is no TPU here. Leave it out."),
+    ({"fsdp_config": {"cpu_ram_efficient_loading": True}}, "cpu_ram_efficient_loading=True is not supported: "),
+    ({"fsdp_config": {"activation_checkpointing": True}, "gradient_checkpointing": True}, "can't both be set to True"),
+    ({"fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}, "save_on_each_node": True}, "save_on_each_node=True"),
+    (
+        {"fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}, "push_to_hub": True, "hub_strategy": "every_save"},
+        "hub_strategy='every_save' uploads the weights of each checkpoint",
+    ),
+    ({"torch_compile": True}, "torch_compile=True does not go with fsdp=True here"),
+    ({"bf16_full_eval": True}, "bf16_full_eval=True does not go with fsdp=True: "),
+    ({"optim": "adafactor"}, "optim='adafactor' does not go with fsdp=True, "),
+]
+
+
+@pytest.mark.parametrize(("given", "says"), REFUSED)
+def test_what_cannot_be_is_refused_in_one_line(given, says):
+    with pytest.raises(MisconfigurationException) as caught:
+        args(**{"fsdp": True, **given})
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_changes_nothing_is_told():
+    config = {
+        "backward_prefetch": "backward_pre", "use_orig_params": True, "min_num_params": 9,
+        "transformer_layer_cls_to_wrap": "A", "auto_wrap_policy": "NO_WRAP", "sync_module_states": False,
+    }  # fmt: skip
+    said = without_effect(args(fsdp=True, fsdp_config=config, gradient_checkpointing=True))
+    assert [sentence.partition(" changes")[0].partition("=")[0] for sentence in said] == [
+        "fsdp_config: use_orig_params",
+        "fsdp_config: backward_prefetch",
+        "fsdp_config: min_num_params",
+        "fsdp_config: transformer_layer_cls_to_wrap",
+        "activation_checkpointing",
+    ]
+
+
+def test_every_key_of_transformers_is_known():
+    """As its documentation of `fsdp_config` lists them."""
+    listed = transformers.TrainingArguments.__doc__.partition("Supported keys:")[2].partition("DeepSpeed")[0]
+    names = [line.split("(")[0].strip(" -`") for line in listed.splitlines() if line.strip().startswith("- ")]
+    assert len(names) > 10
+    assert [name for name in names if name not in KEYS] == []
+
+
+def test_in_one_process_there_is_nobody_to_share_with(make_trainer):
+    with pytest.raises(
+        MisconfigurationException,
+        match=r"^fsdp=True shards the model over several processes, and this is one\. Start ",
+    ):
+        make_trainer(fsdp=True)
+
+
+def test_settings_that_change_nothing_are_warned_of_by_the_trainer(make_trainer, caplog):
+    with caplog.at_level(logging.WARNING):
+        make_trainer(trainer={"train_dataset": examples(8)}, fsdp_config={"state_dict_type": "FULL_STATE_DICT"})
+    assert "fsdp_config has an effect with fsdp=True only." in caplog.text
+
+
+@pytest.mark.every_device
+def test_on_one_device_the_way_on_is_named(make_trainer, device):
+    with pytest.raises(MisconfigurationException, match="torchrun") as caught:
+        make_trainer(fsdp=True)
+    assert ("--use_cpu" in str(caught.value)) == (device == "mps")

@@ -1,0 +1,310 @@
+"""Runs of a sharded model, which one process has to make alike with a whole one."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, TrainerCallback
+
+from mps_trainer import NonFiniteLossError, Trainer
+from mps_trainer.training import shards
+from mps_trainer.training.gathered import local, whole_weights
+from tests.conftest import Classifier, accuracy, examples, logged
+from tests.distributed.scenarios import (
+    Stream,
+    arguments,
+    files,
+    padded,
+    processes,
+    scenario,
+    sentences,
+    small_bert,
+)
+
+FULL, SHARDED = "FULL_STATE_DICT", "SHARDED_STATE_DICT"
+
+
+def spread(folder: str, config: dict[str, Any] | None = None, **settings: Any) -> Any:
+    """Arguments of a run that is sharded where there are several processes."""
+    sharding = {"fsdp": True, "fsdp_config": config or {}} if processes() > 1 else {}
+    return arguments(folder, **{"learning_rate": 1e-3, **sharding, **settings})
+
+
+def came_of(trainer: Trainer, **more: Any) -> dict[str, Any]:
+    return {
+        "losses": logged(trainer, "loss"),
+        "norms": logged(trainer, "grad_norm"),
+        "evaluations": logged(trainer, "eval_loss"),
+        "steps": trainer.state.global_step,
+        "weights": whole_weights(trainer.model),
+        **more,
+    }
+
+
+def gpt(dropout: float = 0.0, layers: int = 2) -> GPT2LMHeadModel:
+    """Whose head is tied to its embedding."""
+    torch.manual_seed(0)
+    quiet = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
+    return GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=64, n_embd=16, n_layer=layers, n_head=2, **quiet))
+
+
+def blocks_of(model: nn.Module) -> list[str]:
+    return [name for name, module in model.named_modules() if shards.is_sharded(module)]
+
+
+def held(trainer: Trainer) -> tuple[int, int]:
+    """Bytes of parameters and optimizer that this process has, and that there are."""
+    own = whole = 0
+    for parameter in trainer.model.parameters():
+        for tensor in (parameter, *trainer.optimizer.state[parameter].values()):
+            own += local(tensor).nbytes
+            whole += tensor.numel() * tensor.element_size()
+    return own, whole
+
+
+@scenario
+def sharded_tokens(folder: str) -> dict[str, Any]:
+    """A loss over tokens, accumulated, clipped, with an uneven end of the epoch, evaluated on a number that is odd."""
+    trainer = Trainer(
+        gpt(),
+        spread(
+            folder, gradient_accumulation_steps=2, max_grad_norm=0.5, eval_strategy="steps", eval_steps=20,
+            per_device_eval_batch_size=2, save_strategy="no",
+        ),
+        data_collator=padded,
+        train_dataset=sentences(41, labels=False),
+        eval_dataset=sentences(9, labels=False),
+    )  # fmt: skip
+    trainer.train()
+    own, whole = held(trainer)
+    after = trainer.evaluate()["eval_loss"]
+    trainer.save_model()
+    return came_of(trainer, own=own, whole=whole, blocks=blocks_of(trainer.model), after=after, folder=folder)
+
+
+@scenario
+def sharded_without_a_label_in_one_process(folder: str) -> dict[str, Any]:
+    """With accumulation: a process has batches with nothing to learn in any place of an update."""
+    rows = [{**row, "ignored": number % 16 < 8 or number % 8 < 4} for number, row in enumerate(sentences(45, False))]
+
+    def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        batch = padded(rows)
+        batch["labels"][torch.tensor([row["ignored"] for row in rows])] = -100
+        return batch
+
+    trainer = Trainer(
+        gpt(),
+        spread(
+            folder, gradient_accumulation_steps=3, train_sampling_strategy="sequential", remove_unused_columns=False
+        ),
+        data_collator=collate,
+        train_dataset=rows,
+    )
+    trainer.train()
+    return came_of(trainer)
+
+
+@scenario
+def sharded_and_computed_again(folder: str) -> dict[str, Any]:
+    """BERT for masked words, whose head is tied to the embeddings; activations are computed again."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model = BertForMaskedLM(BertConfig(vocab_size=64, max_position_embeddings=64, **sizes, **quiet))
+    trainer = Trainer(
+        model,
+        spread(folder, {"activation_checkpointing": True, "reshard_after_forward": False}),
+        data_collator=padded,
+        train_dataset=sentences(41, labels=False),
+    )
+    trainer.train()
+    return came_of(trainer, blocks=blocks_of(trainer.model))
+
+
+@scenario
+def sharded_by_size(folder: str) -> dict[str, Any]:
+    """A module that is not of transformers, one layer of which is not trained; a stream and a filler at the end."""
+    torch.manual_seed(0)
+    model = Classifier(dropout=0.0)
+    model.hidden.requires_grad_(False)
+    trainer = Trainer(
+        model,
+        spread(
+            folder, {"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 30}, learning_rate=1e-2,
+            max_grad_norm=0.0, per_device_eval_batch_size=2, optim="sgd",
+        ),
+        train_dataset=examples(41),
+        compute_metrics=accuracy,
+    )  # fmt: skip
+    trainer.train()
+    streams = [trainer.predict(Stream(examples(count, seed=1))) for count in (1, 9, 12)]
+    found = [(each.predictions, each.label_ids, each.metrics["test_loss"]) for each in streams]
+    return came_of(trainer, found=found, blocks=blocks_of(trainer.model))
+
+
+@scenario
+def sharded_in_bfloat16(folder: str) -> dict[str, Any]:
+    seen = []
+
+    class Look(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any, **kwargs: Any) -> None:
+            block = next(module for module in model.modules() if type(module).__name__.endswith("GPT2Block"))
+            block.mlp.register_forward_hook(lambda module, given, out: seen.append(module.c_fc.weight.dtype))
+
+    trainer = Trainer(
+        gpt(),
+        spread(folder, bf16=True, max_steps=30, learning_rate=1e-2),
+        data_collator=padded,
+        train_dataset=sentences(40, labels=False),
+        callbacks=[Look()],
+    )
+    trainer.train()
+    kept = {parameter.dtype for parameter in trainer.model.parameters()}
+    return came_of(trainer, used=set(seen), kept=kept)
+
+
+def saved(folder: str, kind: str, resume: Any = None, **settings: Any) -> dict[str, Any]:
+    """A run with dropout that evaluates, saves, and goes back to its best weights."""
+    trainer = Trainer(
+        gpt(dropout=0.1),
+        spread(
+            folder, {"state_dict_type": kind},
+            **{
+                "max_steps": 8, "gradient_accumulation_steps": 2, "save_strategy": "steps", "save_steps": 2,
+                "eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True, "save_total_limit": 3,
+                "learning_rate": 1e-2, "max_grad_norm": 0.5, **settings,
+            },
+        ),
+        data_collator=padded,
+        train_dataset=sentences(43, labels=False),
+        eval_dataset=sentences(7, labels=False),
+    )  # fmt: skip
+    trainer.train(resume_from_checkpoint=resume)
+    return came_of(trainer, best=trainer.state.best_model_checkpoint)
+
+
+@scenario
+def sharded_run_resumed(folder: str) -> dict[str, Any]:
+    """In an epoch, from either kind of checkpoint, beside one that was left alone."""
+    made = {}
+    for kind in (FULL, SHARDED):
+        place = os.path.join(folder, kind)
+        whole = saved(place, kind, save_total_limit=None)
+        made[kind] = whole, saved(place, kind, resume=os.path.join(place, "checkpoint-4"), save_total_limit=None)
+    return made
+
+
+def continued(folder: str, kind: str = FULL, resume: str | None = None, **settings: Any) -> dict[str, Any]:
+    """Without dropout, which several processes draw differently."""
+    trainer = Trainer(
+        gpt(),
+        spread(folder, {"state_dict_type": kind}, max_steps=12, max_grad_norm=0.5, **settings),
+        data_collator=padded,
+        train_dataset=sentences(43, labels=False),
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    return came_of(trainer)
+
+
+@scenario
+def sharded_checkpoints(folder: str) -> dict[str, Any]:
+    made: dict[str, Any] = {"folder": folder}
+    for kind in (FULL, SHARDED):
+        place = os.path.join(folder, kind)
+        came = continued(place, kind, save_strategy="steps", save_steps=4, save_total_limit=2)
+        made[kind] = {**came, "files": files(place)}
+    place = os.path.join(folder, "weights")
+    continued(place, SHARDED, save_strategy="steps", save_steps=6, save_only_model=True)
+    made["weights"] = {"files": files(place)}
+    return made
+
+
+@scenario
+def sharded_from_one_process(folder: str) -> dict[str, Any]:
+    """That one of two writes a checkpoint of a whole model, for both to go on from."""
+    whole = continued(folder, save_strategy="steps", save_steps=4, fsdp=None)
+    return {"whole": whole, "again": continued(folder, resume=os.path.join(folder, "checkpoint-8"))}
+
+
+@scenario
+def sharded_from_two_processes(folder: str) -> dict[str, Any]:
+    """That go on from checkpoints of two; not there where nobody has made one."""
+    place = os.environ.get("FROM_SHARDS")
+    if place is None:
+        return {}
+    return {
+        kind: continued(os.path.join(folder, kind), kind, os.path.join(place, kind, "checkpoint-8"))
+        for kind in (FULL, SHARDED)
+    }
+
+
+@scenario
+def sharded_on_a_full_disk(folder: str) -> dict[str, Any]:
+    """Of the second process only, in the checkpoint of the fourth step."""
+    import torch.distributed.checkpoint as dcp
+
+    kind: Any = dcp.HuggingFaceStorageWriter
+    write, calls = kind.write_data, []
+
+    def fails_once(writer: Any, plan: Any, planner: Any) -> Any:
+        calls.append(plan)
+        if len(calls) == 2 and os.environ.get("RANK") == "1":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(writer, plan, planner)
+
+    kind.write_data = fails_once
+    try:
+        saved(folder, SHARDED, max_steps=6, load_best_model_at_end=False, save_only_model=True)
+    finally:
+        kind.write_data = write
+    return {"files": sorted(os.listdir(folder))}
+
+
+@scenario
+def sharded_until_it_is_no_number(folder: str) -> dict[str, Any]:
+    rows = sentences(40, labels=False)
+
+    class Breaks(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, model: Any, **kwargs: Any) -> None:
+            if state.global_step == 3:
+                model.lm_head.register_forward_hook(lambda module, given, out: out * float("nan"))
+
+    trainer = Trainer(
+        gpt(),
+        spread(folder, stop_on_nan=True, max_steps=6),
+        data_collator=padded,
+        train_dataset=rows,
+        callbacks=[Breaks()],
+    )
+    try:
+        trainer.train()
+    except NonFiniteLossError as error:
+        return {"step": error.step, "files": sorted(os.listdir(folder)), "said": str(error)}
+    return {"step": None}
+
+
+@scenario
+def sharded_optimizers(folder: str) -> dict[str, Any]:
+    made = {}
+    for optim in ("adamw_torch", "sgd", "adagrad", "rmsprop"):
+        trainer = Trainer(
+            small_bert(),
+            spread(os.path.join(folder, optim), max_steps=4, optim=optim, save_strategy="steps", save_steps=2),
+            data_collator=padded,
+            train_dataset=sentences(24, labels=True),
+        )
+        trainer.train()
+        again = Trainer(
+            small_bert(),
+            spread(os.path.join(folder, optim), max_steps=4, optim=optim),
+            data_collator=padded,
+            train_dataset=sentences(24, labels=True),
+        )
+        again.train(resume_from_checkpoint=os.path.join(folder, optim, "checkpoint-2"))
+        made[optim] = {"losses": np.array(logged(trainer, "loss")), "again": np.array(logged(again, "loss"))}
+    return made

@@ -1,0 +1,179 @@
+"""A model that is sharded over processes trains as a whole one in one process, and is saved for any number of them."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from transformers import GPT2LMHeadModel
+
+from mps_trainer.checkpoints import manifest
+from tests.conftest import assert_same_weights
+from tests.distributed import sharding
+from tests.distributed.scenarios import SCENARIOS
+
+ALIKE = [
+    "sharded_tokens",
+    "sharded_without_a_label_in_one_process",
+    "sharded_and_computed_again",
+    "sharded_by_size",
+]
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """What one process makes of a scenario."""
+    return lambda name: SCENARIOS[name](str(tmp_path / name))
+
+
+def assert_trained_alike(one, several, steps=50):
+    """Sums of another order round differently; 1e-5 is far below what a step changes."""
+    for made in several:
+        assert made["steps"] == one["steps"] == steps
+        for key in ("losses", "norms", "evaluations"):
+            np.testing.assert_allclose(made[key], one[key], atol=1e-5, rtol=0)
+        assert made["weights"].keys() == one["weights"].keys()
+        for name, tensor in one["weights"].items():
+            torch.testing.assert_close(made["weights"][name], tensor, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_two_processes_train_as_one(made_by, alone, name):
+    assert_trained_alike(alone(name), made_by(2)(name))
+
+
+def test_each_process_holds_half_of_parameters_and_optimizer(made_by):
+    for made in made_by(2)("sharded_tokens"):
+        assert 0.45 < made["own"] / made["whole"] < 0.55
+        assert made["blocks"] == ["", "transformer.h.0", "transformer.h.1"]
+
+
+def test_a_block_that_is_tied_to_another_stays_around_the_others(made_by):
+    """bert.embeddings is a class not to be split, and its words are the head's."""
+    for made in made_by(2)("sharded_and_computed_again"):
+        assert made["blocks"] == ["", "bert.encoder.layer.0", "bert.encoder.layer.1"]
+
+
+def test_modules_from_a_size_on_are_blocks(made_by):
+    for made in made_by(2)("sharded_by_size"):
+        assert made["blocks"] == ["", "hidden"]
+
+
+def test_streams_are_predicted_as_in_one_process_whatever_remains(made_by, alone):
+    one = alone("sharded_by_size")["found"]
+    for made in made_by(2)("sharded_by_size"):
+        for (predictions, labels, loss), expected in zip(made["found"], one, strict=True):
+            np.testing.assert_allclose(predictions, expected[0], atol=1e-5, rtol=0)
+            np.testing.assert_array_equal(labels, expected[1])
+            assert loss == pytest.approx(expected[2], abs=1e-5)
+
+
+def test_the_model_that_is_saved_at_the_end_is_whole(made_by, alone):
+    one = alone("sharded_tokens")
+    for made in made_by(2)("sharded_tokens"):
+        assert made["after"] == pytest.approx(one["after"], abs=1e-5)
+    made = made_by(2)("sharded_tokens")[0]
+    model = GPT2LMHeadModel.from_pretrained(made["folder"])
+    assert model.config.architectures == ["GPT2LMHeadModel"]
+    assert_same_weights(model.state_dict(), made["weights"])
+
+
+def test_computation_is_in_bfloat16_and_what_is_kept_in_float32(made_by):
+    for made in made_by(2)("sharded_in_bfloat16"):
+        assert made["used"] == {torch.bfloat16}
+        assert made["kept"] == {torch.float32}
+        assert made["losses"][-1] < made["losses"][0] - 0.2
+
+
+@pytest.mark.parametrize("kind", [sharding.FULL, sharding.SHARDED])
+def test_a_resumed_run_is_equal_in_every_bit(made_by, kind):
+    for made in made_by(2)("sharded_run_resumed"):
+        whole, again = made[kind]
+        assert_same_weights(again["weights"], whole["weights"])
+        for key in ("losses", "norms", "evaluations", "steps", "best"):
+            assert again[key] == whole[key]
+
+
+def test_both_kinds_of_checkpoint_are_of_the_same_run(made_by):
+    for made in made_by(2)("sharded_run_resumed"):
+        assert_same_weights(made[sharding.FULL][0]["weights"], made[sharding.SHARDED][0]["weights"])
+
+
+def test_a_full_checkpoint_has_the_files_of_one_process_and_a_sharded_one_a_part_of_each(made_by):
+    made = made_by(2)("sharded_checkpoints")[0]
+    around = [
+        "config.json", "generation_config.json", "manifest.json", "rng_state_0.pth", "rng_state_1.pth",
+        "scheduler.pt", "trainer_state.json", "training_args.bin",
+    ]  # fmt: skip
+    parts = [
+        f"shards/{what}/shard-0000{rank}-model-00001-of-00001.safetensors"
+        for what in ("model", "optimizer")
+        for rank in (1, 2)
+    ]
+    whole = ["model.safetensors", "optimizer.pt"]
+    only = ["config.json", "generation_config.json", "manifest.json", "trainer_state.json", "training_args.bin"]
+    for kind, steps, expected in (
+        (sharding.FULL, (8, 12), [*around, *whole]),
+        (sharding.SHARDED, (8, 12), [*around, "optimizer_rest.pt", *parts]),
+        ("weights", (6, 12), [*only, *parts[:2]]),
+    ):
+        found = sorted(f"checkpoint-{step}/{name}" for step in steps for name in expected)
+        assert made[kind]["files"] == found
+    for kind in (sharding.FULL, sharding.SHARDED):
+        assert manifest.fault(os.path.join(made["folder"], kind, "checkpoint-8")) is None
+
+
+@pytest.mark.parametrize("kind", [sharding.FULL, sharding.SHARDED])
+def test_one_process_goes_on_from_two_with_a_whole_model(made_by, tmp_path, kind):
+    both = made_by(2)("sharded_checkpoints")
+    place = os.path.join(both[0]["folder"], kind, "checkpoint-8")
+    again = sharding.continued(str(tmp_path / "again"), resume=place)
+    assert_trained_alike(again, [made[kind] for made in both], steps=12)
+
+
+def test_a_shard_that_is_missing_is_found_before_training(made_by, tmp_path):
+    import shutil
+
+    made = made_by(2)("sharded_checkpoints")[0]
+    place = str(tmp_path / "checkpoint-8")
+    shutil.copytree(os.path.join(made["folder"], sharding.SHARDED, "checkpoint-8"), place)
+    name = "shards/model/shard-00002-model-00001-of-00001.safetensors"
+    os.remove(os.path.join(place, name))
+    with pytest.raises(ValueError, match=f"{name} is missing"):
+        sharding.continued(str(tmp_path / "again"), resume=place)
+
+
+def test_several_processes_go_on_from_a_whole_model(made_by):
+    for made in made_by(2)("sharded_from_one_process"):
+        assert_trained_alike(made["whole"], [made["again"]], steps=12)
+
+
+def test_a_disk_that_is_full_for_one_process_leaves_no_half_checkpoint_and_the_run_goes_on(made_by):
+    for made in made_by(2)("sharded_on_a_full_disk"):
+        assert made["files"] == ["checkpoint-2", "checkpoint-6"]
+
+
+def test_a_run_stops_before_the_step_that_is_no_number_with_a_checkpoint(made_by):
+    both = made_by(2)("sharded_until_it_is_no_number")
+    assert [made["step"] for made in both] == [4, 4]
+    assert both[0]["files"] == ["checkpoint-3"]
+
+
+def test_every_optimizer_that_is_offered_trains_alike_and_goes_on(made_by, alone):
+    one = alone("sharded_optimizers")
+    for made in made_by(2)("sharded_optimizers"):
+        for name, losses in one.items():
+            np.testing.assert_allclose(made[name]["losses"], losses["losses"], atol=1e-5, rtol=0)
+            np.testing.assert_array_equal(made[name]["again"], made[name]["losses"])
+
+
+@pytest.mark.slow
+def test_four_processes_train_as_one_and_go_on_from_two(made_by, made_by_four, alone):
+    """Of some parameters a process has no part at all."""
+    assert_trained_alike(alone("sharded_by_size"), made_by_four("sharded_by_size"))
+    both = made_by(2)("sharded_checkpoints")[0]
+    for made in made_by_four("sharded_from_two_processes"):
+        for kind in (sharding.FULL, sharding.SHARDED):
+            assert_trained_alike(both[kind], [made[kind]], steps=12)
