@@ -96,7 +96,8 @@ def test_the_drawing_has_every_room_once_and_an_arrow_for_each_import_that_is_sh
 def test_a_room_has_the_number_of_its_modules(house):
     sizes = {name: house._size(name) for name in house.graph()}
     assert sizes["training_args"] == "2 modules"
-    assert sizes["amounts, cache, errors, refusal, version"] == "5 modules"
+    base = next(name for name in sizes if "errors, " in name)
+    assert sizes[base] == f"{base.count(',') + 1} modules"
     assert sizes["callbacks"] == f"{len(list((PACKAGE / 'callbacks').glob('*.py')))} modules"
 
 
