@@ -81,7 +81,9 @@ def _box(room: Room, rooms: Graph) -> str:
 
 def _size(room: str) -> str:
     folder = PACKAGE / room
-    count = len(list(folder.rglob("*.py"))) if folder.is_dir() else len(room.split(", "))
+    names = room.split(", ")
+    alone = [path for path in PACKAGE.glob("*.py") if any(f"{path.stem}_".startswith(f"{name}_") for name in names)]
+    count = len(list(folder.rglob("*.py"))) if folder.is_dir() else len(alone)
     return f"{count} module{'s' * (count > 1)}"
 
 

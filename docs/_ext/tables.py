@@ -18,7 +18,7 @@ def table(rows: Sequence[Sequence[Cell]], head: Sequence[str], widths: Sequence[
     for row in rows:
         body += _row(row, code)
     group += [header, body]
-    found = nodes.table(classes=["generated"])
+    found = nodes.table()
     found += group
     return found
 

@@ -93,6 +93,14 @@ def test_the_drawing_has_every_room_once_and_an_arrow_for_each_import_that_is_sh
     assert len(arrows) == sum(map(len, imports.without_shortcuts(graph).values()))
 
 
+def test_a_room_has_the_number_of_its_modules(house):
+    sizes = {name: house._size(name) for name in house.graph()}
+    assert sizes["training_args"] == "2 modules"
+    base = next(name for name in sizes if "errors, " in name)
+    assert sizes[base] == f"{base.count(',') + 1} modules"
+    assert sizes["callbacks"] == f"{len(list((PACKAGE / 'callbacks').glob('*.py')))} modules"
+
+
 def test_no_room_lies_on_another_or_outside_the_picture(house):
     svg = ElementTree.fromstring(
         house.drawing(house.graph()).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
