@@ -1,4 +1,4 @@
-"""Makes the pictures of docs/report.md from the output_dir of a run: `python docs/images/make.py FOLDER`. Needs Chromium."""
+"""Makes the pictures of docs/report.md with Chromium: `python docs/images/make.py OUTPUT_DIR`, of any run."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from .record import FAILED, FINISHED, RUNNING, STEP, STOPPED, Event, RunRecord, 
 _APART = 0.25  # seconds between two looks at clock and memory, however often is logged
 _MARKS = 4000  # after which every other one is dropped, and those to come are twice as far apart
 _RUNTIME = "_runtime"
+_WARNINGS = 100  # that are kept of a session
 _SAVED_APART = 5.0  # seconds between two savings of the record at checkpoints
 _LASTING = ("begin", "resume", "warning", "fault", "stop")  # kinds of events that stay when their steps are made again
 
@@ -42,6 +43,7 @@ class Recorder:
         self._begun = time.perf_counter()
         self._process = psutil.Process()
         self._apart, self._looked, self._saved = _APART, 0.0, -_SAVED_APART
+        self._warnings = 0
         self._described = False
         self.ended = False
         earlier = _earlier(resumed_from, state.global_step) if resumed_from is not None else None
@@ -75,7 +77,11 @@ class Recorder:
                 self.note("evaluation", self.state.global_step, name.removesuffix(_RUNTIME), took=value)
 
     def note(self, kind: str, step: int, text: str = "", took: float = 0.0) -> None:
-        """Adds an event, with the time that it is now."""
+        """Adds an event, with the time that it is now; of warnings a hundred, as a run may warn at each log."""
+        if kind == "warning":
+            self._warnings += 1
+            if self._warnings > _WARNINGS:
+                return
         self.record.events.append(Event(kind, step, self._now(), as_line(description.without_home(text)), took))
 
     def save_now_and_then(self) -> None:
@@ -98,6 +104,8 @@ class Recorder:
             self._look()
             self.session.seconds = self._now() - self.session.offset
             self.record.fallback = self._merged(self._fallbacks.end())
+            if (more := self._warnings - _WARNINGS) > 0:
+                self.record.events.append(Event("warning", step, self._now(), f"{more} more warnings are not listed."))
             self.ended = True
         if error is None:
             text = "" if step >= most else "A callback ended it early."
