@@ -1,4 +1,4 @@
-"""Makes the pictures of docs/report.md: `python docs/images/make.py FOLDER` for the output_dir of a run."""
+"""Makes the pictures of docs/report.md with Chromium: `python docs/images/make.py OUTPUT_DIR`, of any run."""
 
 from __future__ import annotations
 
@@ -13,18 +13,25 @@ from mps_trainer.reports.page import page  # noqa: E402
 from mps_trainer.reports.sources import record_of  # noqa: E402
 from tests.reports.browser import look  # noqa: E402
 
-PICTURES = {
-    "report.png": {"width": 1140, "height": 900},
-    "report-phone.png": {"width": 500, "height": 900, "dark": True},
-}
+PHONE = 390, 844  # pixels; a window of Chromium is wider, a frame in it need not be
+FRAME = '<body style="margin:0"><iframe src="report.html" style="width:{}px;height:{}px;border:0"></iframe>'
 
 
 def main(folder: str) -> None:
     with tempfile.TemporaryDirectory() as temporary:
-        file = Path(temporary) / "report.html"
+        file, phone = Path(temporary) / "report.html", Path(temporary) / "phone.html"
         file.write_text(page(record_of(folder)), encoding="utf-8")
-        for name, settings in PICTURES.items():
-            look(file, Path(temporary), picture=HERE / name, **settings)
+        phone.write_text(FRAME.format(*PHONE), encoding="utf-8")
+        look(file, Path(temporary), 1140, 1000, picture=HERE / "report.png")
+        look(phone, Path(temporary), 500, PHONE[1], dark=True, picture=HERE / "report-phone.png")
+    crop(HERE / "report-phone.png", *PHONE)
+
+
+def crop(path: Path, width: int, height: int) -> None:
+    from PIL import Image
+
+    with Image.open(path) as image:
+        image.crop((0, 0, width, height)).save(path, optimize=True)
 
 
 if __name__ == "__main__":

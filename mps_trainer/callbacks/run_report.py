@@ -81,11 +81,11 @@ class RunReport(TrainerCallback):
 
     @_never_in_the_way
     def note(self, kind: str, step: int, text: str) -> None:
-        """Adds an event to the time line; a checkpoint also brings what is known to the disk."""
+        """Adds an event to the time line; a checkpoint may also bring what is known to the disk."""
         if self._recorder is not None and not self._recorder.ended:
             self._recorder.note(kind, step, text)
             if kind == "checkpoint":
-                self._recorder.save()
+                self._recorder.save_now_and_then()
 
     @_never_in_the_way
     def end(self, error: BaseException | None) -> None:

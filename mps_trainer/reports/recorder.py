@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from typing import Any
 
@@ -18,7 +17,9 @@ from .record import FAILED, FINISHED, RUNNING, STEP, STOPPED, Event, RunRecord, 
 
 _APART = 0.25  # seconds between two looks at clock and memory, however often is logged
 _MARKS = 4000  # after which every other one is dropped, and those to come are twice as far apart
-_RUNTIME = re.compile(r"(.+)_runtime")
+_RUNTIME = "_runtime"
+_WARNINGS = 100  # that are kept of a session
+_SAVED_APART = 5.0  # seconds between two savings of the record at checkpoints
 _LASTING = ("begin", "resume", "warning", "fault", "stop")  # kinds of events that stay when their steps are made again
 
 
@@ -41,7 +42,8 @@ class Recorder:
         self._args, self._model, self._loader, self._batch = args, model, loader, batch
         self._begun = time.perf_counter()
         self._process = psutil.Process()
-        self._apart, self._looked = _APART, 0.0
+        self._apart, self._looked, self._saved = _APART, 0.0, -_SAVED_APART
+        self._warnings = 0
         self._described = False
         self.ended = False
         earlier = _earlier(resumed_from, state.global_step) if resumed_from is not None else None
@@ -68,14 +70,24 @@ class Recorder:
         # not after an evaluation, whose time would lie before the mark and its event behind it
         if not self.ended and "loss" in logs and time.perf_counter() - self._looked >= self._apart:
             self._look()
+        if "loss" in logs:
+            return
         for name, value in logs.items():
-            found = _RUNTIME.fullmatch(name)
-            if found is not None and found[1] != "train" and record.is_number(value):
-                self.note("evaluation", self.state.global_step, found[1], took=value)
+            if name.endswith(_RUNTIME) and name != "train_runtime" and record.is_number(value):
+                self.note("evaluation", self.state.global_step, name.removesuffix(_RUNTIME), took=value)
 
     def note(self, kind: str, step: int, text: str = "", took: float = 0.0) -> None:
-        """Adds an event, with the time that it is now."""
+        """Adds an event, with the time that it is now; of warnings a hundred, as a run may warn at each log."""
+        if kind == "warning":
+            self._warnings += 1
+            if self._warnings > _WARNINGS:
+                return
         self.record.events.append(Event(kind, step, self._now(), as_line(description.without_home(text)), took))
+
+    def save_now_and_then(self) -> None:
+        """At a checkpoint: what is known by now, unless that was written a moment ago. Raises OSError."""
+        if time.perf_counter() - self._saved >= _SAVED_APART:
+            self.save()
 
     def save(self) -> None:
         """Writes what is known by now. Raises OSError."""
@@ -83,6 +95,7 @@ class Recorder:
         self._update()
         os.makedirs(self.folder, exist_ok=True)  # that of a trial that has saved nothing
         record.write(self.record, self.folder)
+        self._saved = time.perf_counter()
 
     def end(self, error: BaseException | None) -> None:
         """After the last step, or when `error` has ended the run."""
@@ -91,6 +104,8 @@ class Recorder:
             self._look()
             self.session.seconds = self._now() - self.session.offset
             self.record.fallback = self._merged(self._fallbacks.end())
+            if (more := self._warnings - _WARNINGS) > 0:
+                self.record.events.append(Event("warning", step, self._now(), f"{more} more warnings are not listed."))
             self.ended = True
         if error is None:
             text = "" if step >= most else "A callback ended it early."

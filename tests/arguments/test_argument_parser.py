@@ -45,6 +45,22 @@ COMMAND_LINE = """
 """
 
 
+@pytest.mark.parametrize(
+    ("flags", "report", "trackers"),
+    [
+        ((), True, []),
+        (("--no_report",), False, []),
+        (("--report", "false"), False, []),
+        (("--report_to", "none"), False, []),
+        (("--report_to", "tensorboard"), True, ["tensorboard"]),
+        (("--report_to", "tensorboard", "--no_report"), False, ["tensorboard"]),
+    ],
+)
+def test_a_report_is_left_out_by_its_flag_and_by_a_none_that_is_written_out(flags, report, trackers):
+    args = parse(*flags)
+    assert (args.report, args.report_to) == (report, trackers)
+
+
 def test_the_command_line():
     parser = HfArgumentParser((DataFields, TrainingArguments))
     data, args = parser.parse_args_into_dataclasses(shlex.split(COMMAND_LINE))

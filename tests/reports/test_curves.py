@@ -172,7 +172,7 @@ def test_warnings_and_faults_are_told_and_checkpoints_are_counted(record):
     record.events.append(Event("warning", 3, 5.0, "The loss was nan at step 3."))
     said = [row[2] for row in summary.event_table(record).rows]
     assert said[:2] == ["began", "stopped by SIGTERM"]
-    assert said[2:] == ["resumed from out/checkpoint-2", "ended", "warning The loss was nan at step 3."]
+    assert said[2:] == ["resumed from out/checkpoint-2", "ended", "warning: The loss was nan at step 3."]
     assert summary.counts_of_events(record) == "1 checkpoint and 2 evaluations. The best checkpoint is checkpoint-4."
 
 

@@ -197,6 +197,15 @@ def test_a_loss_that_is_no_number_is_on_the_time_line(make_trainer, tmp_path):
     assert (tmp_path / "run" / PAGE).exists()
 
 
+def test_a_run_that_warns_at_each_log_is_not_drowned_in_it(make_trainer, tmp_path, monkeypatch):
+    monkeypatch.setattr("mps_trainer.reports.recorder._WARNINGS", 2)
+    rows = [{**row, "x": torch.full((4,), torch.nan)} for row in examples(40)]
+    make_trainer({"train_dataset": rows}, report=True, max_steps=5).train()
+    said = [event["text"] for event in read_back(tmp_path / "run")["events"] if event["kind"] == "warning"]
+    assert len(said) == 3
+    assert said[-1] == "3 more warnings are not listed."
+
+
 def test_a_report_that_cannot_be_written_is_a_line_and_the_run_goes_on(make_trainer, tmp_path, monkeypatch, caplog):
     def full(path, text):
         raise OSError(28, "No space left on device", path)
