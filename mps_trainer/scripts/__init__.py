@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError, MisconfigurationException, explanation_of
 from ..refusal import FAILED, INTERRUPTED, refuse, refuse_unforeseen
+from ..terminal import on_terminal
 
 if TYPE_CHECKING:
     from ..training_args import TrainingArguments
@@ -65,13 +66,18 @@ def run(
 
 
 def set_up_logging(training_args: TrainingArguments) -> None:
-    """Logs to standard output, with the time, at the level that `log_level` says for this process."""
+    """Logs to standard output, with the time, at the level that `log_level` says for this process.
+
+    Where there is no terminal, the bars of libraries that load weights and files are left out.
+    """
     import transformers
 
     level = training_args.get_process_log_level()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stdout)
     logging.getLogger("mps_trainer").setLevel(level)
     transformers.utils.logging.set_verbosity(level)
+    if not on_terminal():
+        transformers.utils.logging.disable_progress_bar()
 
 
 @contextlib.contextmanager
