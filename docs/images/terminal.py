@@ -1,9 +1,9 @@
-"""Draws terminal.png: what a run shows in a terminal while it evaluates. From the root of a clone, on Linux:
+"""Draws terminal.png: what a run shows in a terminal while it evaluates. From the root of a clone:
 
     .venv/bin/python docs/images/terminal.py
 
 runs the command below on a pseudo-terminal, reads what it draws as a terminal would, and paints that. It needs the
-extras `examples`, `simulator` and `dev`: the font is the one that comes with matplotlib.
+extras `examples` and `dev`: the font is the one that comes with matplotlib.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ import termios
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-COLUMNS, ROWS = 108, 60
-SHOWN = "mps-trainer simulate run_glue.py --task_name mrpc --embedded --logging_steps 10 --eval_strategy epoch"
-COMMAND = [sys.executable, "-m", "mps_trainer", *SHOWN.split()[1:]]
+COLUMNS, ROWS = 114, 60
+SHOWN = "python run_glue.py --task_name mrpc --embedded --do_train --do_eval --logging_steps 10 --eval_strategy epoch"
+COMMAND = [sys.executable, *SHOWN.split()[1:]]
+# an evaluation long enough to be looked at, in a run that is soon over
+SHORTER = ["--per_device_eval_batch_size", "1", "--num_train_epochs", "2"]
 SIZE, LEADING, MARGIN = 15, 21, 16  # pixels
 PAPER, INK, PROMPT = "#16181d", "#d8dbe2", "#8fb573"
 
@@ -56,7 +58,7 @@ def moment(folder: Path) -> list[str]:
     if process == 0:
         os.chdir(ROOT / "examples" / "text-classification")
         environ = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "PYTHONWARNINGS": "ignore"}
-        arguments = [*COMMAND, "--output_dir", str(folder), "--per_device_eval_batch_size", "8"]
+        arguments = [*COMMAND, "--output_dir", str(folder), *SHORTER]
         os.execve(sys.executable, arguments, environ)
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     screen, best, rest = Screen(), [], b""
@@ -96,7 +98,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         lines = moment(Path(folder) / "mrpc")
     begin = next(number for number, line in enumerate(lines) if line.startswith("Training on"))
-    shown = [line.replace(folder, "").replace("//", "/") for line in lines[begin:] if line]
+    shown = [line.replace(f"{folder}/", "") for line in lines[begin:] if line]
     paint([f"$ {SHOWN}", *shown], Path(__file__).with_suffix(".png"))
 
 

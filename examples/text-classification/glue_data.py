@@ -70,18 +70,19 @@ def _from_hub(name: str, config: str | None, model: ModelArguments) -> DatasetDi
 
 
 def _from_files(data: DataTrainingArguments, model: ModelArguments) -> DatasetDict:
-    from datasets import DatasetDict, disable_progress_bars, enable_progress_bars
+    from datasets import DatasetDict, are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
     from datasets.utils import logging
 
     files = {"train": data.train_file, "validation": data.validation_file, "test": data.test_file}
-    verbosity = logging.get_verbosity()
+    verbosity, has_bars = logging.get_verbosity(), not are_progress_bars_disabled()
     disable_progress_bars()
     logging.set_verbosity(logging.CRITICAL)  # what goes wrong is said once, by the error
     try:
         return DatasetDict({split: _from_file(file, model) for split, file in files.items() if file is not None})
     finally:
         logging.set_verbosity(verbosity)
-        enable_progress_bars()
+        if has_bars:
+            enable_progress_bars()
 
 
 def _from_file(file: str, model: ModelArguments) -> Dataset:

@@ -34,6 +34,7 @@ from mps_trainer import TrainingArguments
 from mps_trainer.distributed import Processes
 from mps_trainer.scripts import run, set_up_logging
 from mps_trainer.scripts.reach import go_offline_if_unreachable
+from mps_trainer.terminal import on_terminal
 
 NAME = "run_glue.py"
 METRIC = Path(__file__).parent / "metrics" / "glue"
@@ -148,6 +149,8 @@ def log_from_here_on(training_args: TrainingArguments) -> None:
     level = training_args.get_process_log_level()
     logger.setLevel(level)
     datasets.utils.logging.set_verbosity(level)
+    if not on_terminal():
+        datasets.disable_progress_bars()
     logger.info("Arguments: %s", training_args)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import Any
 
 import torch
@@ -14,11 +12,6 @@ from ..amounts import format_bytes
 _NARROWEST = 6  # columns in which a bar still says something
 _USUAL = 80  # columns of a terminal that does not tell how many it has
 _EVERY = 0.5  # seconds between two looks at memory and clock; between them a step costs an addition
-
-
-def on_terminal() -> bool:
-    """Whether bars can be drawn: stderr is a terminal that moves its cursor, which one with TERM=dumb does not."""
-    return bool(sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb")
 
 
 class Bar(tqdm):

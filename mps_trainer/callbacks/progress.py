@@ -9,7 +9,8 @@ from transformers.trainer_callback import ProgressCallback as TransformersProgre
 
 from ..amounts import format_bytes
 from ..data.loader import length_of, num_examples
-from .bars import Bar, memory_in_use, on_terminal, samples_per_second
+from ..terminal import on_terminal
+from .bars import Bar, memory_in_use, samples_per_second
 from .overview import first_lines
 from .tenths import Tenths
 
@@ -174,7 +175,11 @@ class ProgressCallback(TransformersProgressCallback):
     # What is not training
 
     def _note_pause(self, control: Any) -> None:
-        self._paused_at = time.perf_counter() if control.should_evaluate or control.should_save else None
+        self._paused_at = None
+        if control.should_evaluate or control.should_save:
+            self._paused_at = time.perf_counter()
+            if self.training_bar is not None:
+                self.training_bar.refresh()  # it stands still until that is done
 
     def _leave_out_pause(self) -> None:
         if self._paused_at is None or not self._is_training:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError, MisconfigurationException, explanation_of
 from ..refusal import FAILED, INTERRUPTED, refuse, refuse_unforeseen
+from ..terminal import on_terminal
 
 if TYPE_CHECKING:
     from ..training_args import TrainingArguments
@@ -73,7 +74,8 @@ def _speaks(arguments: tuple[Any, ...] | None) -> bool:
 def set_up_logging(training_args: TrainingArguments) -> None:
     """Logs to standard output, with the time, at the level that `log_level` says for this process.
 
-    Of several processes those that do not log show no bars of transformers and datasets either.
+    Of several processes those that do not log show no bars of transformers and datasets either; where there is no
+    terminal, none shows those of libraries that load weights and files.
     """
     import transformers
 
@@ -86,6 +88,8 @@ def set_up_logging(training_args: TrainingArguments) -> None:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stdout)
     logging.getLogger("mps_trainer").setLevel(level)
     transformers.utils.logging.set_verbosity(level)
+    if not on_terminal():
+        transformers.utils.logging.disable_progress_bar()
 
 
 @contextlib.contextmanager

@@ -27,10 +27,14 @@ _UNKNOWN = "More information needed\n"
 _VERSIONS = "### Framework versions\n"
 
 
-def completed(card: str, trainer: Any) -> str:
-    """transformers' card with what this package knows. A section that it does not have is added at the end."""
+def completed(card: str, trainer: Any, source: str = "") -> str:
+    """transformers' card with what this package knows. A section that it does not have is added at the end.
+
+    Args:
+        source: of datasets that do not say where they are from.
+    """
     facts = gather_all_facts()
-    if data := data_table(trainer):
+    if data := data_table(trainer, source):
         before, found, after = card.partition(_DATA + _UNKNOWN)
         card = f"{before}{_DATA}{data}\n{after}" if found else f"{card.rstrip()}\n\n{_DATA}{data}\n"
     device = f"### Device\n\n{device_lines(trainer, facts)}\n"
@@ -65,7 +69,7 @@ def precision(args: Any) -> str:
     return "that of the weights, no autocast"
 
 
-def data_table(trainer: Any) -> str:
+def data_table(trainer: Any, source: str = "") -> str:
     """The datasets: how many examples, and where they are from as far as they tell; "" where there is none."""
     datasets = {"training": trainer.train_dataset}
     evaluation = trainer.eval_dataset
@@ -74,7 +78,7 @@ def data_table(trainer: Any) -> str:
     else:
         datasets["evaluation"] = evaluation
     rows = [
-        f"| {_cell(name)} | {_examples(dataset)} | {origin(dataset) or 'not known'} |"
+        f"| {_cell(name)} | {_examples(dataset)} | {origin(dataset) or _cell(source) or 'not known'} |"
         for name, dataset in datasets.items()
         if dataset is not None
     ]
@@ -102,7 +106,8 @@ def device_lines(trainer: Any, facts: MachineFacts) -> str:
     args = trainer.args
     memory = None if facts.memory_bytes is None else f"{format_bytes(facts.memory_bytes)} of memory"
     machine = ", ".join(part for part in (facts.chip or facts.machine, memory) if part)
-    lines = [f"- Device: {args.device}. {args.decision.reason}", f"- Machine: {machine}"]
+    simulated = ", simulated on the CPU" if facts.mps_simulated and args.device.type == "mps" else ""
+    lines = [f"- Device: {args.device}{simulated}. {args.decision.reason}", f"- Machine: {machine}"]
     if args.world_size > 1:
         lines.append(f"- Processes: {args.world_size}")
     entry = next((entry for entry in reversed(trainer.state.log_history) if "train_runtime" in entry), None)

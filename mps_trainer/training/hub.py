@@ -123,7 +123,8 @@ class Hub(TrainerBase):
         summary.hyperparameters = {**(summary.hyperparameters or {}), **card.more_arguments(self)}
         os.makedirs(self.args.output_dir, exist_ok=True)
         place = Path(path)
-        place.write_text(card.completed(summary.to_model_card(), self), encoding="utf-8")
+        source = dataset if isinstance(dataset, str) else ", ".join(dataset or [])
+        place.write_text(card.completed(summary.to_model_card(), self, source), encoding="utf-8")
         if is_peft:
             model: Any = self.model
             model.create_or_update_model_card(self.args.output_dir)

@@ -28,6 +28,7 @@ def read(path):
 def test_every_task_trains_evaluates_and_predicts(run_glue, out, task):
     status, _, errors = run_glue("--task_name", task, "--embedded", "--do_train", "--do_eval", "--do_predict", *SHORT)
     assert status == 0, errors
+    assert "\r" not in errors  # nobody sees bars here
     results = read(out / "all_results.json")
     expected = {f"eval_{name}" for name in METRICS.get(task, {"accuracy"})} | {"eval_loss", "eval_samples"}
     if task == "mnli":
@@ -39,7 +40,7 @@ def test_every_task_trains_evaluates_and_predicts(run_glue, out, task):
     assert read(out / "trainer_state.json")["global_step"] == 4
     card = (out / "README.md").read_text()
     assert f"made-up sample for GLUE {TASKS[task].folder}" in card
-    assert "| training | 64 |" in card
+    assert "| training | 64 | made-up sample" in card
     assert "- Device: cpu. " in card
     assert "- Loss: " in card
     for name in [task, "mnli-mm"] if task == "mnli" else [task]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mps_trainer.version import __version__
-from tests.cli.test_example import FOLDERS, files_of
+from tests.cli.test_example import files_of
 
 ROOT = Path(__file__).parents[2]
 BUILD = "import sys, setuptools.build_meta as backend; print(getattr(backend, sys.argv[1])(sys.argv[2]))"
@@ -61,16 +61,21 @@ def installed(wheel, tmp_path_factory):
     return command
 
 
-def test_the_wheel_has_the_package_with_its_data_and_the_examples_and_nothing_else(wheel):
+def test_what_is_built_has_the_package_its_data_the_examples_and_what_an_index_shows(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
+        metadata = Parser().parsestr(archive.read(f"mps_trainer-{__version__}.dist-info/METADATA").decode())
     package = {f"mps_trainer/{name}" for name in files_of(ROOT / "mps_trainer")}
     examples = {f"mps_trainer/_examples/{name}" for name in files_of(ROOT / "examples")}
     assert names == package | examples
     assert {"mps_trainer/py.typed", "mps_trainer/simulator/csrc/device.cpp"} <= names
 
+    assert (metadata["Name"], metadata["Version"]) == ("mps_trainer", __version__)
+    assert (metadata["License-Expression"], metadata["License-File"]) == ("Apache-2.0", "LICENSE")
+    assert metadata["Requires-Python"] == ">=3.10"
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert metadata.get_payload().startswith("# mps_trainer")
 
-def test_the_sdist_has_what_the_tests_and_the_pages_need(wheel):
     with tarfile.open(wheel.parent / f"mps_trainer-{__version__}.tar.gz") as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     wanted = {"CHANGELOG.md", "CITATION.cff", "constraints.txt", "tests/conftest.py", "docs/index.md", ".ci/run"}
@@ -78,30 +83,13 @@ def test_the_sdist_has_what_the_tests_and_the_pages_need(wheel):
     assert not [name for name in names if "__pycache__" in name or "/." in name]
 
 
-def test_the_metadata_say_what_an_index_shows(wheel):
-    with zipfile.ZipFile(wheel) as archive:
-        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        metadata = Parser().parsestr(archive.read(name).decode())
-    assert (metadata["Name"], metadata["Version"]) == ("mps_trainer", __version__)
-    assert metadata["License-Expression"] == "Apache-2.0"
-    assert metadata["License-File"] == "LICENSE"
-    assert metadata["Requires-Python"] == ">=3.10"
-    assert metadata["Description-Content-Type"] == "text/markdown"
-    assert metadata.get_payload().startswith("# mps_trainer")
-
-
-def test_an_example_is_copied_out_of_the_installation(installed):
-    for name in FOLDERS:
-        installed("example", name, name)
-        assert files_of(installed.folder / name) == files_of(ROOT / "examples" / name)
-
-
-def test_the_copied_example_trains_by_the_installed_package(installed):
+def test_an_example_copied_out_of_the_installation_trains_by_it(installed):
     """On Linux on the simulated device, which is compiled from the sources that are installed."""
     installed("example", "text-classification", "mine")
+    assert files_of(installed.folder / "mine") == files_of(ROOT / "examples" / "text-classification")
     how = "simulate" if sys.platform == "linux" else "launch"
-    train = ["--task_name", "mrpc", "--embedded", "--do_train", "--max_steps", "2", "--max_train_samples", "32"]
     options = ["--json", "report.json"] if how == "simulate" else ["--cpu"]
+    train = ["--task_name", "mrpc", "--embedded", "--do_train", "--max_steps", "2", "--max_train_samples", "32"]
     done = installed(how, *options, "mine/run_glue.py", *train, "--output_dir", "out")
     assert (installed.folder / "out" / "model.safetensors").is_file()
     if how == "simulate":

@@ -68,6 +68,16 @@ def test_a_dataset_of_the_hub_is_named_with_split_and_licence(write):
     assert "split validation" in lines[1]
 
 
+def test_data_that_do_not_say_where_they_are_from_are_called_as_the_script_does(write):
+    rows = section(write(card_settings={"dataset": "boats | by hand"}), "## Training and evaluation data").splitlines()
+    assert rows[2] == r"| training | 40 | boats \| by hand |"
+
+
+def test_a_simulated_device_is_called_one(make_trainer, mps):
+    trainer = make_trainer()
+    assert "- Device: mps, simulated on the CPU. " in card.completed("# Short\n", trainer)
+
+
 def test_a_dataset_made_in_memory_is_not_called_none(write):
     rows = [{"x": row["x"].tolist(), "labels": row["labels"]} for row in examples(8)]
     made = datasets.Dataset.from_list(rows).with_format("torch")
