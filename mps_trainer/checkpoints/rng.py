@@ -65,10 +65,10 @@ _REQUIRED = ["python", "numpy", "cpu"]
 def _file_for(checkpoint: str, rank: int, size: int) -> str:
     made_by = sum(1 for name in os.listdir(checkpoint) if re.fullmatch(r"rng_state_\d+\.pth", name))
     if made_by == 0:
-        if size > 1 and os.path.isfile(os.path.join(checkpoint, FILE)):
+        if size > 1 and rank == 0 and os.path.isfile(os.path.join(checkpoint, FILE)):
             logger.warning(_OTHER_NUMBER, checkpoint, "1 process", size)
         return FILE
-    if made_by != size:
+    if made_by != size and rank == 0:
         logger.warning(_OTHER_NUMBER, checkpoint, f"{made_by} processes", size)
     return f"rng_state_{rank % made_by}.pth"
 

@@ -45,7 +45,7 @@ def save(
     inner: Any = getattr(model, "_orig_mod", model)
     if isinstance(inner, PreTrainedModel) or hasattr(inner, "peft_config"):
         given = {} if state_dict is None else {"state_dict": state_dict}
-        with _without_bars():
+        with _without_bars(), _writing_here(inner):
             inner.save_pretrained(folder, **given)
     else:
         inner = inner if state_dict is None else Weights(state_dict)
@@ -191,6 +191,19 @@ def _sharing_memory_with_loaded(model: nn.Module, missing: set[str]) -> set[str]
     place = {name: id(tensor) if is_shard(tensor) else tensor.data_ptr() for name, tensor in state.items()}
     loaded = {place[name] for name in state if name not in missing}
     return {name for name in missing if name in place and place[name] in loaded}
+
+
+@contextlib.contextmanager
+def _writing_here(model: Any) -> Iterator[None]:
+    """Inside, save_pretrained() writes in whichever process: transformers' own writes in the first one of all only.
+
+    With save_on_each_node the first one of each machine writes.
+    """
+    model.should_save_on_this_rank = lambda is_main_process: is_main_process
+    try:
+        yield
+    finally:
+        del model.should_save_on_this_rank
 
 
 @contextlib.contextmanager

@@ -47,6 +47,7 @@ def test_two_processes_train_as_one(made_by, alone, name):
 def test_each_process_holds_half_of_parameters_and_optimizer(made_by):
     for made in made_by(2)("sharded_tokens"):
         assert 0.45 < made["own"] / made["whole"] < 0.55
+        assert made["apart"] == {True}  # batches of one update exchange no gradients but after the last
         assert made["blocks"] == ["", "transformer.h.0", "transformer.h.1"]
 
 

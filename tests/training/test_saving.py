@@ -13,14 +13,14 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, TrainerCallback
+from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, PreTrainedModel, TrainerCallback
 
 from mps_trainer import Trainer
 from mps_trainer.checkpoints import manifest, sealing
 from mps_trainer.checkpoints.background import Background
 from mps_trainer.checkpoints.folders import find_checkpoints
 from mps_trainer.errors import CheckpointError
-from mps_trainer.training import saving
+from mps_trainer.training import model_files, saving
 from tests.conftest import assert_same_weights, weights
 
 SAVING = {"save_strategy": "steps", "save_steps": 2, "max_steps": 6, "learning_rate": 1e-2}
@@ -388,3 +388,15 @@ def test_what_went_wrong_in_a_run_that_was_interrupted_is_not_of_the_next(make_t
         Background.settle()
     trainer.remove_callback(callback)
     assert trainer.train().global_step == 6
+
+
+def test_the_process_that_is_to_save_writes_the_model_though_it_is_not_the_first_of_all(
+    make_args, tmp_path, monkeypatch
+):
+    """With save_on_each_node the first one of each machine; transformers would leave it to the first of all."""
+    monkeypatch.setattr(PreTrainedModel, "should_save_on_this_rank", lambda self, is_main: False, raising=False)
+    sizes = {"hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 4}
+    model = BertForSequenceClassification(BertConfig(vocab_size=8, max_position_embeddings=8, **sizes))
+    model_files.save(model, None, make_args(), str(tmp_path))
+    assert {"config.json", "model.safetensors"} <= set(os.listdir(tmp_path))
+    assert "should_save_on_this_rank" not in vars(model)
