@@ -24,7 +24,7 @@ UNCHANGED = "Nothing was written."
 def add_parser(commands: Any) -> None:
     command = commands.add_parser(
         "config",
-        help="ask for the settings of `mps-trainer launch`, or show them",
+        help="ask for the settings of `launch`, or show them",
         description="Ask how scripts are to be launched on this machine and write the answers to a file: device, "
         "mixed precision, processes, and on mps the fallback and the limit of memory. What `accelerate config` has "
         "written is proposed. `config show` prints what is in force, and from which file.",

@@ -19,7 +19,7 @@ from .script import add_rest, check_script
 def add_parser(commands: Any) -> None:
     command = commands.add_parser(
         "launch",
-        help="run a script with the settings of `mps-trainer config`",
+        help="run a script with the settings of `config`",
         description="Run a script as `python SCRIPT ARGUMENTS` would, with the settings of --config_file, else of "
         "`mps-trainer config`, else of `accelerate config`. Flags go before variables of the shell, and those before "
         "the file. The exit status is the script's; 2 when it could not be started.",

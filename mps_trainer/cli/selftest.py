@@ -21,7 +21,7 @@ COULD_NOT_RUN = 2  # 1 is for a check that failed
 def add_parser(commands: Any) -> None:
     command = commands.add_parser(
         "selftest",
-        help="train a tiny model on the device and on the CPU, and say what works",
+        help="train a tiny model on the device, and say what works",
         description="Train a tiny model on the device that training would choose here, and on the CPU, and compare: "
         "losses, bf16 and fp16, save and resume, the memory guard, operators without a kernel. Takes less than a "
         "minute and needs no network. The exit status is 0 when all that could be checked passed, 1 when a check "
