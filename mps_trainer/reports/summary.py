@@ -50,7 +50,7 @@ def outcome(record: RunRecord) -> tuple[str, str, str]:
         return "failed", BAD, f"After {steps}{took}{_on(record)}: {text}"
     if kind == RUNNING:
         return "not ended", NEUTRAL, f"{steps}{took}{_on(record)} when this was written."
-    return "unknown end", NEUTRAL, f"{steps}, and nothing tells how the run ended."
+    return "unknown end", NEUTRAL, f"{steps}; {record.source} does not tell how the run ended."
 
 
 def device_name(record: RunRecord) -> str:
@@ -171,6 +171,8 @@ def _padding(record: RunRecord) -> list[Row]:
     if real and tokens:
         return [("padding", _padding_text(real, tokens))]
     each = tokens_per_example(record)
+    if each is None and "batch" not in record.data:
+        return []
     if each is None:
         return [("padding", "not known: nothing tells the lengths without going through the examples")]
     rows: list[Row] = [("tokens of an example in a batch", f"{number(each)} with padding, on average")]
@@ -219,7 +221,7 @@ def fallback_table(record: RunRecord) -> tuple[str, Table]:
         table.rows.append((str(entry.get("name")), *counts))
     more = f" {len(operators) - _SHOWN_OPERATORS} more are not listed." if len(operators) > _SHOWN_OPERATORS else ""
     if not record.fallback:
-        return "Not known: this run was not recorded to its end.", table
+        return f"Not known: {record.source} does not have them.", table
     return str(record.fallback.get("text") or "") + more, table
 
 

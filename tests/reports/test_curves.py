@@ -133,8 +133,8 @@ def test_the_headline_has_the_metrics_first(record):
         ({"kind": "stopped", "text": "by SIGTERM"}, "stopped", "Stopped by SIGTERM after 4 of 4 steps in 8.0 s on"),
         ({"kind": "failed", "text": "E: no"}, "failed", "After 4 of 4 steps in 8.0 s on simulated mps: E: no"),
         ({"kind": "running"}, "not ended", "4 of 4 steps in 8.0 s on simulated mps when this was written."),
-        ({"kind": "unknown"}, "unknown end", "4 of 4 steps, and nothing tells how the run ended."),
-        ({}, "unknown end", "4 of 4 steps, and nothing tells"),
+        ({"kind": "unknown"}, "unknown end", "4 of 4 steps; run_record.json does not tell how the run ended."),
+        ({}, "unknown end", "4 of 4 steps; run_record.json does not tell"),
     ],
 )
 def test_the_outcome_in_a_sentence(record, outcome, word, sentence):

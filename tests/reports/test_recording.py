@@ -62,6 +62,12 @@ def test_clock_and_memory_are_looked_at_four_times_a_second_at_most(report_of):
     assert len(seconds) <= 2 + 4 * record["sessions"][0]["seconds"] + 1
 
 
+def test_no_mark_lies_between_an_evaluation_and_its_event(report_of, monkeypatch):
+    monkeypatch.setattr("mps_trainer.reports.recorder._APART", 0.0)
+    _, record = report_of(eval_strategy="steps", eval_steps=1)
+    assert [mark[0] for mark in record["sessions"][0]["marks"]] == [0, 1, 2, 3, 4, 4]  # begin, four logs, end
+
+
 @pytest.mark.parametrize("settings", [{"report": False}, {"report_to": "none"}, {"report_to": ["none"]}])
 def test_it_can_be_left_out(make_trainer, tmp_path, settings):
     make_trainer(**{"report": True, "max_steps": 1, **settings}).train()
