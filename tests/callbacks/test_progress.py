@@ -242,3 +242,19 @@ def test_a_step_reads_no_memory_and_writes_nothing_by_itself(make_trainer, capfd
     monkeypatch.setattr("mps_trainer.callbacks.progress.memory_in_use", looked.append)
     make_trainer(disable_tqdm=False, max_steps=20, logging_steps=10).train()
     assert len(looked) == 2
+
+
+def test_bars_read_nothing_from_the_device(mps, make_trainer, terminal, at_once):
+    def reads(shown):
+        trainer = make_trainer(
+            disable_tqdm=not shown, max_steps=8, logging_steps=4, eval_strategy="steps", eval_steps=4
+        )
+        before = mps.counters()["blocking_reads"]
+        trainer.train()
+        return mps.counters()["blocking_reads"] - before
+
+    quiet = reads(shown=False)
+    screen = terminal()
+    drawn = reads(shown=True)
+    assert re.search(r"training  50%\|.* samples/s, [\d.]+ KiB\]", screen.end())
+    assert drawn == quiet
