@@ -60,6 +60,12 @@ def sharded(model: nn.Module, args: TrainingArguments, processes: Processes) -> 
 
     config: Any = args.fsdp_config
     blocks = find_blocks(model, config)
+    if not blocks and config.get("auto_wrap_policy") != WHOLE and processes.is_first:
+        logger.warning(
+            "fsdp: no block of %s is known, so that the whole model is gathered at once in each step. Name the class "
+            "of its blocks with transformer_layer_cls_to_wrap in fsdp_config.",
+            type(model).__name__,
+        )
     for unit in (*blocks, model):
         _require_one_format(unit)
     _begin_alike(model, args.device)
@@ -125,14 +131,7 @@ def find_blocks(model: nn.Module, config: dict[str, Any]) -> list[nn.Module]:
         found = _by_size(model, config["min_num_params"]) if config.get("min_num_params") else []
     else:
         found = _by_class(model, config.get("transformer_layer_cls_to_wrap"))
-    blocks = _without_tied(found, model)
-    if not blocks:
-        logger.warning(
-            "fsdp: no block of %s is known, so that the whole model is gathered at once in each step. Name the class "
-            "of its blocks with transformer_layer_cls_to_wrap in fsdp_config.",
-            type(model).__name__,
-        )
-    return blocks
+    return _without_tied(found, model)
 
 
 def _by_class(model: nn.Module, names: list[str] | None) -> list[nn.Module]:
