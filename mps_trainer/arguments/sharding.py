@@ -60,8 +60,11 @@ def settle(args: Any) -> None:
     """
     fsdp, options = _asked(args.fsdp)
     if not fsdp:
-        if fsdp is False:
-            args.fsdp = False
+        args.fsdp = False if fsdp is False else None
+        if isinstance(args.fsdp_config, os.PathLike):
+            args.fsdp_config = os.fspath(args.fsdp_config)
+        if args.fsdp_config is not None and not isinstance(args.fsdp_config, (dict, str)):
+            raise _refused("fsdp_config", args.fsdp_config, "a dictionary, JSON, or the path of a JSON file")
         return
     config = _read(args.fsdp_config)
     for name, value in options.items():
@@ -116,7 +119,7 @@ def _asked(value: Any) -> tuple[Any, dict[str, Any]]:
         for name, stands_for in _OPTIONS[word].items():
             if meant.setdefault(name, stands_for) != stands_for:
                 raise _refused("fsdp", value, "one of full_shard and shard_grad_op")
-    return bool(words), meant
+    return (True, meant) if words else (None, {})
 
 
 def _read(value: Any) -> dict[str, Any]:
