@@ -20,10 +20,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 COLUMNS, ROWS = 114, 60
-SHOWN = "python run_glue.py --task_name mrpc --embedded --do_train --do_eval --logging_steps 10 --eval_strategy epoch"
-COMMAND = [sys.executable, *SHOWN.split()[1:]]
 # an evaluation long enough to be looked at, in a run that is soon over
-SHORTER = ["--per_device_eval_batch_size", "1", "--num_train_epochs", "2"]
+SHOWN = (
+    "python run_glue.py --task_name mrpc --embedded --do_train --do_eval --logging_steps 10 --eval_strategy epoch",
+    "--num_train_epochs 2 --per_device_eval_batch_size 1 --output_dir mrpc",
+)
+COMMAND = [sys.executable, *" ".join(SHOWN).split()[1:-2]]
 SIZE, LEADING, MARGIN = 15, 21, 16  # pixels
 PAPER, INK, PROMPT = "#16181d", "#d8dbe2", "#8fb573"
 
@@ -58,7 +60,7 @@ def moment(folder: Path) -> list[str]:
     if process == 0:
         os.chdir(ROOT / "examples" / "text-classification")
         environ = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "PYTHONWARNINGS": "ignore"}
-        arguments = [*COMMAND, "--output_dir", str(folder), *SHORTER]
+        arguments = [*COMMAND, "--output_dir", str(folder)]
         os.execve(sys.executable, arguments, environ)
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     screen, best, rest = Screen(), [], b""
@@ -88,7 +90,8 @@ def paint(lines: list[str], path: Path) -> None:
     draw = ImageDraw.Draw(image)
     for number, line in enumerate(lines):
         place = (MARGIN, MARGIN + number * LEADING)
-        draw.text(place, line, font=font, fill=PROMPT if line.startswith("$ ") else INK)
+        is_typed = line.startswith("$ ")
+        draw.text(place, line.replace("$   ", "    "), font=font, fill=PROMPT if is_typed else INK)
     image.quantize(32).save(path, optimize=True)
 
 
@@ -99,7 +102,7 @@ def main() -> None:
         lines = moment(Path(folder) / "mrpc")
     begin = next(number for number, line in enumerate(lines) if line.startswith("Training on"))
     shown = [line.replace(f"{folder}/", "") for line in lines[begin:] if line]
-    paint([f"$ {SHOWN}", *shown], Path(__file__).with_suffix(".png"))
+    paint([f"$ {SHOWN[0]} \\", f"$   {SHOWN[1]}", *shown], Path(__file__).with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -51,11 +51,12 @@ class RunReport(TrainerCallback):
         self._draws = True
         self._trials: list[str] = []  # folders of the search that is going on
         self._recorder: Recorder | None = None
+        self._told = False  # where the page of this run is
 
     def expect(self, folder: str, resumed_from: str | None, batch: int, draws: bool = True) -> None:
         """A run is about to begin in `folder`, with updates of `batch` examples; without `draws` it leaves no page."""
         self._folder, self._resumed_from, self._batch, self._draws = folder, resumed_from, batch, draws
-        self._recorder = None
+        self._recorder, self._told = None, False
         if not draws and folder not in self._trials:
             self._trials.append(folder)
 
@@ -120,6 +121,9 @@ class RunReport(TrainerCallback):
         from ..reports.page import write_page
 
         write_page(recorder.record, recorder.folder)
+        if not self._told:
+            logger.info("The report of this run: %s", os.path.join(recorder.folder, PAGE))
+            self._told = True
 
 
 def _can_draw(folder: str) -> bool:

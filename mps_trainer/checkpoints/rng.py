@@ -62,9 +62,16 @@ def read_rng(checkpoint: str, rank: int = 0, size: int = 1) -> dict[str, Any] | 
 _REQUIRED = ["python", "numpy", "cpu"]
 
 
+def files_of(checkpoint: str) -> list[str]:
+    """The files of the generators, one for each process that made `checkpoint`."""
+    several = sorted(name for name in os.listdir(checkpoint) if re.fullmatch(r"rng_state_\d+\.pth", name))
+    return several or [FILE]
+
+
 def _file_for(checkpoint: str, rank: int, size: int) -> str:
-    made_by = sum(1 for name in os.listdir(checkpoint) if re.fullmatch(r"rng_state_\d+\.pth", name))
-    if made_by == 0:
+    files = files_of(checkpoint)
+    made_by = len(files)
+    if files == [FILE]:
         if size > 1 and rank == 0 and os.path.isfile(os.path.join(checkpoint, FILE)):
             logger.warning(_OTHER_NUMBER, checkpoint, "1 process", size)
         return FILE

@@ -7,6 +7,7 @@ a pickle, which could run code when it is read. Here a file's header says so.
 from __future__ import annotations
 
 import json
+import math
 import os
 import warnings
 from typing import Any
@@ -19,6 +20,8 @@ from .files import damaged
 FOLDER = "shards"
 WEIGHTS, OPTIMIZER = "model", "optimizer"  # in it, a folder each
 REST = "optimizer_rest.pt"  # what of an optimizer's state is no tensor
+_PARTS = "parts.json"  # in the folder of the parts: their names
+_SUFFIX = ".safetensors"
 
 
 def has_shards(checkpoint: str, what: str = WEIGHTS) -> bool:
@@ -42,6 +45,7 @@ def write(checkpoint: str, what: str, tensors: dict[str, torch.Tensor], group: A
     Raises:
         OSError: if the disk of one of them does not take it, in all of them.
     """
+    import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
 
     folder = os.path.join(checkpoint, FOLDER, what)
@@ -50,6 +54,13 @@ def write(checkpoint: str, what: str, tensors: dict[str, torch.Tensor], group: A
         dcp.save(tensors, storage_writer=writer, process_group=group)
     except dcp.CheckpointException as error:
         raise _first_of(error) from error
+    if not dist.is_initialized() or dist.get_rank(group) == 0:
+        with open(os.path.join(folder, _PARTS), "w", encoding="utf-8") as file:
+            json.dump(_parts(folder), file)
+
+
+def _parts(folder: str) -> list[str]:
+    return sorted(name for name in os.listdir(folder) if name.endswith(_SUFFIX))
 
 
 def _first_of(error: Any) -> BaseException:
@@ -76,6 +87,7 @@ def read_into(checkpoint: str, what: str, tensors: dict[str, torch.Tensor]) -> N
     import torch.distributed.checkpoint as dcp
 
     folder = os.path.join(checkpoint, FOLDER, what)
+    _metadata(checkpoint, what)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # as is meant
@@ -101,6 +113,23 @@ def _metadata(checkpoint: str, what: str) -> dict[str, Any]:
 
     folder = os.path.join(checkpoint, FOLDER, what)
     try:
-        return dict(dcp.HuggingFaceStorageReader(folder).read_metadata().state_dict_metadata)
+        _require_parts(folder)
+        found: dict[str, Any] = dict(dcp.HuggingFaceStorageReader(folder).read_metadata().state_dict_metadata)
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise damaged(folder, error) from error
+    # a part that is missing would be read as whatever is in memory
+    for name, entry in found.items():
+        there = sum(math.prod(chunk.sizes) for chunk in entry.chunks)
+        if there != math.prod(entry.size):
+            raise damaged(folder, ValueError(f"of {name}, a part is missing"))
+    return found
+
+
+def _require_parts(folder: str) -> None:
+    """Raises ValueError if a part is missing that was written."""
+    path = os.path.join(folder, _PARTS)
+    if os.path.isfile(path):
+        with open(path, encoding="utf-8") as file:
+            missing = sorted(set(json.load(file)) - set(_parts(folder)))
+        if missing:
+            raise ValueError(f"{missing[0]} is missing")

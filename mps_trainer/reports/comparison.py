@@ -11,7 +11,7 @@ from . import figures, summary
 from .curves import Chart, Curve, charts
 from .markup import card, chart_card, document, escape, grid, heading, paragraph, table, without_scripts
 from .record import RunRecord, replace
-from .summary import Table
+from .summary import LAST_LOSS, TRAINING_LOSS, Table
 from .words import duration, metric_name, number
 
 NOT_KNOWN = "–"
@@ -65,7 +65,7 @@ def metric_table(records: Sequence[RunRecord]) -> Table:
     """A row for each run, a column for each metric that one of them has, then time and speed."""
     metrics = [summary.final_metrics(record) for record in records]
     names = list(dict.fromkeys(name for found in metrics for name in found))
-    names.sort(key=lambda name: (name == "training loss", name.endswith("_loss")))
+    names.sort(key=lambda name: (name in (TRAINING_LOSS, LAST_LOSS), name.endswith("_loss")))
     head = ("run", *map(metric_name, names), "steps", "time", "samples/s")
     shown = Table(head, numbers=tuple(range(1, len(head))))
     for record, found in zip(records, metrics, strict=True):

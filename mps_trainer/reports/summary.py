@@ -16,6 +16,7 @@ Row = tuple[str, ...]
 
 GOOD, BAD, NEUTRAL = "good", "bad", "neutral"
 _SHOWN_OPERATORS = 30
+TRAINING_LOSS, LAST_LOSS = "training loss", "last logged loss"
 
 
 @dataclass
@@ -67,10 +68,11 @@ def final_metrics(record: RunRecord) -> dict[str, float]:
     found: dict[str, float] = {}
     for name in curves.metric_names(record):
         found[name] = next(entry[name] for entry in reversed(record.history) if name in entry)
-    for name in ("train_loss", "loss"):
+    # the mean of a run that has ended; where it has not, what was logged last is something else
+    for name, label in (("train_loss", TRAINING_LOSS), ("loss", LAST_LOSS)):
         values = [entry[name] for entry in record.history if name in entry]
         if values:
-            found["training loss"] = values[-1]
+            found[label] = values[-1]
             break
     return found
 
@@ -78,7 +80,7 @@ def final_metrics(record: RunRecord) -> dict[str, float]:
 def tiles(record: RunRecord) -> list[Tile]:
     """The metrics first, the loss after them, then time, speed and memory."""
     metrics = final_metrics(record)
-    ordered = sorted(metrics, key=lambda name: (name == "training loss", name.endswith("_loss")))
+    ordered = sorted(metrics, key=lambda name: (name in (TRAINING_LOSS, LAST_LOSS), name.endswith("_loss")))
     found = [Tile(metric_name(name), number(metrics[name]), _best(record, name)) for name in ordered[:6]]
     if record.seconds:
         found.append(Tile("training time", duration(record.seconds), _sessions(record)))

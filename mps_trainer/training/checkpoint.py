@@ -16,7 +16,7 @@ from ..checkpoints.belonging import require_belonging
 from ..checkpoints.files import damaged, read_tensors
 from ..checkpoints.folders import checkpoint_folder
 from ..checkpoints.rng import FILE as RNG_FILE
-from ..checkpoints.rng import read_rng, rng_state
+from ..checkpoints.rng import files_of, read_rng, rng_state
 from ..errors import MisconfigurationException
 from .draws import ORDER_SEED
 from .gathered import parted_state
@@ -105,8 +105,18 @@ def restore_progress(loop: TrainingLoop, folder: str) -> dict[str, Any] | None:
     trainer._load_optimizer_and_scheduler(folder)
     trainer._load_scaler(folder)
     saved = read_rng(folder, trainer.processes.rank, trainer.processes.size)
-    loop.go_on_at(trainer.state.global_step, _position(saved, folder))
+    loop.go_on_at(trainer.state.global_step, _position_of_all(saved, folder, trainer.processes.size))
     return saved
+
+
+def _position_of_all(saved: dict[str, Any] | None, folder: str, size: int) -> dict[str, Any]:
+    """Where the loop stood; its loss the mean over those who made the checkpoint, if they were not as many as now."""
+    position, files = _position(saved, folder), files_of(folder)
+    if not position or len(files) in (1, size):
+        return position
+    made_by = [_position(read_rng(folder, rank, len(files)), folder) for rank in range(len(files))]
+    sums = [each["sum"] for each in made_by if each]
+    return {**position, "sum": sum(sums) / len(sums)}
 
 
 def _position(saved: dict[str, Any] | None, folder: str) -> dict[str, Any]:

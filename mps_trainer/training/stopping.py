@@ -103,16 +103,20 @@ class Stopping:
                 f"Stopped when training had ended, after step {step}, and before what was to follow it."
             )
 
-    def _launcher(self) -> list[str]:
-        """What started this process: Python, or torchrun on one machine."""
+    def _launcher(self, machines: int) -> list[str]:
+        """What started this process: Python, or torchrun on one machine or several."""
         python, size = sys.executable or "python", self.loop.trainer.processes.size
-        return [python] if size == 1 else [python, "-m", "torch.distributed.run", "--nproc_per_node", str(size)]
+        if size == 1:
+            return [python]
+        several = ["--nnodes", str(machines), "--node_rank", "..."] if machines > 1 else []
+        return [python, "-m", "torch.distributed.run", *several, "--nproc_per_node", str(size // machines)]
 
     def _message(self) -> str:
         trainer, step = self.loop.trainer, self.loop.state.global_step
+        machines = trainer.processes.gather(trainer.args.local_process_index).count(0)
         if trainer.unsaved is not None:
             return f"Stopped after step {step}, but {trainer.unsaved}"
         folder = folders.checkpoint_folder(trainer._get_output_dir(self.loop.trial), step)
         takes_flags = "transformers.hf_argparser" in sys.modules
-        way_on = how_to_go_on(folder, sys.argv if takes_flags else [], self._launcher())
+        way_on = how_to_go_on(folder, sys.argv if takes_flags else [], self._launcher(machines))
         return f"Stopped after step {step} of {self.loop.plan.max_steps} and saved {folder}. To go on: {way_on}"

@@ -24,6 +24,7 @@ from transformers.utils import logging as transformers_logging
 from transformers.utils.generic import can_return_loss, find_labels
 
 from ..arguments.deprecated import DROPPED_IN
+from ..arguments.sharding import SHARDED
 from ..callbacks import (
     call_first_who_add_to_logs,
     close_display,
@@ -35,9 +36,9 @@ from ..callbacks import (
 )
 from ..checkpoints import folders
 from ..checkpoints.background import Background
-from ..checkpoints.lock import only_run_in
 from ..data.transfer import BatchTransfer
 from ..distributed import Processes
+from ..distributed.folder import only_run_of_all_in, require_shared
 from ..errors import MisconfigurationException
 from ..guards.exhausted import PLACING, TRAINING, explained
 from ..guards.growth import make_guard
@@ -195,8 +196,9 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
     def _own_output_folder(self, trial: Any) -> Iterator[str]:
         """Inside, no other process trains into the run's folder, and nothing half written is in it."""
         run_dir = self._get_output_dir(trial)
-        own = only_run_in(self.args.output_dir) if self.args.should_save else contextlib.nullcontext()
-        with own:
+        if (why := self._why_one_folder()) is not None:
+            require_shared(run_dir, self.processes, why)
+        with only_run_of_all_in(self.args.output_dir, self.processes, self.args.should_save):
             if self.args.should_save:
                 Background.settle()
                 self.background.forget()
@@ -223,6 +225,15 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
                     draws.close()  # a run may end within an epoch; its workers would be killed when Python exits
                 self.loop = None
                 self.is_in_train = False
+
+    def _why_one_folder(self) -> str | None:
+        """Why all processes have to see one output folder; None if they need not."""
+        config: Any = self.args.fsdp_config
+        if self.is_fsdp_enabled and config.get("state_dict_type") == SHARDED:
+            return "each writes its part of a checkpoint there"
+        if self.args.load_best_model_at_end and not self.args.save_on_each_node:
+            return "load_best_model_at_end=True has all of them read the best checkpoint"
+        return None
 
     def _end_reports(self, error: BaseException | None) -> None:
         for report in reports_among(self.callback_handler.callbacks):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -260,6 +262,47 @@ def a_checkpoint_that_is_not_there(folder: str) -> dict[str, Any]:
         trainer.train(resume_from_checkpoint=os.path.join(folder, "checkpoint-99"))
     except MisconfigurationException as error:
         return {"said": str(error)}
+    return {"said": None}
+
+
+@scenario
+def folders_of_their_own(folder: str) -> dict[str, Any]:
+    """As on machines that share none; a best checkpoint would be seen by the process that wrote it alone."""
+    own = f"{folder}-{os.environ.get('RANK', 0)}"
+    trainer = Trainer(
+        Classifier(),
+        arguments(own, load_best_model_at_end=True, eval_strategy="epoch", save_strategy="epoch", max_steps=2),
+        train_dataset=examples(40),
+        eval_dataset=examples(8),
+    )
+    try:
+        trainer.train()
+    except MisconfigurationException as error:
+        return {"said": str(error), "left": os.listdir(own) if os.path.isdir(own) else []}
+    return {"said": None}
+
+
+@scenario
+def another_run_in_the_folder(folder: str) -> dict[str, Any]:
+    """Which the first process alone finds there, and all are told."""
+    os.makedirs(folder, exist_ok=True)
+    trainer = Trainer(Classifier(), arguments(folder, max_steps=1), train_dataset=examples(40))
+    holder = None
+    if trainer.processes.is_first:
+        code = "import sys; from mps_trainer.checkpoints.lock import only_run_in\n"
+        code += "with only_run_in(sys.argv[1]): print('locked', flush=True); sys.stdin.read()"
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        holder = subprocess.Popen([sys.executable, "-c", code, folder], **pipes)
+        assert holder.stdout is not None
+        holder.stdout.readline()
+    trainer.processes.wait()
+    try:
+        trainer.train()
+    except MisconfigurationException as error:
+        return {"said": str(error)}
+    finally:
+        if holder is not None:
+            holder.communicate()
     return {"said": None}
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 import numpy as np
 import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
-from mps_trainer.checkpoints import manifest
+from mps_trainer import MisconfigurationException
+from mps_trainer.checkpoints import manifest, shards
 from tests.conftest import assert_same_weights
 from tests.distributed import sharding
 from tests.distributed.scenarios import SCENARIOS
@@ -113,12 +115,14 @@ def test_a_full_checkpoint_has_the_files_of_one_process_and_a_sharded_one_a_part
         for what in ("model", "optimizer")
         for rank in (1, 2)
     ]
+    parts = sorted([*parts, "shards/model/parts.json", "shards/optimizer/parts.json"])
+    of_weights = [name for name in parts if "model/" in name]
     whole = ["model.safetensors", "optimizer.pt"]
     only = ["config.json", "generation_config.json", "manifest.json", "trainer_state.json", "training_args.bin"]
     for kind, steps, expected in (
         (sharding.FULL, (8, 12), [*around, *whole]),
         (sharding.SHARDED, (8, 12), [*around, "optimizer_rest.pt", *parts]),
-        ("weights", (6, 12), [*only, *parts[:2]]),
+        ("weights", (6, 12), [*only, *of_weights]),
     ):
         found = sorted(f"checkpoint-{step}/{name}" for step in steps for name in expected)
         assert made[kind]["files"] == found
@@ -135,8 +139,6 @@ def test_one_process_goes_on_from_two_with_a_whole_model(made_by, tmp_path, kind
 
 
 def test_a_shard_that_is_missing_is_found_before_training(made_by, tmp_path):
-    import shutil
-
     made = made_by(2)("sharded_checkpoints")[0]
     place = str(tmp_path / "checkpoint-8")
     shutil.copytree(os.path.join(made["folder"], sharding.SHARDED, "checkpoint-8"), place)
@@ -144,6 +146,22 @@ def test_a_shard_that_is_missing_is_found_before_training(made_by, tmp_path):
     os.remove(os.path.join(place, name))
     with pytest.raises(ValueError, match=f"{name} is missing"):
         sharding.continued(str(tmp_path / "again"), resume=place)
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_a_missing_part_is_never_read_as_what_is_in_memory(made_by, tmp_path, rank, is_listed):
+    made = made_by(2)("sharded_checkpoints")[0]
+    place = str(tmp_path / "checkpoint-8")
+    shutil.copytree(os.path.join(made["folder"], sharding.SHARDED, "checkpoint-8"), place)
+    folder = os.path.join(place, "shards", "model")
+    assert shards.read(place, shards.WEIGHTS)
+    os.remove(os.path.join(folder, f"shard-0000{rank}-model-00001-of-00001.safetensors"))
+    if not is_listed:  # an end that is missing makes a shorter tensor, which only the list tells
+        os.remove(os.path.join(folder, "parts.json"))
+    if is_listed or rank == 1:
+        with pytest.raises(MisconfigurationException, match="missing"):
+            shards.read(place, shards.WEIGHTS)
 
 
 def test_several_processes_go_on_from_a_whole_model(made_by):

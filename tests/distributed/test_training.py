@@ -86,6 +86,17 @@ def test_all_processes_refuse_what_the_first_one_refuses(made_by):
         assert "checkpoint-99: there is no such folder" in made["said"]
 
 
+def test_all_processes_are_told_that_they_do_not_share_a_folder(made_by):
+    for made in made_by(2)("folders_of_their_own"):
+        assert "Process 1 does not see what process 0 writes into" in made["said"]
+        assert not made["left"]
+
+
+def test_all_processes_are_told_of_another_run_in_the_folder(made_by):
+    for made in made_by(2)("another_run_in_the_folder"):
+        assert "is training into" in made["said"]
+
+
 @pytest.mark.slow
 def test_four_processes_train_as_one_and_go_on_from_two(made_by_four, alone):
     for name in ("the_end_of_an_epoch_is_uneven", "the_end_of_an_epoch_is_one_example"):

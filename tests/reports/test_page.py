@@ -103,10 +103,11 @@ def test_runs_are_compared_by_metrics_and_by_arguments_that_differ(data):
     other = RunRecord.from_dict({**data, "name": "other", **changes})
     bare = RunRecord("bare", {"kind": "unknown", "step": 4}, history=first.history)
     table = metric_table([first, other, bare])
-    assert table.head == ("run", "accuracy", "evaluation loss", "training loss", "steps", "time", "samples/s")
-    assert table.rows[0] == ("glue", "0.75", "0.6", "0.6", "4", "8.0 s", "8")
-    assert table.rows[1][:4] == ("other", "0.5", "0.8", "0.7")
-    assert table.rows[2][4:] == ("4", "–", "–")
+    losses = ("evaluation loss", "training loss", "last logged loss")  # the mean of a whole run, or what there is
+    assert table.head == ("run", "accuracy", *losses, "steps", "time", "samples/s")
+    assert table.rows[0] == ("glue", "0.75", "0.6", "0.6", "–", "4", "8.0 s", "8")
+    assert table.rows[1][:5] == ("other", "0.5", "0.8", "–", "0.7")
+    assert table.rows[2][5:] == ("4", "–", "–")
     assert argument_differences([first, other, bare]).rows == [("seed", "7", "8", "?")]
     figures = json.loads(re.search(r'id="charts">(.*?)</script>', comparison([first, other, bare]), re.DOTALL)[1])
     loss = figures["chart-0"]
