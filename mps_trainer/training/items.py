@@ -66,7 +66,8 @@ class ItemsUse:
         items = torch.as_tensor(items)
         if is_sharded(model):  # which would move it to the device of the others, and so use it
             items = items.to(next((each.device for each in inputs.values() if torch.is_tensor(each)), items.device))
-        watched = items.as_subclass(_Watched)
+        # a copy: `mps-trainer check` takes what a model is given for something on the device
+        watched = items.clone().as_subclass(_Watched)
         # compiled code is traced once and would not tell
         outputs = getattr(model, "_orig_mod", model)(**inputs, num_items_in_batch=watched)
         self.is_used = watched.was_used

@@ -57,6 +57,17 @@ def test_a_bert_is_ready(bert, make_trainer, settings):
     assert report.batch_shapes[0]["input_ids"] == "int64[8, 6]"
 
 
+@pytest.mark.parametrize("batches", [1, 2])
+def test_the_number_of_items_that_a_model_divides_by_is_not_read_from_the_device(make_trainer, batches):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=8, n_embd=8, n_layer=1, n_head=1))
+    rows = [{**row, "labels": row["input_ids"]} for row in sentences(16)]
+    data = {"model": model, "train_dataset": rows, "eval_dataset": rows}
+    trainer = make_trainer(trainer=data, gradient_accumulation_steps=batches)
+    assert reads(trace_step(trainer)) == []
+
+
 def test_our_loop_reads_nothing_from_the_device(make_trainer):
     assert reads(trace_step(make_trainer())) == []
 
