@@ -24,9 +24,10 @@ from pathlib import Path
 from tests.distributed.launch import environment, free_port
 
 from . import training
+from .training import MET
 
 LEFT_OVER = "tmp-checkpoint-*"
-FINDS_OUT = 60  # seconds, the ddp_timeout of the runs
+FINDS_OUT = 60  # seconds, twice the ddp_timeout of the runs
 
 
 @dataclass
@@ -91,6 +92,7 @@ class Harness:
     def run(self, folder: Path, variant: str, device: str, seconds: float | None) -> int | None:
         """The exit status of a training run; None if one of its processes was killed after `seconds`."""
         folder.mkdir(exist_ok=True)
+        (folder / MET).unlink(missing_ok=True)
         port = free_port()
         running = []
         for rank in range(self.processes):
@@ -99,7 +101,8 @@ class Harness:
                     os.environ.update(environment(rank, self.processes, port))
                 _be_the_run(self.library, folder, variant, device)
             running.append(pid)
-        end = None if seconds is None else time.monotonic() + seconds
+        # of several, from when they have met: one that waits for others to come finds out by its timeout alone
+        begun = time.monotonic() if self.processes == 1 else None
         status = 0
         while running:
             for pid in list(running):
@@ -107,7 +110,9 @@ class Harness:
                 if ended:
                     running.remove(pid)
                     status = status or os.waitstatus_to_exitcode(how)
-            if running and end is not None and time.monotonic() >= end:
+            if begun is None and (folder / MET).exists():
+                begun = time.monotonic()
+            if running and None not in (begun, seconds) and time.monotonic() >= begun + seconds:
                 self.kill(running)
                 return None
             time.sleep(0.0005)

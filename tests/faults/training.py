@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 STEPS = 24
+MET = "met"  # a file that is there when all processes have found each other
 TIMES = ("runtime", "per_second", "flos")
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -84,6 +85,8 @@ def train(library: str, folder: Path, variant: str, device: str, **changes: Any)
 
             stack.enter_context(simulated_mps())
         trainer = _trainer(library, folder, VARIANTS[variant] | changes, device)
+        if library == "mps_trainer" and trainer.processes.are_several:
+            (folder / MET).touch()
         resume = any(folder.glob("checkpoint-*"))
         trainer.train(resume_from_checkpoint=resume or None)
         result = outcome(trainer)
@@ -116,7 +119,7 @@ def _trainer(library: str, folder: Path, settings: dict[str, Any], device: str) 
         "report_to": "none",
         "save_total_limit": 3,
         "log_level": "error",
-        "ddp_timeout": 60,
+        "ddp_timeout": 30,
         "dataloader_pin_memory": False,
     }
     torch.manual_seed(0)
