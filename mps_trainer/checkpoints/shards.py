@@ -45,7 +45,6 @@ def write(checkpoint: str, what: str, tensors: dict[str, torch.Tensor], group: A
     Raises:
         OSError: if the disk of one of them does not take it, in all of them.
     """
-    import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
 
     folder = os.path.join(checkpoint, FOLDER, what)
@@ -54,7 +53,12 @@ def write(checkpoint: str, what: str, tensors: dict[str, torch.Tensor], group: A
         dcp.save(tensors, storage_writer=writer, process_group=group)
     except dcp.CheckpointException as error:
         raise _first_of(error) from error
-    if not dist.is_initialized() or dist.get_rank(group) == 0:
+
+
+def list_parts(checkpoint: str) -> None:
+    """Notes which parts there are, once all processes have written theirs; one of them calls it. Raises OSError."""
+    for what in os.listdir(os.path.join(checkpoint, FOLDER)):
+        folder = os.path.join(checkpoint, FOLDER, what)
         with open(os.path.join(folder, _PARTS), "w", encoding="utf-8") as file:
             json.dump(_parts(folder), file)
 

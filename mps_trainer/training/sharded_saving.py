@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..arguments.sharding import SHARDED
-from ..checkpoints import folders
+from ..checkpoints import folders, shards
 from ..checkpoints.sealing import seal, why_not_written
 from ..distributed import Processes
 from . import checkpoint, model_files
@@ -61,6 +61,7 @@ def write_together(trainer: Saving, unfinished: str, folder: str, step: int) -> 
         checkpoint.save_shards(trainer.model, optimizer, unfinished, trainer.processes.group)
 
     def rest() -> None:
+        shards.list_parts(unfinished)
         model_files.save_without_weights(trainer.model, trainer.tokenizer_to_save, args, unfinished)
         if optimizer is not None:
             checkpoint.save_rest_of_optimizer(optimizer, unfinished)
