@@ -21,6 +21,11 @@ from typing import Any
 MODULE, MODEL = "transformers.models.bert.modeling_bert", "BertForSequenceClassification"
 
 
+def _is_embedding(module: Any) -> bool:
+    """Also where a Trainer has put a kind of its own in its place. By name, as torch is not to be imported for it."""
+    return any(kind.__name__ == "Embedding" for kind in type(module).__mro__)
+
+
 class Notes:
     """What was seen of the forward passes in training mode. Times are seconds since the process was begun."""
 
@@ -33,7 +38,7 @@ class Notes:
     def add(self, model: Any, batch: dict[str, Any]) -> None:
         if not self.begun:
             # An embedding is looked up, not multiplied: its weights take no floating-point operations.
-            looked_up = sum(part.weight.numel() for part in model.modules() if type(part).__name__ == "Embedding")
+            looked_up = sum(part.weight.numel() for part in model.modules() if _is_embedding(part))
             self.parameters = sum(parameter.numel() for parameter in model.parameters()) - looked_up
         self.begun.append(time.time() - self.started)
         self.shapes.add(tuple(batch["input_ids"].shape))

@@ -52,10 +52,14 @@ class Processes:
 
     def sum(self, numbers: Sequence[float]) -> list[float]:
         """The sum over all processes of each of `numbers`, of which all have as many."""
-        return self._reduced(numbers, "SUM")
+        return self._reduced(numbers, "SUM")()
 
     def highest(self, numbers: Sequence[float]) -> list[float]:
         """The highest in any process of each of `numbers`, of which all have as many."""
+        return self._reduced(numbers, "MAX")()
+
+    def highest_later(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
+        """The same without waiting for the others: what is returned waits, and gives the numbers."""
         return self._reduced(numbers, "MAX")
 
     def gather(self, thing: T) -> list[T]:
@@ -100,15 +104,20 @@ class Processes:
             raise RuntimeError(f"Process 0 has failed, and this one, process {self.rank}, ends with it. {told[2]}")
         return pickle.loads(told[0])
 
-    def _reduced(self, numbers: Sequence[float], operation: str) -> list[float]:
+    def _reduced(self, numbers: Sequence[float], operation: str) -> Callable[[], list[float]]:
         if not self.are_several:
-            return list(numbers)
+            return lambda: list(numbers)
         import torch
         import torch.distributed as dist
 
-        both = torch.tensor(numbers, dtype=torch.float64)
-        dist.all_reduce(both, op=getattr(dist.ReduceOp, operation), group=self.group)
-        return both.tolist()
+        everybodys = torch.tensor(numbers, dtype=torch.float64)
+        work = dist.all_reduce(everybodys, getattr(dist.ReduceOp, operation), group=self.group, async_op=True)
+
+        def result() -> list[float]:
+            work.wait()
+            return everybodys.tolist()
+
+        return result
 
     @functools.cached_property
     def group(self) -> Any:

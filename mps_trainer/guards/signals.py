@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -37,6 +37,7 @@ class StopRequest:
         self.signum: int | None = None
         self._received, self._received_at = 0, 0.0
         self._processes = processes if processes is not None and processes.are_several else None
+        self._answer: Callable[[], list[float]] | None = None  # to what was asked
         self._wanted = wanted and threading.current_thread() is threading.main_thread()
         self._process = os.getpid()
 
@@ -69,10 +70,17 @@ class StopRequest:
                     f"\n{name}: finishing the step and saving a checkpoint. Once more stops at once, without saving.\n"
                 )
 
+    def ask(self) -> None:
+        """Asks the other processes whether a signal has come, without waiting for what they say."""
+        if self._processes is not None and self._answer is None:
+            self._answer = self._processes.highest_later([self._received])
+
     def agree(self) -> None:
-        """Makes a signal that has reached one of the processes known to all of them."""
-        if self._processes is not None:
-            self.signum = int(self._processes.highest([self._received])[0]) or None
+        """Makes a signal that had come to one of the processes when they asked, or now, known to all of them."""
+        self.ask()
+        if self._answer is not None:
+            self.signum = int(self._answer()[0]) or None
+            self._answer = None
 
     @property
     def _speaks(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
@@ -30,7 +31,7 @@ from .loaders import Loaders
 from .objective import Objective
 from .optimizer import set_mode
 from .predictions import Predictions, watching_for_last
-from .shards import in_step, parted
+from .shards import in_step, parted_afterwards
 
 logger = logging.getLogger(__name__)
 
@@ -141,26 +142,26 @@ class Evaluation(Loaders, Objective):
         kept = Predictions(args, keep_outputs=not by_batch or description == "Prediction", apart=is_shared)
         seen = 0
         batches = watching_for_last(dataloader, self.accelerator.gradient_state)
-        # a sharded model waits for all processes in every pass; those of a share are as many in all of them
-        uneven = self.is_fsdp_enabled and shares.shares_of(dataloader) is None
+        evenly = shares.shares_of(dataloader) is not None  # as many batches in all processes
+        # a sharded model waits for all of them in every pass
+        uneven = self.is_fsdp_enabled and not evenly
         pairs = in_step(batches, self.processes) if uneven else zip(batches, itertools.repeat(True), strict=False)
-        for number, (inputs, counts) in enumerate(pairs):
-            size = find_batch_size(inputs) or args.eval_batch_size
-            loss, logits, labels = self.prediction_step(model, inputs, loss_only, ignore_keys=ignore_keys)
-            if logits is not None and self.preprocess_logits_for_metrics is not None:
-                logits = self.preprocess_logits_for_metrics(logits, labels)
-            if not counts or (is_shared and shares.is_filler(dataloader, number)):
-                continue
-            seen += size
-            kept.add(loss, size, logits, labels, self._inputs_for_metrics(inputs))
-            self.fire("on_prediction_step")
-            if self.loop is not None:
-                self.loop.stopping.leave_evaluation_if_asked()
-            if by_batch and self.compute_metrics and logits is not None and labels is not None:
-                losses = None if loss is None else loss.repeat(size)
-                results = self._batch_metrics(losses, logits, labels, inputs)
-        if self.is_fsdp_enabled:
-            parted(model)
+        with parted_afterwards(model) if self.is_fsdp_enabled else contextlib.nullcontext():
+            for number, (inputs, counts) in enumerate(pairs):
+                size = find_batch_size(inputs) or args.eval_batch_size
+                loss, logits, labels = self.prediction_step(model, inputs, loss_only, ignore_keys=ignore_keys)
+                if logits is not None and self.preprocess_logits_for_metrics is not None:
+                    logits = self.preprocess_logits_for_metrics(logits, labels)
+                counts = counts and not (is_shared and shares.is_filler(dataloader, number))
+                if counts:
+                    seen += size
+                    kept.add(loss, size, logits, labels, self._inputs_for_metrics(inputs))
+                    self.fire("on_prediction_step")
+                if self.loop is not None:
+                    self.loop.stopping.leave_evaluation_if_asked(together=evenly or uneven)
+                if counts and by_batch and self.compute_metrics and logits is not None and labels is not None:
+                    losses = None if loss is None else loss.repeat(size)
+                    results = self._batch_metrics(losses, logits, labels, inputs)
         if is_shared:
             kept.gather(self.processes)
             seen = int(self.processes.sum([seen])[0])

@@ -238,6 +238,7 @@ class TrainingLoop:
     def update_weights(self) -> None:
         """Clips, steps the optimizer, then its schedule, and clears the gradients."""
         trainer = self.trainer
+        self.stop.ask()
         clipped = trainer._clip_grad_norm(self.model) if self.args.max_grad_norm else None
         self.grad_norm = trainer._get_grad_norm(self.model, grad_norm=clipped)
         if self.stop_on_nan is not None:

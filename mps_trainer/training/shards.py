@@ -241,11 +241,15 @@ def apart(model: Any) -> Iterator[None]:
         model.set_requires_gradient_sync(True)
 
 
-def parted(model: nn.Module) -> None:
-    """Frees what is still gathered, as after a pass without gradients: each process has its parts again."""
-    for module in model.modules():
-        if is_sharded(module):
-            module.reshard()  # type: ignore[operator]
+@contextlib.contextmanager
+def parted_afterwards(model: nn.Module) -> Iterator[None]:
+    """Frees at the end what a pass without gradients leaves gathered: each process has its parts again."""
+    try:
+        yield
+    finally:
+        for module in model.modules():
+            if is_sharded(module):
+                module.reshard()  # type: ignore[operator]
 
 
 def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0) -> torch.Tensor:

@@ -35,11 +35,23 @@ class Stopping:
             self._before_evaluation = rng_state(), len(self.loop.state.log_history)
 
     def end_evaluation(self) -> None:
+        if self._before_evaluation is not None:
+            self.loop.stop.agree()
         self._before_evaluation = None
 
-    def leave_evaluation_if_asked(self) -> None:
-        """Raises EvaluationLeftError if a signal came and the evaluation can be begun again."""
-        if self._before_evaluation is not None and self.loop.stop.signum is not None:
+    def leave_evaluation_if_asked(self, together: bool) -> None:
+        """Raises EvaluationLeftError if a signal came and the evaluation can be begun again.
+
+        Args:
+            together: all processes come here after each batch, so that they can leave together.
+        """
+        if self._before_evaluation is None:
+            return
+        stop = self.loop.stop
+        if together:
+            stop.agree()
+            stop.ask()  # is heard after the next batch
+        if stop.signum is not None:
             raise EvaluationLeftError
 
     def evaluate_at_start(self) -> None:

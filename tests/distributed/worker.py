@@ -8,7 +8,7 @@ import traceback
 
 import torch
 
-from tests.distributed import messages, sharding  # noqa: F401  add their scenarios
+from tests.distributed import messages, sharding, signals  # noqa: F401  add their scenarios
 from tests.distributed.scenarios import SCENARIOS
 
 if __name__ == "__main__":

@@ -1,0 +1,96 @@
+"""A signal that reaches only the second process, and what all of them make of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from mps_trainer import Trainer
+from mps_trainer.training.gathered import whole_weights
+from tests.conftest import Classifier, examples, logged
+from tests.distributed.scenarios import arguments, scenario
+from tests.distributed.sharding import gpt, padded, sentences, spread
+
+STEPS = {"max_steps": 9, "eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 2}
+
+
+class SignalToOne(TrainerCallback):
+    """SIGTERM at the nth time of an event. 0 for never."""
+
+    def __init__(self, event: str, number: int) -> None:
+        self.times, self.number = 0, number
+        setattr(self, event, self._count)
+
+    def _count(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.times += 1
+        if self.times == self.number and args.process_index == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def replica(folder: str, callback: TrainerCallback, count: int = 43) -> Trainer:
+    torch.manual_seed(0)
+    return Trainer(
+        Classifier(dropout=0.2),
+        arguments(folder, **STEPS),
+        train_dataset=examples(43),
+        eval_dataset=examples(count),
+        callbacks=[callback],
+    )
+
+
+def shards(folder: str, callback: TrainerCallback) -> Trainer:
+    return Trainer(
+        gpt(),
+        spread(folder, {"state_dict_type": "SHARDED_STATE_DICT"}, **STEPS),
+        data_collator=padded,
+        train_dataset=sentences(43, labels=False),
+        eval_dataset=sentences(43, labels=False),
+        callbacks=[callback],
+    )
+
+
+def stopped(folder: str, make: Any, event: str, number: int) -> dict[str, Any]:
+    """A run that is left alone; one with the signal; and the one that goes on from where that has ended."""
+    whole = make(f"{folder}-whole", SignalToOne(event, 0))
+    whole.train()
+    ended = None
+    callback = SignalToOne(event, number)
+    first = make(folder, callback)
+    try:
+        first.train()
+    except SystemExit as end:
+        ended = end.code
+    again = make(folder, SignalToOne(event, 0))
+    again.train(resume_from_checkpoint=True)
+    return {
+        "ended": ended,
+        "step": first.state.global_step,
+        "times": callback.times,
+        "evaluations": len(logged(first, "eval_loss")),
+        "all_evaluations": (logged(whole, "eval_loss"), logged(again, "eval_loss")),
+        "weights": (whole_weights(whole.model), whole_weights(again.model)),
+    }
+
+
+@scenario
+def a_signal_in_an_evaluation(folder: str) -> dict[str, Any]:
+    return stopped(folder, replica, "on_prediction_step", 2)
+
+
+@scenario
+def a_signal_in_an_evaluation_of_shards(folder: str) -> dict[str, Any]:
+    return stopped(folder, shards, "on_prediction_step", 2)
+
+
+@scenario
+def a_signal_in_a_step(folder: str) -> dict[str, Any]:
+    return stopped(folder, replica, "on_pre_optimizer_step", 3)
+
+
+@scenario
+def a_signal_in_the_last_step(folder: str) -> dict[str, Any]:
+    return stopped(folder, replica, "on_step_end", 9)
