@@ -194,12 +194,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--trials", type=int, default=25)
     parser.add_argument("--library", choices=["mps_trainer", "transformers"], default="mps_trainer")
     parser.add_argument("--device", action="append", choices=["cpu", "mps"], help="default: cpu; mps is simulated")
-    parser.add_argument("--variant", action="append", choices=list(training.VARIANTS), help="default: all")
+    parser.add_argument("--variant", action="append", help="default: all that go with so many processes")
     parser.add_argument("--processes", type=int, default=1, help="that train together; default: 1")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="a JSON file for the figures")
     options = parser.parse_args(argv)
-    variants = options.variant or list(training.VARIANTS)
+    offered = training.variants(options.processes)
+    variants = options.variant or offered
+    if unknown := set(variants) - set(offered):
+        parser.error(f"--variant {min(unknown)}: --processes {options.processes} has {', '.join(offered)}.")
     tally: Counter[str] = Counter()
     kills = in_a_save = 0
     with tempfile.TemporaryDirectory(prefix="killed-") as folder:

@@ -26,6 +26,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "evaluation": {"eval_strategy": "steps", "eval_steps": 2, "save_steps": 2, "load_best_model_at_end": True},
     "in the foreground": {"save_async": False},
 }
+OF_SEVERAL: dict[str, dict[str, Any]] = {  # processes
+    "sharded": {"fsdp": True, "fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}},
+    "sharded, saved whole": {"fsdp": True, "fsdp_config": {"state_dict_type": "FULL_STATE_DICT"}},
+}
+
+
+def variants(processes: int) -> list[str]:
+    return [*VARIANTS, *(OF_SEVERAL if processes > 1 else ())]
 
 
 class Sentences(Dataset):
@@ -84,7 +92,7 @@ def train(library: str, folder: Path, variant: str, device: str, **changes: Any)
             from mps_trainer.simulator import simulated_mps
 
             stack.enter_context(simulated_mps())
-        trainer = _trainer(library, folder, VARIANTS[variant] | changes, device)
+        trainer = _trainer(library, folder, {**VARIANTS, **OF_SEVERAL}[variant] | changes, device)
         if library == "mps_trainer" and trainer.processes.are_several:
             (folder / MET).touch()
         resume = any(folder.glob("checkpoint-*"))
@@ -127,15 +135,20 @@ def _trainer(library: str, folder: Path, settings: dict[str, Any], device: str) 
     return Trainer(Classifier(), TrainingArguments(**(common | settings)), **data)
 
 
+def own(tensor: Any) -> torch.Tensor:
+    """What this process has of it."""
+    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).cpu()
+
+
 def outcome(trainer: Any) -> dict[str, Any]:
     """Everything that must not depend on whether the run was interrupted."""
     digest = hashlib.sha256()
     for name, tensor in sorted(trainer.model.state_dict().items()):
-        digest.update(name.encode() + tensor.cpu().numpy().tobytes())
+        digest.update(name.encode() + own(tensor).numpy().tobytes())
     weights = digest.hexdigest()
     for entry in trainer.optimizer.state_dict()["state"].values():
         for _, value in sorted(entry.items()):
-            digest.update(torch.as_tensor(value).cpu().numpy().tobytes())
+            digest.update(own(torch.as_tensor(value)).numpy().tobytes())
     digest.update(repr(sorted(trainer.lr_scheduler.state_dict().items(), key=str)).encode())
     digest.update(torch.get_rng_state().numpy().tobytes() + repr(random.getstate()).encode())
     digest.update(np.random.get_state()[1].tobytes())
