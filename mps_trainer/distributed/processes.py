@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import pickle
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import MisconfigurationException
@@ -24,16 +25,17 @@ class Processes:
     Args:
         rank: of this process, from 0.
         size: how many there are.
+        timeout: how long one waits for the others; None for torch's own.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1) -> None:
-        self.rank, self.size = rank, size
+    def __init__(self, rank: int = 0, size: int = 1, timeout: timedelta | None = None) -> None:
+        self.rank, self.size, self.timeout = rank, size, timeout
 
     @classmethod
     def of(cls, args: TrainingArguments) -> Processes:
         """Those that the arguments name; their process group exists from here on."""
         _ = args.device
-        return cls(args.process_index, args.world_size)
+        return cls(args.process_index, args.world_size, args.ddp_timeout_delta)
 
     @property
     def are_several(self) -> bool:
@@ -115,4 +117,4 @@ class Processes:
         """One that takes tensors in host memory; None for that of all, if it does."""
         import torch.distributed as dist
 
-        return None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+        return None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo", timeout=self.timeout)
