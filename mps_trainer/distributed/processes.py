@@ -61,14 +61,25 @@ class Processes:
         return self._reduced(numbers, "MAX")
 
     def gather(self, thing: T) -> list[T]:
-        """What each process gives, in the order of their ranks. Anything that can be pickled."""
+        """What each process gives, in the order of their ranks. Anything that can be pickled.
+
+        Raises:
+            RuntimeError: in the others, if what one gives cannot be pickled.
+        """
         if not self.are_several:
             return [thing]
         import torch.distributed as dist
 
+        error = _why_not_sent(thing)
+        own = (thing, None) if error is None else (None, f"{type(error).__name__}: {error}")
         everybodys: list[Any] = [None] * self.size
-        dist.all_gather_object(everybodys, thing, group=self.group)
-        return everybodys
+        dist.all_gather_object(everybodys, own, group=self.group)
+        if error is not None:
+            raise error
+        for rank, (_, why) in enumerate(everybodys):
+            if why is not None:
+                raise RuntimeError(_failed(rank, self.rank, why))
+        return [given for given, _ in everybodys]
 
     def first_does(self, work: Callable[[], T]) -> T:
         """What `work` gives in the first process, in all of them. What it raises there ends all of them.
@@ -99,7 +110,7 @@ class Processes:
         if told[1] is not None:
             raise MisconfigurationException(told[1])
         if told[2] is not None:
-            raise RuntimeError(f"Process 0 has failed, and this one, process {self.rank}, ends with it. {told[2]}")
+            raise RuntimeError(_failed(0, self.rank, told[2]))
         return pickle.loads(told[0])
 
     def _reduced(self, numbers: Sequence[float], operation: str) -> list[float]:
@@ -118,3 +129,23 @@ class Processes:
         import torch.distributed as dist
 
         return None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo", timeout=self.timeout)
+
+
+def _failed(rank: int, own: int, why: str) -> str:
+    return f"Process {rank} has failed, and this one, process {own}, ends with it. {why}"
+
+
+class _Nowhere:
+    """A file that keeps nothing."""
+
+    def write(self, data: bytes) -> int:
+        return len(data)
+
+
+def _why_not_sent(thing: Any) -> Exception | None:
+    """What pickling raises, found out before the others wait for it; without a copy, because it may be large."""
+    try:
+        pickle.Pickler(_Nowhere(), protocol=pickle.HIGHEST_PROTOCOL).dump(thing)
+    except Exception as error:
+        return error
+    return None
