@@ -25,7 +25,8 @@ WAITS, WORKS = "waits", "works"
 BACKWARD = "the backward pass"
 # what gloo, the store and nccl say of one that is not there
 _SIGNS = ("gloo/", "gloo::", "Connection closed by peer", "Connection reset by peer", "ProcessGroupNCCL")
-_COLLECTIVES = os.path.join("torch", "distributed", "")
+# where a process is that waits for others: in torch's own folder of that name, or in this one
+_COLLECTIVES = os.path.join("torch", "distributed", ""), os.path.join("mps_trainer", "distributed", "")
 _BACKWARD = os.path.join("torch", "autograd", "graph.py")  # where gradients are computed, and exchanged as well
 
 _own: Attendance | None = None
@@ -133,7 +134,7 @@ class Attendance:
         if frame is None:
             return WORKS, "no place that Python knows"
         path = frame.f_code.co_filename
-        if _COLLECTIVES in path:
+        if any(folder in path for folder in _COLLECTIVES):
             return WAITS, ""
         if path.endswith(_BACKWARD):
             return WORKS, BACKWARD
