@@ -23,6 +23,7 @@ EVERY = 1.0  # seconds between two looks at the store
 PATIENCE = 5.0  # seconds that a process has to answer
 WAITS, WORKS = "waits", "works"
 BACKWARD = "the backward pass"
+ENDED = "it has ended, and what it printed last says why"
 # what gloo, the store and nccl say of one that is not there
 _SIGNS = ("gloo/", "gloo::", "Connection closed by peer", "Connection reset by peer", "ProcessGroupNCCL")
 # where a process is that waits for others: in torch's own folder of that name, or in this one
@@ -39,11 +40,11 @@ class Attendance:
         store: of torch.distributed, that all processes reach; no other thread's.
         rank: of this process.
         size: how many there are.
-        keeps_store: whether the store ends with this process.
+        keeper: whose the store is: "process 0", with which it ends, or "torchrun".
     """
 
-    def __init__(self, store: Any, rank: int, size: int, keeps_store: bool) -> None:
-        self.store, self.rank, self.size, self.keeps_store = store, rank, size, keeps_store
+    def __init__(self, store: Any, rank: int, size: int, keeper: str) -> None:
+        self.store, self.rank, self.size, self.keeper = store, rank, size, keeper
         self._has_waited = False
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._attend, name="attendance", daemon=True)
@@ -100,14 +101,14 @@ class Attendance:
 
     def _silence(self, rank: int) -> str:
         if self.store.check([f"gone/{rank}"]):
-            return "it has ended, and what it printed last says why"
+            return ENDED
         return "it does not answer, and is stopped, dead, or stuck outside of Python"
 
     def _attend(self) -> None:
         with contextlib.suppress(Exception):  # whoever keeps the store may end at any time
             self._answer()
             self.store.set(f"gone/{self.rank}", "")
-            if self.keeps_store:
+            if self.keeper == f"process {self.rank}":
                 self._let_others_end()
 
     def _answer(self) -> None:
@@ -151,7 +152,7 @@ def attend(rank: int, size: int, restarts: int) -> None:
         store = distributed_c10d._get_default_store()
         own = dist.PrefixStore(f"attendance-{restarts}", store.clone() if hasattr(store, "clone") else store)
         is_launchers = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        _own = Attendance(own, rank, size, keeps_store=rank == 0 and not is_launchers)
+        _own = Attendance(own, rank, size, "torchrun" if is_launchers else "process 0")
         _own.begin()
 
 
@@ -181,19 +182,20 @@ def _said(own: Attendance, doing: str) -> str:
     absent = own.absent()
     if absent is None:
         return (
-            f"Process {own.rank} of {own.size} waited in vain for another in {doing}, and what could tell which, the "
-            "store that torchrun or process 0 keeps, does not answer. Look whether these still run, and start again."
+            f"Process {own.rank} of {own.size} waited in vain for another in {doing}, and {own.keeper}, which keeps "
+            f"what could tell which one, does not answer. Look whether {own.keeper} hangs, was stopped or has died."
         )
     if not absent:
         return (
             f"All {own.size} processes are in {doing}, and a connection between them broke. Look at the network; "
             "GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names the interface to use."
         )
-    return (
-        f"Of {own.size} processes, these did not come to {doing}: {'; '.join(absent.values())}. Find out what keeps "
-        "them there (py-spy dump --pid PID), raise ddp_timeout if they need longer, or start again: a run with "
-        "resume_from_checkpoint goes on from the last checkpoint."
-    )
+    told = f"Of {own.size} processes, these did not come to {doing}: {'; '.join(absent.values())}."
+    on = "start again: a run with resume_from_checkpoint goes on from the last checkpoint."
+    if all(said.endswith(ENDED) for said in absent.values()):
+        return f"{told} Mend that, and {on}"
+    keeps = "Find out what keeps them there (py-spy dump --pid PID), raise ddp_timeout if they need longer, or"
+    return f"{told} {keeps} {on}"
 
 
 def _is_of_another(error: Exception) -> bool:

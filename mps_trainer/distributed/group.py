@@ -115,7 +115,7 @@ def first(is_first: bool, desc: str) -> Iterator[None]:
     import torch.distributed as dist
 
     def wait() -> None:
-        with attendance.absent_named(f"the wait for {desc}"):
+        with attendance.absent_named(f"the barrier at {desc}"):
             dist.barrier()
 
     if not is_first:

@@ -9,7 +9,7 @@ import time
 import pytest
 import torch.distributed as dist
 
-from mps_trainer.distributed import absent_named, attendance
+from mps_trainer.distributed import absent_named, attendance, first
 from mps_trainer.distributed.attendance import Attendance
 from mps_trainer.errors import explanation_of
 from tests.distributed import hanging
@@ -49,7 +49,7 @@ def together(quick):
 
     def make(size: int) -> list[Attendance]:
         store = dist.HashStore()
-        begun.extend(Attendance(store, rank, size, keeps_store=rank == 0) for rank in range(size))
+        begun.extend(Attendance(store, rank, size, "process 0") for rank in range(size))
         for each in begun:
             each.begin()
         return begun
@@ -80,6 +80,7 @@ def test_the_one_that_has_ended_is_named_and_not_those_who_wait_as_well(together
     said = explained_by(first, RuntimeError(LOST))
     assert said.startswith("Of 3 processes, these did not come to step 4: process 1 (pid")
     assert "it has ended" in said
+    assert "ddp_timeout" not in said
     assert "process 0" not in said
     assert "process 2" not in said
 
@@ -106,6 +107,17 @@ def test_a_connection_that_broke_between_processes_that_are_there_is_told(togeth
     assert "All 2 processes are in step 4" in explained_by(both[0], RuntimeError(LOST))
 
 
+def test_the_wait_for_the_first_process_to_tokenize_is_named(together, monkeypatch):
+    def timed_out() -> None:
+        raise RuntimeError(LOST)
+
+    monkeypatch.setattr(attendance, "_own", together(2)[1])
+    monkeypatch.setattr(dist, "barrier", timed_out)
+    with pytest.raises(RuntimeError) as raised, first(False, "tokenizing"):
+        pass
+    assert "did not come to the barrier at tokenizing: process 0 (pid" in explanation_of(raised.value)
+
+
 @pytest.mark.parametrize("error", [RuntimeError("shapes cannot be multiplied"), KeyError("loss"), OSError("gloo/")])
 def test_what_is_no_failed_exchange_asks_nobody(together, explained_by, error):
     assert explained_by(together(2)[0], error) is None
@@ -115,5 +127,6 @@ def test_a_store_that_does_not_answer_keeps_nobody_waiting(together, explained_b
     first = together(2)[0]
     monkeypatch.setattr(first, "_absent", lambda: time.sleep(20))
     begun = time.monotonic()
-    assert "does not answer" in explained_by(first, dist.DistNetworkError("Connection reset by peer"))
+    said = explained_by(first, dist.DistNetworkError("Connection reset by peer"))
+    assert "process 0, which keeps what could tell which one, does not answer" in said
     assert time.monotonic() - begun < 10
