@@ -147,7 +147,8 @@ def log_from_here_on(training_args: TrainingArguments) -> None:
 
     set_up_logging(training_args)
     level = training_args.get_process_log_level()
-    logger.setLevel(level)
+    if training_args.should_log:
+        logger.setLevel(level)
     datasets.utils.logging.set_verbosity(level)
     if not on_terminal():
         datasets.disable_progress_bars()

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..devices.facts import process_number
 from ..errors import MisconfigurationException
 from .choices import IntervalStrategy
 from .fields import option
@@ -197,6 +198,8 @@ def _move(args: Any, old: str, value: Any, new: str) -> None:
 
 
 def _warn(args: Any, old: str, instead: str) -> None:
+    if process_number():  # all of several processes have the same arguments
+        return
     warnings.warn(
         f"`{old}` is deprecated and will be removed in mps_trainer {DROPPED_IN}. {instead}",
         FutureWarning,

@@ -87,6 +87,11 @@ def without_effect(args: Any) -> list[str]:
     policy = config.get("auto_wrap_policy", BY_BLOCK)
     if config["min_num_params"] and policy != BY_SIZE:
         said.append(f"fsdp_config: min_num_params changes nothing without auto_wrap_policy={BY_SIZE!r}.")
+    if policy == BY_SIZE and not config["min_num_params"]:
+        said.append(
+            f"fsdp_config: auto_wrap_policy={BY_SIZE!r} without min_num_params makes no blocks, as under Accelerate: "
+            "the whole model is gathered at once in each step. Give it, such as min_num_params=10000000."
+        )
     if config.get("transformer_layer_cls_to_wrap") and policy != BY_BLOCK:
         said.append(f"fsdp_config: transformer_layer_cls_to_wrap changes nothing with auto_wrap_policy={policy!r}.")
     if args.activation_checkpointing:
@@ -149,7 +154,21 @@ def _read(value: Any) -> dict[str, Any]:
             f"{source} has {str(value)[:100]!r}, and should have a JSON object, such as "
             '{"state_dict_type": "SHARDED_STATE_DICT"}.'
         )
-    return {key.removeprefix("fsdp_"): item for key, item in value.items()}
+    return _without_prefix(value)
+
+
+def _without_prefix(given: dict[str, Any]) -> dict[str, Any]:
+    """Names as transformers has them; one that is there with its prefix as well has to mean the same."""
+    config: dict[str, Any] = {}
+    for key, item in given.items():
+        name = key.removeprefix("fsdp_")
+        if name in config and name in KEYS and KEYS[name](name, item) != KEYS[name](name, config[name]):
+            raise MisconfigurationException(
+                f"fsdp_config has {name}={given[name]!r} and fsdp_{name}={given['fsdp_' + name]!r}, which are one key "
+                "with two values. Leave one of them out."
+            )
+        config[name] = item
+    return config
 
 
 def _checked(config: dict[str, Any]) -> dict[str, Any]:

@@ -283,6 +283,14 @@ def _mps_facts(torch: Any) -> dict[str, Any]:
     return facts
 
 
+def process_number(environ: Mapping[str, str] = os.environ) -> int:
+    """Which of several processes this is, from 0, before torch is loaded; 0 where the variables are wrong."""
+    try:
+        return _launcher_facts(environ)["rank"] or 0
+    except MisconfigurationException:
+        return 0
+
+
 def _launcher_facts(environ: Mapping[str, str]) -> dict[str, Any]:
     facts: dict[str, Any] = {
         name.lower(): _launcher_integer(environ, name, smallest) for name, smallest in LAUNCHER_INTEGERS.items()

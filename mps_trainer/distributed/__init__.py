@@ -1,7 +1,8 @@
 """Several processes that train together: their group, and what they tell each other."""
 
 from . import collectives
+from .attendance import absent_named
 from .group import first, init_process_group, leave
 from .processes import Processes
 
-__all__ = ["Processes", "collectives", "first", "init_process_group", "leave"]
+__all__ = ["Processes", "absent_named", "collectives", "first", "init_process_group", "leave"]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ..devices import ACCELERATORS
 from ..errors import MisconfigurationException
 from ..refusal import sentence
+from . import attendance
 
 if TYPE_CHECKING:
     from ..devices import Decision
@@ -48,6 +49,7 @@ def init_process_group(decision: Decision, backend: str | None, timeout: timedel
             "first machine can be reached there."
         ) from error
     atexit.register(leave)
+    attendance.attend(decision.rank, decision.world_size, decision.restarts)
 
 
 def _join(decision: Decision, backend: str, timeout: timedelta) -> None:
@@ -102,6 +104,7 @@ def leave() -> None:
     """Parts from the other processes, if they have not parted."""
     import torch.distributed as dist
 
+    attendance.leave()
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -111,10 +114,14 @@ def first(is_first: bool, desc: str) -> Iterator[None]:
     """The process for which `is_first` holds does the block before all others."""
     import torch.distributed as dist
 
+    def wait() -> None:
+        with attendance.absent_named(f"the barrier at {desc}"):
+            dist.barrier()
+
     if not is_first:
-        dist.barrier()
+        wait()
     try:
         yield
     finally:
         if is_first:
-            dist.barrier()
+            wait()

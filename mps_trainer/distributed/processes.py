@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import pickle
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import MisconfigurationException
@@ -24,16 +25,17 @@ class Processes:
     Args:
         rank: of this process, from 0.
         size: how many there are.
+        timeout: how long one waits for the others; None for torch's own.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1) -> None:
-        self.rank, self.size = rank, size
+    def __init__(self, rank: int = 0, size: int = 1, timeout: timedelta | None = None) -> None:
+        self.rank, self.size, self.timeout = rank, size, timeout
 
     @classmethod
     def of(cls, args: TrainingArguments) -> Processes:
         """Those that the arguments name; their process group exists from here on."""
         _ = args.device
-        return cls(args.process_index, args.world_size)
+        return cls(args.process_index, args.world_size, args.ddp_timeout_delta)
 
     @property
     def are_several(self) -> bool:
@@ -63,14 +65,25 @@ class Processes:
         return self._reduced(numbers, "MAX")
 
     def gather(self, thing: T) -> list[T]:
-        """What each process gives, in the order of their ranks. Anything that can be pickled."""
+        """What each process gives, in the order of their ranks. Anything that can be pickled.
+
+        Raises:
+            RuntimeError: in the others, if what one gives cannot be pickled.
+        """
         if not self.are_several:
             return [thing]
         import torch.distributed as dist
 
+        error = _why_not_sent(thing)
+        own = (thing, None) if error is None else (None, f"{type(error).__name__}: {error}")
         everybodys: list[Any] = [None] * self.size
-        dist.all_gather_object(everybodys, thing, group=self.group)
-        return everybodys
+        dist.all_gather_object(everybodys, own, group=self.group)
+        if error is not None:
+            raise error
+        for rank, (_, why) in enumerate(everybodys):
+            if why is not None:
+                raise RuntimeError(_failed(rank, self.rank, why))
+        return [given for given, _ in everybodys]
 
     def first_does(self, work: Callable[[], T]) -> T:
         """What `work` gives in the first process, in all of them. What it raises there ends all of them.
@@ -101,7 +114,7 @@ class Processes:
         if told[1] is not None:
             raise MisconfigurationException(told[1])
         if told[2] is not None:
-            raise RuntimeError(f"Process 0 has failed, and this one, process {self.rank}, ends with it. {told[2]}")
+            raise RuntimeError(_failed(0, self.rank, told[2]))
         return pickle.loads(told[0])
 
     def _reduced(self, numbers: Sequence[float], operation: str) -> Callable[[], list[float]]:
@@ -124,4 +137,24 @@ class Processes:
         """One that takes tensors in host memory; None for that of all, if it does."""
         import torch.distributed as dist
 
-        return None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+        return None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo", timeout=self.timeout)
+
+
+def _failed(rank: int, own: int, why: str) -> str:
+    return f"Process {rank} has failed, and this one, process {own}, ends with it. {why}"
+
+
+class _Nowhere:
+    """A file that keeps nothing."""
+
+    def write(self, data: bytes) -> int:
+        return len(data)
+
+
+def _why_not_sent(thing: Any) -> Exception | None:
+    """What pickling raises, found out before the others wait for it; without a copy, because it may be large."""
+    try:
+        pickle.Pickler(_Nowhere(), protocol=pickle.HIGHEST_PROTOCOL).dump(thing)
+    except Exception as error:
+        return error
+    return None

@@ -66,9 +66,8 @@ class StopRequest:
                 self.signum = signum
             name = signal.Signals(signum).name
             if self._speaks:
-                _tell(
-                    f"\n{name}: finishing the step and saving a checkpoint. Once more stops at once, without saving.\n"
-                )
+                saving = "saving a checkpoint" + (" if the other processes still run" if self._processes else "")
+                _tell(f"\n{name}: finishing the step and {saving}. Once more stops at once, without saving.\n")
 
     def ask(self) -> None:
         """Asks the other processes whether a signal has come, without waiting for what they say."""

@@ -30,9 +30,11 @@ def device_of(args: Any) -> dict[str, Any]:
 
 def model_of(model: Any) -> dict[str, Any]:
     """Its class and the number of its parameters; `operations_per_token` where the model tells what they are."""
+    from ..training.shards import class_of  # which imports callbacks, and these this
+
     parameters = list(model.parameters())
     known: dict[str, Any] = {
-        "class": type(model).__name__,
+        "class": class_of(model).__name__,
         "parameters": sum(p.numel() for p in parameters),
         "trained": sum(p.numel() for p in parameters if p.requires_grad),
         "dtype": ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),

@@ -9,9 +9,11 @@ import contextlib
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from ..devices.facts import process_number
 from ..errors import CheckpointError, MisconfigurationException, explanation_of
 from ..refusal import FAILED, INTERRUPTED, refuse, refuse_unforeseen
 from ..terminal import on_terminal
@@ -19,6 +21,7 @@ from ..terminal import on_terminal
 if TYPE_CHECKING:
     from ..training_args import TrainingArguments
 
+FIRST_SPEAKS = 5.0  # seconds, in which the first one may have a report to write, and torchrun sees that it has ended
 _INTERRUPTED = (
     "Interrupted. With --resume_from_checkpoint True the same command goes on from the newest checkpoint, if there is "
     "one."
@@ -50,20 +53,32 @@ def run(
             begun = True
             do(job)
     except MisconfigurationException as error:
-        return refuse(name, error)
+        return refuse(_speaker(name), error)
     except CheckpointError as error:
-        return refuse(name, error, status=FAILED)
+        return refuse(_speaker(name), error, status=FAILED)
     except KeyboardInterrupt as error:
         if text := str(error) or (_INTERRUPTED if _speaks(arguments) else ""):
             print(f"{name}: {text}", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
         if (explanation := explanation_of(error)) is not None:
-            return refuse(name, error, status=FAILED, instead=explanation)
+            return refuse(_speaker(name), error, status=FAILED, instead=explanation)
         if begun:
             raise
-        return refuse_unforeseen(name, error)
+        return refuse_unforeseen(_speaker(name), error)
     return 0
+
+
+def _speaker(name: str) -> str:
+    """Who refuses: the script, and which process of it if that is not the first.
+
+    What all processes refuse is said by the first one: the launcher ends the others when it has, for which they wait.
+    """
+    number = process_number()
+    if not number:
+        return name
+    time.sleep(FIRST_SPEAKS)
+    return f"{name}: process {number}"
 
 
 def _speaks(arguments: tuple[Any, ...] | None) -> bool:
@@ -74,8 +89,9 @@ def _speaks(arguments: tuple[Any, ...] | None) -> bool:
 def set_up_logging(training_args: TrainingArguments) -> None:
     """Logs to standard output, with the time, at the level that `log_level` says for this process.
 
-    Of several processes those that do not log show no bars of transformers and datasets either; where there is no
-    terminal, none shows those of libraries that load weights and files.
+    Of several processes those that do not log show no bars of transformers and datasets either, and no warnings of the
+    script, which are the same in all, unless `log_level_replica` says so; where there is no terminal, none shows the
+    bars of libraries that load weights and files.
     """
     import transformers
 
@@ -86,6 +102,8 @@ def set_up_logging(training_args: TrainingArguments) -> None:
         if (datasets := sys.modules.get("datasets")) is not None:
             datasets.disable_progress_bars()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stdout)
+    if not training_args.should_log and training_args.log_level_replica == "warning":
+        logging.getLogger().setLevel(logging.ERROR)
     logging.getLogger("mps_trainer").setLevel(level)
     transformers.utils.logging.set_verbosity(level)
     if not on_terminal():

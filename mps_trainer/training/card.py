@@ -47,6 +47,8 @@ def more_arguments(trainer: Any) -> dict[str, Any]:
     """What changes what is learned and transformers' card leaves out; but for the precision, where it is not usual."""
     args = trainer.args
     more: dict[str, Any] = {"precision": precision(args)}
+    if args.world_size > 1:
+        more["distributed_type"] = processes(args)  # it says multi-GPU whatever they train on
     if args.max_steps != -1:  # its card then has the steps alone
         more["epochs"] = round(float(trainer.state.epoch or 0), 2)
     for name, usual in (("weight_decay", 0.0), ("max_grad_norm", 1.0), ("train_sampling_strategy", "random")):
@@ -67,6 +69,26 @@ def precision(args: Any) -> str:
     if args.bf16 or args.fp16:
         return f"{'bfloat16' if args.bf16 else 'float16'} autocast"
     return "that of the weights, no autocast"
+
+
+def task_of(kind: type) -> str | None:
+    """The task that transformers' card names for models of a class, which it would not know in a sharded one."""
+    from transformers.modelcard import TASK_MAPPING
+
+    found = None
+    for task, mapping in TASK_MAPPING.items():
+        values: Any = mapping.values()
+        if any(kind.__name__ in ([value] if isinstance(value, str) else value) for value in values):
+            found = task  # the last one, as there
+    return found
+
+
+def processes(args: Any) -> str:
+    """How many train together, over what, and on which kind of device."""
+    import torch.distributed as dist
+
+    over = f"{dist.get_backend()}, " if dist.is_initialized() else ""
+    return f"{args.world_size} processes ({over}{args.device.type})"
 
 
 def data_table(trainer: Any, source: str = "") -> str:
@@ -109,7 +131,7 @@ def device_lines(trainer: Any, facts: MachineFacts) -> str:
     simulated = ", simulated on the CPU" if facts.mps_simulated and args.device.type == "mps" else ""
     lines = [f"- Device: {args.device}{simulated}. {args.decision.reason}", f"- Machine: {machine}"]
     if args.world_size > 1:
-        lines.append(f"- Processes: {args.world_size}")
+        lines.append(f"- {processes(args)}")
     entry = next((entry for entry in reversed(trainer.state.log_history) if "train_runtime" in entry), None)
     if entry is not None:
         speed = entry.get("train_samples_per_second", 0.0)

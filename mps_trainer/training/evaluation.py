@@ -25,6 +25,7 @@ from transformers.trainer_utils import (
 from ..checkpoints.rng import rng_state, set_rng
 from ..data import shares
 from ..data.buckets import buckets_of
+from ..distributed import absent_named
 from ..guards.exhausted import DeviceOutOfMemoryError, explained
 from ..guards.memory import free_unused
 from .loaders import Loaders
@@ -101,7 +102,8 @@ class Evaluation(Loaders, Objective):
             if args.auto_find_batch_size:
                 before = rng_state()  # a loader draws
             try:
-                with explained(self, settings["description"].lower()):  # type: ignore[arg-type]
+                doing: Any = settings["description"].lower()
+                with absent_named(doing), explained(self, doing):  # type: ignore[arg-type]
                     return self.evaluation_loop(loader, **settings)
             except DeviceOutOfMemoryError:
                 # metrics of single batches are in the hands of compute_metrics, which would count some twice

@@ -15,6 +15,7 @@ from ..refusal import sentence
 from ..reports import record
 from . import card
 from .base import TrainerBase
+from .shards import class_of, is_sharded
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +107,8 @@ class Hub(TrainerBase):
         if dataset_tags is None and card.is_nameless(looked_at):
             dataset_tags, dataset_args = [], []  # it would write that the dataset is called None
         has_config = getattr(self.model, "config", None) is not None
+        if tasks is None and is_sharded(self.model):
+            tasks = card.task_of(class_of(self.model))
         summary = TrainingSummary.from_trainer(
             self,
             language=language,

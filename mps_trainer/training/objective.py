@@ -21,7 +21,7 @@ from .items import ItemsUse, items_of
 from .loss import count_items, divisors, loss_of, predicts_next_token, shifts_labels
 from .optimizer import set_mode
 from .replicas import inside, nothing_of
-from .shards import is_sharded
+from .shards import adding_nothing, is_sharded
 
 # not in the first releases of transformers 5
 _SMOOTHER_NORMALISES = "num_items_in_batch" in inspect.signature(LabelSmoother.__call__).parameters
@@ -122,14 +122,17 @@ class Objective(TrainerBase):
 
     def take_part(self, model: nn.Module, inputs: dict[str, Any], num_items: torch.Tensor | int | None = None) -> None:
         """A backward pass that adds nothing, where this process has nothing to learn and the others wait for it."""
+        inputs = self._prepare_inputs(inputs)
+        if is_sharded(model):
+            # each block waits for that of the others, in both directions: what they compute is computed here
+            with adding_nothing(model):
+                with self.compute_loss_context_manager():
+                    loss = self.compute_loss(model, inputs, num_items_in_batch=num_items).sum()
+                self.accelerator.backward(loss)
+            return
         with self.compute_loss_context_manager():
-            inputs = self._prepare_inputs(inputs)
-            if is_sharded(model):
-                # each block waits for that of the others, in both directions: what they compute is computed here
-                loss = torch.nan_to_num(self.compute_loss(model, inputs, num_items_in_batch=num_items)).sum() * 0.0
-            else:
-                self._outputs(model, inputs, None)
-                loss = nothing_of(model)
+            self._outputs(model, inputs, None)
+            loss = nothing_of(model)
         self.accelerator.backward(loss)
 
     # The batches of an update

@@ -60,11 +60,11 @@ def sharded(model: nn.Module, args: TrainingArguments, processes: Processes) -> 
 
     config: Any = args.fsdp_config
     blocks = find_blocks(model, config)
-    if not blocks and config.get("auto_wrap_policy") != WHOLE and processes.is_first:
+    if not blocks and processes.is_first and (remedy := _remedy_for_no_blocks(config)) is not None:
         logger.warning(
-            "fsdp: no block of %s is known, so that the whole model is gathered at once in each step. Name the class "
-            "of its blocks with transformer_layer_cls_to_wrap in fsdp_config.",
+            "fsdp: %s has no block, so that the whole model is gathered at once in each step. %s in fsdp_config.",
             type(model).__name__,
+            remedy,
         )
     for unit in (*blocks, model):
         _require_one_format(unit)
@@ -88,6 +88,14 @@ def sharded(model: nn.Module, args: TrainingArguments, processes: Processes) -> 
         register_fsdp_forward_method(model, "generate")
     logger.info("Sharded over %d processes, in %d blocks and what is around them.", processes.size, len(blocks))
     return model
+
+
+def _remedy_for_no_blocks(config: dict[str, Any]) -> str | None:
+    """None where the arguments ask for none, which was said when they were checked."""
+    policy = config.get("auto_wrap_policy")
+    if policy == BY_SIZE:
+        return "Give a smaller min_num_params" if config.get("min_num_params") else None
+    return None if policy == WHOLE else "Name the class of its blocks with transformer_layer_cls_to_wrap"
 
 
 def _policies(args: TrainingArguments) -> dict[str, Any]:
@@ -252,6 +260,30 @@ def parted_afterwards(model: nn.Module) -> Iterator[None]:
                 module.reshard()  # type: ignore[operator]
 
 
+@contextlib.contextmanager
+def adding_nothing(model: Any) -> Iterator[None]:
+    """Inside, a pass forward and backward gives each parameter a gradient of 0, whatever the activations are.
+
+    A loss of 0 would not: where an activation is infinite or no number, 0 times it is none either.
+    """
+    handles: list[Any] = []
+
+    def watch(module: nn.Module, given: Any) -> None:
+        """The parameters that were gathered for this block a moment ago, which are those that get the gradients."""
+        for parameter in module.parameters():
+            if parameter.requires_grad and not is_shard(parameter):
+                handles.append(parameter.register_hook(torch.zeros_like))
+
+    for module in model.modules():
+        if is_sharded(module):
+            handles.append(module.register_forward_pre_hook(watch))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
     """Clips the gradients to `max_norm`; their norm before that, of all processes' parts, on the device."""
     trained = [parameter for parameter in parameters if parameter.grad is not None]
@@ -270,8 +302,8 @@ def total_norm(parameters: Iterable[nn.Parameter], norm_type: float = 2.0) -> to
 def in_step(batches: Iterable[Any], processes: Processes) -> Iterator[tuple[Any, bool]]:
     """The batches of this process, each with whether it counts; as many in all processes.
 
-    A block is gathered from all of them, so that one which has run out computes its last batch, or one of the first
-    process's, for as long as another has some.
+    A block is gathered from all of them, so that one which has run out computes its last batch, or one of another's,
+    for as long as another has some.
     """
     iterator = iter(batches)
     last = None
@@ -281,7 +313,9 @@ def in_step(batches: Iterable[Any], processes: Processes) -> Iterator[tuple[Any,
         if ended == processes.size:
             return
         if has_none:
-            lent = processes.first_does(lambda: last if batch is None else batch)  # noqa: B023
+            own = last if batch is None else batch
+            lender = processes.gather(own is not None).index(True)
+            lent = processes.gather(own if processes.rank == lender else None)[lender]
             last = lent if last is None else last
         if batch is None:
             yield last, False

@@ -37,7 +37,7 @@ from ..callbacks import (
 from ..checkpoints import folders
 from ..checkpoints.background import Background
 from ..data.transfer import BatchTransfer
-from ..distributed import Processes
+from ..distributed import Processes, absent_named
 from ..distributed.folder import only_run_of_all_in, require_shared
 from ..errors import MisconfigurationException
 from ..guards.exhausted import PLACING, TRAINING, explained
@@ -180,7 +180,7 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
             self._use_model(self.call_model_init(trial))
         self._hp_search_setup(trial)
         model_files.make_folder(self.args.output_dir)
-        with self._own_output_folder(trial) as run_dir:
+        with absent_named(self._what_comes), self._own_output_folder(trial) as run_dir:
             resume_from = self.processes.first_does(
                 lambda: folders.checkpoint_to_resume(resume_from_checkpoint, run_dir)
             )
@@ -189,8 +189,11 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
             for report in reports_among(self.callback_handler.callbacks):
                 batch, whole = self.get_total_train_batch_size(self.args), run_dir == self.args.output_dir
                 report.expect(run_dir, resume_from, batch, draws=whole)
-            with explained(self, TRAINING), prepared_for_training(self):
+            with absent_named(self._what_comes), explained(self, TRAINING), prepared_for_training(self):
                 return TrainingLoop(self, resume_from, trial).run()
+
+    def _what_comes(self) -> str:
+        return "the begin of training" if self.loop is None else f"step {self.state.global_step + 1}"
 
     @contextlib.contextmanager
     def _own_output_folder(self, trial: Any) -> Iterator[str]:

@@ -52,6 +52,14 @@ def test_an_old_name_warns_once_and_does_what_it_did(caught, name, value, replac
         assert getattr(args, name) is None
 
 
+def test_one_of_several_processes_warns(caught, monkeypatch):
+    for rank, warned in ((1, 0), (0, 1)):
+        for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
+            monkeypatch.setenv(name, str(value))
+        TrainingArguments(no_cuda=True)
+        assert len(future_warnings(caught)) == warned
+
+
 def test_each_old_name_warns_for_itself(caught):
     TrainingArguments(**{name: value for name, value, _, _ in OLD})
     assert len(future_warnings(caught)) == len({name for name, _, _, _ in OLD}) == 7

@@ -108,6 +108,10 @@ REFUSED = [
         {"fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}, "push_to_hub": True, "hub_strategy": "every_save"},
         "hub_strategy='every_save' uploads the weights of each checkpoint",
     ),
+    (
+        {"fsdp_config": {"fsdp_min_num_params": 1, "min_num_params": 2}},
+        "fsdp_config has min_num_params=2 and fsdp_min_num_params=1, which are one key with two values. Leave one of",
+    ),
     ({"torch_compile": True}, "torch_compile=True does not go with fsdp=True here"),
     ({"bf16_full_eval": True}, "bf16_full_eval=True does not go with fsdp=True: "),
     ({"optim": "adafactor"}, "optim='adafactor' does not go with fsdp=True, "),
@@ -135,6 +139,19 @@ def test_what_changes_nothing_is_told():
         "fsdp_config: transformer_layer_cls_to_wrap",
         "activation_checkpointing",
     ]
+
+
+def test_a_key_that_is_there_twice_may_say_the_same():
+    config = {"transformer_layer_cls_to_wrap": ["A"], "fsdp_transformer_layer_cls_to_wrap": "A"}
+    assert args(fsdp=True, fsdp_config=config).fsdp_config["transformer_layer_cls_to_wrap"] == ["A"]
+
+
+def test_blocks_by_size_without_a_size_are_none_as_under_accelerate_and_that_is_told():
+    (said,) = without_effect(args(fsdp=True, fsdp_config={"auto_wrap_policy": "SIZE_BASED_WRAP"}))
+    assert said.startswith("fsdp_config: auto_wrap_policy='SIZE_BASED_WRAP' without min_num_params makes no blocks")
+    assert "min_num_params=" in said
+    config = {"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 9}
+    assert without_effect(args(fsdp=True, fsdp_config=config)) == []
 
 
 def test_every_key_of_transformers_is_known():

@@ -10,6 +10,7 @@ import torch
 
 from mps_trainer import MisconfigurationException, Trainer
 from mps_trainer.distributed import Processes
+from mps_trainer.training.shards import in_step
 from tests.conftest import Classifier, examples
 from tests.distributed.scenarios import arguments, scenario
 
@@ -47,6 +48,8 @@ def objects(folder: str) -> dict[str, Any]:
         "the_users": raised(lambda: processes.first_does(lambda: work(MisconfigurationException("No such folder.")))),
         "another": raised(lambda: processes.first_does(lambda: work(KeyError("loss")))),
         "cannot_be_sent": raised(lambda: processes.first_does(lambda: lambda: None)),
+        "gather_cannot_be_sent": raised(lambda: processes.gather(raised if rank == 0 else lambda: None)),
+        "in_step": list(in_step([] if rank == 0 else ["a", "b"], processes)),
         "ran": ran,
         "after": processes.first_does(lambda: "still together"),
     }

@@ -12,6 +12,7 @@ from torch import nn
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, TrainerCallback
 
 from mps_trainer import NonFiniteLossError, Trainer
+from mps_trainer.reports.description import model_of
 from mps_trainer.training import shards
 from mps_trainer.training.gathered import local, whole_weights
 from tests.conftest import Classifier, accuracy, examples, logged
@@ -157,6 +158,43 @@ def sharded_by_size(folder: str) -> dict[str, Any]:
     streams = [trainer.predict(Stream(examples(count, seed=1))) for count in (1, 9, 12)]
     found = [(each.predictions, each.label_ids, each.metrics["test_loss"]) for each in streams]
     return came_of(trainer, found=found, blocks=blocks_of(trainer.model))
+
+
+@scenario
+def sharded_and_described(folder: str) -> dict[str, Any]:
+    trainer = Trainer(
+        small_bert(), spread(folder, max_steps=1), data_collator=padded, train_dataset=sentences(16, labels=True)
+    )
+    trainer.train()
+    trainer.create_model_card()
+    trainer.processes.wait()
+    with open(os.path.join(folder, "README.md"), encoding="utf-8") as file:
+        return {"card": file.read(), "model": model_of(trainer.model)}
+
+
+class Overflows(Classifier):
+    """For a batch that begins with 0 its activations are no numbers, and neither would its gradients be."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        return super().forward(torch.where(x[0, 0] == 0, torch.inf, 1.0) * x, labels)
+
+
+@scenario
+def sharded_with_infinite_activations_of_what_does_not_count(folder: str) -> dict[str, Any]:
+    """The first half of each batch, the first process's, has no label; the same with activations that are finite."""
+    made = {}
+    for name, begins in (("infinite", 0.0), ("finite", 1.0)):
+        rows = examples(24)
+        for number, row in enumerate(rows):
+            if number % 8 < 4:
+                row.update(x=torch.full((4,), begins), labels=-100)
+        torch.manual_seed(0)
+        args = spread(os.path.join(folder, name), {"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 30})
+        args.max_steps, args.train_sampling_strategy = 3, "sequential"
+        trainer = Trainer(Overflows(dropout=0.0), args, train_dataset=rows)
+        trainer.train()
+        made[name] = came_of(trainer)
+    return made
 
 
 @scenario

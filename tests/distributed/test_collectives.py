@@ -50,6 +50,21 @@ def test_a_result_that_cannot_be_sent_ends_all_and_keeps_nobody_waiting(made_by,
     assert alone["objects"]["cannot_be_sent"] is None
 
 
+def test_what_one_process_cannot_send_to_the_others_keeps_nobody_waiting(made_by):
+    first, second = made_by(2)("objects")
+    kind, said = first["gather_cannot_be_sent"]
+    assert kind == "RuntimeError"
+    assert said.startswith("Process 1 has failed, and this one, process 0, ends with it. AttributeError: Can't pickle")
+    assert said.endswith(second["gather_cannot_be_sent"][1])
+    assert second["after"] == "still together"
+
+
+def test_a_process_that_never_has_a_batch_is_lent_one_of_the_first_that_has(made_by):
+    first, second = made_by(2)("objects")
+    assert first["in_step"] == [("a", False), ("a", False)]
+    assert second["in_step"] == [("a", True), ("b", True)]
+
+
 ROWS = [[0, 1], [0, 1], [2, 3]]  # what two processes have of uneven tensors
 OF_BOTH = {
     "gather": torch.tensor([1, 10, 2, 20]),

@@ -179,6 +179,16 @@ def test_a_process_group_that_exists_is_used_as_it_is(joined, monkeypatch):
     assert joined == []
 
 
+def test_numbers_wait_as_long_for_the_others_as_gradients_do(joined, monkeypatch):
+    """They have a group of their own where the backend does not take tensors in host memory."""
+    made = []
+    monkeypatch.setattr("mps_trainer.training_args.gather_facts", lambda **_: PC)
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: "nccl")
+    monkeypatch.setattr(torch.distributed, "new_group", lambda **settings: made.append(settings))
+    _ = distributed.Processes.of(TrainingArguments(ddp_timeout=60)).group
+    assert made == [{"backend": "gloo", "timeout": timedelta(minutes=1)}]
+
+
 @pytest.mark.parametrize(("is_first", "order"), [(True, ["block", "barrier"]), (False, ["barrier", "block"])])
 def test_the_barrier_stands_before_the_block_of_the_others_and_after_that_of_the_first(monkeypatch, is_first, order):
     events = []

@@ -59,6 +59,21 @@ def test_a_block_that_is_tied_to_another_stays_around_the_others(made_by):
         assert made["blocks"] == ["", "bert.encoder.layer.0", "bert.encoder.layer.1"]
 
 
+def test_report_and_card_call_the_model_by_its_name_and_the_processes_what_they_are(made_by):
+    first, second = made_by(2)("sharded_and_described")
+    for made in (first, second):
+        assert made["model"]["class"] == "BertForSequenceClassification"
+        assert "FSDP" not in made["card"]
+        assert "multi-GPU" not in made["card"]
+        assert "- distributed_type: 2 processes (gloo, cpu)\n" in made["card"]
+
+
+def test_activations_that_are_no_numbers_in_a_batch_that_does_not_count_change_nothing(made_by):
+    for made in made_by(2)("sharded_with_infinite_activations_of_what_does_not_count"):
+        assert np.isfinite(made["infinite"]["norms"]).all()
+        assert_same_weights(made["infinite"]["weights"], made["finite"]["weights"])
+
+
 def test_modules_from_a_size_on_are_blocks(made_by):
     for made in made_by(2)("sharded_by_size"):
         assert made["blocks"] == ["", "hidden"]

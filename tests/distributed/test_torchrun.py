@@ -73,6 +73,12 @@ def test_a_signal_to_the_launcher_saves_once_and_says_how_to_go_on(tmp_path, glu
     assert f"--resume_from_checkpoint {tmp_path / 'out' / saved[0]}" in output
 
 
+def test_a_refusal_of_all_processes_is_one_line(glue_script, tmp_path):
+    process = torchrun(str(glue_script), "--task_name", "mrpc", "--output_dir", str(tmp_path), "--nonsense", "3")
+    output = process.communicate(timeout=120)[0]
+    assert output.count("'--nonsense' is no flag") == 1, output
+
+
 @pytest.fixture
 def glue_script():
     from pathlib import Path

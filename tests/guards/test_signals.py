@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from mps_trainer.distributed import Processes
 from mps_trainer.guards.signals import IgnoringInterrupts, StopRequest, how_to_go_on
 
 
@@ -30,6 +31,15 @@ def test_the_first_signal_is_noted_and_told(signum, capfd):
     assert f"{signum.name}: finishing the step and saving a checkpoint." in capfd.readouterr().err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_one_of_several_processes_promises_a_checkpoint_only_if_the_others_run(capfd):
+    """A launcher sends SIGTERM to those that are left when one has died, with which they cannot save."""
+    with StopRequest(processes=Processes(0, 2)) as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.signum is None  # until all have agreed
+    said = capfd.readouterr().err
+    assert "SIGTERM: finishing the step and saving a checkpoint if the other processes still run." in said
 
 
 def test_a_second_interrupt_ends_at_once():

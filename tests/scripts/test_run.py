@@ -109,7 +109,19 @@ def test_one_of_several_processes_tells_that_it_was_interrupted(tmp_path, capsys
     assert said[1] == ""
 
 
-def test_a_process_that_does_not_log_shows_no_bars(tmp_path, monkeypatch):
+def test_a_process_that_is_not_the_first_lets_that_one_speak_before_it_names_itself(script, monkeypatch):
+    waited = []
+    monkeypatch.setattr("mps_trainer.scripts.time.sleep", waited.append)
+    refused = MisconfigurationException("Give more.")
+    for rank, said in ((0, "train.py: error: Give more.\n"), (1, "train.py: process 1: error: Give more.\n")):
+        for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
+            monkeypatch.setenv(name, str(value))
+        assert script(refused) == (2, said)
+    assert len(waited) == 1
+    assert waited[0] >= 1  # torchrun looks ten times a second whether one has ended
+
+
+def test_a_process_that_does_not_log_shows_no_bars_and_no_warnings_of_the_script(tmp_path, monkeypatch):
     import datasets
     from transformers.utils import logging as of_transformers
 
@@ -117,8 +129,14 @@ def test_a_process_that_does_not_log_shows_no_bars(tmp_path, monkeypatch):
     args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
     vars(args)["decision"] = SimpleNamespace(rank=1, local_rank=1, world_size=2)
     level, root = of_transformers.get_verbosity(), logging.getLogger().handlers[:]
+    before = logging.getLogger().level
     try:
         set_up_logging(args)
+        assert logging.getLogger("a_script").getEffectiveLevel() == logging.ERROR
+        logging.getLogger().setLevel(before)
+        args.log_level_replica = "info"
+        set_up_logging(args)
+        assert logging.getLogger("a_script").getEffectiveLevel() == before
         assert datasets.are_progress_bars_disabled()
         assert not of_transformers.is_progress_bar_enabled()
     finally:
@@ -126,3 +144,4 @@ def test_a_process_that_does_not_log_shows_no_bars(tmp_path, monkeypatch):
         of_transformers.enable_progress_bar()
         of_transformers.set_verbosity(level)
         logging.getLogger().handlers[:] = root
+        logging.getLogger().setLevel(before)

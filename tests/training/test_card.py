@@ -12,7 +12,7 @@ from huggingface_hub import ModelCard
 from mps_trainer.training import card
 from mps_trainer.version import __version__
 
-from ..conftest import examples
+from ..conftest import Classifier, examples
 
 
 @pytest.fixture
@@ -103,6 +103,13 @@ def test_the_header_is_what_the_hub_reads(write, tmp_path):
     assert header["license"] == "mit"
     read.data.to_yaml()
     assert read.data.model_name == "points" or header["model-index"][0]["name"] == "points"
+
+
+def test_the_task_of_a_class_is_that_of_transformers_card():
+    from transformers import BertForSequenceClassification, GPT2LMHeadModel
+
+    kinds = (BertForSequenceClassification, GPT2LMHeadModel, Classifier)
+    assert [card.task_of(kind) for kind in kinds] == ["text-classification", "text-generation", None]
 
 
 def test_a_card_of_somebody_else_is_kept_and_named_and_an_own_one_is_written_over(write, tmp_path, caplog):

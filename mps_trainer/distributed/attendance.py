@@ -1,0 +1,207 @@
+"""Who did not come: what processes tell each other when one of them has waited for the others in vain.
+
+A collective that fails says which connection failed, not which process stayed away. Each process therefore has a
+thread that asks the launcher's store, once a second, whether somebody misses anyone, and answers where its main thread
+is. The exchange of tensors may be broken by then; the store is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..errors import explain, explanation_of
+
+EVERY = 1.0  # seconds between two looks at the store
+PATIENCE = 5.0  # seconds that a process has to answer
+WAITS, WORKS = "waits", "works"
+BACKWARD = "the backward pass"
+ENDED = "it has ended, and what it printed last says why"
+# what gloo, the store and nccl say of one that is not there
+_SIGNS = ("gloo/", "gloo::", "Connection closed by peer", "Connection reset by peer", "ProcessGroupNCCL")
+# where a process is that waits for others: in torch's own folder of that name, or in this one
+_COLLECTIVES = os.path.join("torch", "distributed", ""), os.path.join("mps_trainer", "distributed", "")
+_BACKWARD = os.path.join("torch", "autograd", "graph.py")  # where gradients are computed, and exchanged as well
+
+_own: Attendance | None = None
+
+
+class Attendance:
+    """Answers for this process, until it parts from the others.
+
+    Args:
+        store: of torch.distributed, that all processes reach; no other thread's.
+        rank: of this process.
+        size: how many there are.
+        keeper: whose the store is: "process 0", with which it ends, or "torchrun".
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, keeper: str) -> None:
+        self.store, self.rank, self.size, self.keeper = store, rank, size, keeper
+        self._has_waited = False
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._attend, name="attendance", daemon=True)
+
+    def begin(self) -> None:
+        self.store.set(f"who/{self.rank}", f"pid {os.getpid()} on {socket.gethostname()}")
+        self._thread.start()
+
+    def end(self) -> None:
+        """Says that this process parts, and asks for no one any more."""
+        self._ended.set()
+        self._thread.join(4 * EVERY)  # a store that does not answer keeps the thread, and nobody else
+
+    def absent(self) -> dict[int, str] | None:
+        """What is to be said of each process that the others wait for; None if the store does not answer."""
+        self._has_waited = True
+        found: list[dict[int, str]] = []
+
+        def ask() -> None:
+            with contextlib.suppress(Exception):
+                found.append(self._absent())
+
+        asking = threading.Thread(target=ask, daemon=True)  # some questions to the store know no timeout
+        asking.start()
+        asking.join(PATIENCE + 2 * EVERY)
+        return found[0] if found else None
+
+    def _absent(self) -> dict[int, str]:
+        answers = self._asked()
+        silent = set(range(self.size)) - set(answers)
+        found = {rank: f"{self._who(rank)}: {self._silence(rank)}" for rank in silent}
+        at_work = {rank: place for rank, (state, place) in answers.items() if state == WORKS}
+        # the backward pass waits as well, so that one in it is only blamed if there is no other
+        elsewhere = {rank: place for rank, place in at_work.items() if place != BACKWARD}
+        if not found or elsewhere:
+            found |= {rank: f"{self._who(rank)}: it is in {place}" for rank, place in (elsewhere or at_work).items()}
+        return dict(sorted(found.items()))
+
+    def _asked(self) -> dict[int, tuple[str, str]]:
+        """The answers of those who give one."""
+        number = self.store.add("asked", 1)
+        answers: dict[int, tuple[str, str]] = {}
+        until = time.monotonic() + PATIENCE
+        while len(answers) < self.size and time.monotonic() < until:
+            for rank in range(self.size):
+                if rank not in answers and self.store.check([f"answer/{number}/{rank}"]):
+                    answers[rank] = json.loads(self.store.get(f"answer/{number}/{rank}"))
+            time.sleep(EVERY / 10)
+        return answers
+
+    def _who(self, rank: int) -> str:
+        known = self.store.check([f"who/{rank}"])
+        return f"process {rank}" + (f" ({self.store.get(f'who/{rank}').decode()})" if known else "")
+
+    def _silence(self, rank: int) -> str:
+        if self.store.check([f"gone/{rank}"]):
+            return ENDED
+        return "it does not answer, and is stopped, dead, or stuck outside of Python"
+
+    def _attend(self) -> None:
+        with contextlib.suppress(Exception):  # whoever keeps the store may end at any time
+            self._answer()
+            self.store.set(f"gone/{self.rank}", "")
+            if self.keeper == f"process {self.rank}":
+                self._let_others_end()
+
+    def _answer(self) -> None:
+        answered = 0
+        while not self._ended.wait(EVERY) and not self.store.check(["closed"]):
+            asked = self.store.add("asked", 0)
+            for number in range(answered + 1, asked + 1):
+                self.store.set(f"answer/{number}/{self.rank}", json.dumps(self._state()))
+            answered = asked
+
+    def _let_others_end(self) -> None:
+        """Without this, torch would print what it thinks of a store that went away while it was asked."""
+        self.store.set("closed", "")
+        until = time.monotonic() + 3 * EVERY
+        everybody = [f"gone/{rank}" for rank in range(self.size)]
+        while not self.store.check(everybody) and time.monotonic() < until:
+            time.sleep(EVERY / 20)
+
+    def _state(self) -> tuple[str, str]:
+        if self._has_waited:
+            return WAITS, ""
+        main = threading.main_thread().ident
+        frame = None if main is None else sys._current_frames().get(main)
+        if frame is None:
+            return WORKS, "no place that Python knows"
+        path = frame.f_code.co_filename
+        if any(folder in path for folder in _COLLECTIVES):
+            return WAITS, ""
+        if path.endswith(_BACKWARD):
+            return WORKS, BACKWARD
+        return WORKS, f"{frame.f_code.co_name} ({path}, line {frame.f_lineno})"
+
+
+def attend(rank: int, size: int, restarts: int) -> None:
+    """Answers from now on, if the process group has a store that can be asked."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d
+
+    global _own
+    with contextlib.suppress(Exception):  # without it, a failure is told as torch tells it
+        store = distributed_c10d._get_default_store()
+        own = dist.PrefixStore(f"attendance-{restarts}", store.clone() if hasattr(store, "clone") else store)
+        is_launchers = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        _own = Attendance(own, rank, size, "torchrun" if is_launchers else "process 0")
+        _own.begin()
+
+
+def leave() -> None:
+    global _own
+    if _own is not None:
+        _own.end()
+        _own = None
+
+
+@contextlib.contextmanager
+def absent_named(doing: str | Callable[[], str]) -> Iterator[None]:
+    """Inside, an error of one that waited in vain comes with a note that says for which process.
+
+    Args:
+        doing: what the others did not come to, as words, or what gives them when it has happened.
+    """
+    try:
+        yield
+    except Exception as error:
+        if _own is not None and explanation_of(error) is None and _is_of_another(error):
+            explain(error, _said(_own, doing() if callable(doing) else doing))
+        raise
+
+
+def _said(own: Attendance, doing: str) -> str:
+    absent = own.absent()
+    if absent is None:
+        return (
+            f"Process {own.rank} of {own.size} waited in vain for another in {doing}, and {own.keeper}, which keeps "
+            f"what could tell which one, does not answer. Look whether {own.keeper} hangs, was stopped or has died."
+        )
+    if not absent:
+        return (
+            f"All {own.size} processes are in {doing}, and a connection between them broke. Look at the network; "
+            "GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names the interface to use."
+        )
+    told = f"Of {own.size} processes, these did not come to {doing}: {'; '.join(absent.values())}."
+    on = "start again: a run with resume_from_checkpoint goes on from the last checkpoint."
+    if all(said.endswith(ENDED) for said in absent.values()):
+        return f"{told} Mend that, and {on}"
+    keeps = "Find out what keeps them there (py-spy dump --pid PID), raise ddp_timeout if they need longer, or"
+    return f"{told} {keeps} {on}"
+
+
+def _is_of_another(error: Exception) -> bool:
+    """Whether an exchange failed, and not what this process computed."""
+    import torch.distributed as dist
+
+    if isinstance(error, (dist.DistNetworkError, dist.DistStoreError, dist.DistBackendError)):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)

@@ -1,0 +1,132 @@
+"""Processes that do not come are named by those that waited for them."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+
+import pytest
+import torch.distributed as dist
+
+from mps_trainer.distributed import absent_named, attendance, first
+from mps_trainer.distributed.attendance import Attendance
+from mps_trainer.errors import explanation_of
+from tests.distributed import hanging
+from tests.distributed.launch import start
+
+LOST = "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 10000ms for recv"
+
+
+@pytest.mark.slow
+def test_one_that_hangs_and_one_that_is_stopped_are_named_with_where_they_are(tmp_path):
+    processes = start(3, "-m", "tests.distributed.hanging", str(tmp_path))
+    try:
+        output = processes[0].communicate(timeout=120)[0]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    said = [line for line in output.splitlines() if "did not come" in line]
+    assert len(said) == 1, output
+    script = re.escape(hanging.__file__)
+    pids = [rf"pid {process.pid} on {re.escape(socket.gethostname())}" for process in processes]
+    assert re.search(rf"to step 4: process 1 \({pids[1]}\): it is in on_step_begin \({script}, line \d+\);", said[0])
+    assert re.search(rf"process 2 \({pids[2]}\): it does not answer", said[0])
+    assert processes[0].returncode == 1
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(attendance, "EVERY", 0.02)
+    monkeypatch.setattr(attendance, "PATIENCE", 0.5)
+
+
+@pytest.fixture
+def together(quick):
+    """`together(3)`: three that share a store as processes do; all have this process's main thread."""
+    begun = []
+
+    def make(size: int) -> list[Attendance]:
+        store = dist.HashStore()
+        begun.extend(Attendance(store, rank, size, "process 0") for rank in range(size))
+        for each in begun:
+            each.begin()
+        return begun
+
+    yield make
+    for each in reversed(begun):
+        each.end()
+        assert not each._thread.is_alive()
+
+
+@pytest.fixture
+def explained_by(monkeypatch):
+    """What a process is told of an error in its step 4."""
+
+    def told(own: Attendance, error: Exception) -> str | None:
+        monkeypatch.setattr(attendance, "_own", own)
+        with pytest.raises(type(error)) as raised, absent_named(lambda: "step 4"):
+            raise error
+        return explanation_of(raised.value)
+
+    return told
+
+
+def test_the_one_that_has_ended_is_named_and_not_those_who_wait_as_well(together, explained_by):
+    first, second, third = together(3)
+    third._has_waited = True
+    second.end()
+    said = explained_by(first, RuntimeError(LOST))
+    assert said.startswith("Of 3 processes, these did not come to step 4: process 1 (pid")
+    assert "it has ended" in said
+    assert "ddp_timeout" not in said
+    assert "process 0" not in said
+    assert "process 2" not in said
+
+
+def test_one_that_works_is_named_with_where_it_is(together, explained_by):
+    said = explained_by(together(2)[0], RuntimeError(LOST))
+    assert re.search(r"process 1 \(pid .*\): it is in \w+ \(\S+\.py, line \d+\)\.", said)
+
+
+def test_one_in_the_backward_pass_is_blamed_only_if_there_is_no_other(together, explained_by, monkeypatch):
+    first, second, third = together(3)
+    monkeypatch.setattr(second, "_state", lambda: (attendance.WORKS, attendance.BACKWARD))
+    monkeypatch.setattr(third, "_state", lambda: (attendance.WORKS, "collate (data.py, line 3)"))
+    said = explained_by(first, RuntimeError(LOST))
+    assert "collate (data.py, line 3)" in said
+    assert "process 1" not in said
+    monkeypatch.setattr(third, "_state", lambda: (attendance.WAITS, ""))
+    assert "process 1" in explained_by(first, RuntimeError(LOST))
+
+
+def test_a_connection_that_broke_between_processes_that_are_there_is_told(together, explained_by):
+    both = together(2)
+    both[1]._has_waited = True
+    assert "All 2 processes are in step 4" in explained_by(both[0], RuntimeError(LOST))
+
+
+def test_the_wait_for_the_first_process_to_tokenize_is_named(together, monkeypatch):
+    def timed_out() -> None:
+        raise RuntimeError(LOST)
+
+    monkeypatch.setattr(attendance, "_own", together(2)[1])
+    monkeypatch.setattr(dist, "barrier", timed_out)
+    with pytest.raises(RuntimeError) as raised, first(False, "tokenizing"):
+        pass
+    assert "did not come to the barrier at tokenizing: process 0 (pid" in explanation_of(raised.value)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shapes cannot be multiplied"), KeyError("loss"), OSError("gloo/")])
+def test_what_is_no_failed_exchange_asks_nobody(together, explained_by, error):
+    assert explained_by(together(2)[0], error) is None
+
+
+def test_a_store_that_does_not_answer_keeps_nobody_waiting(together, explained_by, monkeypatch):
+    first = together(2)[0]
+    monkeypatch.setattr(first, "_absent", lambda: time.sleep(20))
+    begun = time.monotonic()
+    said = explained_by(first, dist.DistNetworkError("Connection reset by peer"))
+    assert "process 0, which keeps what could tell which one, does not answer" in said
+    assert time.monotonic() - begun < 10

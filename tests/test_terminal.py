@@ -1,0 +1,29 @@
+"""Lines of native code that nobody asked for are kept from the terminal, and no others."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from mps_trainer.terminal import without_lines
+
+
+def test_lines_with_the_text_never_come_and_others_come_afterwards(capfd):
+    with without_lines("not wanted"):
+        os.write(2, b"[W1 native.cpp] this is not wanted. (operator)\n")
+        os.write(2, b"[W1 native.cpp] this is.\n")
+        assert capfd.readouterr().err == ""
+    os.write(2, b"after\n")
+    assert capfd.readouterr().err == "[W1 native.cpp] this is.\nafter\n"
+
+
+def test_what_was_written_before_an_error_comes(capfd):
+    def fails():
+        with without_lines("not wanted"):
+            os.write(2, b"before\n")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fails()
+    assert capfd.readouterr().err == "before\n"
