@@ -22,9 +22,9 @@ ROOT = Path(__file__).parents[2]
 def benchmarks(tmp_path):
     """Runs `python -m benchmarks` with a name and further arguments; the result's JSON and the page of results."""
 
-    def run(name: str, *arguments: str, variables: dict[str, str] | None = None) -> tuple[dict[str, Any], str]:
+    def run(name: str, *arguments: str) -> tuple[dict[str, Any], str]:
         command = [sys.executable, "-m", "benchmarks", *words(name, tmp_path, arguments)]
-        threads = {"OMP_NUM_THREADS": "1", **(variables or {})}
+        threads = {"OMP_NUM_THREADS": "1"}
         process = subprocess.run(command, cwd=ROOT, env={**os.environ, **threads}, capture_output=True, text=True)
         assert process.returncode == 0, process.stderr[-3000:]
         return written(tmp_path, name)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from benchmarks import distributed, glue, learning, overhead, startup, worker
+from benchmarks import distributed, glue, learning, overhead, simulated, startup, worker
 from benchmarks.__main__ import main, run
 from benchmarks.benchmark import Options
 from benchmarks.rounds import alternate, middles
@@ -122,8 +122,8 @@ def test_what_is_measured_in_two_processes_comes_from_the_first(monkeypatch):
 
 
 @pytest.mark.slow
-def test_startup(benchmarks):
-    result, _ = benchmarks("startup", "--peers", "ours")
+def test_startup(benchmarks_here):
+    result, _ = benchmarks_here("startup", "--peers", "ours")
     kinds = {"python", "torch", "ours-device", "ours-help", "ours-first-step"}
     check(result, "startup", kinds, {"seconds"})
     assert result["middles"]["python"]["seconds"] < result["middles"]["torch"]["seconds"]
@@ -199,9 +199,11 @@ def test_without_the_data_a_benchmark_is_skipped_with_what_to_do(benchmarks_here
     assert f"Skipped: {result['skipped']}" in page
 
 
-def test_where_the_device_cannot_be_built_the_reason_is_given(benchmarks, tmp_path):
-    variables = {"CXX": "no-such-compiler", "MPS_TRAINER_CACHE": str(tmp_path / "empty")}
-    result, _ = benchmarks("simulated", variables=variables)
+def test_where_the_device_cannot_be_built_the_reason_is_given(benchmarks_here, monkeypatch, tmp_path):
+    monkeypatch.setattr(simulated, "measure_in_process", worker.measure_in_process)  # this one may have the device
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("MPS_TRAINER_CACHE", str(tmp_path / "empty"))
+    result, _ = benchmarks_here("simulated")
     assert result["skipped"]
 
 

@@ -37,7 +37,7 @@ def made_by(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Callable[
         with FileLock(f"{folder}.lock"):
             if not folder.exists():
                 folder.mkdir()
-                run(size, "-m", "tests.distributed.worker", str(folder), *names)
+                run(1, "-m", "tests.distributed.worker", str(size), str(folder), *names)
         return lambda name: [load(folder / f"{name}-{rank}.pt") for rank in range(size)]
 
     return made
