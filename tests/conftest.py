@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 from collections.abc import Iterator
 
@@ -36,6 +37,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         dealt += own + others[:room]
         del others[:room]
     items[:] = dealt
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported by now stays: a collection of garbage, with which each run of transformers' Trainer
+    begins, need not go through it every time, which takes longer than most tests do."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

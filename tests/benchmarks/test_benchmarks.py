@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from benchmarks import glue, learning, overhead, startup
-from benchmarks.__main__ import main
+from benchmarks import distributed, glue, learning, overhead, simulated, startup, worker
+from benchmarks.__main__ import main, run
 from benchmarks.benchmark import Options
 from benchmarks.rounds import alternate, middles
 from mps_trainer.simulator import SimulatorUnavailableError, simulated_mps
+from tests.distributed.launch import free_port
 
 from .conftest import ROOT
 
@@ -61,6 +62,7 @@ def test_overhead(benchmarks):
 
 
 @pytest.mark.slow
+@pytest.mark.acceptance
 def test_two_processes_learn_what_they_learn_by_hand(benchmarks):
     result, _ = benchmarks("distributed", "--peers", "bare", "ours")
     check(result, "distributed", {"bare", "ours"}, {"milliseconds_per_step"})
@@ -69,9 +71,8 @@ def test_two_processes_learn_what_they_learn_by_hand(benchmarks):
     assert ours["loss"] == pytest.approx(bare["loss"], rel=1e-5)
 
 
-@pytest.mark.slow
-def test_simulated(benchmarks, built):
-    result, _ = benchmarks("simulated", "--peers", "bare", "ours")
+def test_simulated(benchmarks_here, built):
+    result, _ = benchmarks_here("simulated", "--peers", "bare", "ours")
     check(result, "simulated", {"bare", "ours"}, {"blocking_reads", "host_to_device", "operators"})
     bare, ours = (result["rounds"][0][name] for name in ("bare", "ours"))
     assert 0 < bare["loop_operators"] < bare["operators"]
@@ -81,18 +82,48 @@ def test_simulated(benchmarks, built):
     assert ours["learned"]["loss"] == pytest.approx(bare["learned"]["loss"], rel=1e-4)
 
 
-@pytest.mark.slow
-def test_memory(benchmarks, built):
-    result, _ = benchmarks("memory", "--peers", "ours")
+def test_memory(benchmarks_here, built):
+    result, _ = benchmarks_here("memory", "--peers", "ours")
     check(result, "memory", {"ours-cpu", "ours-mps"}, {"mib_settled", "mib_end", "growth_percent"})
     for row in result["rounds"][0].values():
         assert row["growth_percent"] == pytest.approx(100 * (row["mib_end"] / row["mib_settled"] - 1))
         assert row["series"][-1] == [result["settings"]["steps"] - 1, row["mib_end"]]
 
 
+def test_one_of_one_process_learns_what_it_learns_by_hand(monkeypatch, tmp_path):
+    """What each of two does in the test above, which starts four."""
+    group = {**dict.fromkeys(("RANK", "LOCAL_RANK"), "0"), **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1")}
+    for name, value in {**group, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}.items():
+        monkeypatch.setenv(name, value)
+    bare, ours = (distributed.measure(peer, 40, 10, str(tmp_path)) for peer in ("bare", "ours"))
+    assert bare.keys() == ours.keys() == {"milliseconds_per_step", "learned"}
+    assert ours["learned"]["steps"] == bare["learned"]["steps"] == 40
+    assert ours["learned"]["loss"] == pytest.approx(bare["learned"]["loss"], rel=1e-5)
+
+
+def test_what_is_measured_in_two_processes_comes_from_the_first(monkeypatch):
+    given = []
+
+    def measured(folder, name, variables, module, settings):
+        given.append(variables)
+        return {"rank": variables["RANK"], **settings}
+
+    monkeypatch.setattr(worker, "_measured", measured)
+    result, _ = run(distributed.BENCHMARK, Options(("bare", "ours"), "", quick=True))
+    (figures,) = result["rounds"]
+    assert {name: (row["peer"], row["rank"]) for name, row in figures.items()} == {
+        "bare": ("bare", "0"),
+        "ours": ("ours", "0"),
+    }
+    assert sorted(variables["RANK"] for variables in given) == ["0", "0", "1", "1"]
+    for two in (given[:2], given[2:]):  # of one group
+        assert len({variables["MASTER_PORT"] for variables in two}) == 1
+        assert {variables["WORLD_SIZE"] for variables in two} == {"2"}
+
+
 @pytest.mark.slow
-def test_startup(benchmarks):
-    result, _ = benchmarks("startup", "--peers", "ours")
+def test_startup(benchmarks_here):
+    result, _ = benchmarks_here("startup", "--peers", "ours")
     kinds = {"python", "torch", "ours-device", "ours-help", "ours-first-step"}
     check(result, "startup", kinds, {"seconds"})
     assert result["middles"]["python"]["seconds"] < result["middles"]["torch"]["seconds"]
@@ -150,27 +181,29 @@ def test_a_watched_script_is_counted(monkeypatch):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("lightning") is not None, reason="lightning is installed")
-def test_without_anybody_to_measure_a_benchmark_is_skipped(benchmarks):
-    result, _ = benchmarks("overhead", "--peers", "lightning")
+def test_without_anybody_to_measure_a_benchmark_is_skipped(benchmarks_here):
+    result, _ = benchmarks_here("overhead", "--peers", "lightning")
     assert "lightning: lightning not installed" in result["skipped"]
 
 
-def test_what_does_not_measure_the_peers_asked_for_is_skipped(benchmarks):
-    result, _ = benchmarks("memory", "--peers", "transformers")
+def test_what_does_not_measure_the_peers_asked_for_is_skipped(benchmarks_here):
+    result, _ = benchmarks_here("memory", "--peers", "transformers")
     assert "transformers" in result["skipped"]
 
 
 @pytest.mark.parametrize("name", ["mrpc", "learning"])
-def test_without_the_data_a_benchmark_is_skipped_with_what_to_do(benchmarks, name, tmp_path):
-    result, page = benchmarks(name, "--data", str(tmp_path / "nowhere"))
+def test_without_the_data_a_benchmark_is_skipped_with_what_to_do(benchmarks_here, name, tmp_path):
+    result, page = benchmarks_here(name, "--data", str(tmp_path / "nowhere"))
     assert "--data" in result["skipped"]
     assert str(tmp_path / "nowhere") in result["skipped"]
     assert f"Skipped: {result['skipped']}" in page
 
 
-def test_where_the_device_cannot_be_built_the_reason_is_given(benchmarks, tmp_path):
-    environment = {"CXX": "no-such-compiler", "MPS_TRAINER_CACHE": str(tmp_path / "empty")}
-    result, _ = benchmarks("simulated", environment=environment)
+def test_where_the_device_cannot_be_built_the_reason_is_given(benchmarks_here, monkeypatch, tmp_path):
+    monkeypatch.setattr(simulated, "measure_in_process", worker.measure_in_process)  # this one may have the device
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("MPS_TRAINER_CACHE", str(tmp_path / "empty"))
+    result, _ = benchmarks_here("simulated")
     assert result["skipped"]
 
 

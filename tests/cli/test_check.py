@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import mps_trainer
+from mps_trainer import cli
 
 from .test_doctor import run
 
@@ -35,9 +38,33 @@ Trainer = Airy
 """
 
 
+@dataclass
+class Ended:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
 @pytest.fixture
-def check(tmp_path, monkeypatch):
-    """Checks a script with this text; `options` go before it."""
+def check(tmp_path, monkeypatch, capfd):
+    """Checks a script with this text in this process; `options` go before it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # as the command sets it, and taken back
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+
+    def run_it(text: str, *options: str) -> Ended:
+        script = tmp_path / "train.py"
+        script.write_text(text)
+        capfd.readouterr()
+        return Ended(cli.main(["check", *options, str(script)]), *capfd.readouterr())
+
+    return run_it
+
+
+@pytest.fixture
+def check_alone(tmp_path, monkeypatch):
+    """The same in a process of its own, in which nothing has been imported."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(mps_trainer.__file__).parents[1]))
 
@@ -71,15 +98,15 @@ def test_a_script_that_would_fail_is_1_and_the_line_is_named(check, trainer, tmp
     assert "loss = loss + torch." in result.stdout
 
 
-def test_with_the_fallback_it_would_not_fail(check):
-    result = check(BERT + OURS + FAILS + TRAIN, "--fallback")
+def test_with_the_fallback_it_would_not_fail(check_alone):
+    result = check_alone(BERT + OURS + FAILS + TRAIN, "--fallback")
     assert result.returncode == 0, result.stderr
     assert "falls back" in result.stdout
 
 
-def test_transformers_trainer_of_a_blocking_read_is_told_the_line(check):
+def test_transformers_trainer_of_a_blocking_read_is_told_the_line(check_alone):
     text = BERT + THEIRS + FAILS.replace("torch.special.airy_ai(loss.detach())", "loss.item()") + TRAIN
-    result = check(text)
+    result = check_alone(text)
     assert result.returncode == 0, result.stderr
     assert "loss = loss + loss.item()" in result.stdout
 

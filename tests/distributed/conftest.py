@@ -37,7 +37,7 @@ def made_by(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Callable[
         with FileLock(f"{folder}.lock"):
             if not folder.exists():
                 folder.mkdir()
-                said = run(size, "-m", "tests.distributed.worker", str(folder), *names)
+                said = run(1, "-m", "tests.distributed.worker", str(size), str(folder), *names)
                 Path(folder, "said.txt").write_text("\n".join(said))
         return lambda name: [load(folder / f"{name}-{rank}.pt") for rank in range(size)]
 

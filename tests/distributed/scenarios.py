@@ -19,6 +19,7 @@ from mps_trainer import MisconfigurationException, Trainer, TrainingArguments
 from tests.conftest import Classifier, accuracy, examples, logged, weights
 
 TOGETHER = 8  # examples in a batch of all processes
+STEPS = 24  # of a run; four epochs of most
 
 SCENARIOS: dict[str, Callable[[str], dict[str, Any]]] = {}
 
@@ -42,7 +43,7 @@ def arguments(folder: str, **settings: Any) -> TrainingArguments:
         "save_strategy": "no",
         "per_device_train_batch_size": TOGETHER // processes(),
         "learning_rate": 1e-2,
-        "max_steps": 50,
+        "max_steps": STEPS,
     }
     return TrainingArguments(**{**defaults, **settings})
 

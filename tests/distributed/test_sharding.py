@@ -14,7 +14,7 @@ from mps_trainer import MisconfigurationException
 from mps_trainer.checkpoints import manifest, shards
 from tests.conftest import assert_same_weights
 from tests.distributed import sharding
-from tests.distributed.scenarios import SCENARIOS
+from tests.distributed.scenarios import SCENARIOS, STEPS
 
 ALIKE = [
     "sharded_tokens",
@@ -30,7 +30,7 @@ def alone(tmp_path):
     return lambda name: SCENARIOS[name](str(tmp_path / name))
 
 
-def assert_trained_alike(one, several, steps=50):
+def assert_trained_alike(one, several, steps=STEPS):
     """Sums of another order round differently; 1e-5 is far below what a step changes."""
     for made in several:
         assert made["steps"] == one["steps"] == steps

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.conftest import assert_same_weights
-from tests.distributed.scenarios import SCENARIOS
+from tests.distributed.scenarios import SCENARIOS, STEPS
 
 ALIKE = [
     "plain",
@@ -33,7 +33,7 @@ def alone(tmp_path):
 def assert_trained_alike(one, several):
     """Sums of another order round differently; 1e-5 is far below what a step changes."""
     for made in several:
-        assert made["steps"] == one["steps"] == 50
+        assert made["steps"] == one["steps"] == STEPS
         np.testing.assert_allclose(made["losses"], one["losses"], atol=1e-5, rtol=0)
         np.testing.assert_allclose(made["norms"], one["norms"], atol=1e-5, rtol=0)
         assert made["epochs"] == one["epochs"]

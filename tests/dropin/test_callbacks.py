@@ -207,7 +207,7 @@ print("stopped at", trainer.state.global_step)
 """
 
 
-@pytest.mark.parametrize("module", ["transformers", "mps_trainer"])
+@pytest.mark.parametrize("module", [pytest.param("transformers", marks=pytest.mark.acceptance), "mps_trainer"])
 def test_a_process_that_is_told_to_end_saves_first(tmp_path, module):
     import re
     import subprocess

@@ -52,7 +52,7 @@ def test_every_task_trains_evaluates_and_predicts(run_glue, out, task):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 42])
+@pytest.mark.parametrize("seed", [pytest.param(1, marks=pytest.mark.acceptance), 42])
 def test_embedded_mrpc_is_learned(run_glue, out, seed):
     status, output, errors = run_glue("--task_name", "mrpc", "--embedded", "--seed", seed)
     assert status == 0, errors

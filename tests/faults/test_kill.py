@@ -29,20 +29,21 @@ def assert_all_identical(done, trials):
 
 @pytest.mark.slow
 def test_runs_that_are_killed_at_random_are_gone_on_with_exactly():
+    """Each variant on each device."""
     devices = ["--device", "cpu"]
     try:
         load_extension()
         devices += ["--device", "mps"]
     except SimulatorUnavailableError:
         pass  # the CPU's trials are all there can be; .ci/run builds the device before, where its failure is one
-    assert_all_identical(kill("--trials", "25", *devices), 25)
+    assert_all_identical(kill("--trials", "12", *devices), 12)
 
 
 @pytest.mark.slow
 def test_two_processes_of_which_one_is_killed_are_gone_on_with_exactly():
     variants = ["--variant", "accumulation", "--variant", "buckets", "--variant", "evaluation"]
-    done = kill("--trials", "6", "--processes", "2", *variants)
-    assert "6 of 6 identical" in done.stdout, done.stdout + done.stderr
+    done = kill("--trials", "3", "--processes", "2", *variants)
+    assert "3 of 3 identical" in done.stdout, done.stdout + done.stderr
     assert done.returncode == 0
 
 

@@ -80,7 +80,7 @@ def ratios(make_trainer):
     return run
 
 
-@pytest.mark.parametrize("steps", [500, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [500, pytest.param(5000, marks=pytest.mark.acceptance)])
 def test_what_is_held_stays_near_what_is_used(ratios, caplog, steps):
     with caplog.at_level(logging.INFO, logger="mps_trainer.guards"):
         guarded = ratios(steps)

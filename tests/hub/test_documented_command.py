@@ -183,6 +183,7 @@ def test_asking_for_mps_trains_on_it_or_names_the_cause(hub: StandInHub, env: di
         assert hub.downloads() == [], "the device is decided before anything is fetched"
 
 
+@pytest.mark.acceptance
 def test_asking_for_mps_and_the_cpu_warns_and_trains_on_the_cpu(
     hub: StandInHub, env: dict[str, str], out: Path
 ) -> None:

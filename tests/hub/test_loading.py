@@ -1,6 +1,7 @@
 """The libraries' own loading code against the stand-in: by name, by revision, from the cache, and through failures.
 
-Each load is a process of its own, because the libraries read HF_ENDPOINT when they are imported.
+Each load is a process of its own, because the libraries read HF_ENDPOINT when they are imported. What the documented
+command shows of models as well (test_documented_command.py) is an acceptance test here.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def embeddings(folder) -> str:
         return hashlib.sha256(weights.get_tensor("bert.embeddings.word_embeddings.weight").tobytes()).hexdigest()
 
 
-@pytest.mark.slow
+@pytest.mark.acceptance
 def test_a_model_loads_by_name_and_a_revision_has_weights_of_its_own(
     hub: StandInHub, hub_env: dict[str, str], repositories: Repositories
 ) -> None:
@@ -70,7 +71,7 @@ def test_a_model_loads_by_name_and_a_revision_has_weights_of_its_own(
     assert main["embeddings"] != v1["embeddings"]
 
 
-@pytest.mark.slow
+@pytest.mark.acceptance
 def test_a_second_load_downloads_nothing_and_a_third_needs_no_hub(
     hub: StandInHub, hub_env: dict[str, str], repositories: Repositories
 ) -> None:
@@ -103,6 +104,7 @@ def test_a_data_set_loads_by_name_with_the_rows_of_the_config_asked_for(
     assert not any("cola/train" in request.path for request in hub.requests)
 
 
+@pytest.mark.acceptance
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
@@ -147,7 +149,7 @@ def test_a_file_that_fails_while_it_is_sent_is_not_asked_for_again_and_leaves_th
     assert answer(load_dataset(hub_env)) == repositories.mrpc
 
 
-@pytest.mark.slow
+@pytest.mark.acceptance
 def test_weights_that_fail_while_they_are_sent_leave_the_cache_sound(
     hub: StandInHub, hub_env: dict[str, str], repositories: Repositories
 ) -> None:
@@ -159,7 +161,7 @@ def test_weights_that_fail_while_they_are_sent_leave_the_cache_sound(
     assert answer(load_model(hub_env))["embeddings"] == embeddings(repositories.model)
 
 
-@pytest.mark.slow
+@pytest.mark.acceptance
 @pytest.mark.parametrize(
     ("load", "attempts"),
     [pytest.param(load_model, 7, id="model"), pytest.param(load_dataset, 7, id="data set")],
