@@ -11,6 +11,7 @@ from tests.conftest import on_device
 
 TASKS = ["cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte", "wnli"]
 LOSSES = ("train_loss", "eval_loss")
+STEPS = 12
 
 
 @pytest.fixture
@@ -36,13 +37,13 @@ def train(tmp_path, monkeypatch, capfd):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_a_task_trains_to_the_losses_of_the_cpu(train, task):
-    arguments = ["--task_name", task, "--embedded", "--max_steps", "40"]
+    arguments = ["--task_name", task, "--embedded", "--max_steps", str(STEPS)]
     expected, _ = train("cpu", *arguments)
     losses, report = train("mps", *arguments)
     assert losses == pytest.approx(expected, abs=1e-4)
     assert len(losses) == (3 if task == "mnli" else 2)
     assert report.fell_back == ()
-    assert report.operator_calls > 40 * 100  # the model was there
+    assert report.operator_calls > STEPS * 100  # the model was there
 
 
 def test_running_out_of_memory_ends_in_one_line(tmp_path, capfd):

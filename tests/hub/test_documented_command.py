@@ -137,7 +137,7 @@ def test_the_revision_asked_for_is_the_one_that_is_trained(
 @pytest.mark.parametrize(
     ("more", "named"),
     [
-        (("--model_revision", "v9"), "v9"),
+        pytest.param(("--model_revision", "v9"), "v9", marks=pytest.mark.acceptance),
         (("--model_name_or_path", "google-bert/nothing"), "google-bert/nothing"),
     ],
 )
@@ -151,7 +151,7 @@ def test_a_model_or_revision_that_is_not_on_the_hub_is_named_in_one_line(
     ("path", "method", "named"),
     [
         pytest.param("train-0", "GET", "nyu-mll/glue", id="data set breaks off"),
-        pytest.param("model.safetensors", "GET", MODEL, id="weights break off"),
+        pytest.param("model.safetensors", "GET", MODEL, id="weights break off", marks=pytest.mark.acceptance),
         pytest.param("nyu-mll/glue", None, "nyu-mll/glue", id="data set down", marks=pytest.mark.acceptance),
         pytest.param(MODEL, None, MODEL, id="model down", marks=pytest.mark.acceptance),
         pytest.param("model.safetensors", None, MODEL, id="weights down"),
