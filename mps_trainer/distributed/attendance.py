@@ -25,7 +25,16 @@ WAITS, WORKS = "waits", "works"
 BACKWARD = "the backward pass"
 ENDED = "it has ended, and what it printed last says why"
 # what gloo, the store and nccl say of one that is not there
-_SIGNS = ("gloo/", "gloo::", "Connection closed by peer", "Connection reset by peer", "ProcessGroupNCCL")
+_SIGNS = (
+    "gloo/",
+    "gloo::",
+    "Application timeout caused pair closure",
+    "Wait timeout",
+    "Operation timed out!",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "ProcessGroupNCCL",
+)
 # where a process is that waits for others: in torch's own folder of that name, or in this one
 _COLLECTIVES = os.path.join("torch", "distributed", ""), os.path.join("mps_trainer", "distributed", "")
 _BACKWARD = os.path.join("torch", "autograd", "graph.py")  # where gradients are computed, and exchanged as well

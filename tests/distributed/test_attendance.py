@@ -85,8 +85,10 @@ def test_the_one_that_has_ended_is_named_and_not_those_who_wait_as_well(together
     assert "process 2" not in said
 
 
-def test_one_that_works_is_named_with_where_it_is(together, explained_by):
-    said = explained_by(together(2)[0], RuntimeError(LOST))
+@pytest.mark.parametrize("error", [LOST, "Application timeout caused pair closure"])
+def test_one_that_works_is_named_with_where_it_is(together, explained_by, error):
+    """The errors are those of an exchange that is waited for, and of one in a backward pass."""
+    said = explained_by(together(2)[0], RuntimeError(error))
     assert re.search(r"process 1 \(pid .*\): it is in \w+ \(\S+\.py, line \d+\)\.", said)
 
 
