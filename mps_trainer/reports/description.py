@@ -10,6 +10,7 @@ from typing import Any
 from ..data.buckets import buckets_of
 from ..data.lengths import lengths_in_column
 from ..devices.facts import for_a_report, gather_facts
+from ..distributed.sharded import class_of
 from ..training_args import TrainingArguments
 from ..version import __version__
 
@@ -30,8 +31,6 @@ def device_of(args: Any) -> dict[str, Any]:
 
 def model_of(model: Any) -> dict[str, Any]:
     """Its class and the number of its parameters; `operations_per_token` where the model tells what they are."""
-    from ..training.shards import class_of  # which imports callbacks, and these this
-
     parameters = list(model.parameters())
     known: dict[str, Any] = {
         "class": class_of(model).__name__,

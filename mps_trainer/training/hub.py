@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoints.folders import LOCK
+from ..distributed.sharded import class_of, is_sharded
 from ..errors import MisconfigurationException
 from ..refusal import sentence
 from ..reports import record
 from . import card
 from .base import TrainerBase
-from .shards import class_of, is_sharded
 
 logger = logging.getLogger(__name__)
 

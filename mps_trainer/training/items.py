@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..distributed.sharded import is_sharded
 from .introspection import base_model
 from .loss import IGNORED_LABEL
-from .shards import is_sharded
 
 
 def items_of(batches: list[Any], shifted: bool) -> torch.Tensor | None:

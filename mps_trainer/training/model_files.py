@@ -16,11 +16,12 @@ from transformers import PreTrainedModel
 
 from ..checkpoints import shards
 from ..checkpoints.files import read_object, read_safetensors, read_tensors
+from ..distributed.sharded import class_of, is_sharded
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
 from .adapters import has_adapters, load_adapters
 from .gathered import put_weights
-from .shards import class_of, is_shard, is_sharded
+from .shards import is_shard
 
 logger = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from torch import nn
 from transformers.trainer_pt_utils import LabelSmoother
 
 from ..data.split import split
+from ..distributed.sharded import is_sharded
 from ..guards.memory import free_unused
 from .base import TrainerBase
 from .introspection import base_model
@@ -21,7 +22,7 @@ from .items import ItemsUse, items_of
 from .loss import count_items, divisors, loss_of, predicts_next_token, shifts_labels
 from .optimizer import set_mode
 from .replicas import inside, nothing_of
-from .shards import adding_nothing, is_sharded
+from .shards import adding_nothing
 
 # not in the first releases of transformers 5
 _SMOOTHER_NORMALISES = "num_items_in_batch" in inspect.signature(LabelSmoother.__call__).parameters

@@ -19,12 +19,12 @@ from ..checkpoints.background import Background
 from ..checkpoints.rng import FILE as RNG_FILE
 from ..checkpoints.rng import file_of, read_rng, set_rng
 from ..checkpoints.sealing import seal, why_not_written
+from ..distributed.sharded import is_sharded
 from ..errors import CheckpointError
 from . import checkpoint, model_files
 from .gathered import whole_weights
 from .resuming import Resuming
 from .sharded_saving import Gathered, each_writes, write_together
-from .shards import is_sharded
 from .snapshot import Snapshot, may_be_taken
 
 logger = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ from ..arguments.sharding import SHARDED
 from ..checkpoints import folders, shards
 from ..checkpoints.sealing import seal, why_not_written
 from ..distributed import Processes
+from ..distributed.sharded import is_sharded
 from . import checkpoint, model_files
 from .gathered import whole_state, whole_weights
-from .shards import is_sharded
 
 if TYPE_CHECKING:
     import torch

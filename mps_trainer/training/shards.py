@@ -10,7 +10,6 @@ import contextlib
 import functools
 import itertools
 import logging
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..arguments.sharding import BY_SIZE, WHOLE
 from ..distributed import Processes
+from ..distributed.sharded import class_of, is_sharded
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
 from .activation_checkpointing import checkpoint_settings
@@ -30,21 +30,9 @@ logger = logging.getLogger(__name__)
 _NOT_CALLED = (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList, nn.ParameterDict)
 
 
-def is_sharded(model: Any) -> bool:
-    """Whether torch has sharded `model`. What does that need not be loaded for the answer."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    kind = getattr(fsdp, "FSDPModule", None)
-    return kind is not None and isinstance(model, kind)
-
-
 def is_shard(tensor: Any) -> bool:
     """Whether `tensor` is one of which each process has a part."""
     return hasattr(tensor, "full_tensor")
-
-
-def class_of(model: nn.Module) -> type:
-    """The model's own class, of which torch makes one of the same name with FSDP before it."""
-    return type(model).__mro__[2] if is_sharded(model) else type(model)
 
 
 def sharded(model: nn.Module, args: TrainingArguments, processes: Processes) -> nn.Module:

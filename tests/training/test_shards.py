@@ -15,8 +15,9 @@ from transformers import (
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.distributed import Processes
+from mps_trainer.distributed.sharded import class_of, is_sharded
 from mps_trainer.training.gathered import whole_weights
-from mps_trainer.training.shards import _require_one_format, class_of, find_blocks, in_step, is_sharded
+from mps_trainer.training.shards import _require_one_format, find_blocks, in_step
 from tests.conftest import Classifier, assert_same_weights
 
 SIZES = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 32}
