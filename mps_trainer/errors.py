@@ -78,6 +78,10 @@ class NonFiniteLossError(MisconfigurationException, ArithmeticError):
         self.checkpoint = checkpoint
 
 
+class AnotherProcessFailedError(RuntimeError):
+    """Another of the processes that train together has failed; the message says which one, and of what."""
+
+
 def explain(error: BaseException, explanation: str) -> None:
     """Adds to an error of somebody else's what this package knows of it; type and message stay.
 

@@ -20,12 +20,14 @@ def without_lines(text: str) -> Iterator[None]:
 
     Made for a moment: a process that dies inside takes with it what it has written there.
     """
-    try:
-        stderr = os.dup(2)
-    except OSError:  # there is none
-        yield
-        return
-    with tempfile.TemporaryFile() as kept:
+    with contextlib.ExitStack() as stack:
+        try:
+            kept = stack.enter_context(tempfile.TemporaryFile())
+            stderr = os.dup(2)
+        except OSError:  # there is no stderr, or nowhere to keep it
+            yield
+            return
+        stack.callback(os.close, stderr)
         _flush()
         os.dup2(kept.fileno(), 2)
         try:
@@ -34,10 +36,11 @@ def without_lines(text: str) -> Iterator[None]:
             _flush()
             os.dup2(stderr, 2)
             kept.seek(0)
-            os.write(stderr, b"".join(line for line in kept if text.encode() not in line))
-            os.close(stderr)
+            with contextlib.suppress(OSError):
+                os.write(stderr, b"".join(line for line in kept if text.encode() not in line))
 
 
 def _flush() -> None:
     if sys.stderr is not None:
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()

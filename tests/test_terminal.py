@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 
 import pytest
 
@@ -27,3 +28,13 @@ def test_what_was_written_before_an_error_comes(capfd):
     with pytest.raises(KeyError):
         fails()
     assert capfd.readouterr().err == "before\n"
+
+
+def test_without_a_place_to_keep_lines_they_all_come(capfd, monkeypatch):
+    def nowhere():
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", nowhere)
+    with without_lines("not wanted"):
+        os.write(2, b"not wanted\n")
+    assert capfd.readouterr().err == "not wanted\n"

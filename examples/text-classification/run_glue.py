@@ -147,7 +147,7 @@ def log_from_here_on(training_args: TrainingArguments) -> None:
 
     set_up_logging(training_args)
     level = training_args.get_process_log_level()
-    if training_args.should_log:
+    if training_args.should_log or training_args.log_level_replica != "warning":  # what is the same in all comes once
         logger.setLevel(level)
     datasets.utils.logging.set_verbosity(level)
     if not on_terminal():

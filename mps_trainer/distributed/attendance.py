@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..errors import explain, explanation_of
+from ..errors import AnotherProcessFailedError, explain, explanation_of
+from ..refusal import sentence
 
 EVERY = 1.0  # seconds between two looks at the store
 PATIENCE = 5.0  # seconds that a process has to answer
@@ -35,8 +36,12 @@ _SIGNS = (
     "Connection reset by peer",
     "ProcessGroupNCCL",
 )
-# where a process is that waits for others: in torch's own folder of that name, or in this one
-_COLLECTIVES = os.path.join("torch", "distributed", ""), os.path.join("mps_trainer", "distributed", "")
+# where one is that waits for others: in torch's collectives, a replica's exchange of buffers, or what calls them here
+_COLLECTIVES = (
+    os.path.join("torch", "distributed", ""),
+    os.path.join("torch", "nn", "parallel", "distributed.py"),
+    *(os.path.join("mps_trainer", "distributed", name) for name in ("processes.py", "group.py", "collectives.py")),
+)
 _BACKWARD = os.path.join("torch", "autograd", "graph.py")  # where gradients are computed, and exchanged as well
 
 _own: Attendance | None = None
@@ -46,7 +51,7 @@ class Attendance:
     """Answers for this process, until it parts from the others.
 
     Args:
-        store: of torch.distributed, that all processes reach; no other thread's.
+        store: of torch.distributed, that all processes reach, by a connection of its own.
         rank: of this process.
         size: how many there are.
         keeper: whose the store is: "process 0", with which it ends, or "torchrun".
@@ -116,7 +121,7 @@ class Attendance:
     def _attend(self) -> None:
         with contextlib.suppress(Exception):  # whoever keeps the store may end at any time
             self._answer()
-            self.store.set(f"gone/{self.rank}", "")
+            self.store.set(f"{'gone' if self._ended.is_set() else 'heard'}/{self.rank}", "")
             if self.keeper == f"process {self.rank}":
                 self._let_others_end()
 
@@ -132,8 +137,11 @@ class Attendance:
         """Without this, torch would print what it thinks of a store that went away while it was asked."""
         self.store.set("closed", "")
         until = time.monotonic() + 3 * EVERY
-        everybody = [f"gone/{rank}" for rank in range(self.size)]
-        while not self.store.check(everybody) and time.monotonic() < until:
+
+        def has_left(rank: int) -> bool:
+            return any(self.store.check([f"{how}/{rank}"]) for how in ("gone", "heard"))
+
+        while not all(map(has_left, range(self.size))) and time.monotonic() < until:
             time.sleep(EVERY / 20)
 
     def _state(self) -> tuple[str, str]:
@@ -158,11 +166,13 @@ def attend(rank: int, size: int, restarts: int) -> None:
 
     global _own
     with contextlib.suppress(Exception):  # without it, a failure is told as torch tells it
-        store = distributed_c10d._get_default_store()
-        own = dist.PrefixStore(f"attendance-{restarts}", store.clone() if hasattr(store, "clone") else store)
+        # a connection of its own: on another thread's, a question that waits would keep this one from answering
+        store: Any = distributed_c10d._get_default_store()
+        own = dist.PrefixStore(f"attendance-{restarts}", store.clone())
         is_launchers = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        _own = Attendance(own, rank, size, "torchrun" if is_launchers else "process 0")
-        _own.begin()
+        attending = Attendance(own, rank, size, "torchrun" if is_launchers else "process 0")
+        attending.begin()
+        _own = attending
 
 
 def leave() -> None:
@@ -183,7 +193,7 @@ def absent_named(doing: str | Callable[[], str]) -> Iterator[None]:
         yield
     except Exception as error:
         if _own is not None and explanation_of(error) is None and _is_of_another(error):
-            explain(error, _said(_own, doing() if callable(doing) else doing))
+            explain(error, f"{_said(_own, doing() if callable(doing) else doing)} (torch: {sentence(error, 200)})")
         raise
 
 
@@ -211,6 +221,8 @@ def _is_of_another(error: Exception) -> bool:
     """Whether an exchange failed, and not what this process computed."""
     import torch.distributed as dist
 
-    if isinstance(error, (dist.DistNetworkError, dist.DistStoreError, dist.DistBackendError)):
+    if isinstance(error, (dist.DistNetworkError, dist.DistStoreError)):
         return True
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
+    # what nccl itself finds wrong, such as two processes on one GPU, is of this one
+    has_sign = isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
+    return has_sign and not isinstance(error, AnotherProcessFailedError)

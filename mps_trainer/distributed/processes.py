@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import MisconfigurationException
+from ..errors import AnotherProcessFailedError, MisconfigurationException
 
 if TYPE_CHECKING:
     from ..training_args import TrainingArguments
@@ -68,29 +68,33 @@ class Processes:
         """What each process gives, in the order of their ranks. Anything that can be pickled.
 
         Raises:
-            RuntimeError: in the others, if what one gives cannot be pickled.
+            AnotherProcessFailedError: in the others, if what one gives cannot be pickled.
         """
         if not self.are_several:
             return [thing]
         import torch.distributed as dist
 
-        error = _why_not_sent(thing)
-        own = (thing, None) if error is None else (None, f"{type(error).__name__}: {error}")
+        error, sent = None, b""
+        try:
+            sent = pickle.dumps(thing, pickle.HIGHEST_PROTOCOL)  # here, where the others hear of it if that fails
+        except Exception as raised:
+            error = raised
+        why = None if error is None else f"{type(error).__name__}: {error}"
         everybodys: list[Any] = [None] * self.size
-        dist.all_gather_object(everybodys, own, group=self.group)
+        dist.all_gather_object(everybodys, (sent, why), group=self.group)
         if error is not None:
             raise error
         for rank, (_, why) in enumerate(everybodys):
             if why is not None:
-                raise RuntimeError(_failed(rank, self.rank, why))
-        return [given for given, _ in everybodys]
+                raise AnotherProcessFailedError(_failed(rank, self.rank, why))
+        return [thing if rank == self.rank else pickle.loads(given) for rank, (given, _) in enumerate(everybodys)]
 
     def first_does(self, work: Callable[[], T]) -> T:
         """What `work` gives in the first process, in all of them. What it raises there ends all of them.
 
         Raises:
             MisconfigurationException: in the others, with what the first one's says.
-            RuntimeError: in the others, for anything else that the first one raises.
+            AnotherProcessFailedError: in the others, for anything else that the first one raises.
         """
         if not self.are_several:
             return work()
@@ -114,7 +118,7 @@ class Processes:
         if told[1] is not None:
             raise MisconfigurationException(told[1])
         if told[2] is not None:
-            raise RuntimeError(_failed(0, self.rank, told[2]))
+            raise AnotherProcessFailedError(_failed(0, self.rank, told[2]))
         return pickle.loads(told[0])
 
     def _reduced(self, numbers: Sequence[float], operation: str) -> Callable[[], list[float]]:
@@ -142,19 +146,3 @@ class Processes:
 
 def _failed(rank: int, own: int, why: str) -> str:
     return f"Process {rank} has failed, and this one, process {own}, ends with it. {why}"
-
-
-class _Nowhere:
-    """A file that keeps nothing."""
-
-    def write(self, data: bytes) -> int:
-        return len(data)
-
-
-def _why_not_sent(thing: Any) -> Exception | None:
-    """What pickling raises, found out before the others wait for it; without a copy, because it may be large."""
-    try:
-        pickle.Pickler(_Nowhere(), protocol=pickle.HIGHEST_PROTOCOL).dump(thing)
-    except Exception as error:
-        return error
-    return None

@@ -31,10 +31,12 @@ class StopRequest:
 
     Attributes:
         signum: of the signal that came, None while there was none.
+        all_may_stop: whether each process could go on from a checkpoint that were made now, as they last agreed.
     """
 
     def __init__(self, wanted: bool = True, processes: Processes | None = None) -> None:
         self.signum: int | None = None
+        self.all_may_stop = True
         self._received, self._received_at = 0, 0.0
         self._processes = processes if processes is not None and processes.are_several else None
         self._answer: Callable[[], list[float]] | None = None  # to what was asked
@@ -69,16 +71,25 @@ class StopRequest:
                 saving = "saving a checkpoint" + (" if the other processes still run" if self._processes else "")
                 _tell(f"\n{name}: finishing the step and {saving}. Once more stops at once, without saving.\n")
 
-    def ask(self) -> None:
-        """Asks the other processes whether a signal has come, without waiting for what they say."""
-        if self._processes is not None and self._answer is None:
-            self._answer = self._processes.highest_later([self._received])
+    def ask(self, may_stop: bool | None = None) -> None:
+        """Asks the other processes whether a signal has come, without waiting for what they say.
 
-    def agree(self) -> None:
-        """Makes a signal that had come to one of the processes when they asked, or now, known to all of them."""
-        self.ask()
+        Args:
+            may_stop: whether this process may stop here; None for what was agreed on last.
+        """
+        if may_stop is None:
+            may_stop = self.all_may_stop
+        if self._processes is None:
+            self.all_may_stop = may_stop
+        elif self._answer is None:
+            self._answer = self._processes.highest_later([self._received, not may_stop])
+
+    def agree(self, may_stop: bool | None = None) -> None:
+        """Makes what the processes said when they asked, or say now, known to all of them."""
+        self.ask(may_stop)
         if self._answer is not None:
-            self.signum = int(self._answer()[0]) or None
+            signum, must_go_on = self._answer()
+            self.signum, self.all_may_stop = int(signum) or None, not must_go_on
             self._answer = None
 
     @property

@@ -238,7 +238,7 @@ class TrainingLoop:
     def update_weights(self) -> None:
         """Clips, steps the optimizer, then its schedule, and clears the gradients."""
         trainer = self.trainer
-        self.stop.ask()
+        self.stop.ask(self.draws.may_stop)
         clipped = trainer._clip_grad_norm(self.model) if self.args.max_grad_norm else None
         self.grad_norm = trainer._get_grad_norm(self.model, grad_norm=clipped)
         if self.stop_on_nan is not None:
@@ -258,8 +258,8 @@ class TrainingLoop:
     def log_evaluate_save(self) -> None:
         """Does what the callbacks asked for after a step or an epoch."""
         self.trainer.background.poll()
-        self.stop.agree()
-        if self.stop.signum is not None and self.draws.may_stop:  # if not, it may after the step to come
+        self.stop.agree(self.draws.may_stop)
+        if self.stop.signum is not None and self.stop.all_may_stop:  # if not, they may after the step to come
             self.stopping.save_and_end()
         control = self.trainer.control
         is_own = type(self.trainer)._maybe_log_save_evaluate is AfterStep._maybe_log_save_evaluate
@@ -280,7 +280,7 @@ class TrainingLoop:
             self.stopping.save_and_end()
         if not is_own:
             nonfinite.tell(self)
-        if self.stop.signum is not None and self.draws.may_stop:
+        if self.stop.signum is not None and self.stop.all_may_stop:
             self.stopping.save_and_end()
 
     def log(self, grad_norm: Any, rate: float | None) -> None:

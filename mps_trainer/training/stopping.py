@@ -31,7 +31,7 @@ class Stopping:
 
     def begin_evaluation(self) -> None:
         """Notes what an evaluation changes, to take it back if a signal cuts it short."""
-        if self.loop.args.save_on_signal and self.loop.draws.may_stop:
+        if self.loop.args.save_on_signal and self.loop.stop.all_may_stop:
             self._before_evaluation = rng_state(), len(self.loop.state.log_history)
 
     def end_evaluation(self) -> None:
@@ -109,6 +109,7 @@ class Stopping:
 
     def end_if_asked(self) -> None:
         """Ends a run that had come to its end when a signal came. There is nothing to save that is not saved."""
+        self.loop.stop.agree()
         if self.loop.stop.signum is not None:
             step = self.loop.state.global_step
             self.loop.stop.end(

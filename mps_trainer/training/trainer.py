@@ -193,7 +193,10 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
                 return TrainingLoop(self, resume_from, trial).run()
 
     def _what_comes(self) -> str:
-        return "the begin of training" if self.loop is None else f"step {self.state.global_step + 1}"
+        if self.loop is None:
+            return "the begin of training"
+        step = self.state.global_step
+        return f"step {step + 1}" if step < self.state.max_steps else "the end of training"
 
     @contextlib.contextmanager
     def _own_output_folder(self, trial: Any) -> Iterator[str]:

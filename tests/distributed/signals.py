@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from typing import Any
 
 import torch
+from torch.utils.data import Dataset
 from transformers import TrainerCallback
 
 from mps_trainer import Trainer
 from mps_trainer.training.gathered import whole_weights
 from tests.conftest import Classifier, examples, logged
-from tests.distributed.scenarios import arguments, scenario
+from tests.distributed.scenarios import SCENARIOS, arguments, scenario
 from tests.distributed.sharding import gpt, padded, sentences, spread
 
 STEPS = {"max_steps": 9, "eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 2}
@@ -31,13 +33,13 @@ class SignalToOne(TrainerCallback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def replica(folder: str, callback: TrainerCallback, count: int = 43) -> Trainer:
+def replica(folder: str, callback: TrainerCallback) -> Trainer:
     torch.manual_seed(0)
     return Trainer(
         Classifier(dropout=0.2),
         arguments(folder, **STEPS),
         train_dataset=examples(43),
-        eval_dataset=examples(count),
+        eval_dataset=examples(43),
         callbacks=[callback],
     )
 
@@ -76,21 +78,55 @@ def stopped(folder: str, make: Any, event: str, number: int) -> dict[str, Any]:
     }
 
 
-@scenario
-def a_signal_in_an_evaluation(folder: str) -> dict[str, Any]:
-    return stopped(folder, replica, "on_prediction_step", 2)
+WHERE: dict[str, tuple[Any, str, int]] = {
+    "a_signal_in_an_evaluation": (replica, "on_prediction_step", 2),
+    "a_signal_in_an_evaluation_of_shards": (shards, "on_prediction_step", 2),
+    "a_signal_in_a_step": (replica, "on_pre_optimizer_step", 3),
+    "a_signal_in_the_last_step": (replica, "on_step_end", 9),
+}
+for name, where in WHERE.items():
+    SCENARIOS[name] = functools.partial(lambda folder, where: stopped(folder, *where), where=where)
 
 
 @scenario
-def a_signal_in_an_evaluation_of_shards(folder: str) -> dict[str, Any]:
-    return stopped(folder, shards, "on_prediction_step", 2)
+def a_signal_after_the_last_step(folder: str) -> dict[str, Any]:
+    try:
+        replica(folder, SignalToOne("on_train_end", 1)).train()
+    except SystemExit as end:
+        return {"ended": end.code}
+    return {"ended": None}
+
+
+class DrawsForEvenRows(Dataset):
+    """Of two processes that load one row at a time only the first draws."""
+
+    def __init__(self) -> None:
+        self.rows = examples(16)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index % 2 == 0:
+            torch.rand(())
+        return self.rows[index]
 
 
 @scenario
-def a_signal_in_a_step(folder: str) -> dict[str, Any]:
-    return stopped(folder, replica, "on_pre_optimizer_step", 3)
-
-
-@scenario
-def a_signal_in_the_last_step(folder: str) -> dict[str, Any]:
-    return stopped(folder, replica, "on_step_end", 9)
+def loading_draws_in_one(folder: str) -> dict[str, Any]:
+    """That one may not stop after the first step, and the other may."""
+    settings = {"per_device_train_batch_size": 1, "train_sampling_strategy": "sequential", "eval_strategy": "steps"}
+    torch.manual_seed(0)
+    callback = SignalToOne("on_step_begin", 1)
+    trainer = Trainer(
+        Classifier(),
+        arguments(folder, **settings, eval_steps=1, per_device_eval_batch_size=2, max_steps=3),
+        train_dataset=DrawsForEvenRows(),
+        eval_dataset=examples(16),
+        callbacks=[callback],
+    )
+    try:
+        trainer.train()
+    except SystemExit as end:
+        return {"ended": end.code, "step": trainer.state.global_step}
+    return {"ended": None}

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from mps_trainer.distributed import absent_named, attendance, first
 from mps_trainer.distributed.attendance import Attendance
-from mps_trainer.errors import explanation_of
+from mps_trainer.errors import AnotherProcessFailedError, explanation_of
 from tests.distributed import hanging
 from tests.distributed.launch import start
 
@@ -106,7 +106,18 @@ def test_one_in_the_backward_pass_is_blamed_only_if_there_is_no_other(together, 
 def test_a_connection_that_broke_between_processes_that_are_there_is_told(together, explained_by):
     both = together(2)
     both[1]._has_waited = True
-    assert "All 2 processes are in step 4" in explained_by(both[0], RuntimeError(LOST))
+    said = explained_by(both[0], RuntimeError(LOST))
+    assert "All 2 processes are in step 4" in said
+    assert "Timed out waiting 10000ms for recv" in said
+
+
+def test_one_that_hears_that_the_store_closes_is_not_said_to_have_ended(together, explained_by):
+    first, second, _ = together(3)
+    first.end()
+    second._thread.join(5)
+    assert not second.store.check(["gone/1"])
+    assert "it has ended" in second._silence(0)
+    assert "it has ended" not in second._silence(1)
 
 
 def test_the_wait_for_the_first_process_to_tokenize_is_named(together, monkeypatch):
@@ -120,7 +131,16 @@ def test_the_wait_for_the_first_process_to_tokenize_is_named(together, monkeypat
     assert "did not come to the barrier at tokenizing: process 0 (pid" in explanation_of(raised.value)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("shapes cannot be multiplied"), KeyError("loss"), OSError("gloo/")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("shapes cannot be multiplied"),
+        KeyError("loss"),
+        OSError("gloo/"),
+        dist.DistBackendError("NCCL error: Duplicate GPU detected: rank 0 and rank 1 both on CUDA device 1000"),
+        AnotherProcessFailedError("Process 0 has failed: ConnectionError: Connection reset by peer"),
+    ],
+)
 def test_what_is_no_failed_exchange_asks_nobody(together, explained_by, error):
     assert explained_by(together(2)[0], error) is None
 
