@@ -76,7 +76,7 @@ ROWS = (
         {"transformers": "transformers-dynamic-bf16", "ours": "ours-bf16"},
     ),
     Row("padded tokens for each real one", "mrpc", middle("padding"), 2),
-    Row("MRPC dev accuracy, 1 epoch in bfloat16, mean of 5 seeds", "learning", middle("dev_accuracy"), 4),
+    Row("MRPC dev accuracy, 1 epoch in bfloat16, mean over seeds", "learning", middle("dev_accuracy"), 4),
     Row(
         "`TrainingArguments(...).device`, over `import torch`",
         "startup",
