@@ -18,25 +18,11 @@ from torch import nn
 
 from mps_trainer import Trainer, TrainingArguments
 from mps_trainer.simulator import SimulatedMPS, SimulatorUnavailableError, simulated_mps
+from tests.tiers import TierRules
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The slow tests first, so that with several processes none of them begins when all others are done.
-
-    After them those that start commands against a server, seconds each. Each of several processes begins with one
-    piece of the list ("worksteal"), so the slow ones are dealt out to the beginnings of the pieces.
-    """
-    slow = [item for item in items if item.get_closest_marker("slow") is not None or "hub" in item.path.parts]
-    slow.sort(key=lambda item: item.get_closest_marker("slow") is None)
-    others = [item for item in items if item.get_closest_marker("slow") is None and "hub" not in item.path.parts]
-    pieces, dealt = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), []
-    for piece in range(pieces):
-        size = (len(items) - len(dealt)) // (pieces - piece)
-        own = slow[piece::pieces]
-        room = max(size - len(own), 0)
-        dealt += own + others[:room]
-        del others[:room]
-    items[:] = dealt
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(TierRules())
 
 
 def pytest_collection_finish() -> None:

@@ -72,6 +72,7 @@ assert sorted(os.listdir(".")) == []
 """
 
 
+@pytest.mark.integration
 def test_building_the_arguments_imports_no_torch_touches_no_device_and_makes_no_folder(tmp_path):
     package = os.path.dirname(os.path.dirname(mps_trainer.__file__))
     environment = {**os.environ, "PYTHONPATH": package}

@@ -259,6 +259,17 @@ def order_of(loader: Any) -> EpochOrder | BucketBatchSampler | None:
     return sampler if isinstance(sampler, EpochOrder) else buckets_of(loader)
 
 
+def close_workers(loader: Any) -> None:
+    """Ends the worker processes that a loader with `persistent_workers` keeps between passes; a later pass starts others.
+
+    Left to garbage collection they take up to 5 s each, because the queues that tell them to end may be gone first.
+    """
+    iterator = getattr(loader, "_iterator", None)
+    if iterator is not None:
+        loader._iterator = None
+        iterator._shutdown_workers()
+
+
 def length_of(loader: Any) -> int | None:
     """Batches in an epoch, or None for a stream that does not know."""
     return len(loader) if has_length(loader) else None

@@ -165,6 +165,7 @@ HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
 """
 
 
+@pytest.mark.integration
 def test_help_shows_every_field_with_its_text():
     result = run_python(PARSE, "--help")
     assert (result.returncode, result.stderr) == (0, "")

@@ -119,6 +119,7 @@ print(type(args.optim) is OptimizerNames, type(args.eval_strategy) is IntervalSt
 """
 
 
+@pytest.mark.integration
 def test_members_are_those_of_transformers_once_there_is_a_trainer(tmp_path):
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", LATE], cwd=tmp_path, env=env, capture_output=True, text=True)

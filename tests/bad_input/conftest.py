@@ -9,6 +9,7 @@ import warnings
 
 import pytest
 
+import mps_trainer.scripts
 from tests.examples.conftest import EMBEDDED
 
 from .cases import TRAIN, TSV_FILES, Case
@@ -56,6 +57,7 @@ def run(tmp_path, monkeypatch, capfd, finished_run):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.setattr(mps_trainer.scripts, "FIRST_SPEAKS", 0.0)  # no other process is there to speak first
     for name in ("MPS_TRAINER_TRACEBACK", "ACCELERATE_MIXED_PRECISION"):
         monkeypatch.delenv(name, raising=False)
     work = tmp_path / "work"

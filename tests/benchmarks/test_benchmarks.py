@@ -48,7 +48,7 @@ def test_a_step_is_timed_without_the_warm_up():
     assert overhead.milliseconds_per_step([0, 5, 9, 10, 12, 15], warm_up=2) == pytest.approx(2000)
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_overhead(benchmarks):
     result, page = benchmarks("overhead", "--peers", "bare", "ours")
     check(result, "overhead", {"bare", "ours"}, {"milliseconds_per_step"})
@@ -61,7 +61,7 @@ def test_overhead(benchmarks):
     assert "| mps_trainer |" in page
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.acceptance
 def test_two_processes_learn_what_they_learn_by_hand(benchmarks):
     result, _ = benchmarks("distributed", "--peers", "bare", "ours")
@@ -121,7 +121,7 @@ def test_what_is_measured_in_two_processes_comes_from_the_first(monkeypatch):
         assert {variables["WORLD_SIZE"] for variables in two} == {"2"}
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_startup(benchmarks_here):
     result, _ = benchmarks_here("startup", "--peers", "ours")
     kinds = {"python", "torch", "ours-device", "ours-help", "ours-first-step"}
@@ -129,7 +129,7 @@ def test_startup(benchmarks_here):
     assert result["middles"]["python"]["seconds"] < result["middles"]["torch"]["seconds"]
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.skipif(not (REAL / "glue" / "MRPC").is_dir(), reason=f"no real MRPC in {REAL}")
 def test_mrpc(benchmarks):
     result, _ = benchmarks("mrpc", "--peers", "ours", "--data", str(REAL))
@@ -163,7 +163,7 @@ def test_learning_takes_another_seed_in_each_round(monkeypatch, tmp_path):
     assert means["ours"]["dev_accuracy"] == pytest.approx((0.6 + 0.9 + 1.0) / 3)  # second in the second round
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_a_watched_script_is_counted(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     arguments = [word for word in startup.AS_EMBEDDED if word != "--dynamic"]
@@ -199,6 +199,7 @@ def test_without_the_data_a_benchmark_is_skipped_with_what_to_do(benchmarks_here
     assert f"Skipped: {result['skipped']}" in page
 
 
+@pytest.mark.integration
 def test_where_the_device_cannot_be_built_the_reason_is_given(benchmarks_here, monkeypatch, tmp_path):
     monkeypatch.setattr(simulated, "measure_in_process", worker.measure_in_process)  # this one may have the device
     monkeypatch.setenv("CXX", "no-such-compiler")

@@ -8,6 +8,8 @@ import torch
 from benchmarks.peers import PEERS, left_out
 from benchmarks.tasks import loss_after, one_layer, small_bert
 
+pytestmark = pytest.mark.integration
+
 STEPS = 20
 
 

@@ -98,12 +98,14 @@ def test_a_script_that_would_fail_is_1_and_the_line_is_named(check, trainer, tmp
     assert "loss = loss + torch." in result.stdout
 
 
+@pytest.mark.integration
 def test_with_the_fallback_it_would_not_fail(check_alone):
     result = check_alone(BERT + OURS + FAILS + TRAIN, "--fallback")
     assert result.returncode == 0, result.stderr
     assert "falls back" in result.stdout
 
 
+@pytest.mark.integration
 def test_transformers_trainer_of_a_blocking_read_is_told_the_line(check_alone):
     text = BERT + THEIRS + FAILS.replace("torch.special.airy_ai(loss.detach())", "loss.item()") + TRAIN
     result = check_alone(text)

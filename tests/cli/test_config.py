@@ -30,6 +30,7 @@ def home(tmp_path, monkeypatch):
     return tmp_path / "config" / "mps_trainer" / "config.yaml"
 
 
+@pytest.mark.integration
 def test_the_questions_are_answered_in_a_terminal(home):
     terminal = Terminal(CONFIG, dict(os.environ))
     terminal.sees("Training runs on cpu: ")
@@ -47,6 +48,7 @@ def test_the_questions_are_answered_in_a_terminal(home):
     assert load(home).settings == LaunchSettings("auto", "bf16", False, 1, None)
 
 
+@pytest.mark.integration
 def test_ctrl_c_leaves_nothing(home, tmp_path):
     terminal = Terminal(CONFIG, dict(os.environ))
     terminal.sees("[auto]: ")

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from mps_trainer import DeviceRequest, MachineFacts, __version__, cli, gather_facts, resolve
+from tests import HUNG_AFTER
 from tests.devices.machines import MACHINES
 
 
@@ -18,13 +19,14 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     launcher = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     variables = {name: value for name, value in os.environ.items() if name not in launcher}
     command = [sys.executable, "-m", "mps_trainer", *arguments]
-    return subprocess.run(command, env={**variables, **environ}, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env={**variables, **environ}, capture_output=True, text=True, timeout=HUNG_AFTER)
 
 
 def lines_with(label: str, text: str) -> list[str]:
     return [line for line in text.splitlines() if line.split()[:1] == [label]]
 
 
+@pytest.mark.integration
 def test_doctor_prints_the_decision_for_this_machine():
     result = run("doctor")
     decision = resolve(DeviceRequest(), gather_facts())
@@ -34,13 +36,16 @@ def test_doctor_prints_the_decision_for_this_machine():
     assert result.stderr == ""
 
 
+@pytest.mark.integration
 def test_doctor_prints_decision_findings_and_facts_as_json():
     code = (
         "import sys\nfrom mps_trainer import cli\ncli.main(['doctor', '--json'])\n"
         "print('transformers' in sys.modules)  # it takes seconds\n"
     )
     environ = {**os.environ, "ACCELERATE_USE_CPU": "true"}
-    result = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=HUNG_AFTER
+    )
     *lines, imported = result.stdout.splitlines()
     assert imported == "False"
     printed = json.loads("\n".join(lines))
@@ -54,12 +59,14 @@ def test_doctor_prints_decision_findings_and_facts_as_json():
     assert printed["mps_trainer"] == __version__
 
 
+@pytest.mark.integration
 def test_a_reader_that_goes_away_is_no_error():
     command = f"{sys.executable} -m mps_trainer doctor --json | head -1"
-    result = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=HUNG_AFTER)
     assert (result.stdout, result.stderr) == ("{\n", "")
 
 
+@pytest.mark.integration
 def test_a_malformed_variable_is_one_line_on_stderr():
     result = run("doctor", WORLD_SIZE="two")
     assert result.returncode == 1
@@ -68,6 +75,7 @@ def test_a_malformed_variable_is_one_line_on_stderr():
     assert "WORLD_SIZE" in result.stderr
 
 
+@pytest.mark.integration
 def test_a_broken_torch_is_a_finding_like_any_other(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('no torch for this test')\n")
     path = os.pathsep.join([str(tmp_path), *sys.path[1:], os.getcwd()])
@@ -81,6 +89,7 @@ def test_a_broken_torch_is_a_finding_like_any_other(tmp_path):
     assert printed["facts"]["torch_error"] == "ImportError: no torch for this test"
 
 
+@pytest.mark.integration
 def test_version():
     result = run("--version")
     assert (result.returncode, result.stdout.strip()) == (0, f"mps-trainer {__version__}")
@@ -167,6 +176,7 @@ def test_help_is_complete_and_fits_a_screen(command, monkeypatch, capsys):
     assert "exit status" in printed
 
 
+@pytest.mark.integration
 def test_help_imports_nothing_that_takes_time():
     code = (
         "import sys\n"
@@ -178,5 +188,5 @@ def test_help_imports_nothing_that_takes_time():
         "        pass\n"
         "print([name for name in ('torch', 'numpy', 'transformers') if name in sys.modules])\n"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HUNG_AFTER)
     assert result.stdout.splitlines()[-1] == "[]"

@@ -96,6 +96,7 @@ def test_an_installation_without_examples_says_so(monkeypatch, tmp_path, capsys)
     assert not (tmp_path / "mine").exists()
 
 
+@pytest.mark.integration
 def test_listing_and_copying_load_nothing_that_takes_time(tmp_path):
     code = (
         "import sys; from mps_trainer.cli import main; main(['example', 'language-modeling', sys.argv[1]]);"

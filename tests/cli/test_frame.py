@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from mps_trainer import cli
+from tests import HUNG_AFTER
 
 COMMANDS = ("", "doctor", "selftest", "config", "launch", "report", "check", "simulate", "example", "env")
 HEAVY = ("torch", "numpy", "transformers", "accelerate", "datasets", "yaml", "shtab")
@@ -35,6 +36,7 @@ def test_help_and_completion_list_a_flag_in_one_spelling(capsys):
     assert "--mixed-precision" not in text
 
 
+@pytest.mark.integration
 def test_help_loads_nothing_that_takes_time():
     code = f"""
 import contextlib, io, json, sys
@@ -44,7 +46,7 @@ for command in {COMMANDS!r}:
         main([*command.split(), "--help"])
 print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HUNG_AFTER)
     assert (result.returncode, result.stderr) == (0, "")
     assert json.loads(result.stdout) == []
 
@@ -112,7 +114,7 @@ def test_bash_completes_commands_flags_values_and_files(tmp_path, capsys):
     (tmp_path / "train.py").touch()
     (tmp_path / "data.csv").touch()
     (tmp_path / "into").mkdir()
-    result = subprocess.run(["bash", "-c", COMPLETE], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(["bash", "-c", COMPLETE], cwd=tmp_path, capture_output=True, text=True, timeout=HUNG_AFTER)
     assert result.stderr == ""
     assert result.stdout.splitlines() == [
         "complete -o bashdefault -F _shtab_mps_trainer mps-trainer",

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from mps_trainer import cli
+from tests import HUNG_AFTER
 from tests.launching.test_processes import MAC
 
 from .terminal import Terminal
@@ -105,6 +106,7 @@ def test_several_processes_on_a_mac_are_refused_before_any_is_started(folder, mo
     assert capsys.readouterr().err.startswith(f"mps-trainer: error: {says}: 2 processes on mps. A Mac has one GPU")
 
 
+@pytest.mark.integration
 def test_the_script_is_the_process_itself(folder):
     """Its name, its arguments, its folder, its variables, its standard input, and the signal that ends it."""
     (folder / "sub").mkdir()
@@ -116,7 +118,7 @@ os.kill(os.getpid(), signal.SIGTERM)
 """)
     words = ["launch", "--cpu", "--mixed_precision", "bf16", "sub/train.py", "--x", "--cpu"]
     command = [sys.executable, "-m", "mps_trainer", *words]
-    result = subprocess.run(command, input="typed\n", capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, input="typed\n", capture_output=True, text=True, timeout=HUNG_AFTER)
     assert result.returncode == -signal.SIGTERM  # 143 in a shell
     argv = ["sub/train.py", "--x", "--cpu"]
     assert json.loads(result.stdout) == [
@@ -124,6 +126,7 @@ os.kill(os.getpid(), signal.SIGTERM)
     ]  # fmt: skip
 
 
+@pytest.mark.integration
 def test_ctrl_c_in_a_terminal_is_the_scripts(folder):
     (folder / "train.py").write_text("""\
 import time
@@ -151,6 +154,7 @@ raise SystemExit(7 * int(os.environ["RANK"]))
 """
 
 
+@pytest.mark.integration
 def test_two_processes_find_each_other_and_the_status_is_that_of_the_one_that_fails(folder):
     (folder / "train.py").write_text(TWO)
     result = run("launch", "--cpu", "--num_processes", "2", "train.py", "--nproc_per_node", "9")

@@ -72,6 +72,7 @@ def test_where_nothing_can_be_simulated_it_is_2(monkeypatch, capsys):
     assert "The mps device is not simulated on a Mac" in capsys.readouterr().err
 
 
+@pytest.mark.integration
 def test_simulated_and_said_so_with_the_switch_set_in_time(tmp_path):
     try:
         load_extension()

@@ -13,6 +13,7 @@ import pytest
 from mps_trainer.cli.script import run_script
 from mps_trainer.simulator import SimulatorUnavailableError
 from mps_trainer.simulator.build import load_extension
+from tests import HUNG_AFTER
 
 from .test_doctor import run
 
@@ -45,6 +46,7 @@ print(sys.argv[1:], __name__, (x + helper.ONE).sum().item())
 """
 
 
+@pytest.mark.integration
 def test_a_script_runs_as_python_would_run_it_and_the_report_goes_to_stderr(script, tmp_path):
     (tmp_path / "helper.py").write_text("ONE = 1\n")
     result = run("simulate", script(ON_MPS), "--flag", "value", "--json")
@@ -54,6 +56,7 @@ def test_a_script_runs_as_python_would_run_it_and_the_report_goes_to_stderr(scri
     assert "train.py:5: print(sys.argv" in result.stderr
 
 
+@pytest.mark.integration
 def test_the_report_is_written_as_json(script, tmp_path):
     text = "import torch\nx = torch.ones(3, device='mps')\nfor _ in range(4): x = x * x\nx.tolist()\n"
     result = run("simulate", "--json", str(tmp_path / "report.json"), script(text))
@@ -65,6 +68,7 @@ def test_the_report_is_written_as_json(script, tmp_path):
     assert report["places"][0]["line"] == 4
 
 
+@pytest.mark.integration
 def test_what_a_mac_refuses_is_a_traceback_of_the_script_alone_and_still_a_report(script):
     text = "import torch\nx = torch.ones(3, device='mps')\ntorch.special.airy_ai(x)\n"
     result = run("simulate", script(text))
@@ -76,6 +80,7 @@ def test_what_a_mac_refuses_is_a_traceback_of_the_script_alone_and_still_a_repor
     assert "operators run" in report
 
 
+@pytest.mark.integration
 def test_fallback_is_switched_on_before_torch_is_loaded(script):
     text = "import torch\nx = torch.ones(3, device='mps')\nprint(torch.special.airy_ai(x).device)\n"
     result = run("simulate", "--fallback", script(text))
@@ -83,6 +88,7 @@ def test_fallback_is_switched_on_before_torch_is_loaded(script):
     assert "once on the CPU: aten::special_airy_ai" in result.stderr
 
 
+@pytest.mark.integration
 def test_memory_is_limited(script):
     text = "import torch\ntorch.ones(2 * 2**20, device='mps')\n"
     assert run("simulate", "--memory", "16MB", script(text)).returncode == 0
@@ -101,6 +107,7 @@ def test_the_exit_status_is_the_scripts(script, code, status, monkeypatch, capsy
     assert ("gone wrong" in capsys.readouterr().err) == (status == 1)
 
 
+@pytest.mark.integration
 def test_an_interrupt_ends_with_a_report_and_without_a_traceback(script):
     text = "import time\nprint('started', flush=True)\ntime.sleep(60)\n"
     # ignored in what a shell runs in the background, and what is ignored stays so in a new process
@@ -115,12 +122,13 @@ def test_an_interrupt_ends_with_a_report_and_without_a_traceback(script):
     assert process.stdout.readline() == "started\n"
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=HUNG_AFTER)
     assert process.returncode == 130
     assert "Traceback" not in errors
     assert "On the simulated mps device" in errors
 
 
+@pytest.mark.integration
 def test_transformers_own_trainer_runs_on_it(script, tmp_path):
     text = f"""\
 import torch

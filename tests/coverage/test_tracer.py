@@ -177,6 +177,7 @@ def test_an_empty_report_can_be_printed():
     assert "Ready" in str(CoverageReport("2.0", False))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("value", "on"), [("1", True), ("0", False), (None, False)])
 def test_the_fallback_switch_is_taken_as_torch_took_it(value, on):
     code = (

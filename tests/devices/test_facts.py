@@ -12,6 +12,7 @@ import pytest
 from mps_trainer import MachineFacts, MisconfigurationException, gather_facts
 from mps_trainer.devices.facts import macos_version, parse_version
 from mps_trainer.devices.probes import Probes, sysctl_int
+from tests import HUNG_AFTER
 from tests.devices.machines import MACHINES, OUT_OF_MEMORY, under_torchrun
 
 
@@ -214,12 +215,13 @@ def python(code: str, **environ: str) -> str:
 
     variables = {name: value for name, value in os.environ.items() if name != "PYTORCH_ENABLE_MPS_FALLBACK"}
     result = subprocess.run(
-        [sys.executable, "-c", code], env={**variables, **environ}, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code], env={**variables, **environ}, capture_output=True, text=True, timeout=HUNG_AFTER
     )
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
 
 
+@pytest.mark.integration
 def test_importing_the_package_imports_neither_torch_nor_transformers():
     heavy = python(
         "import sys, mps_trainer, mps_trainer.devices, mps_trainer.cli\n"
@@ -228,6 +230,7 @@ def test_importing_the_package_imports_neither_torch_nor_transformers():
     assert heavy == "[]"
 
 
+@pytest.mark.integration
 def test_resolving_and_printing_a_decision_imports_no_torch():
     printed = python(
         "import sys, mps_trainer as m\n"
@@ -243,6 +246,7 @@ SET = "os.environ['PYTORCH_ENABLE_MPS_FALLBACK'] = '1'"
 SHOW = "f = mps_trainer.gather_facts(); print(f.fallback_when_torch_loaded, f.fallback_set_too_late)"
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("order", "printed"),
     [
@@ -261,6 +265,7 @@ def test_whether_the_fallback_switch_was_set_in_time(order, printed):
     assert python("\n".join(["import importlib.util, os, sys", *order, SHOW.replace("; ", "\n")])) == printed
 
 
+@pytest.mark.integration
 def test_the_watch_for_torch_leaves_no_trace_once_torch_is_loaded():
     printed = python(
         "import sys\n"
@@ -273,5 +278,6 @@ def test_the_watch_for_torch_leaves_no_trace_once_torch_is_loaded():
     assert printed == "[]"
 
 
+@pytest.mark.integration
 def test_a_switch_in_the_environment_from_the_start_is_in_time():
     assert python("import mps_trainer\n" + SHOW, PYTORCH_ENABLE_MPS_FALLBACK="1") == "True False"

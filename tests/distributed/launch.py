@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 
 import mps_trainer
+from tests import HUNG_AFTER
 
 OF_TORCHRUN = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 Variables = Callable[[int, int, int], dict[str, str]]  # of a rank, a size and a port
@@ -67,7 +68,7 @@ def start(size: int, *command: str, variables: Variables = environment) -> list[
     ]
 
 
-def run(size: int, *command: str, timeout: int = 240, variables: Variables = environment) -> list[str]:
+def run(size: int, *command: str, timeout: int = HUNG_AFTER, variables: Variables = environment) -> list[str]:
     """What each of the processes printed; all of them have to end well."""
     processes = start(size, *command, variables=variables)
     outputs = [process.communicate(timeout=timeout)[0] for process in processes]

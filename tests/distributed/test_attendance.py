@@ -12,19 +12,20 @@ import torch.distributed as dist
 from mps_trainer.distributed import absent_named, attendance, first
 from mps_trainer.distributed.attendance import Attendance
 from mps_trainer.errors import AnotherProcessFailedError, explanation_of
+from tests import HUNG_AFTER
 from tests.distributed import hanging
 from tests.distributed.launch import start
 
 LOST = "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 10000ms for recv"
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_one_that_hangs_and_one_that_is_stopped_are_named_with_where_they_are(tmp_path):
     processes = start(3, "-m", "tests.distributed.hanging", str(tmp_path))
     try:
         # 40 s where nothing else runs, 20 of them the wait for the others; the start alone took a minute beside two
         # more tests of several processes on a slow machine
-        output = processes[0].communicate(timeout=240)[0]
+        output = processes[0].communicate(timeout=HUNG_AFTER)[0]
     finally:
         for process in processes:
             process.kill()

@@ -21,7 +21,7 @@ import json, os, sys, time
 from mps_trainer import TrainingArguments
 
 folder = sys.argv[1]
-args = TrainingArguments(use_cpu=True, ddp_backend="gloo", ddp_timeout=60)
+args = TrainingArguments(use_cpu=True, ddp_backend="gloo", ddp_timeout=600)
 main = args.process_index == 0
 seen = []
 for number, local in enumerate((True, False)):
@@ -54,6 +54,7 @@ __import__("torch").distributed.destroy_process_group()
 """
 
 
+@pytest.mark.integration
 def test_the_main_process_does_its_block_first_and_releases_the_others_even_when_it_fails(tmp_path):
     """In a step of Slurm; the other tests have torchrun's variables."""
     run(2, "-c", MAIN_PROCESS_FIRST, str(tmp_path), variables=of_slurm)
@@ -167,7 +168,7 @@ def test_mps_refuses_several_processes_before_a_group_exists(mps, joined, monkey
 
 def test_the_process_group_comes_with_the_device_and_not_before(joined, monkeypatch):
     monkeypatch.setattr("mps_trainer.training_args.gather_facts", lambda **_: PC)
-    args = TrainingArguments(ddp_timeout=60)
+    args = TrainingArguments(ddp_timeout=600)
     assert (args.world_size, args.should_save, joined) == (2, True, [])
     assert (str(args.device), str(args.device)) == ("cpu", "cpu")
     assert joined == [(("gloo",), {"timeout": timedelta(minutes=1)})]
@@ -185,7 +186,7 @@ def test_numbers_wait_as_long_for_the_others_as_gradients_do(joined, monkeypatch
     monkeypatch.setattr("mps_trainer.training_args.gather_facts", lambda **_: PC)
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "nccl")
     monkeypatch.setattr(torch.distributed, "new_group", lambda **settings: made.append(settings))
-    _ = distributed.Processes.of(TrainingArguments(ddp_timeout=60)).group
+    _ = distributed.Processes.of(TrainingArguments(ddp_timeout=600)).group
     assert made == [{"backend": "gloo", "timeout": timedelta(minutes=1)}]
 
 

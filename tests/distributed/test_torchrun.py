@@ -11,10 +11,11 @@ import sys
 import pytest
 import torch
 
+from tests import HUNG_AFTER
 from tests.conftest import assert_same_weights
 from tests.distributed.launch import environment, free_port
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.integration
 
 
 def torchrun(*arguments: str) -> subprocess.Popen[str]:
@@ -33,7 +34,7 @@ def torchrun(*arguments: str) -> subprocess.Popen[str]:
 
 def restarted(folder, name: str, *options: str) -> tuple[int, str]:
     process = torchrun(*options, "-m", "tests.distributed.restarted", str(folder), name)
-    output = process.communicate(timeout=240)[0]
+    output = process.communicate(timeout=HUNG_AFTER)[0]
     return process.returncode, output
 
 
@@ -64,7 +65,7 @@ def test_a_signal_to_the_launcher_saves_once_and_says_how_to_go_on(tmp_path, glu
         if line.startswith("{'loss'") and process.poll() is None and not any("SIGTERM" in line for line in lines):
             process.send_signal(signal.SIGTERM)
             lines.append("SIGTERM sent\n")
-    process.wait(timeout=60)
+    process.wait(timeout=HUNG_AFTER)
     output = "".join(lines)
     saved = [name for name in os.listdir(tmp_path / "out") if name.startswith("checkpoint-")]
     assert len(saved) == 1, output
@@ -75,7 +76,7 @@ def test_a_signal_to_the_launcher_saves_once_and_says_how_to_go_on(tmp_path, glu
 
 def test_a_refusal_of_all_processes_is_one_line(glue_script, tmp_path):
     process = torchrun(str(glue_script), "--task_name", "mrpc", "--output_dir", str(tmp_path), "--nonsense", "3")
-    output = process.communicate(timeout=120)[0]
+    output = process.communicate(timeout=HUNG_AFTER)[0]
     assert output.count("'--nonsense' is no flag") == 1, output
 
 

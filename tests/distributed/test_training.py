@@ -101,7 +101,7 @@ def test_torch_says_nothing_of_a_search_for_unused_parameters_that_nobody_asked_
     assert "find_unused_parameters" not in said_by_two
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_four_processes_train_as_one_and_go_on_from_two(made_by_four, alone):
     for name in ("the_end_of_an_epoch_is_uneven", "the_end_of_an_epoch_is_one_example"):
         assert_trained_alike(alone(name), made_by_four(name))

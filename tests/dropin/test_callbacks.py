@@ -14,6 +14,8 @@ from transformers import (
     TrainerState,
 )
 
+from tests import HUNG_AFTER
+
 from .conftest import assert_same_logs, bert_classifier, sentences
 
 EVENTS = [name for name in dir(TrainerCallback) if name.startswith("on_")]
@@ -207,6 +209,7 @@ print("stopped at", trainer.state.global_step)
 """
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("module", [pytest.param("transformers", marks=pytest.mark.acceptance), "mps_trainer"])
 def test_a_process_that_is_told_to_end_saves_first(tmp_path, module):
     import re
@@ -216,7 +219,7 @@ def test_a_process_that_is_told_to_end_saves_first(tmp_path, module):
 
     root = str(Path(__file__).parents[2])
     code = SIGNALLED.format(root=root, module=module, folder=str(tmp_path / "run"))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HUNG_AFTER)
     assert done.returncode == 0, done.stderr
     step = int(re.search(r"stopped at (\d+)", done.stdout)[1])
     (saved,) = (tmp_path / "run").glob("checkpoint-*")

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from .conftest import EMBEDDED, EXAMPLE
 
 
@@ -10,6 +12,7 @@ def files(folder):
     return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+@pytest.mark.integration
 def test_generator_writes_the_shipped_files_byte_for_byte(tmp_path):
     subprocess.run([sys.executable, EXAMPLE / "make_embedded.py", tmp_path], check=True)
     assert files(tmp_path) == files(EMBEDDED)

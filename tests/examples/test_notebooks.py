@@ -5,6 +5,8 @@ import re
 import nbformat
 import pytest
 
+from tests import HUNG_AFTER
+
 from .conftest import ROOT
 
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
@@ -21,14 +23,14 @@ def test_it_is_kept_without_outputs_and_without_paths_of_a_machine(path):
     assert notebook.metadata.kernelspec.name == "python3"
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs_from_the_first_cell_to_the_last(path, tmp_path, monkeypatch):
     from nbclient import NotebookClient
 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     notebook = nbformat.read(path, as_version=4)
-    client = NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}})
+    client = NotebookClient(notebook, timeout=HUNG_AFTER, resources={"metadata": {"path": str(tmp_path)}})
     client.execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     printed = "".join(output.text for output in outputs if output.output_type == "stream")

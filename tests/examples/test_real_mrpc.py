@@ -11,7 +11,10 @@ from .conftest import EXAMPLE, REAL, ROOT
 
 DATA, MODEL = REAL / "glue" / "MRPC", REAL / "models" / "minilm-l6"
 
-pytestmark = pytest.mark.skipif(not (DATA.is_dir() and MODEL.is_dir()), reason=f"no real MRPC and MiniLM in {REAL}")
+pytestmark = [
+    pytest.mark.acceptance,
+    pytest.mark.skipif(not (DATA.is_dir() and MODEL.is_dir()), reason=f"no real MRPC and MiniLM in {REAL}"),
+]
 
 
 def test_an_epoch_and_an_evaluation_have_few_shapes_and_little_padding(out):
@@ -32,8 +35,6 @@ def test_an_epoch_and_an_evaluation_have_few_shapes_and_little_padding(out):
     assert padded <= 1.1 * sum(int(batch["attention_mask"].sum()) for batch in batches)
 
 
-@pytest.mark.slow
-@pytest.mark.acceptance
 def test_minilm_learns_mrpc(out):
     command = [
         *(sys.executable, "run_glue.py", "--task_name", "mrpc", "--data_dir", DATA, "--model_name_or_path", MODEL),

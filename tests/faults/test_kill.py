@@ -9,6 +9,7 @@ import pytest
 
 from mps_trainer.simulator import SimulatorUnavailableError
 from mps_trainer.simulator.build import load_extension
+from tests import HUNG_AFTER
 from tests.faults.kill import Harness
 from tests.faults.table import README, replaced
 
@@ -16,7 +17,7 @@ from tests.faults.table import README, replaced
 def kill(*arguments):
     """In a process of its own: those that are killed are forked from it, and torch must not have computed in it."""
     command = [sys.executable, "-m", "tests.faults.kill", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=550)
+    return subprocess.run(command, capture_output=True, text=True, timeout=HUNG_AFTER)
 
 
 def assert_all_identical(done, trials):
@@ -27,7 +28,7 @@ def assert_all_identical(done, trials):
     assert in_a_save >= 1
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_runs_that_are_killed_at_random_are_gone_on_with_exactly():
     """Each variant on each device."""
     devices = ["--device", "cpu"]
@@ -39,7 +40,7 @@ def test_runs_that_are_killed_at_random_are_gone_on_with_exactly():
     assert_all_identical(kill("--trials", "12", *devices), 12)
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_two_processes_of_which_one_is_killed_are_gone_on_with_exactly():
     variants = ["--variant", "accumulation", "--variant", "buckets", "--variant", "evaluation"]
     done = kill("--trials", "3", "--processes", "2", *variants)

@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from tests import HUNG_AFTER
+
 SCRIPT = """
 import sys, time, torch
 from mps_trainer import Trainer, TrainingArguments
@@ -27,7 +29,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
 def test_the_run_is_saved_though_its_workers_are_told_to_end_as_well(tmp_path, signum, status):
     script = tmp_path / "script.py"
@@ -46,7 +48,7 @@ def test_the_run_is_saved_though_its_workers_are_told_to_end_as_well(tmp_path, s
             break
     time.sleep(0.5)
     os.killpg(run.pid, signum)
-    said, _ = run.communicate(timeout=60)
+    said, _ = run.communicate(timeout=HUNG_AFTER)
     assert "and saved" in said, said
     assert run.returncode == status
     assert [path.name[:11] for path in (tmp_path / "run").iterdir()] == ["checkpoint-"]

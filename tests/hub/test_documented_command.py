@@ -10,13 +10,14 @@ import pytest
 from safetensors.torch import load_file
 
 from mps_trainer import MPSAccelerator, gather_facts
+from tests import HUNG_AFTER
 
 from .fixtures import Repositories
 from .processes import Finished, run_python
 from .repositories import MODEL
 from .server import StandInHub
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "text-classification"
@@ -57,7 +58,7 @@ def env(hub_env: dict[str, str]) -> dict[str, str]:
 
 
 def run(env: dict[str, str], out: Path, *more: str) -> Finished:
-    return run_python(*command(out, *more), env=env, cwd=EXAMPLE, timeout=600)
+    return run_python(*command(out, *more), env=env, cwd=EXAMPLE, timeout=HUNG_AFTER)
 
 
 def results(process: Finished, out: Path) -> dict[str, float]:
@@ -196,6 +197,6 @@ def test_asking_for_mps_and_the_cpu_warns_and_trains_on_the_cpu(
 def test_a_dataset_of_the_hub_can_be_named_instead_of_a_task(env: dict[str, str], out: Path) -> None:
     words = ["--dataset_name", "nyu-mll/glue", "--dataset_config_name", "mrpc", "--model_name_or_path", MODEL]
     arguments = ["run_glue.py", *words, "--do_train", "--do_eval", "--output_dir", str(out), *SHORT]
-    figures = results(run_python(*arguments, env=env, cwd=EXAMPLE, timeout=600), out)
+    figures = results(run_python(*arguments, env=env, cwd=EXAMPLE, timeout=HUNG_AFTER), out)
     assert figures["train_samples"] == 32
     assert 0 <= figures["eval_accuracy"] <= 1

@@ -183,7 +183,7 @@ def test_a_hub_that_is_down_is_given_up_after_half_a_minute(
     answer(load(hub_env))
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_a_hub_that_comes_back_while_the_client_retries_costs_only_the_wait(
     hub: StandInHub, hub_env: dict[str, str], repositories: Repositories
 ) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from mps_trainer.version import __version__
+from tests import HUNG_AFTER
 from tests.cli.test_example import files_of
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +22,9 @@ BUILD = "import sys, setuptools.build_meta as backend; print(getattr(backend, sy
 
 
 def run(*command: object, **settings) -> subprocess.CompletedProcess:
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=300, **settings)
+    done = subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, timeout=HUNG_AFTER, **settings
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 

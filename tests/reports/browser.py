@@ -8,6 +8,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests import HUNG_AFTER
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _QUIET = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
@@ -43,6 +45,6 @@ def look(
     theme = ["--blink-settings=preferredColorScheme=0"] if dark else ["--blink-settings=preferredColorScheme=1"]
     command = [program, *_QUIET, *theme, *wanted, "--virtual-time-budget=5000", f"--window-size={width},{height}"]
     command += [f"--user-data-dir={folder / 'profile'}", page.resolve().as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HUNG_AFTER)
     assert done.returncode == 0, done.stderr
     return Seen(done.stdout, re.findall(r":CONSOLE[^\]]*\] (.*)", done.stderr))

@@ -11,7 +11,10 @@ from mps_trainer.reports.page import page
 
 from .browser import NAMES, find, look
 
-pytestmark = pytest.mark.skipif(find() is None, reason=f"no browser: none of {', '.join(NAMES)} is installed")
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(find() is None, reason=f"no browser: none of {', '.join(NAMES)} is installed"),
+]
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from mps_trainer.cli import main
+from tests import HUNG_AFTER
 
 
 def test_the_page_of_a_run_is_made_again(recorded, capsys):
@@ -59,10 +60,11 @@ def test_what_is_wrong_is_a_line_and_2(recorded, capsys, monkeypatch, tmp_path, 
     assert (tmp_path / "mine.html").read_text() == "<p>mine</p>"
 
 
+@pytest.mark.integration
 def test_torch_is_not_loaded_for_it(recorded):
     command = f"main(['report', {str(recorded())!r}])"
     code = f"import sys; from mps_trainer.cli import main; {command}; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HUNG_AFTER)
     assert done.stdout.splitlines()[-1] == "False", done.stderr
 
 

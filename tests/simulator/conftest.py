@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from mps_trainer.simulator import SimulatedMPS, SimulatorUnavailableError, simulated_mps
+from tests import HUNG_AFTER
 
 
 @pytest.fixture(scope="session")
@@ -52,7 +53,7 @@ def run_python(built: None):
             env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=HUNG_AFTER,
         )
 
     return run

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from mps_trainer.simulator import SimulatorUnavailableError, build
+from tests import HUNG_AFTER
 
 # The least that builds and can be imported.
 TINY = """
@@ -89,6 +90,7 @@ def test_cache_that_cannot_be_written_is_named(built, sources, monkeypatch, tmp_
     assert "Not a directory. Set MPS_TRAINER_CACHE" in refusal()
 
 
+@pytest.mark.integration
 def test_error_of_the_compiler_is_shown_and_its_log_kept(built, sources, capfd):
     (sources / "broken.cpp").write_text("int broken = ;\n")
     text = refusal()
@@ -118,6 +120,7 @@ def test_source_and_torch_decide_where_it_belongs(sources, monkeypatch):
     assert torch.__version__ in first.parent.name
 
 
+@pytest.mark.integration
 def test_two_processes_at_once_build_once(built, sources):
     (sources / "tiny.cpp").write_text(TINY)
     command = [sys.executable, "-c", LOAD, str(sources)]
@@ -125,11 +128,11 @@ def test_two_processes_at_once_build_once(built, sources):
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
         for _ in range(2)
     ]
-    outputs = [process.communicate(timeout=120) for process in processes]
+    outputs = [process.communicate(timeout=HUNG_AFTER) for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert outputs[0][0] == outputs[1][0] == f"{build._library()}\n"
     said = "".join(err for _, err in outputs)
     assert said.count("Building the simulated mps device") == said.count("Built in") == 1
     assert len(said.splitlines()) == 2
-    again = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    again = subprocess.run(command, capture_output=True, text=True, timeout=HUNG_AFTER)
     assert (again.stdout, again.stderr) == (outputs[0][0], "")

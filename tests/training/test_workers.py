@@ -14,8 +14,10 @@ def no_collector():
     gc.enable()
 
 
-def test_a_run_that_ends_within_an_epoch_leaves_no_worker(make_trainer, no_collector):
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_run_that_ends_within_an_epoch_leaves_no_worker(make_trainer, no_collector, persistent):
     before = set(multiprocessing.active_children())
-    trainer = make_trainer(dataloader_num_workers=1, per_device_train_batch_size=4, max_steps=2)
+    workers = {"dataloader_num_workers": 1, "dataloader_persistent_workers": persistent}
+    trainer = make_trainer(**workers, per_device_train_batch_size=4, max_steps=2)
     trainer.train()
     assert set(multiprocessing.active_children()) <= before

@@ -1,0 +1,42 @@
+"""Runs a command while other processes keep the processors busy: `python -m tests.busy python -m pytest -n 3`.
+
+For tests that pass on a quiet machine alone. The busy processes end with the command, whose exit status is returned.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import subprocess
+import sys
+
+
+def keep_busy(parent: int) -> None:
+    """Computes until the process that started this one has gone."""
+    while os.getppid() == parent:
+        sum(range(1_000_000))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.busy", description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--processes", type=int, default=2, help="that keep busy (default: %(default)s)")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="what to run meanwhile")
+    arguments = parser.parse_args()
+    if not arguments.command:
+        parser.error("the command is missing")
+    others = [multiprocessing.Process(target=keep_busy, args=(os.getpid(),)) for _ in range(arguments.processes)]
+    for other in others:
+        other.start()
+    try:
+        return subprocess.call(arguments.command)
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        for other in others:
+            other.terminate()
+            other.join()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

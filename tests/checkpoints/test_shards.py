@@ -1,0 +1,148 @@
+"""Parts of tensors on the disk, written and read by one process; tests/distributed/test_sharding.py has several."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file, save_file
+
+from mps_trainer import MisconfigurationException
+from mps_trainer.checkpoints import shards
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+
+TENSORS = {"weight": torch.arange(12.0).reshape(3, 4), "steps": torch.tensor(7), "half": torch.ones(2).bfloat16()}
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A folder with the tensors in shards/model, and its parts listed."""
+    shards.write(str(tmp_path), shards.WEIGHTS, TENSORS)
+    shards.list_parts(str(tmp_path))
+    return tmp_path
+
+
+def parts_of(folder):
+    return sorted(path for path in (folder / "shards" / "model").iterdir() if path.suffix == ".safetensors")
+
+
+def test_what_was_written_is_read_again(written):
+    found = shards.read(str(written), shards.WEIGHTS)
+    assert found.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor)
+
+
+def test_shapes_and_formats_are_listed_without_the_numbers(written):
+    assert shards.listed(str(written), shards.WEIGHTS) == {
+        "weight": (torch.Size([3, 4]), torch.float32),
+        "steps": (torch.Size([]), torch.int64),
+        "half": (torch.Size([2]), torch.bfloat16),
+    }
+
+
+def test_tensors_are_filled_in_their_place(written):
+    mine = {"weight": torch.zeros(3, 4)}
+    kept = mine["weight"]
+    shards.read_into(str(written), shards.WEIGHTS, mine)
+    assert torch.equal(kept, TENSORS["weight"])
+
+
+def test_shards_are_known_by_their_folder(written):
+    assert shards.has_shards(str(written))
+    assert shards.has_shards(str(written), shards.WEIGHTS)
+    assert not shards.has_shards(str(written), shards.OPTIMIZER)
+
+
+def test_the_parts_are_listed_by_name_in_order(written):
+    (written / "shards" / "model" / "notes.txt").write_text("not a part")
+    save_file({"more": torch.zeros(1)}, written / "shards" / "model" / "a.safetensors")
+    shards.list_parts(str(written))
+    noted = json.loads((written / "shards" / "model" / "parts.json").read_text(encoding="utf-8"))
+    assert noted == [path.name for path in parts_of(written)]
+    assert noted[0] == "a.safetensors"
+    assert len(noted) == 2
+
+
+@pytest.mark.parametrize("damage", ["cut", "no header", "gone", "list", "every part"])
+def test_damaged_parts_are_refused(written, damage):
+    part = parts_of(written)[0]
+    if damage == "cut":
+        part.write_bytes(part.read_bytes()[:20])
+    elif damage == "no header":
+        part.write_bytes(b"\xff" * 64)
+    elif damage == "gone":
+        part.unlink()
+    elif damage == "list":
+        (part.parent / "parts.json").write_text("{", encoding="utf-8")
+    else:
+        for each in parts_of(written):
+            each.unlink()
+    for read in (shards.read, shards.listed):
+        with pytest.raises(MisconfigurationException, match=os.path.join("shards", "model")):
+            read(str(written), shards.WEIGHTS)
+
+
+def test_a_missing_part_is_named(written):
+    part = parts_of(written)[0]
+    part.unlink()
+    with pytest.raises(MisconfigurationException, match=f"{part.name} is missing"):
+        shards.listed(str(written), shards.WEIGHTS)
+
+
+def test_folders_written_without_a_list_are_read(written):
+    (written / "shards" / "model" / "parts.json").unlink()
+    assert torch.equal(shards.read(str(written), shards.WEIGHTS)["weight"], TENSORS["weight"])
+
+
+def test_a_tensor_of_which_a_part_is_missing_is_refused(written, monkeypatch):
+    """A part of a tensor that no file has would stay as the memory happens to be."""
+    real = dcp.HuggingFaceStorageReader.read_metadata
+
+    def without_a_chunk(reader):
+        metadata = real(reader)
+        metadata.state_dict_metadata["weight"].chunks.clear()
+        return metadata
+
+    monkeypatch.setattr(dcp.HuggingFaceStorageReader, "read_metadata", without_a_chunk)
+    with pytest.raises(MisconfigurationException, match="of weight, a part is missing"):
+        shards.listed(str(written), shards.WEIGHTS)
+
+
+def test_shapes_that_do_not_fit_are_refused(written):
+    with pytest.raises(MisconfigurationException, match="weight"):
+        shards.read_into(str(written), shards.WEIGHTS, {"weight": torch.zeros(5, 5)})
+
+
+def test_a_name_that_is_not_there_is_refused(written):
+    with pytest.raises(MisconfigurationException, match="other"):
+        shards.read_into(str(written), shards.WEIGHTS, {"other": torch.zeros(1)})
+
+
+def test_a_disk_that_does_not_take_the_parts_is_an_error_of_the_disk(tmp_path, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(dcp.HuggingFaceStorageWriter, "write_data", full)
+    with pytest.raises(OSError, match="No space left"):
+        shards.write(str(tmp_path), shards.WEIGHTS, TENSORS)
+
+
+def test_an_older_torch_is_refused_with_its_version(monkeypatch):
+    shards.require_able()
+    monkeypatch.delattr(dcp, "HuggingFaceStorageWriter")
+    with pytest.raises(
+        MisconfigurationException, match="needs torch 2.8 or newer, and this is " + re.escape(torch.__version__)
+    ):
+        shards.require_able()
+
+
+def test_no_part_is_a_pickle(written):
+    assert {path.suffix for path in (written / "shards" / "model").iterdir()} == {".safetensors", ".json"}
+    assert set(load_file(parts_of(written)[0])) <= TENSORS.keys()

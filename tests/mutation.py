@@ -1,0 +1,139 @@
+"""Measures what the default tier catches: changes the source in a sample of places and counts what tests notice.
+
+`python -m tests.mutation` runs mutmut, with the settings of pyproject.toml, on a sample drawn from the areas below
+with a fixed seed, and prints the share of mutants that a test kills, by area. Each mutant gets the tests that reach
+it, the nearest first, until their durations add up to `BUDGET`, so the shares are lower bounds. A mutant that no test
+reaches counts as survived.
+
+mutmut loads this module as a pytest plugin as well, which chooses those tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = "mps_trainer"
+KILLED = (1, 3, -24, 24, 36, 152)  # exit statuses that mutmut counts as killed, or as killed by running out of time
+
+
+BUDGET = 25.0  # seconds of tests for each mutant; durations are those with mutmut's instrumentation
+STATS = "mutmut-stats.json"
+
+
+@dataclass(frozen=True)
+class Area:
+    """A part of the package: how many of its mutants are tried, and the patterns of its files."""
+
+    size: int
+    files: tuple[str, ...]
+
+
+AREAS = {
+    "device resolution": Area(60, ("devices/resolver.py",)),
+    "other device code": Area(40, ("devices/facts.py", "devices/findings.py", "devices/accelerators/*.py")),
+    "checkpoints": Area(110, ("checkpoints/*.py",)),
+    "the loop": Area(40, ("training/loop.py", "training/after_step.py", "training/plan.py")),
+    "loss weighting": Area(50, ("training/loss.py", "training/items.py", "training/objective.py")),
+    "data order": Area(40, ("data/order.py", "data/shares.py", "data/buckets.py", "training/draws.py")),
+}
+
+
+def mutants_of(area: Area) -> Iterator[str]:
+    """Yields the names of all mutants of the area's files, in the order of the source."""
+    from mutmut.mutation.file_mutation import mutate_file_contents
+    from mutmut.utils.format_utils import get_mutant_name
+
+    for pattern in area.files:
+        for path in sorted(Path(PACKAGE).glob(pattern)):
+            for name in mutate_file_contents(str(path), path.read_text(encoding="utf-8")).mutant_names:
+                yield get_mutant_name(path, name)
+
+
+def sample(seed: int) -> dict[str, list[str]]:
+    """Returns the mutants to try in each area; the same for the same source and seed."""
+    chosen = {}
+    for name, area in AREAS.items():
+        found = list(mutants_of(area))
+        chosen[name] = sorted(random.Random(f"{seed} {name}").sample(found, min(area.size, len(found))))
+    return chosen
+
+
+def exit_statuses() -> dict[str, int | None]:
+    """Returns what mutmut has noted of each mutant."""
+    statuses: dict[str, int | None] = {}
+    for meta in Path("mutants").rglob("*.meta"):
+        statuses.update(json.loads(meta.read_text(encoding="utf-8"))["exit_code_by_key"])
+    return statuses
+
+
+def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
+    """Sorts the tests of a mutant by their distance from it, then by duration, and keeps what the budget allows."""
+    module = os.environ.get("MUTANT_UNDER_TEST", "").rpartition(".")[0]
+    if not module or not Path(STATS).exists():
+        return  # mutmut collects its statistics, or checks that the tests pass
+    durations = json.loads(Path(STATS).read_text(encoding="utf-8"))["duration_by_test"]
+    items.sort(key=lambda item: (distance(module, item.nodeid), durations.get(item.nodeid, 0.0)))
+    spent, kept = 0.0, 0
+    for item in items:
+        spent += durations.get(item.nodeid, 0.0)
+        if spent > BUDGET and kept:
+            break
+        kept += 1
+    config.hook.pytest_deselected(items=items[kept:])
+    del items[kept:]
+
+
+def distance(module: str, nodeid: str) -> int:
+    """Returns 0 for a test in the file that mirrors a module's, 1 in the folder that mirrors its folder, else 2."""
+    *folders, name = module.split(".")[1:]
+    if nodeid.startswith("/".join(["tests", *folders, f"test_{name}.py"])):
+        return 0
+    return 1 if nodeid.startswith("/".join(["tests", *folders[:1]]) + "/") else 2
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--seed", type=int, default=17, help="of the sample (default: %(default)s)")
+    parser.add_argument("--processes", type=int, default=2, help="that test at the same time (default: %(default)s)")
+    parser.add_argument("--list", action="store_true", help="print the sample and try nothing")
+    arguments = parser.parse_args()
+    chosen = sample(arguments.seed)
+    names = [name for area in chosen.values() for name in area]
+    if arguments.list:
+        print("\n".join(names))
+        return 0
+    # Through a pipe: mutmut prints while a test limits the size of files, and cannot go on if its output is one.
+    mutmut = Path(sys.executable).with_name("mutmut")
+    command = [mutmut, "run", "--max-children", str(arguments.processes), *names]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        assert process.stdout is not None
+        for chunk in iter(lambda: process.stdout.read1(), b""):  # type: ignore[union-attr]
+            sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.flush()
+    if process.returncode:
+        return process.returncode
+    statuses = exit_statuses()
+    print(f"\n| area | mutants | killed | share |\n| --- | ---: | ---: | ---: |  seed {arguments.seed}")
+    total: Counter[str] = Counter()
+    for name, mutants in chosen.items():
+        killed = sum(statuses.get(mutant) in KILLED for mutant in mutants)
+        total.update(mutants=len(mutants), killed=killed)
+        print(f"| {name} | {len(mutants)} | {killed} | {killed / len(mutants):.0%} |")
+    print(f"| all | {total['mutants']} | {total['killed']} | {total['killed'] / total['mutants']:.0%} |")
+    print("\nSurvived:", *(f"  {name}" for name in names if statuses.get(name) not in KILLED), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
