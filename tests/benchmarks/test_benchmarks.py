@@ -129,7 +129,7 @@ def test_startup(benchmarks_here):
     assert result["middles"]["python"]["seconds"] < result["middles"]["torch"]["seconds"]
 
 
-@pytest.mark.integration
+@pytest.mark.acceptance
 @pytest.mark.skipif(not (REAL / "glue" / "MRPC").is_dir(), reason=f"no real MRPC in {REAL}")
 def test_mrpc(benchmarks):
     result, _ = benchmarks("mrpc", "--peers", "ours", "--data", str(REAL))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from mps_trainer.checkpoints import host
 from mps_trainer.checkpoints.host import nbytes, on_host
 
 pytestmark = pytest.mark.every_device
@@ -57,3 +58,13 @@ def test_small_tensors_of_a_device_come_over_together(mps):
     assert mps.report().device_to_host == 1
     assert [copy[str(i)].tolist() for i in range(50)] == [[float(i)] * 4 for i in range(50)]
     assert len({tensor.untyped_storage().data_ptr() for tensor in copy.values()}) == 50
+
+
+@pytest.mark.parametrize(("limit", "copies"), [(16, 50), (17, 50), (32, 25), (47, 25), (160, 5), (320, 3), (10, 50)])
+def test_pieces_stay_within_a_size_but_for_one_that_is_larger_by_itself(mps, monkeypatch, limit, copies):
+    monkeypatch.setattr(host, "_JOINED", limit)
+    tensors = [torch.full((4,), float(i), device="mps") for i in range(50)]  # 16 bytes each
+    mps.reset()
+    copy = host._together(list(tensors))
+    assert mps.report().device_to_host == copies
+    assert all(copy[id(tensor)].tolist() == [float(i)] * 4 for i, tensor in enumerate(tensors))

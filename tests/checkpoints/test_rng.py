@@ -1,0 +1,114 @@
+"""The files of the generators' states, of one process and of several."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from mps_trainer import MisconfigurationException
+from mps_trainer.checkpoints.rng import file_of, files_of, read_rng, rng_state, set_rng
+
+
+def save(folder, **files: int) -> None:
+    """Writes states of generators, each after a seed of its own, into files."""
+    for name, seed in files.items():
+        torch.manual_seed(seed)
+        torch.save(rng_state(), folder / f"{name}.pth")
+
+
+def seed_of(state) -> int:
+    """Returns torch's seed of a state that `save` wrote."""
+    torch.set_rng_state(state["cpu"])
+    return torch.initial_seed()
+
+
+@pytest.fixture(autouse=True)
+def generators_as_before():
+    before = rng_state()
+    yield
+    set_rng(before)
+
+
+def test_one_process_has_one_file_and_several_have_one_each():
+    assert file_of(0, 1) == "rng_state.pth"
+    assert [file_of(rank, 3) for rank in range(3)] == ["rng_state_0.pth", "rng_state_1.pth", "rng_state_2.pth"]
+
+
+def test_the_files_are_those_of_processes_if_there_are_any(tmp_path):
+    assert files_of(str(tmp_path)) == ["rng_state.pth"]
+    for name in ("rng_state_1.pth", "rng_state_0.pth", "rng_state.pth", "rng_state_x.pth", "rng_state_0.pth.tmp"):
+        (tmp_path / name).touch()
+    assert files_of(str(tmp_path)) == ["rng_state_0.pth", "rng_state_1.pth"]
+
+
+def test_each_process_reads_its_own(tmp_path, caplog):
+    save(tmp_path, rng_state_0=10, rng_state_1=11)
+    assert [seed_of(read_rng(str(tmp_path), rank, 2)) for rank in range(2)] == [10, 11]
+    assert caplog.records == []
+
+
+def test_more_processes_share_the_states_and_the_first_one_says_so(tmp_path, caplog):
+    save(tmp_path, rng_state_0=10, rng_state_1=11)
+    assert seed_of(read_rng(str(tmp_path), 0, 4)) == 10
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert caplog.messages[0].startswith(f"{tmp_path} was made by 2 processes, and the number now is 4: ")
+    assert [seed_of(read_rng(str(tmp_path), rank, 4)) for rank in (1, 2, 3)] == [11, 10, 11]
+    assert len(caplog.records) == 1
+
+
+def test_one_process_goes_on_from_several(tmp_path, caplog):
+    save(tmp_path, rng_state_0=10, rng_state_1=11)
+    assert seed_of(read_rng(str(tmp_path))) == 10
+    assert caplog.messages[0].startswith(f"{tmp_path} was made by 2 processes, and the number now is 1: ")
+
+
+def test_several_go_on_from_one_process(tmp_path, caplog):
+    save(tmp_path, rng_state=12)
+    assert seed_of(read_rng(str(tmp_path), 1, 2)) == 12
+    assert caplog.records == []
+    assert seed_of(read_rng(str(tmp_path), 0, 2)) == 12
+    assert caplog.messages[0].startswith(f"{tmp_path} was made by 1 process, and the number now is 2: ")
+
+
+def test_without_a_file_there_is_no_state_and_no_word(tmp_path, caplog):
+    assert read_rng(str(tmp_path)) is None
+    assert read_rng(str(tmp_path), 0, 2) is None
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_what_is_no_file_is_refused(tmp_path, kind):
+    path = tmp_path / "rng_state.pth"
+    path.mkdir() if kind == "folder" else path.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(MisconfigurationException, match="it is a folder, or a link that leads nowhere"):
+        read_rng(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["python", "numpy", "cpu"])
+def test_a_state_that_is_missing_or_refused_is_damage_and_sets_nothing(tmp_path, name):
+    for value in (None, "nothing", 3):
+        state = rng_state()
+        state[name] = value
+        torch.save(state, tmp_path / "rng_state.pth")
+        before = rng_state()
+        with pytest.raises(MisconfigurationException, match=r"rng_state\.pth"):
+            read_rng(str(tmp_path))
+        after = rng_state()
+        assert after["python"] == before["python"]
+        assert torch.equal(after["cpu"], before["cpu"])
+    del state[name]
+    torch.save(state, tmp_path / "rng_state.pth")
+    with pytest.raises(MisconfigurationException, match=r"rng_state\.pth"):
+        read_rng(str(tmp_path))
+
+
+def test_all_three_generators_go_on_as_they_would_have(tmp_path):
+    torch.save(rng_state(), os.path.join(tmp_path, "rng_state.pth"))
+    expected = random.random(), float(np.random.random()), float(torch.rand(()))
+    set_rng(read_rng(str(tmp_path)))
+    assert (random.random(), float(np.random.random()), float(torch.rand(()))) == expected

@@ -1,0 +1,132 @@
+"""The share of a batch in an update, in one process of several; tests/distributed runs several."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+
+class Others:
+    """Stands in for the processes of a run: what is summed over them is what this one has and `theirs`."""
+
+    are_several = True
+
+    def __init__(self, theirs=(), size: int = 2) -> None:
+        self.theirs, self.size, self.asked = list(theirs), size, 0
+
+    def sum(self, numbers):
+        self.asked += 1
+        return [mine + other for mine, other in zip(numbers, self.theirs, strict=True)]
+
+
+@pytest.fixture
+def among(make_trainer, monkeypatch):
+    """Makes a Trainer that believes to be one of several processes."""
+
+    def make(others: Others, **settings):
+        trainer = make_trainer(**settings)
+        monkeypatch.setattr(trainer, "processes", others)
+        return trainer
+
+    return make
+
+
+def batch(*labels: int) -> dict[str, torch.Tensor]:
+    return {"labels": torch.tensor(labels)}
+
+
+def test_one_process_weighs_its_batches_by_their_items(make_trainer):
+    trainer = make_trainer()
+    assert trainer.shares([batch(1, 1, -100)]) == [1.0]
+    assert trainer.shares([batch(1, 1, 1), batch(1, -100)]) == [pytest.approx(4 / 3), 4.0]
+
+
+def test_the_average_over_processes_is_the_mean_over_the_items_of_all(among):
+    others = Others(theirs=[0, 6, 2])  # unknown, items, batches
+    assert among(others).shares([batch(1, 1, 1), batch(1, -100)]) == [10 / (3 * 2), 10 / (1 * 2)]
+    assert others.asked == 1
+
+
+@pytest.mark.parametrize("theirs", [[1, 0, 2], [0, 0, 2]])
+def test_batches_count_the_same_where_one_process_cannot_count_or_none_has_an_item(among, theirs):
+    mine = [batch(-100), batch(-100, -100)]
+    assert among(Others(theirs=theirs)).shares(mine) == [4 / (1 * 2), 4 / (1 * 2)]
+
+
+def test_each_process_weighs_for_itself_if_it_is_asked_to(among):
+    others = Others()
+    trainer = among(others, average_tokens_across_devices=False)
+    assert trainer.shares([batch(1, 1, 1), batch(1, -100)]) == [pytest.approx(4 / 3), 4.0]
+    assert others.asked == 0
+
+
+def test_a_batch_without_items_has_no_share(among):
+    assert among(Others(theirs=[0, 2, 1])).shares([batch(-100, -100), batch(1, 1)]) == [None, 4 / (2 * 2)]
+
+
+def test_items_are_summed_over_all_processes(among):
+    trainer = among(Others(theirs=[5.0, 0]))
+    assert trainer._of_all_processes(3) == 3  # nobody asks for them
+    trainer.model_accepts_loss_kwargs = True
+    assert torch.equal(trainer._of_all_processes(torch.tensor(3)), torch.tensor(8))
+
+
+def test_items_are_unknown_if_one_process_does_not_know_them(among):
+    trainer = among(Others(theirs=[5.0, 1]))
+    trainer.model_accepts_loss_kwargs = True
+    assert trainer._of_all_processes(torch.tensor(3)) is None
+    trainer = among(Others(theirs=[5.0, 0]))
+    trainer.model_accepts_loss_kwargs = True
+    assert trainer._of_all_processes(None) is None
+
+
+def test_items_stay_those_of_this_process_if_it_is_asked_to(among):
+    trainer = among(Others(), average_tokens_across_devices=False)
+    trainer.model_accepts_loss_kwargs = True
+    assert trainer._of_all_processes(3) == 3
+
+
+class Counts(nn.Module):
+    """Its loss is normalised over the items that it is given."""
+
+    accepts_loss_kwargs = True
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x, labels=None, num_items_in_batch=None, **kwargs):
+        logits = self.layer(x)
+        if labels is None:
+            return {"logits": logits}
+        loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
+        return {"loss": loss / (len(labels) if num_items_in_batch is None else num_items_in_batch), "logits": logits}
+
+
+def test_a_smoothed_loss_is_normalised_over_the_items_of_the_update_where_the_model_takes_them(make_trainer):
+    trainer = make_trainer({"model": Counts()}, label_smoothing_factor=0.2)
+    assert trainer.model_accepts_loss_kwargs
+    inputs = {"x": torch.randn(4, 4), "labels": torch.tensor([0, 1, 1, -100])}
+    logits = trainer.model(inputs["x"])["logits"]
+    total = nn.functional.cross_entropy(logits, inputs["labels"], label_smoothing=0.2, reduction="sum")
+    for items, divisor in ((12, 12), (None, 3)):
+        loss = trainer.compute_loss(trainer.model, dict(inputs), num_items_in_batch=items)
+        torch.testing.assert_close(loss, total / divisor)
+        assert trainer._is_share_of_update(items) is (items is not None)
+
+
+def test_a_smoothed_loss_is_the_mean_of_its_batch_where_the_model_takes_no_items(make_trainer):
+    trainer = make_trainer(label_smoothing_factor=0.2)
+    inputs = {"x": torch.randn(4, 4), "labels": torch.tensor([0, 1, 1, 0])}
+    logits = trainer.model.eval()(inputs["x"])["logits"]
+    loss = trainer.compute_loss(trainer.model, dict(inputs), num_items_in_batch=12)
+    torch.testing.assert_close(loss, nn.functional.cross_entropy(logits, inputs["labels"], label_smoothing=0.2))
+    assert not trainer._is_share_of_update(12)
+
+
+def test_a_process_that_has_nothing_to_learn_adds_nothing(make_trainer):
+    trainer = make_trainer()
+    trainer.take_part(trainer.model, {"x": torch.full((2, 4), float("inf")), "labels": torch.tensor([0, 1])})
+    gradients = [parameter.grad for parameter in trainer.model.parameters()]
+    assert all(gradient is not None and not gradient.any() for gradient in gradients)
