@@ -168,7 +168,7 @@ def test_mps_refuses_several_processes_before_a_group_exists(mps, joined, monkey
 
 def test_the_process_group_comes_with_the_device_and_not_before(joined, monkeypatch):
     monkeypatch.setattr("mps_trainer.training_args.gather_facts", lambda **_: PC)
-    args = TrainingArguments(ddp_timeout=600)
+    args = TrainingArguments(ddp_timeout=60)
     assert (args.world_size, args.should_save, joined) == (2, True, [])
     assert (str(args.device), str(args.device)) == ("cpu", "cpu")
     assert joined == [(("gloo",), {"timeout": timedelta(minutes=1)})]
@@ -186,7 +186,7 @@ def test_numbers_wait_as_long_for_the_others_as_gradients_do(joined, monkeypatch
     monkeypatch.setattr("mps_trainer.training_args.gather_facts", lambda **_: PC)
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "nccl")
     monkeypatch.setattr(torch.distributed, "new_group", lambda **settings: made.append(settings))
-    _ = distributed.Processes.of(TrainingArguments(ddp_timeout=600)).group
+    _ = distributed.Processes.of(TrainingArguments(ddp_timeout=60)).group
     assert made == [{"backend": "gloo", "timeout": timedelta(minutes=1)}]
 
 
