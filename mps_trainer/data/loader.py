@@ -260,7 +260,7 @@ def order_of(loader: Any) -> EpochOrder | BucketBatchSampler | None:
 
 
 def close_workers(loader: Any) -> None:
-    """Ends the worker processes that a loader with `persistent_workers` keeps between passes; a later pass starts others.
+    """Ends the worker processes that a loader with `persistent_workers` keeps; a later pass starts others.
 
     Left to garbage collection they take up to 5 s each, because the queues that tell them to end may be gone first.
     """

@@ -106,9 +106,13 @@ class Evaluation(Loaders, Objective):
                 with absent_named(doing), explained(self, doing):  # type: ignore[arg-type]
                     return self.evaluation_loop(loader, **settings)
             except DeviceOutOfMemoryError:
+                self._close_workers(loader)
                 # metrics of single batches are in the hands of compute_metrics, which would count some twice
                 if before is None or args.eval_batch_size == 1 or args.batch_eval_metrics:
                     raise
+            finally:
+                if not self.is_in_train:  # within a run the next evaluation uses them again
+                    self._close_workers(loader)
             size, args.per_device_eval_batch_size = args.eval_batch_size, -(-args.eval_batch_size // 2)
             logger.warning(
                 "Memory ran out in an evaluation with batches of %d examples: it begins again with %d.",

@@ -15,7 +15,7 @@ from transformers.trainer_utils import has_length, seed_worker
 from ..data.buckets import BucketBatchSampler, LengthBuckets
 from ..data.columns import ColumnRemover, is_table, signature_columns, without_unused_columns
 from ..data.lengths import LENGTH_STRATEGIES, group_by_length, is_batch_sampler, lengths_of, rebalanced_batches
-from ..data.loader import num_examples, prepare_loader
+from ..data.loader import close_workers, num_examples, prepare_loader
 from ..data.order import SeededOrder
 from ..data.padding import PadToBucket
 from ..data.parts import parts_of_batch
@@ -78,6 +78,11 @@ class Loaders(TrainerBase):
                 dataloader_key=key,
             )
         return loader
+
+    def _close_workers(self, *loaders: Any) -> None:
+        """Ends the worker processes of `loaders` and of the evaluations' loaders that persist between passes."""
+        for loader in (*loaders, *self.__dict__.get("_eval_dataloaders", {}).values()):
+            close_workers(loader)
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
         """The loader of `test_dataset` for predictions, in the order of an evaluation."""

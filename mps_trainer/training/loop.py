@@ -12,7 +12,7 @@ from transformers.trainer_utils import TrainOutput, speed_metrics
 
 from ..checkpoints.rng import set_rng
 from ..data.buckets import buckets_of
-from ..data.loader import close_workers, length_of
+from ..data.loader import length_of
 from ..data.shares import shares_of
 from ..guards.signals import StopRequest
 from . import checkpoint, nonfinite
@@ -113,10 +113,7 @@ class TrainingLoop:
     def run(self) -> TrainOutput:
         """Trains to the end of the plan, or until a callback or a signal stops it."""
         with self.stop:
-            try:
-                result = self.train()
-            finally:
-                close_workers(self.loader)
+            result = self.train()
             self.stopping.end_if_asked()
         return result
 

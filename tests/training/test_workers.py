@@ -4,6 +4,7 @@ import gc
 import multiprocessing
 
 import pytest
+from transformers import TrainerCallback
 
 
 @pytest.fixture
@@ -20,4 +21,31 @@ def test_a_run_that_ends_within_an_epoch_leaves_no_worker(make_trainer, no_colle
     workers = {"dataloader_num_workers": 1, "dataloader_persistent_workers": persistent}
     trainer = make_trainer(**workers, per_device_train_batch_size=4, max_steps=2)
     trainer.train()
+    assert set(multiprocessing.active_children()) <= before
+
+
+def test_evaluations_within_a_run_share_workers_that_end_with_it(make_trainer, no_collector):
+    before = set(multiprocessing.active_children())
+    seen = []
+
+    class Watch(TrainerCallback):
+        def on_evaluate(self, args, state, control, **kwargs):
+            seen.append({child.pid for child in set(multiprocessing.active_children()) - before})
+
+    settings = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True, "max_steps": 3}
+    trainer = make_trainer({"callbacks": [Watch()]}, eval_strategy="steps", eval_steps=1, **settings)
+    trainer.train()
+    assert len(seen) == 3
+    assert seen[0] == seen[1] == seen[2]
+    assert len(seen[0]) == 2  # one of training, one of evaluations
+    assert set(multiprocessing.active_children()) <= before
+
+
+def test_evaluations_and_predictions_of_their_own_leave_no_worker(make_trainer, no_collector):
+    before = set(multiprocessing.active_children())
+    trainer = make_trainer(dataloader_num_workers=1, dataloader_persistent_workers=True)
+    first = trainer.evaluate()
+    assert set(multiprocessing.active_children()) <= before
+    assert trainer.evaluate()["eval_loss"] == first["eval_loss"]
+    trainer.predict(trainer.eval_dataset)
     assert set(multiprocessing.active_children()) <= before
