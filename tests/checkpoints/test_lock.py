@@ -10,16 +10,32 @@ from mps_trainer import MisconfigurationException
 from mps_trainer.checkpoints.lock import only_run_in
 
 
+def forked(work, *unused: int) -> int:
+    """The id of a process that does `work` and ends, whatever comes of it; it closes what is `unused` there."""
+    if (pid := os.fork()) == 0:
+        try:
+            for descriptor in unused:
+                os.close(descriptor)
+            work()
+        finally:
+            os._exit(1)
+    return pid
+
+
+def hold(folder, tell) -> None:
+    """Holds the lock of `folder` until the process is killed."""
+    with only_run_in(str(folder)):
+        tell()
+        signal.pause()
+
+
 @contextlib.contextmanager
 def held_by_another_process(folder):
     """A process that holds the lock of `folder`; its number."""
     ready, tell = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        with only_run_in(str(folder)):
-            os.write(tell, b"1")
-            signal.pause()
-    os.read(ready, 1)
+    pid = forked(lambda: hold(folder, lambda: os.write(tell, b"1")), ready)
+    os.close(tell)
+    assert os.read(ready, 1) == b"1"  # nothing if it ended without the lock
     try:
         yield pid
     finally:
@@ -48,13 +64,8 @@ def test_the_lock_of_a_killed_run_is_taken_over(tmp_path, caplog):
 
 def test_workers_that_outlive_a_killed_run_do_not_hold_its_lock(tmp_path):
     ready, tell = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        with only_run_in(str(tmp_path)):
-            worker = os.fork()
-            if worker:
-                os.write(tell, b"%d\n" % worker)
-            signal.pause()
+    pid = forked(lambda: hold(tmp_path, lambda: os.write(tell, b"%d\n" % forked(signal.pause))), ready)
+    os.close(tell)
     worker = int(os.read(ready, 20))
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
