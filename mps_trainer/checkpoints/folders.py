@@ -66,11 +66,13 @@ def checkpoint_to_resume(requested: str | bool | None, output_dir: str) -> str |
 
 def _newest_whole(output_dir: str) -> str:
     damaged: dict[str, str] = {}
-    for folder in reversed(_as_written(find_checkpoints(output_dir))):
+    found = find_checkpoints(output_dir)
+    for folder in reversed(in_order_of_saving(found)):
         why = manifest.fault(folder)
         if why is None:
             for skipped, reason in damaged.items():
                 logger.warning("Skipping %s, which is damaged: %s. Going on from %s.", skipped, reason, folder)
+            _warn_of_order(folder, [other for other in found if other not in damaged])
             return folder
         damaged[folder] = why
     if not damaged:
@@ -85,12 +87,39 @@ def _newest_whole(output_dir: str) -> str:
     )
 
 
-def _as_written(found: list[str]) -> list[str]:
-    """The oldest first: another run may have left later steps here earlier. By step where not all of them say."""
-    times = [manifest.written(folder) for folder in found]
-    if None in times:
-        return found
-    return [folder for _, _, folder in sorted(zip(times, range(len(found)), found, strict=True))]
+def next_save(output_dir: str) -> int:
+    """Returns the number of the next save into `output_dir`: one more than the highest there."""
+    return 1 + max((manifest.save_number(folder) or 0 for folder in find_checkpoints(output_dir)), default=0)
+
+
+def in_order_of_saving(found: list[str]) -> list[str]:
+    """Returns checkpoint folders with the one that was saved first in front.
+
+    By the numbers in their manifests; by time where a manifest of an earlier release has none; by step where one has
+    no time either, or where transformers wrote it.
+    """
+    for said in (manifest.save_number, manifest.written):
+        places = [said(folder) for folder in found]
+        if None not in places:
+            return [folder for _, _, folder in sorted(zip(places, range(len(found)), found, strict=True))]
+    return found
+
+
+def _warn_of_order(chosen: str, whole: list[str]) -> None:
+    """Warns if the steps or the clock say that another checkpoint than `chosen` is the newest."""
+    times = [manifest.written(folder) for folder in whole]
+    if chosen != whole[-1]:
+        logger.warning(
+            "%s was saved last, though %s has a later step: another run has left it, or this one went back. Going on "
+            "from %s; name the other one in resume_from_checkpoint to go on from it.",
+            chosen, whole[-1], chosen,
+        )  # fmt: skip
+    elif None not in times and times != sorted(times):  # type: ignore[type-var]
+        logger.warning(
+            "The times of the checkpoints in %s are not in the order of their steps: the clock was set back. Going on "
+            "from %s, which was saved last.",
+            os.path.dirname(chosen), chosen,
+        )  # fmt: skip
 
 
 def _whole_others(folder: str) -> list[str]:
@@ -152,10 +181,10 @@ def rotate(output_dir: str, limit: int | None, kept: set[str | None], earlier: s
     if not limit:
         return
     found = sorted(find_checkpoints(output_dir), key=lambda folder: folder not in earlier)
-    places = {os.path.abspath(folder) for folder in kept if folder is not None}
-    removable = [folder for folder in found if os.path.abspath(folder) not in places]
+    places = {os.path.realpath(folder) for folder in kept if folder is not None}
+    removable = [folder for folder in found if os.path.realpath(folder) not in places]
     allowed = max(limit - (len(found) - len(removable)), 0)
-    for folder in removable[: len(removable) - allowed]:
+    for folder in removable[: max(len(removable) - allowed, 0)]:
         logger.info("Removing %s: save_total_limit is %d.", folder, limit)
         remove(folder)
 

@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import socket
+import threading
 from collections.abc import Iterator
 
 from ..errors import MisconfigurationException
@@ -24,21 +25,47 @@ _TAKEN = (errno.EACCES, errno.EAGAIN)
 
 @contextlib.contextmanager
 def only_run_in(output_dir: str) -> Iterator[None]:
-    """Inside, no other process trains into `output_dir`. The lock ends with the process, however that ends.
+    """Inside, no other run trains into `output_dir`. The lock ends with the process, however that ends.
 
-    Where the file system has no locks, nothing is kept out.
+    Where the file system has no locks, only runs of this process are kept out.
 
     Raises:
-        MisconfigurationException: if another process trains into the folder.
+        MisconfigurationException: if another process, or another thread or run of this one, trains into the folder.
     """
-    descriptor = _locked(os.path.join(output_dir, LOCK))
+    path = os.path.join(os.path.realpath(output_dir), LOCK)
+    with _only_one_here(path):
+        descriptor = _locked(path)
+        try:
+            yield
+        finally:
+            if descriptor is not None:
+                with contextlib.suppress(OSError):
+                    os.remove(path)
+                os.close(descriptor)
+
+
+_held: set[tuple[int, str]] = set()  # by runs of this process, which the operating system lets lock a file twice
+_guard = threading.Lock()
+
+
+@contextlib.contextmanager
+def _only_one_here(path: str) -> Iterator[None]:
+    held = os.getpid(), path  # a forked process does not hold what its parent does
+    with _guard:
+        if held in _held:
+            raise _taken(path, f"in this process, {os.getpid()}")
+        _held.add(held)
     try:
         yield
     finally:
-        if descriptor is not None:
-            with contextlib.suppress(OSError):
-                os.remove(os.path.join(output_dir, LOCK))
-            os.close(descriptor)
+        _held.discard(held)
+
+
+def _taken(path: str, holder: str) -> MisconfigurationException:
+    return MisconfigurationException(
+        f"Another run, {holder}, is training into {os.path.dirname(path)}. Wait until it has ended, or give "
+        "output_dir another folder."
+    )
 
 
 def _locked(path: str) -> int | None:
@@ -64,10 +91,7 @@ def _locked(path: str) -> int | None:
             if error.errno not in _TAKEN:
                 logger.debug("No lock in %s: %s.", path, error)
                 return None
-            raise MisconfigurationException(
-                f"Another run, {holder or 'of another process'}, is training into {os.path.dirname(path)}. Wait until "
-                "it has ended, or give output_dir another folder."
-            ) from error
+            raise _taken(path, holder or "of another process") from error
         os.close(descriptor)
     if holder:
         logger.info("The run before this one, %s, did not end by itself.", holder)

@@ -16,16 +16,24 @@ from .files import read_object
 NAME = "manifest.json"
 STATE = "trainer_state.json"  # every checkpoint has one
 _VERSION = 1
+_MOST = 1 << 53  # times and numbers of saves are below; more would not come back from JSON as it was
 _ARCHIVES = (".pt", ".pth", ".bin")  # what torch.save writes: a zip file
 _whole: dict[str, tuple] = {}  # folders found whole, as they were then: a large checkpoint is not read twice
 
 
-def write(folder: str, step: int) -> None:
-    """Writes the manifest of what is in `folder` now. There is a manifest at all times, if there was one before."""
+def write(folder: str, step: int, save: int) -> None:
+    """Writes the manifest of what is in `folder` now. There is a manifest at all times, if there was one before.
+
+    Args:
+        step: the step of the run.
+        save: the number of the save among those into the same output folder, from 1. It orders checkpoints, which
+            the clock does not where it was set back, and the step does not after another run.
+    """
     files = {name: {"size": os.path.getsize(path), "sha256": checksum(path)} for name, path in _files(folder)}
     unfinished = os.path.join(folder, f"{NAME}.tmp")
+    content = {"version": _VERSION, "step": step, "save": save, "written": time.time(), "files": files}
     with open(unfinished, "w", encoding="utf-8") as file:
-        json.dump({"version": _VERSION, "step": step, "written": time.time(), "files": files}, file, indent=2)
+        json.dump(content, file, indent=2)
     flush(unfinished)
     os.replace(unfinished, os.path.join(folder, NAME))
 
@@ -33,7 +41,7 @@ def write(folder: str, step: int) -> None:
 def renew(folder: str, step: int) -> None:
     """Writes the manifest again if the files are not those that were sealed: a callback may change them at on_save."""
     if os.path.isfile(os.path.join(folder, NAME)) and _whole.get(folder) != _signature(folder):
-        write(folder, step)
+        write(folder, step, save_number(folder) or 1)
         note_whole(folder)
 
 
@@ -43,12 +51,23 @@ def note_whole(folder: str) -> None:
 
 
 def written(folder: str) -> float | None:
-    """When the manifest was written, in seconds since 1970; None if it does not say."""
+    """Returns when the manifest was written, in seconds since 1970; None if it does not say."""
+    when = _entry(folder, "written")
+    is_time = isinstance(when, (int, float)) and 0 <= when < _MOST
+    return float(when) if is_time else None
+
+
+def save_number(folder: str) -> int | None:
+    """Returns the number of the save; None if the manifest does not say, as those of earlier releases."""
+    number = _entry(folder, "save")
+    return number if type(number) is int and 0 < number < _MOST else None
+
+
+def _entry(folder: str, name: str) -> Any:
     try:
-        when = read_object(os.path.join(folder, NAME), ["written"])["written"]
+        return read_object(os.path.join(folder, NAME), [name])[name]
     except (MisconfigurationException, OSError):
         return None
-    return float(when) if isinstance(when, (int, float)) else None
 
 
 def fault(folder: str) -> str | None:

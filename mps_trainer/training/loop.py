@@ -125,7 +125,7 @@ class TrainingLoop:
         self.trainer.begin_tokens()
         self.gradients.clear()
         self.trainer.fire("on_train_begin")
-        if self.args.eval_on_start:
+        if self.args.eval_on_start and self.resume_from is None:
             self.stopping.evaluate_at_start()
         self.stopping.do_what_is_due()
         first_epoch, first_batch = self.here

@@ -150,8 +150,9 @@ class Saving(Resuming):
                 write(unfinished)
                 seal(unfinished, folder, step)
             except Exception as error:
+                why = why_not_written(error, unfinished)  # asks the disk while it is as full as it was
                 shutil.rmtree(unfinished, ignore_errors=True)
-                if (why := why_not_written(error)) is None:
+                if why is None:
                     raise
             self._conclude(folder, why, best_before, rotate)
 
@@ -295,7 +296,8 @@ class Saving(Resuming):
         folders.rotate(run_dir, self.args.save_total_limit, kept, self.earlier_checkpoints)
 
     def keep_only_the_best(self) -> None:
-        """After a run that was to keep one checkpoint: the best one, not the last one beside it."""
-        best = self.state.best_model_checkpoint
-        if self.args.should_save and best is not None and self.args.save_total_limit == 1:
-            folders.rotate(os.path.dirname(best), 1, {best}, self.earlier_checkpoints)
+        """Removes the last checkpoint after a run that was to keep one, if the best is another one in its folder."""
+        best, run_dir = self.state.best_model_checkpoint, self._get_output_dir(self._trial)
+        is_own = best is not None and os.path.realpath(os.path.dirname(best)) == os.path.realpath(run_dir)
+        if self.args.should_save and is_own and self.args.save_total_limit == 1:
+            folders.rotate(run_dir, 1, {best}, self.earlier_checkpoints)

@@ -74,14 +74,14 @@ def write_together(trainer: Saving, unfinished: str, folder: str, step: int) -> 
     why = None
     for work, is_own in ((begin, first), (parts, True), (rest, first)):
         if why is None:
-            why = _attempted(trainer.processes, work if is_own else None)
+            why = _attempted(trainer.processes, work if is_own else None, unfinished)
     if why is not None and first:
         shutil.rmtree(unfinished, ignore_errors=True)
     return why
 
 
-def _attempted(processes: Processes, work: Callable[[], None] | None) -> str | None:
-    """Why the disk did not take what one of the processes was to write, in all of them.
+def _attempted(processes: Processes, work: Callable[[], None] | None, folder: str) -> str | None:
+    """Returns why the disk did not take what one of the processes wrote to `folder`, in all of them; None if it did.
 
     Raises:
         Exception: what else `work` raises; a RuntimeError in the others then.
@@ -91,7 +91,7 @@ def _attempted(processes: Processes, work: Callable[[], None] | None) -> str | N
         if work is not None:
             work()
     except Exception as raised:
-        why = why_not_written(raised)
+        why = why_not_written(raised, folder)
         error = raised if why is None else None
     told = processes.gather((why, None if error is None else f"{type(error).__name__}: {error}"))
     if error is not None:

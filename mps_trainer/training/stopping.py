@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -108,13 +109,20 @@ class Stopping:
         self.save_and_end()
 
     def end_if_asked(self) -> None:
-        """Ends a run that had come to its end when a signal came. There is nothing to save that is not saved."""
-        self.loop.stop.agree()
-        if self.loop.stop.signum is not None:
-            step = self.loop.state.global_step
-            self.loop.stop.end(
-                f"Stopped when training had ended, after step {step}, and before what was to follow it."
-            )
+        """Ends a run that had come to its end when a signal came, with a checkpoint of its last step.
+
+        With `load_best_model_at_end` the weights are the best ones by now, and their checkpoint is there.
+        """
+        loop, trainer = self.loop, self.loop.trainer
+        loop.stop.agree()
+        if loop.stop.signum is None:
+            return
+        step = loop.state.global_step
+        folder = folders.checkpoint_folder(trainer._get_output_dir(loop.trial), step)
+        is_saved = trainer.processes.first_does(lambda: os.path.isdir(folder))
+        if not is_saved and not loop.args.load_best_model_at_end:
+            self.save_and_end()
+        loop.stop.end(f"Stopped when training had ended, after step {step}, and before what was to follow it.")
 
     def _launcher(self, machines: int) -> list[str]:
         """What started this process: Python, or torchrun on one machine or several."""

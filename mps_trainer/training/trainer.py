@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -179,6 +180,7 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
             self._seed()
             self._use_model(self.call_model_init(trial))
         self._hp_search_setup(trial)
+        self.args.output_dir = os.path.abspath(self.args.output_dir)  # a callback may change the working folder
         model_files.make_folder(self.args.output_dir)
         with absent_named(self._what_comes), self._own_output_folder(trial) as run_dir:
             resume_from = self.processes.first_does(

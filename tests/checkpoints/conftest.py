@@ -6,12 +6,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mps_trainer.checkpoints import manifest
+from mps_trainer.checkpoints import folders, manifest
 
 
 @pytest.fixture
 def make_checkpoint(tmp_path):
-    def make(step: int, *, listed: bool = True):
+    def make(step: int, *, listed: bool = True, save: int | None = None):
         folder = tmp_path / f"checkpoint-{step}"
         (folder / "inner").mkdir(parents=True)
         (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
@@ -19,7 +19,7 @@ def make_checkpoint(tmp_path):
         torch.save({"step": step}, folder / "optimizer.pt")
         (folder / "inner" / "vocabulary.txt").write_text("one two three")
         if listed:
-            manifest.write(str(folder), step)
+            manifest.write(str(folder), step, folders.next_save(str(tmp_path)) if save is None else save)
         return folder
 
     return make

@@ -84,3 +84,55 @@ def test_a_momentum_of_another_shape_does_not_belong():
 
 def test_the_state_of_a_part_that_is_neither_is_its_own_affair():
     require_belonging([1, 2], object())
+
+
+DAMAGE = {
+    "no table": (lambda saved: [], "it holds no optimizer's state"),
+    "no state": (lambda saved: {**saved, "state": [1]}, "it holds no optimizer's state"),
+    "no groups": (lambda saved: {**saved, "param_groups": None}, "it holds no groups of parameters"),
+    "a table of groups": (lambda saved: {**saved, "param_groups": {}}, "it holds no groups of parameters"),
+    "groups of numbers": (lambda saved: {**saved, "param_groups": [1, 2]}, "it holds no groups of parameters"),
+    "one group": (lambda saved: {**saved, "param_groups": saved["param_groups"][:1]}, "it is of a model with another"),
+    "a setting less": (lambda saved: without(saved, "eps"), "it is of another optimizer, which has no eps"),
+    "a setting of words": (lambda saved: with_setting(saved, eps="x"), "of another optimizer, which has eps='x'"),
+    "a setting that is none": (lambda saved: with_setting(saved, lr=float("nan")), "optimizer, which has lr=nan"),
+    "other betas": (lambda saved: with_setting(saved, betas=(0.9,)), r"optimizer, which has betas=\(0\.9,\)"),
+    "another parameter": (lambda saved: {**saved, "state": {9: {}}}, "a state of parameter 9, which this model"),
+    "a state of words": (lambda saved: {**saved, "state": {0: "x"}}, "the state of parameter 0 is no table"),
+    "no momentum": (lambda saved: {**saved, "state": {0: {"step": torch.ones(())}}}, "0 has no tensor exp_avg"),
+    "two counters": (lambda saved: with_state(saved, step=torch.ones(2)), "the counter of parameter 0 has 2 values"),
+}
+
+
+def without(saved, name):
+    groups = [{key: value for key, value in group.items() if key != name} for group in saved["param_groups"]]
+    return {**saved, "param_groups": groups}
+
+
+def with_setting(saved, **settings):
+    return {**saved, "param_groups": [{**group, **settings} for group in saved["param_groups"]]}
+
+
+def with_state(saved, **values):
+    return {**saved, "state": {**saved["state"], 0: {**saved["state"][0], **values}}}
+
+
+@pytest.mark.parametrize(("damage", "says"), DAMAGE.values(), ids=DAMAGE)
+def test_what_is_no_state_of_this_optimizer_is_refused(damage, says):
+    with pytest.raises(ValueError, match=says):
+        require_belonging(damage(stepped(AdamW).state_dict()), stepped(AdamW))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda saved: [], "it holds no schedule's state"),
+        (lambda saved: {**saved, "last_epoch": "x"}, "last_epoch is 'x'"),
+        (lambda saved: {**saved, "base_lrs": [0.1]}, r"base_lrs is '\[0\.1\]'"),
+        (lambda saved: {k: v for k, v in saved.items() if k != "_step_count"}, "it has no _step_count"),
+    ],
+)
+def test_what_is_no_state_of_this_schedule_is_refused(change, says):
+    schedule = SCHEDULES["cosine"](stepped(torch.optim.SGD))
+    with pytest.raises(ValueError, match=says):
+        require_belonging(change(schedule.state_dict()), schedule)

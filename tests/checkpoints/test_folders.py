@@ -1,11 +1,12 @@
 """Which checkpoint a run goes on from, and what is cleared away."""
 
+import json
 import os
 
 import pytest
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.checkpoints import folders
+from mps_trainer.checkpoints import folders, manifest
 
 
 def cut(path, kept=10):
@@ -115,3 +116,71 @@ def test_the_best_is_kept_however_its_folder_is_spelled(make_checkpoint, tmp_pat
         make_checkpoint(step)
     folders.rotate(f"{tmp_path}//", 1, {str(tmp_path / "checkpoint-1"), f"{tmp_path}//checkpoint-3"}, set())
     assert sorted(os.listdir(tmp_path)) == ["checkpoint-1", "checkpoint-3"]
+
+
+@pytest.mark.parametrize("limit", range(1, 7))
+@pytest.mark.parametrize("count", range(1, 7))
+def test_a_limit_removes_the_oldest_and_only_as_many_as_are_too_many(make_checkpoint, tmp_path, limit, count):
+    for step in range(1, count + 1):
+        make_checkpoint(step, listed=False)
+    folders.rotate(str(tmp_path), limit, {str(tmp_path / f"checkpoint-{count}"), None}, set())
+    left = [folders.step_of(folder) for folder in folders.find_checkpoints(str(tmp_path))]
+    assert left == list(range(max(count - limit, 0) + 1, count + 1))
+
+
+def write_time(folder, when: float) -> None:
+    """Gives a manifest another time, as a clock that was set would have."""
+    path = folder / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "written": when}))
+
+
+def test_saves_are_numbered_in_their_order(make_checkpoint, tmp_path):
+    assert folders.next_save(str(tmp_path)) == 1
+    for step in (8, 2):
+        make_checkpoint(step)
+    assert [manifest.save_number(str(tmp_path / f"checkpoint-{step}")) for step in (8, 2)] == [1, 2]
+    assert folders.next_save(str(tmp_path)) == 3
+
+
+def test_a_clock_that_was_set_back_does_not_change_which_is_the_newest(make_checkpoint, tmp_path, caplog):
+    for step, when in ((2, 5000.0), (4, 5001.0), (6, 1400.0), (8, 1401.0)):
+        write_time(make_checkpoint(step), when)
+    assert folders.checkpoint_to_resume(True, str(tmp_path)) == str(tmp_path / "checkpoint-8")
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "the clock was set back. Going on from" in caplog.text
+
+
+def test_steps_that_another_run_left_are_told(make_checkpoint, tmp_path, caplog):
+    make_checkpoint(90)
+    make_checkpoint(10)
+    assert folders.checkpoint_to_resume(True, str(tmp_path)) == str(tmp_path / "checkpoint-10")
+    assert (
+        f"{tmp_path / 'checkpoint-10'} was saved last, though {tmp_path / 'checkpoint-90'} has a later" in caplog.text
+    )
+
+
+def test_a_run_in_order_is_resumed_without_a_word(make_checkpoint, tmp_path, caplog):
+    for step in (2, 10):
+        make_checkpoint(step)
+    assert folders.checkpoint_to_resume(True, str(tmp_path)) == str(tmp_path / "checkpoint-10")
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("save", [None, "3", 0, -1, 1 << 60, 2.0, True, [1]])
+def test_without_a_number_that_makes_sense_times_decide(make_checkpoint, tmp_path, save):
+    for step, when in ((2, 5000.0), (4, 4000.0)):
+        folder = make_checkpoint(step)
+        write_time(folder, when)
+    path = folder / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "save": save}))
+    assert manifest.save_number(str(folder)) is None
+    assert folders.checkpoint_to_resume(True, str(tmp_path)) == str(tmp_path / "checkpoint-2")
+
+
+@pytest.mark.parametrize("when", ["now", 1e400, -1.0, 1 << 60, None])
+def test_without_times_that_make_sense_steps_decide(make_checkpoint, tmp_path, when):
+    for step in (4, 2):
+        folder = make_checkpoint(step)
+        path = folder / "manifest.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "save": None, "written": when}))
+    assert folders.checkpoint_to_resume(True, str(tmp_path)) == str(tmp_path / "checkpoint-4")

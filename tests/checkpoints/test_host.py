@@ -68,3 +68,12 @@ def test_pieces_stay_within_a_size_but_for_one_that_is_larger_by_itself(mps, mon
     copy = host._together(list(tensors))
     assert mps.report().device_to_host == copies
     assert all(copy[id(tensor)].tolist() == [float(i)] * 4 for i, tensor in enumerate(tensors))
+
+
+def test_views_of_one_storage_keep_their_places_and_no_more(device):
+    storage = torch.arange(10.0, device=device)
+    copy = on_host([storage[2:4], storage[4:8].reshape(2, 2).t()])
+    assert copy[0].tolist() == [2.0, 3.0]
+    assert copy[1].tolist() == [[4.0, 6.0], [5.0, 7.0]]
+    assert copy[0].untyped_storage().data_ptr() == copy[1].untyped_storage().data_ptr()
+    assert (copy[1].storage_offset(), copy[1].stride()) == (4, (1, 2))

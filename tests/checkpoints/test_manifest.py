@@ -111,7 +111,7 @@ def test_every_change_to_every_file_is_found(files, data):
         (folder / "trainer_state.json").write_text('{"global_step": 1}')
         for file, content in files.items():
             (folder / file).write_bytes(content)
-        manifest.write(name, 1)
+        manifest.write(name, 1, 1)
         assert manifest.fault(name) is None
         changed = data.draw(st.sampled_from(sorted(files)))
         other = data.draw(st.binary(max_size=40).filter(lambda content: content != files[changed]))

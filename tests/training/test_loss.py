@@ -14,8 +14,10 @@ def test_loss_is_found_under_its_name_first_or_alone(outputs):
 
 
 def test_outputs_without_a_loss_say_what_the_model_returned_and_got():
-    with pytest.raises(ValueError, match=r"no loss, only logits\. It was given x: check that the labels"):
-        loss_of({"logits": 1}, {"x": 1})
+    with pytest.raises(
+        ValueError, match=r"no loss, only logits, states\. It was given x, mask: check that the labels"
+    ):
+        loss_of({"logits": 1, "states": 2}, {"x": 1, "mask": 1})
 
 
 def test_first_output_that_is_no_single_number_is_refused():

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
+
+from mps_trainer import Trainer
 
 
 class Others:
@@ -130,3 +134,78 @@ def test_a_process_that_has_nothing_to_learn_adds_nothing(make_trainer):
     trainer.take_part(trainer.model, {"x": torch.full((2, 4), float("inf")), "labels": torch.tensor([0, 1])})
     gradients = [parameter.grad for parameter in trainer.model.parameters()]
     assert all(gradient is not None and not gradient.any() for gradient in gradients)
+
+
+class OwnLoss(Trainer):
+    """Has a loss of its own, which says nothing of what it is divided by."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return model(**inputs)["loss"]
+
+
+def test_a_loss_of_a_subclass_counts_as_normalised_where_the_model_takes_items_and_warns(make_trainer, monkeypatch):
+    trainer = make_trainer({"model": Counts(), "kind": OwnLoss})
+    trainer.loss_divisor = 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert trainer._is_share_of_update(8)
+        assert not trainer._is_share_of_update(None)
+    trainer.loss_divisor = 2
+    with pytest.warns(UserWarning, match="OwnLoss.compute_loss is taken to divide by num_items_in_batch") as told:
+        assert trainer._is_share_of_update(8)
+    assert "If it gives the mean of its batch, accumulated losses come out too large: " in str(told[0].message)
+    monkeypatch.setattr(OwnLoss, "loss_is_scaled_for_ga", False)
+    assert not trainer._is_share_of_update(8)
+
+
+class Filled:
+    """A run in which the last batch of an update is another process's."""
+
+    update_begins_at = 4
+
+    def fillers_from(self, begin, count):
+        assert begin == 4
+        return {count - 1}
+
+    def fillers_among(self, count):
+        return {count - 1}
+
+
+def test_a_batch_of_another_process_counts_there(among, monkeypatch):
+    trainer = among(Others(theirs=[0, 5, 2]))
+    monkeypatch.setattr(trainer, "loop", Filled())
+    assert trainer.shares([batch(1, 1, 1), batch(1, 1)]) == [8 / (3 * 2), None]
+
+
+def test_batches_that_count_the_same_leave_out_those_of_another_process(among, monkeypatch):
+    trainer = among(Others(theirs=[1, 0, 2]))
+    monkeypatch.setattr(trainer, "loop", Filled())
+    assert trainer.shares([batch(-100), batch(-100)]) == [3 / (1 * 2), None]
+
+
+def test_items_of_an_update_leave_out_those_of_another_process(among, monkeypatch):
+    trainer = among(Others(theirs=[5.0, 0]))
+    trainer.model_accepts_loss_kwargs = True
+    monkeypatch.setattr(trainer, "loop", Filled())
+    batches, items = trainer.get_batch_samples(iter([batch(1, 1, 1), batch(1, 1), batch(1)]), 2, torch.device("cpu"))
+    assert len(batches) == 2
+    assert items.item() == 8
+    _, items = trainer.get_batch_samples(iter([batch(1, 1)]), 1, torch.device("cpu"))
+    assert items.item() == 5  # none of its own
+
+
+def test_items_are_counted_for_one_process_alone(make_trainer):
+    trainer = make_trainer({"model": Counts()})
+    batches, items = trainer.get_batch_samples(iter([batch(1, 1, -100), batch(1)]), 4, torch.device("cpu"))
+    assert len(batches) == 2
+    assert items.item() == 3
+
+
+def test_a_model_that_divides_by_the_items_has_a_loss_that_is_normalised(make_trainer):
+    trainer = make_trainer({"model": Counts()})
+    inputs = {"x": torch.randn(2, 4), "labels": torch.tensor([0, 1])}
+    whole = trainer.compute_loss(trainer.model, inputs)
+    assert not trainer._is_share_of_update(None)
+    share = trainer.compute_loss(trainer.model, inputs, num_items_in_batch=8)
+    assert trainer._is_share_of_update(8)
+    torch.testing.assert_close(share, whole * 2 / 8)

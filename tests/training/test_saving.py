@@ -6,6 +6,7 @@ import logging
 import os
 import resource
 import signal
+import subprocess
 import sys
 import threading
 
@@ -310,6 +311,9 @@ def test_training_goes_on_when_permission_is_lost(make_trainer, tmp_path, caplog
         (OSError(errno.EROFS, "Read-only file system"), "permission denied"),
         (OSError(errno.EIO, "Input/output error"), "input/output error"),
         (RuntimeError("[enforce fail] PytorchStreamWriter failed writing file data/0: file write failed"), "["),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "the disk quota is used up"),
+        (RuntimeError("open file failed with strerror: No space left on device"), "the disk is full"),
+        (RuntimeError("open file failed, file path: a, errno: 13, strerror: Permission denied"), "permission denied"),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), None),
         (OSError("Can't load the configuration"), None),
         (
@@ -325,6 +329,39 @@ def test_training_goes_on_when_permission_is_lost(make_trainer, tmp_path, caplog
 def test_a_disk_that_fails_is_told_from_a_program_that_does(error, why):
     found = sealing.why_not_written(error)
     assert found == why or (why == "[" and found.startswith(why))
+
+
+@pytest.mark.parametrize("message", ["basic_ios::clear: iostream error", "[enforce fail] . unexpected pos 64 vs 0"])
+def test_the_disk_is_asked_where_the_error_does_not_say_why(tmp_path, monkeypatch, message):
+    error = RuntimeError(message)
+    assert sealing.why_not_written(error, str(tmp_path)) == message  # there is room again
+    assert list(tmp_path.iterdir()) == []
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert sealing.why_not_written(error, str(tmp_path)) == "the disk is full"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="only root of a Linux mounts a small disk")
+@pytest.mark.parametrize("room", ["size=4m,nr_inodes=12", "size=40k", "size=24k,nr_inodes=100", "size=4m,nr_inodes=6"])
+def test_training_goes_on_while_a_small_disk_is_full(make_trainer, tmp_path, caplog, room):
+    run = tmp_path / "run"
+    run.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", room, "none", str(run)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("nothing can be mounted here")
+    try:
+        trainer = make_trainer(**{**SAVING, "save_steps": 1, "max_steps": 3})
+        with pytest.raises(CheckpointError, match="the disk is full"):
+            trainer.train()
+        assert trainer.state.global_step == 3
+        assert "could not be saved: the disk is full" in caplog.text
+        assert not [path for path in os.listdir(run) if path.startswith("tmp-")]
+    finally:
+        subprocess.run(["umount", str(run)], check=True)
 
 
 def test_a_best_checkpoint_that_was_not_saved_is_not_the_best(make_trainer, small_files):
