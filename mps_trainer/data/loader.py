@@ -47,6 +47,7 @@ class EpochLoader(DataLoader):
 
     iteration = 0
     end_of_dataloader = False  # whether the batch last given was the last of its epoch
+    draws_worker_seed = True  # for a first pass; False if the run drew it before the checkpoint that it goes on from
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch of the next pass."""
@@ -62,8 +63,11 @@ class EpochLoader(DataLoader):
         """The batches of one pass, none of them loaded ahead."""
         self.set_epoch(self.iteration)
         self.end_of_dataloader = False
+        state = None if self.draws_worker_seed else torch.get_rng_state()
         with workers_begin_deaf(self.num_workers > 0):
             batches = super().__iter__()
+        if state is not None:
+            torch.set_rng_state(state)
         return _unwatched(batches)
 
     @property

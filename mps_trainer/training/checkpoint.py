@@ -134,6 +134,9 @@ def _position(saved: dict[str, Any] | None, folder: str) -> dict[str, Any]:
     for name in ("sum", "total", "first_step", "last_read_step") if position else ():
         if not isinstance(position.get(name), (int, float)):
             raise damaged(path, ValueError(f"{LOOP} has no number {name}"))
+    evaluated = position.get("evaluated", [])
+    if not isinstance(evaluated, list) or not all(isinstance(name, str) for name in evaluated):
+        raise damaged(path, ValueError(f"{LOOP} has no list of evaluations"))
     return position
 
 

@@ -6,6 +6,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ class Loaders(TrainerBase):
     """Override any of these to feed the Trainer from somewhere else."""
 
     _signature_columns: list[str] | None = None  # what may reach the model; None until it is first asked for
+    evaluated_before: AbstractSet[str] = frozenset()  # see evaluated(); those before the checkpoint of a resumed run
     _length_buckets: LengthBuckets | None = None  # of the training data; None until they are first asked for
 
     def get_train_dataloader(self) -> DataLoader:
@@ -79,9 +81,13 @@ class Loaders(TrainerBase):
             )
         return loader
 
+    def evaluated(self) -> list[str]:
+        """Returns the names of the evaluations whose workers persist; a resumed run draws no seed for theirs again."""
+        return sorted({*self.__dict__.get("_eval_dataloaders", {}), *self.evaluated_before})
+
     def _close_workers(self, *loaders: Any) -> None:
         """Ends the worker processes of `loaders` and of the evaluations' loaders that persist between passes."""
-        for loader in (*loaders, *self.__dict__.get("_eval_dataloaders", {}).values()):
+        for loader in (*loaders, *self.__dict__.pop("_eval_dataloaders", {}).values()):
             close_workers(loader)
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
@@ -304,6 +310,7 @@ class Loaders(TrainerBase):
         split = is_training and isinstance(settings.get("batch_sampler"), BucketBatchSampler)
         loader = self.prepare_loader(DataLoader(dataset, **settings), whole=split or None, even=is_training)
         if dataloader_key is not None and self.args.dataloader_persistent_workers:
+            loader.draws_worker_seed = dataloader_key not in self.evaluated_before
             self.__dict__.setdefault("_eval_dataloaders", {})[dataloader_key] = loader
             self.__dict__.setdefault("_eval_datasets", {})[dataloader_key] = given
         return loader

@@ -170,3 +170,16 @@ def test_a_callback_that_changes_the_working_folder_does_not_split_a_run(make_tr
     assert steps_in(tmp_path / "run") == [1, 2]
     assert (tmp_path / "run" / "model.safetensors").is_file()
     assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.parametrize("stopped_at", [2, 4, 5, 7])
+def test_a_run_with_workers_that_persist_goes_on_after_evaluations_as_it_would_have(make_trainer, stopped_at):
+    """The first pass over a loader draws a seed for its workers, the next ones do not."""
+    settings = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True, "per_device_train_batch_size": 4}
+    settings |= {"eval_strategy": "steps", "eval_steps": 4, "max_steps": 9}
+    whole = make_trainer(**settings, save_strategy="steps", save_steps=stopped_at)
+    whole.train()
+    again = make_trainer(**settings)
+    again.train(resume_from_checkpoint=os.path.join(whole.args.output_dir, f"checkpoint-{stopped_at}"))
+    assert logged(again, "loss") == logged(whole, "loss")
+    assert_same_weights(weights(again.model), weights(whole.model))
