@@ -9,7 +9,6 @@ import dataclasses
 import json
 import math
 import os
-import reprlib
 import types
 import typing
 from collections.abc import Callable, Iterable
@@ -17,6 +16,8 @@ from enum import Enum
 from typing import Any
 
 from ..devices.accelerators.base import read_devices
+from ..refusal import shown
+from ..size import MOST_ITEMS, is_too_large, parts_of_value
 from .accelerator_config import accelerator_config
 from .choices import (
     DebugOption,
@@ -119,22 +120,6 @@ def refuse(name: str, value: Any, accepted: str) -> ValueError:
     return ValueError(f"{name}={shown(value)} is not accepted: it must be {accepted}.")
 
 
-def shown(value: Any) -> str:
-    """`value` as Python writes it, cut off in the middle where that is long.
-
-    A few lines of YAML can be a list of 2**30 numbers, and a number of 5000 digits cannot be written at all.
-    """
-    if isinstance(value, (dict, list, tuple, set)):
-        short = reprlib.Repr()
-        short.maxlevel, short.maxlong, short.maxstring, short.maxother = 3, 100, 100, 100
-        return short.repr(value)
-    try:
-        text = repr(value)
-    except ValueError:  # more digits than Python is willing to write
-        return f"<a number of {value.bit_length()} bits>"
-    return text if len(text) <= 500 else f"{text[:100]}...{text[-50:]}"
-
-
 def coerce(args: Any, hints: dict[str, Any]) -> None:
     """Gives every field of `args` the type that its hint names, where the value has just one reading as that type.
 
@@ -142,6 +127,8 @@ def coerce(args: Any, hints: dict[str, Any]) -> None:
     """
     for name, hint in hints.items():
         value = getattr(args, name)
+        if is_too_large(value, parts_of_value):
+            raise refuse(name, value, f"a value of at most {MOST_ITEMS} items")
         if value is None and type(None) in typing.get_args(hint) and name != "accelerator_config":
             continue
         kind = _kind(hint)

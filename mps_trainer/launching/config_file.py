@@ -56,6 +56,8 @@ def load(path: Path) -> InForce:
 def _mapping(path: Path) -> Mapping[Any, Any]:
     import yaml  # not for --help
 
+    from ..yaml_loader import BoundedLoader
+
     try:
         with path.open("rb") as file:
             text = file.read(LARGEST + 1)
@@ -68,7 +70,7 @@ def _mapping(path: Path) -> Mapping[Any, Any]:
     if len(text) > LARGEST:
         raise MisconfigurationException(f"{path} has more than {LARGEST} bytes, which is no file of settings.")
     try:
-        values = yaml.safe_load(text.decode())
+        values = yaml.load(text.decode(), Loader=BoundedLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = getattr(error, "problem", None) or sentence(error)
         line = getattr(getattr(error, "problem_mark", None), "line", None)

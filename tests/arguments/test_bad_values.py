@@ -170,6 +170,25 @@ def test_a_bad_value_is_refused_by_name(name, value, accepted):
     assert "\n" not in message
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lr_scheduler_kwargs",
+        "gradient_checkpointing_kwargs",
+        "fsdp_config",
+        "accelerator_config",
+        "run_name",
+        "devices",
+    ],
+)
+def test_a_value_that_a_few_aliases_of_yaml_make_huge_is_refused(name):
+    value = {"k": 1}
+    for _ in range(40):
+        value = {"k": [value, value]}
+    with pytest.raises(ValueError, match=f"{name[-8:]}=.{{1,900}} is not accepted: it must be a value of at most"):
+        TrainingArguments(**{name: value})
+
+
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize(("settings", "said"), TOGETHER)
 def test_a_bad_combination_is_refused_with_both_names(settings, said):
