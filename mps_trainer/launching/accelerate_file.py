@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import MisconfigurationException
+from ..home import in_home
 from ..refusal import shown
 from .settings import PRECISIONS, LaunchSettings, checked
 
@@ -57,12 +59,16 @@ def is_accelerates(values: Mapping[Any, Any]) -> bool:
     return any(mark in values for mark in MARKS)
 
 
-def accelerate_file(environ: Mapping[str, str]) -> Path:
-    """Where Accelerate keeps its settings: the YAML file, or the JSON file of old where that is the only one."""
+def accelerate_file(environ: Mapping[str, str]) -> Path | None:
+    """Where Accelerate keeps its settings: the YAML file, or the JSON file of old where that is the only one.
+
+    None for a user without a home folder.
+    """
     home = environ.get("HF_HOME") or str(Path(environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
-    folder = Path(home).expanduser() / "accelerate"
-    old = folder / "default_config.json"
-    return folder / "default_config.yaml" if (folder / "default_config.yaml").is_file() or not old.is_file() else old
+    if (folder := in_home(Path(home) / "accelerate")) is None:
+        return None
+    new, old = folder / "default_config.yaml", folder / "default_config.json"
+    return new if os.path.isfile(new) or not os.path.isfile(old) else old
 
 
 def take_over(values: Mapping[Any, Any], where: str) -> TakenOver:

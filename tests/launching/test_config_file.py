@@ -100,6 +100,14 @@ def test_a_file_that_is_not_there_is_refused(tmp_path, name, says):
         load(tmp_path / name)
 
 
+def test_a_home_folder_of_somebody_else_has_no_settings(homes, monkeypatch):
+    def refused(self, *arguments, **settings):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.stat", refused)
+    assert in_force(None, homes) == InForce()
+
+
 def test_accelerates_file_is_not_written_over(tmp_path):
     (tmp_path / "c.yaml").write_text("distributed_type: NO")
     with pytest.raises(MisconfigurationException, match="Accelerate's"):
