@@ -162,6 +162,13 @@ def check_values(args: Any) -> None:
             raise refuse(name, value, _range_text(low, high))
         if isinstance(value, int) and value > _LARGEST:
             raise refuse(name, value, f"at most {_LARGEST}")
+    if args.dataloader_num_workers > (most := _most_workers()):
+        raise refuse(
+            "dataloader_num_workers",
+            args.dataloader_num_workers,
+            f"at most {most} here: four for each of the {os.cpu_count() or 1} processors, and {_FEWEST_AT_MOST} on a "
+            "small machine, because each is a Python process with its own memory",
+        )
     read_devices(args.devices)
     if args.max_steps > _LARGEST:
         raise refuse("max_steps", args.max_steps, f"at most {_LARGEST}")
@@ -174,6 +181,14 @@ def check_values(args: Any) -> None:
     for path in _with_parents(args.output_dir):
         if os.path.exists(path) and not os.path.isdir(path):
             raise refuse("output_dir", args.output_dir, f"a folder, or a new name for one; {path} is a file")
+
+
+_FEWEST_AT_MOST = 64  # workers that wait for a network or a disk may be many on few processors
+
+
+def _most_workers() -> int:
+    """Returns how many loading processes a slip of the finger cannot mean: they start until memory is used up."""
+    return max(_FEWEST_AT_MOST, 4 * (os.cpu_count() or 1))
 
 
 def check_combinations(args: Any) -> None:
