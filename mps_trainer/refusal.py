@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import reprlib
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 TRACEBACK = "MPS_TRAINER_TRACEBACK"  # set to 1: every refusal comes with its traceback
 WRONG_INPUT = 2  # the person who typed the command can put it right
@@ -58,6 +60,36 @@ def sentence(error: BaseException, longest: int = 400) -> str:
     """The message of a library's error as one line that ends in a full stop, or its type where it has none."""
     line = as_line(str(error), longest) or type(error).__name__
     return line if line.endswith(".") else line + "."
+
+
+def shown(value: Any) -> str:
+    """`value` as Python writes it, cut off in the middle where that is long.
+
+    A few lines of YAML can be a list of 2**30 numbers, and a number of 5000 digits cannot be written at all.
+    """
+    if isinstance(value, (dict, list, tuple, set)):
+        return _SHORT.repr(value)
+    text = _digits(value) if isinstance(value, int) else repr(value)
+    return text if len(text) <= 500 else f"{text[:100]}...{text[-50:]}"
+
+
+class _Short(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxlong, self.maxstring, self.maxother = 3, 100, 100, 100
+
+    def repr_int(self, value: int, level: int) -> str:
+        return as_line(_digits(value), self.maxlong)
+
+
+_SHORT = _Short()
+
+
+def _digits(number: int) -> str:
+    try:
+        return repr(number)
+    except ValueError:  # more digits than Python is willing to write
+        return f"<a number of {number.bit_length()} bits>"
 
 
 def _visible(text: str) -> Iterator[str]:

@@ -1,17 +1,97 @@
-"""Whether there is a terminal to draw on, and what native code writes to it."""
+"""Whether there is a terminal to draw on, what native code writes to it, and output that cannot be written."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 
 def on_terminal() -> bool:
     """Whether bars can be drawn: stderr is a terminal that moves its cursor, which one with TERM=dumb does not."""
-    return bool(sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb")
+    if sys.stderr is None or _is_closed(sys.stderr):
+        return False
+    return bool(sys.stderr.isatty() and os.environ.get("TERM") != "dumb")
+
+
+@contextlib.contextmanager
+def lost_output_ignored() -> Iterator[None]:
+    """Inside, what sys.stdout and sys.stderr cannot write is dropped, so that print, tqdm and logging raise nothing.
+
+    The reader of a pipe may be gone (`| head -1`, a `tee` that Ctrl-C has ended), the terminal closed, the disk full.
+    """
+    put: dict[str, LossyStream] = {}
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name, None)
+        if stream is not None and not isinstance(stream, LossyStream):
+            put[name] = LossyStream(stream)
+            setattr(sys, name, put[name])
+    try:
+        yield
+    finally:
+        for name, lossy in put.items():
+            lossy.flush()
+            # a tracker that has replaced `write` to see what is printed would see no more of it
+            if getattr(sys, name, None) is lossy and vars(lossy).keys() == {"stream"}:
+                setattr(sys, name, lossy.stream)
+
+
+class LossyStream:
+    """A text stream that drops what it cannot write; of another `stream` in all other respects."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["stream"], name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self.stream.write(text)
+        except (OSError, ValueError) as error:
+            self._drop(error)
+            return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        try:
+            self.stream.flush()
+        except (OSError, ValueError) as error:
+            self._drop(error)
+
+    def _drop(self, error: OSError | ValueError) -> None:
+        if isinstance(error, OSError):
+            if error.errno not in _PASSING:
+                let_go(self.stream)
+        elif not _is_closed(self.stream):
+            raise error  # text that has no encoding, for one
+
+
+_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EINTR)  # the next write may succeed
+
+
+def let_go(stream: Any) -> None:
+    """Points the descriptor of a stream that nobody reads to os.devnull: Python flushes it once more when it exits."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        number = stream.fileno()
+        null = os.open(os.devnull, os.O_WRONLY)
+        if null != number:
+            os.dup2(null, number)
+            os.close(null)
+
+
+def _is_closed(stream: Any) -> bool:
+    try:
+        return bool(getattr(stream, "closed", False))
+    except ValueError:  # detached
+        return True
 
 
 @contextlib.contextmanager
@@ -42,5 +122,5 @@ def without_lines(text: str) -> Iterator[None]:
 
 def _flush() -> None:
     if sys.stderr is not None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             sys.stderr.flush()

@@ -1,13 +1,14 @@
-"""Lines of native code that nobody asked for are kept from the terminal, and no others."""
+"""Lines of native code that nobody asked for are kept from the terminal; output that cannot be written is dropped."""
 
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 
 import pytest
 
-from mps_trainer.terminal import without_lines
+from mps_trainer.terminal import lost_output_ignored, on_terminal, without_lines
 
 
 def test_lines_with_the_text_never_come_and_others_come_afterwards(capfd):
@@ -38,3 +39,72 @@ def test_without_a_place_to_keep_lines_they_all_come(capfd, monkeypatch):
     with without_lines("not wanted"):
         os.write(2, b"not wanted\n")
     assert capfd.readouterr().err == "not wanted\n"
+
+
+def without_reader():
+    """A stream to a pipe whose reader is gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    return open(writer, "w")
+
+
+def test_what_a_pipe_without_a_reader_does_not_take_is_dropped(monkeypatch):
+    broken = [without_reader(), without_reader()]
+    monkeypatch.setattr(sys, "stdout", broken[0])
+    monkeypatch.setattr(sys, "stderr", broken[1])
+    with lost_output_ignored():
+        print("lost", flush=True)
+        print("lost", file=sys.stderr)
+        sys.stderr.writelines(["lost", "lost"])
+        assert sys.stdout.encoding == broken[0].encoding
+    assert [sys.stdout, sys.stderr] == broken
+    print("for nobody", flush=True)  # also by who has the stream itself
+    for stream in broken:
+        stream.close()  # raises where something is left that could not be written
+
+
+@pytest.mark.parametrize("end", ["close", "detach"])
+def test_what_a_closed_stream_does_not_take_is_dropped(monkeypatch, end):
+    stream = without_reader()
+    kept = getattr(stream, end)()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", stream)
+    with lost_output_ignored():
+        print("lost", flush=True)
+        assert not on_terminal()
+    assert not on_terminal()
+    assert kept is None or not kept.closed
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_a_full_disk_keeps_its_descriptor(monkeypatch):
+    stream = open("/dev/full", "w")  # noqa: SIM115
+    before = os.fstat(stream.fileno()).st_rdev
+    monkeypatch.setattr(sys, "stdout", stream)
+    with lost_output_ignored():
+        print("lost", flush=True)
+    assert os.fstat(stream.fileno()).st_rdev == before
+    with pytest.raises(OSError, match="No space left"):
+        stream.close()
+
+
+def test_other_errors_and_other_streams_stay(monkeypatch, capsys, tmp_path):
+    with open(tmp_path / "ascii", "w", encoding="ascii") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        with lost_output_ignored(), pytest.raises(UnicodeEncodeError):
+            print("é")
+    monkeypatch.setattr(sys, "stdout", None)
+    with lost_output_ignored():
+        print("nowhere")
+        assert sys.stdout is None
+        sys.stdout = mine = object()
+    assert sys.stdout is mine
+
+
+def test_a_tracker_that_replaces_write_keeps_what_it_sees(monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+    with lost_output_ignored():
+        sys.stdout.write = seen.append
+    print("metrics")
+    assert "".join(seen) == "metrics\n"

@@ -10,6 +10,7 @@ from glue_errors import UserError
 
 from mps_trainer.refusal import sentence
 
+MOST_BYTES = 1_000_000  # a real one has some 1,000
 SUFFIXES = (".json", ".yaml", ".yml")
 
 
@@ -25,7 +26,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     read = _read_json if path.suffix.lower() == ".json" else _read_yaml
     try:
-        config = read(path.read_bytes().decode("utf-8-sig"))
+        config = read(_bytes(path).decode("utf-8-sig"))
     except UserError as error:
         raise UserError(f"{path} cannot be read: {error}") from error
     except UnicodeDecodeError as error:
@@ -37,6 +38,14 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict) or not all(isinstance(name, str) for name in config):
         raise UserError(f"{path} is not a configuration: it must be a table of argument names and values.")
     return config
+
+
+def _bytes(path: Path) -> bytes:
+    with path.open("rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise UserError(f"it has more than {MOST_BYTES} bytes, which is no file of arguments.")
+    return content
 
 
 def _read_json(text: str) -> Any:
@@ -55,7 +64,9 @@ def _without_repetition(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 def _read_yaml(text: str) -> Any:
     import yaml
 
-    class Loader(yaml.SafeLoader):
+    from mps_trainer.yaml_loader import BoundedLoader
+
+    class Loader(BoundedLoader):
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             names = [self.construct_object(key, deep=True) for key, _ in node.value]
             _without_repetition([(str(name), None) for name in names])

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ..errors import MisconfigurationException, NotAnObjectError
+from ..refusal import shown
 
 
 @dataclass(eq=False)
@@ -41,7 +42,7 @@ class AcceleratorConfig:
         try:
             with open(json_file, encoding="utf-8") as file:
                 values = json.load(file)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise MisconfigurationException(
                 f"accelerator_config={os.fspath(json_file)!r} cannot be read: {error}."
             ) from error
@@ -53,7 +54,7 @@ class AcceleratorConfig:
         if not isinstance(values, dict) or not set(values) <= set(names):
             unknown = sorted(map(str, set(values) - set(names))) if isinstance(values, dict) else values
             raise MisconfigurationException(
-                f"{source} has {unknown!r}, and may have {', '.join(names)}. Leave it out."
+                f"{source} has {shown(unknown)}, and may have {', '.join(names)}. Leave it out."
             )
         for name, value in values.items():
             allowed: tuple[type, ...] = (bool, type(None)) if name == "dispatch_batches" else (bool,)
@@ -114,7 +115,7 @@ def _read(value: Any) -> Any:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
-            raise MisconfigurationException(f"accelerator_config={value!r} is not JSON: {error}.") from None
+            raise MisconfigurationException(f"accelerator_config={shown(value)} is not JSON: {error}.") from None
     if isinstance(value, dict):
         return AcceleratorConfig.from_dict(value)
     if isinstance(value, (str, os.PathLike)) and "\0" not in os.fspath(value) and os.fspath(value):
@@ -123,6 +124,6 @@ def _read(value: Any) -> Any:
     if all(hasattr(value, name) for name in names):
         return AcceleratorConfig.from_dict({name: getattr(value, name) for name in names})
     raise MisconfigurationException(
-        f"accelerator_config={value!r} is not accepted: it must be a dictionary, the path of a JSON file, or an "
+        f"accelerator_config={shown(value)} is not accepted: it must be a dictionary, the path of a JSON file, or an "
         "AcceleratorConfig."
     )

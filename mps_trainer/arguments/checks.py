@@ -9,7 +9,6 @@ import dataclasses
 import json
 import math
 import os
-import reprlib
 import types
 import typing
 from collections.abc import Callable, Iterable
@@ -17,6 +16,8 @@ from enum import Enum
 from typing import Any
 
 from ..devices.accelerators.base import read_devices
+from ..refusal import shown
+from ..size import MOST_ITEMS, is_too_large, parts_of_value
 from .accelerator_config import accelerator_config
 from .choices import (
     DebugOption,
@@ -119,22 +120,6 @@ def refuse(name: str, value: Any, accepted: str) -> ValueError:
     return ValueError(f"{name}={shown(value)} is not accepted: it must be {accepted}.")
 
 
-def shown(value: Any) -> str:
-    """`value` as Python writes it, cut off in the middle where that is long.
-
-    A few lines of YAML can be a list of 2**30 numbers, and a number of 5000 digits cannot be written at all.
-    """
-    if isinstance(value, (dict, list, tuple, set)):
-        short = reprlib.Repr()
-        short.maxlevel, short.maxlong, short.maxstring, short.maxother = 3, 100, 100, 100
-        return short.repr(value)
-    try:
-        text = repr(value)
-    except ValueError:  # more digits than Python is willing to write
-        return f"<a number of {value.bit_length()} bits>"
-    return text if len(text) <= 500 else f"{text[:100]}...{text[-50:]}"
-
-
 def coerce(args: Any, hints: dict[str, Any]) -> None:
     """Gives every field of `args` the type that its hint names, where the value has just one reading as that type.
 
@@ -142,6 +127,8 @@ def coerce(args: Any, hints: dict[str, Any]) -> None:
     """
     for name, hint in hints.items():
         value = getattr(args, name)
+        if is_too_large(value, parts_of_value):
+            raise refuse(name, value, f"a value of at most {MOST_ITEMS} items")
         if value is None and type(None) in typing.get_args(hint) and name != "accelerator_config":
             continue
         kind = _kind(hint)
@@ -175,6 +162,13 @@ def check_values(args: Any) -> None:
             raise refuse(name, value, _range_text(low, high))
         if isinstance(value, int) and value > _LARGEST:
             raise refuse(name, value, f"at most {_LARGEST}")
+    if args.dataloader_num_workers > (most := _most_workers()):
+        raise refuse(
+            "dataloader_num_workers",
+            args.dataloader_num_workers,
+            f"at most {most} here: four for each of the {os.cpu_count() or 1} processors, and {_FEWEST_AT_MOST} on a "
+            "small machine, because each is a Python process with its own memory",
+        )
     read_devices(args.devices)
     if args.max_steps > _LARGEST:
         raise refuse("max_steps", args.max_steps, f"at most {_LARGEST}")
@@ -187,6 +181,14 @@ def check_values(args: Any) -> None:
     for path in _with_parents(args.output_dir):
         if os.path.exists(path) and not os.path.isdir(path):
             raise refuse("output_dir", args.output_dir, f"a folder, or a new name for one; {path} is a file")
+
+
+_FEWEST_AT_MOST = 64  # workers that wait for a network or a disk may be many on few processors
+
+
+def _most_workers() -> int:
+    """Returns how many loading processes a slip of the finger cannot mean: they start until memory is used up."""
+    return max(_FEWEST_AT_MOST, 4 * (os.cpu_count() or 1))
 
 
 def check_combinations(args: Any) -> None:

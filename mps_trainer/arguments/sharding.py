@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import MisconfigurationException
+from ..refusal import shown
 from .choices import OptimizerNames
 
 logger = logging.getLogger(__name__)
@@ -151,7 +152,7 @@ def _read(value: Any) -> dict[str, Any]:
         return {}
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise MisconfigurationException(
-            f"{source} has {str(value)[:100]!r}, and should have a JSON object, such as "
+            f"{source} has {shown(value)}, and should have a JSON object, such as "
             '{"state_dict_type": "SHARDED_STATE_DICT"}.'
         )
     return _without_prefix(value)

@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 LOCK = ".mps_trainer.lock"
 _UNFINISHED = "tmp-checkpoint-"
 _REPLACED = ".replaced"
+_LEFT_OVER = re.compile(r"tmp-checkpoint-(?:([0-9]+)(\.replaced)?|removed-checkpoint-[0-9]+)")
 _FOLDER = re.compile(r"checkpoint-(\d+)")
 
 
@@ -154,18 +155,17 @@ def put_in_place(unfinished: str, folder: str) -> None:
 
 def is_left_over(name: str) -> bool:
     """Whether a name in an output folder is that of what a run that was killed had not finished writing."""
-    return name.startswith(_UNFINISHED) or name == LOCK
+    return _LEFT_OVER.fullmatch(name) is not None or name == LOCK
 
 
 def clear_left_overs(output_dir: str) -> None:
     """Removes checkpoints that a run which was killed had not finished; one that was to be replaced is put back."""
     if not os.path.isdir(output_dir):
         return
-    for name in sorted(name for name in os.listdir(output_dir) if name.startswith(_UNFINISHED)):
-        path = os.path.join(output_dir, name)
-        step = name.removeprefix(_UNFINISHED).removesuffix(_REPLACED)
-        folder = os.path.join(output_dir, f"checkpoint-{step}")
-        if name.endswith(_REPLACED) and step.isdigit() and not os.path.exists(folder):
+    for match in filter(None, map(_LEFT_OVER.fullmatch, sorted(os.listdir(output_dir)))):
+        path = os.path.join(output_dir, match[0])
+        folder = os.path.join(output_dir, f"checkpoint-{match[1]}")
+        if match[2] and not os.path.exists(folder):
             os.rename(path, folder)
             logger.warning("%s, which was about to be replaced when the run before this one ended, is back.", folder)
         else:

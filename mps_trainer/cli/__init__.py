@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from ..errors import MisconfigurationException
 from ..refusal import INTERRUPTED, refuse, refuse_unforeseen
+from ..terminal import let_go
 from ..version import __version__
 from . import check, config, doctor, env, example, launch, report, selftest, simulate
 from .completion import SHELLS, PrintCompletion
@@ -29,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MisconfigurationException as error:
         return refuse(NAME, error, arguments.failure)
     except BrokenPipeError:  # `mps-trainer doctor | head -1`: the reader has seen enough
-        sys.stderr.close()
+        let_go(sys.stdout)
         return 0
     except KeyboardInterrupt as interrupt:
         print(f"\n{NAME}: {str(interrupt) or 'interrupted.'}", file=sys.stderr)

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     try:
         with stop_at_first_step(arguments.batches):
-            status = run_script(arguments.script, arguments.arguments)
+            status = run_script(arguments.script, arguments.arguments, passing=(StepTraced,))
     except StepTraced as traced:
         print(traced.report.table(verbose=arguments.verbose))
         if arguments.json is not None:

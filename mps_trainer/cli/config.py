@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 from ..devices import DeviceRequest, gather_facts, resolve
 from ..errors import MisconfigurationException
 from ..launching.accelerate_file import accelerate_file
-from ..launching.config_file import InForce, check_target, in_force, load, user_file, write
+from ..launching.config_file import InForce, check_target, file_to_write, in_force, load, write
 from ..launching.environment import set_aside
 from ..launching.questions import questionnaire
 from ..launching.settings import DEFAULTS, NAMES, LaunchSettings
@@ -48,13 +47,13 @@ def run(arguments: argparse.Namespace) -> int:
             raise MisconfigurationException("--default writes settings, and show prints them. Leave one of them out.")
         print("\n".join(shown(in_force(arguments.config_file, os.environ), os.environ)))
         return 0
-    target = user_file(os.environ) if arguments.config_file is None else Path(arguments.config_file).expanduser()
+    target = file_to_write(arguments.config_file, os.environ)
     check_target(target)
     if arguments.default:
         chosen = _accelerates()
         settings = chosen.settings
     else:
-        chosen = load(target) if target.exists() else _accelerates()
+        chosen = load(target) if os.path.exists(target) else _accelerates()
         settings = _ask(chosen)
     write(settings, target)
     print(f"Written to {target}:")
@@ -64,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _accelerates() -> InForce:
     path = accelerate_file(os.environ)
-    if not path.is_file():
+    if path is None or not os.path.isfile(path):
         return InForce()
     found = load(path)
     print(f"Taken over from {path}: {', '.join(found.settings.given()) or 'nothing'}.")

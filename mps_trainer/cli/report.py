@@ -18,7 +18,6 @@ less to tell: its checkpoints know the curves, and no times.
 The exit status is 0, and 2 when a folder has no run or a file is damaged."""
 
 COMPARISON = "comparison.html"
-_HEAD = 1000  # characters in which a page of ours says that it is one
 
 
 def add_parser(commands: Any) -> None:
@@ -66,15 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check_target(path: str) -> None:
     """Raises MisconfigurationException for a file that is there and is no report."""
-    from ..reports.markup import GENERATOR
+    from ..reports.record import is_foreign
 
-    if not os.path.exists(path):
-        return
-    head = b""
-    if os.path.isfile(path):
-        with open(path, "rb") as file:
-            head = file.read(_HEAD)
-    if GENERATOR.encode() not in head:
+    if is_foreign(path):
         raise MisconfigurationException(
             f"{path} exists and is no report of mps_trainer. Name another file with --output, or remove it."
         )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import runpy
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,21 +68,72 @@ def check_script(path: str) -> None:
         raise MisconfigurationException(f"There is no file {path} to run. Name a Python script.")
 
 
-def run_script(path: str, arguments: list[str]) -> int:
-    """Run the file at `path` as the main program; its exit status, with its traceback printed if it raised."""
+def run_script(path: str, arguments: list[str], passing: tuple[type[BaseException], ...] = ()) -> int:
+    """Runs the file at `path` as the main program and returns its exit status, with its traceback if it raised.
+
+    Afterwards stdout and stderr are this program's own, whatever the script has done to them.
+
+    Args:
+        passing: exceptions of this package that end the script and are left to the caller.
+    """
     sys.argv = [path, *arguments]
     sys.path[0] = str(Path(path).resolve().parent)
     try:
-        runpy.run_path(path, run_name="__main__")
+        with own_streams():
+            runpy.run_path(path, run_name="__main__")
+    except passing:
+        raise
     except SystemExit as end:
         return exit_status(end)
     except KeyboardInterrupt as interrupt:
         print(str(interrupt) or "Interrupted.", file=sys.stderr)
         return INTERRUPTED
-    except Exception as error:
+    except BaseException as error:  # anything that a script raises is the script's
         print_traceback(error)
         return 1
     return 0
+
+
+@contextlib.contextmanager
+def own_streams() -> Iterator[None]:
+    """Puts sys.stdout and sys.stderr back at its end; one that was closed inside is opened again."""
+    kept = [(name, number, getattr(sys, name), _copy_of(number)) for name, number in (("stdout", 1), ("stderr", 2))]
+    try:
+        yield
+    finally:
+        for name, number, stream, copy in kept:
+            _flushes(getattr(sys, name, None))  # the script may have put one of its own there
+            if copy is None:  # it was closed before
+                setattr(sys, name, stream)
+            elif _flushes(stream) and _is_open(number):
+                setattr(sys, name, stream)
+                os.close(copy)
+            else:
+                os.dup2(copy, number)
+                os.close(copy)
+                setattr(sys, name, open(number, "w", buffering=1, errors="backslashreplace", closefd=False))  # noqa: SIM115
+
+
+def _copy_of(number: int) -> int | None:
+    try:
+        return os.dup(number)
+    except OSError:
+        return None
+
+
+def _is_open(number: int) -> bool:
+    try:
+        return bool(os.fstat(number))
+    except OSError:
+        return False
+
+
+def _flushes(stream: Any) -> bool:
+    try:
+        stream.flush()
+    except Exception:  # closed, None, its reader gone, or an object of the script's own
+        return False
+    return True
 
 
 def exit_status(end: SystemExit) -> int:

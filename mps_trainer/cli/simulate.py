@@ -46,7 +46,6 @@ def run(arguments: argparse.Namespace) -> int:
     device = activate(memory=arguments.memory, same_draws_as_cpu=arguments.same_draws_as_cpu)
     status = run_script(arguments.script, arguments.arguments)
     report = device.report()
-    sys.stdout.flush()
     print(report, file=sys.stderr)
     if arguments.json is not None:
         write_json(arguments.json, {"exit_status": status, **report.to_dict()})

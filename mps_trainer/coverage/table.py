@@ -117,7 +117,9 @@ def operator_table() -> OperatorTable:
     import torch
 
     build = (torch.version.git_version or "unknown")[:12]
-    path = cache_folder() / f"operators-{_FORMAT}-{torch.__version__}-{build}.json"
+    if (cache := cache_folder()) is None:
+        return parse_operator_table()
+    path = cache / f"operators-{_FORMAT}-{torch.__version__}-{build}.json"
     try:
         return OperatorTable.from_dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):

@@ -182,14 +182,11 @@ def _refuse_to_load() -> Any:
 def _report_facts(facts: MachineFacts, probes: Probes) -> dict[str, Any]:
     from ..cache import cache_folder
 
-    folder: str | None
     mac = facts.system == "Darwin"
     linux = facts.system == "Linux"
     versions = {package: probes.version_of(package) for package in PACKAGES}
-    try:
-        folder = str(cache_folder())
-    except RuntimeError:  # a user without a home folder
-        folder = None
+    cache = cache_folder()
+    folder = None if cache is None else str(cache)
     return {
         "chip": probes.sysctl_text("machdep.cpu.brand_string") if mac else probes.linux_chip() if linux else None,
         "model": probes.sysctl_text("hw.model") if mac else None,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import MisconfigurationException
+from ..home import in_home
+from ..refusal import shown
 from .settings import PRECISIONS, LaunchSettings, checked
 
 # A file with one of these is Accelerate's.
@@ -56,12 +59,16 @@ def is_accelerates(values: Mapping[Any, Any]) -> bool:
     return any(mark in values for mark in MARKS)
 
 
-def accelerate_file(environ: Mapping[str, str]) -> Path:
-    """Where Accelerate keeps its settings: the YAML file, or the JSON file of old where that is the only one."""
+def accelerate_file(environ: Mapping[str, str]) -> Path | None:
+    """Where Accelerate keeps its settings: the YAML file, or the JSON file of old where that is the only one.
+
+    None for a user without a home folder.
+    """
     home = environ.get("HF_HOME") or str(Path(environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
-    folder = Path(home).expanduser() / "accelerate"
-    old = folder / "default_config.json"
-    return folder / "default_config.yaml" if (folder / "default_config.yaml").is_file() or not old.is_file() else old
+    if (folder := in_home(Path(home) / "accelerate")) is None:
+        return None
+    new, old = folder / "default_config.yaml", folder / "default_config.json"
+    return new if os.path.isfile(new) or not os.path.isfile(old) else old
 
 
 def take_over(values: Mapping[Any, Any], where: str) -> TakenOver:
@@ -72,19 +79,19 @@ def take_over(values: Mapping[Any, Any], where: str) -> TakenOver:
     """
     place = values.get("compute_environment", "LOCAL_MACHINE")
     if place != "LOCAL_MACHINE":
-        return TakenOver(LaunchSettings(), {"compute_environment": f"{place} is another machine than this one"})
+        return TakenOver(LaunchSettings(), {"compute_environment": f"{_word(place)} is another machine than this one"})
     left: dict[str, str] = {}
     kind = values.get("distributed_type") or "NO"  # YAML makes false of the bare word
     if known := isinstance(kind, str) and kind in _DEVICES:
         device = _DEVICES[str(kind)]
     else:
-        device, left["distributed_type"] = None, f"{kind} is none of {', '.join(_DEVICES)}"
+        device, left["distributed_type"] = None, f"{_word(kind)} is none of {', '.join(_DEVICES)}"
     if _use_cpu(values, where):
         device = "cpu"
     for name, value in values.items():
-        why, changes_nothing = _OTHERS.get(name, _TPU if str(name).startswith("tpu_") else _UNKNOWN)
+        why, changes_nothing = _OTHERS.get(name, _TPU if _word(name).startswith("tpu_") else _UNKNOWN)
         if name not in _SAME and not changes_nothing(value):
-            left[str(name)] = why
+            left[_word(name)] = why
     precision = values.get("mixed_precision", "fp16" if values.get("fp16") is True else None)
     if isinstance(precision, str) and precision.lower() == "fp8":
         precision, left["mixed_precision"] = None, f"fp8 is none of {', '.join(PRECISIONS)}"
@@ -92,7 +99,7 @@ def take_over(values: Mapping[Any, Any], where: str) -> TakenOver:
     if count == -1:  # nobody has said
         count = None
     if not known and count not in (None, 1):
-        count, left["num_processes"] = None, f"{count} is of that distributed_type"
+        count, left["num_processes"] = None, f"{_word(count)} is of that distributed_type"
     settings = LaunchSettings(
         device=device,
         mixed_precision=checked("mixed_precision", precision, where),
@@ -101,8 +108,12 @@ def take_over(values: Mapping[Any, Any], where: str) -> TakenOver:
     return TakenOver(settings, left)
 
 
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else shown(value)
+
+
 def _use_cpu(values: Mapping[Any, Any], where: str) -> bool:
     asked = values.get("use_cpu")
     if asked not in (None, True, False):
-        raise MisconfigurationException(f"{where} has use_cpu: {asked!r}. use_cpu is true or false.")
+        raise MisconfigurationException(f"{where} has use_cpu: {shown(asked)}. use_cpu is true or false.")
     return bool(asked)

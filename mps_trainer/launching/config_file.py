@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MisconfigurationException
+from ..home import in_home, named
 from ..refusal import sentence
 from .accelerate_file import accelerate_file, is_accelerates, take_over
 from .settings import DEFAULTS, LaunchSettings, read_settings
@@ -28,20 +29,37 @@ class InForce:
     is_accelerates: bool = False
 
 
-def user_file(environ: Mapping[str, str]) -> Path:
-    """config.yaml in `mps_trainer` under $XDG_CONFIG_HOME, or under `~/.config`, on every system."""
-    return Path(environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "mps_trainer" / "config.yaml"
+def user_file(environ: Mapping[str, str]) -> Path | None:
+    """config.yaml in `mps_trainer` under $XDG_CONFIG_HOME, or under `~/.config`; None without a home folder."""
+    return in_home(Path(environ.get("XDG_CONFIG_HOME") or "~/.config") / "mps_trainer" / "config.yaml")
 
 
-def in_force(named: str | None, environ: Mapping[str, str]) -> InForce:
+def file_to_write(named_file: str | None, environ: Mapping[str, str]) -> Path:
+    """Returns the file that was named, or the user's.
+
+    Raises:
+        MisconfigurationException: if none was named and the user has no home folder.
+    """
+    if named_file is not None:
+        return named("--config_file", named_file)
+    if (path := user_file(environ)) is None:
+        raise MisconfigurationException(
+            "There is no place for the settings: HOME is not set, and this user has no home folder. Name a file: "
+            "`mps-trainer config --config_file FILE`, and the same for `mps-trainer launch`."
+        )
+    return path
+
+
+def in_force(named_file: str | None, environ: Mapping[str, str]) -> InForce:
     """The settings of the file that was named, else of the user's, else of Accelerate's, else none.
 
     Raises:
         MisconfigurationException: if the one that was named is not there, or one cannot be read or understood.
     """
-    if named is not None:
-        return load(Path(named).expanduser())
-    return next((load(path) for path in (user_file(environ), accelerate_file(environ)) if path.exists()), InForce())
+    if named_file is not None:
+        return load(named("--config_file", named_file))
+    places = (user_file(environ), accelerate_file(environ))
+    return next((load(path) for path in places if path is not None and os.path.exists(path)), InForce())
 
 
 def load(path: Path) -> InForce:
@@ -56,6 +74,8 @@ def load(path: Path) -> InForce:
 def _mapping(path: Path) -> Mapping[Any, Any]:
     import yaml  # not for --help
 
+    from ..yaml_loader import BoundedLoader
+
     try:
         with path.open("rb") as file:
             text = file.read(LARGEST + 1)
@@ -68,7 +88,7 @@ def _mapping(path: Path) -> Mapping[Any, Any]:
     if len(text) > LARGEST:
         raise MisconfigurationException(f"{path} has more than {LARGEST} bytes, which is no file of settings.")
     try:
-        values = yaml.safe_load(text.decode())
+        values = yaml.load(text.decode(), Loader=BoundedLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = getattr(error, "problem", None) or sentence(error)
         line = getattr(getattr(error, "problem_mark", None), "line", None)
@@ -90,7 +110,7 @@ def check_target(path: Path) -> None:
     Raises:
         MisconfigurationException: if settings cannot be written to `path`, or what is there is somebody else's.
     """
-    if path.exists():
+    if os.path.exists(path):  # Path.exists() raises where a folder above may not be read
         try:
             foreign = load(path).is_accelerates
         except MisconfigurationException as error:
@@ -108,7 +128,7 @@ def check_target(path: Path) -> None:
 
 
 def _first_that_exists(folder: Path) -> Path:
-    return next((one for one in (folder, *folder.parents) if one.exists()), folder)
+    return next((one for one in (folder, *folder.parents) if os.path.exists(one)), folder)
 
 
 def write(settings: LaunchSettings, path: Path) -> None:

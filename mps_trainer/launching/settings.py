@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import MisconfigurationException
-from ..refusal import as_line
+from ..refusal import as_line, shown
 
 DEVICES = ("auto", "mps", "cuda", "xpu", "cpu")
 PRECISIONS = ("no", "fp16", "bf16")
@@ -60,7 +60,7 @@ def read_settings(values: Mapping[Any, Any], where: str) -> LaunchSettings:
     """
     for name in values:
         if name not in NAMES:
-            near = difflib.get_close_matches(str(name), NAMES, n=1)
+            near = difflib.get_close_matches(_shown(name).strip("'"), NAMES, n=1)
             instead = f"Did you mean {near[0]}?" if near else f"There are {', '.join(NAMES)}."
             raise MisconfigurationException(f"{where} has the key {_shown(name)}, which is no setting. {instead}")
     return LaunchSettings(**{name: checked(name, value, where) for name, value in values.items()})
@@ -103,7 +103,7 @@ def _number(text: str, kind: Callable[[str], Any]) -> Any:
 
 
 def _shown(value: Any) -> str:
-    return as_line(repr(value), 60)
+    return as_line(shown(value), 60)
 
 
 def _one_of(words: tuple[str, ...]) -> Callable[[Any], Any]:

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..version import __version__
+from .record import GENERATOR
 from .summary import Row, Table, Tile
-
-GENERATOR = "mps_trainer report"
 
 # Whatever a page were to ask for, a browser does not fetch it.
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,10 @@ from ..errors import MisconfigurationException
 NAME = "run_record.json"
 PAGE = "report.html"
 FORMAT = 1
+GENERATOR = "mps_trainer report"  # the mark of a file that may be written over, in its first characters
+_MARKED = re.compile(
+    rf'{{"generator": "{GENERATOR}"|<!DOCTYPE html>.*<meta name="generator" content="{GENERATOR} ', re.S
+)
 
 KEPT_LOGS = 5000  # of the loss; a page has fewer pixels, and the file is written at each checkpoint
 KEPT_EVENTS = 1000
@@ -91,7 +96,7 @@ class RunRecord:
         values["history"] = thinned(self.history)
         values["sessions"] = [vars(session) for session in self.sessions]
         values["events"] = [vars(event) for event in _fewer_events(self.events)]
-        return {"format": FORMAT, **values}
+        return {"generator": GENERATOR, "format": FORMAT, **values}
 
     @classmethod
     def from_dict(cls, data: Any, source: str = NAME) -> RunRecord:
@@ -205,8 +210,18 @@ def write(record: RunRecord, folder: str) -> None:
 
 
 def replace(path: str, text: str) -> None:
-    """`text` in the file at `path`, which has the old one until the new one is whole. Raises OSError."""
-    unfinished = f"{path}.tmp"
+    """Writes `text` to the file at `path`, which has the old one until the new one is whole.
+
+    Raises:
+        MisconfigurationException: if there is a file that this package did not write.
+        OSError: if it cannot be written.
+    """
+    if is_foreign(path):
+        raise MisconfigurationException(
+            f"{path} was not written by mps_trainer, and is kept. Move it, and `mps-trainer report "
+            f"{os.path.dirname(path) or '.'}` writes the report."
+        )
+    unfinished = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{os.getpid()}.tmp")
     try:
         with open(unfinished, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
@@ -215,6 +230,17 @@ def replace(path: str, text: str) -> None:
         if os.path.exists(unfinished):
             os.remove(unfinished)
         raise
+
+
+def is_foreign(path: str) -> bool:
+    """Returns True if there is something at `path` that is neither a record nor a page of this package."""
+    if not os.path.lexists(path):
+        return False
+    try:
+        with open(path, encoding="utf-8") as file:
+            return _MARKED.match(file.read(1000)) is None
+    except (OSError, UnicodeDecodeError):
+        return True
 
 
 def is_recorded(folder: str) -> bool:

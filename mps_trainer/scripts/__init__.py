@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..devices.facts import process_number
 from ..errors import CheckpointError, MisconfigurationException, explanation_of
 from ..refusal import FAILED, INTERRUPTED, refuse, refuse_unforeseen
-from ..terminal import on_terminal
+from ..terminal import lost_output_ignored, on_terminal
 
 if TYPE_CHECKING:
     from ..training_args import TrainingArguments
@@ -28,6 +28,7 @@ _INTERRUPTED = (
 )
 
 
+@lost_output_ignored()
 def run(
     name: str, parse: Callable[[], tuple[Any, ...]], prepare: Callable[..., Any], do: Callable[[Any], None]
 ) -> int:

@@ -72,7 +72,12 @@ def _library() -> Path:
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.read_bytes())
     name = f"simulator-{torch.__version__}-{digest.hexdigest()[:16]}"
-    return cache_folder() / name / f"{MODULE}.so"
+    if (cache := cache_folder()) is None:
+        raise SimulatorUnavailableError(
+            "The simulated mps device is built in a cache folder, and this user has no home folder for one. Set "
+            "MPS_TRAINER_CACHE to a folder that can be written."
+        )
+    return cache / name / f"{MODULE}.so"
 
 
 @contextlib.contextmanager

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from ..errors import MisconfigurationException
+from ..refusal import shown
 from ..training_args import TrainingArguments
 
 
@@ -18,7 +21,7 @@ def enable_activation_checkpointing(model: nn.Module, args: TrainingArguments) -
     """Makes the model compute activations again in the backward pass, with the random numbers of the first time.
 
     Raises:
-        MisconfigurationException: if the model has no such switch.
+        MisconfigurationException: if the model has no such switch, or torch does not take the arguments.
     """
     # transformers 5 gave the method its new name on the way; both are in the supported range
     enable = getattr(model, "activation_checkpointing_enable", None) or getattr(
@@ -29,7 +32,49 @@ def enable_activation_checkpointing(model: nn.Module, args: TrainingArguments) -
             f"activation_checkpointing=True, but {type(model).__name__} has no gradient_checkpointing_enable(). "
             "Leave it out, or use torch.utils.checkpoint in the model's forward()."
         )
+    if str(enable.__module__).startswith("transformers."):  # a model of one's own may take other keys
+        check_keywords(args.activation_checkpointing_kwargs or {})
     enable(checkpoint_settings(args.activation_checkpointing_kwargs, args.device))
+
+
+def check_keywords(given: Any) -> None:
+    """Raises MisconfigurationException for keywords that torch.utils.checkpoint does not take, and for their values.
+
+    torch passes an unknown keyword on to the layer, which raises in the middle of the first step.
+    """
+    accepted = [
+        name for name in inspect.signature(checkpoint).parameters if name not in ("function", "args", "kwargs")
+    ]
+    accepted.append("preserve_rng_state")  # which torch takes out of its own kwargs
+    for name, value in given.items():
+        if name not in accepted:
+            raise MisconfigurationException(
+                f"activation_checkpointing_kwargs (gradient_checkpointing_kwargs) has {shown(name)}, which "
+                f"torch.utils.checkpoint does not take. It takes {', '.join(accepted)}."
+            )
+        wanted, is_right = _WANTED.get(name, ("", lambda value: True))
+        if not is_right(value):
+            raise MisconfigurationException(
+                f"activation_checkpointing_kwargs (gradient_checkpointing_kwargs) has {name}={shown(value)}, which "
+                f"must be {wanted}."
+            )
+    only = [name for name in ("context_fn", "debug") if given.get(name)]
+    if only and given.get("use_reentrant") in (True, None):
+        raise MisconfigurationException(
+            f"activation_checkpointing_kwargs (gradient_checkpointing_kwargs) has {only[0]}, which "
+            'torch.utils.checkpoint takes with use_reentrant=False alone. Add "use_reentrant": false.'
+        )
+
+
+_FLAG: tuple[str, Callable[[Any], bool]] = ("true or false", lambda value: isinstance(value, bool))
+_WANTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "use_reentrant": ("true or false", lambda value: value is None or isinstance(value, bool)),
+    "preserve_rng_state": _FLAG,
+    "debug": _FLAG,
+    "early_stop": _FLAG,
+    "determinism_check": ('"default" or "none"', lambda value: value in ("default", "none")),
+    "context_fn": ("a function, which a command line cannot give", callable),
+}
 
 
 def checkpoint_settings(given: Any, device: torch.device) -> dict[str, Any]:

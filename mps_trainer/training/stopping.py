@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -93,7 +94,8 @@ class Stopping:
             set_rng(rng)
             del loop.state.log_history[entries:]
         if control.should_log and loop.state.global_step > loop.meter.last_read_step:
-            loop.log(loop.grad_norm, loop.rate)
+            with contextlib.suppress(BrokenPipeError):  # Ctrl-C has ended the `tee` that a callback writes to
+                loop.log(loop.grad_norm, loop.rate)
         if control.should_evaluate or was_evaluating:
             self.due = ["evaluate", *(["save"] if control.should_save else [])]
         trainer._save_checkpoint(loop.model, loop.trial)

@@ -43,6 +43,7 @@ from ..distributed.folder import only_run_of_all_in, require_shared
 from ..errors import MisconfigurationException
 from ..guards.exhausted import PLACING, TRAINING, explained
 from ..guards.growth import make_guard
+from ..terminal import lost_output_ignored
 from ..training_args import TrainingArguments
 from . import model_files, validation
 from .accelerator import Accelerator
@@ -156,6 +157,7 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         self.fire("on_init_end")
         self._memory_tracker.stop_and_update_metrics()
 
+    @lost_output_ignored()
     def train(
         self,
         resume_from_checkpoint: str | bool | None = None,

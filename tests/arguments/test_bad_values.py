@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,8 @@ SINGLE = [
     ("save_total_limit", -1, "at least 0"),
     ("eval_accumulation_steps", 0, "at least 1"),
     ("dataloader_num_workers", -1, "at least 0"),
+    ("dataloader_num_workers", 1_000_000, "at most "),
+    ("dataloader_num_workers", 2**62, "at most "),
     ("ddp_timeout", 0, "between 1 and 1000000000"),
     ("ddp_timeout", 10**15, "between 1 and 1000000000"),
     ("seed", -1, "between 0 and 4294967295"),
@@ -170,6 +173,25 @@ def test_a_bad_value_is_refused_by_name(name, value, accepted):
     assert "\n" not in message
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lr_scheduler_kwargs",
+        "gradient_checkpointing_kwargs",
+        "fsdp_config",
+        "accelerator_config",
+        "run_name",
+        "devices",
+    ],
+)
+def test_a_value_that_a_few_aliases_of_yaml_make_huge_is_refused(name):
+    value = {"k": 1}
+    for _ in range(40):
+        value = {"k": [value, value]}
+    with pytest.raises(ValueError, match=f"{name[-8:]}=.{{1,900}} is not accepted: it must be a value of at most"):
+        TrainingArguments(**{name: value})
+
+
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize(("settings", "said"), TOGETHER)
 def test_a_bad_combination_is_refused_with_both_names(settings, said):
@@ -241,6 +263,15 @@ def test_a_value_with_one_reading_is_read(name, value, becomes):
     held = getattr(TrainingArguments(**{name: value}), name)
     assert held == becomes
     assert isinstance(held, type(becomes))
+
+
+def test_workers_are_bounded_by_the_processors(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 32)
+    assert TrainingArguments(dataloader_num_workers=128).dataloader_num_workers == 128
+    with pytest.raises(ValueError, match="at most 128 here: four for each of the 32 processors"):
+        TrainingArguments(dataloader_num_workers=129)
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert TrainingArguments(dataloader_num_workers=64).dataloader_num_workers == 64
 
 
 def test_a_home_folder_is_expanded(monkeypatch):

@@ -87,7 +87,7 @@ REFUSED = [
     ({"fsdp_config": "no/such.json"}, "fsdp_config='no/such.json' cannot be read: No such file or directory."),
     ({"fsdp_config": "{nothing"}, "fsdp_config is not JSON: "),
     ({"fsdp_config": "[1]"}, "cannot be read"),
-    ({"fsdp_config": [1]}, "fsdp_config has '[1]', and should have a JSON object, such as "),
+    ({"fsdp_config": [1]}, "fsdp_config has [1], and should have a JSON object, such as "),
     (
         {"fsdp_config": {"state_dict_typ": "x"}},
         "'state_dict_typ', which is no key of it. Did you mean state_dict_type?",

@@ -55,11 +55,12 @@ FORM = [
     as_yaml("tabs", "\tseed: 1\n", "c.yaml cannot be read"),
     as_yaml("an object of Python", "seed: !!python/object/apply:os.system ['touch ran']\n", "c.yaml cannot be read"),
     as_yaml("two documents", "---\nseed: 1\n", "c.yaml cannot be read"),
-    as_yaml("a list that doubles thirty times", _doubling(), "run_name="),
+    as_yaml("a list that doubles thirty times", _doubling(), "c.yaml cannot be read: its aliases expand to more than"),
 ]
 
 VALUES = [
     with_values("no such name", "learning_rat", learning_rat=1),
+    config("a file without end", "#" * 1_000_001, "more than 1000000 bytes", "c.yaml"),
     as_yaml("a number for a name", "7: 8\n", "c.yaml is not a configuration"),
     as_yaml("a list for a name", "[1, 2]: 8\n", "c.yaml"),
     with_values("text for a number", "learning_rate='fast' is not accepted", learning_rate="fast"),

@@ -109,6 +109,14 @@ RANGES = [
     flag("a seed below 0", "--seed", "-1", says="seed=-1 is not accepted"),
     flag("a seed of five thousand digits", "--seed", "9" * 5000, says="--seed"),
     flag("steps of five hundred digits", "--max_steps", "9" * 500, says="max_steps=999"),
+    flag(
+        "a million workers", "--dataloader_num_workers", "1000000", says="=1000000 is not accepted: it must be at most"
+    ),
+    flag(
+        "an unknown keyword of checkpointing",
+        *("--gradient_checkpointing", "--gradient_checkpointing_kwargs", '{"a": 1}'),
+        says="has 'a', which torch.utils.checkpoint does not take. It takes use_reentrant, ",
+    ),
     flag("workers below 0", "--dataloader_num_workers", "-2", says="dataloader_num_workers=-2 is not accepted"),
     flag("a beta of 1", "--adam_beta1", "1", says="adam_beta1=1.0 is not accepted"),
     flag("no log level", "--log_level", "shout", says="--log_level"),

@@ -66,9 +66,30 @@ def test_what_a_killed_run_had_not_finished_is_removed(make_checkpoint, tmp_path
     for name in ("tmp-checkpoint-10", "tmp-checkpoint-removed-checkpoint-3"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").write_text("half")
-    (tmp_path / "mine").mkdir()
     folders.clear_left_overs(str(tmp_path))
-    assert sorted(os.listdir(tmp_path)) == ["checkpoint-5", "mine"]
+    assert os.listdir(tmp_path) == ["checkpoint-5"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mine",
+        "tmp-checkpoint-notes",
+        "tmp-checkpoint-",
+        "tmp-checkpoint-5-mine",
+        "tmp-checkpoint-5.replaced.mine",
+        "tmp-checkpoint-removed",
+        "tmp-checkpoint-removed-mine",
+        "tmp-checkpoint-mine.replaced",
+        "tmp-checkpoint-\u0665",
+    ],
+)
+def test_a_folder_of_the_user_stays(tmp_path, name):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "notes.txt").write_text("mine")
+    folders.clear_left_overs(str(tmp_path))
+    assert (tmp_path / name / "notes.txt").read_text() == "mine"
+    assert not folders.is_left_over(name)
 
 
 def test_one_that_was_about_to_be_replaced_is_put_back(make_checkpoint, tmp_path, caplog):

@@ -81,6 +81,58 @@ def test_default_asks_nothing_and_looks_at_no_machine(home, monkeypatch, capsys)
     assert load(home.parents[2] / "sub" / "other.yaml").settings.device == "auto"
 
 
+@pytest.fixture
+def homeless(home, monkeypatch):
+    """An unknown user id without HOME, as under `docker run -u 54321`."""
+    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "HF_HOME", "MPS_TRAINER_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def unknown(user):
+        raise KeyError(user)
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    monkeypatch.setattr("pwd.getpwnam", unknown)
+
+
+def test_without_a_home_folder_there_is_no_file_and_config_asks_for_one(homeless, capsys, tmp_path):
+    assert cli.main(["config", "show"]) == 0
+    assert capsys.readouterr().out.startswith("No file of settings: the defaults.\n")
+    assert cli.main(["config", "--default"]) == 2
+    assert capsys.readouterr().err == (
+        "mps-trainer: error: There is no place for the settings: HOME is not set, and this user has no home folder. "
+        "Name a file: `mps-trainer config --config_file FILE`, and the same for `mps-trainer launch`.\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+    assert cli.main(["config", "--default", "--config_file", "own.yaml"]) == 0
+    assert load(tmp_path / "own.yaml").settings.device == "auto"
+    capsys.readouterr()
+    for command in ("config", "show"), ("config", "--default"):
+        assert cli.main([*command, "--config_file", "~/own.yaml"]) == 2
+        assert "~/own.yaml: there is no such home folder." in capsys.readouterr().err
+
+
+def test_launch_runs_a_script_without_a_home_folder(homeless, monkeypatch, tmp_path):
+    started = []
+    monkeypatch.setattr(cli.launch, "become", lambda words, environ: started.append(words))
+    monkeypatch.setattr(cli.launch, "torchrun", lambda *arguments: 0)
+    (tmp_path / "train.py").write_text("print(1)")
+    assert cli.main(["launch", "train.py"]) == 0
+    assert [words[-1] for words in started] == ["train.py"]
+
+
+def test_what_is_cached_does_without_a_home_folder(homeless, monkeypatch, capsys, tmp_path):
+    from mps_trainer.coverage import table
+    from mps_trainer.simulator import build
+
+    monkeypatch.setattr(table, "parse_operator_table", lambda: "parsed")
+    assert table.operator_table.__wrapped__() == "parsed"
+    with pytest.raises(build.SimulatorUnavailableError, match="Set MPS_TRAINER_CACHE"):
+        build._library()
+    assert cli.main(["doctor", "--json"]) in (0, 1)
+    assert '"cache_folder": null' in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
 ACCELERATES = """\
 compute_environment: LOCAL_MACHINE
 distributed_type: FSDP

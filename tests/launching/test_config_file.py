@@ -14,6 +14,11 @@ from mps_trainer.launching.settings import LaunchSettings
 SETTINGS = LaunchSettings("cpu", "no", True, 2, 0.5)
 
 
+# 9 lists of 9 lists ...: some hundred bytes that would be 9**12 numbers if they were written out
+LAUGHS = "a0: &a0 [1, 1]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 13))
+MERGED = "a0: &a0 {k0: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 30))
+
+
 @pytest.fixture
 def homes(tmp_path):
     return {"XDG_CONFIG_HOME": str(tmp_path / "config"), "HF_HOME": str(tmp_path / "hf")}
@@ -61,6 +66,13 @@ def test_a_file_without_a_word_says_nothing(tmp_path):
         (b"a: 2026-99-99", "no valid YAML: "),
         (b"a: !!python/object/apply:os.system ['touch ran']", "no valid YAML in line 1: "),
         (b"[" * 1500, "no valid YAML: "),
+        (LAUGHS.encode(), "no valid YAML: its aliases expand to more than "),
+        (MERGED.encode(), "no valid YAML: its aliases expand to more than "),
+        (f"? {{{LAUGHS.replace(chr(10), ', ')}}}\n: 1".encode(), "no valid YAML: its aliases expand to more than "),
+        (b"device: &a [*a]", "no valid YAML: its aliases expand to more than "),
+        (b"num_processes: 0x" + b"f" * 40_000, "has num_processes: <a number of 160000 bits>"),
+        (b"? 0x" + b"f" * 40_000 + b"\n: 1", "has the key <a number of 160000 bits>"),
+        (b"use_cpu: no\ndistributed_type: NO\nnum_processes: [0x" + b"f" * 40_000 + b"]", "<a number of 160000 bits>"),
         (b"- device\n- mps", "holds no settings, but a list"),
         (b"mps", "holds no settings, but a str"),
         (b"#" * 50_001, "more than 50000 bytes"),
@@ -86,6 +98,14 @@ def test_what_cannot_be_read_is_refused_and_stays(tmp_path, monkeypatch, content
 def test_a_file_that_is_not_there_is_refused(tmp_path, name, says):
     with pytest.raises(MisconfigurationException, match=says):
         load(tmp_path / name)
+
+
+def test_a_home_folder_of_somebody_else_has_no_settings(homes, monkeypatch):
+    def refused(self, *arguments, **settings):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.stat", refused)
+    assert in_force(None, homes) == InForce()
 
 
 def test_accelerates_file_is_not_written_over(tmp_path):

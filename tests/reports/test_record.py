@@ -8,7 +8,7 @@ import os
 import pytest
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.reports.record import NAME, RunRecord, read, replace, write
+from mps_trainer.reports.record import GENERATOR, NAME, RunRecord, read, replace, write
 from mps_trainer.reports.sources import record_of
 
 
@@ -20,7 +20,8 @@ def test_what_is_written_is_read_again(record, tmp_path):
 
 def test_a_file_that_could_not_be_written_leaves_the_one_before(tmp_path, monkeypatch):
     path = str(tmp_path / "file")
-    replace(path, "before")
+    before = json.dumps({"generator": GENERATOR})
+    replace(path, before)
 
     def full(source, target):
         raise OSError(28, "No space left on device")
@@ -29,7 +30,7 @@ def test_a_file_that_could_not_be_written_leaves_the_one_before(tmp_path, monkey
     with pytest.raises(OSError, match="No space left"):
         replace(path, "after")
     assert os.listdir(tmp_path) == ["file"]
-    assert (tmp_path / "file").read_text() == "before"
+    assert (tmp_path / "file").read_text() == before
 
 
 DAMAGE = {

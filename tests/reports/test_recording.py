@@ -121,7 +121,7 @@ def test_a_run_that_went_on_from_a_killed_one_says_so(report_of, tmp_path):
 
 def test_a_damaged_record_does_not_keep_a_run_from_going_on(report_of, tmp_path):
     report_of(**SAVING)
-    (tmp_path / "run" / NAME).write_text('{"format": 1, "name": [')
+    (tmp_path / "run" / NAME).write_text('{"generator": "mps_trainer report", "format": 1, "name": [')
     _, record = report_of(resume=True, max_steps=6, **SAVING)
     assert kinds(record)[0] == "resume"
     assert len(record["history"]) == 6 + 1
@@ -222,6 +222,34 @@ def test_a_report_that_cannot_be_written_is_a_line_and_the_run_goes_on(make_trai
     assert "No space left on device" in line
     assert "\n" not in line
     assert os.listdir(tmp_path / "run") == []
+
+
+@pytest.mark.parametrize("name", [NAME, PAGE])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "<html>mine, compared with `mps_trainer report`</html>",
+        '{"format": 1, "name": "mine", "outcome": {}}',
+        b"\xff\xfe",
+    ],
+)
+def test_a_file_of_the_user_is_kept_with_a_warning(make_trainer, tmp_path, caplog, name, text):
+    content = text if isinstance(text, bytes) else text.encode()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).write_bytes(content)
+    assert make_trainer(report=True, max_steps=4, **SAVING).train().global_step == 4
+    assert (tmp_path / "run" / name).read_bytes() == content
+    (line,) = [r.getMessage() for r in caplog.records if "is kept" in r.getMessage()]
+    assert f"{name} was not written by mps_trainer, and is kept. Move it, and `mps-trainer report " in line
+    assert [each for each in os.listdir(tmp_path / "run") if each.endswith(".tmp")] == []
+
+
+def test_a_folder_in_the_place_of_the_report_is_kept(make_trainer, tmp_path, caplog):
+    (tmp_path / "run" / PAGE).mkdir(parents=True)
+    make_trainer(report=True, max_steps=2).train()
+    assert (tmp_path / "run" / PAGE).is_dir()
+    assert "is kept" in caplog.text
 
 
 def test_a_report_that_fails_does_not_hide_why_the_run_failed(make_trainer, monkeypatch):

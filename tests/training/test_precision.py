@@ -86,6 +86,32 @@ def test_reentrant_checkpointing_on_mps_warns_of_wrong_gradients(make_trainer, d
     assert any("127676" in str(warning.message) for warning in caught) == (device == "mps")
 
 
+KEYWORDS = [
+    ({"a": 1}, "has 'a', which torch.utils.checkpoint does not take. It takes use_reentrant, "),
+    ({"use_reentrant": False, "function": 1}, "has 'function', which"),
+    ({"use_reentrant": "no"}, "has use_reentrant='no', which must be true or false"),
+    ({"use_reentrant": False, "determinism_check": "all"}, 'must be "default" or "none"'),
+    ({"use_reentrant": False, "context_fn": "f"}, "must be a function"),
+    ({"debug": True}, "has debug, which torch.utils.checkpoint takes with use_reentrant=False alone"),
+]
+
+
+@pytest.mark.parametrize(("given", "says"), KEYWORDS)
+def test_what_torch_does_not_take_of_checkpointing_is_refused_before_a_step(make_trainer, given, says):
+    config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    trainer = make_trainer(
+        {"model": BertForSequenceClassification(config), "train_dataset": [{"input_ids": [1, 2], "labels": 0}]},
+        max_steps=1,
+        gradient_checkpointing=True,
+        gradient_checkpointing_kwargs=given,
+    )
+    with pytest.raises(MisconfigurationException) as refused:
+        trainer.train()
+    assert says in str(refused.value)
+    assert "preserve_rng_state" in str(refused.value) or "'a'" not in str(refused.value)
+    assert trainer.state.global_step == 0
+
+
 def test_activation_checkpointing_of_a_model_without_it_is_refused(make_trainer):
     with pytest.raises(MisconfigurationException, match="Classifier has no gradient_checkpointing_enable"):
         make_trainer(max_steps=1, gradient_checkpointing=True).train()

@@ -1,0 +1,141 @@
+"""A run whose output cannot be written: its reader is gone, or the stream was closed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from transformers import TrainerCallback
+
+from mps_trainer.checkpoints.folders import find_checkpoints
+from tests import HUNG_AFTER
+from tests.conftest import accuracy
+from tests.guards.test_signals import default_handlers  # noqa: F401
+
+SETTINGS = {
+    "max_steps": 4,
+    "logging_steps": 1,
+    "eval_strategy": "steps",
+    "eval_steps": 2,
+    "save_strategy": "steps",
+    "save_steps": 2,
+}
+
+
+def without_reader():
+    reader, writer = os.pipe()
+    os.close(reader)
+    return open(writer, "w")
+
+
+def closed():
+    stream = without_reader()
+    stream.close()
+    return stream
+
+
+class Chatty(TrainerCallback):
+    """Writes at every event, as users' callbacks do."""
+
+    def on_log(self, args, state, control, **kwargs):
+        print("a log", flush=True)
+        print("a log", file=sys.stderr)
+        logging.getLogger("chatty").warning("a log")
+
+    on_step_end = on_evaluate = on_save = on_train_begin = on_train_end = on_prediction_step = on_log
+
+
+@pytest.mark.parametrize("stream", [without_reader, closed, lambda: None], ids=["no reader", "closed", "none"])
+@pytest.mark.parametrize("disable_tqdm", [False, True])
+def test_a_run_trains_to_its_end_without_output(make_trainer, monkeypatch, stream, disable_tqdm):
+    streams = {name: stream() for name in ("stdout", "stderr")}
+    for name, value in streams.items():
+        monkeypatch.setattr(sys, name, value)
+
+    def chatty(output):
+        print("metrics", flush=True)
+        return accuracy(output)
+
+    trainer = make_trainer({"callbacks": [Chatty()], "compute_metrics": chatty}, disable_tqdm=disable_tqdm, **SETTINGS)
+    assert trainer.train().global_step == 4
+    assert [os.path.basename(path) for path in find_checkpoints(trainer.args.output_dir)] == [
+        "checkpoint-2",
+        "checkpoint-4",
+    ]
+    assert {name: getattr(sys, name) for name in streams} == streams
+    for value in streams.values():
+        if value is not None:
+            value.close()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("own", [False, True], ids=["stdout", "a stream of the callback's own"])
+def test_a_signal_that_ends_the_reader_too_is_followed_by_a_save(make_trainer, monkeypatch, signum, own):
+    stream = without_reader()
+
+    class Tee(TrainerCallback):
+        """Until the signal comes there is a reader."""
+
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 3:
+                monkeypatch.setattr(sys, "stdout", stream)
+                os.kill(os.getpid(), signum)
+
+        def on_log(self, args, state, control, **kwargs):
+            if state.global_step == 3:
+                print("a log", file=stream if own else sys.stdout, flush=True)
+
+    trainer = make_trainer({"callbacks": [Tee()]}, **{**SETTINGS, "max_steps": 12})
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # taken back after the test
+    with pytest.raises((KeyboardInterrupt, SystemExit)) as ended:
+        trainer.train()
+    assert os.path.basename(find_checkpoints(trainer.args.output_dir)[-1]) == "checkpoint-3"
+    assert signum == signal.SIGTERM or "and saved" in str(ended.value)
+
+
+GLUE = (
+    "examples/text-classification/run_glue.py --task_name mrpc --embedded --do_train --do_eval --max_steps 12 "
+    "--logging_steps 1 --use_cpu --output_dir"
+)
+
+
+def here():
+    return {**os.environ, "PYTHONPATH": os.getcwd()}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("ends", ["| head -1", "2>&1 | head -1", "> >(exit 0) 2> >(exit 0)", ">&- 2>&-"])
+def test_the_example_trains_to_its_end_whoever_reads(tmp_path, ends):
+    command = f"set -o pipefail; {sys.executable} {GLUE} {tmp_path}/out {ends}"
+    result = subprocess.run(["bash", "-c", command], env=here(), capture_output=True, text=True, timeout=HUNG_AFTER)
+    assert (result.returncode, "BrokenPipe" in result.stderr) == (0, False), result.stderr
+    assert (tmp_path / "out" / "checkpoint-12").is_dir()
+    assert (tmp_path / "out" / "eval_results.json").is_file()
+
+
+@pytest.mark.integration
+def test_an_interrupt_that_ends_tee_as_well_saves(tmp_path):
+    words = GLUE.replace("--max_steps 12", "--max_steps 100000")
+    command = f"{sys.executable} {words} {tmp_path}/out 2>&1 | tee {tmp_path}/log"
+    run = subprocess.Popen(
+        ["bash", "-c", command],
+        start_new_session=True,
+        env=here(),
+        stdout=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    log, waited = tmp_path / "log", time.monotonic()
+    while not (log.exists() and "step 5/" in log.read_text()):
+        assert time.monotonic() - waited < HUNG_AFTER
+        time.sleep(0.1)
+    os.killpg(run.pid, signal.SIGINT)
+    run.wait(timeout=HUNG_AFTER)
+    while len(saved := list((tmp_path / "out").glob("checkpoint-*"))) == 0:  # bash does not wait for all
+        assert time.monotonic() - waited < HUNG_AFTER
+        time.sleep(0.1)
+    assert (saved[0] / "trainer_state.json").is_file()
