@@ -197,7 +197,7 @@ LISTED = [
     resume("a manifest of numbers", f"{MANIFEST} is damaged", write(MANIFEST, b'{"files": 3}'), listed=True),
     resume(
         "a manifest that leads out",
-        "is missing",
+        f"{MANIFEST} is damaged",
         write(MANIFEST, b'{"files": {"../../x": {"size": 1, "sha256": ""}}}'),
         listed=True,
     ),

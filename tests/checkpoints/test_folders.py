@@ -115,3 +115,22 @@ def test_the_best_is_kept_however_its_folder_is_spelled(make_checkpoint, tmp_pat
         make_checkpoint(step)
     folders.rotate(f"{tmp_path}//", 1, {str(tmp_path / "checkpoint-1"), f"{tmp_path}//checkpoint-3"}, set())
     assert sorted(os.listdir(tmp_path)) == ["checkpoint-1", "checkpoint-3"]
+
+
+@pytest.mark.parametrize(
+    "name", ["checkpoint-0004", "checkpoint-٩", "checkpoint-00", "checkpoint-4\n", "checkpoint-²", "checkpoint-+4"]
+)
+def test_only_the_packages_own_names_are_checkpoints(make_checkpoint, tmp_path, name):
+    whole = make_checkpoint(5)
+    (tmp_path / name).mkdir()
+    assert folders.step_of(str(tmp_path / name)) == -1
+    assert folders.find_checkpoints(str(tmp_path)) == [str(whole)]
+
+
+def test_a_run_beside_a_folder_with_a_similar_name_warns_of_nothing(make_trainer, tmp_path, caplog):
+    for name in ("checkpoint-0004", "checkpoint-٩"):
+        (tmp_path / "run" / name).mkdir(parents=True)
+    trainer = make_trainer(max_steps=3, save_strategy="steps", save_steps=1, save_total_limit=1)
+    trainer.train()
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
+    assert set(os.listdir(tmp_path / "run")) >= {"checkpoint-0004", "checkpoint-٩", "checkpoint-3"}
