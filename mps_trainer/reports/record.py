@@ -13,6 +13,7 @@ from ..errors import MisconfigurationException
 NAME = "run_record.json"
 PAGE = "report.html"
 FORMAT = 1
+LARGEST = 256 << 20  # bytes of a file that is read, as for those of a checkpoint
 
 KEPT_LOGS = 5000  # of the loss; a page has fewer pixels, and the file is written at each checkpoint
 KEPT_EVENTS = 1000
@@ -251,9 +252,12 @@ def read(folder: str) -> RunRecord:
 def load_json(path: str) -> Any:
     """Raises MisconfigurationException for what is not JSON, FileNotFoundError for what is not there."""
     try:
+        size = os.path.getsize(path)
+        if size > LARGEST:
+            raise damaged(path, f"it has {size:,} bytes, and {LARGEST:,} are the most that are read")
         with open(path, encoding="utf-8") as file:
             return json.load(file)
-    except FileNotFoundError:
+    except (FileNotFoundError, MisconfigurationException):
         raise
     except OSError as error:
         raise damaged(path, error.strerror or str(error)) from error

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.reports.record import NAME, RunRecord, read, replace, write
+from mps_trainer.reports.record import LARGEST, NAME, RunRecord, read, replace, write
 from mps_trainer.reports.sources import record_of
 
 
@@ -138,3 +138,14 @@ def test_a_folder_without_a_run_and_none_at_all_are_told(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(MisconfigurationException, match="is a file"):
         record_of(str(tmp_path / "file"))
+
+
+def test_a_record_that_is_too_large_is_refused_unread(tmp_path):
+    (tmp_path / NAME).touch()
+    os.truncate(tmp_path / NAME, LARGEST + 1)  # takes no space
+    with pytest.raises(MisconfigurationException, match="it has .* bytes"):
+        record_of(str(tmp_path))
+    os.remove(tmp_path / NAME)
+    os.mkfifo(tmp_path / NAME)
+    with pytest.raises(MisconfigurationException, match="There is no training run in"):
+        record_of(str(tmp_path))
