@@ -143,7 +143,7 @@ def test_a_folder_without_a_run_and_none_at_all_are_told(tmp_path):
 def test_a_record_that_is_too_large_is_refused_unread(tmp_path):
     (tmp_path / NAME).touch()
     os.truncate(tmp_path / NAME, LARGEST + 1)  # takes no space
-    with pytest.raises(MisconfigurationException, match="it has .* bytes"):
+    with pytest.raises(MisconfigurationException, match=r"it has .* bytes"):
         record_of(str(tmp_path))
     os.remove(tmp_path / NAME)
     os.mkfifo(tmp_path / NAME)
