@@ -143,7 +143,9 @@ class ProgressCallback(TransformersProgressCallback):
         step, parts = state.global_step, [f"step {state.global_step}/{state.max_steps}", f"epoch {state.epoch:.2f}"]
         speed = None
         if logs is not None:
-            parts += [text.format(logs[name]) for name, text in _SHOWN.items() if logs.get(name) is not None]
+            parts += [
+                text.format(logs[name]) for name, text in _SHOWN.items() if isinstance(logs.get(name), (int, float))
+            ]
             speed = self._speed_since_last_log(step)
         if self._steps is not None:
             parts.append(self._steps.clocks(step))

@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import stat
 from typing import Any
 
 import torch
 
 from ..errors import MisconfigurationException
 
+LARGEST_JSON = 256 << 20  # bytes: the log of two million steps
+MOST_VALUES = 10_000_000  # that many empty lists, the most that fit in these bytes, take 700 MB of memory
+
+
+def require_file(path: str, largest: int | None = None) -> None:
+    """Raises MisconfigurationException for what is no regular file, which reading might wait for, or is too large."""
+    try:
+        look = os.stat(path)
+    except (OSError, ValueError) as error:
+        raise damaged(path, error) from error
+    if not stat.S_ISREG(look.st_mode):
+        raise damaged(path, ValueError("it is not a regular file"))
+    if largest is not None and look.st_size > largest:
+        raise damaged(path, ValueError(f"it has {look.st_size:,} bytes, and {largest:,} are the most that are read"))
+
 
 def read_json(path: str) -> Any:
-    """Raises MisconfigurationException for a file that is not JSON."""
+    """Raises MisconfigurationException for a file that is not JSON, or too large to be a checkpoint's."""
+    require_file(path, LARGEST_JSON)
     try:
-        with open(path, encoding="utf-8") as file:
-            return json.load(file)
+        with open(path, "rb") as file:
+            data = file.read(LARGEST_JSON)
+        if data.count(b",") + data.count(b"[") + data.count(b"{") > MOST_VALUES:
+            raise ValueError(f"it has more than {MOST_VALUES:,} values")
+        return json.loads(data.decode("utf-8"))
     except (ValueError, OSError) as error:
         raise damaged(path, error) from error
     except RecursionError as error:
@@ -42,6 +63,7 @@ def read_tensors(path: str, allowed: list[Any] | None = None, required: list[str
     Raises:
         MisconfigurationException: for a file that is damaged, or that would run code when unpickled.
     """
+    require_file(path)
     try:
         with torch.serialization.safe_globals(allowed or []):
             value = torch.load(path, map_location="cpu", weights_only=True)
@@ -50,7 +72,7 @@ def read_tensors(path: str, allowed: list[Any] | None = None, required: list[str
             f"{path} is refused: it holds something other than tensors and plain values, which could run code when "
             "it is loaded, or it is damaged. Resume from another checkpoint."
         ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+    except Exception as error:  # an edited file takes the unpickler wherever it likes
         raise damaged(path, error) from error
     for name in required or []:
         if not isinstance(value, dict) or name not in value:
@@ -60,12 +82,12 @@ def read_tensors(path: str, allowed: list[Any] | None = None, required: list[str
 
 def read_safetensors(path: str) -> dict[str, torch.Tensor]:
     """Raises MisconfigurationException for a damaged file."""
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    require_file(path)
     try:
         return load_file(path)
-    except (SafetensorError, OSError, RuntimeError) as error:
+    except Exception as error:
         raise damaged(path, error) from error
 
 

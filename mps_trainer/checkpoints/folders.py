@@ -11,6 +11,7 @@ from ..errors import MisconfigurationException
 from . import manifest
 from .durable import flush
 from .manifest import STATE
+from .schema import shown
 
 logger = logging.getLogger(__name__)
 
@@ -18,7 +19,7 @@ LOCK = ".mps_trainer.lock"
 _UNFINISHED = "tmp-checkpoint-"
 _REPLACED = ".replaced"
 _LEFT_OVER = re.compile(r"tmp-checkpoint-(?:([0-9]+)(\.replaced)?|removed-checkpoint-[0-9]+)")
-_FOLDER = re.compile(r"checkpoint-(\d+)")
+_FOLDER = re.compile(r"checkpoint-(0|[1-9][0-9]*)")  # not 0004 and ٩, which int() takes for other folders' steps
 
 
 def checkpoint_folder(output_dir: str, step: int) -> str:
@@ -49,9 +50,16 @@ def checkpoint_to_resume(requested: str | bool | None, output_dir: str) -> str |
     """
     if requested is None or requested is False:
         return None
-    if requested is True or (str(requested).lower() == "true" and not os.path.exists(requested)):
+    if requested is True:
         return _newest_whole(output_dir)
-    folder = os.fspath(requested)
+    folder = os.fspath(requested) if isinstance(requested, os.PathLike) else requested
+    if not isinstance(folder, str) or not folder or "\0" in folder:
+        raise MisconfigurationException(
+            f"resume_from_checkpoint is {shown(requested)}, which is no folder. Give the path of a folder "
+            "checkpoint-<step>, or True for the newest one in output_dir."
+        )
+    if folder.lower() == "true" and not os.path.exists(folder):
+        return _newest_whole(output_dir)
     why = manifest.fault(folder)
     if why is None:
         return folder

@@ -5,18 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import stat
 import time
 import zipfile
 from typing import Any
 
 from ..errors import MisconfigurationException
 from .durable import flush
-from .files import read_object
+from .files import damaged, read_object
+from .schema import Kind, check, is_amount, is_count, is_size, or_none
+from .weights import is_weights, weight_files
 
 NAME = "manifest.json"
 STATE = "trainer_state.json"  # every checkpoint has one
 _VERSION = 1
-_MOST = 1 << 53  # times and numbers of saves are below; more would not come back from JSON as it was
+_LARGEST_HEADER = 100_000_000  # bytes, as safetensors has it
 _ARCHIVES = (".pt", ".pth", ".bin")  # what torch.save writes: a zip file
 _whole: dict[str, tuple] = {}  # folders found whole, as they were then: a large checkpoint is not read twice
 
@@ -51,23 +55,57 @@ def note_whole(folder: str) -> None:
 
 
 def written(folder: str) -> float | None:
-    """Returns when the manifest was written, in seconds since 1970; None if it does not say."""
+    """Returns when the manifest was written, in seconds since 1970; None if it does not say or is damaged."""
     when = _entry(folder, "written")
-    is_time = isinstance(when, (int, float)) and 0 <= when < _MOST
-    return float(when) if is_time else None
+    return None if when is None else float(when)
 
 
 def save_number(folder: str) -> int | None:
-    """Returns the number of the save; None if the manifest does not say, as those of earlier releases."""
-    number = _entry(folder, "save")
-    return number if type(number) is int and 0 < number < _MOST else None
+    """Returns the number of the save; None if the manifest is damaged or of a release without numbers."""
+    return _entry(folder, "save")
 
 
 def _entry(folder: str, name: str) -> Any:
     try:
-        return read_object(os.path.join(folder, NAME), [name])[name]
+        return read(folder).get(name)
     except (MisconfigurationException, OSError):
         return None
+
+
+def read(folder: str) -> dict[str, Any]:
+    """The manifest of `folder`.
+
+    Raises:
+        MisconfigurationException: for a file that is damaged, or that `write` cannot have written.
+    """
+    path = os.path.join(folder, NAME)
+    content = read_object(path, ["files"])
+    check(path, content, _VALUES)
+    if STATE not in content["files"]:
+        raise damaged(path, ValueError(f"it does not list {STATE}"))
+    for name in sorted(os.listdir(folder)):
+        if _IS_READ.fullmatch(name) and name not in content["files"]:
+            raise damaged(path, ValueError(f"it does not list {name}"))
+    if not any(map(is_weights, content["files"])) and (found := weight_files(folder)):
+        raise damaged(path, ValueError(f"it does not list {found[0]}"))
+    return content
+
+
+def converted(folder: str) -> str | None:
+    """How the files of the weights differ from those that were saved, as a clause; None if they do not."""
+    try:
+        listed = read(folder)["files"]
+        others = [name for name in weight_files(folder) if name not in listed]
+    except MisconfigurationException:
+        return None
+    if not others:
+        return None
+    before = [name for name in listed if is_weights(name) and not name.endswith(".index.json")]
+    return f"{_some(others)} took the place of {_some(before)}, and no checksum says that they are whole"
+
+
+def _some(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def fault(folder: str) -> str | None:
@@ -81,10 +119,13 @@ def fault(folder: str) -> str | None:
     if not os.path.isfile(os.path.join(folder, STATE)):
         return f"it has no {STATE}"
     try:
+        for name, path in _files(folder):
+            if not stat.S_ISREG(os.stat(path).st_mode):  # reading a pipe would wait for whoever writes to it
+                return f"{name} is not a regular file"
         now = _signature(folder)
         if _whole.get(folder) == now:
             return None
-        listed = os.path.isfile(os.path.join(folder, NAME))
+        listed = os.path.lexists(os.path.join(folder, NAME))
         found = _fault_of_listed(folder) if listed else _fault_of_unlisted(folder)
     except OSError as error:
         return f"{error.filename or folder} cannot be read: {error.strerror or error}"
@@ -118,19 +159,55 @@ def _signature(folder: str) -> tuple:
     return tuple((name, look.st_size, look.st_mtime_ns, look.st_ino) for name, look in looks)
 
 
+def _is_file(entry: Any) -> bool:
+    return (
+        isinstance(entry, dict)
+        and is_count(entry.get("size"))
+        and isinstance(entry.get("sha256"), str)
+        and _SHA256.fullmatch(entry["sha256"]) is not None
+    )
+
+
+def _are_files(files: Any) -> bool:
+    return isinstance(files, dict) and all(_is_inside(name) and _is_file(entry) for name, entry in files.items())
+
+
+def _is_inside(name: str) -> bool:
+    return "\0" not in name and not {"", ".", ".."}.intersection(name.split("/"))
+
+
+_SHA256 = re.compile("[0-9a-f]{64}")
+_IS_READ = re.compile(r"(optimizer|optimizer_rest|scheduler|scaler)\.pt|rng_state(_\d+)?\.pth|adapter_model\.\w+")
+_VALUES: dict[str, Kind] = {
+    "files": (_are_files, "a table of files"),
+    "step": (or_none(is_count), "a step"),
+    "save": (or_none(is_size), "the number of a save"),
+    "written": (or_none(is_amount), "a time"),
+}
+
+
 def _fault_of_listed(folder: str) -> str | None:
     try:
-        files = read_object(os.path.join(folder, NAME), ["files"])["files"]
-        wanted = {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in files.items()}
-    except (MisconfigurationException, AttributeError, KeyError, TypeError, ValueError):
+        files = read(folder)["files"]
+    except MisconfigurationException:
         return f"{NAME} is damaged"
-    for name, (size, digest) in wanted.items():
+    try:
+        weights = weight_files(folder)
+    except MisconfigurationException:
+        return "the index of the weights is damaged"
+    converted = [name for name in weights if name not in files]
+    for name in converted:
+        if (why := _fault_of_form(name, os.path.join(folder, name))) is not None:
+            return why
+    for name, entry in files.items():
         path = os.path.join(folder, *name.split("/"))
         if not os.path.isfile(path):
+            if converted and is_weights(name):
+                continue
             return f"{name} is missing"
-        if os.path.getsize(path) != size:
-            return f"{name} has {os.path.getsize(path):,} bytes instead of {size:,}"
-        if checksum(path) != digest:
+        if os.path.getsize(path) != entry["size"]:
+            return f"{name} has {os.path.getsize(path):,} bytes instead of {entry['size']:,}"
+        if checksum(path) != entry["sha256"]:
             return f"{name} is not what was saved: its checksum differs from the one in {NAME}"
     return None
 
@@ -143,9 +220,17 @@ def _fault_of_unlisted(folder: str) -> str | None:
             except MisconfigurationException:
                 return f"{name} is damaged"
             continue
-        is_cut_off = name.endswith(".safetensors") and not _is_whole_safetensors(path)
-        if is_cut_off or (name.endswith(_ARCHIVES) and not _is_whole_archive(path)):
-            return f"{name} is cut off or damaged"
+        if (why := _fault_of_form(name, path)) is not None:
+            return why
+    return None
+
+
+def _fault_of_form(name: str, path: str) -> str | None:
+    if not os.path.isfile(path):
+        return f"{name} is missing"
+    is_cut_off = name.endswith(".safetensors") and not _is_whole_safetensors(path)
+    if is_cut_off or (name.endswith(_ARCHIVES) and not _is_whole_archive(path)):
+        return f"{name} is cut off or damaged"
     return None
 
 
@@ -161,11 +246,11 @@ def _is_whole_safetensors(path: str) -> bool:
     size = os.path.getsize(path)
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if length > size - 8:
+        if length > min(size - 8, _LARGEST_HEADER):
             return False
         try:
             header: dict[str, Any] = json.loads(file.read(length))
             ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
             return size == 8 + length + max(ends, default=0)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
             return False

@@ -93,14 +93,26 @@ def _require_states(path: str, state: dict[str, Any]) -> None:
     """
     before = rng_state()
     try:
-        set_rng(state)
-        for name in NESTED:
-            if state.get(name) is not None:
-                set_rng(state[name])
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+        for each in (state, *(state[name] for name in NESTED if state.get(name) is not None)):
+            _require_place(each)
+            set_rng(each)
+    except Exception as error:
         raise damaged(path, ValueError(f"a generator refuses its state: {error}")) from error
     finally:
         set_rng(before)
+
+
+def _require_place(state: dict[str, Any]) -> None:
+    """Raises ValueError for what Python and NumPy take for a state without looking, and fail with later."""
+    following = state["python"][2]
+    if not (following is None or isinstance(following, float)):
+        raise ValueError("Python's next number is none")
+    name, keys, place = state["numpy"][:3]
+    if (name, len(keys)) != ("MT19937", _NUMPY_KEYS) or not 0 <= place <= _NUMPY_KEYS:
+        raise ValueError("NumPy's has no place among its numbers")  # it would read past them
+
+
+_NUMPY_KEYS = 624
 
 
 def set_rng(state: dict[str, Any]) -> None:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable
 from typing import Any
 
-from .files import damaged, read_object
+from .files import read_object
 from .folders import STATE
+from .schema import (
+    AMOUNT,
+    COUNT,
+    FLAG,
+    Kind,
+    check,
+    is_amount,
+    is_count,
+    is_number,
+    is_size,
+    is_text,
+    or_none,
+)
 
 
 def read_state(folder: str) -> dict[str, Any]:
@@ -19,50 +30,49 @@ def read_state(folder: str) -> dict[str, Any]:
     """
     path = os.path.join(folder, STATE)
     state = read_object(path, ["global_step", "epoch", "log_history"])
-    for name, (is_right, expected) in _VALUES.items():
-        if name in state and not is_right(state[name]):
-            raise damaged(path, ValueError(f"{name} is {str(state[name])[:50]!r}, and {expected} is expected"))
+    check(path, state, _VALUES)
     return state
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_size(value: Any) -> bool:
-    return _is_count(value) and value > 0
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_amount(value: Any) -> bool:
-    return _is_number(value) and math.isfinite(value) and value >= 0
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
+def entries_of(saved: Any) -> list[Any]:
+    """The states of the callbacks of one class: one, or a list where there were several."""
+    return saved if isinstance(saved, list) else [saved]
 
 
 def _is_history(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(entry, dict) for entry in value)
+    return isinstance(value, list) and all(isinstance(entry, dict) and _is_logged(entry) for entry in value)
 
 
-def _or_none(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: value is None or is_right(value)
+def _is_logged(entry: dict[str, Any]) -> bool:
+    if not all(is_amount(entry[name]) for name in ("step", "epoch") if entry.get(name) is not None):
+        return False
+    return all(is_number(value) or isinstance(value, bool) for value in entry.values() if isinstance(value, int))
 
 
-_COUNT = "a whole number of at least 0"
-_VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "global_step": (_is_count, _COUNT),
-    "epoch": (_or_none(_is_amount), "a number of at least 0"),
+def _are_callbacks(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        _is_callback(each) for saved in value.values() for each in entries_of(saved)
+    )
+
+
+def _is_callback(entry: Any) -> bool:
+    return isinstance(entry, dict) and all(isinstance(entry.get(name, {}), dict) for name in ("args", "attributes"))
+
+
+_STEPS: Kind = (or_none(is_amount), AMOUNT[1])
+_VALUES: dict[str, Kind] = {
+    "global_step": COUNT,
+    "epoch": (or_none(is_amount), AMOUNT[1]),
     "log_history": (_is_history, "a list of what was logged"),
-    "best_metric": (_or_none(_is_number), "a number"),
-    "best_model_checkpoint": (_or_none(_is_text), "a folder's name"),
-    "best_global_step": (_or_none(_is_count), _COUNT),
-    "train_batch_size": (_or_none(_is_size), "a whole number of at least 1"),
-    "total_flos": (_is_amount, "a number of at least 0"),
-    "num_input_tokens_seen": (_is_amount, "a number of at least 0"),
-    "stateful_callbacks": (_or_none(lambda value: isinstance(value, dict)), "a table of callbacks"),
+    "best_metric": (or_none(is_number), "a number"),
+    "best_model_checkpoint": (or_none(is_text), "a folder's name"),
+    "best_global_step": (or_none(is_count), COUNT[1]),
+    "train_batch_size": (or_none(is_size), "a whole number of at least 1"),
+    "total_flos": AMOUNT,
+    "num_input_tokens_seen": AMOUNT,
+    **dict.fromkeys(("max_steps", "logging_steps", "eval_steps", "save_steps", "num_train_epochs"), _STEPS),
+    **dict.fromkeys(("is_local_process_zero", "is_world_process_zero", "is_hyper_param_search"), FLAG),
+    "trial_name": (or_none(is_text), "a name"),
+    "trial_params": (or_none(lambda value: isinstance(value, dict)), "a table of parameters"),
+    "stateful_callbacks": (or_none(_are_callbacks), "a table of callbacks, each with args and attributes"),
 }

@@ -18,6 +18,7 @@ GENERATOR = "mps_trainer report"  # the mark of a file that may be written over,
 _MARKED = re.compile(
     rf'{{"generator": "{GENERATOR}"|<!DOCTYPE html>.*<meta name="generator" content="{GENERATOR} ', re.S
 )
+LARGEST = 256 << 20  # bytes of a file that is read, as for those of a checkpoint
 
 KEPT_LOGS = 5000  # of the loss; a page has fewer pixels, and the file is written at each checkpoint
 KEPT_EVENTS = 1000
@@ -118,15 +119,14 @@ class RunRecord:
         values["history"] = read_history(values.get("history", []))
         try:
             values["sessions"] = [_session(entry) for entry in values.get("sessions", [])]
-            values["events"] = [Event(**entry) for entry in values.get("events", [])]
-            if not all(is_finite(n) for e in values["events"] for n in (e.step, e.seconds, e.took)):
-                raise TypeError("an event has no step or time")
+            values["events"] = [_event(entry) for entry in values.get("events", [])]
         except (TypeError, ValueError) as error:
             raise ValueError(f"its sessions or events are not as they were written ({error})") from error
         return cls(**values, source=source)
 
 
 _NUMBER = (int, float)
+_YEAR_5000 = 95_617_584_000  # in seconds since 1970: a calendar ends
 # What the pages look into, by the part of the record that it is in. A value of another kind is taken for one that is
 # not known: the file may be of a later release, or somebody's who has written it by hand.
 _KINDS: dict[str, dict[str, Any]] = {
@@ -162,12 +162,23 @@ def _session(entry: Any) -> Session:
     numbers = (session.first_step, session.offset, session.begun, session.seconds)
     if not all(map(is_finite, numbers)) or not isinstance(session.marks, list):
         raise TypeError("a session has no step or time")
+    if not 0 <= session.begun < _YEAR_5000:
+        raise ValueError("a session began at no date")
     for mark in session.marks:
         if not isinstance(mark, list) or len(mark) <= RESIDENT or None in mark[: SECONDS + 1]:
             raise TypeError("a mark has no step or time")
         if not all(value is None or is_finite(value) for value in mark):
             raise TypeError("a mark has something other than numbers")
     return session
+
+
+def _event(entry: Any) -> Event:
+    event = Event(**entry)
+    if not all(map(is_finite, (event.step, event.seconds, event.took))):
+        raise TypeError("an event has no step or time")
+    if not isinstance(event.kind, str) or not isinstance(event.text, str):
+        raise TypeError("the kind or the text of an event is no text")
+    return event
 
 
 def is_number(value: Any) -> bool:
@@ -267,9 +278,12 @@ def read(folder: str) -> RunRecord:
 def load_json(path: str) -> Any:
     """Raises MisconfigurationException for what is not JSON, FileNotFoundError for what is not there."""
     try:
+        size = os.path.getsize(path)
+        if size > LARGEST:
+            raise damaged(path, f"it has {size:,} bytes, and {LARGEST:,} are the most that are read")
         with open(path, encoding="utf-8") as file:
             return json.load(file)
-    except FileNotFoundError:
+    except (FileNotFoundError, MisconfigurationException):
         raise
     except OSError as error:
         raise damaged(path, error.strerror or str(error)) from error

@@ -10,7 +10,7 @@ from .record import FINISHED, NAME, UNKNOWN, RunRecord, damaged, is_number, is_r
 
 # As checkpoints.manifest has them, which loads torch: a page is made without it.
 STATE = "trainer_state.json"
-_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+_CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 
 
 def record_of(folder: str) -> RunRecord:

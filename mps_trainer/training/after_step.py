@@ -72,7 +72,7 @@ class AfterStep(Evaluation):
                 f"metric_for_best_model={self.args.metric_for_best_model!r} is not among the metrics of the "
                 f"evaluation: {', '.join(sorted(metrics))}. Name one of them."
             )
-        return metrics[name]
+        return self.savable_logs.number(name, metrics[name])
 
     def _finalize_training(self, metrics: dict[str, float]) -> None:
         """Logs the metrics of the whole run, with the memory that it took if the arguments ask for it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from ..guards.callbacks import explain_callback
 from ..training_args import TrainingArguments
 from .accelerator import Accelerator
 from .events import StepEvents
+from .logged import SavableLogs, as_cell, plain
 from .masks import AttentionMasks
 from .precision import MixedPrecision
 
@@ -165,12 +167,23 @@ class TrainerBase:
             logs["epoch"] = self.state.epoch
         if self.args.include_num_input_tokens_seen != "no":
             logs.update(self.token_logs(start_time))
-        self.state.log_history.append({**logs, "step": self.state.global_step})
+        self.state.log_history.append({**self.savable_logs.of(logs), "step": self.state.global_step})
         self.fire("on_log", logs=logs)
 
     save_state = save_state
-    log_metrics = log_metrics
-    save_metrics = save_metrics
+
+    def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
+        """Prints metrics as a table, by the first process alone."""
+        shown = {name: plain(value) for name, value in metrics.items()}
+        log_metrics(self, split, {name: as_cell(value) for name, value in shown.items()})
+
+    def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True) -> None:
+        """Writes `<split>_results.json`, and all_results.json if `combined`, without what JSON cannot hold."""
+        save_metrics(self, split, self.savable_logs.of(metrics), combined)
+
+    @functools.cached_property
+    def savable_logs(self) -> SavableLogs:
+        return SavableLogs()
 
     # Processes
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..checkpoints import shards
+from ..checkpoints import schema, shards
 from ..checkpoints.belonging import require_belonging
 from ..checkpoints.files import damaged, read_tensors
 from ..checkpoints.folders import checkpoint_folder
@@ -111,33 +111,44 @@ def restore_progress(loop: TrainingLoop, folder: str) -> dict[str, Any] | None:
 
 def _position_of_all(saved: dict[str, Any] | None, folder: str, size: int) -> dict[str, Any]:
     """Where the loop stood; its loss the mean over those who made the checkpoint, if they were not as many as now."""
-    position, files = _position(saved, folder), files_of(folder)
+    position, files = position_of(saved, folder), files_of(folder)
     if not position or len(files) in (1, size):
         return position
-    made_by = [_position(read_rng(folder, rank, len(files)), folder) for rank in range(len(files))]
+    made_by = [position_of(read_rng(folder, rank, len(files)), folder) for rank in range(len(files))]
     sums = [each["sum"] for each in made_by if each]
     return {**position, "sum": sum(sums) / len(sums)}
 
 
-def _position(saved: dict[str, Any] | None, folder: str) -> dict[str, Any]:
+def position_of(saved: dict[str, Any] | None, folder: str) -> dict[str, Any]:
     """Where the loop stood; {} where the checkpoint does not say, as one that transformers wrote.
 
     Raises:
         MisconfigurationException: for what is no such place.
     """
     path, saved = os.path.join(folder, RNG_FILE), saved or {}
-    if isinstance(saved.get(ORDER_SEED, 0), bool) or not isinstance(saved.get(ORDER_SEED, 0), int):
-        raise damaged(path, ValueError(f"{ORDER_SEED} is no whole number"))
-    position = saved.get(LOOP, {})
-    if not isinstance(position, dict):
-        raise damaged(path, ValueError(f"{LOOP} is no table"))
-    for name in ("sum", "total", "first_step", "last_read_step") if position else ():
-        if not isinstance(position.get(name), (int, float)):
-            raise damaged(path, ValueError(f"{LOOP} has no number {name}"))
-    evaluated = position.get("evaluated", [])
-    if not isinstance(evaluated, list) or not all(isinstance(name, str) for name in evaluated):
-        raise damaged(path, ValueError(f"{LOOP} has no list of evaluations"))
+    schema.check(path, saved, {ORDER_SEED: (schema.is_seed, "a whole number")})
+    position: dict[str, Any] = saved.get(LOOP, {})
+    schema.check(path, position, _POSITION, within=LOOP)
+    of_epoch = ("batches", "epoch_has_ended") if "epoch" in position else ()
+    schema.check(path, position, {}, (*_OF_METER, *of_epoch) if position else (), within=LOOP)
     return position
+
+
+_OF_METER: tuple[str, ...] = ("sum", "total", "first_step", "last_read_step")
+_POSITION: dict[str, schema.Kind] = {
+    **dict.fromkeys(("sum", "total"), schema.NUMBER),
+    **dict.fromkeys(("first_step", "last_read_step", "epoch", "batches"), schema.COUNT),
+    "epoch_has_ended": schema.FLAG,
+    "due": (
+        lambda value: isinstance(value, list) and all(each in ("evaluate", "save") for each in value),
+        "a list of evaluate and save",
+    ),
+    "evaluated": (
+        lambda value: isinstance(value, list) and all(map(schema.is_text, value)),
+        "a list of the names of evaluations",
+    ),
+    AT_A_TIME: (schema.or_none(schema.is_size), "a whole number of at least 1"),
+}
 
 
 def restore_part(part: Any, folder: str, name: str) -> None:
@@ -157,8 +168,8 @@ def restore_part(part: Any, folder: str, name: str) -> None:
         if name == OPTIMIZER and not in_shards and any(map(is_shard, _parameters(part))):
             saved = parted_state(saved, part)
         part.load_state_dict(saved)
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+    except Exception as error:
+        why = f"it has no {error}" if isinstance(error, KeyError) else schema.first_line(error)
         raise MisconfigurationException(
             f"{path} does not belong to this run: {why}. Resume with the model and optimizer that it was saved from, "
             "or train from the beginning."

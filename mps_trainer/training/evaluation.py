@@ -18,7 +18,6 @@ from transformers.trainer_utils import (
     EvalLoopOutput,
     EvalPrediction,
     PredictionOutput,
-    denumpify_detensorize,
     speed_metrics,
 )
 
@@ -29,6 +28,7 @@ from ..distributed import absent_named
 from ..guards.exhausted import DeviceOutOfMemoryError, explained
 from ..guards.memory import free_unused
 from .loaders import Loaders
+from .logged import plain
 from .objective import Objective
 from .optimizer import set_mode
 from .predictions import Predictions, watching_for_last
@@ -286,7 +286,7 @@ class Evaluation(Loaders, Objective):
 
     def _named(self, metrics: Mapping[str, Any] | None, loss: float | None, prefix: str) -> dict[str, Any]:
         """Metrics as plain numbers under names that begin with `prefix`; the mean loss with them."""
-        named: dict[str, Any] = denumpify_detensorize(dict(metrics or {}))
+        named: dict[str, Any] = {str(name): plain(value) for name, value in dict(metrics or {}).items()}
         if loss is not None:
             named[f"{prefix}_loss"] = loss
         if self.model_preparation_time is not None:

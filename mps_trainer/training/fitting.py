@@ -129,7 +129,7 @@ def sizes_to_begin_with(trainer: Trainer, resume_from: str | None) -> tuple[int,
     if resume_from is None or not trainer.args.auto_find_batch_size:
         return asked, None
     found = read_state(resume_from).get("train_batch_size")
-    position = (read_rng(resume_from) or {}).get(checkpoint.LOOP, {})
+    position = checkpoint.position_of(read_rng(resume_from), resume_from)
     if checkpoint.AT_A_TIME in position:
         return asked, position[checkpoint.AT_A_TIME]
     return (asked if found is None else int(found)), None

@@ -14,8 +14,9 @@ from safetensors.torch import save_model
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..checkpoints import shards
-from ..checkpoints.files import read_object, read_safetensors, read_tensors
+from ..checkpoints import manifest, shards
+from ..checkpoints.files import damaged, read_safetensors, read_tensors
+from ..checkpoints.weights import WEIGHTS, weight_files
 from ..distributed.sharded import class_of, is_sharded
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
@@ -25,8 +26,6 @@ from .shards import is_shard
 
 logger = logging.getLogger(__name__)
 
-WEIGHTS = "model.safetensors"
-PICKLED_WEIGHTS = "pytorch_model.bin"
 ARGUMENTS = "training_args.bin"
 
 
@@ -116,9 +115,11 @@ def load_weights(model: nn.Module, folder: str) -> None:
     Raises:
         MisconfigurationException: if there are none, or they are another model's.
     """
-    if not _weight_files(folder) and has_adapters(folder):
+    if not weight_files(folder) and has_adapters(folder):
         load_adapters(model, folder)
         return
+    if (changed := manifest.converted(folder)) is not None:
+        logger.warning("The weights in %s were converted after they were saved: %s.", folder, changed)
     try:
         result = _put_shards(model, folder) if shards.has_shards(folder) else _put(model, _read_weights(folder))
     except RuntimeError as error:  # a shape that does not fit
@@ -151,26 +152,21 @@ def _put_shards(model: nn.Module, folder: str) -> Any:
     return nn.modules.module._IncompatibleKeys(missing, unknown)
 
 
-def _weight_files(folder: str) -> list[str]:
-    """Names of the files with the weights: safetensors, or what torch.save wrote of tensors alone."""
-    for name in (WEIGHTS, PICKLED_WEIGHTS):
-        if os.path.isfile(index := os.path.join(folder, f"{name}.index.json")):
-            return sorted(set(read_object(index, ["weight_map"])["weight_map"].values()))
-        if os.path.isfile(os.path.join(folder, name)):
-            return [name]
-    return []
-
-
 def _read_weights(folder: str) -> dict[str, torch.Tensor]:
     weights: dict[str, torch.Tensor] = {}
-    for name in _weight_files(folder) or [WEIGHTS]:
+    for name in weight_files(folder) or [WEIGHTS]:
         path = os.path.join(folder, name)
         if not os.path.isfile(path):
             raise MisconfigurationException(
                 f"{folder} is not a checkpoint with weights: it has no {name}. "
                 "Name a folder checkpoint-<step> that the Trainer wrote."
             )
-        weights.update(read_safetensors(path) if name.endswith(".safetensors") else read_tensors(path))
+        found = read_safetensors(path) if name.endswith(".safetensors") else read_tensors(path)
+        if not isinstance(found, dict) or not all(
+            isinstance(key, str) and torch.is_tensor(tensor) for key, tensor in found.items()
+        ):
+            raise damaged(path, ValueError("it holds something other than a model's weights"))
+        weights.update(found)
     return weights
 
 
@@ -178,7 +174,11 @@ def _load_by_library(model: Any, folder: str) -> bool:
     """Loads a transformers model by its own from_pretrained; False if that does not find every parameter either."""
     with _without_bars():
         kind: Any = class_of(model)
-        fresh, report = kind.from_pretrained(folder, config=model.config, output_loading_info=True)
+        try:
+            fresh, report = kind.from_pretrained(folder, config=model.config, output_loading_info=True)
+        except Exception as error:
+            logger.debug("from_pretrained does not load %s", folder, exc_info=error)
+            return False
     if any(report.get(kind) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")):
         return False
     _put(model, fresh.state_dict())

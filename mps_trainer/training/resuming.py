@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from transformers.trainer_callback import ExportableState, TrainerControl, TrainerState
 
 from ..checkpoints import folders
-from ..checkpoints.state import read_state
+from ..checkpoints.belonging import require_exported
+from ..checkpoints.files import damaged
+from ..checkpoints.state import entries_of, read_state
 from .base import TrainerBase
 
 logger = logging.getLogger(__name__)
@@ -47,7 +50,8 @@ class Resuming(TrainerBase):
     def _go_on_from(self, folder: str) -> None:
         """Makes `state` that of a checkpoint; warns of arguments that have changed, and of what is gone."""
         saved = read_state(folder)
-        known = {name: value for name, value in saved.items() if hasattr(self.state, name)}
+        fields = {field.name for field in dataclasses.fields(TrainerState)}
+        known = {name: value for name, value in saved.items() if name in fields}
         callbacks = known.pop("stateful_callbacks", None) or {}
         self.state = TrainerState(**{**known, "stateful_callbacks": None})
         best = self.state.best_model_checkpoint
@@ -68,21 +72,28 @@ class Resuming(TrainerBase):
             if self.state.train_batch_size is not None and not self.args.auto_find_batch_size:
                 compare_trainer_and_checkpoint_args(self.args, self.state)
         self.state.stateful_callbacks = callbacks
-        self._load_callback_state()
+        self._load_callback_state(os.path.join(folder, folders.STATE))
         self.state.stateful_callbacks = self.new_state().stateful_callbacks
 
-    def _load_callback_state(self) -> None:
-        """Gives callbacks the state that `state.stateful_callbacks` has of them, if the arguments ask for it."""
+    def _load_callback_state(self, path: str) -> None:
+        """Gives callbacks the state that `state.stateful_callbacks`, read from `path`, has of them, if asked to.
+
+        Raises:
+            MisconfigurationException: for a state that a callback does not take.
+        """
         if not self.args.restore_callback_states_from_checkpoint:
             return
         present = [*self.callback_handler.callbacks, self.control]
         for name, saved in self.state.stateful_callbacks.items():
-            entries = saved if isinstance(saved, list) else [saved]
             same = [part for part in present if isinstance(part, ExportableState) and type(part).__name__ == name]
             if not same:
                 of_transformers.warning(f"The checkpoint has the state of a callback {name}, which this run has not.")
-            for part, entry in zip(same, entries, strict=False):
-                again = type(part)(**entry.get("args", {}))
+            for part, entry in zip(same, entries_of(saved), strict=False):
+                try:
+                    require_exported(entry, part)
+                    again: Any = type(part)(**entry.get("args", {}))
+                except Exception as error:
+                    raise damaged(path, ValueError(f"{name} does not take its state: {error}")) from error
                 vars(again).update(entry.get("attributes", {}))
                 self._replace_callback(part, again)
 

@@ -179,7 +179,7 @@ class Saving(Resuming):
             self._save_optimizer_and_scheduler(folder)
             self._save_scaler(folder)
             self._save_rng_state(folder)
-        self.state.save_to_json(os.path.join(folder, folders.STATE))
+        self.savable_logs.save(self.state, os.path.join(folder, folders.STATE))
 
     def finish_save(self) -> None:
         """Waits for the checkpoint that is being written; raises what went wrong with it."""

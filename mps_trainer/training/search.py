@@ -173,7 +173,7 @@ class Search(TrainerBase):
         self.save_model(folder, _internal_call=True)
         if self.args.should_save:
             self.state.stateful_callbacks["TrainerControl"] = self.control.state()
-            self.state.save_to_json(os.path.join(folder, STATE))
+            self.savable_logs.save(self.state, os.path.join(folder, STATE))
             torch.save(self.optimizer.state_dict(), os.path.join(folder, "optimizer.pt"))
             torch.save(self.lr_scheduler.state_dict(), os.path.join(folder, "scheduler.pt"))
 

@@ -68,7 +68,7 @@ def write_together(trainer: Saving, unfinished: str, folder: str, step: int) -> 
             checkpoint.save_part(trainer.lr_scheduler, unfinished, checkpoint.SCHEDULER)
             trainer._save_scaler(unfinished)
             trainer._save_rng_state(unfinished)
-        trainer.state.save_to_json(os.path.join(unfinished, folders.STATE))
+        trainer.savable_logs.save(trainer.state, os.path.join(unfinished, folders.STATE))
         seal(unfinished, folder, step)
 
     why = None

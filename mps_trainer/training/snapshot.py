@@ -15,6 +15,7 @@ from ..checkpoints import folders
 from ..checkpoints.host import nbytes, on_host
 from ..devices.probes import physical_memory
 from . import checkpoint, model_files
+from .logged import SavableLogs
 
 if TYPE_CHECKING:
     from transformers.trainer_callback import TrainerState
@@ -34,6 +35,7 @@ class Snapshot:
     weights: dict[str, Any]
     parts: dict[str, Any]  # what torch.save writes, by the name of its file
     state: TrainerState
+    savable_logs: SavableLogs
 
     @classmethod
     def take(cls, trainer: Saving) -> Snapshot:
@@ -51,7 +53,8 @@ class Snapshot:
         state = copy.copy(trainer.state)
         state.log_history = list(state.log_history)
         state.stateful_callbacks = copy.deepcopy(state.stateful_callbacks)
-        return cls(trainer.model, trainer.tokenizer_to_save, copy.copy(trainer.args), held.pop("weights"), held, state)
+        weights, args = held.pop("weights"), copy.copy(trainer.args)
+        return cls(trainer.model, trainer.tokenizer_to_save, args, weights, held, state, trainer.savable_logs)
 
     def write(self, folder: str) -> None:
         """Writes the files that a checkpoint has; those that the Trainer's methods write."""
@@ -61,7 +64,7 @@ class Snapshot:
             model_files.save(model_files.Weights(self.weights), self.processing_class, self.args, folder)
         for name, part in self.parts.items():
             torch.save(part, os.path.join(folder, name))
-        self.state.save_to_json(os.path.join(folder, folders.STATE))
+        self.savable_logs.save(self.state, os.path.join(folder, folders.STATE))
 
 
 def may_be_taken(trainer: Any, own: type) -> bool:

@@ -187,21 +187,44 @@ def test_a_run_in_order_is_resumed_without_a_word(make_checkpoint, tmp_path, cap
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("save", [None, "3", 0, -1, 1 << 60, 2.0, True, [1]])
-def test_without_a_number_that_makes_sense_times_decide(make_checkpoint, tmp_path, save):
+def change(folder, **values) -> None:
+    path = folder / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def test_without_numbers_times_decide_and_without_times_steps(make_checkpoint, tmp_path):
+    """As in manifests of earlier releases, and checkpoints of transformers."""
     for step, when in ((2, 5000.0), (4, 4000.0)):
         folder = make_checkpoint(step)
-        write_time(folder, when)
-    path = folder / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "save": save}))
-    assert manifest.save_number(str(folder)) is None
+        change(folder, written=when)
+    change(folder, save=None)
+    assert folders.checkpoint_to_resume(True, str(tmp_path)) == str(tmp_path / "checkpoint-2")
+    change(folder, written=None)
+    assert folders.checkpoint_to_resume(True, str(tmp_path)) == str(tmp_path / "checkpoint-4")
+
+
+@pytest.mark.parametrize("values", [{"save": save} for save in ("3", 0, -1, 2.0, True, [1])])
+def test_a_number_that_makes_no_sense_is_damage(make_checkpoint, tmp_path, values):
+    make_checkpoint(2)
+    change(make_checkpoint(4), **values)
+    assert manifest.fault(str(tmp_path / "checkpoint-4")) == "manifest.json is damaged"
     assert folders.checkpoint_to_resume(True, str(tmp_path)) == str(tmp_path / "checkpoint-2")
 
 
-@pytest.mark.parametrize("when", ["now", 1e400, -1.0, 1 << 60, None])
-def test_without_times_that_make_sense_steps_decide(make_checkpoint, tmp_path, when):
-    for step in (4, 2):
-        folder = make_checkpoint(step)
-        path = folder / "manifest.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "save": None, "written": when}))
-    assert folders.checkpoint_to_resume(True, str(tmp_path)) == str(tmp_path / "checkpoint-4")
+@pytest.mark.parametrize(
+    "name", ["checkpoint-0004", "checkpoint-٩", "checkpoint-00", "checkpoint-4\n", "checkpoint-²", "checkpoint-+4"]
+)
+def test_only_the_packages_own_names_are_checkpoints(make_checkpoint, tmp_path, name):
+    whole = make_checkpoint(5)
+    (tmp_path / name).mkdir()
+    assert folders.step_of(str(tmp_path / name)) == -1
+    assert folders.find_checkpoints(str(tmp_path)) == [str(whole)]
+
+
+def test_a_run_beside_a_folder_with_a_similar_name_warns_of_nothing(make_trainer, tmp_path, caplog):
+    for name in ("checkpoint-0004", "checkpoint-٩"):
+        (tmp_path / "run" / name).mkdir(parents=True)
+    trainer = make_trainer(max_steps=3, save_strategy="steps", save_steps=1, save_total_limit=1)
+    trainer.train()
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
+    assert set(os.listdir(tmp_path / "run")) >= {"checkpoint-0004", "checkpoint-٩", "checkpoint-3"}

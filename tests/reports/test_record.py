@@ -8,7 +8,7 @@ import os
 import pytest
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.reports.record import GENERATOR, NAME, RunRecord, read, replace, write
+from mps_trainer.reports.record import GENERATOR, LARGEST, NAME, RunRecord, read, replace, write
 from mps_trainer.reports.sources import record_of
 
 
@@ -33,6 +33,17 @@ def test_a_file_that_could_not_be_written_leaves_the_one_before(tmp_path, monkey
     assert (tmp_path / "file").read_text() == before
 
 
+def of_event(**values):
+    event = {"kind": "begin", "step": 0, "seconds": 0.0, "text": "", "took": 0.0, **values}
+    return json.dumps({"format": 1, "name": "x", "outcome": {}, "events": [event]})
+
+
+def of_session(**values):
+    session = {"first_step": 0, "offset": 0, "begun": 0, "seconds": 1, "marks": [], **values}
+    return json.dumps({"format": 1, "name": "x", "outcome": {}, "sessions": [session]})
+
+
+OTHER = "its sessions or events are not as they were written"
 DAMAGE = {
     "no JSON": ("{", "it is not JSON"),
     "cut off": (json.dumps({"format": 1, "name": "x"})[:-5], "it is not JSON"),
@@ -49,6 +60,11 @@ DAMAGE = {
         '{"format": 1, "name": "x", "outcome": {}, "events": [{"what": 3}]}',
         "its sessions or events are not as they were written",
     ),
+    **{f"an event of kind {kind}": (of_event(kind=kind), OTHER) for kind in (3, None, [1], {"a": 1}, True)},
+    **{f"an event with text {text}": (of_event(text=text), OTHER) for text in (3, None, ["a"], {})},
+    **{f"an event at step {step}": (of_event(step=step), OTHER) for step in ("a", None, True, 10**400, float("nan"))},
+    **{f"a session of {begun} s": (of_session(begun=begun), OTHER) for begun in ("a", None, 1e30, -1e30, 10**400)},
+    "an event that is a list": ('{"format": 1, "name": "x", "outcome": {}, "events": [[]]}', OTHER),
     "a mark that is text": (
         '{"format": 1, "name": "x", "outcome": {}, "sessions": [{"first_step": 0, "offset": 0, "begun": 0, '
         '"seconds": 1, "marks": [["a", 1, 2, 3, 4, 5]]}]}',
@@ -123,3 +139,14 @@ def test_a_folder_without_a_run_and_none_at_all_are_told(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(MisconfigurationException, match="is a file"):
         record_of(str(tmp_path / "file"))
+
+
+def test_a_record_that_is_too_large_is_refused_unread(tmp_path):
+    (tmp_path / NAME).touch()
+    os.truncate(tmp_path / NAME, LARGEST + 1)  # takes no space
+    with pytest.raises(MisconfigurationException, match=r"it has .* bytes"):
+        record_of(str(tmp_path))
+    os.remove(tmp_path / NAME)
+    os.mkfifo(tmp_path / NAME)
+    with pytest.raises(MisconfigurationException, match="There is no training run in"):
+        record_of(str(tmp_path))

@@ -1,0 +1,47 @@
+"""The files of a checkpoint that hold the model's weights: one file, or an index and its parts."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from .files import damaged, read_object
+
+WEIGHTS = "model.safetensors"
+PICKLED_WEIGHTS = "pytorch_model.bin"
+_NAME = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")
+_SUFFIXES = (".safetensors", ".bin")
+
+
+def is_weights(name: str) -> bool:
+    """Returns True for the name of a file of weights, or of their index, as transformers writes them."""
+    return _NAME.fullmatch(name) is not None
+
+
+def weight_files(folder: str) -> list[str]:
+    """Names of the files with the weights: safetensors, or what torch.save wrote of tensors alone.
+
+    Raises:
+        MisconfigurationException: if they have an index that is damaged.
+    """
+    for name in (WEIGHTS, PICKLED_WEIGHTS):
+        if os.path.isfile(os.path.join(folder, name)):
+            return [name]
+        if os.path.lexists(index := os.path.join(folder, index_of(name))):
+            return _indexed(index)
+    return []
+
+
+def index_of(name: str) -> str:
+    return f"{name}.index.json"
+
+
+def _indexed(index: str) -> list[str]:
+    """The names in an index, none of which leads out of its folder."""
+    parts = read_object(index, ["weight_map"])["weight_map"]
+    if not isinstance(parts, dict) or not parts:
+        raise damaged(index, ValueError("its weight_map is no table of file names"))
+    for part in parts.values():
+        if not isinstance(part, str) or os.path.basename(part) != part or not part.endswith(_SUFFIXES):
+            raise damaged(index, ValueError("its weight_map has something other than names of files with weights"))
+    return sorted(set(parts.values()))

@@ -1,0 +1,95 @@
+"""Whatever is changed in a checkpoint: it is resumed from, or refused by an error of the package."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from mps_trainer import MisconfigurationException, Trainer, TrainingArguments
+from mps_trainer.checkpoints import manifest
+from tests import HUNG_AFTER
+from tests.conftest import Classifier, examples
+from tests.edits import mutate
+
+DATA = examples(16)
+KINDS = [
+    {"lr_scheduler_type": "linear", "optim": "adamw_torch"},
+    {"lr_scheduler_type": "cosine", "optim": "sgd"},
+    {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 1},
+]
+
+
+def make_trainer(folder: str, **settings: object) -> Trainer:
+    defaults = {"use_cpu": True, "disable_tqdm": True, "report": False, "report_to": "none", "logging_steps": 10}
+    torch.manual_seed(0)
+    args = TrainingArguments(folder, **{**defaults, "save_strategy": "no", **settings})
+    return Trainer(Classifier(), args, train_dataset=DATA, eval_dataset=DATA[:8])
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """One of each kind, after two steps."""
+    made = []
+    for number, kind in enumerate(KINDS):
+        folder = tmp_path_factory.mktemp(str(number))
+        make_trainer(str(folder), max_steps=2, **{**kind, "save_strategy": "steps", "save_steps": 2}).train()
+        made.append(folder / "checkpoint-2")
+    return made
+
+
+def check_any_edit(checkpoints, draw):
+    number = draw(st.integers(0, len(KINDS) - 1))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "checkpoint-2"
+        shutil.copytree(checkpoints[number], folder)
+        if draw(st.integers(0, 3)):
+            (folder / manifest.NAME).unlink()
+        for _ in range(draw(st.integers(1, 2))):
+            mutate(draw, folder)
+        before = looks(folder)
+        refusal = None
+        signal.alarm(HUNG_AFTER)
+        try:
+            how = draw(st.sampled_from([str(folder), True]))
+            trainer = make_trainer(name, max_steps=3, restore_callback_states_from_checkpoint=True, **KINDS[number])
+            trainer.train(resume_from_checkpoint=how)
+        except MisconfigurationException as error:
+            refusal = str(error)
+        finally:
+            signal.alarm(0)
+        if refusal is not None:
+            assert "\n" not in refusal
+            assert looks(folder) == before
+
+
+def looks(folder):
+    return sorted((path.name, os.lstat(path).st_mtime_ns, os.lstat(path).st_size) for path in folder.iterdir())
+
+
+quickly = {
+    "deadline": None,
+    "suppress_health_check": list(HealthCheck),
+    "database": None,
+    "phases": [Phase.generate],  # shrinking trains hundreds of times
+}
+
+
+@settings(max_examples=12, **quickly)
+@given(st.data())
+def test_any_edit_of_a_checkpoint_is_refused_or_resumed_from(checkpoints, data):
+    check_any_edit(checkpoints, data.draw)
+
+
+@pytest.mark.acceptance
+@settings(max_examples=2000, **quickly)
+@given(st.data())
+def test_any_of_many_edits_of_a_checkpoint_is_refused_or_resumed_from(checkpoints, data):
+    check_any_edit(checkpoints, data.draw)

@@ -1,0 +1,422 @@
+"""Checkpoints that somebody edited: each is resumed from or refused in one line, and nothing saved is touched."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import torch
+from transformers import EarlyStoppingCallback
+
+from mps_trainer import MisconfigurationException
+from mps_trainer.checkpoints import files, manifest
+from mps_trainer.checkpoints.folders import checkpoint_to_resume
+
+STATE, OPTIMIZER, SCHEDULER, RNG = "trainer_state.json", "optimizer.pt", "scheduler.pt", "rng_state.pth"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+HUGE = 10**400
+
+
+@pytest.fixture
+def saved(make_trainer):
+    """A checkpoint without the manifest that would catch each change."""
+    trainer = make_trainer(max_steps=2, save_strategy="steps", save_steps=2)
+    trainer.train()
+    folder = os.path.join(trainer.args.output_dir, "checkpoint-2")
+    os.remove(os.path.join(folder, manifest.NAME))
+    return folder
+
+
+@pytest.fixture
+def refused(make_trainer, saved):
+    """Resumes from the checkpoint and returns the message of the refusal."""
+
+    def refuse(trainer=None, **settings):
+        before = contents(saved)
+        with pytest.raises(MisconfigurationException) as error:
+            make_trainer(trainer, max_steps=4, **settings).train(resume_from_checkpoint=saved)
+        assert "\n" not in str(error.value)
+        assert contents(saved) == before
+        return str(error.value)
+
+    return refuse
+
+
+def contents(folder):
+    paths = [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
+    return {path: manifest.checksum(path) for path in paths if os.path.isfile(path)}
+
+
+def edit_json(folder, name=STATE, **values):
+    path = os.path.join(folder, name)
+    with open(path) as file:
+        content = json.load(file)
+    with open(path, "w") as file:
+        json.dump({**content, **values}, file)
+
+
+def edit_tensors(folder, name, change):
+    path = os.path.join(folder, name)
+    held = torch.load(path, weights_only=False)
+    change(held)
+    torch.save(held, path)
+
+
+def put(*path, value):
+    """Puts `value` where the keys in `path` lead."""
+
+    def change(held):
+        *way, last = path
+        for key in way:
+            held = held[key]
+        held[last] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("epoch", [0]),
+        ("epoch", "first"),
+        ("epoch", -1),
+        ("epoch", HUGE),
+        ("batches", "two"),
+        ("batches", 1.5),
+        ("due", 5),
+        ("due", "evaluate"),
+        ("due", ["delete"]),
+        ("epoch_has_ended", "no"),
+        ("examples_at_a_time", 0),
+        ("examples_at_a_time", "many"),
+        ("sum", HUGE),
+        ("sum", True),
+        ("total", torch.zeros(2)),
+        ("first_step", -1),
+        ("last_read_step", 1.5),
+        ("last_read_step", float("nan")),
+    ],
+    ids=lambda value: f"{value!s:.12}",
+)
+def test_a_loop_position_of_the_wrong_type_is_refused(refused, saved, name, value):
+    edit_tensors(saved, RNG, put("loop", name, value=value))
+    message = refused(auto_find_batch_size=True)
+    assert f"{RNG} is damaged" in message
+    assert name in message
+
+
+def test_a_loop_position_without_its_batches_is_refused(refused, saved):
+    edit_tensors(saved, RNG, lambda held: held["loop"].pop("batches"))
+    assert "loop has no batches" in refused()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (put("order_seed", value=HUGE), "order_seed"),
+        (put("python", value=(3, (HUGE,) * 625, None)), "generator"),
+        (put("python", value=(3, (1,) * 625, "x")), "generator"),
+        (put("numpy", value={"bit_generator": "MT19937"}), "generator"),
+        (put("numpy", value=("MT19937", torch.zeros(624), 10**6, 0, 0.0)), "generator"),
+        (put("cpu", value=None), "generator"),
+        (put("loop", value=[]), "loop"),
+    ],
+)
+def test_generators_that_do_not_take_their_states_are_refused(refused, saved, change, says):
+    edit_tensors(saved, RNG, change)
+    message = refused()
+    assert f"{RNG} is damaged" in message
+    assert says in message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("global_step", HUGE),
+        ("epoch", HUGE),
+        ("total_flos", HUGE),
+        ("total_flos", float("inf")),
+        ("num_input_tokens_seen", HUGE),
+        ("best_metric", HUGE),
+        ("best_global_step", HUGE),
+        ("train_batch_size", HUGE),
+        ("max_steps", "many"),
+        ("save_steps", []),
+        ("eval_steps", "x"),
+        ("trial_params", 3),
+        ("is_hyper_param_search", "yes"),
+        ("best_model_checkpoint", "a\0b"),
+        ("log_history", [{"step": HUGE}]),
+        ("stateful_callbacks", {"TrainerControl": 5}),
+        ("stateful_callbacks", {"TrainerControl": [5]}),
+        ("stateful_callbacks", {"TrainerControl": {"args": [1], "attributes": {}}}),
+        ("stateful_callbacks", {"TrainerControl": {"args": {}, "attributes": "x"}}),
+    ],
+    ids=lambda value: f"{value!s:.30}",
+)
+def test_a_state_with_a_value_of_the_wrong_kind_is_refused(refused, saved, name, value):
+    edit_json(saved, **{name: value})
+    message = refused()
+    assert f"{STATE} is damaged" in message
+    assert name in message
+    assert len(message) < 600
+
+
+def test_a_state_with_the_name_of_a_method_is_resumed_from(make_trainer, saved):
+    edit_json(saved, save_to_json=5, compute_steps=[], unknown={})
+    assert make_trainer(max_steps=4).train(resume_from_checkpoint=saved).global_step == 4
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"args": {"unknown": 1}, "attributes": {}},
+        {"args": {"early_stopping_patience": "x"}, "attributes": {}},
+        {"args": {"early_stopping_patience": HUGE}, "attributes": {}},
+        {"args": {}, "attributes": {"on_evaluate": 5}},
+        {"args": {}, "attributes": {"__class__": 5}},
+        {"args": {}, "attributes": {"early_stopping_patience_counter": "x"}},
+        {"args": {}, "attributes": {"early_stopping_patience_counter": None}},
+    ],
+    ids=str,
+)
+def test_the_state_of_a_callback_that_it_does_not_take_is_refused(refused, saved, entry):
+    edit_json(saved, stateful_callbacks={"EarlyStoppingCallback": entry})
+    message = refused(
+        {"callbacks": [EarlyStoppingCallback(2)]},
+        restore_callback_states_from_checkpoint=True,
+        eval_strategy="steps",
+        eval_steps=1,
+        metric_for_best_model="loss",
+        load_best_model_at_end=True,
+        save_strategy="steps",
+        save_steps=1,
+    )
+    assert f"{STATE} is damaged" in message
+    assert "EarlyStoppingCallback" in message
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        put("step", value=5),
+        put("get_lr", value="x"),
+        put("state_dict", value=None),
+        put("optimizer", value={}),
+        put("__class__", value=1),
+        put("_initial_step", value=None),
+        put("last_epoch", value=HUGE),
+        put("last_epoch", value=float("inf")),
+        put("last_epoch", value=-5),
+        put("_step_count", value=None),
+        put("base_lrs", value=[HUGE]),
+        put("base_lrs", value=[float("nan")] * 2),
+        put("_last_lr", value=["x", "y"]),
+        put("_last_lr", value=torch.zeros(2)),
+        put("lr_lambdas", value=[{}]),
+        put("lr_lambdas", value=[{"func": 3}, 5]),
+        put("lr_lambdas", value=None),
+    ],
+    ids=range(17),
+)
+def test_a_schedule_that_would_break_the_run_is_refused(refused, saved, change):
+    edit_tensors(saved, SCHEDULER, change)
+    assert f"{SCHEDULER} does not belong to this run" in refused()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        ("cosine_warmup_with_min_lr", "lr_lambdas", [{"keywords": 1}] * 2),
+        ("reduce_lr_on_plateau", "best", "x"),
+        ("reduce_lr_on_plateau", "patience", HUGE),
+        ("reduce_lr_on_plateau", "_is_better", 5),
+        ("reduce_lr_on_plateau", "mode", "sideways"),
+        ("reduce_lr_on_plateau", "min_lrs", [0]),
+        ("reduce_lr_on_plateau", "cooldown_counter", None),
+    ],
+)
+def test_a_schedule_of_another_kind_that_would_break_the_run_is_refused(make_trainer, tmp_path, kind, name, value):
+    settings = {
+        "lr_scheduler_type": kind,
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "metric_for_best_model": "loss",
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "output_dir": str(tmp_path / kind),
+    }
+    if kind.endswith("min_lr"):
+        settings["lr_scheduler_kwargs"] = {"min_lr": 1e-6}
+    make_trainer(max_steps=1, **settings).train()
+    folder = str(tmp_path / kind / "checkpoint-1")
+    os.remove(os.path.join(folder, manifest.NAME))
+    assert make_trainer(max_steps=2, **settings).train(resume_from_checkpoint=folder).global_step == 2
+    edit_tensors(folder, SCHEDULER, put(name, value=value))
+    with pytest.raises(MisconfigurationException, match=r"scheduler\.pt does not belong to this run"):
+        make_trainer(max_steps=4, **settings).train(resume_from_checkpoint=folder)
+
+
+def sparse(tensor):
+    return torch.zeros_like(tensor).to_sparse()
+
+
+def each_momentum(make):
+    def change(held):
+        for state in held["state"].values():
+            state["exp_avg"] = make(state["exp_avg"])
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        put("param_groups", 0, "lr", value=HUGE),
+        put("param_groups", 0, "lr", value=float("inf")),
+        put("param_groups", 0, "lr", value=-1.0),
+        put("param_groups", 0, "lr", value=torch.zeros(2)),
+        put("param_groups", 0, "initial_lr", value=HUGE),
+        put("param_groups", 0, "betas", value=(2.0, 2.0)),
+        put("param_groups", 0, "betas", value=0.9),
+        put("param_groups", 0, "amsgrad", value=True),
+        put("param_groups", 0, "amsgrad", value="x"),
+        put("param_groups", 0, "capturable", value=True),
+        put("param_groups", 0, "params", value=3),
+        put("param_groups", 0, "params", value=[[0], [1], [2]]),
+        put("param_groups", 0, "params", value=[0, 0, 0]),
+        put("state", value={HUGE: {}}),
+        put("state", 0, "step", value=torch.tensor(-1.0)),
+        put("state", 0, "step", value=torch.tensor(float("nan"))),
+        put("state", 0, "step", value=torch.zeros(1, 1)),
+        each_momentum(sparse),
+        each_momentum(lambda tensor: tensor.to(torch.complex64)),
+        each_momentum(lambda tensor: tensor.to("meta")),
+        each_momentum(lambda tensor: tensor.int()),
+    ],
+    ids=range(21),
+)
+def test_an_optimizer_state_that_would_break_the_run_is_refused(refused, saved, change):
+    edit_tensors(saved, OPTIMIZER, change)
+    assert f"{OPTIMIZER} does not belong to this run" in refused()
+
+
+@pytest.mark.parametrize(
+    "weight_map",
+    [5, [], None, {}, {"head.weight": 5}, {"head.weight": ["a"]}, {"head.weight": "../x.safetensors"}, {"a": INDEX}],
+    ids=str,
+)
+@pytest.mark.parametrize("text", [None, "{", "[1]", '{"weight_map": {"a"'])
+def test_a_weights_index_of_the_wrong_type_is_refused(refused, saved, weight_map, text):
+    os.remove(os.path.join(saved, WEIGHTS))
+    with open(os.path.join(saved, INDEX), "w") as file:
+        file.write(json.dumps({"weight_map": weight_map}) if text is None else text)
+    assert f"{INDEX} is damaged" in refused()
+
+
+@pytest.mark.parametrize("name", [STATE, WEIGHTS, OPTIMIZER, SCHEDULER, RNG, "scaler.pt", "config.json"])
+def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(refused, saved, name):
+    path = os.path.join(saved, name)
+    if os.path.exists(path):
+        os.remove(path)
+    os.mkfifo(path)
+    assert name in refused()
+
+
+def test_a_pipe_or_folder_in_place_of_the_manifest_is_refused(refused, saved):
+    path = os.path.join(saved, manifest.NAME)
+    os.mkfifo(path)
+    assert f"{manifest.NAME} is damaged" in refused()
+    os.remove(path)
+    os.mkdir(path)
+    assert f"{manifest.NAME} is damaged" in refused()
+
+
+@pytest.mark.parametrize("read", [files.read_json, files.read_tensors, files.read_safetensors])
+def test_no_reader_waits_for_a_pipe_or_reads_a_device(tmp_path, read):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (str(tmp_path / "pipe"), "/dev/zero"):
+        with pytest.raises(MisconfigurationException, match="it is not a regular file"):
+            read(path)
+
+
+def test_json_that_is_too_large_is_refused_unread(tmp_path, monkeypatch):
+    path = tmp_path / "state.json"
+    path.touch()
+    os.truncate(path, files.LARGEST_JSON + 1)  # takes no space
+    with pytest.raises(MisconfigurationException, match=r"state\.json is damaged .* bytes"):
+        files.read_json(str(path))
+    monkeypatch.setattr(files, "MOST_VALUES", 1000)
+    path.write_text("[" + "[[]]," * 1000 + "[]]")
+    with pytest.raises(MisconfigurationException, match="more than 1,000 values"):
+        files.read_json(str(path))
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a": 1' + "0" * 5000 + "}", '"\\ud800"', "\udcff", "[" * 100_000, '{"a":' * 100_000]
+)
+def test_json_that_python_cannot_read_is_refused(tmp_path, text):
+    path = tmp_path / "state.json"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    if text == '"\\ud800"':
+        assert files.read_json(str(path)) == "\ud800"
+        return
+    with pytest.raises(MisconfigurationException, match="is damaged"):
+        files.read_json(str(path))
+
+
+@pytest.mark.parametrize("requested", [5, 0, 1, 2.5, ["a"], b"checkpoint-2", {}, object(), float("nan")], ids=str)
+def test_a_checkpoint_of_the_wrong_type_is_refused(make_trainer, requested):
+    trainer = make_trainer(max_steps=1)
+    with pytest.raises(MisconfigurationException, match="resume_from_checkpoint"):
+        trainer.train(resume_from_checkpoint=requested)
+
+
+@pytest.mark.parametrize("requested", ["", "a\0b", "x" * 5000, "\udcff"])
+def test_a_name_that_no_folder_can_have_is_refused(make_trainer, requested):
+    with pytest.raises(MisconfigurationException, match=r"which is no folder|there is no such folder") as error:
+        make_trainer(max_steps=1).train(resume_from_checkpoint=requested)
+    assert "\0" not in str(error.value)
+
+
+# The manifest
+
+
+def rewrite(folder, change):
+    path = folder / manifest.NAME
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        put("files", value={}),
+        lambda content: content["files"].pop(STATE),
+        lambda content: content["files"].pop(OPTIMIZER),
+        lambda content: content["files"].pop(WEIGHTS),
+        put("files", WEIGHTS, "size", value=HUGE),
+        put("files", WEIGHTS, "size", value=float("inf")),
+        put("files", WEIGHTS, "size", value=-1),
+        put("files", WEIGHTS, "size", value="8"),
+        put("files", WEIGHTS, "sha256", value=5),
+        put("files", WEIGHTS, "sha256", value=[]),
+        put("files", "../outside", value={"size": 0, "sha256": "0" * 64}),
+        put("files", "/etc/passwd", value={"size": 0, "sha256": "0" * 64}),
+        put("files", "a\0b", value={"size": 0, "sha256": "0" * 64}),
+        put("written", value=HUGE),
+        put("written", value=float("inf")),
+        put("written", value=float("nan")),
+        put("written", value="now"),
+        put("step", value=[]),
+        put("step", value=HUGE),
+    ],
+    ids=range(19),
+)
+def test_a_tampered_manifest_makes_no_checkpoint_whole(make_checkpoint, tmp_path, change):
+    older, newer = make_checkpoint(5), make_checkpoint(6)
+    rewrite(newer, change)
+    assert manifest.fault(str(newer)).startswith(f"{manifest.NAME} is damaged")
+    assert checkpoint_to_resume(True, str(tmp_path)) == str(older)

@@ -1,0 +1,89 @@
+"""Edits to files that a hypothesis strategy draws: bytes, values in JSON and in what torch.save wrote, other files."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+PLAIN = [
+    None, True, False, 0, 1, -1, 2**63, 10**400, -(10**400), 0.5, 1e308, float("inf"), float("-inf"), float("nan"), "",
+    "x", "a\0b", "\ud800", "step", "../x", [], [[]], [1], [None, "x"], {}, {"a": 1}, {"files": {}}, [{"step": "x"}],
+]  # fmt: skip
+TENSORS = [
+    b"x", (), (1, 2), 1j, {1}, torch.zeros(()), torch.zeros(2), torch.zeros(2).to_sparse(), torch.ones(1).bool(),
+    torch.zeros(2, dtype=torch.complex64), torch.zeros(2, device="meta"), torch.tensor(float("nan")), torch.Size([1]),
+]  # fmt: skip
+NAMES = ["step", "get_lr", "state_dict", "optimizer", "__class__", "__dict__", "x", "", 0, None, "lr", "epoch"]
+
+
+def edit_value(draw: Any, tree: Any, values: list[Any]) -> Any:
+    """Returns `tree` with one of its values replaced, removed or added."""
+    if not isinstance(tree, (dict, list, tuple)) or not tree or draw(st.integers(0, 9)) == 0:
+        return draw(st.sampled_from(values))
+    if isinstance(tree, dict):
+        name = draw(st.sampled_from(list(tree)))
+        how = draw(st.sampled_from(["replace"] * 4 + ["remove", "add"]))
+        if how == "remove":
+            return {each: value for each, value in tree.items() if each != name}
+        if how == "add":
+            return {**tree, draw(st.sampled_from(NAMES)): draw(st.sampled_from(values))}
+        return {**tree, name: edit_value(draw, tree[name], values)}
+    place = draw(st.integers(0, len(tree) - 1))
+    edited = [*tree[:place], edit_value(draw, tree[place], values), *tree[place + 1 :]]
+    return type(tree)(edited) if type(tree) in (list, tuple) else edited
+
+
+def edit_bytes(draw: Any, content: bytes) -> bytes:
+    place = draw(st.integers(0, max(len(content) - 1, 0)))
+    how = draw(st.sampled_from(["cut", "flip", "put", "repeat"]))
+    if how == "cut":
+        return content[:place]
+    if how == "flip":
+        return content[:place] + bytes(byte ^ 255 for byte in content[place : place + 1]) + content[place + 1 :]
+    if how == "repeat":
+        return content[:place] + content
+    return content[:place] + draw(st.binary(max_size=20)) + content[place + draw(st.integers(0, 20)) :]
+
+
+def edit_content(draw: Any, path: Path) -> None:
+    """Edits a value in the file at `path`, or its bytes where an edit before has left none that can be read."""
+    is_json = path.suffix == ".json"
+    try:
+        content = json.loads(path.read_text()) if is_json else torch.load(path, weights_only=False)
+    except Exception:
+        path.write_bytes(edit_bytes(draw, path.read_bytes()))
+        return
+    if is_json:
+        path.write_text(json.dumps(edit_value(draw, content, PLAIN)))
+    else:
+        torch.save(edit_value(draw, content, PLAIN + TENSORS), path)
+
+
+def exchange(draw: Any, path: Path) -> None:
+    """Puts something other than a file, or another file, in place of the one at `path`."""
+    others = sorted(other for other in path.parent.iterdir() if other.is_file())
+    how = draw(st.sampled_from(["nothing", "pipe", "folder", "link", "loop", "empty", "other"]))
+    content = draw(st.sampled_from(others)).read_bytes() if how == "other" else b""
+    path.unlink()
+    if how == "pipe":
+        os.mkfifo(path)
+    elif how == "folder":
+        path.mkdir()
+    elif how in ("link", "loop"):
+        path.symlink_to(path.name if how == "loop" else "gone")
+    elif how in ("empty", "other"):
+        path.write_bytes(content)
+
+
+def mutate(draw: Any, folder: Path) -> None:
+    """Edits one file in `folder`, in one of the ways above."""
+    path = draw(st.sampled_from(sorted(path for path in folder.iterdir() if path.is_file())))
+    ways = [exchange, lambda draw, path: path.write_bytes(edit_bytes(draw, path.read_bytes()))]
+    if path.suffix in (".json", ".pt", ".pth"):
+        ways += [edit_content] * 4
+    draw(st.sampled_from(ways))(draw, path)

@@ -1,0 +1,66 @@
+"""Whatever is changed in a run record or the state of a checkpoint: there is a page, or one line that says why not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from mps_trainer import MisconfigurationException
+from mps_trainer.reports.page import page
+from mps_trainer.reports.record import NAME
+from mps_trainer.reports.sources import record_of
+from tests.edits import mutate
+from tests.reports.conftest import RECORD
+
+STATE = {"global_step": 4, "max_steps": 4, "best_metric": 0.5, "best_global_step": 2, "train_batch_size": 4}
+FILES = {NAME: RECORD, "trainer_state.json": {**STATE, "log_history": RECORD["history"]}}
+
+
+def check_any_edit(draw):
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "run"
+        folder.mkdir()
+        file = draw(st.sampled_from(sorted(FILES)))
+        (folder / file).write_text(json.dumps(FILES[file]))
+        for _ in range(draw(st.integers(1, 2))):
+            if (folder / file).is_file() and not (folder / file).is_symlink():
+                mutate(draw, folder)
+        refusal = ""
+        try:
+            page(record_of(str(folder)))
+        except MisconfigurationException as error:
+            refusal = str(error)
+        assert "\n" not in refusal
+        shutil.rmtree(folder)
+
+
+quickly = {
+    "deadline": None,
+    "suppress_health_check": list(HealthCheck),
+    "database": None,
+    "phases": [Phase.generate],
+}
+
+
+@pytest.fixture(autouse=True)
+def _without_plotly(monkeypatch):
+    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "")
+
+
+@settings(max_examples=30, **quickly)
+@given(st.data())
+def test_any_edit_of_a_record_is_refused_or_shown(data):
+    check_any_edit(data.draw)
+
+
+@pytest.mark.acceptance
+@settings(max_examples=2000, **quickly)
+@given(st.data())
+def test_any_of_many_edits_of_a_record_is_refused_or_shown(data):
+    check_any_edit(data.draw)

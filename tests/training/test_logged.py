@@ -1,0 +1,149 @@
+"""Metrics and logs that are not numbers: told once, left out of what is saved, and training goes on."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from mps_trainer import Trainer
+
+EVERY_STEP = {"max_steps": 3, "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+
+
+class Thing:
+    def __repr__(self):
+        return "a\nthing"
+
+
+class Uncopyable:
+    def __deepcopy__(self, memo):
+        raise RuntimeError("not to be copied")
+
+
+nested: list = []
+nested.append(nested)
+
+UNSAVABLE = {
+    "array": np.ones(3),
+    "matrix": np.ones((2, 2)),
+    "tensor": torch.ones(3),
+    "set": {1, 2},
+    "bytes": b"x",
+    "object": Thing(),
+    "uncopyable": Uncopyable(),
+    "class": Thing,
+    "function": len,
+    "complex": 1j,
+    "large": 10**400,
+    "mixed keys": {1: 0.5, "a": 0.5},
+    "tuple keys": {(0, 1): 0.5},
+    "list of arrays": [np.ones(2)],
+    "itself": nested,
+}
+SAVABLE = {
+    "array": (np.array([0.5]), 0.5),
+    "scalar": (np.float32(0.5), 0.5),
+    "no dimension": (np.array(2), 2),
+    "tensor": (torch.tensor([[0.5]], requires_grad=True), 0.5),
+    "by class": ([0.5, np.float32(0.25)], [0.5, 0.25]),
+    "integer keys": ({0: 0.5, 1: np.float64(0.25)}, {"0": 0.5, "1": 0.25}),
+    "default": (collections.defaultdict(list, {"a": np.int64(1)}), {"a": 1}),
+    "word": ("good", "good"),
+    "nothing": (None, None),
+    "flag": (np.bool_(True), True),
+}
+
+
+def state_of(trainer, step):
+    path = os.path.join(trainer.args.output_dir, f"checkpoint-{step}", "trainer_state.json")
+    with open(path) as file:
+        return json.load(file)
+
+
+def warnings_of(caplog, name):
+    return [m for m in (record.getMessage() for record in caplog.records) if f"metric {name} " in m]
+
+
+@pytest.mark.parametrize("name", UNSAVABLE)
+def test_a_metric_that_cannot_be_saved_is_named_once_and_left_out(make_trainer, caplog, name):
+    metrics = {"score": UNSAVABLE[name], "accuracy": 0.5}
+    trainer = make_trainer({"compute_metrics": lambda prediction: dict(metrics)}, **EVERY_STEP)
+    trainer.train()
+    [entry] = [each for each in state_of(trainer, 3)["log_history"] if each["step"] == 3 and "eval_loss" in each]
+    assert entry["eval_accuracy"] == 0.5
+    assert "eval_score" not in entry
+    [told] = warnings_of(caplog, "eval_score")
+    assert type(UNSAVABLE[name]).__name__ in told
+    assert "\n" not in told
+    assert make_trainer(max_steps=4).train(resume_from_checkpoint=True).global_step == 4
+
+
+@pytest.mark.parametrize("name", SAVABLE)
+def test_a_metric_that_can_be_saved_is(make_trainer, caplog, name):
+    given, expected = SAVABLE[name]
+    trainer = make_trainer({"compute_metrics": lambda prediction: {"score": given}}, **EVERY_STEP)
+    trainer.train()
+    values = [each["eval_score"] for each in state_of(trainer, 3)["log_history"] if "eval_score" in each]
+    assert values == [expected] * 3
+    assert warnings_of(caplog, "eval_score") == []
+
+
+def test_names_that_are_no_text_become_text(make_trainer):
+    trainer = make_trainer({"compute_metrics": lambda prediction: {0: 0.5, None: 1.0}}, **EVERY_STEP)
+    trainer.train()
+    entry = next(each for each in state_of(trainer, 3)["log_history"] if "eval_loss" in each)
+    assert (entry["eval_0"], entry["eval_None"]) == (0.5, 1.0)
+
+
+@pytest.mark.parametrize("save_async", [True, False])
+def test_what_others_put_into_logs_and_history_does_not_end_the_run(make_trainer, caplog, save_async):
+    class Log(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            trainer.log({"mine": {1}, "loss": np.ones(2), 5: 0.5})
+            state.log_history.append({"own": Thing(), "step": state.global_step})
+
+    trainer = make_trainer({"callbacks": [Log()]}, save_async=save_async, **EVERY_STEP)
+    trainer.train()
+    history = state_of(trainer, 3)["log_history"]
+    assert {"own", "mine"}.isdisjoint(name for entry in history for name in entry)
+    assert {"5": 0.5, "epoch": 0.6, "step": 3} in history
+    assert len(warnings_of(caplog, "mine")) == len(warnings_of(caplog, "loss")) == len(warnings_of(caplog, "own")) == 1
+
+
+def test_a_log_that_a_subclass_keeps_itself_does_not_end_the_run(make_trainer):
+    class Own(Trainer):
+        def log(self, logs, start_time=None):
+            self.state.log_history.append({**logs, "mine": torch.ones(2), "step": self.state.global_step})
+
+    trainer = make_trainer({"kind": Own}, **EVERY_STEP)
+    trainer.train()
+    assert all("mine" not in entry for entry in state_of(trainer, 3)["log_history"])
+
+
+@pytest.mark.parametrize("value", [np.ones(3), {1}, "good", None, Thing(), {0: 1}], ids=str)
+def test_a_best_metric_that_is_no_number_is_told_and_training_goes_on(make_trainer, caplog, value):
+    settings = {**EVERY_STEP, "metric_for_best_model": "score", "lr_scheduler_type": "reduce_lr_on_plateau"}
+    trainer = make_trainer({"compute_metrics": lambda prediction: {"score": value}}, **settings)
+    assert trainer.train().global_step == 3
+    told = [m for m in (record.getMessage() for record in caplog.records) if "metric_for_best_model" in m]
+    assert len(told) == 1
+    assert "eval_score" in told[0]
+    assert type(value).__name__ in told[0]
+    state_of(trainer, 3)
+
+
+def test_metrics_that_are_no_numbers_are_shown_and_saved_as_far_as_they_can_be(make_trainer, capsys):
+    trainer = make_trainer(max_steps=1)
+    metrics = {"eval_score": np.ones(2), "eval_by_class": [0.5], "eval_loss": 0.5, "eval_thing": Thing()}
+    os.makedirs(trainer.args.output_dir, exist_ok=True)
+    trainer.log_metrics("eval", metrics)
+    trainer.save_metrics("eval", metrics)
+    assert "eval_thing    = a thing" in capsys.readouterr().out
+    with open(os.path.join(trainer.args.output_dir, "eval_results.json")) as file:
+        assert json.load(file) == {"eval_by_class": [0.5], "eval_loss": 0.5}
