@@ -8,9 +8,9 @@ import os
 from collections.abc import Iterator
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-if "PYTEST_XDIST_WORKER" in os.environ:
-    # Threads of several test processes that wait for each other by spinning take minutes for what takes seconds.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Threads of several test processes that wait for each other by spinning take minutes for what takes seconds. The order
+# of sums, which some tests compare with another library's to the last digits, depends on their number, too.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch

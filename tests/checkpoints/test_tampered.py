@@ -366,7 +366,11 @@ def test_json_that_python_cannot_read_is_refused(tmp_path, text):
         files.read_json(str(path))
 
 
-@pytest.mark.parametrize("requested", [5, 0, 1, 2.5, ["a"], b"checkpoint-2", {}, object(), float("nan")], ids=str)
+@pytest.mark.parametrize(
+    "requested",
+    [5, 0, 1, 2.5, ["a"], b"checkpoint-2", {}, object(), float("nan")],
+    ids=lambda value: type(value).__name__,
+)
 def test_a_checkpoint_of_the_wrong_type_is_refused(make_trainer, requested):
     trainer = make_trainer(max_steps=1)
     with pytest.raises(MisconfigurationException, match="resume_from_checkpoint"):
