@@ -14,6 +14,8 @@ from PIL import Image
 
 from .conftest import read
 
+pytestmark = pytest.mark.integration  # whole scripts
+
 QUIET = ("--disable_tqdm", "True", "--eval_strategy", "no")
 SHORT = (*QUIET, "--embedded", "--per_device_train_batch_size", 8)
 

@@ -9,11 +9,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.conftest import on_device
 
-# two evaluations, a regression, pairs; the others have nothing of their own
-TASKS = [
-    *("mnli", "stsb", "mrpc"),
-    *(pytest.param(task, marks=pytest.mark.integration) for task in ("cola", "sst2", "qqp", "qnli", "rte", "wnli")),
-]
+pytestmark = pytest.mark.integration  # whole scripts
+
+TASKS = ["cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte", "wnli"]
 LOSSES = ("train_loss", "eval_loss")
 STEPS = 12
 

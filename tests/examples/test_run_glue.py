@@ -11,6 +11,8 @@ from glue_tasks import TASKS
 
 from .conftest import EMBEDDED, EXAMPLE, ROOT
 
+pytestmark = pytest.mark.integration  # whole scripts
+
 METRICS = {
     "cola": {"matthews_correlation"},
     "stsb": {"pearson", "spearmanr", "combined_score"},
@@ -51,7 +53,6 @@ def test_every_task_trains_evaluates_and_predicts(run_glue, out, task):
             assert prediction in TASKS[task].labels if TASKS[task].labels else float(prediction) is not None
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("seed", [pytest.param(1, marks=pytest.mark.acceptance), 42])
 def test_embedded_mrpc_is_learned(run_glue, out, seed):
     status, output, errors = run_glue("--task_name", "mrpc", "--embedded", "--seed", seed)
@@ -182,7 +183,6 @@ def test_help_lists_every_flag(run_glue):
         assert flag in output
 
 
-@pytest.mark.integration
 def test_metrics_are_not_loaded_before_there_is_something_to_measure(tmp_path):
     """What they need takes a second to import."""
     code = (

@@ -10,6 +10,8 @@ from safetensors.torch import load_file
 
 from .conftest import read
 
+pytestmark = pytest.mark.integration  # whole scripts
+
 SHORT = ("--embedded", "--max_steps", 4, "--disable_tqdm", "True", "--sample_tokens", 4)
 
 
