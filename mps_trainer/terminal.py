@@ -62,7 +62,7 @@ class LossyStream:
 
     def flush(self) -> None:
         try:
-            self.stream.flush()
+            getattr(self.stream, "flush", lambda: None)()  # a stream of a script's own may have no more than write()
         except (OSError, ValueError) as error:
             self._drop(error)
 

@@ -1,6 +1,6 @@
 """Runs a command while other processes keep the processors busy: `python -m tests.busy python -m pytest -n 3`.
 
-For tests that pass on a quiet machine alone. The busy processes end with the command, whose exit status is returned.
+Finds tests that pass only on a quiet machine. The busy processes end with the command, whose exit status is returned.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import tempfile
 
 import pytest
 
-from mps_trainer.terminal import lost_output_ignored, on_terminal, without_lines
+from mps_trainer.terminal import LossyStream, lost_output_ignored, on_terminal, without_lines
 
 
 def test_lines_with_the_text_never_come_and_others_come_afterwards(capfd):
@@ -108,3 +108,11 @@ def test_a_tracker_that_replaces_write_keeps_what_it_sees(monkeypatch, capsys):
         sys.stdout.write = seen.append
     print("metrics")
     assert "".join(seen) == "metrics\n"
+
+
+def test_a_stream_of_a_script_may_have_no_more_than_write():
+    class Tee:
+        def write(self, text):
+            return len(text)
+
+    LossyStream(Tee()).flush()

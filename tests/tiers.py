@@ -28,7 +28,7 @@ class TierRules:
 
     def __init__(self) -> None:
         self._watched: str | None = None  # the running test, if it may start no Python
-        sys.addaudithook(self._audit)  # neither tests nor libraries can go around it
+        sys.addaudithook(self._audit)  # sees what libraries start with subprocess, too
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -7,6 +7,7 @@ parameters does not look at either, and it takes any dictionary for a schedule's
 from __future__ import annotations
 
 import collections
+import math
 from typing import Any
 
 import torch
@@ -57,8 +58,7 @@ def require_exported(saved: dict[str, Any], part: Any) -> None:
         for name, value in saved.get(table, {}).items():
             if table == "attributes" and _is_method(part, name):
                 raise ValueError(f"{name} is not a value")
-            mine = own.get(table, {}).get(name)
-            if (is_known or value is not None) and not _is_alike(value, mine):
+            if is_known and not _is_alike(value, own.get(table, {}).get(name)):
                 raise ValueError(f"{name} is {shown(value)}")
 
 
@@ -84,7 +84,8 @@ def _check_optimizer(saved: Any, optimizer: torch.optim.Optimizer) -> None:
             is_missing = name not in group
             if is_missing and not _is_setting(value):
                 continue  # releases of torch add switches, which older states have not
-            if is_missing or not _is_alike(group[name], value) or not _is_in_range(name, group[name], value):
+            is_alike = not is_missing and _is_alike(group[name], value)
+            if not is_alike or (is_of_torch and not _is_in_range(name, group[name], value)):
                 what = f"no {name}" if is_missing else f"{name}={shown(group[name])}"
                 raise ValueError(f"it is of another optimizer, which has {what}")
     parameters = {
@@ -157,7 +158,12 @@ def _number(value: Any) -> Any:
 
 
 def _kind_of_torch(optimizer: torch.optim.Optimizer) -> str | None:
-    """The optimizer of torch that `optimizer` is, AdamW as Adam; None for another package's."""
+    """Returns the name of the optimizer of torch that `optimizer` is, AdamW as Adam; None for any other.
+
+    A subclass of somebody else's may keep anything beside torch's values.
+    """
+    if type(optimizer).__module__.partition(".")[0] not in ("torch", "mps_trainer"):
+        return None
     return next((name for name in _OF_EACH_PARAMETER if isinstance(optimizer, getattr(torch.optim, name))), None)
 
 
@@ -203,7 +209,7 @@ def _are_functions(saved: Any, own: list[Any], functions: list[Any]) -> bool:
             values is None
             or (
                 isinstance(values, dict)
-                and not any(hasattr(type(function), str(name)) for name in values)
+                and not any(_is_method(function, str(name)) for name in values)
                 and all(_is_alike(value, (mine or {}).get(name)) for name, value in values.items())
             )
             for values, mine, function in zip(saved, own, functions, strict=True)
@@ -256,4 +262,4 @@ def _is_alike(saved: Any, own: Any) -> bool:
         return True
     if torch.is_tensor(saved):
         return saved.numel() == 1 and _is_dense(saved) and is_finite(_number(saved))
-    return is_finite(saved)
+    return is_finite(saved) or (is_number(saved) and not math.isfinite(own))

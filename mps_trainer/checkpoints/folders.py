@@ -125,8 +125,8 @@ def _warn_of_order(chosen: str, whole: list[str]) -> None:
         )  # fmt: skip
     elif None not in times and times != sorted(times):  # type: ignore[type-var]
         logger.warning(
-            "The times of the checkpoints in %s are not in the order of their steps: the clock was set back. Going on "
-            "from %s, which was saved last.",
+            "The times of the checkpoints in %s are not in the order of their steps: the clock was set back, or "
+            "another run has left some. Going on from %s, which was saved last.",
             os.path.dirname(chosen), chosen,
         )  # fmt: skip
 

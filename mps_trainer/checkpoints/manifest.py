@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -45,7 +46,10 @@ def write(folder: str, step: int, save: int) -> None:
 def renew(folder: str, step: int) -> None:
     """Writes the manifest again if the files are not those that were sealed: a callback may change them at on_save."""
     if os.path.isfile(os.path.join(folder, NAME)) and _whole.get(folder) != _signature(folder):
-        write(folder, step, save_number(folder) or 1)
+        number: Any = None
+        with contextlib.suppress(MisconfigurationException):  # not read(), which may refuse what a callback has added
+            number = read_object(os.path.join(folder, NAME), []).get("save")
+        write(folder, step, number if is_size(number) else 1)
         note_whole(folder)
 
 

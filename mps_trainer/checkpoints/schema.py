@@ -63,7 +63,7 @@ def is_size(value: Any) -> bool:
 
 
 def is_seed(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _LARGEST_COUNT
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2 * _LARGEST_COUNT
 
 
 def is_number(value: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
-from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 from transformers.trainer_utils import has_length
 
 from ..errors import MisconfigurationException
@@ -68,6 +68,7 @@ class EpochLoader(DataLoader):
             batches = super().__iter__()
         if state is not None:
             torch.set_rng_state(state)
+            self.draws_worker_seed = True
         return _unwatched(batches)
 
     @property
@@ -268,8 +269,8 @@ def close_workers(loader: Any) -> None:
 
     Left to garbage collection they take up to 5 s each, because the queues that tell them to end may be gone first.
     """
-    iterator = getattr(loader, "_iterator", None)
-    if iterator is not None:
+    iterator = getattr(loader, "_iterator", None) if getattr(loader, "persistent_workers", False) else None
+    if isinstance(iterator, _MultiProcessingDataLoaderIter):
         loader._iterator = None
         iterator._shutdown_workers()
 

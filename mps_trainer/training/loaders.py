@@ -89,6 +89,7 @@ class Loaders(TrainerBase):
         """Ends the worker processes of `loaders` and of the evaluations' loaders that persist between passes."""
         for loader in (*loaders, *self.__dict__.pop("_eval_dataloaders", {}).values()):
             close_workers(loader)
+        self.evaluated_before = frozenset()
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
         """The loader of `test_dataset` for predictions, in the order of an evaluation."""

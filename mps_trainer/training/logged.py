@@ -74,7 +74,7 @@ class SavableLogs:
         """Returns a metric that decides which checkpoint is best; nan, and a warning, for what is no number."""
         value = plain(value)
         if is_number(value) or isinstance(value, bool):
-            return value
+            return float(value) if isinstance(value, bool) else value
         self._tell(
             f"{name} of metric_for_best_model",
             value,

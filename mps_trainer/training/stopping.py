@@ -29,12 +29,13 @@ class Stopping:
     def __init__(self, loop: TrainingLoop, due: list[str]) -> None:
         self.loop = loop
         self.due = due
-        self._before_evaluation: tuple[dict[str, Any], int] | None = None
+        self._before_evaluation: tuple[dict[str, Any], int, list[str]] | None = None
 
     def begin_evaluation(self) -> None:
         """Notes what an evaluation changes, to take it back if a signal cuts it short."""
         if self.loop.args.save_on_signal and self.loop.stop.all_may_stop:
-            self._before_evaluation = rng_state(), len(self.loop.state.log_history)
+            history = self.loop.state.log_history
+            self._before_evaluation = rng_state(), len(history), self.loop.trainer.evaluated()
 
     def end_evaluation(self) -> None:
         if self._before_evaluation is not None:
@@ -90,8 +91,10 @@ class Stopping:
         loop, trainer = self.loop, self.loop.trainer
         control, was_evaluating = trainer.control, self._before_evaluation is not None
         if self._before_evaluation is not None:
-            rng, entries = self._before_evaluation
+            rng, entries, evaluated = self._before_evaluation
             set_rng(rng)
+            trainer._close_workers()
+            trainer.evaluated_before = set(evaluated)  # the resumed run makes this one for the first time
             del loop.state.log_history[entries:]
         if control.should_log and loop.state.global_step > loop.meter.last_read_step:
             with contextlib.suppress(BrokenPipeError):  # Ctrl-C has ended the `tee` that a callback writes to
@@ -121,8 +124,11 @@ class Stopping:
             return
         step = loop.state.global_step
         folder = folders.checkpoint_folder(trainer._get_output_dir(loop.trial), step)
-        is_saved = trainer.processes.first_does(lambda: os.path.isdir(folder))
-        if not is_saved and not loop.args.load_best_model_at_end:
+        is_saved = trainer.processes.first_does(
+            lambda: os.path.isdir(folder) and folder not in trainer.earlier_checkpoints
+        )
+        has_best = loop.args.load_best_model_at_end and loop.state.best_model_checkpoint is not None
+        if not is_saved and not has_best:
             self.save_and_end()
         loop.stop.end(f"Stopped when training had ended, after step {step}, and before what was to follow it.")
 

@@ -233,9 +233,8 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
             finally:
                 if (draws := getattr(self.loop, "draws", None)) is not None:
                     draws.close()  # a run may end within an epoch; its workers would be killed when Python exits
-                self.is_in_train = False
-                self._close_workers(getattr(self.loop, "loader", None))
-                self.loop = None
+                loader, self.loop, self.is_in_train = getattr(self.loop, "loader", None), None, False
+                self._close_workers(loader)
 
     def _why_one_folder(self) -> str | None:
         """Why all processes have to see one output folder; None if they need not."""

@@ -1,12 +1,13 @@
 """A saved optimizer and schedule are taken where they belong, whatever kind and release they are of."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from mps_trainer.checkpoints.belonging import require_belonging
+from mps_trainer.checkpoints.belonging import require_belonging, require_exported
 from mps_trainer.training.adamw import AdamW
 
 OPTIMIZERS = {
@@ -136,3 +137,58 @@ def test_what_is_no_state_of_this_schedule_is_refused(change, says):
     schedule = SCHEDULES["cosine"](stepped(torch.optim.SGD))
     with pytest.raises(ValueError, match=says):
         require_belonging(change(schedule.state_dict()), schedule)
+
+
+class WithAverage(torch.optim.SGD):
+    """Keeps a tensor of its own beside torch's, as a subclass may."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["ema"] = parameter.detach().clone()
+
+
+class Growing(torch.optim.SGD):
+    """Has a setting that is infinite, as Prodigy has, and one above 1, as SAM has."""
+
+    def __init__(self, groups):
+        super().__init__(groups)
+        for group in self.param_groups:
+            group.update(growth_rate=float("inf"), rho=2.0)
+
+
+@pytest.mark.parametrize("kind", [WithAverage, Growing])
+def test_a_subclass_of_torchs_optimizers_may_keep_and_set_what_it_likes(kind):
+    require_belonging(stepped(kind).state_dict(), stepped(kind))
+
+
+@dataclasses.dataclass
+class Warmup:
+    steps: int = 100
+
+    def __call__(self, step):
+        return min(step / self.steps, 1.0)
+
+
+def test_a_function_of_a_schedule_may_have_defaults_in_its_class():
+    saved = lr_scheduler.LambdaLR(stepped(torch.optim.SGD), Warmup(5)).state_dict()
+    assert saved["lr_lambdas"] == [{"steps": 5}] * 2  # one for each group
+    require_belonging(saved, lr_scheduler.LambdaLR(stepped(torch.optim.SGD), Warmup(9)))
+
+
+class Remembers:
+    """A callback of the user's own."""
+
+    def __init__(self):
+        self.history, self.best = [], float("inf")
+
+    def state(self):
+        return {"args": {}, "attributes": {"history": self.history, "best": self.best}}
+
+
+def test_a_callback_of_the_users_own_may_keep_what_grows():
+    saved = {"args": {}, "attributes": {"history": [1, 2], "best": 0.5, "more": {"1": None}}}
+    require_exported(saved, Remembers())
+    with pytest.raises(ValueError, match="state is not a value"):
+        require_exported({"attributes": {"state": 1}}, Remembers())

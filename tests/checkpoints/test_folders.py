@@ -168,7 +168,7 @@ def test_a_clock_that_was_set_back_does_not_change_which_is_the_newest(make_chec
         write_time(make_checkpoint(step), when)
     assert folders.checkpoint_to_resume(True, str(tmp_path)) == str(tmp_path / "checkpoint-8")
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "the clock was set back. Going on from" in caplog.text
+    assert "the clock was set back, or another run has left some. Going on from" in caplog.text
 
 
 def test_steps_that_another_run_left_are_told(make_checkpoint, tmp_path, caplog):
@@ -228,3 +228,12 @@ def test_a_run_beside_a_folder_with_a_similar_name_warns_of_nothing(make_trainer
     trainer.train()
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
     assert set(os.listdir(tmp_path / "run")) >= {"checkpoint-0004", "checkpoint-٩", "checkpoint-3"}
+
+
+def test_a_callback_that_adds_a_file_keeps_the_number_of_the_save(make_checkpoint, tmp_path):
+    make_checkpoint(500)
+    folder = make_checkpoint(100)
+    (folder / "adapter_model.safetensors").write_bytes(b"added at on_save")
+    manifest.renew(str(folder), 100)
+    assert manifest.save_number(str(folder)) == 2
+    assert folders.checkpoint_to_resume(True, str(tmp_path)) == str(folder)

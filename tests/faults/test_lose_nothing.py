@@ -100,6 +100,41 @@ def test_a_signal_after_the_last_step_saves_what_it_promises(make_trainer, capfd
     assert_same_weights(weights(again.model), weights(trainer.model))
 
 
+def test_a_signal_after_the_last_step_does_not_take_another_runs_checkpoint_for_its_own(make_trainer):
+    class Signal(TrainerCallback):
+        def on_train_end(self, args, state, control, **kwargs):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    make_trainer(max_steps=2, learning_rate=0.5, **EVERY_STEP).train()
+    trainer = make_trainer({"callbacks": [Signal()]}, max_steps=2, save_strategy="no")
+    with pytest.raises(SystemExit):
+        trainer.train()
+    again = make_trainer(max_steps=2)
+    again.train(resume_from_checkpoint=os.path.join(trainer.args.output_dir, "checkpoint-2"))
+    assert_same_weights(weights(again.model), weights(trainer.model))
+
+
+def test_a_signal_in_the_first_evaluation_with_workers_that_persist(make_trainer):
+    """The resumed run makes the evaluation for the first time, and draws the seed of its workers."""
+    settings = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True, "per_device_train_batch_size": 4}
+    settings |= {"eval_strategy": "steps", "eval_steps": 3, "max_steps": 9, "per_device_eval_batch_size": 4}
+
+    class Signal(TrainerCallback):
+        def on_prediction_step(self, args, state, control, **kwargs):
+            if state.global_step == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    whole = make_trainer(**settings)
+    whole.train()
+    stopped = make_trainer({"callbacks": [Signal()]}, **settings)
+    with pytest.raises(SystemExit):
+        stopped.train()
+    again = make_trainer(**settings)
+    again.train(resume_from_checkpoint=True)
+    assert logged(again, "loss") == logged(whole, "loss")
+    assert_same_weights(weights(again.model), weights(whole.model))
+
+
 def test_a_resumed_run_does_not_evaluate_again_before_its_first_step(make_trainer):
     settings = {"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 2, "max_steps": 4, **EVERY_STEP}
     trainer = make_trainer(**settings)

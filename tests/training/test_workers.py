@@ -6,6 +6,8 @@ import multiprocessing
 import pytest
 from transformers import TrainerCallback
 
+from mps_trainer import Trainer
+
 
 @pytest.fixture
 def no_collector():
@@ -49,3 +51,23 @@ def test_evaluations_and_predictions_of_their_own_leave_no_worker(make_trainer, 
     assert trainer.evaluate()["eval_loss"] == first["eval_loss"]
     trainer.predict(trainer.eval_dataset)
     assert set(multiprocessing.active_children()) <= before
+
+
+def test_a_loader_of_somebody_elses_keeps_its_iterator(make_trainer):
+    class Own:
+        def __init__(self, batches):
+            self.batches, self._iterator = batches, object()
+
+        def __len__(self):
+            return len(self.batches)
+
+        def __iter__(self):
+            return iter(self.batches)
+
+    class OwnLoader(Trainer):
+        def get_train_dataloader(self):
+            return Own(list(super().get_train_dataloader()))
+
+    trainer = make_trainer({"kind": OwnLoader}, max_steps=2)
+    trainer.train()
+    assert trainer.state.global_step == 2
