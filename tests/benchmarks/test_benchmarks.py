@@ -48,7 +48,7 @@ def test_a_step_is_timed_without_the_warm_up():
     assert overhead.milliseconds_per_step([0, 5, 9, 10, 12, 15], warm_up=2) == pytest.approx(2000)
 
 
-@pytest.mark.integration
+@pytest.mark.acceptance
 def test_overhead(benchmarks):
     result, page = benchmarks("overhead", "--peers", "bare", "ours")
     check(result, "overhead", {"bare", "ours"}, {"milliseconds_per_step"})
@@ -121,7 +121,7 @@ def test_what_is_measured_in_two_processes_comes_from_the_first(monkeypatch):
         assert {variables["WORLD_SIZE"] for variables in two} == {"2"}
 
 
-@pytest.mark.integration
+@pytest.mark.acceptance
 def test_startup(benchmarks_here):
     result, _ = benchmarks_here("startup", "--peers", "ours")
     kinds = {"python", "torch", "ours-device", "ours-help", "ours-first-step"}
@@ -163,7 +163,7 @@ def test_learning_takes_another_seed_in_each_round(monkeypatch, tmp_path):
     assert means["ours"]["dev_accuracy"] == pytest.approx((0.6 + 0.9 + 1.0) / 3)  # second in the second round
 
 
-@pytest.mark.integration
+@pytest.mark.acceptance
 def test_a_watched_script_is_counted(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     arguments = [word for word in startup.AS_EMBEDDED if word != "--dynamic"]
