@@ -201,7 +201,7 @@ def _check_schedule(saved: Any, schedule: Any) -> None:
 
 
 def _are_functions(saved: Any, own: list[Any], functions: list[Any]) -> bool:
-    """Whether `saved` are the attributes of functions, whose methods they leave alone."""
+    """Returns True if `saved` are attributes of the functions and replace none of their methods."""
     return (
         isinstance(saved, list)
         and len(saved) == len(own)
@@ -230,7 +230,7 @@ def _check_scaler(saved: Any, scaler: Any) -> None:
 
 
 def _is_method(part: Any, name: str) -> bool:
-    """Whether `name` is something that a part's class defines, other than a plain value."""
+    """Returns True if a part's class defines `name` as anything but a plain value."""
     if name.startswith("__"):
         return True
     found = getattr(type(part), name, None)
@@ -243,7 +243,7 @@ def _is_setting(value: Any) -> bool:
 
 
 def _is_alike(saved: Any, own: Any) -> bool:
-    """Whether one stands for a number where the other does, or for as many; anything stands for None."""
+    """Returns True if both are numbers, or as many of them; anything may stand where the run has None."""
     if isinstance(own, (list, tuple)):
         return (
             isinstance(saved, (list, tuple))

@@ -162,7 +162,7 @@ def put_in_place(unfinished: str, folder: str) -> None:
 
 
 def is_left_over(name: str) -> bool:
-    """Whether a name in an output folder is that of what a run that was killed had not finished writing."""
+    """Returns True for the name of a lock, or of a checkpoint that a killed run had not finished writing."""
     return _LEFT_OVER.fullmatch(name) is not None or name == LOCK
 
 

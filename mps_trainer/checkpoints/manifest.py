@@ -96,7 +96,7 @@ def read(folder: str) -> dict[str, Any]:
 
 
 def converted(folder: str) -> str | None:
-    """How the files of the weights differ from those that were saved, as a clause; None if they do not."""
+    """Returns a clause that says which weights files replaced those that were saved; None if they are the same."""
     try:
         listed = read(folder)["files"]
         others = [name for name in weight_files(folder) if name not in listed]
