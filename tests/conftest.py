@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
 from collections.abc import Iterator
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -23,6 +24,8 @@ from tests.tiers import TierRules
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(TierRules())
+    # as in a terminal: a shell that runs the tests in the background has them ignore SIGINT
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:

@@ -1,19 +1,25 @@
-"""Edits to files that a hypothesis strategy draws: bytes, values in JSON and in what torch.save wrote, other files."""
+"""Edits to files that a hypothesis strategy draws: bytes, values in JSON, YAML and torch.save's files, other files."""
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from hypothesis import strategies as st
 
 PLAIN = [
     None, True, False, 0, 1, -1, 2**63, 10**400, -(10**400), 0.5, 1e308, float("inf"), float("-inf"), float("nan"), "",
     "x", "a\0b", "\ud800", "step", "../x", [], [[]], [1], [None, "x"], {}, {"a": 1}, {"files": {}}, [{"step": "x"}],
 ]  # fmt: skip
+_DOUBLED: list[Any] = [0]
+for _ in range(20):
+    _DOUBLED = [_DOUBLED, _DOUBLED]  # written as a few aliases
+IN_YAML = [b"x", {1}, datetime.date(2024, 1, 1), {1: 2}, {(1, 2): 3}, {None: 1}, _DOUBLED]
 TENSORS = [
     b"x", (), (1, 2), 1j, {1}, torch.zeros(()), torch.zeros(2), torch.zeros(2).to_sparse(), torch.ones(1).bool(),
     torch.zeros(2, dtype=torch.complex64), torch.zeros(2, device="meta"), torch.tensor(float("nan")), torch.Size([1]),
@@ -52,14 +58,19 @@ def edit_bytes(draw: Any, content: bytes) -> bytes:
 
 def edit_content(draw: Any, path: Path) -> None:
     """Edits a value in the file at `path`, or its bytes where an edit before has left none that can be read."""
-    is_json = path.suffix == ".json"
+    is_text = path.suffix in (".json", ".yaml")
     try:
-        content = json.loads(path.read_text()) if is_json else torch.load(path, weights_only=False)
+        if is_text:
+            content = json.loads(path.read_text()) if path.suffix == ".json" else yaml.safe_load(path.read_text())
+        else:
+            content = torch.load(path, weights_only=False)
     except Exception:
         path.write_bytes(edit_bytes(draw, path.read_bytes()))
         return
-    if is_json:
-        path.write_text(json.dumps(edit_value(draw, content, PLAIN)))
+    if is_text:
+        edited = edit_value(draw, content, PLAIN if path.suffix == ".json" else PLAIN + IN_YAML)
+        text = json.dumps(edited) if path.suffix == ".json" else yaml.safe_dump(edited)
+        path.write_text(text, errors="surrogatepass")
     else:
         torch.save(edit_value(draw, content, PLAIN + TENSORS), path)
 
@@ -84,6 +95,6 @@ def mutate(draw: Any, folder: Path) -> None:
     """Edits one file in `folder`, in one of the ways above."""
     path = draw(st.sampled_from(sorted(path for path in folder.iterdir() if path.is_file())))
     ways = [exchange, lambda draw, path: path.write_bytes(edit_bytes(draw, path.read_bytes()))]
-    if path.suffix in (".json", ".pt", ".pth"):
+    if path.suffix in (".json", ".yaml", ".pt", ".pth"):
         ways += [edit_content] * 4
     draw(st.sampled_from(ways))(draw, path)

@@ -9,8 +9,8 @@ from typing import Any
 from glue_errors import UserError
 
 from mps_trainer.refusal import sentence
+from mps_trainer.regular_file import MOST_BYTES, read_text
 
-MOST_BYTES = 1_000_000  # a real one has some 1,000
 SUFFIXES = (".json", ".yaml", ".yml")
 
 
@@ -26,7 +26,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     read = _read_json if path.suffix.lower() == ".json" else _read_yaml
     try:
-        config = read(_bytes(path).decode("utf-8-sig"))
+        config = read(read_text(path, MOST_BYTES, "utf-8-sig"))
     except UserError as error:
         raise UserError(f"{path} cannot be read: {error}") from error
     except UnicodeDecodeError as error:
@@ -38,14 +38,6 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict) or not all(isinstance(name, str) for name in config):
         raise UserError(f"{path} is not a configuration: it must be a table of argument names and values.")
     return config
-
-
-def _bytes(path: Path) -> bytes:
-    with path.open("rb") as file:
-        content = file.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise UserError(f"it has more than {MOST_BYTES} bytes, which is no file of arguments.")
-    return content
 
 
 def _read_json(text: str) -> Any:

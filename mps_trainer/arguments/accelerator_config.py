@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import MisconfigurationException, NotAnObjectError
 from ..refusal import shown
+from ..regular_file import MOST_BYTES, read_text
 
 
 @dataclass(eq=False)
@@ -40,8 +41,7 @@ class AcceleratorConfig:
     def from_json_file(cls, json_file: str | os.PathLike) -> AcceleratorConfig:
         """Raises MisconfigurationException for a file that is no such thing."""
         try:
-            with open(json_file, encoding="utf-8") as file:
-                values = json.load(file)
+            values = json.loads(read_text(os.fspath(json_file), MOST_BYTES))
         except (OSError, ValueError, RecursionError) as error:
             raise MisconfigurationException(
                 f"accelerator_config={os.fspath(json_file)!r} cannot be read: {error}."

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import MisconfigurationException
 from ..refusal import shown
+from ..regular_file import MOST_BYTES, read_text
 from .choices import OptimizerNames
 
 logger = logging.getLogger(__name__)
@@ -136,8 +137,7 @@ def _read(value: Any) -> dict[str, Any]:
         if not text.lstrip().startswith("{"):
             source = text
             try:
-                with open(text, encoding="utf-8") as file:
-                    text = file.read()
+                text = read_text(text, MOST_BYTES)
             except (OSError, ValueError) as error:
                 why = getattr(error, "strerror", None) or str(error)
                 raise MisconfigurationException(

@@ -37,6 +37,7 @@ _HOW_TO_STEP = ("capturable", "differentiable")  # which not every device and pa
 _OF_A_SCHEDULE = ("last_epoch", "_step_count", "base_lrs", "_last_lr", "num_bad_epochs", "cooldown_counter")
 _COUNTERS = ("_step_count", "num_bad_epochs", "cooldown_counter")
 _MAY_BE_INFINITE = ("best", "mode_worse")
+_DIVISORS = ("T_0", "T_i", "T_max", "T_mult", "step_size", "total_iters", "total_size", "total_steps")
 _WORDS = {"_anneal_func_type": ("cos", "linear"), "anneal_strategy": ("cos", "linear")}
 
 
@@ -194,7 +195,7 @@ def _check_schedule(saved: Any, schedule: Any) -> None:
             is_right = is_number(value)
         else:
             is_right = _is_alike(value, own[name]) and value in _WORDS.get(name, (value,))
-            if is_count(own[name]) and own[name] > 0:  # what is divided by
+            if name in _DIVISORS and is_number(own[name]) and own[name] > 0:
                 is_right = is_right and value > 0
         if not is_right:
             raise ValueError(f"{name} is {shown(value)}")

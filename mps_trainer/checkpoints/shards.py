@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..errors import MisconfigurationException
-from .files import damaged
+from .files import damaged, read_json
 
 FOLDER = "shards"
 WEIGHTS, OPTIMIZER = "model", "optimizer"  # in it, a folder each
@@ -119,6 +119,8 @@ def _metadata(checkpoint: str, what: str) -> dict[str, Any]:
     try:
         _require_parts(folder)
         found: dict[str, Any] = dict(dcp.HuggingFaceStorageReader(folder).read_metadata().state_dict_metadata)
+    except MisconfigurationException:
+        raise
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise damaged(folder, error) from error
     # a part that is missing would be read as whatever is in memory
@@ -133,7 +135,8 @@ def _require_parts(folder: str) -> None:
     """Raises ValueError if a part is missing that was written."""
     path = os.path.join(folder, _PARTS)
     if os.path.isfile(path):
-        with open(path, encoding="utf-8") as file:
-            missing = sorted(set(json.load(file)) - set(_parts(folder)))
-        if missing:
+        names = read_json(path)
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"{_PARTS} is no list of names")
+        if missing := sorted(set(names) - set(_parts(folder))):
             raise ValueError(f"{missing[0]} is missing")

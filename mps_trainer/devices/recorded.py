@@ -7,14 +7,13 @@ import re
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ..errors import MisconfigurationException
+from ..regular_file import MOST_BYTES, read_text
 from ..version import __version__
 from .facts import LAUNCHER_INTEGERS, MachineFacts
 
-MOST_BYTES = 1_000_000  # a real one has some 3,000
 WRITER = "mps_trainer"  # the key of the version that wrote the file
 _NAMES = {bool: "true or false", int: "a whole number", str: "text", type(None): "null", dict: "texts by name"}
 
@@ -59,19 +58,19 @@ def read_facts(path: str) -> Recorded:
 
 
 def _content(path: str) -> dict[str, Any]:
-    file = Path(path)
     try:
-        if not file.is_file():
-            missing = not file.exists()
-            raise _refused(path, "there is no such file" if missing else "it is not a file")
-        if file.stat().st_size > MOST_BYTES:
-            raise _refused(path, f"it has more than {MOST_BYTES} bytes")
-        content = json.loads(file.read_text(encoding="utf-8-sig"))
+        text = read_text(path, MOST_BYTES, "utf-8-sig")
+    except FileNotFoundError as error:
+        raise _refused(path, "there is no such file") from error
     except OSError as error:
         raise _refused(path, f"it cannot be read ({error.strerror or type(error).__name__})") from error
+    except UnicodeDecodeError as error:
+        raise _refused(path, f"it is not JSON ({error})") from error
+    except ValueError as error:
+        raise _refused(path, str(error)) from error
+    try:
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        if isinstance(error, MisconfigurationException):
-            raise
         raise _refused(path, f"it is not JSON ({error})") from error
     if not isinstance(content, dict):
         raise _refused(path, f"it holds {_kind(content)}, and should hold an object")

@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import MisconfigurationException
 from ..home import in_home, named
 from ..refusal import sentence
+from ..regular_file import read_bytes
 from .accelerate_file import accelerate_file, is_accelerates, take_over
 from .settings import DEFAULTS, LaunchSettings, read_settings
 
@@ -77,18 +78,18 @@ def _mapping(path: Path) -> Mapping[Any, Any]:
     from ..yaml_loader import BoundedLoader
 
     try:
-        with path.open("rb") as file:
-            text = file.read(LARGEST + 1)
-    except OSError as error:
-        gone = isinstance(error, FileNotFoundError)
-        what = f"There is no file {path}" if gone else f"{path} cannot be read: {error.strerror}"
+        content = read_bytes(path, LARGEST)
+    except FileNotFoundError as error:
         raise MisconfigurationException(
-            f"{what}. `mps-trainer config --config_file FILE` writes one with settings."
+            f"There is no file {path}. `mps-trainer config --config_file FILE` writes one with settings."
         ) from error
-    if len(text) > LARGEST:
-        raise MisconfigurationException(f"{path} has more than {LARGEST} bytes, which is no file of settings.")
+    except (OSError, ValueError) as error:
+        raise MisconfigurationException(
+            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}. "
+            "`mps-trainer config --config_file FILE` writes a file of settings."
+        ) from error
     try:
-        values = yaml.load(text.decode(), Loader=BoundedLoader)
+        values = yaml.load(content.decode(), Loader=BoundedLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = getattr(error, "problem", None) or sentence(error)
         line = getattr(getattr(error, "problem_mark", None), "line", None)

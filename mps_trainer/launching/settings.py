@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -117,7 +116,7 @@ def _count(value: Any) -> int | None:
 
 def _share(value: Any) -> float | None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if number and math.isfinite(value) and 0 <= value <= MOST_MEMORY else None
+    return float(value) if number and 0 <= value <= MOST_MEMORY else None
 
 
 # what a setting is kept as, None for what it cannot be

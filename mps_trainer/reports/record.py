@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import MisconfigurationException
+from ..regular_file import read_text
 
 NAME = "run_record.json"
 PAGE = "report.html"
@@ -248,6 +249,8 @@ def is_foreign(path: str) -> bool:
     if not os.path.lexists(path):
         return False
     try:
+        if not os.path.isfile(path):
+            return True
         with open(path, encoding="utf-8") as file:
             return _MARKED.match(file.read(1000)) is None
     except (OSError, UnicodeDecodeError):
@@ -278,15 +281,17 @@ def read(folder: str) -> RunRecord:
 def load_json(path: str) -> Any:
     """Raises MisconfigurationException for what is not JSON, FileNotFoundError for what is not there."""
     try:
-        size = os.path.getsize(path)
-        if size > LARGEST:
-            raise damaged(path, f"it has {size:,} bytes, and {LARGEST:,} are the most that are read")
-        with open(path, encoding="utf-8") as file:
-            return json.load(file)
-    except (FileNotFoundError, MisconfigurationException):
+        text = read_text(path, LARGEST)
+    except FileNotFoundError:
         raise
     except OSError as error:
         raise damaged(path, error.strerror or str(error)) from error
+    except UnicodeDecodeError as error:
+        raise damaged(path, f"it is not JSON ({error})") from error
+    except ValueError as error:
+        raise damaged(path, str(error)) from error
+    try:
+        return json.loads(text)
     except ValueError as error:
         raise damaged(path, f"it is not JSON ({error})") from error
     except RecursionError as error:

@@ -73,7 +73,7 @@ COMMANDS = [
         command(f"doctor of {name}", "doctor", "--facts", file, says=says, files={} if text is None else {file: text})
         for name, file, text, says in (
             ("no file", "gone.json", None, "--facts gone.json: there is no such file"),
-            ("a folder", ".", None, "it is not a file"),
+            ("a folder", ".", None, "Is a directory"),
             ("a file without a name", "", None, "--facts"),
             ("an empty file", "x.json", "", "it is not JSON"),
             ("a screen", "x.txt", "Nothing to put right. Training runs on mps.\n", "it is not JSON"),

@@ -60,7 +60,7 @@ FORM = [
 
 VALUES = [
     with_values("no such name", "learning_rat", learning_rat=1),
-    config("a file without end", "#" * 1_000_001, "more than 1000000 bytes", "c.yaml"),
+    config("a file without end", "#" * 1_000_001, "more than 1,000,000 bytes", "c.yaml"),
     as_yaml("a number for a name", "7: 8\n", "c.yaml is not a configuration"),
     as_yaml("a list for a name", "[1, 2]: 8\n", "c.yaml"),
     with_values("text for a number", "learning_rate='fast' is not accepted", learning_rate="fast"),

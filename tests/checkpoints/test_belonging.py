@@ -74,6 +74,18 @@ def test_a_schedules_own_state_belongs(kind):
     require_belonging(schedule.state_dict(), schedule)
 
 
+def test_a_schedule_that_has_run_takes_the_state_of_one_that_has_not():
+    def restarts():
+        return lr_scheduler.CosineAnnealingWarmRestarts(stepped(torch.optim.SGD), 4)
+
+    new, run = restarts(), restarts()
+    run.step()
+    assert run.T_cur > 0
+    require_belonging(new.state_dict(), run)
+    with pytest.raises(ValueError, match="T_i is 0"):
+        require_belonging({**new.state_dict(), "T_i": 0}, run)
+
+
 def test_a_momentum_of_another_shape_does_not_belong():
     saved = copy.deepcopy(stepped(AdamW).state_dict())
     saved["state"][0]["exp_avg_sq"] = torch.zeros(2, 3)
@@ -128,6 +140,7 @@ def test_what_is_no_state_of_this_optimizer_is_refused(damage, says):
     ("change", "says"),
     [
         (lambda saved: [], "it holds no schedule's state"),
+        (lambda saved: {**saved, "T_max": 0}, "T_max is 0"),
         (lambda saved: {**saved, "last_epoch": "x"}, "last_epoch is 'x'"),
         (lambda saved: {**saved, "base_lrs": [0.1]}, r"base_lrs is \[0\.1\]"),
         (lambda saved: {k: v for k, v in saved.items() if k != "_step_count"}, "it has no _step_count"),

@@ -70,7 +70,7 @@ def test_the_parts_are_listed_by_name_in_order(written):
     assert len(noted) == 2
 
 
-@pytest.mark.parametrize("damage", ["cut", "no header", "gone", "list", "every part"])
+@pytest.mark.parametrize("damage", ["cut", "no header", "gone", "list", "list of numbers", "text", "every part"])
 def test_damaged_parts_are_refused(written, damage):
     part = parts_of(written)[0]
     if damage == "cut":
@@ -81,6 +81,10 @@ def test_damaged_parts_are_refused(written, damage):
         part.unlink()
     elif damage == "list":
         (part.parent / "parts.json").write_text("{", encoding="utf-8")
+    elif damage == "list of numbers":
+        (part.parent / "parts.json").write_text("[[1]]", encoding="utf-8")
+    elif damage == "text":
+        (part.parent / "parts.json").write_text('"x"', encoding="utf-8")
     else:
         for each in parts_of(written):
             each.unlink()

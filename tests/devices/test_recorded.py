@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 import json
-import pathlib
 
 import pytest
 
 from mps_trainer import MachineFacts, MisconfigurationException, __version__
-from mps_trainer.devices.recorded import MOST_BYTES, read_facts
+from mps_trainer.devices.recorded import read_facts
+from mps_trainer.regular_file import MOST_BYTES
 from tests.devices.machines import MACHINES
 
 LINUX = {"system": "Linux"}
@@ -40,7 +40,7 @@ def write(tmp_path, content, name="facts.json"):
         (b'{"system": "Linux"', "it is not JSON"),
         (b"[" * 100_000, "it is not JSON"),
         (b'{"system": "Linux", "cuda_count": ' + b"9" * 5000 + b"}", "it is not JSON"),
-        (b" " * (MOST_BYTES + 1), "it has more than 1000000 bytes"),
+        (b" " * (MOST_BYTES + 1), "it has more than 1,000,000 bytes"),
         ([], "it holds a list"),
         (None, "it holds null"),
         (3, "it holds a single value"),
@@ -74,8 +74,8 @@ def test_what_is_no_machine_is_refused(content, said, tmp_path):
 
 def test_a_file_that_is_not_there_or_is_none(tmp_path):
     assert "there is no such file" in refusal(tmp_path / "gone.json")
-    assert "it is not a file" in refusal(tmp_path)
-    assert "it is not a file" in refusal("/dev/null")
+    assert "it cannot be read (Is a directory)" in refusal(tmp_path)
+    assert "it is not a regular file" in refusal("/dev/null")
     assert "it is not JSON" in refusal(write(tmp_path, b"\0"))
     with pytest.raises(MisconfigurationException, match="--facts"):
         read_facts("a\0b")
@@ -88,7 +88,7 @@ def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     path = write(tmp_path, LINUX)
-    monkeypatch.setattr(pathlib.Path, "read_text", refuse)
+    monkeypatch.setattr("mps_trainer.devices.recorded.read_text", refuse)
     assert "it cannot be read (Permission denied)" in refusal(path)
 
 

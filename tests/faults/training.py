@@ -24,6 +24,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "workers": {"dataloader_num_workers": 1},
     "buckets": {"train_sampling_strategy": "bucket_by_length"},
     "evaluation": {"eval_strategy": "steps", "eval_steps": 2, "save_steps": 2, "load_best_model_at_end": True},
+    "persistent workers, evaluation": {
+        "dataloader_num_workers": 1,
+        "dataloader_persistent_workers": True,
+        "eval_strategy": "steps",
+        "eval_steps": 4,
+    },
     "in the foreground": {"save_async": False},
 }
 OF_SEVERAL: dict[str, dict[str, Any]] = {  # processes

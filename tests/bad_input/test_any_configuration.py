@@ -1,0 +1,145 @@
+"""Whatever is changed in a file of settings, it is taken as it is or refused in one line; the file stays."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import tempfile
+import warnings
+from pathlib import Path
+
+import pytest
+import yaml
+from glue_arguments import parse
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from mps_trainer import MisconfigurationException, TrainingArguments, scripts
+from mps_trainer.launching.config_file import check_target, load
+from mps_trainer.launching.environment import variables
+from mps_trainer.refusal import as_line
+from tests import HUNG_AFTER
+from tests.edits import mutate
+
+OURS = {"device": "cpu", "mixed_precision": "no", "mps_fallback": True, "num_processes": 2, "memory_fraction": 0.5}
+ACCELERATES = {
+    "compute_environment": "LOCAL_MACHINE",
+    "distributed_type": "MULTI_CPU",
+    "mixed_precision": "bf16",
+    "num_processes": 2,
+    "use_cpu": True,
+    "fsdp_config": {},
+    "tpu_env": [],
+    "main_training_function": "main",
+}
+GLUE = {
+    "task_name": "mrpc",
+    "embedded": True,
+    "output_dir": "out",
+    "learning_rate": 1e-4,
+    "max_steps": 2,
+    "optim": "adamw_torch",
+    "lr_scheduler_kwargs": {"num_cycles": 1},
+    "report_to": ["none"],
+    "eval_strategy": "steps",
+    "eval_steps": 0.5,
+    "use_cpu": True,
+}
+FSDP = {"state_dict_type": "SHARDED_STATE_DICT", "min_num_params": 0, "transformer_layer_cls_to_wrap": ["BertLayer"]}
+ACCELERATOR = {"split_batches": False, "even_batches": True, "gradient_accumulation_kwargs": {"num_steps": 2}}
+
+
+def launch(path):
+    found = load(path)
+    assert all(isinstance(value, str) for value in variables(found.settings).values())
+    if not found.is_accelerates:
+        check_target(path)
+
+
+def run_glue(path):
+    """As the script does up to its data. Raises what it says on stderr if it ends with 2."""
+    stderr = io.StringIO()
+    with contextlib.redirect_stderr(stderr):
+        status = scripts.run("run_glue.py", lambda: parse([str(path)]), lambda *arguments: None, lambda job: None)
+    assert status in (0, 2)
+    if status:
+        raise MisconfigurationException(stderr.getvalue().rstrip("\n"))
+
+
+def fsdp_config(path):
+    TrainingArguments(str(path.parent / "out"), fsdp=True, fsdp_config=str(path))
+
+
+def accelerator_config(path):
+    TrainingArguments(str(path.parent / "out"), accelerator_config=str(path))
+
+
+FILES = [
+    ("config.yaml", OURS, launch),
+    ("default_config.yaml", ACCELERATES, launch),
+    ("run.yaml", GLUE, run_glue),
+    ("run.json", GLUE, run_glue),
+    ("fsdp.json", FSDP, fsdp_config),
+    ("accelerator.json", ACCELERATOR, accelerator_config),
+]
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch):
+    monkeypatch.setattr(scripts, "FIRST_SPEAKS", 0.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@pytest.mark.parametrize(("name", "values", "read"), FILES, ids=[name for name, _, _ in FILES])
+def test_each_is_taken_as_it_is(tmp_path, name, values, read):
+    (tmp_path / name).write_text(written(name, values))
+    read(tmp_path / name)
+
+
+def written(name, values):
+    return json.dumps(values) if name.endswith(".json") else yaml.safe_dump(values)
+
+
+def check_any_edit(draw):
+    name, values, read = draw(st.sampled_from(FILES))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        path.write_text(written(name, values))
+        for _ in range(draw(st.integers(1, 3))):
+            if path.is_file():
+                mutate(draw, path.parent)
+        before = looks(folder)
+        signal.alarm(HUNG_AFTER)
+        try:
+            read(path)
+        except MisconfigurationException as error:
+            refused = str(error)
+            assert refused == as_line(refused, len(refused))
+        finally:
+            signal.alarm(0)
+        assert looks(folder) == before
+
+
+def looks(folder):
+    return [(path.name, os.lstat(path).st_mtime_ns, os.lstat(path).st_size) for path in Path(folder).iterdir()]
+
+
+quickly = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None, "phases": [Phase.generate]}
+
+
+@settings(max_examples=40, **quickly)
+@given(st.data())
+def test_any_edit_of_a_file_of_settings_is_taken_or_refused(data):
+    check_any_edit(data.draw)
+
+
+@pytest.mark.acceptance
+@settings(max_examples=2000, **quickly)
+@given(st.data())
+def test_any_of_many_edits_of_a_file_of_settings_is_taken_or_refused(data):
+    check_any_edit(data.draw)
