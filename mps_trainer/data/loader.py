@@ -18,6 +18,7 @@ from .buckets import BucketBatchSampler, buckets_of
 from .faults import explain_loading
 from .order import EpochOrder, LaterBatches, tell_epoch
 from .shares import ShareOfBatches, ShareOfStream, is_shared, shares_of
+from .worker_seeds import WorkerSeeds
 
 if TYPE_CHECKING:
     from ..distributed import Processes
@@ -48,6 +49,7 @@ class EpochLoader(DataLoader):
     iteration = 0
     end_of_dataloader = False  # whether the batch last given was the last of its epoch
     draws_worker_seed = True  # for a first pass; False if the run drew it before the checkpoint that it goes on from
+    pass_number: int | None = None  # for what workers that persist draw, see WorkerSeeds; None for the epoch
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch of the next pass."""
@@ -63,6 +65,12 @@ class EpochLoader(DataLoader):
         """The batches of one pass, none of them loaded ahead."""
         self.set_epoch(self.iteration)
         self.end_of_dataloader = False
+        seeds = worker_seeds_of(self)
+        if seeds is not None:
+            number = self.iteration if self.pass_number is None else self.pass_number
+            seeds.begin(number, self.iteration)
+            if self.iteration > 0 and self._iterator is None:  # a resumed run: its workers began in epoch 0
+                self.draws_worker_seed = False
         state = None if self.draws_worker_seed else torch.get_rng_state()
         with workers_begin_deaf(self.num_workers > 0):
             batches = super().__iter__()
@@ -81,6 +89,13 @@ class EpochLoader(DataLoader):
     @property
     def total_dataset_length(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
+
+
+def worker_seeds_of(loader: Any) -> WorkerSeeds | None:
+    """Returns what seeds the workers of `loader` in each pass; None if there are none that persist."""
+    prepare = getattr(loader, "worker_init_fn", None)
+    prepare = prepare.then if isinstance(prepare, IgnoringInterrupts) else None
+    return prepare if isinstance(prepare, WorkerSeeds) else None
 
 
 def _unwatched(batches: Iterator[Any]) -> Iterator[Any]:
@@ -185,6 +200,7 @@ def prepare_loader(
     *,
     seedable: bool = True,
     data_seed: int | None = None,
+    seed: int = 0,
     processes: Processes | None = None,
     whole: bool = False,
     even: bool = True,
@@ -195,12 +211,17 @@ def prepare_loader(
         seedable: a `RandomSampler` draws each epoch from `data_seed` + epoch, not from torch's global generator. It
             always does with several processes, whose global generators need not agree.
         data_seed: None for the seed that torch was last given.
+        seed: of the run, from which workers that persist are seeded in each pass.
         processes: of the run; each has its share of the batches.
         whole, even: how they are shared out, see `ShareOfBatches`.
     """
     if isinstance(loader, EpochLoader) or not isinstance(loader, DataLoader):
         return loader
-    prepared = _another(EpochLoader, loader, **_batching(loader))
+    batching = _batching(loader)
+    if loader.num_workers and loader.persistent_workers:
+        rank = 0 if processes is None else processes.rank
+        batching["worker_init_fn"] = WorkerSeeds(loader.worker_init_fn, seed, rank)
+    prepared = _another(EpochLoader, loader, **batching)
     sampler = getattr(prepared.batch_sampler, "sampler", None)
     several = processes is not None and processes.are_several
     if (seedable or several) and isinstance(sampler, RandomSampler) and not isinstance(sampler, EpochOrder):
@@ -313,8 +334,8 @@ def _without_first(loader: Any, skip: int, reached: Callable[[], None] | None) -
 
 
 def _another(kind: type[DataLoader], loader: DataLoader, **batching: Any) -> Any:
-    kept = {name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)}
-    prepare = kept["worker_init_fn"]
+    settings = {name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)} | batching
+    prepare = settings["worker_init_fn"]
     if loader.num_workers and kind is EpochLoader and not isinstance(prepare, IgnoringInterrupts):
-        kept["worker_init_fn"] = IgnoringInterrupts(prepare)
-    return kind(**{"dataset": loader.dataset, **kept, **batching})
+        settings["worker_init_fn"] = IgnoringInterrupts(prepare)
+    return kind(**{"dataset": loader.dataset, **settings})

@@ -79,6 +79,8 @@ class Loaders(TrainerBase):
                 sampler_fn=self._get_eval_sampler,
                 dataloader_key=key,
             )
+        if self.args.dataloader_persistent_workers:
+            loader.pass_number = self.state.global_step
         return loader
 
     def evaluated(self) -> list[str]:
@@ -336,6 +338,7 @@ class Loaders(TrainerBase):
             loader,
             seedable=seedable,
             data_seed=self.args.data_seed,
+            seed=self.args.seed,
             processes=self.processes,
             whole=whole,
             even=even,

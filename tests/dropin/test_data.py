@@ -252,8 +252,9 @@ CASES = {
 EPOCH_LOST_UNDER_TRANSFORMERS = {"dispatched", "noisy", "persistent"}
 
 
-# Workers that persist draw on from epoch to epoch: only the run from its beginning would bring theirs there again.
-NOT_RESUMED_EXACTLY = {"persistent"}
+# Workers that persist draw on from epoch to epoch under transformers, and only the run from its beginning would bring
+# theirs there again. Here they are seeded in each epoch, and a resumed run goes on as if it had not been interrupted.
+DRAWS_ON_UNDER_TRANSFORMERS = {"persistent"}
 
 
 def make(package, name, folder, **more):
@@ -287,7 +288,7 @@ def outcome(trainer, resume=None):
     return {"seen": trainer.model.seen, "losses": losses, "next draw": torch.rand(1).item()}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sorted(CASES.keys() - DRAWS_ON_UNDER_TRANSFORMERS))
 def test_run_sees_what_it_sees_under_transformers(tmp_path, name):
     theirs = outcome(make(transformers, name, tmp_path / "theirs"))
     ours = outcome(make(mps_trainer, name, tmp_path / "ours"))
@@ -308,7 +309,7 @@ def test_resumed_run_sees_what_it_sees_under_transformers(tmp_path, name):
     assert ours["next draw"] == theirs["next draw"]
 
 
-@pytest.mark.parametrize("name", sorted(CASES.keys() - NOT_RESUMED_EXACTLY))
+@pytest.mark.parametrize("name", CASES)
 def test_resumed_run_goes_on_as_if_it_had_not_been_interrupted(tmp_path, name):
     whole = make(mps_trainer, name, tmp_path / "whole", save_strategy="steps")
     whole.train()

@@ -137,7 +137,7 @@ def _trainer(library: str, folder: Path, settings: dict[str, Any], device: str) 
         "dataloader_pin_memory": False,
     }
     torch.manual_seed(0)
-    data = {"train_dataset": Sentences(), "eval_dataset": Sentences(12, augment=False), "data_collator": collate}
+    data = {"train_dataset": Sentences(), "eval_dataset": Sentences(12), "data_collator": collate}
     return Trainer(Classifier(), TrainingArguments(**(common | settings)), **data)
 
 

@@ -1,0 +1,97 @@
+"""Workers that persist draw in each pass what belongs to it, whatever passes came before."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+from mps_trainer.data.loader import close_workers, prepare_loader
+from mps_trainer.distributed import Processes
+
+
+class Draws(Dataset):
+    """What each of three generators gives, with the number of the worker and the epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return (get_worker_info().id, self.epoch, *drawn())
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        for _ in range(2):
+            yield (get_worker_info().id, 0, *drawn())
+
+
+def drawn():
+    return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+
+def loader_of(dataset, seed=7, processes=None, **settings):
+    settings = {"num_workers": 2, "persistent_workers": True, "collate_fn": list, **settings}
+    return prepare_loader(DataLoader(dataset, 2, **settings), seed=seed, processes=processes)
+
+
+def passes(loader, *epochs):
+    try:
+        found = []
+        for epoch in epochs:
+            loader.set_epoch(epoch)
+            found.append([row for batch in loader for row in batch])
+        return found
+    finally:
+        close_workers(loader)
+
+
+@pytest.mark.parametrize("dataset", [Draws, Stream])
+def test_a_pass_draws_the_same_without_those_before(dataset):
+    first, second, third = passes(loader_of(dataset()), 0, 1, 2)
+    assert len({row[2:] for row in first + second + third}) == 12
+    assert passes(loader_of(dataset()), 2) == [third]
+    assert passes(loader_of(dataset()), 1, 2) == [second, third]
+
+
+def test_workers_and_processes_and_runs_draw_differently():
+    rows = passes(loader_of(Draws()), 1)[0]
+    assert [row[0] for row in rows] == [0, 0, 1, 1]
+    other_run = passes(loader_of(Draws(), seed=8), 1)[0]
+    other_rank = passes(loader_of(Draws(), processes=Processes(1, 2)), 1)[0]
+    assert len({row[2:] for row in rows + other_run + other_rank}) == 4 + 4 + 2
+
+
+def test_the_first_pass_draws_as_under_pytorch():
+    torch.manual_seed(3)
+    (ours,) = passes(loader_of(Draws()), 0)
+    torch.manual_seed(3)
+    theirs = DataLoader(Draws(), 2, num_workers=2, collate_fn=list)
+    assert [row for batch in theirs for row in batch] == ours
+
+
+def test_the_dataset_of_a_worker_hears_of_the_epoch():
+    assert [[row[1] for row in rows] for rows in passes(loader_of(Draws()), 0, 3)] == [[0] * 4, [3] * 4]
+
+
+def test_a_run_that_begins_later_leaves_torchs_generator_where_it_was():
+    loader = loader_of(Draws())
+    before = torch.get_rng_state()
+    passes(loader, 2)
+    assert torch.equal(torch.get_rng_state(), before)
+    passes(loader_of(Draws()), 0)
+    assert not torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.integration
+def test_workers_that_are_spawned_draw_the_same_as_forked_ones():
+    spawned = passes(loader_of(Draws(), multiprocessing_context="spawn"), 1)
+    assert spawned == passes(loader_of(Draws()), 1)
