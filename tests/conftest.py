@@ -13,12 +13,15 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # of sums, which some tests compare with another library's to the last digits, depends on their number, too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from mps_trainer.simulator import SimulatedMPS, SimulatorUnavailableError, simulated_mps  # before torch: hides CUDA
+
+# isort: split
+
 import pytest
 import torch
 from torch import nn
 
 from mps_trainer import Trainer, TrainingArguments
-from mps_trainer.simulator import SimulatedMPS, SimulatorUnavailableError, simulated_mps
 from tests.tiers import TierRules
 
 

@@ -41,6 +41,9 @@ def run(arguments: argparse.Namespace) -> int:
     check_paths(arguments)
     if arguments.fallback:
         os.environ[FALLBACK] = "1"  # before the import of torch below, which reads it
+    from ..simulator import hide_cuda
+
+    hide_cuda()
     from ..simulator import activate
 
     device = activate(memory=arguments.memory, same_draws_as_cpu=arguments.same_draws_as_cpu)

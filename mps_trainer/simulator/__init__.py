@@ -1,4 +1,8 @@
-"""An `mps` device for machines that have none: what a Mac refuses fails here, and what costs time there is counted."""
+"""An `mps` device for machines that have none: what a Mac refuses fails here, and what costs time there is counted.
+
+Importing this package before torch takes CUDA out of the process where torch is built for it and there is no NVIDIA
+GPU; see `hide_cuda`.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from .build import SimulatorUnavailableError
-from .report import OperatorCalls, Place, SimulationReport
-from .session import SimulatedMPS, activate, simulated_mps
+from .cuda import hide_cuda, hide_unused_cuda
 
 if TYPE_CHECKING:
     from .callback import SimulationCallback, StepFigures
+    from .report import OperatorCalls, Place, SimulationReport
+    from .session import SimulatedMPS, activate, simulated_mps
 
 __all__ = [
     "OperatorCalls",
@@ -21,11 +26,26 @@ __all__ = [
     "SimulatorUnavailableError",
     "StepFigures",
     "activate",
+    "hide_cuda",
     "simulated_mps",
 ]
 
+# Loaded on first use: torch must not be imported before CUDA is hidden, and transformers takes a second.
+_EXPORTS = {
+    "OperatorCalls": ".report",
+    "Place": ".report",
+    "SimulatedMPS": ".session",
+    "SimulationCallback": ".callback",
+    "SimulationReport": ".report",
+    "StepFigures": ".callback",
+    "activate": ".session",
+    "simulated_mps": ".session",
+}
+
+hide_unused_cuda()
+
 
 def __getattr__(name: str) -> Any:
-    if name in ("SimulationCallback", "StepFigures"):  # on first use: transformers takes a second to import
-        return getattr(importlib.import_module(".callback", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_EXPORTS[name], __name__), name)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from ..cache import cache_folder
 from ..errors import MisconfigurationException
@@ -34,18 +35,40 @@ def load_extension() -> ModuleType:
     Raises SimulatorUnavailableError on a Mac, with a torch that is no CPU build for Linux, and without a compiler.
     """
     check_machine()
-    library = _library()
+    return _import(built(SOURCES, MODULE))
+
+
+def built(sources: Path, name: str) -> Path:
+    """Returns the library made of the C++ in `sources`, compiled first where it has not been; never imports torch."""
+    library = _library(sources, name)
     if not library.exists():
         with _lock(library.parent):
             if not library.exists():  # another process may have built it while this one waited
-                _build(library)
-    return _import(library)
+                _build(library, sources)
+    return library
+
+
+def torch_version() -> Any:
+    """Returns the module `torch.version` without importing torch, if that has not happened yet."""
+    if "torch" in sys.modules:
+        return sys.modules["torch"].version
+    spec = importlib.util.spec_from_file_location("torch_version", torch_folder() / "version.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def torch_folder() -> Path:
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
 
 
 def check_machine() -> None:
     """Raises SimulatorUnavailableError where the device cannot or must not be simulated."""
-    import torch
-
     if platform.system() == "Darwin":
         raise SimulatorUnavailableError(
             "The mps device is not simulated on a Mac, which may have a real one. Run the script as it is, and "
@@ -56,28 +79,28 @@ def check_machine() -> None:
             f"The simulated mps device is made for Linux, and this machine runs {platform.system()}. Use Linux, a "
             f"container with it, or WSL; `mps-trainer check` works everywhere."
         )
-    if torch.version.cuda or getattr(torch.version, "hip", None) or getattr(torch.version, "xpu", None):
+    version = torch_version()
+    if getattr(version, "hip", None) or getattr(version, "xpu", None):
         raise SimulatorUnavailableError(
-            f"The simulated mps device is made for a CPU build of torch, and this is {torch.__version__}. Make a new "
-            f"environment and install torch there from the index of CPU builds: "
+            f"The simulated mps device is made for torch's builds for CUDA and for the CPU, and this is "
+            f"{version.__version__}. Make a new environment and install torch there from the index of CPU builds: "
             f"python -m pip install torch --index-url https://download.pytorch.org/whl/cpu"
         )
 
 
-def _library() -> Path:
-    """Where the device for this torch, this Python and this source belongs."""
-    import torch
-
-    digest = hashlib.sha256(f"{torch.version.git_version} {sys.version} {platform.machine()}".encode())
-    for source in sorted(SOURCES.iterdir()):
+def _library(sources: Path, name: str) -> Path:
+    """Returns where the library of this source belongs, for this torch and this Python."""
+    version = torch_version()
+    digest = hashlib.sha256(f"{version.git_version} {sys.version} {platform.machine()}".encode())
+    for source in sorted(sources.iterdir()):
         digest.update(source.read_bytes())
-    name = f"simulator-{torch.__version__}-{digest.hexdigest()[:16]}"
+    folder = f"{name.removeprefix('mps_')}-{version.__version__}-{digest.hexdigest()[:16]}"
     if (cache := cache_folder()) is None:
         raise SimulatorUnavailableError(
             "The simulated mps device is built in a cache folder, and this user has no home folder for one. Set "
             "MPS_TRAINER_CACHE to a folder that can be written."
         )
-    return cache / name / f"{MODULE}.so"
+    return cache / folder / f"{name}.so"
 
 
 @contextlib.contextmanager
@@ -98,19 +121,18 @@ def _lock(folder: Path) -> Iterator[None]:
         yield
 
 
-def _build(library: Path) -> None:
-    import torch
-
+def _build(library: Path, sources: Path) -> None:
     _check_tools()
     print(
-        f"Building the simulated mps device for torch {torch.__version__}, once, which takes about a minute ...",
+        f"Building the simulated mps device for torch {torch_version().__version__}, once, which takes about a minute "
+        "...",
         file=sys.stderr,
         flush=True,
     )
     start = time.monotonic()
     with tempfile.TemporaryDirectory(dir=library.parent, prefix="build-") as folder:
-        _compile(Path(folder), library.parent / "build.log")
-        os.replace(Path(folder) / f"{MODULE}.so", library)
+        _compile(sources, library.stem, Path(folder), library.parent / "build.log")
+        os.replace(Path(folder) / library.name, library)
     print(f"Built in {time.monotonic() - start:.0f} s: {library.parent}", file=sys.stderr, flush=True)
 
 
@@ -144,13 +166,13 @@ load(name=sys.argv[1], sources=sys.argv[3:], build_directory=sys.argv[2], extra_
 """
 
 
-def _compile(folder: Path, log: Path) -> None:
-    sources = [str(source) for source in sorted(SOURCES.glob("*.cpp"))]
+def _compile(folder_of_sources: Path, name: str, folder: Path, log: Path) -> None:
+    sources = [str(source) for source in sorted(folder_of_sources.glob("*.cpp"))]
     environment = dict(os.environ)
     # A ninja installed by pip is found where this Python is, also when its environment is not activated.
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", "")])
     environment["TORCH_EXTENSIONS_DIR"] = str(folder)
-    command = [sys.executable, "-c", _COMPILE, MODULE, str(folder), *sources]
+    command = [sys.executable, "-c", _COMPILE, name, str(folder), *sources]
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
     if result.returncode == 0:
         return
@@ -159,7 +181,7 @@ def _compile(folder: Path, log: Path) -> None:
     errors = [line.strip() for line in output.splitlines() if "error: " in line.lower()]
     raise SimulatorUnavailableError(
         f"The simulated mps device could not be compiled: {errors[0] if errors else 'the compiler gave no reason'}. "
-        f"It is made for torch 2.13 and a compiler with C++20; all that the compiler said is in {log}."
+        f"It is made for torch 2.13 to 2.15 and a compiler with C++20; all that the compiler said is in {log}."
     )
 
 

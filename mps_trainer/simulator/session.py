@@ -16,6 +16,7 @@ from ..coverage.table import ALWAYS_FALLS_BACK, operator_table
 from ..devices import facts
 from ..errors import MisconfigurationException
 from .build import load_extension
+from .cuda import require_hidden
 from .memory import parse_bytes
 from .report import SimulationReport, make_report
 from .visible import set_visible
@@ -134,6 +135,7 @@ def _install() -> ModuleType:
     global _extension
     if _extension is None:
         table = operator_table()
+        require_hidden()
         extension = load_extension()
         extension.install()
         extension.register_kernels(sorted(table.native), sorted(ALWAYS_FALLS_BACK - table.native))

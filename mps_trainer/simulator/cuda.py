@@ -1,0 +1,70 @@
+"""Takes CUDA out of a process, so that PyTorch's build for CUDA can have the simulated mps device.
+
+That build is what PyPI has for Linux. It names CUDA as its accelerator on every machine, with a GPU or without, as soon
+as it is imported; a small library that is loaded before says that there is no CUDA in it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+from pathlib import Path
+
+from .build import SimulatorUnavailableError, built, check_machine, torch_folder, torch_version
+
+SOURCES = Path(__file__).parent / "no_cuda"
+MODULE = "mps_no_cuda"
+_GPUS = ("/dev/nvidiactl", "/dev/dxg")  # the second is that of the Windows Subsystem for Linux
+
+_library: ctypes.CDLL | None = None  # stays loaded
+_failed: SimulatorUnavailableError | None = None
+
+
+def hide_cuda() -> None:
+    """Takes CUDA out of this process, if torch is built for it. To be called before torch is imported.
+
+    Raises:
+        SimulatorUnavailableError: if torch has been imported, or the library cannot be built or loaded.
+    """
+    global _library
+    check_machine()
+    if _library is not None or not torch_version().cuda:
+        return
+    if "torch" in sys.modules:
+        raise SimulatorUnavailableError(
+            f"This is torch {torch_version().__version__}, a build for CUDA, and it was imported before the simulated "
+            "mps device could take CUDA out of the process. Import mps_trainer.simulator before torch and, on a "
+            "machine with an NVIDIA GPU, call mps_trainer.simulator.hide_cuda() there; `mps-trainer simulate` does both."
+        )
+    path = built(SOURCES, MODULE)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # for what asks the driver, and for processes that this one starts
+    try:
+        libraries = torch_folder() / "lib"
+        ctypes.CDLL(str(libraries / "libtorch_global_deps.so"), mode=ctypes.RTLD_GLOBAL)  # as torch begins
+        ctypes.CDLL(str(libraries / "libtorch.so"))  # with its own hooks, which those of higher priority replace
+        _library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise SimulatorUnavailableError(
+            f"The simulated mps device cannot take CUDA out of this process: {error}. Delete {path.parent}, so that "
+            "the library is built anew."
+        ) from error
+
+
+def hide_unused_cuda() -> None:
+    """Does the same where there is no NVIDIA GPU and torch is not imported; keeps an error for `require_hidden`."""
+    global _failed
+    if "torch" in sys.modules or platform.system() != "Linux" or any(map(os.path.exists, _GPUS)):
+        return
+    try:
+        hide_cuda()
+    except SimulatorUnavailableError as error:
+        _failed = error
+
+
+def require_hidden() -> None:
+    """Raises SimulatorUnavailableError if torch is built for CUDA, and CUDA is still in this process."""
+    if _failed is not None:
+        raise _failed
+    hide_cuda()
