@@ -6,12 +6,16 @@ explains the tiers.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
 from collections.abc import Iterator
 
 import pytest
+
+from mps_trainer.simulator import SimulatorUnavailableError
+from mps_trainer.simulator.build import build_device
 
 TIERS = ("integration", "acceptance")  # besides the default one, which has no marker
 # Fixtures that start servers or interpreters: a test that uses one belongs to the integration tier.
@@ -29,6 +33,12 @@ class TierRules:
     def __init__(self) -> None:
         self._watched: str | None = None  # the running test, if it may start no Python
         sys.addaudithook(self._audit)  # sees what libraries start with subprocess, too
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Builds the simulated device where it has not been: that starts a compiler from Python, which tests may not."""
+        if not hasattr(session.config, "workerinput"):
+            with contextlib.suppress(SimulatorUnavailableError):  # tests that need it are skipped with this reason
+                build_device()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -29,6 +29,8 @@ _READS = {
 }
 # On the CPU, and there only, these look at the values to check them.
 _CHECKED_ON_CPU = {torch.nn.functional.one_hot}
+# On the CPU these count in float64, from torch 2.14 on, and on mps in float32.
+_FLOAT64_ON_CPU = {torch.quantile, torch.nanquantile, Tensor.quantile, Tensor.nanquantile}
 # These want no singular vectors. The operator below them fails, where torch.linalg.svd is registered to fall back.
 _SINGULAR_VALUES = {
     torch.linalg.svdvals,
@@ -70,6 +72,9 @@ class HostCalls(TorchFunctionMode):
             return self._make(func, args, kwargs, on_device)
         if func in _CHECKED_ON_CPU:
             return self._checked(func, args, kwargs)
+        if func in _FLOAT64_ON_CPU:
+            with self._set("float64_is_of_the_cpu", True):
+                return func(*args, **kwargs)
         if func in _SINGULAR_VALUES:
             with self._set("singular_values_only", True):
                 return func(*args, **kwargs)

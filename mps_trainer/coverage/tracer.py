@@ -46,6 +46,7 @@ class Tracer:
         self.phases = Phases(self._enter_module, self._before_step)
         self.reads_are_free = False  # within what has been recorded as a read, or checks values on the CPU alone
         self.singular_values_only = False  # within functions that want no singular vectors
+        self.float64_is_of_the_cpu = False  # within functions that count in float64 on the CPU alone
         self.factory_on_device: bool | None = None  # within a Python call of a factory: whether it names a device
         self._table = self.recorder.table
         self._expanding: list[Any] = []
@@ -184,7 +185,13 @@ class Tracer:
     def _check_results(self, func: Any, results: list[torch.Tensor], line: SourceLine | None) -> None:
         """Names the operator that makes a float64 tensor of others: the origin, and not what follows from it."""
         made = next((tensor for tensor in results if tensor.dtype in REFUSED_DTYPES), None)
-        if made is None or self._expanding or func.name() in _FLOAT64_ON_CPU or self.phases.in_backward_of_torch():
+        if (
+            made is None
+            or self._expanding
+            or self.float64_is_of_the_cpu
+            or func.name() in _FLOAT64_ON_CPU
+            or self.phases.in_backward_of_torch()
+        ):
             return  # torch's own kernels and gradients that add up in float64 do so on the CPU alone
         if not inside("amp/grad_scaler.py"):  # it asks whether the device is mps
             self.recorder.dtype(f"result of {func.name()}", made, f"Ask for {half(made.dtype)} here.", line)

@@ -30,12 +30,19 @@ class SimulatorUnavailableError(MisconfigurationException):
 
 
 def load_extension() -> ModuleType:
-    """The compiled device, built first where it has not been (about half a minute).
+    """Returns the compiled device, built first where it has not been (about a minute).
 
-    Raises SimulatorUnavailableError on a Mac, with a torch that is no CPU build for Linux, and without a compiler.
+    Raises:
+        SimulatorUnavailableError: on another system than Linux, with a torch for AMD's or Intel's GPUs, and without a
+            compiler.
     """
+    return _import(build_device())
+
+
+def build_device() -> Path:
+    """Returns the library of the device, compiled first where it has not been. Raises as `load_extension` does."""
     check_machine()
-    return _import(built(SOURCES, MODULE))
+    return built(SOURCES, MODULE)
 
 
 def built(sources: Path, name: str) -> Path:

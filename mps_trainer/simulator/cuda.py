@@ -1,7 +1,7 @@
 """Takes CUDA out of a process, so that PyTorch's build for CUDA can have the simulated mps device.
 
-That build is what PyPI has for Linux. It names CUDA as its accelerator on every machine, with a GPU or without, as soon
-as it is imported; a small library that is loaded before says that there is no CUDA in it.
+That build is what PyPI has for Linux. As soon as it is imported, its accelerator is CUDA, with a GPU or without. A
+small library that is loaded before says that there is no CUDA in it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def hide_cuda() -> None:
         raise SimulatorUnavailableError(
             f"This is torch {torch_version().__version__}, a build for CUDA, and it was imported before the simulated "
             "mps device could take CUDA out of the process. Import mps_trainer.simulator before torch and, on a "
-            "machine with an NVIDIA GPU, call mps_trainer.simulator.hide_cuda() there; `mps-trainer simulate` does both."
+            "machine with an NVIDIA GPU, call mps_trainer.simulator.hide_cuda() there, or run the script with "
+            "`mps-trainer simulate`."
         )
     path = built(SOURCES, MODULE)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # for what asks the driver, and for processes that this one starts

@@ -15,8 +15,15 @@ _REMEMBERING = {
 }
 
 
+# torch from 2.14 on has streams of mps, of which the simulated device has the default one.
+_STREAMS = ("current_stream", "default_stream")
+_own_streams = {name: getattr(torch.mps, name) for name in _STREAMS if hasattr(torch.mps, name)}
+
+
 def set_visible(visible: bool) -> None:
     """Tell torch, and the libraries that asked it, that there is an mps device, or that there is none."""
+    for name, own in _own_streams.items():
+        setattr(torch.mps, name, _default_stream if visible else own)
     torch._C._has_mps = visible
     torch.backends.mps.simulated = visible  # type: ignore[attr-defined]
     if visible:
@@ -30,6 +37,10 @@ def set_visible(visible: bool) -> None:
             forget = getattr(getattr(sys.modules.get(module), name, None), "cache_clear", None)
             if forget is not None:
                 forget()
+
+
+def _default_stream() -> torch.Stream:
+    return torch.accelerator.current_stream()
 
 
 def _refuse_shader(source: str) -> None:

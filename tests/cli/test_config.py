@@ -127,7 +127,7 @@ def test_what_is_cached_does_without_a_home_folder(homeless, monkeypatch, capsys
     monkeypatch.setattr(table, "parse_operator_table", lambda: "parsed")
     assert table.operator_table.__wrapped__() == "parsed"
     with pytest.raises(build.SimulatorUnavailableError, match="Set MPS_TRAINER_CACHE"):
-        build._library()
+        build._library(build.SOURCES, build.MODULE)
     assert cli.main(["doctor", "--json"]) in (0, 1)
     assert '"cache_folder": null' in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []

@@ -34,7 +34,7 @@ def cache(tmp_path, monkeypatch):
         ("aten::_linalg_eigh", Support.COMPOSITE),  # structured, and its delegate has no kernel for mps
         ("aten::_linalg_eigh.eigenvalues", Support.FAILS),
         ("aten::linalg_lu_solve.out", Support.NATIVE),  # registered from Python
-        ("aten::_ctc_loss", Support.FAILS),
+        ("aten::multi_margin_loss", Support.FAILS),
         ("aten::embedding_renorm_", Support.FALLS_BACK),
         ("aten::linalg_svd", Support.FALLS_BACK),  # composite elsewhere
         ("aten::_coalesce", Support.NATIVE),  # for sparse tensors alone
@@ -48,7 +48,7 @@ def test_an_operator_gets_what_torch_registers_for_mps(name, support):
 
 def test_the_fallback_switch_turns_failures_into_fallbacks():
     table = operator_table()
-    assert table.support("aten::_ctc_loss", fallback=True) is Support.FALLS_BACK
+    assert table.support("aten::multi_margin_loss", fallback=True) is Support.FALLS_BACK
     assert table.support("aten::bmm", fallback=True) is Support.NATIVE
     assert table.support("aten::embedding_renorm_", fallback=True) is Support.FALLS_BACK
 

@@ -306,7 +306,7 @@ static void start_autograd_thread() {
   auto& queues = engine.*(&Members::device_ready_queues_);
   TORCH_CHECK(
       queues.empty(), "The simulated mps device cannot be installed beside ", queues.size(),
-      " other accelerator(s). It is made for a CPU build of torch.");
+      " other accelerator(s). Is there a GPU that hide_cuda() was not told of?");
   queues.push_back(std::make_shared<torch::autograd::ReadyQueue>());
   owner = getpid();
   std::promise<void> ended;
