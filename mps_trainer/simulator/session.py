@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from ..coverage.source import SourceLine, current_line
-from ..coverage.table import ALWAYS_FALLS_BACK, operator_table
+from ..coverage.table import always_falls_back, operator_table
 from ..devices import facts
 from ..errors import MisconfigurationException
 from .build import load_extension
@@ -136,7 +136,7 @@ def _install() -> ModuleType:
         table = operator_table()
         extension = load_extension()
         extension.install()
-        extension.register_kernels(sorted(table.native), sorted(ALWAYS_FALLS_BACK - table.native))
+        extension.register_kernels(sorted(table.native), sorted(always_falls_back(table.torch_version) - table.native))
         atexit.register(_shut_down)
         _extension = extension
     return _extension
