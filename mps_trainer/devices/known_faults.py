@@ -1,7 +1,7 @@
 """Faults of torch, macOS and chips that training on mps meets: wrong results, and one abort.
 
-Data, and a pure look-up in it. A bound is the first release known to be free of the fault, or the first in which it was
-seen; where an issue does not say, the bound is left open. `selftest/reproducers.py` has a reproducer of each. Before
+Data, and a pure look-up in it. A bound is the first release in which the fault was seen, or the first known to be free
+of it; where an issue does not say, the bound is left open. `selftest/reproducers.py` has a reproducer of each. Before
 torch 2.6, the oldest that this package takes, there are more: 118115, the lost steps of an optimizer, is one.
 """
 

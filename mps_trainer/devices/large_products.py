@@ -1,9 +1,9 @@
 """Matrix products that M1 and M2 compute wrong, because they sum more numbers than their kernel can count.
 
-A matrix of m by k times one of k by n is wrong where k is at least 32,767, and m and n at least 16. Layers make three such
-products: k is a layer's inputs in the forward pass, its outputs (the vocabulary, in the head of a language model) in the
-gradient of its input, and the tokens of a batch in the gradient of its weight. pytorch issues 177116 (2-D, before torch
-2.14) and 195163 (batched, in every torch so far).
+A matrix of m by k times one of k by n is wrong where k is at least 32,767, and m and n at least 16. A linear layer
+makes three such products: k is its inputs in the forward pass, its outputs (the vocabulary, in the head of a language
+model) in the gradient of its input, and the tokens of a batch in the gradient of its weight. pytorch issues 177116
+(2-D, before torch 2.14) and 195163 (batched, in every torch so far).
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def warning_of_tokens(layers: Mapping[str, Layer], tokens: int, torch_version: s
 
 def _warning(whose: str, torch_version: str) -> str:
     return (
-        f"Gradients of {whose} may be wrong: torch {torch_version} computes matrix products that sum {INNER:,} numbers "
-        f"or more wrong on M1 and M2 (pytorch issue 177116). Install torch 2.14 or later: "
+        f"Gradients of {whose} may be wrong: torch {torch_version} computes matrix products that sum {INNER:,} "
+        f"numbers or more wrong on M1 and M2 (pytorch issue 177116). Install torch 2.14 or later: "
         f"python -m pip install -U 'torch>=2.14'."
     )
 

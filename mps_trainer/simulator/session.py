@@ -76,8 +76,9 @@ def simulated_mps(
 
     Args:
         memory: what Metal would recommend as the maximum, in bytes or as "16GB"; an allocation past it fails with "MPS
-            backend out of memory". A Mac's recommendation is about two thirds of its memory up to 36 GB and three
-            quarters above. `torch.mps.set_per_process_memory_fraction` and PYTORCH_MPS_HIGH_WATERMARK_RATIO scale it.
+            backend out of memory". A Mac's recommendation is about two thirds of its memory up to 32 GB and three
+            quarters from 36 GB on. `torch.mps.set_per_process_memory_fraction` and
+            PYTORCH_MPS_HIGH_WATERMARK_RATIO scale it.
         fallback: whether operators without an MPS kernel run on the CPU instead of failing. Default: as
             PYTORCH_ENABLE_MPS_FALLBACK stood when torch was imported.
         same_draws_as_cpu: random numbers come from the CPU's generator, so that a run can be compared with one on the

@@ -57,7 +57,7 @@ def tokens_in(inputs: tuple[Any, ...]) -> int:
 
 
 def _positions(tensor: torch.Tensor) -> int:
-    """Words come as whole numbers in two dimensions; of other numbers the last dimension is what a token is made of."""
+    """Words come as whole numbers in two dimensions; of others the last dimension is what a token is made of."""
     is_features = tensor.is_floating_point() and tensor.dim() < 3
     return tensor.shape[: 1 if is_features else 2].numel()
 

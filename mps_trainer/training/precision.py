@@ -24,12 +24,12 @@ class MixedPrecision:
     def __init__(self, device: torch.device, asked: str = "no") -> None:
         self.device = device
         self.dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(asked)
+        if self.dtype is not None:
+            _require(self.dtype, device)
         self.scaler = torch.amp.GradScaler(device.type) if asked == "fp16" else None
         self.step_was_skipped = False
         self._unscaled: set[int] = set()
         self._one: torch.Tensor | None = None
-        if self.dtype is not None:
-            _require(self.dtype, device)
 
     def autocast(self) -> contextlib.AbstractContextManager:
         if self.dtype is None:

@@ -87,8 +87,8 @@ def test_columns_are_those_of_the_model_under_the_adapters():
     assert signature_columns(Adapted(), ["labels"]) == ["x", "labels", "label", "label_ids"]
 
 
-@pytest.mark.parametrize(("workers", "given", "expected"), [(0, None, None), (2, None, "fork"), (2, "spawn", "spawn")])
-def test_workers_on_mps_are_forked_unless_told_otherwise(make_trainer, workers, given, expected):
+@pytest.mark.parametrize(("workers", "given", "expected"), [(0, "fork", None), (2, None, None), (2, "fork", "fork")])
+def test_workers_on_mps_start_as_python_starts_them_unless_told_otherwise(make_trainer, workers, given, expected):
     trainer = make_trainer(dataloader_num_workers=workers, dataloader_multiprocessing_context=given)
     trainer.args.__dict__["device"] = torch.device("mps")
     loading = trainer._loading()

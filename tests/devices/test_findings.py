@@ -122,7 +122,7 @@ def test_a_simulated_device_is_said_to_be_one():
     ],
 )
 def test_the_screen_says_how_the_switch_stands(environment, loaded_with, said):
-    facts = mac("15.5", "2.13.0", environment=environment, fallback_when_torch_loaded=loaded_with)
+    facts = mac("15.5", "2.15.0", environment=environment, fallback_when_torch_loaded=loaded_with)
     assert said in " ".join(screen(facts).split())
 
 
@@ -141,26 +141,26 @@ def test_the_screen_says_how_the_switch_stands(environment, loaded_with, said):
     ],
 )
 def test_the_screen_says_what_limits_memory(environment, said):
-    facts = mac("15.5", "2.13.0", environment=environment, recommended_bytes=12 * 1024**3)
+    facts = mac("15.5", "2.15.0", environment=environment, recommended_bytes=12 * 1024**3)
     assert said in " ".join(screen(facts).split())
 
 
 def test_the_remedy_for_wrong_results_ends_all_of_them():
     facts = mac("15.5", "2.8.0")
     (finding,) = findings(facts)
-    assert len(finding.details) == 5
-    assert "'torch>=2.13'" in finding.remedy
-    assert findings(replace(facts, torch_version="2.13.0")) == ()
+    assert len(finding.details) == 10
+    assert "'torch>=2.14'" in finding.remedy
+    assert findings(replace(facts, torch_version="2.15.0")) == ()
 
 
 def test_variables_for_mps_are_nothing_to_a_machine_without_it():
     environment = {FALLBACK: "true", HIGH: "much", "PYTORCH_MPS_FAST_MATH": "1"}
-    assert findings(pc("2.13.0", environment=environment)) == ()
+    assert findings(pc("2.15.0", environment=environment)) == ()
 
 
 def test_transformers_is_missed_only_where_it_was_looked_for():
-    assert findings(mac("15.5", "2.13.0", packages={})) == ()
-    assert findings(mac("15.5", "2.13.0", packages=INSTALLED)) == ()
+    assert findings(mac("15.5", "2.15.0", packages={})) == ()
+    assert findings(mac("15.5", "2.15.0", packages=INSTALLED)) == ()
 
 
 def test_the_oldest_versions_are_those_of_the_package():
