@@ -196,13 +196,15 @@ def _wrong_results(facts: MachineFacts) -> Finding | None:
     )
     remedies = [] if torch is None else [_newer_torch(facts, torch)]
     remedies += [] if macos is None else [f"update macOS to {_dotted(macos)} or later"]
-    remedies.append("see docs/faults.md, which has a way around " + ("each" if len(faults) > 1 else "it"))
-    where = f"macOS {facts.os_version}" + (f" and {facts.chip}" if any(fault.chips for fault in faults) else "")
+    way_around = f"docs/faults.md has a way around {'each' if len(faults) > 1 else 'it'}"
+    where = f"macOS {facts.os_version}"
+    if any(fault.chips for fault in faults):
+        where = f"an {facts.chip} with {where}"
     return Finding(
         "wrong-results",
         WARNING,
         f"torch {facts.torch_version} on {where} is known to compute wrong results",
-        "; ".join(remedies),
+        "; ".join([*remedies, way_around]) if remedies else f"no update ends it so far; {way_around}",
         details=tuple(f"{fault.what} (pytorch issue {fault.issue})" for fault in faults),
     )
 

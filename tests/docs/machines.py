@@ -78,13 +78,13 @@ REPORTED = {
     ),
     "several": dataclasses.replace(
         M3,
-        torch_version="2.10.0",
+        torch_version="2.13.0",
         memory_bytes=8 * 1024**3,
         recommended_bytes=int(5.3 * 1024**3),
         chip="Apple M1",
         model="MacBookAir10,1",
         environment={"PYTORCH_ENABLE_MPS_FALLBACK": "1", "PYTORCH_MPS_HIGH_WATERMARK_RATIO": "0.0"},
         fallback_when_torch_loaded=True,
-        packages={**M3.packages, "torch": "2.10.0"},
+        packages={**M3.packages, "torch": "2.13.0"},
     ),
 }
