@@ -74,8 +74,7 @@ def linear_of_strided(device: torch.device) -> str | None:
 
 def attention_of_few_queries(device: torch.device) -> str | None:
     """Eight queries whose heads and length are swapped, as BERT does."""
-    query, key, value = _numbers(*3 * [(2, 8, 4, 64)])
-    return _attention_differs(device, query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
+    return _attention_differs(device, [tensor.transpose(1, 2) for tensor in _numbers(*3 * [(2, 8, 4, 64)])])
 
 
 def draws_into_strided(device: torch.device) -> str | None:
@@ -89,17 +88,17 @@ def draws_into_strided(device: torch.device) -> str | None:
 
 def attention_to_many_keys(device: torch.device) -> str | None:
     tensors = _numbers((1, 8, 1, 128), (1, 8, 1024, 128), (1, 8, 1024, 128))
-    return _attention_differs(device, *tensors, dtype=torch.bfloat16)
+    return _attention_differs(device, tensors, torch.bfloat16)
 
 
 def narrow_values(device: torch.device) -> str | None:
-    return _attention_differs(device, *_numbers((1, 2, 16, 32), (1, 2, 16, 32), (1, 2, 16, 24)))
+    return _attention_differs(device, _numbers((1, 2, 16, 32), (1, 2, 16, 32), (1, 2, 16, 24)))
 
 
 def causal_attention(device: torch.device) -> str | None:
     tensors = _numbers(*3 * [(1, 4, 64, 64)])
     for dtype in (torch.float16, torch.bfloat16):
-        if wrong := _attention_differs(device, *tensors, dtype=dtype, is_causal=True):
+        if wrong := _attention_differs(device, tensors, dtype, is_causal=True):
             return f"in {str(dtype).removeprefix('torch.')}: {wrong}"
     return None
 
@@ -195,7 +194,7 @@ def dropout_again(device: torch.device) -> str | None:
 
     y = checkpoint(layer, x, **checkpoint_settings(None, device))
     y.sum().backward()
-    others = int(((y != 0) != (x.grad != 0)).sum())  # type: ignore[operator]
+    others = int(((y != 0) != (x.grad != 0)).sum())
     return f"{others} of {x.numel()} elements were dropped the first or the second time only" if others else None
 
 
@@ -248,15 +247,15 @@ def _differs(found: Tensor | None, expected: Tensor, tolerance: float = _RIGHT) 
 @torch.no_grad()
 def _attention_differs(
     device: torch.device,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    tensors: list[Tensor],
     dtype: torch.dtype = torch.float32,
     is_causal: bool = False,
 ) -> str | None:
+    """Attention over query, key and value."""
+    query, key, value = tensors
     expected = F.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
-    there = [tensor.to(device, dtype) for tensor in (query, key, value)]
-    found = F.scaled_dot_product_attention(*there, is_causal=is_causal)
+    query, key, value = (tensor.to(device, dtype) for tensor in tensors)
+    found = F.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
     return _differs(found, expected, _RIGHT if dtype is torch.float32 else _RIGHT_IN_16_BITS)
 
 

@@ -1,5 +1,7 @@
 """Columns that the model does not take never reach it."""
 
+import pickle
+
 import datasets
 import pytest
 import torch
@@ -94,6 +96,18 @@ def test_workers_on_mps_start_as_python_starts_them_unless_told_otherwise(make_t
     loading = trainer._loading()
     assert loading["multiprocessing_context"] == expected
     assert not loading["pin_memory"]
+
+
+@pytest.mark.parametrize("strategy", ["random", "group_by_length", "bucket_by_length"])
+def test_what_a_spawned_worker_gets_can_be_pickled(make_trainer, strategy):
+    rows = [{"x": torch.zeros(4), "labels": 0, "length": 4, "input_ids": [1, 2]} for _ in range(8)]
+    trainer = make_trainer(
+        trainer={"train_dataset": rows, "eval_dataset": rows},
+        dataloader_num_workers=1,
+        train_sampling_strategy=strategy,
+    )
+    for loader in (trainer.get_train_dataloader(), trainer.get_eval_dataloader()):
+        pickle.loads(pickle.dumps((loader.dataset, loader.collate_fn, loader.worker_init_fn)))
 
 
 def test_workers_elsewhere_are_started_as_the_platform_does(make_trainer):

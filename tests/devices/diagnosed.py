@@ -43,6 +43,7 @@ NATIVE = "install a native arm64 Python"
 UPDATE = "update macOS to 14 or later"
 REAL_MAC = "train on a real Apple-silicon Mac"
 NEWER = "python -m pip install -U 'torch>=2."
+NO_UPDATE = "no update ends it so far; docs/faults.md has a way around it"
 UNREADABLE = {"torch_error": f"ValueError: it takes a whole number for {FALLBACK}"}
 CONDA = {"machine": "x86_64", "rosetta": True, "conda": True, "python_executable": "~/anaconda3/bin/python"}
 OTHER_ARCHITECTURE = (
@@ -96,10 +97,16 @@ DIAGNOSED: dict[str, Diagnosed] = {
     # what torch computes
     "faults that an update of torch mends": known("m2_macos_14", "wrong-results", NEWER + "14'", 0),
     "an m1 whose torch is too old": Diagnosed(
-        mac("15.5", "2.13.0", chip="Apple M1"), "wrong-results", f"install a newer torch: {NEWER}14'; docs/faults.md", 0
+        mac("15.5", "2.13.0", chip="Apple M1"),
+        "wrong-results",
+        f"{NEWER}14'; docs/faults.md",
+        0,
     ),
     "an m1 with the newest torch": Diagnosed(
-        mac("15.5", "2.15.0", chip="Apple M1"), "wrong-results", "no update ends it so far; docs/faults.md has a way around it", 0
+        mac("15.5", "2.15.0", chip="Apple M1"),
+        "wrong-results",
+        NO_UPDATE,
+        0,
     ),
     "a virtual mac that works": Diagnosed(mac("15.7", "2.15.0", chip="Apple M3 (Virtual)", virtual_machine=True)),
     "a virtual m1": Diagnosed(
@@ -107,7 +114,10 @@ DIAGNOSED: dict[str, Diagnosed] = {
     ),
     "faults that need a newer macos first": known("m1_macos_13_torch_2.8", "wrong-results", UPDATE, 0),
     "a fault of macos": Diagnosed(
-        mac("27.0", "2.15.0", chip="Apple M4"), "wrong-results", "no update ends it so far; docs/faults.md has a way around it", 0
+        mac("27.0", "2.15.0", chip="Apple M4"),
+        "wrong-results",
+        NO_UPDATE,
+        0,
     ),
     "torch too old for the package": known("m1_macos_12.3", "old-torch wrong-results", UPDATE, 1),
     "torch too old on linux": Diagnosed(pc("2.5.1"), "old-torch", NEWER + "6'", 1),
