@@ -79,7 +79,7 @@ def warning_of_tokens(layers: Mapping[str, Layer], tokens: int, torch_version: s
     if not names:
         return None
     return (
-        _warning(f"{_first(names)}, from a batch of {tokens:,} tokens", torch_version)
+        _warning(f"{_first(names)}, from a batch of {tokens:,} tokens,", torch_version)
         + " Until then keep batch size times length below 32,767, with gradient_accumulation_steps for the rest."
     )
 

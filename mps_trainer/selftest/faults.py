@@ -11,32 +11,42 @@ from .lab import Lab
 from .report import CheckFailed
 from .reproducers import REPRODUCERS
 
+ABSENT, SHOWN, NOT_RUN = "absent", "shown", "not run"
 _HARMLESS = {fault.issue for fault in KNOWN_FAULTS if not fault.warns}
 
 
 def reproduced(lab: Lab) -> tuple[str, dict[str, Any]]:
-    """None of the faults shows that make results wrong; those that torch is known to have here are named as known."""
+    """No fault shows that nobody knew of on this machine, or that an update ends. The others are named."""
+    known = {fault.issue: fault for fault in known_faults(lab.facts.torch_version, lab.facts.os_version, apple_chip())}
+    to_stay = {issue for issue, fault in known.items() if not fault.can_be_updated_away}
     found = {issue: _outcome(issue, lab) for issue in REPRODUCERS}
-    shown = {issue: text for issue, (status, text) in found.items() if status == "shown"}
     figures = {f"pytorch {issue}": text or status for issue, (status, text) in found.items()}
-    wrong = {issue: text for issue, text in shown.items() if issue not in _HARMLESS}
+    shown = {issue: text for issue, (status, text) in found.items() if status == SHOWN}
+    wrong = [
+        f"pytorch issue {issue}: {text}" + ("" if issue in known else " (not known of this machine: please report it)")
+        for issue, text in shown.items()
+        if issue not in _HARMLESS | to_stay
+    ]
     if wrong:
-        known = {fault.issue for fault in known_faults(lab.facts.torch_version, lab.facts.os_version, apple_chip())}
-        raise CheckFailed("; ".join(_told(issue, text, issue in known) for issue, text in wrong.items()), **figures)
-    text = f"{sum(status == 'absent' for status, _ in found.values())} of {len(found)} do not show"
-    for status, about in (("shown", "shown, and harmless"), ("not run", "could not be looked for")):
-        others = [f"pytorch {issue} ({text})" for issue, (other, text) in found.items() if other == status]
-        text += f"; {about}: {', '.join(others)}" if others else ""
-    return text, figures
+        raise CheckFailed("; ".join(wrong), **figures)
+    parts = [
+        f"{sum(status == ABSENT for status, _ in found.values())} of {len(found)} do not show",
+        _named("harmless", {issue: text for issue, text in shown.items() if issue in _HARMLESS}),
+        _named("known here, and no update ends it", {issue: shown[issue] for issue in shown if issue in to_stay}),
+        _named(
+            "could not be looked for", {issue: text for issue, (status, text) in found.items() if status == NOT_RUN}
+        ),
+    ]
+    return "; ".join(filter(None, parts)), figures
 
 
 def _outcome(issue: int, lab: Lab) -> tuple[str, str]:
     try:
         wrong = REPRODUCERS[issue](lab.device)
     except Exception as error:  # a release without the operator or the format
-        return "not run", f"{type(error).__name__}: {sentence(error)}"
-    return ("absent", "") if wrong is None else ("shown", wrong)
+        return NOT_RUN, f"{type(error).__name__}: {sentence(error)}"
+    return (ABSENT, "") if wrong is None else (SHOWN, wrong)
 
 
-def _told(issue: int, text: str, known: bool) -> str:
-    return f"pytorch issue {issue}: {text}" + ("" if known else " (not known of this machine: please report it)")
+def _named(about: str, faults: dict[int, str]) -> str:
+    return f"{about}: {', '.join(f'pytorch {issue} ({text})' for issue, text in faults.items())}" if faults else ""

@@ -55,7 +55,7 @@ def test_a_language_models_head_is_named():
 def test_a_batch_with_too_many_tokens_names_the_layers_that_learn():
     assert warning_of_tokens(LAYERS, 32_766, "2.13.0") is None
     warning = warning_of_tokens(LAYERS, 32_768, "2.13.0")
-    assert warning.startswith("Gradients of model.q_proj, from a batch of 32,768 tokens may be wrong: ")
+    assert warning.startswith("Gradients of model.q_proj, from a batch of 32,768 tokens, may be wrong: ")
     more = {**LAYERS, "model.k_proj": Layer(64, 64), "model.v_proj": Layer(64, 64)}
     assert "model.q_proj and 2 more layers, from" in warning_of_tokens(more, 40_000, "2.13.0")
     assert warning_of_tokens({"score": Layer(64, 2)}, 40_000, "2.13.0") is None

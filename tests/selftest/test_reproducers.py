@@ -126,7 +126,16 @@ def test_a_harmless_fault_passes_and_is_named(mps, results, monkeypatch):
     monkeypatch.setitem(REPRODUCERS, 195404, lambda device: "the last bits differ")
     check = results(CHECK)[CHECK]
     assert check.status == "passed"
-    assert check.text.endswith("do not show; shown, and harmless: pytorch 195404 (the last bits differ)")
+    assert check.text == "17 of 18 do not show; harmless: pytorch 195404 (the last bits differ)"
+
+
+def test_a_known_fault_that_no_update_ends_passes_and_is_named(mps, results, monkeypatch):
+    monkeypatch.setattr(faults, "apple_chip", lambda: "Apple M1")
+    monkeypatch.setattr(faults, "known_faults", lambda *machine: [f for f in KNOWN_FAULTS if f.issue == 195163])
+    monkeypatch.setitem(REPRODUCERS, 195163, lambda device: "bmm is wrong")
+    check = results(CHECK)[CHECK]
+    assert check.status == "passed"
+    assert check.text == "17 of 18 do not show; known here, and no update ends it: pytorch 195163 (bmm is wrong)"
 
 
 def test_what_this_torch_cannot_run_is_named(mps, results, monkeypatch):
