@@ -82,6 +82,16 @@ def test_what_does_not_fit_is_counted():
     assert 4 <= len(shown) < len(found)
 
 
+def test_of_many_faults_the_first_are_shown_and_the_others_counted():
+    facts = mac("15.5", "2.8.0", chip="Apple M1")
+    (finding,) = (found for found in findings(facts) if found.name == "wrong-results")
+    lines = screen(facts).splitlines()
+    shown = [line for line in lines if line.startswith("   - ")]
+    assert 1 < len(shown) < len(finding.details)
+    assert "177116" in " ".join(lines)
+    assert shown[-1] == f"   - {len(finding.details) - len(shown) + 1} more, which --json lists"
+
+
 def test_a_command_is_on_one_line():
     printed = screen(DIAGNOSED["conda for x86"].facts)
     assert "CONDA_SUBDIR=osx-arm64 conda create -n native python=3.11" in printed
