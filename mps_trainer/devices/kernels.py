@@ -19,7 +19,7 @@ def fused_adamw_divides_gradients(device: torch.device) -> bool:
 
 
 def scales_gradients(device: torch.device) -> bool:
-    """Whether `torch.amp.GradScaler`, which float16 needs, works there.
+    """True if `torch.amp.GradScaler`, which float16 needs, works there.
 
     On mps before 2.8 it asked for float64, and its kernels were missing (pytorch pull request 150255).
     """

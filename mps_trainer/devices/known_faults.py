@@ -27,7 +27,7 @@ class KnownFault:
         remedy: a clause that says what to do.
         chips: "M1" is every M1, "M1 (Virtual)" only that one; () is any chip.
         also: other issues and pull requests at pytorch about the same fault.
-        warns: False where nobody needs a warning, because the Trainer avoids the fault or results stay right.
+        warns: False where no warning is needed, because the Trainer avoids the fault or results stay right.
     """
 
     issue: int

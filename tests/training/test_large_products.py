@@ -49,7 +49,7 @@ def test_a_head_is_named_once(m1, caplog):
     assert warning.startswith("Gradients of lm_head (40,000 outputs) may be wrong")
 
 
-def test_the_first_batch_with_too_many_tokens_is_told_and_then_nobody_looks(m1, caplog):
+def test_the_first_batch_with_too_many_tokens_is_told_and_the_hook_is_removed(m1, caplog):
     model = LanguageModel(32)
     with told_of_large_products(model, MPS, m1):
         model(torch.zeros(2, 8, dtype=torch.long))
