@@ -35,7 +35,7 @@ class TierRules:
         sys.addaudithook(self._audit)  # sees what libraries start with subprocess, too
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        """Builds the simulated device where it has not been: that starts a compiler from Python, which tests may not."""
+        """Builds the simulated device where it has not been, because tests may not start a compiler from Python."""
         if not hasattr(session.config, "workerinput"):
             with contextlib.suppress(SimulatorUnavailableError):  # tests that need it are skipped with this reason
                 build_device()

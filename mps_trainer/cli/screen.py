@@ -35,19 +35,23 @@ def screen(facts: MachineFacts, width: int = 80, recorded: str = "") -> str:
     """
     width = min(max(width, NARROWEST), WIDEST)
     found = findings(facts)
-    lines = _lines(facts, found, width, recorded)
-    if len(lines) <= TALLEST:
-        return "\n".join(lines)
-    kept = [dataclasses.replace(finding, details=_shortened(finding)) for finding in found]
-    lines = _lines(facts, kept, width, recorded)
+    for most in range(max((len(finding.details) for finding in found), default=0), -1, -1):
+        kept = [_with_details(finding, most) for finding in found]
+        lines = _lines(facts, kept, width, recorded)
+        if len(lines) <= TALLEST:
+            return "\n".join(lines)
     while len(lines) > TALLEST and len(kept) > 1:
         kept.pop()
         lines = [*_lines(facts, kept, width, recorded), f"And {len(found) - len(kept)} more, with --json."]
     return "\n".join(lines)
 
 
-def _shortened(finding: Finding) -> tuple[str, ...]:
-    return (f"{len(finding.details)} ways, which --json lists",) if len(finding.details) > 1 else finding.details
+def _with_details(finding: Finding, most: int) -> Finding:
+    """`finding` with its first details, and the number of the others."""
+    left_out = len(finding.details) - most
+    if left_out <= 0:
+        return finding
+    return dataclasses.replace(finding, details=(*finding.details[:most], f"{left_out} more, which --json lists"))
 
 
 def _lines(facts: MachineFacts, found: Sequence[Finding], width: int, recorded: str) -> list[str]:

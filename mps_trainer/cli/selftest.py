@@ -23,9 +23,9 @@ def add_parser(commands: Any) -> None:
         "selftest",
         help="train a tiny model on the device, and say what works",
         description="Train a tiny model on the device that training would choose here, and on the CPU, and compare: "
-        "losses, bf16 and fp16, save and resume, the memory guard, operators without a kernel. Takes less than a "
-        "minute and needs no network. The exit status is 0 when all that could be checked passed, 1 when a check "
-        "failed, 2 when there was nothing to check on.",
+        "losses, bf16 and fp16, save and resume, the memory guard, operators without a kernel, known faults of torch. "
+        "Takes less than a minute and needs no network. The exit status is 0 when all that could be checked passed, 1 "
+        "when a check failed, 2 when there was nothing to check on.",
     )
     command.add_argument(
         "--json", metavar="FILE", help="also write machine, versions and figures to FILE, to attach to a report"

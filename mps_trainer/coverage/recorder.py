@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from .report import BlockingRead, CoverageReport, DtypeProblem, OperatorUse
+from ..devices.large_products import Product
+from .report import BlockingRead, CoverageReport, DtypeProblem, LargeProduct, OperatorUse
 from .residency import named_tensors, storage_key
 from .source import SourceLine
 from .table import OperatorTable
@@ -33,6 +34,7 @@ class Recorder:
         self._operators: dict[tuple[str, str], _Count] = {}
         self._reads: dict[tuple[str, str, SourceLine | None], int] = {}
         self._dtypes: dict[tuple[str, SourceLine | None], DtypeProblem] = {}
+        self._products: dict[tuple[str, str, SourceLine | None], LargeProduct] = {}
         self._named: set[tuple[int | None, str]] = set()  # storages and names that need no other name
         self._moved: dict[int, SourceLine | None] = {}
         self._batches: dict[tuple[tuple[str, str], ...], None] = {}
@@ -47,6 +49,15 @@ class Recorder:
     def read(self, what: str, phase: str, where: SourceLine | None) -> None:
         key = (what, phase, where)
         self._reads[key] = self._reads.get(key, 0) + 1
+
+    def product(self, name: str, phase: str, product: Product, where: SourceLine | None) -> None:
+        """Notes a matrix product that some Macs may compute wrong; of several at one line the largest sum."""
+        if not product.may_be_wrong(self.table.torch_version):
+            return
+        key = (name, phase, where)
+        known = self._products.get(key, LargeProduct(name, phase, 0, 0, product.batched, where))
+        inner = max(known.inner, product.inner)
+        self._products[key] = replace(known, calls=known.calls + 1, inner=inner)
 
     def dtype(
         self, what: str, tensor: torch.Tensor, remedy: str, where: SourceLine | None, fails: bool = True
@@ -114,6 +125,7 @@ class Recorder:
             fallback=self.fallback,
             operators=operators,
             dtype_problems=list(self._dtypes.values()),
+            large_products=list(self._products.values()),
             blocking_reads=[
                 BlockingRead(what, phase, calls, where) for (what, phase, where), calls in self._reads.items()
             ],

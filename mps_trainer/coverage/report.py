@@ -66,6 +66,31 @@ class DtypeProblem:
 
 
 @dataclass(frozen=True)
+class LargeProduct:
+    """A matrix product that M1 and M2 may compute wrong, because it sums 32,767 numbers or more.
+
+    `inner` is how many it sums. See `devices.large_products`.
+    """
+
+    name: str
+    phase: str
+    calls: int
+    inner: int
+    batched: bool
+    where: SourceLine | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "phase": self.phase,
+            "calls": self.calls,
+            "inner": self.inner,
+            "batched": self.batched,
+            "where": _line(self.where),
+        }
+
+
+@dataclass(frozen=True)
 class BlockingRead:
     """A line at which the host waits for the device, because it needs a value or the size of a result."""
 
@@ -86,6 +111,7 @@ class CoverageReport:
         torch_version: the torch whose operator table this holds for.
         fallback: whether PYTORCH_ENABLE_MPS_FALLBACK is taken as on.
         operators: one entry for each operator and phase.
+        large_products: matrix products that M1 and M2 may compute wrong; they leave the step ready.
         batch_shapes: the distinct shapes of the inputs of the model in training, by argument; on mps each is another
             set of graphs.
         notes: what the trace did not look at.
@@ -95,6 +121,7 @@ class CoverageReport:
     fallback: bool
     operators: list[OperatorUse] = field(default_factory=list)
     dtype_problems: list[DtypeProblem] = field(default_factory=list)
+    large_products: list[LargeProduct] = field(default_factory=list)
     blocking_reads: list[BlockingRead] = field(default_factory=list)
     batch_shapes: list[dict[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -121,6 +148,7 @@ class CoverageReport:
             "fallback": self.fallback,
             "operators": [use.to_dict() for use in self.operators],
             "dtype_problems": [problem.to_dict() for problem in self.dtype_problems],
+            "large_products": [product.to_dict() for product in self.large_products],
             "blocking_reads": [read.to_dict() for read in self.blocking_reads],
             "batch_shapes": [dict(shapes) for shapes in self.batch_shapes],
             "notes": list(self.notes),
@@ -145,6 +173,7 @@ class CoverageReport:
     def _rows(self, verbose: bool) -> list[tuple[str, ...]]:
         rows = [self._operator_row(use) for use in self.with_support(Support.FAILS)]
         rows += [_dtype_row(problem) for problem in self.dtype_problems if problem.fails]
+        rows += [_product_row(product) for product in self.large_products]
         rows += [self._operator_row(use) for use in self.with_support(Support.FALLS_BACK)]
         rows += [_read_row(read) for read in sorted(self.blocking_reads, key=lambda read: -read.calls)]
         rows += [_dtype_row(problem) for problem in self.dtype_problems if not problem.fails]
@@ -201,6 +230,14 @@ def _cut(text: str, width: int) -> str:
 def _dtype_row(problem: DtypeProblem) -> tuple[str, ...]:
     verdict = "fails" if problem.fails else "converted"
     return (verdict, f"{problem.what}\n({problem.dtype})", _where(problem.where), problem.remedy)
+
+
+def _product_row(product: LargeProduct) -> tuple[str, ...]:
+    what = f"{product.name}\n({product.phase}, {_times(product.calls)}, sums of {product.inner:,} numbers)"
+    remedy = "On M1 and M2: install torch 2.14 or later (pytorch issue 177116)."
+    if product.batched:
+        remedy = "On M1 and M2: sum fewer than 32,767 numbers, or make it a 2-D product (pytorch issue 195163)."
+    return ("may be wrong", what, _where(product.where), remedy)
 
 
 def _read_row(read: BlockingRead) -> tuple[str, ...]:

@@ -17,22 +17,22 @@ from pathlib import Path
 from typing import Any
 
 from ..cache import cache_folder
+from ..devices.facts import parse_version
 
-# These are registered by hand to run on the CPU whatever the fallback switch says: torch, MPSFallback.mm.
-ALWAYS_FALLS_BACK = frozenset(
-    {
-        "aten::embedding_renorm_",
-        "aten::linalg_svd",
-        "aten::linalg_svd.U",
-        "aten::col2im",
-        "aten::upsample_nearest3d.vec",
-    }
-)
+# These are registered by hand to run on the CPU whatever the fallback switch says (torch, MPSFallback.mm), until the
+# release that brought each a kernel of its own.
+_FALLS_BACK_BEFORE: dict[str, tuple[int, ...] | None] = {
+    "aten::embedding_renorm_": None,
+    "aten::linalg_svd": (2, 14),
+    "aten::linalg_svd.U": (2, 14),
+    "aten::col2im": (2, 8),
+    "aten::upsample_nearest3d.vec": (2, 8),
+}
 
 # Where the dispatcher looks for a kernel when a device has none of its own, in its order.
 COMPOSITE_KEYS = ("CompositeExplicitAutogradNonFunctional", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
 
-_FORMAT = 3  # of the file in the cache, and of what counts as native in it
+_FORMAT = 4  # of the file in the cache, and of what counts as native in it
 
 
 class Support(str, Enum):
@@ -65,7 +65,7 @@ class OperatorTable:
         """
         if name in self.native:
             return Support.NATIVE
-        if name in ALWAYS_FALLS_BACK:
+        if name in always_falls_back(self.torch_version):
             return Support.FALLS_BACK
         if name in self.composite:
             return Support.COMPOSITE
@@ -88,6 +88,13 @@ class OperatorTable:
         return cls(
             str(data["torch_version"]), *(frozenset(map(str, data[kind])) for kind in ("native", "composite", "cpu"))
         )
+
+
+@lru_cache
+def always_falls_back(torch_version: str) -> frozenset[str]:
+    """The operators that this torch runs on the CPU with the fallback switch on or off."""
+    version = parse_version(torch_version)
+    return frozenset(name for name, before in _FALLS_BACK_BEFORE.items() if before is None or version < before)
 
 
 def _registered(name: str) -> Support | None:
@@ -156,7 +163,7 @@ def parse_operator_table() -> OperatorTable:
     kinds: dict[str, set[str]] = {"native": set(), "composite": set(), "cpu": set()}
     for name, function in by_name.items():
         delegate = function.structured_delegate
-        by_hand = f"aten::{name}" not in ALWAYS_FALLS_BACK and _has_kernel(f"aten::{name}", "MPS")
+        by_hand = f"aten::{name}" not in always_falls_back(torch.__version__) and _has_kernel(f"aten::{name}", "MPS")
         if by_hand or mps.has_kernel(function) or (delegate is not None and mps.has_kernel(by_name[str(delegate)])):
             kind = "native"
         # The generated wrapper of a structured operator is composite: it runs on mps as far as its out= variant does.

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..devices.probes import fallback_switch
 from .composites import composite_key, instead_on_mps, numbers_to_tensors, waits_for_device
 from .phases import Phases
+from .products import matrix_product
 from .reads import HostCalls
 from .recorder import REFUSED_DTYPES, Recorder, half
 from .report import CoverageReport
@@ -131,6 +132,8 @@ class Tracer:
             return func(*args, **kwargs)
         line = self._line()
         on_device = [tensor for tensor in tensors if self.residency.on_device(tensor)]
+        if (product := matrix_product(func.name(), tensors)) is not None:
+            self.recorder.product(func.name(), self.phases.now(), product, line)
         support = self._table.support(func.name(), self.fallback)
         with contextlib.ExitStack() as stack:
             if support in _ON_DEVICE and waits_for_device(func, args, kwargs, self.residency.on_device):

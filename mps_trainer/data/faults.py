@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import signal
 import time
@@ -60,6 +61,18 @@ def why_worker_died(error: BaseException, batches: Any) -> str | None:
         "which loads in this process and shows an error of the dataset's own; smaller batches, or more shared memory, "
         f"if memory ran out. {_ON}"
     )
+
+
+def explain_starting(error: Exception) -> None:
+    """Adds to `error`, raised where workers were to start, that a spawned one gets all it needs pickled."""
+    if isinstance(error, pickle.PicklingError) or re.search(r"pickle|local object", str(error)):
+        explain(
+            error,
+            "The processes that load data are spawned, and the dataset or the collator cannot be sent to them. What "
+            "to do: define functions and classes that they use at the top of a module, not inside functions and not "
+            "as a lambda; or dataloader_num_workers=0. dataloader_multiprocessing_context='fork' sends nothing, and "
+            "may abort on a Mac.",
+        )
 
 
 def explain_worker(error: Exception, batches: Any) -> None:

@@ -15,7 +15,7 @@ from transformers.trainer_utils import has_length
 from ..errors import MisconfigurationException
 from ..guards.signals import IgnoringInterrupts, workers_begin_deaf
 from .buckets import BucketBatchSampler, buckets_of
-from .faults import explain_loading
+from .faults import explain_loading, explain_starting
 from .order import EpochOrder, LaterBatches, tell_epoch
 from .shares import ShareOfBatches, ShareOfStream, is_shared, shares_of
 from .worker_seeds import WorkerSeeds
@@ -73,7 +73,11 @@ class EpochLoader(DataLoader):
                 self.draws_worker_seed = False
         state = None if self.draws_worker_seed else torch.get_rng_state()
         with workers_begin_deaf(self.num_workers > 0):
-            batches = super().__iter__()
+            try:
+                batches = super().__iter__()
+            except Exception as error:
+                explain_starting(error)
+                raise
         if state is not None:
             torch.set_rng_state(state)
             self.draws_worker_seed = True

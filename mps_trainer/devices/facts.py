@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import MisconfigurationException
 from ..guards.watermarks import settle_low
-from .probes import FALLBACK, Probes, switched_on, unreadable_switch
+from .probes import FALLBACK, Probes, switched_on, sysctl_text, unreadable_switch
 from .slurm import slurm_facts
 
 # The variables that change where or how a run trains; the others in the environment are nobody's business here.
@@ -35,6 +35,8 @@ RECORDED_VARIABLES = (
 
 # What an issue has to name, and what training needs.
 PACKAGES = ("torch", "transformers", "datasets", "accelerate", "peft", "numpy", "safetensors")
+
+CHIP = "machdep.cpu.brand_string"  # the sysctl with the name of a Mac's chip
 
 # Set by torchrun for every process it starts; each with the smallest value that makes sense.
 LAUNCHER_INTEGERS = {
@@ -118,6 +120,11 @@ def macos() -> str | None:
     return macos_version(platform.mac_ver()[0], platform.release()) if platform.system() == "Darwin" else None
 
 
+def apple_chip() -> str | None:
+    """The name of a Mac's chip, such as "Apple M2 Pro"; None on any other system."""
+    return sysctl_text(CHIP) if platform.system() == "Darwin" else None
+
+
 def gather_facts(
     probes: Probes | None = None,
     environ: MutableMapping[str, str] | None = None,
@@ -188,7 +195,7 @@ def _report_facts(facts: MachineFacts, probes: Probes) -> dict[str, Any]:
     cache = cache_folder()
     folder = None if cache is None else str(cache)
     return {
-        "chip": probes.sysctl_text("machdep.cpu.brand_string") if mac else probes.linux_chip() if linux else None,
+        "chip": probes.sysctl_text(CHIP) if mac else probes.linux_chip() if linux else None,
         "model": probes.sysctl_text("hw.model") if mac else None,
         "memory_bytes": (probes.sysctl("hw.memsize") if mac else None) or probes.memory(),
         "recommended_bytes": probes.recommended_bytes() if facts.mps_allocation_ok else None,
@@ -271,8 +278,8 @@ def _mps_facts(torch: Any) -> dict[str, Any]:
     facts["mps_simulated"] = bool(getattr(mps, "simulated", False))
     if facts["mps_available"]:
         try:
-            # Allocate, run a kernel and read back: virtual Macs report MPS and then fail every allocation
-            # (actions/runner-images 9918, 11899), so nothing less is proof.
+            # Allocate, run a kernel and read back: some virtual Macs report MPS and then fail every allocation
+            # (actions/runner-images 9918, 11899), and others run small models (14380), so nothing less is proof.
             torch.ones(1, device="mps").item()
             facts["mps_allocation_ok"] = True
         except Exception as error:

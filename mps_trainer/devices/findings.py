@@ -184,10 +184,10 @@ def _transformers(facts: MachineFacts) -> Finding | None:
 
 
 def _wrong_results(facts: MachineFacts) -> Finding | None:
-    """The known faults of this torch on this macOS, and the least update that ends all of them."""
+    """The known faults of this torch on this Mac, and the least update that ends all that an update can end."""
     if trains_on(facts) != "mps" or facts.system != "Darwin" or facts.mps_simulated:
         return None
-    faults = known_faults(facts.torch_version, facts.os_version)
+    faults = known_faults(facts.torch_version, facts.os_version, facts.chip)
     if not faults:
         return None
     torch = max((fault.torch_before for fault in faults if fault.torch_before), default=None)
@@ -196,12 +196,15 @@ def _wrong_results(facts: MachineFacts) -> Finding | None:
     )
     remedies = [] if torch is None else [_newer_torch(facts, torch)]
     remedies += [] if macos is None else [f"update macOS to {_dotted(macos)} or later"]
-    plural = "s" if len(faults) > 1 else ""
+    way_around = f"docs/faults.md has a way around {'each' if len(faults) > 1 else 'it'}"
+    where = f"macOS {facts.os_version}"
+    if any(fault.chips for fault in faults):
+        where = f"an {facts.chip} with {where}"
     return Finding(
         "wrong-results",
         WARNING,
-        f"torch {facts.torch_version} on macOS {facts.os_version} is known to compute wrong results",
-        ", and ".join(remedies) + f"; docs/faults.md has a way around{' each' if plural else ''}",
+        f"torch {facts.torch_version} on {where} is known to compute wrong results",
+        "; ".join([*remedies, way_around]) if remedies else f"no update ends it so far; {way_around}",
         details=tuple(f"{fault.what} (pytorch issue {fault.issue})" for fault in faults),
     )
 

@@ -18,6 +18,14 @@ def fused_adamw_divides_gradients(device: torch.device) -> bool:
     return device.type in ("cpu", "cuda") or (device.type == "mps" and _release() >= (2, 13))
 
 
+def scales_gradients(device: torch.device) -> bool:
+    """True if `torch.amp.GradScaler`, which float16 needs, works there.
+
+    On mps before 2.8 it asked for float64, and its kernels were missing (pytorch pull request 150255).
+    """
+    return device.type != "mps" or _release() >= (2, 8)
+
+
 def dropout_is_one_kernel(device: torch.device) -> bool:
     """Whether `torch.native_dropout` is one kernel where `nn.Dropout` is three (pytorch pull request 182232)."""
     return device.type == "mps" and _release() >= (2, 13)

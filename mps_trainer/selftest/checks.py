@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from .faults import reproduced
 from .lab import Lab
 from .memory import given_back, limited
 from .numbers import as_on_the_cpu, in_bf16, in_fp16
@@ -24,4 +25,5 @@ CHECKS: dict[str, Check] = {
     "memory given back": given_back,
     "operator without kernel": fallback,
     "blocking read": blocking_read,
+    "known faults": reproduced,
 }

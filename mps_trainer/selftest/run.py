@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ..arguments.precision import LAUNCHED
 from ..devices import DeviceRequest, gather_facts, resolve
-from ..devices.facts import for_a_report
+from ..devices.facts import apple_chip, for_a_report
 from ..devices.known_faults import known_faults
 from ..errors import MisconfigurationException
 from ..guards.watermarks import memory_limit
@@ -65,7 +65,7 @@ def run_selftest(
             results.append(run_check(name, check, lab))
             ends(results[-1])
     on_mac = decision.type == "mps" and facts.system == "Darwin"
-    faults = known_faults(facts.torch_version, facts.os_version) if on_mac else ()
+    faults = known_faults(facts.torch_version, facts.os_version, apple_chip()) if on_mac else ()
     return SelftestReport(
         device=decision.name,
         simulated=facts.mps_simulated and decision.type == "mps",

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from ..coverage.source import SourceLine, current_line
-from ..coverage.table import ALWAYS_FALLS_BACK, operator_table
+from ..coverage.table import always_falls_back, operator_table
 from ..devices import facts
 from ..errors import MisconfigurationException
 from .build import load_extension
@@ -77,8 +77,9 @@ def simulated_mps(
 
     Args:
         memory: what Metal would recommend as the maximum, in bytes or as "16GB"; an allocation past it fails with "MPS
-            backend out of memory". A Mac's recommendation is about two thirds of its memory up to 36 GB and three
-            quarters above. `torch.mps.set_per_process_memory_fraction` and PYTORCH_MPS_HIGH_WATERMARK_RATIO scale it.
+            backend out of memory". A Mac's recommendation is about two thirds of its memory up to 32 GB and three
+            quarters from 36 GB on. `torch.mps.set_per_process_memory_fraction` and
+            PYTORCH_MPS_HIGH_WATERMARK_RATIO scale it.
         fallback: whether operators without an MPS kernel run on the CPU instead of failing. Default: as
             PYTORCH_ENABLE_MPS_FALLBACK stood when torch was imported.
         same_draws_as_cpu: random numbers come from the CPU's generator, so that a run can be compared with one on the
@@ -138,7 +139,7 @@ def _install() -> ModuleType:
         require_hidden()
         extension = load_extension()
         extension.install()
-        extension.register_kernels(sorted(table.native), sorted(ALWAYS_FALLS_BACK - table.native))
+        extension.register_kernels(sorted(table.native), sorted(always_falls_back(table.torch_version) - table.native))
         atexit.register(_shut_down)
         _extension = extension
     return _extension

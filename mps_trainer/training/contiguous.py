@@ -76,7 +76,7 @@ def _state(optimizer: Any, parameter: nn.Parameter) -> list[torch.Tensor]:
 
 
 @functools.cache
-def warn_of_known_faults(macos_version: str | None) -> None:
-    """Once in a process: what this torch is known to get wrong on this macOS."""
-    for fault in known_faults(torch.__version__, macos_version):
+def warn_of_known_faults(macos_version: str | None, chip: str | None) -> None:
+    """Once in a process: what this torch is known to get wrong on this Mac."""
+    for fault in known_faults(torch.__version__, macos_version, chip):
         logger.warning("torch %s on macOS %s has a known fault: %s.", torch.__version__, macos_version, fault)

@@ -347,16 +347,13 @@ class Loaders(TrainerBase):
     def _loading(self) -> dict[str, Any]:
         """How batches are loaded: by how many processes, started how, and into which memory."""
         args = self.args
-        workers, start = args.dataloader_num_workers, args.dataloader_multiprocessing_context
-        if start is None and workers > 1 and args.device.type == "mps":
-            # A Mac starts processes anew by default and sends them dataset and collator pickled, which local functions
-            # and whatever holds a tensor of the device are not. transformers forks for the same reason.
-            start = "fork"
+        workers = args.dataloader_num_workers
         return {
             "num_workers": workers,
             "pin_memory": args.dataloader_pin_memory and args.device.type == "cuda",
             "persistent_workers": args.dataloader_persistent_workers,
-            "multiprocessing_context": start if workers else None,
+            # None is Python's own, which is spawn on a Mac: a fork of a process that has used Metal can abort there.
+            "multiprocessing_context": args.dataloader_multiprocessing_context if workers else None,
             "prefetch_factor": args.dataloader_prefetch_factor,
             "in_order": args.dataloader_in_order,
         }

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..devices.kernels import scales_gradients
 from ..errors import MisconfigurationException
 
 
@@ -23,12 +24,12 @@ class MixedPrecision:
     def __init__(self, device: torch.device, asked: str = "no") -> None:
         self.device = device
         self.dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(asked)
+        if self.dtype is not None:
+            _require(self.dtype, device)
         self.scaler = torch.amp.GradScaler(device.type) if asked == "fp16" else None
         self.step_was_skipped = False
         self._unscaled: set[int] = set()
         self._one: torch.Tensor | None = None
-        if self.dtype is not None:
-            _require(self.dtype, device)
 
     def autocast(self) -> contextlib.AbstractContextManager:
         if self.dtype is None:
@@ -104,6 +105,12 @@ def set_tf32(device: torch.device, wanted: bool | None) -> None:
 
 
 def _require(dtype: torch.dtype, device: torch.device) -> None:
+    if dtype is torch.float16 and not scales_gradients(device):
+        raise MisconfigurationException(
+            f"fp16=True, but torch {torch.__version__} has no gradient scaler for mps, which came with torch 2.8. "
+            "Install a newer one: python -m pip install -U 'torch>=2.8'; or use bf16=True (from macOS 14 on), or "
+            "neither."
+        )
     flag = "bf16" if dtype is torch.bfloat16 else "fp16"
     try:
         supported = device.type != "cuda" or dtype is not torch.bfloat16 or torch.cuda.is_bf16_supported()

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ..devices.facts import macos
+from ..devices.facts import apple_chip, macos
 from ..errors import MisconfigurationException
 from .activation_checkpointing import enable_activation_checkpointing
 from .contiguous import make_contiguous, warn_of_known_faults
 from .dropout import dropout_in_one_kernel
 from .embeddings import embedding_gradients_in_place
 from .introspection import base_model
+from .large_products import told_of_large_products
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -34,7 +35,7 @@ def prepared_for_training(trainer: Trainer) -> Iterator[None]:
         enable_activation_checkpointing(model, args)
     _align_special_tokens(model, trainer.processing_class)
     if args.device.type == "mps":
-        warn_of_known_faults(macos())
+        warn_of_known_faults(macos(), apple_chip())
         make_contiguous(model, trainer.optimizer)
     if "underflow_overflow" in args.debug:
         from transformers.debug_utils import DebugUnderflowOverflow
@@ -45,6 +46,7 @@ def prepared_for_training(trainer: Trainer) -> Iterator[None]:
         noisy_embeddings(model, trainer.neftune_noise_alpha),
         dropout_in_one_kernel(model, args.device),
         embedding_gradients_in_place(trainer),
+        told_of_large_products(model, args.device, apple_chip()),
     ):
         yield
 

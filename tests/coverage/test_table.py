@@ -9,6 +9,7 @@ import torch
 
 from mps_trainer.coverage import OperatorTable, Support, operator_table
 from mps_trainer.coverage import table as table_module
+from mps_trainer.coverage.table import always_falls_back
 
 
 @pytest.fixture
@@ -51,6 +52,24 @@ def test_the_fallback_switch_turns_failures_into_fallbacks():
     assert table.support("aten::multi_margin_loss", fallback=True) is Support.FALLS_BACK
     assert table.support("aten::bmm", fallback=True) is Support.NATIVE
     assert table.support("aten::embedding_renorm_", fallback=True) is Support.FALLS_BACK
+
+
+@pytest.mark.parametrize(
+    ("version", "names"),
+    [
+        ("2.6.0", {"embedding_renorm_", "linalg_svd", "linalg_svd.U", "col2im", "upsample_nearest3d.vec"}),
+        ("2.7.1", {"embedding_renorm_", "linalg_svd", "linalg_svd.U", "col2im", "upsample_nearest3d.vec"}),
+        ("2.8.0", {"embedding_renorm_", "linalg_svd", "linalg_svd.U"}),
+        ("2.13.0+cpu", {"embedding_renorm_", "linalg_svd", "linalg_svd.U"}),
+        ("2.14.0", {"embedding_renorm_"}),
+        ("2.15.0", {"embedding_renorm_"}),
+    ],
+)
+def test_what_always_falls_back_depends_on_the_release(version, names):
+    assert always_falls_back(version) == {f"aten::{name}" for name in names}
+    table = OperatorTable(version, frozenset(), frozenset({"aten::linalg_svd"}), frozenset())
+    falls_back = "linalg_svd" in names
+    assert table.support("aten::linalg_svd") is (Support.FALLS_BACK if falls_back else Support.COMPOSITE)
 
 
 def test_an_operator_of_another_library_has_the_kernels_that_this_process_registered():

@@ -143,6 +143,7 @@ def test_the_report_is_json_and_names_the_torch_it_holds_for():
         "fallback",
         "operators",
         "dtype_problems",
+        "large_products",
         "blocking_reads",
         "batch_shapes",
         "notes",

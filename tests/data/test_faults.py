@@ -2,6 +2,7 @@
 
 import gc
 import os
+import pickle
 import signal
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from datasets import Dataset
 from torch.utils.data import IterableDataset
 
-from mps_trainer.data.faults import why_worker_died
+from mps_trainer.data.faults import explain_starting, why_worker_died
 from mps_trainer.errors import explanation_of
 from tests.conftest import assert_same_weights, examples, weights
 
@@ -179,3 +180,18 @@ def test_a_worker_that_dies_is_named_and_the_run_can_go_on(make_trainer, fails, 
 
 def test_other_errors_are_of_no_worker():
     assert why_worker_died(RuntimeError("out of memory"), None) is None
+
+
+def test_a_collator_that_cannot_be_sent_to_a_spawned_worker_is_explained(make_trainer, monkeypatch):
+    def start(loader):
+        pickle.dumps(loader.collate_fn)
+
+    trainer = make_trainer(trainer={"data_collator": lambda rows: rows}, dataloader_num_workers=1)
+    loader = trainer.get_train_dataloader()
+    monkeypatch.setattr(torch.utils.data.DataLoader, "__iter__", start)
+    with pytest.raises((pickle.PicklingError, AttributeError)) as caught:
+        next(iter(loader))
+    assert "the dataset or the collator cannot be sent to them" in explanation_of(caught.value)
+    other = RuntimeError("no such file")
+    explain_starting(other)
+    assert explanation_of(other) is None

@@ -56,13 +56,13 @@ MACHINES: dict[str, MachineFacts] = {
     "m1_macos_13_torch_2.8": mac("13.7.4", "2.8.0"),
     "m1_macos_13_torch_2.10": no_mps("13.7.4", "2.10.0"),
     "m2_macos_14": mac("14.5", "2.9.0"),
-    "m3_macos_15": mac("15.1", "2.13.0"),
-    "m4_macos_26": mac("26.0", "2.13.0"),
-    "m3_torch_without_mps": no_mps("15.1", "2.13.0", **NO_BUILD),
+    "m3_macos_15": mac("15.1", "2.15.0"),
+    "m4_macos_26": mac("26.0", "2.15.0"),
+    "m3_torch_without_mps": no_mps("15.1", "2.15.0", **NO_BUILD),
     "m3_torch_missing": mac("15.1", None),
     "m3_torch_broken": mac("15.1", None, torch_error="ImportError: dlopen(libtorch_cpu.dylib): Library not loaded"),
     "m3_sandboxed": no_mps("26.3", "2.12.1"),
-    "m3_memory_full": mac("15.1", "2.13.0", mps_allocation_ok=False, mps_allocation_error=OUT_OF_MEMORY),
+    "m3_memory_full": mac("15.1", "2.15.0", mps_allocation_ok=False, mps_allocation_error=OUT_OF_MEMORY),
     # Apple silicon, x86_64 Python under Rosetta
     "m1_rosetta_torch_without_mps": no_mps("13.4", "2.2.2", **ROSETTA, **NO_BUILD),
     "m2_rosetta_mps_built_not_available": no_mps("14.5", "2.2.2", **ROSETTA),
@@ -89,8 +89,8 @@ MACHINES: dict[str, MachineFacts] = {
     "windows": pc(system="Windows"),
     "windows_1_cuda": pc(system="Windows", **CUDA_1),
     # the CPU by environment
-    "m3_accelerate_cpu": mac("15.1", "2.13.0", environment={"ACCELERATE_USE_CPU": "True"}),
-    "m3_accelerate_not_cpu": mac("15.1", "2.13.0", environment={"ACCELERATE_USE_CPU": "False"}),
+    "m3_accelerate_cpu": mac("15.1", "2.15.0", environment={"ACCELERATE_USE_CPU": "True"}),
+    "m3_accelerate_not_cpu": mac("15.1", "2.15.0", environment={"ACCELERATE_USE_CPU": "False"}),
     "linux_8_cuda_accelerate_cpu": pc(**CUDA_8, environment={"ACCELERATE_USE_CPU": "yes"}),
 }
 

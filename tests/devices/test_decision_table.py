@@ -60,7 +60,7 @@ UNAVAILABLE = [
     ("m1_macos_12.2", "mps", "macOS 12.2 is too old: torch 1.13.1 runs MPS from macOS 12.3 on", "update macOS"),
     ("m1_macos_12.7_torch_2.5", "mps", "torch 2.5.1 runs MPS from macOS 13.0 on", "update macOS to 14"),
     ("m1_macos_13_torch_2.10", "mps", "torch 2.10.0 runs MPS from macOS 14.0 on", "'torch<2.9'"),
-    ("m3_torch_without_mps", "mps", "torch 2.13.0 was built without MPS", "--force-reinstall torch"),
+    ("m3_torch_without_mps", "mps", "torch 2.15.0 was built without MPS", "--force-reinstall torch"),
     ("m3_torch_missing", "mps", "torch is not installed", "pip install torch"),
     ("m3_torch_broken", "mps", "dlopen(libtorch_cpu.dylib)", "--force-reinstall torch"),
     ("m3_sandboxed", "mps", "gives this process no Metal device", "outside any sandbox"),
@@ -220,7 +220,7 @@ def test_the_cpu_switch_of_accelerate_is_honoured_and_named(machine, accelerator
     (v, "mps") for v in ("0", "false", "False", "no", "off", "")
 ])  # fmt: skip
 def test_values_of_the_cpu_switch_of_accelerate(value, device):
-    facts = mac("15.1", "2.13.0", environment={"ACCELERATE_USE_CPU": value})
+    facts = mac("15.1", "2.15.0", environment={"ACCELERATE_USE_CPU": value})
     assert resolve(DeviceRequest(), facts).type == device
 
 
@@ -283,10 +283,10 @@ def test_training_on_mps_under_rosetta_is_noted():
 
 def test_a_fallback_switch_set_too_late_is_noted_on_mps_alone():
     late = {"environment": {"PYTORCH_ENABLE_MPS_FALLBACK": "1"}, "fallback_when_torch_loaded": False}
-    assert "PYTORCH_ENABLE_MPS_FALLBACK" in str(resolve(DeviceRequest(), mac("15.1", "2.13.0", **late)))
+    assert "PYTORCH_ENABLE_MPS_FALLBACK" in str(resolve(DeviceRequest(), mac("15.1", "2.15.0", **late)))
     assert resolve(DeviceRequest(), pc(**late)).notes == ()
     in_time = {**late, "fallback_when_torch_loaded": True}
-    assert resolve(DeviceRequest(), mac("15.1", "2.13.0", **in_time)).notes == ()
+    assert resolve(DeviceRequest(), mac("15.1", "2.15.0", **in_time)).notes == ()
 
 
 def test_idle_gpus_are_noted_with_the_way_to_use_them():

@@ -10,7 +10,7 @@ from mps_trainer import DeviceUnavailableError, resolve
 from mps_trainer.devices import DeviceRequest
 from tests.devices.machines import CUDA_1, XPU_2, mac, no_mps, pc, under_torchrun
 
-MAC = mac("15.1", "2.13.0")
+MAC = mac("15.1", "2.15.0")
 
 
 def rejected(decision) -> dict[str, tuple[str, str]]:
@@ -66,13 +66,13 @@ def test_an_accelerator_by_name_says_so():
             "auto",
             MAC,
             "accelerator='auto' takes the first usable of mps, cuda, xpu, cpu, and an allocation on mps worked "
-            "(macOS 15.1, torch 2.13.0)",
+            "(macOS 15.1, torch 2.15.0)",
         ),
         (
             "gpu",
             replace(MAC, system="Linux", mps_simulated=True),
             "accelerator='gpu' takes the first usable of mps, cuda, xpu, and an allocation on mps worked "
-            "(Linux 15.1, torch 2.13.0)",
+            "(Linux 15.1, torch 2.15.0)",
         ),
         ("gpu", pc(**CUDA_1), "accelerator='gpu' takes the first usable of mps, cuda, xpu"),
         ("auto", pc(), "accelerator='auto' takes the first usable of mps, cuda, xpu, cpu"),

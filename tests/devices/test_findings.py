@@ -82,6 +82,16 @@ def test_what_does_not_fit_is_counted():
     assert 4 <= len(shown) < len(found)
 
 
+def test_of_many_faults_the_first_are_shown_and_the_others_counted():
+    facts = mac("15.5", "2.8.0", chip="Apple M1")
+    (finding,) = (found for found in findings(facts) if found.name == "wrong-results")
+    lines = screen(facts).splitlines()
+    shown = [line for line in lines if line.startswith("   - ")]
+    assert 1 < len(shown) < len(finding.details)
+    assert "177116" in " ".join(lines)
+    assert shown[-1] == f"   - {len(finding.details) - len(shown) + 1} more, which --json lists"
+
+
 def test_a_command_is_on_one_line():
     printed = screen(DIAGNOSED["conda for x86"].facts)
     assert "CONDA_SUBDIR=osx-arm64 conda create -n native python=3.11" in printed
@@ -122,7 +132,7 @@ def test_a_simulated_device_is_said_to_be_one():
     ],
 )
 def test_the_screen_says_how_the_switch_stands(environment, loaded_with, said):
-    facts = mac("15.5", "2.13.0", environment=environment, fallback_when_torch_loaded=loaded_with)
+    facts = mac("15.5", "2.15.0", environment=environment, fallback_when_torch_loaded=loaded_with)
     assert said in " ".join(screen(facts).split())
 
 
@@ -141,26 +151,26 @@ def test_the_screen_says_how_the_switch_stands(environment, loaded_with, said):
     ],
 )
 def test_the_screen_says_what_limits_memory(environment, said):
-    facts = mac("15.5", "2.13.0", environment=environment, recommended_bytes=12 * 1024**3)
+    facts = mac("15.5", "2.15.0", environment=environment, recommended_bytes=12 * 1024**3)
     assert said in " ".join(screen(facts).split())
 
 
 def test_the_remedy_for_wrong_results_ends_all_of_them():
     facts = mac("15.5", "2.8.0")
     (finding,) = findings(facts)
-    assert len(finding.details) == 5
-    assert "'torch>=2.13'" in finding.remedy
-    assert findings(replace(facts, torch_version="2.13.0")) == ()
+    assert len(finding.details) == 10
+    assert "'torch>=2.14'" in finding.remedy
+    assert findings(replace(facts, torch_version="2.15.0")) == ()
 
 
 def test_variables_for_mps_are_nothing_to_a_machine_without_it():
     environment = {FALLBACK: "true", HIGH: "much", "PYTORCH_MPS_FAST_MATH": "1"}
-    assert findings(pc("2.13.0", environment=environment)) == ()
+    assert findings(pc("2.15.0", environment=environment)) == ()
 
 
 def test_transformers_is_missed_only_where_it_was_looked_for():
-    assert findings(mac("15.5", "2.13.0", packages={})) == ()
-    assert findings(mac("15.5", "2.13.0", packages=INSTALLED)) == ()
+    assert findings(mac("15.5", "2.15.0", packages={})) == ()
+    assert findings(mac("15.5", "2.15.0", packages=INSTALLED)) == ()
 
 
 def test_the_oldest_versions_are_those_of_the_package():

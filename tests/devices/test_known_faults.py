@@ -1,61 +1,116 @@
-"""Which releases are known to compute wrong results."""
+"""Which machines are known to compute wrong results."""
 
 from pathlib import Path
 
 import pytest
 
 from mps_trainer import MachineFacts, cli
-from mps_trainer.devices.known_faults import KNOWN_FAULTS, KnownFault, known_faults
+from mps_trainer.devices.known_faults import KNOWN_FAULTS, KnownFault, is_chip, known_faults
+
+BEFORE_2_14 = {187521, 195910}
+BEFORE_2_13 = {183825, 191976, *BEFORE_2_14}
+BEFORE_2_11 = {170360, 174861, 176767, *BEFORE_2_13}
 
 
 @pytest.mark.parametrize(
-    ("torch", "macos", "issues"),
+    ("torch", "macos", "chip", "issues"),
     [
-        ("2.6.0", "14.5", {165257, 183825, 191976}),
-        ("2.8.0", "15.6", {161640, 163597, 174861, 183825, 191976}),
-        ("2.8.0", "14.7.1", {161640, 163597, 165257, 174861, 183825, 191976}),
-        ("2.9.1", "14.7", {165257, 174861, 183825, 191976}),
-        ("2.10.0", "15.0", {174861, 183825, 191976}),
-        ("2.10.0", "26.1", {174861, 177116, 183825, 191976}),
-        ("2.11.0", "26.3", {177116, 180201, 183825, 191976}),
-        ("2.12.0", "26.4", {183825, 191976}),
-        ("2.13.0", "26.4", set()),
-        ("2.13.0+cpu", "15.0", set()),
-        ("2.8.0", "", set()),
-        (None, "15.0", set()),
-        ("nightly", "15.0", set()),
+        ("2.6.0", "14.5", "Apple M3", {165257, *BEFORE_2_11} - {174861}),
+        ("2.8.0", "15.6", "Apple M3", {161640, 163597, 180201, *BEFORE_2_11}),
+        ("2.8.0", "14.7.1", "Apple M3", {161640, 163597, 165257, *BEFORE_2_11}),
+        ("2.10.0", "15.0", "Apple M4 Max", {180201, *BEFORE_2_11}),
+        ("2.11.0", "26.3", "Apple M3", {176767, 180201, *BEFORE_2_13}),
+        ("2.12.0", "26.4", "Apple M3", BEFORE_2_13),
+        ("2.13.0", "15.5", "Apple M1", {177116, 195163, *BEFORE_2_14}),
+        ("2.13.0", "26.5", "Apple M2 Ultra", {177116, 195163, *BEFORE_2_14}),
+        ("2.13.0+cpu", "26.5", "Apple M3 Pro", BEFORE_2_14),
+        ("2.13.0", "26.5", "Apple M5 Max", {180776, *BEFORE_2_14}),
+        ("2.13.0", "26.5", "Apple M1 (Virtual)", {177116, 195163, 192934, *BEFORE_2_14}),
+        ("2.13.0", "27.0", "Apple M4", {180201, 197796, *BEFORE_2_14}),
+        ("2.13.0", "26.5", None, BEFORE_2_14),
+        ("2.14.0", "26.6", "Apple M1", {195163}),
+        ("2.15.0", "26.6", "Apple M2 Pro", {195163}),
+        ("2.15.0", "27.0", "Apple M4", {180201}),
+        ("2.15.0", "26.6", "Apple M4", set()),
+        ("2.8.0", "", "Apple M1", set()),
+        (None, "15.0", "Apple M1", set()),
+        ("nightly", "15.0", "Apple M1", set()),
     ],
 )
-def test_a_release_has_the_faults_within_whose_bounds_it_is(torch, macos, issues):
-    assert {fault.issue for fault in known_faults(torch, macos)} == issues
+def test_a_machine_has_the_faults_within_whose_bounds_it_is(torch, macos, chip, issues):
+    assert {fault.issue for fault in known_faults(torch, macos, chip)} == issues
+
+
+def test_what_the_issue_asks_for_is_there():
+    issues = {issue for fault in KNOWN_FAULTS for issue in (fault.issue, *fault.also)}
+    large_products = {177116, 183535, 193487, 195012, 195163}
+    assert issues >= large_products | {187521, 180201, 197796, 176767, 170360, 195404, 195910, 127676}
 
 
 @pytest.mark.parametrize("fault", KNOWN_FAULTS, ids=lambda fault: str(fault.issue))
-def test_each_can_end_and_says_how(fault):
-    assert fault.torch_before or fault.macos_before
+def test_each_is_bounded_or_harmless_and_says_what_to_do(fault):
+    assert fault.torch_before or fault.macos_before or fault.macos_from or fault.chips or not fault.warns
     assert f"(pytorch issue {fault.issue}): {fault.remedy}" in str(fault)
     assert not fault.what.endswith(".")
     assert not fault.remedy.endswith(".")
 
 
 def test_bounds_are_in_order():
-    assert KnownFault(1, "", "", torch_from=(2, 8), torch_before=(2, 9)).concerns((2, 8), (15, 0))
-    assert not KnownFault(1, "", "", torch_from=(2, 8), torch_before=(2, 9)).concerns((2, 9), (15, 0))
+    assert KnownFault(1, "", "", torch_from=(2, 8), torch_before=(2, 9)).concerns((2, 8), (15, 0), None)
+    assert not KnownFault(1, "", "", torch_from=(2, 8), torch_before=(2, 9)).concerns((2, 9), (15, 0), None)
 
 
-@pytest.mark.parametrize(("torch", "count"), [("2.8.0", 5), ("2.13.0", 0)])
-def test_doctor_names_them(torch, count, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("chip", "name", "same"),
+    [
+        ("Apple M1", "M1", True),
+        ("Apple M1 Max", "M1", True),
+        ("Apple M1 (Virtual)", "M1", True),
+        ("Apple M1 (Virtual)", "M1 (Virtual)", True),
+        ("Apple M1", "M1 (Virtual)", False),
+        ("Apple M10", "M1", False),
+        ("VirtualApple @ 2.50GHz", "M1", False),
+        (None, "M1", False),
+    ],
+)
+def test_a_chip_is_told_by_its_generation(chip, name, same):
+    assert is_chip(chip, (name,)) is same
+
+
+@pytest.mark.parametrize(
+    ("torch", "chip", "count"), [("2.8.0", "Apple M3", 10), ("2.13.0", "Apple M1", 4), ("2.15.0", "Apple M3", 0)]
+)
+def test_doctor_names_them(torch, chip, count, monkeypatch, capsys):
     mac = {"system": "Darwin", "machine": "arm64", "mps_built": True, "mps_available": True, "mps_allocation_ok": True}
-    machine = MachineFacts(**mac, os_version="15.6", torch_version=torch)
+    machine = MachineFacts(**mac, os_version="15.6", torch_version=torch, chip=chip)
     monkeypatch.setattr(cli.doctor, "gather_all_facts", lambda: machine)
     assert cli.main(["doctor"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert printed.count("(pytorch issue ") == count
-    for fault in known_faults(torch, "15.6"):
+    for fault in known_faults(torch, "15.6", chip):
         assert f"- {fault.what} (pytorch issue {fault.issue})" in printed
+
+
+def row(fault: KnownFault) -> str:
+    """The fault as a row of the table in docs/faults.md."""
+    link = "https://github.com/pytorch/pytorch/issues/{0}"
+    numbers = ", ".join(f"[{issue}]({link.format(issue)})" for issue in (fault.issue, *fault.also))
+    torch = _range(fault.torch_from, fault.torch_before)
+    macos = _range(fault.macos_from, fault.macos_before)
+    chips = ", ".join(fault.chips) or "any"
+    return f"| {numbers} | {torch} | {macos} | {chips} | {fault.what} | {fault.remedy} |"
+
+
+def _range(first, before) -> str:
+    texts = [None if bound is None else ".".join(map(str, bound)) for bound in (first, before)]
+    if texts == [None, None]:
+        return "any"
+    return (
+        f"{texts[0]} to before {texts[1]}" if all(texts) else f"from {texts[0]}" if texts[0] else f"before {texts[1]}"
+    )
 
 
 def test_the_page_on_faults_has_all_of_them():
     page = (Path(__file__).parents[2] / "docs" / "faults.md").read_text(encoding="utf-8")
-    for fault in KNOWN_FAULTS:
-        assert f"| {fault.what} | {fault.remedy} |" in page
+    rows = [line for line in page.splitlines() if line.startswith("| [")]
+    assert rows == [row(fault) for fault in KNOWN_FAULTS]

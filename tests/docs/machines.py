@@ -11,7 +11,7 @@ MAC = MachineFacts(
     machine="arm64",
     os_version="15.5",
     python_executable="/opt/homebrew/bin/python3",
-    torch_version="2.13.0",
+    torch_version="2.15.0",
     mps_built=True,
     mps_available=True,
     mps_allocation_ok=True,
@@ -51,7 +51,7 @@ M3 = mac(
     cache_folder="~/.cache/mps_trainer",
     cache_free_bytes=212 * 1024**3,
     packages={
-        "torch": "2.13.0",
+        "torch": "2.15.0",
         "transformers": "5.23.0",
         "datasets": "5.2.0",
         "accelerate": "1.15.0",
@@ -78,13 +78,13 @@ REPORTED = {
     ),
     "several": dataclasses.replace(
         M3,
-        torch_version="2.10.0",
+        torch_version="2.13.0",
         memory_bytes=8 * 1024**3,
         recommended_bytes=int(5.3 * 1024**3),
         chip="Apple M1",
         model="MacBookAir10,1",
         environment={"PYTORCH_ENABLE_MPS_FALLBACK": "1", "PYTORCH_MPS_HIGH_WATERMARK_RATIO": "0.0"},
         fallback_when_torch_loaded=True,
-        packages={**M3.packages, "torch": "2.10.0"},
+        packages={**M3.packages, "torch": "2.13.0"},
     ),
 }

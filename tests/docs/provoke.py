@@ -19,11 +19,13 @@ from transformers import TrainerCallback
 
 from mps_trainer import DeviceRequest, MachineFacts, Trainer, TrainingArguments, resolve
 from mps_trainer.checkpoints import lock
+from mps_trainer.devices.large_products import Layer, warning_of_width
 from mps_trainer.devices.recorded import read_facts
 from mps_trainer.distributed import Processes
 from mps_trainer.errors import explanation_of
 from mps_trainer.simulator import simulated_mps
 from mps_trainer.training import shards, validation
+from mps_trainer.training.precision import MixedPrecision
 
 from .machines import MACHINES, ROSETTA, mac, mac_without_mps
 
@@ -82,6 +84,15 @@ def _() -> None:
 
 
 PROVOCATIONS["late-fallback"] = lambda: resolve(DeviceRequest(), MACHINES["late-fallback"]).notes[0]
+
+
+@provokes("old-scaler")
+def _() -> None:
+    with mock.patch.object(torch, "__version__", "2.7.1"):
+        MixedPrecision(torch.device("mps"), "fp16")
+
+
+PROVOCATIONS["large-products"] = lambda: warning_of_width({"lm_head": Layer(768, 50_257)}, "2.13.0") or ""
 
 
 # What torch says on mps, as the simulated device does: its own words, and the first sentence where more follows.

@@ -159,3 +159,16 @@ def test_a_hook_that_changes_the_first_gradient_changes_it_for_its_batch_only(ma
         trainer.train()
         norms.append(logged(trainer, "grad_norm"))
     assert norms[1] == pytest.approx([2 * norm for norm in norms[0]], rel=1e-4)
+
+
+@pytest.mark.parametrize("version", ["2.6.0", "2.7.1", "2.8.0"])
+def test_fp16_on_mps_needs_the_torch_that_brought_its_scaler(make_trainer, device, monkeypatch, version):
+    monkeypatch.setattr(torch, "__version__", version)
+    if device == "mps" and version < "2.8":
+        with pytest.raises(
+            MisconfigurationException, match=rf"torch {version} has no gradient scaler for mps.*torch>=2\.8"
+        ):
+            make_trainer(fp16=True)
+    else:
+        assert make_trainer(fp16=True).precision.scaler is not None
+    assert make_trainer(bf16=True).precision.dtype is torch.bfloat16

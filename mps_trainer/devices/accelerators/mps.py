@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 # (developer.apple.com/metal/pytorch).
 MINIMUM_MACOS = (((2, 9), (14, 0)), ((2, 5), (13, 0)), ((1, 12), (12, 3)))
 
+OTHER_VIRTUAL_MACS = "some virtual ones, such as GitHub's macos-15 runners, run small models on mps"
+
 NATIVE_PYTHON = (
     "install a native arm64 Python, for example Miniforge's MacOSX-arm64 installer or Homebrew under /opt/homebrew, "
     "make a new environment with it and install torch there; "
@@ -146,7 +148,7 @@ def _unavailable(facts: MachineFacts) -> Obstacle:
     if facts.virtual_machine:
         return Obstacle(
             "this is a virtual Mac without a Metal device",
-            "train on a real Apple-silicon Mac; a virtual one has no GPU that torch can use",
+            f"train on a real Apple-silicon Mac; {OTHER_VIRTUAL_MACS}",
         )
     # torch's own message then blames macOS 14.0+, which is not the cause: a sandboxed process gets no Metal device.
     return Obstacle(
@@ -173,7 +175,7 @@ def _allocation_failed(facts: MachineFacts) -> Obstacle:
     if facts.virtual_machine:
         return Obstacle(
             f"this is a virtual Mac: torch reports MPS, but an allocation on it failed ({error})",
-            "train on a real Apple-silicon Mac; on a virtual one no allocation on mps works",
+            f"train on a real Apple-silicon Mac; {OTHER_VIRTUAL_MACS}",
         )
     if "watermark ratio" in error:
         return Obstacle(
@@ -189,7 +191,7 @@ def _allocation_failed(facts: MachineFacts) -> Obstacle:
             True,
         )
     return Obstacle(
-        f"torch reports MPS, but an allocation on it failed ({error}), as it does on virtual Macs",
+        f"torch reports MPS, but an allocation on it failed ({error}), as it does on some virtual Macs",
         "train on a real Apple-silicon Mac; if this is one, free some of its memory and "
         "unset PYTORCH_MPS_HIGH_WATERMARK_RATIO",
         True,

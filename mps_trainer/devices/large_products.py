@@ -1,0 +1,97 @@
+"""Matrix products that M1 and M2 compute wrong, because they sum more numbers than their kernel can count.
+
+A matrix of m by k times one of k by n is wrong where k is at least 32,767, and m and n at least 16. A linear layer
+makes three such products: k is its inputs in the forward pass, its outputs (the vocabulary, in the head of a language
+model) in the gradient of its input, and the tokens of a batch in the gradient of its weight. pytorch issues 177116
+(2-D, before torch 2.14) and 195163 (batched, in every torch so far).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .facts import parse_version
+from .known_faults import M1_AND_M2, is_chip
+
+INNER, OUTER = 32_767, 16
+MENDED_IN_2D = (2, 14)
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix of `rows` by `inner` times one of `inner` by `columns`; `batched`: many of them at once."""
+
+    rows: int
+    inner: int
+    columns: int
+    batched: bool = False
+
+    def may_be_wrong(self, torch_version: str) -> bool:
+        """True if M1 and M2 compute it wrong with this torch."""
+        large = self.inner >= INNER and min(self.rows, self.columns) >= OUTER
+        return large and (self.batched or parse_version(torch_version) < MENDED_IN_2D)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer; `learns` says whether its weight does."""
+
+    inputs: int
+    outputs: int
+    learns: bool = True
+
+
+def concerns(torch_version: str, chip: str | None) -> bool:
+    """True on a machine that computes the products of linear layers wrong."""
+    return is_chip(chip, M1_AND_M2) and parse_version(torch_version) < MENDED_IN_2D
+
+
+def wide_layers(layers: Mapping[str, Layer]) -> list[str]:
+    """The names of the layers whose own size makes a product wrong, in any batch of 16 tokens or more."""
+    return [
+        name
+        for name, layer in layers.items()
+        if max(layer.inputs, layer.outputs) >= INNER and min(layer.inputs, layer.outputs) >= OUTER
+    ]
+
+
+def crowded_layers(layers: Mapping[str, Layer], tokens: int) -> list[str]:
+    """The names of the layers whose weights get wrong gradients from a batch of so many tokens."""
+    if tokens < INNER:
+        return []
+    return [name for name, layer in layers.items() if layer.learns and min(layer.inputs, layer.outputs) >= OUTER]
+
+
+def warning_of_width(layers: Mapping[str, Layer], torch_version: str) -> str | None:
+    """What to say of a model before it is trained on a machine that `concerns`; None if nothing."""
+    names = wide_layers(layers)
+    if not names:
+        return None
+    layer = layers[names[0]]
+    size = max(layer.inputs, layer.outputs)
+    return _warning(f"{_first(names)} ({size:,} {'outputs' if layer.outputs == size else 'inputs'})", torch_version)
+
+
+def warning_of_tokens(layers: Mapping[str, Layer], tokens: int, torch_version: str) -> str | None:
+    """What to say of the first batch that has too many tokens; None of others."""
+    names = crowded_layers(layers, tokens)
+    if not names:
+        return None
+    return (
+        _warning(f"{_first(names)}, from a batch of {tokens:,} tokens,", torch_version)
+        + " Until then keep batch size times length below 32,767, with gradient_accumulation_steps for the rest."
+    )
+
+
+def _warning(whose: str, torch_version: str) -> str:
+    return (
+        f"Gradients of {whose} may be wrong: torch {torch_version} computes matrix products that sum {INNER:,} "
+        f"numbers or more wrong on M1 and M2 (pytorch issue 177116). Install torch 2.14 or later: "
+        f"python -m pip install -U 'torch>=2.14'."
+    )
+
+
+def _first(names: Sequence[str]) -> str:
+    more = len(names) - 1
+    return names[0] + (f" and {more} more layer{'s' if more > 1 else ''}" if more else "")

@@ -1,0 +1,98 @@
+"""Matrix products that M1 and M2 may compute wrong are told with their line, and leave a step ready."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from mps_trainer.coverage import Tracer, trace
+
+INNER = 32_767
+
+
+def tracer_for(version: str) -> Tracer:
+    tracer = Tracer(unknown_on_device=True)
+    tracer.recorder.table = replace(tracer.recorder.table, torch_version=version)
+    return tracer
+
+
+def products(function, version: str = "2.13.0"):
+    tracer = tracer_for(version)
+    with tracer:
+        function()
+    report = tracer.report()
+    assert report.ready
+    return {
+        (each.name, each.phase, each.calls, each.inner, each.where.text if each.where else "")
+        for each in report.large_products
+    }
+
+
+def test_the_head_of_a_language_model_in_its_gradient():
+    head = nn.Linear(16, INNER, bias=False)
+
+    def step():
+        x = torch.ones(16, 16, requires_grad=True)
+        y = head(x)  # the head
+        y.mean().backward()
+
+    assert products(step) == {("aten::mm", "backward", 1, INNER, "y = head(x)  # the head")}
+    assert products(step, "2.14.0") == set()
+
+
+def test_many_tokens_in_the_gradient_of_a_weight():
+    layer = nn.Linear(16, 16)
+
+    def step():
+        layer(torch.ones(1, INNER, 16)).mean().backward()
+
+    (found,) = products(step)
+    assert found[:4] == ("aten::mm", "backward", 1, INNER)
+    assert found[4] == "layer(torch.ones(1, INNER, 16)).mean().backward()"
+
+
+@pytest.mark.parametrize("version", ["2.13.0", "2.15.0"])
+def test_batched_products_in_every_torch(version):
+    a, b = torch.ones(2, 16, INNER), torch.ones(2, INNER, 16)
+    found = products(
+        lambda: (torch.bmm(a, b), torch.einsum("bik,bkj->bij", a, b), torch.baddbmm(a[:, :, :16], a, b)), version
+    )
+    assert {(name, calls) for name, _, calls, *_ in found} == {("aten::bmm", 2), ("aten::baddbmm", 1)}
+
+
+def test_a_wide_layer_in_the_forward_pass():
+    x, weight, bias = torch.ones(16, INNER), torch.ones(16, INNER), torch.ones(16)
+    assert {name for name, *_ in products(lambda: F.linear(x, weight, bias))} == {"aten::addmm"}
+    with torch.inference_mode():
+        assert {name for name, *_ in products(lambda: F.linear(x, weight, bias))} <= {"aten::linear", "aten::addmm"}
+
+
+def test_smaller_ones_are_not_told():
+    assert products(lambda: torch.ones(16, INNER - 1) @ torch.ones(INNER - 1, 16)) == set()
+    assert products(lambda: torch.ones(15, INNER) @ torch.ones(INNER, 16)) == set()
+
+
+def test_the_table_names_line_and_remedy():
+    tracer = tracer_for("2.13.0")
+    a, b = torch.ones(16, INNER), torch.ones(INNER, 16)
+    with tracer:
+        a @ b
+        torch.bmm(a[None], b[None])
+    report = tracer.report()
+    assert report.exit_code == 0
+    text = " ".join(str(report).split())
+    assert "may be wrong aten::mm" in text
+    assert "test_products.py:" in text
+    assert "torch 2.14" in text
+    assert "195163" in text
+    assert [entry["inner"] for entry in report.to_dict()["large_products"]] == [INNER, INNER]
+
+
+def test_a_step_without_them_says_nothing():
+    report = trace(lambda: nn.Linear(4, 4)(torch.ones(2, 4)).sum().backward())
+    assert report.large_products == []
+    assert "may be wrong" not in str(report)

@@ -1,0 +1,61 @@
+"""Which products of matrices M1 and M2 compute wrong, and what is said of a model that has them."""
+
+import pytest
+
+from mps_trainer.devices.large_products import Layer, Product, concerns, warning_of_tokens, warning_of_width
+
+
+@pytest.mark.parametrize(
+    ("product", "torch", "wrong"),
+    [
+        (Product(16, 32_767, 16), "2.13.0", True),
+        (Product(16, 32_766, 16), "2.13.0", False),
+        (Product(15, 32_767, 16), "2.13.0", False),
+        (Product(16, 32_767, 15), "2.13.0", False),
+        (Product(2048, 50_257, 768), "2.6.0", True),
+        (Product(2048, 50_257, 768), "2.14.0", False),
+        (Product(16, 32_767, 16, batched=True), "2.14.0", True),
+        (Product(16, 32_767, 16, batched=True), "2.15.1+cpu", True),
+        (Product(50_257, 768, 50_257), "2.13.0", False),
+    ],
+)
+def test_a_product_is_wrong_from_a_certain_size_on(product, torch, wrong):
+    assert product.may_be_wrong(torch) is wrong
+
+
+@pytest.mark.parametrize(
+    ("torch", "chip", "affected"),
+    [
+        ("2.13.0", "Apple M1", True),
+        ("2.13.0", "Apple M2 Max", True),
+        ("2.13.0", "Apple M3", False),
+        ("2.14.0", "Apple M1", False),
+        ("2.13.0", None, False),
+    ],
+)
+def test_a_machine_is_affected_by_chip_and_torch(torch, chip, affected):
+    assert concerns(torch, chip) is affected
+
+
+LAYERS = {
+    "model.q_proj": Layer(64, 64),
+    "model.frozen": Layer(64, 64, learns=False),
+    "score": Layer(64, 2),
+    "lm_head": Layer(64, 50_257, learns=False),
+}
+
+
+def test_a_language_models_head_is_named():
+    warning = warning_of_width(LAYERS, "2.13.0")
+    assert warning.startswith("Gradients of lm_head (50,257 outputs) may be wrong: torch 2.13.0 computes ")
+    assert "Install torch 2.14 or later" in warning
+    assert warning_of_width({"q_proj": Layer(64, 64), "narrow": Layer(8, 50_257)}, "2.13.0") is None
+
+
+def test_a_batch_with_too_many_tokens_names_the_layers_that_learn():
+    assert warning_of_tokens(LAYERS, 32_766, "2.13.0") is None
+    warning = warning_of_tokens(LAYERS, 32_768, "2.13.0")
+    assert warning.startswith("Gradients of model.q_proj, from a batch of 32,768 tokens, may be wrong: ")
+    more = {**LAYERS, "model.k_proj": Layer(64, 64), "model.v_proj": Layer(64, 64)}
+    assert "model.q_proj and 2 more layers, from" in warning_of_tokens(more, 40_000, "2.13.0")
+    assert warning_of_tokens({"score": Layer(64, 2)}, 40_000, "2.13.0") is None

@@ -1,0 +1,184 @@
+"""Each known fault has a reproducer, which finds nothing on a device that works, and the fault on one that has it."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mps_trainer.devices.known_faults import KNOWN_FAULTS
+from mps_trainer.selftest import faults, reproducers
+from mps_trainer.selftest.reproducers import REPRODUCERS
+
+CHECK = "known faults"
+ATTENTION = "_scaled_dot_product_attention_math_for_mps"
+# Which operator of the device is broken to show each.
+BROKEN = {
+    177116: "mm",
+    195163: "bmm",
+    180776: "linear",
+    192934: "linear",
+    161640: "linear",
+    163597: ATTENTION,
+    165257: "uniform_",
+    174861: ATTENTION,
+    170360: "sum",
+    176767: ATTENTION,
+    183825: "native_layer_norm_backward",
+    191976: "native_layer_norm",
+    180201: "linear_backward",
+    187521: "baddbmm",
+    195910: ATTENTION,
+    197796: "linear",
+    195404: "embedding_dense_backward",
+}
+
+
+class Broken(TorchDispatchMode):
+    """Inside, an operator of the device is off by a half, or loses what it writes in place."""
+
+    def __init__(self, operator: str, factor: float = 1.5) -> None:
+        super().__init__()
+        self.operator, self.factor = f"aten::{operator}", factor
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func._schema.name != self.operator or not _on_device(args):
+            return func(*args, **(kwargs or {}))
+        if func._schema.name.endswith("_"):
+            return args[0]
+        result = func(*args, **(kwargs or {}))
+        return torch.utils._pytree.tree_map_only(torch.Tensor, lambda tensor: tensor * self.factor, result)
+
+
+def _on_device(args) -> bool:
+    return any(isinstance(value, torch.Tensor) and value.device.type == "mps" for value in args)
+
+
+def test_each_fault_has_one():
+    assert set(REPRODUCERS) == {fault.issue for fault in KNOWN_FAULTS}
+    assert set(BROKEN) == set(REPRODUCERS) - {127676}
+
+
+@pytest.mark.every_device
+@pytest.mark.parametrize("issue", REPRODUCERS)
+def test_a_device_that_works_shows_none(device, issue):
+    assert REPRODUCERS[issue](torch.device(device)) is None
+
+
+@pytest.mark.parametrize("issue", BROKEN)
+def test_a_device_that_has_the_fault_shows_it(mps, issue):
+    with Broken(BROKEN[issue]):
+        assert REPRODUCERS[issue](torch.device("mps"))
+
+
+@pytest.mark.parametrize("issue", [177116, 195163])
+def test_large_numbers_lie_behind_the_operands_for_a_kernel_that_reads_on(issue, monkeypatch):
+    seen = []
+    place = reproducers._before_large_numbers
+
+    def remember(tensor, device):
+        seen.append(place(tensor, device))
+        return seen[-1]
+
+    monkeypatch.setattr(reproducers, "_before_large_numbers", remember)
+    assert REPRODUCERS[issue](torch.device("cpu")) is None
+    for tensor in seen:
+        behind = torch.as_strided(tensor, (1,), (1,), tensor.numel())
+        assert float(behind) == 1e4
+
+
+def test_random_numbers_that_are_not_drawn_again_show(mps, monkeypatch):
+    monkeypatch.setattr(reproducers, "checkpoint_settings", lambda given, device: {"use_reentrant": False})
+    assert REPRODUCERS[127676](torch.device("mps")).endswith("were dropped the first or the second time only")
+
+
+def test_gradients_that_differ_from_time_to_time_show(mps):
+    class Drifting(Broken):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.factor *= 1 + 1e-6
+            return super().__torch_dispatch__(func, types, args, kwargs)
+
+    with Drifting("embedding_dense_backward", 1.0):
+        assert REPRODUCERS[195404](torch.device("mps")) == "4 of 5 times they differed in some bit"
+
+
+# The check.
+
+
+def test_a_wrong_result_fails_the_check_with_its_issue(mps, results, monkeypatch):
+    monkeypatch.setitem(REPRODUCERS, 177116, lambda device: "mm is wrong")
+    check = results(CHECK)[CHECK]
+    assert check.status == "failed"
+    assert check.text == "pytorch issue 177116: mm is wrong (not known of this machine: please report it)"
+    assert check.figures["pytorch 177116"] == "mm is wrong"
+    assert check.figures["pytorch 195163"] == "absent"
+
+
+def test_a_fault_that_is_known_here_is_not_to_be_reported(mps, results, monkeypatch):
+    monkeypatch.setattr(faults, "known_faults", lambda *machine: KNOWN_FAULTS)
+    monkeypatch.setitem(REPRODUCERS, 177116, lambda device: "mm is wrong")
+    assert results(CHECK)[CHECK].text == "pytorch issue 177116: mm is wrong"
+
+
+def test_a_harmless_fault_passes_and_is_named(mps, results, monkeypatch):
+    monkeypatch.setitem(REPRODUCERS, 195404, lambda device: "the last bits differ")
+    check = results(CHECK)[CHECK]
+    assert check.status == "passed"
+    assert check.text == "17 of 18 do not show; harmless: pytorch 195404 (the last bits differ)"
+
+
+def test_a_known_fault_that_no_update_ends_passes_and_is_named(mps, results, monkeypatch):
+    monkeypatch.setattr(faults, "apple_chip", lambda: "Apple M1")
+    monkeypatch.setattr(faults, "known_faults", lambda *machine: [f for f in KNOWN_FAULTS if f.issue == 195163])
+    monkeypatch.setitem(REPRODUCERS, 195163, lambda device: "bmm is wrong")
+    check = results(CHECK)[CHECK]
+    assert check.status == "passed"
+    assert check.text == "17 of 18 do not show; known here, and no update ends it: pytorch 195163 (bmm is wrong)"
+
+
+def test_what_this_torch_cannot_run_is_named(mps, results, monkeypatch):
+    def missing(device):
+        raise NotImplementedError("no such operator")
+
+    monkeypatch.setitem(REPRODUCERS, 187521, missing)
+    check = results(CHECK)[CHECK]
+    assert check.status == "passed"
+    assert "could not be looked for: pytorch 187521 (NotImplementedError: no such operator.)" in check.text
+
+
+# A fault that ends the process.
+
+
+@pytest.fixture
+def on_a_mac(monkeypatch):
+    """The device counts as a Mac's; what a child process would do there is given by the test."""
+    monkeypatch.setattr(reproducers, "_is_mac", lambda device: True)
+
+    def ends(status: int, out: str = "", error: str = "") -> None:
+        def run(command, **settings):
+            assert "transposed_weight_here" in command[-1]
+            return subprocess.CompletedProcess(command, status, out, error)
+
+        monkeypatch.setattr(reproducers.subprocess, "run", run)
+
+    return ends
+
+
+def test_a_process_that_aborts_shows_the_fault(on_a_mac):
+    on_a_mac(-6)
+    assert REPRODUCERS[197796](torch.device("mps")) == "the process ended with signal 6"
+
+
+def test_a_process_that_ends_well_says_what_it_found(on_a_mac):
+    on_a_mac(0)
+    assert REPRODUCERS[197796](torch.device("mps")) is None
+    on_a_mac(0, "wrong")
+    assert REPRODUCERS[197796](torch.device("mps")) == "wrong"
+
+
+def test_a_process_that_fails_is_no_fault_of_the_kernel(on_a_mac):
+    on_a_mac(1, error="Traceback\nTypeError: no bfloat16")
+    with pytest.raises(RuntimeError, match="TypeError: no bfloat16"):
+        REPRODUCERS[197796](torch.device("mps"))
