@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .table import COMPOSITE_KEYS
+from .table import COMPOSITE_KEYS, always_falls_back
 
 _KEYS = [getattr(torch._C.DispatchKey, name) for name in COMPOSITE_KEYS]
 
@@ -45,7 +45,8 @@ def instead_on_mps(
     name = func.name()
     if name in _CONVOLUTIONS:
         return (_CONVOLUTIONS[name][bool(_argument(func, "transposed", args, kwargs))],)
-    if name.startswith("aten::_linalg_svd") and not singular_values_only:
+    by_hand = "aten::linalg_svd" in always_falls_back(torch.__version__)
+    if by_hand and name.startswith("aten::_linalg_svd") and not singular_values_only:
         return ("aten::linalg_svd",)  # registered by hand above the operator that it is made of on the CPU
     return _INSTEAD_ON_MPS.get(name)
 

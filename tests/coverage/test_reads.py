@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from mps_trainer.coverage import Tracer, trace
+from tests import installed_torch
 
 from .conftest import reads
 
@@ -24,6 +25,10 @@ def values() -> torch.Tensor:
 def put(index: object, value: object) -> None:
     values()[index] = value
 
+
+# In torch 2.15 this is masked_fill_, and in 2.13 it was not.
+PUT_A_NUMBER = {"put a number where a mask says": lambda: put(MASK, 0.0)}
+IS_MASKED_FILL = installed_torch() >= (2, 14)
 
 WAITING = {
     ".item()": lambda: values().sum().item(),
@@ -43,7 +48,7 @@ WAITING = {
     "masked_select": lambda: values().masked_select(MASK),
     "index with a mask": lambda: values()[MASK],
     "put tensors where a mask says": lambda: put(MASK, ON_DEVICE[MASK.nonzero(as_tuple=True)]),
-    "put a number where a mask says": lambda: put(MASK, 0.0),
+    **({} if IS_MASKED_FILL else PUT_A_NUMBER),
     "unique": lambda: ROWS.unique(),
     "repeat_interleave": lambda: ROWS.repeat_interleave(ROWS),
     "equal": lambda: torch.equal(values(), ON_DEVICE),
@@ -66,6 +71,7 @@ def test_a_wait_is_found(how):
 FREE = {
     "index with integers": lambda: values()[ROWS],
     "put with integers": lambda: put(ROWS, 0.0),
+    **(PUT_A_NUMBER if IS_MASKED_FILL else {}),
     "put a tensor of the host where a mask says": lambda: put(MASK, torch.tensor(0.0)),
     "index with a list": lambda: (values()[[0, 2]], values()[[True, False, True, True]]),
     "masked_fill": lambda: values().masked_fill(MASK, 0.0),

@@ -32,12 +32,11 @@ def cache(tmp_path, monkeypatch):
         ("aten::reshape", Support.COMPOSITE),
         ("aten::_foreach_add.Scalar", Support.COMPOSITE),
         ("aten::linalg_eigh", Support.COMPOSITE),
-        ("aten::_linalg_eigh", Support.COMPOSITE),  # structured, and its delegate has no kernel for mps
-        ("aten::_linalg_eigh.eigenvalues", Support.FAILS),
+        ("aten::linalg_ldl_factor_ex", Support.COMPOSITE),  # structured, and its delegate has no kernel for mps
+        ("aten::linalg_ldl_factor_ex.out", Support.FAILS),
         ("aten::linalg_lu_solve.out", Support.NATIVE),  # registered from Python
         ("aten::multi_margin_loss", Support.FAILS),
         ("aten::embedding_renorm_", Support.FALLS_BACK),
-        ("aten::linalg_svd", Support.FALLS_BACK),  # composite elsewhere
         ("aten::_coalesce", Support.NATIVE),  # for sparse tensors alone
         ("aten::no_such_operator", Support.FAILS),
         ("mine::no_such_operator", Support.FAILS),

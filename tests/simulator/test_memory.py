@@ -10,9 +10,10 @@ import torch
 from mps_trainer.errors import MisconfigurationException
 from mps_trainer.simulator import simulated_mps
 from mps_trainer.simulator.memory import format_bytes, parse_bytes
+from tests import installed_torch
 
 MIB = 2**20
-SPLITS_AND_JOINS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
+SPLITS_AND_JOINS = installed_torch() >= (2, 14)
 until_2_13 = pytest.mark.skipif(SPLITS_AND_JOINS, reason="the allocator of torch until 2.13")
 from_2_14 = pytest.mark.skipif(not SPLITS_AND_JOINS, reason="the allocator of torch from 2.14 on")
 HEAP_OF_901 = 912 if SPLITS_AND_JOINS else 902  # large sizes are rounded up to 32 for each doubling, or to 2 MiB
