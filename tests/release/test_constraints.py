@@ -143,7 +143,7 @@ def test_the_exit_status_is_0_when_all_resolve(resolve, capsys):
 
 
 def test_a_python_that_is_not_supported_is_refused(resolve):
-    with pytest.raises(SystemExit, match="not 3.9"):
+    with pytest.raises(SystemExit, match=r"not 3\.9"):
         resolve.main(["3.9"])
 
 

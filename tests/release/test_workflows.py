@@ -96,14 +96,14 @@ def selftest_step(tmp_path):
 
     def run(status: int, device: str | None) -> subprocess.CompletedProcess:
         lines = ["#!/bin/sh", f"exit {status}"]
+        # "device" also stands deeper in the report, where it must not decide
         if device is not None:
             other = {"name": "mps", "why": "an allocation on it failed", "repairable": False}
             decision = {"name": device, "device": "mps", "rejected": [] if device == "mps" else [other]}
             check = CheckResult("bf16", "passed" if status == 0 else "failed", "", 1.0, {"device": "mps"})
-            facts = {"device": "mps"}
-            report = SelftestReport(device, False, {}, decision, facts, (), (check,), 2.0)
+            report = SelftestReport(device, False, {}, decision, {}, (), (check,), 2.0)
             write_json(str(tmp_path / "written.json"), report.to_dict())
-            lines.insert(1, f'test "$*" = "selftest --json selftest.json" && cp "{tmp_path}/written.json" selftest.json')
+            lines.insert(1, 'test "$*" = "selftest --json selftest.json" && cp written.json selftest.json')
         program = tmp_path / "bin" / "mps-trainer"
         program.parent.mkdir()
         program.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -133,7 +133,6 @@ def test_the_macos_job_fails_on_a_wrong_result_and_notes_a_missing_gpu(selftest_
     assert done.returncode == status, done.stderr
     assert done.stdout.startswith(said)
     assert len(done.stdout.splitlines()) == bool(said)
-
 
 
 def test_a_release_is_checked_before_it_is_published():
