@@ -33,7 +33,8 @@ def test_a_machine_that_works_is_0_with_a_table_and_a_report_to_attach(on_cpu, c
     assert [check["name"] for check in report["checks"]] == list(CHECKS)
     assert {"python", "mps_trainer", "torch", "transformers"} <= set(report["versions"])
     facts = MachineFacts.from_dict(report["facts"])
-    assert facts.torch_version == report["versions"]["torch"]
+    # PyPI's torch for Linux has its build in torch.__version__, and not in its metadata
+    assert facts.torch_version.partition("+")[0] == report["versions"]["torch"].partition("+")[0]
     assert facts.memory_bytes > 0
     assert facts.packages["torch"]
     assert main(["doctor", "--facts", str(tmp_path / "report.json")]) in (0, 1)

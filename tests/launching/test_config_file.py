@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 import yaml
@@ -123,8 +124,9 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before(tmp_path):
     assert os.listdir(tmp_path) == ["file"]
 
 
-@pytest.mark.parametrize("failing", ["fsync", "replace"])
-def test_a_full_disk_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkeypatch, failing):
+# Python 3.10's Path.replace does not look os.replace up when it is called
+@pytest.mark.parametrize(("owner", "failing"), [(os, "fsync"), (Path, "replace")], ids=["fsync", "replace"])
+def test_a_full_disk_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkeypatch, owner, failing):
     path = tmp_path / "c.yaml"
     write(SETTINGS, path)
     before = path.read_bytes()
@@ -133,7 +135,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkeyp
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, failing, fail)
+        patch.setattr(owner, failing, fail)
         with pytest.raises(MisconfigurationException, match="cannot be written: No space left on device"):
             write(LaunchSettings("mps"), path)
     assert os.listdir(tmp_path) == ["c.yaml"]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import configparser
+import os
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
 from mps_trainer.cli import _parser
+from mps_trainer.cli.script import write_json
+from mps_trainer.selftest import CheckResult, SelftestReport
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -64,7 +69,70 @@ def test_linux_runs_all_that_has_to_pass_and_a_mac_what_fits():
     assert "mps-trainer doctor" in runs
     assert "mps-trainer selftest --json selftest.json" in runs
     uploads = [step["with"]["path"] for step in mac["steps"] if "upload-artifact" in step.get("uses", "")]
-    assert "selftest.json" in uploads[0]
+    assert uploads == ["selftest.json"]
+
+
+def test_ci_runs_every_python_that_the_classifiers_name():
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    classified = re.findall(r"^Programming Language :: Python :: (3\.\d+)$", settings["metadata"]["classifiers"], re.M)
+    assert classified == ["3.10", "3.11", "3.12", "3.13", "3.14"]
+    linux = load(ROOT / ".github" / "workflows" / "ci.yml")["jobs"]["linux"]
+    matrix = linux["strategy"]["matrix"]
+    assert matrix["python"] == classified
+    # GitHub adds an entry of `include` to existing jobs unless it contradicts them: its torch has to be another one
+    assert matrix["torch"] == ["pinned"]
+    (older,) = matrix["include"]
+    assert older["torch"] != "pinned"
+    assert f"pip install torch=={older['torch']}\n" in (ROOT / "docs" / "install.md").read_text()
+    assert linux["env"]["TORCH"] == "${{ matrix.torch }}"
+
+
+@pytest.fixture
+def selftest_step(tmp_path):
+    """Runs the script of the macOS job's selftest step as GitHub does, with a stand-in for `mps-trainer`."""
+    steps = load(ROOT / ".github" / "workflows" / "ci.yml")["jobs"]["macos"]["steps"]
+    script = next(step["run"] for step in steps if step.get("name") == "mps-trainer selftest")
+
+    def run(status: int, device: str | None) -> subprocess.CompletedProcess:
+        lines = ["#!/bin/sh", f"exit {status}"]
+        # "device" also stands deeper in the report, where it must not decide
+        if device is not None:
+            other = {"name": "mps", "why": "an allocation on it failed", "repairable": False}
+            decision = {"name": device, "device": "mps", "rejected": [] if device == "mps" else [other]}
+            check = CheckResult("bf16", "passed" if status == 0 else "failed", "", 1.0, {"device": "mps"})
+            report = SelftestReport(device, False, {}, decision, {}, (), (check,), 2.0)
+            write_json(str(tmp_path / "written.json"), report.to_dict())
+            lines.insert(1, 'test "$*" = "selftest --json selftest.json" && cp written.json selftest.json')
+        program = tmp_path / "bin" / "mps-trainer"
+        program.parent.mkdir()
+        program.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        program.chmod(0o755)
+        (tmp_path / "step.sh").write_text(script, encoding="utf-8")
+        environ = {**os.environ, "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}"}
+        return subprocess.run(
+            ["bash", "-e", "step.sh"], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
+        )
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("status", "device", "said"),
+    [
+        (0, "mps", ""),
+        (0, "cpu", "::notice title=mps-trainer selftest::No usable GPU on this runner: only the CPU was checked."),
+        (1, "mps", "::error title=mps-trainer selftest::A check failed."),
+        (1, "cpu", "::error title=mps-trainer selftest::A check failed."),
+        (2, None, "::error title=mps-trainer selftest::The selftest did not run (exit status 2)."),
+        (137, None, "::error title=mps-trainer selftest::The selftest did not run (exit status 137)."),
+    ],
+)
+def test_the_macos_job_fails_on_a_wrong_result_and_notes_a_missing_gpu(selftest_step, status, device, said):
+    done = selftest_step(status, device)
+    assert done.returncode == status, done.stderr
+    assert done.stdout.startswith(said)
+    assert len(done.stdout.splitlines()) == bool(said)
 
 
 def test_a_release_is_checked_before_it_is_published():

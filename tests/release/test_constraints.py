@@ -1,0 +1,180 @@
+"""constraints.txt and the scripts that write and check it."""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+MACHINES = {"darwin": "arm64", "linux": "x86_64"}
+
+
+def script(name: str) -> types.ModuleType:
+    """A script of .ci as a module; no bytecode of it is left there."""
+    module = sys.modules[f"ci_{name}"] = types.ModuleType(f"ci_{name}")  # where @dataclass looks it up
+    module.__file__ = str(ROOT / ".ci" / name)
+    exec(compile(Path(module.__file__).read_text(encoding="utf-8"), module.__file__, "exec"), module.__dict__)
+    return module
+
+
+@pytest.fixture(scope="module")
+def lock():
+    return script("lock")
+
+
+@pytest.fixture(scope="module")
+def resolve():
+    return script("resolve")
+
+
+def pins(python: str, system: str) -> dict[str, str]:
+    """The package and version of each line of constraints.txt that applies there."""
+    environment = {
+        "python_version": python,
+        "python_full_version": f"{python}.0",
+        "sys_platform": system,
+        "platform_system": system.title(),
+        "platform_machine": MACHINES[system],
+    }
+    found: dict[str, str] = {}
+    for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            continue
+        pin = Requirement(line)
+        if pin.marker is None or pin.marker.evaluate(environment):
+            (version,) = pin.specifier
+            assert version.operator == "=="
+            assert canonicalize_name(pin.name) not in found, f"{pin.name} is pinned twice"
+            found[canonicalize_name(pin.name)] = version.version
+    return found
+
+
+@pytest.mark.parametrize("system", MACHINES)
+@pytest.mark.parametrize("python", PYTHONS)
+def test_each_python_has_one_pin_of_all_that_setup_cfg_asks_for(python, system, lock, resolve):
+    found = pins(python, system)
+    asked = resolve.requirements((ROOT / "setup.cfg").read_text(encoding="utf-8"), lock.EXTRAS.split(","))
+    assert len(asked) > 20
+    for requirement in map(Requirement, asked):
+        version = found[canonicalize_name(requirement.name)]
+        assert version in requirement.specifier, f"{requirement} and =={version}"
+    last_for_310 = {"torch": "2.14.1", "transformers": "5.20.2"}
+    chosen = last_for_310 if python == "3.10" else {"torch": "2.15.0", "transformers": "5.23.0"}
+    assert {name: found[name] for name in chosen} == chosen
+    assert int(found["soupsieve"].split(".")[0]) < 3  # 3 and later refuse Python 3.11.0 to 3.11.4
+
+
+def test_no_package_of_cuda_is_pinned():
+    assert not [name for name in pins("3.11", "linux") if re.match("nvidia|cuda|triton", name)]
+
+
+COMPILED = """\
+# by uv
+-e .
+colorama==0.4.6 ; sys_platform == 'win32'
+cffi==2.1.1 ; implementation_name == 'pypy'
+httpx2==2.14.0 ; python_full_version < '3.11' and sys_platform != 'emscripten'
+httpx2==2.16.2 ; python_full_version >= '3.11' and sys_platform != 'emscripten'
+nvidia-nccl-cu13==2.30.7 ; sys_platform == 'linux'
+six==1.17.0 ; python_full_version < '3.11'
+torch==2.15.0
+triton==3.9.0 ; sys_platform == 'linux'
+"""
+
+
+def test_a_marker_stays_only_where_a_package_has_two_versions(lock):
+    text = lock.constraints(COMPILED)
+    assert text.startswith(lock.HEAD)
+    assert text.removeprefix(lock.HEAD).splitlines() == [
+        "httpx2==2.14.0 ; python_full_version < '3.11'",
+        "httpx2==2.16.2 ; python_full_version >= '3.11'",
+        "six==1.17.0",
+        "torch==2.15.0",
+    ]
+
+
+def test_constraints_are_what_the_script_writes(lock):
+    text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    assert text == lock.constraints(text)
+
+
+def test_the_commands_are_readmes_and_the_pythons_those_of_the_classifiers(resolve):
+    assert resolve.install_commands((ROOT / "README.md").read_text(encoding="utf-8")) == [
+        ["-c", "constraints.txt", "-e", ".[examples]"],
+        ["-c", "constraints.txt", "-e", ".[examples,docs,dev]"],
+    ]
+    assert resolve.pythons((ROOT / "setup.cfg").read_text(encoding="utf-8")) == list(PYTHONS)
+
+
+REFUSED = """\
+  × No solution found when resolving dependencies:
+  ╰─▶ Because the requested Python version (>=3.10) does not satisfy Python>=3.11 and pillow==13.0.0 depends on
+      Python>=3.11, we can conclude that pillow==13.0.0 cannot be used."""
+
+
+def test_a_failure_names_the_package_and_the_place_and_ends_with_1(resolve, capsys):
+    def resolver(arguments: list[str], python: str, platform: str):
+        bad = python == "3.10" and "dev" in arguments[-1]
+        return resolve.Outcome(0 if bad else 143, 0.5, REFUSED if bad else None)
+
+    assert resolve.main([], resolver) == 1
+    head, *rows = capsys.readouterr().out.split("\n\n")[0].splitlines()
+    assert head.split("  ")[0] == "Python"
+    assert [row.split()[0] for row in rows] == [python for python in PYTHONS for _ in range(2)]
+    assert [row.endswith("FAILED: pillow==13.0.0") for row in rows] == [True] * 2 + [False] * 8
+    assert all("143 packages, 0.5 s" in row for row in rows)
+
+    assert resolve.main(["3.10"], resolver) == 1
+    printed = capsys.readouterr().out
+    assert printed.count("we can conclude that") == 1
+    assert "\nPython 3.10 on macOS, arm64; Python 3.10 on Linux, x86-64:\n" in printed
+
+
+def test_the_exit_status_is_0_when_all_resolve(resolve, capsys):
+    assert resolve.main(["3.14"], lambda *_: resolve.Outcome(143, 0.5)) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_a_python_that_is_not_supported_is_refused(resolve):
+    with pytest.raises(SystemExit, match=r"not 3\.9"):
+        resolve.main(["3.9"])
+
+
+def test_without_uv_one_line_says_what_to_install(resolve, monkeypatch):
+    monkeypatch.setattr(resolve.shutil, "which", lambda name, path: None)
+    with pytest.raises(SystemExit, match="Run: pip install uv"):
+        resolve.uv()
+
+
+def test_uv_is_asked_for_wheels_of_that_python_and_platform(resolve, monkeypatch):
+    calls = []
+
+    def run(command, **settings):
+        calls.append((command, settings))
+        return resolve.subprocess.CompletedProcess(command, 0, "numpy==2.4.6\ntorch==2.15.0\n", "")
+
+    monkeypatch.setattr(resolve, "uv", lambda: "uv")
+    monkeypatch.setattr(resolve.subprocess, "run", run)
+    found = resolve.resolve(["-c", "constraints.txt", "-e", ".[examples]"], "3.13", "aarch64-apple-darwin")
+    ((command, settings),) = calls
+    assert (found.packages, found.error) == (2, None)
+    assert " --only-binary :all: " in " ".join(command)
+    assert " --python-version 3.13 --python-platform aarch64-apple-darwin -c constraints.txt -" in " ".join(command)
+    asked = settings["input"].splitlines()
+    assert "torch>=2.6,<3" in asked
+    assert "scipy>=1.13" in asked
+    assert not [line for line in asked if line.startswith(("#", "sphinx", "pytest"))]
+    assert settings["env"]["MACOSX_DEPLOYMENT_TARGET"] == "14.0"  # the oldest macOS in docs/install.md
+
+
+def test_ci_resolves_before_it_tests():
+    run = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert re.search(r'^phase resolve "\$BIN/python" \.ci/resolve$', run, flags=re.MULTILINE)
+    assert run.index("phase resolve") < run.index("phase tests")
