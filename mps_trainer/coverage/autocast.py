@@ -1,8 +1,8 @@
 """Autocast as mps does it, on tensors of the CPU.
 
-Which operators autocast runs in lower precision, which in float32 and which in the widest format of their arguments differs
-from device to device: on mps a layer norm, a softmax and a sum are float32, on the CPU they are not. A trace runs on the
-CPU, so while one is on, the CPU's list gives way to that of mps.
+Which operators autocast runs in lower precision, which in float32 and which in the widest format of their arguments
+differs from device to device: on mps a layer norm, a softmax and a sum are float32, on the CPU they are not. A trace
+runs on the CPU, so while one is on, the CPU's list gives way to that of mps.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _casting(func: Any, target: Callable[[list[torch.dtype]], torch.dtype]) -> C
 
 
 def _as_it_is(func: Any) -> Callable:
-    """A kernel that casts nothing, except for computing on the CPU what only another device computes in that format."""
+    """A kernel that casts nothing. Where the CPU does not compute in that format, it does so in float32."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with _no_autocast():

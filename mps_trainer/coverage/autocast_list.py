@@ -1,15 +1,12 @@
 """Which operators autocast casts for on mps, and how.
 
-Read from the builds of torch for Apple silicon, 2.6.0 to 2.15.0, by `python -m tools.apple_binary`; a test of the acceptance
-tier compares the two again. The names of the policies are those of torch, ATen/autocast_mode.h.
+`python -m tools.apple_binary` read it from the builds of torch for Apple silicon, 2.6.0 to 2.15.0; a test of the
+acceptance tier compares the two again. The names of the policies are those of torch, ATen/autocast_mode.h.
 """
 
 from __future__ import annotations
 
 from ..devices.facts import parse_version
-
-# The oldest and the newest release whose build was read. A newer one is taken to be like the newest.
-OLDEST, NEWEST = (2, 6), (2, 15)
 
 _LOWER_PRECISION = """
     _convolution _convolution.deprecated _mps_convolution addbmm addmm addmv addr baddbmm bmm chain_matmul

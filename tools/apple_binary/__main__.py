@@ -1,7 +1,7 @@
 """`python -m tools.apple_binary 2.15.0`: does torch's build for Apple silicon register what its operator table says?
 
-Downloads the wheel (70 to 140 MB) once, and needs neither a Mac nor that version of torch. The exit status is 0 when each
-difference has a known reason, 1 when one has none, 2 when there was nothing to compare.
+Downloads the wheel (70 to 140 MB) once, and needs neither a Mac nor that version of torch. The exit status is 0 when
+each difference has a known reason, 1 when one has none, 2 when there was nothing to compare.
 """
 
 from __future__ import annotations

@@ -39,13 +39,13 @@ KNOWN = (
             "aten::col2im",
             "aten::upsample_nearest3d.vec",
         ),
-        "MPSFallback.mm registers it by hand, to run on the CPU whatever PYTORCH_ENABLE_MPS_FALLBACK says. The package "
-        "lists it in ALWAYS_FALLS_BACK.",
+        "MPSFallback.mm registers it by hand, to run on the CPU whatever PYTORCH_ENABLE_MPS_FALLBACK says. The "
+        "package lists it in ALWAYS_FALLS_BACK.",
     ),
     Known(
         ("aten::_slow_conv2d_forward",),
-        "MPSFallback.mm registers a function that only raises an error: convolutions of tensors on mps never reach it. "
-        "So the table counts it as an operator without a kernel.",
+        "MPSFallback.mm registers a function that only raises an error: convolutions of tensors on mps never reach "
+        "it. So the table counts it as an operator without a kernel.",
     ),
 )
 

@@ -1,9 +1,9 @@
 """The operators that a build of torch registers for mps, read out of its library.
 
-`TORCH_LIBRARY_IMPL(aten, MPS, m) { ... }` in C++ becomes a function named `TORCH_LIBRARY_IMPL_init_aten_MPS_<number>`,
-which calls torch::Library::_impl(name, kernel) for each operator. The second argument of that call, in register x1, is
-the address of the name. The kernel is among the functions whose addresses the code took since the call before, or, where
-it took none, among those that it keeps in registers.
+`TORCH_LIBRARY_IMPL(aten, MPS, m) { ... }` in C++ becomes a function `TORCH_LIBRARY_IMPL_init_aten_MPS_<number>`, which
+calls torch::Library::_impl(name, kernel) for each operator. Register x1 then holds the address of the name. The kernel
+is among the functions whose addresses the code took since the call before, or, where it took none, among those that it
+keeps in registers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .arm64 import KEPT, Call, Reference, decode
 from .macho import MachO, MachOError
 
 # Mangled; the parts of such a function that handle errors have names that end in ".cold.1".
-_INIT = re.compile(r"TORCH_LIBRARY_IMPL_init_(\w+?)_([A-Za-z]*MPS)_\d+ERN5torch7LibraryE$")
+_INIT = re.compile(r"TORCH_LIBRARY_IMPL_init_(\w+?)_([A-Za-z]+)_\d+ERN5torch7LibraryE$")
 _IMPL = "5torch7Library5_implE"
 _NAME = 1  # the register
 
@@ -49,15 +49,20 @@ class Registration:
         return next((POLICIES[int(match[1])] for match in found if match), None)
 
 
-def registrations(library: MachO) -> list[Registration]:
-    """Returns everything that the library registers for mps, in the order of its code.
+def registrations(library: MachO, device: str = "MPS") -> list[Registration]:
+    """Returns everything that the library registers for the device, in the order of its code.
+
+    Args:
+        library: libtorch_cpu.dylib.
+        device: the end of the keys to look for: "MPS" is that of "MPS", "SparseMPS", "SparseCsrMPS" and "AutocastMPS".
 
     Raises:
         MachOError: if a registration cannot be read. None is left out silently.
     """
     found: list[Registration] = []
     for symbol, address in library.symbols_with("TORCH_LIBRARY_IMPL_init_"):
-        if (match := _INIT.search(symbol)) is not None:
+        match = _INIT.search(symbol)
+        if match is not None and match[2].endswith(device):
             found += _registered_by(library, address, namespace=match[1], key=match[2])
     return found
 

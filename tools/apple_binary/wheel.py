@@ -1,4 +1,4 @@
-"""torch's wheel for Macs with Apple silicon: downloaded from the package index, checked, read without installing it."""
+"""torch's wheel for Macs with Apple silicon: downloaded from the package index, checked, read but not installed."""
 
 from __future__ import annotations
 
@@ -52,8 +52,10 @@ def download(version: str, cache: Path) -> Path:
     if done.returncode == 0 and (found := _downloaded(version, cache)) is not None:
         return found
     reason = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
-    kind = WheelError if "No matching distribution" in reason and "from versions: none" not in done.stderr else None
-    raise (kind or IndexUnreachableError)(f"torch {version} for Apple silicon was not downloaded: {reason}")
+    # pip lists the versions that the index has, or "none" when no index answered.
+    has_others = "No matching distribution" in done.stderr and "from versions: none" not in done.stderr
+    kind = WheelError if has_others else IndexUnreachableError
+    raise kind(f"torch {version} for Apple silicon was not downloaded: {reason}")
 
 
 def _downloaded(version: str, cache: Path) -> Path | None:
@@ -79,8 +81,11 @@ class Wheel:
     @property
     def sha256(self) -> str:
         """The digest of the whole file, as the package index shows it."""
+        digest = hashlib.sha256()
         with self.path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() if sys.version_info >= (3, 11) else _sha256(file)
+            while block := file.read(1 << 20):
+                digest.update(block)
+        return digest.hexdigest()
 
     def read(self, name: str) -> bytes:
         """Returns the content of a member. Raises WheelError if its digest is not the one in RECORD."""
@@ -89,7 +94,9 @@ class Wheel:
         content = self._archive.read(name)
         digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
         if self._digests[name] != f"sha256={digest}":
-            raise WheelError(f"{name} in {self.path} differs from RECORD: it is damaged. Delete the wheel and run again.")
+            raise WheelError(
+                f"{name} in {self.path} differs from RECORD: it is damaged. Delete the wheel and run again."
+            )
         return content
 
     def extract(self, start: str, folder: Path) -> None:
@@ -101,10 +108,3 @@ class Wheel:
                     raise WheelError(f"{name} in {self.path} would be written outside {folder}.")
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(self.read(name))
-
-
-def _sha256(file: io.BufferedReader) -> str:
-    digest = hashlib.sha256()
-    while block := file.read(1 << 20):
-        digest.update(block)
-    return digest.hexdigest()
