@@ -1,8 +1,8 @@
 """What `torch.compile` makes of a step on mps, as far as a machine without Metal can tell.
 
-Inductor writes its Metal kernels as text, which works on any machine; only Apple's compiler and a GPU can run them. On the
-simulated device each generated kernel is replaced by one that fills its results with zeros and is counted, and what
-Inductor leaves to torch's own kernels runs and is counted as ever.
+Inductor writes its Metal kernels as text, which works on any machine; only Apple's compiler and a GPU can run them. On
+the simulated device each generated kernel is replaced by one that fills its results with zeros and is counted, and
+what Inductor leaves to torch's own kernels runs and is counted as ever.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import copy
 import ctypes
 import logging
 import re
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -37,8 +38,9 @@ class CompiledStep:
         kernels: how many different ones were generated.
         left: calls of torch's own kernels in the compiled pass, by operator.
         graphs: how many graphs the forward pass was compiled as.
-        graph_breaks: how often the forward pass is left to Python, by reason.
+        graph_breaks: why there is more than one, a line for each reason.
         failures: what Inductor could not compile.
+        ended: False if the compiled pass broke off, so that the counts say nothing.
     """
 
     eager: int
@@ -46,8 +48,9 @@ class CompiledStep:
     kernels: int
     left: dict[str, int]
     graphs: int
-    graph_breaks: dict[str, int]
+    graph_breaks: tuple[str, ...]
     failures: tuple[str, ...]
+    ended: bool = True
 
     @property
     def total(self) -> int:
@@ -56,19 +59,23 @@ class CompiledStep:
 
     def to_dict(self) -> dict[str, Any]:
         """In types that JSON has."""
-        return {**asdict(self), "failures": list(self.failures), "total": self.total}
+        lists = {"graph_breaks": list(self.graph_breaks), "failures": list(self.failures)}
+        return {**asdict(self), **lists, "total": self.total}
 
     def __str__(self) -> str:
         own = sum(self.left.values())
         most = sorted(self.left.items(), key=lambda item: -item[1])[:5]
         named = f" ({', '.join(f'{name} {calls}' for name, calls in most)})" if most else ""
-        breaks = sum(self.graph_breaks.values())
         lines = [
             f"torch.compile on mps, forward and backward: {self.total} kernels, {self.eager} without it.",
             f"  generated in Metal: {self.launches} launches of {self.kernels} kernels",
             f"  torch's own: {own} launches{named}",
-            f"  graphs: {self.graphs}, graph breaks: {breaks}",
-            *(f"  graph break: {' '.join(reason.split())[:200]}" for reason in self.graph_breaks),
+            f"  graphs: {self.graphs}",
+        ]
+        if not self.ended:
+            lines = [f"torch.compile on mps: the step broke off; it has {self.eager} kernels without torch.compile."]
+        lines += [
+            *(f"  graph break: {reason}" for reason in self.graph_breaks),
             *(f"  not compiled: {failure}" for failure in self.failures),
             "  The generated code has not been compiled by Apple's compiler, nor run.",
         ]
@@ -98,31 +105,39 @@ def compile_step(trainer: Any) -> CompiledStep:
 
 
 def count_kernels(model: nn.Module, loss: Callable[[nn.Module], torch.Tensor], device: SimulatedMPS) -> CompiledStep:
-    """Counts the kernels of `loss(model)` and its gradients on the simulated device, with and without torch.compile."""
+    """Counts the kernels of `loss(model)` and its gradients on the device, with and without torch.compile."""
 
-    def step(model: nn.Module) -> None:
+    phase = ""
+
+    def step(model: Any) -> None:
+        nonlocal phase
+        device.reset()
         model.zero_grad()
-        loss(model).backward()
+        phase = "forward"
+        value = loss(model)
+        phase = "backward"
+        value.backward()
 
-    step(model)
-    device.reset()
-    step(model)
+    for _ in range(2):  # the first makes what is kept
+        step(model)
     eager = device.report().operator_calls
 
-    compiler = _Compiler()
+    compiler, ended = _Compiler(), False
     with compiler.stubbed():
-        compiled = torch.compile(model, backend=compiler.compile)
         try:
-            step(compiled)  # type: ignore[arg-type]
-            device.reset()
+            compiled = torch.compile(model, backend=compiler.compile)
+            step(compiled)
             compiler.launches = 0
-            step(compiled)  # type: ignore[arg-type]
+            step(compiled)
+            ended = True
         except Exception as error:  # gradients are compiled when they are first asked for
-            compiler.failed("backward", error)
+            compiler.failed(phase, error)
         counters = torch._dynamo.utils.counters
-        graphs, breaks = counters["stats"]["unique_graphs"], dict(counters["graph_break"])
+        graphs = counters["stats"]["unique_graphs"]
+        breaks = tuple(reason.strip().splitlines()[0] for reason in counters["graph_break"])
     left = {operator.name: operator.calls for operator in device.report().operators}
-    return CompiledStep(eager, compiler.launches, compiler.kernels, left, graphs, breaks, tuple(compiler.failures))
+    failures = tuple(compiler.failures)
+    return CompiledStep(eager, compiler.launches, compiler.kernels, left, graphs, breaks, failures, ended)
 
 
 class _Compiler:
@@ -160,7 +175,8 @@ class _Compiler:
         with contextlib.ExitStack() as stack:
             stack.enter_context(fresh_cache())
             stack.enter_context(mock.patch.object(torch.mps, "compile_shader", self._library))
-            stack.enter_context(mock.patch.object(torch.backends.mps, "get_core_count", lambda: _GPU_CORES, create=True))
+            cores = mock.Mock(return_value=_GPU_CORES)
+            stack.enter_context(mock.patch.object(torch.backends.mps, "get_core_count", cores, create=True))
             stack.callback(torch._dynamo.reset)
             stack.callback(log.setLevel, level)
             log.setLevel(logging.ERROR)
@@ -202,10 +218,13 @@ def kernels_in(source: str) -> dict[str, tuple[int, ...]]:
 
 
 def reason_of(error: BaseException) -> str:
-    """Returns the last cause of an error of Inductor's, in one line, with the operator where it names one."""
-    while error.__cause__ is not None:
-        error = error.__cause__
+    """Returns the cause of an error of torch.compile's in one line: its type, its message, and where it was raised."""
+    while (cause := getattr(error, "inner_exception", None) or error.__cause__) is not None:
+        error = cause
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    target = next((line.removeprefix("target: ") for line in lines if line.startswith("target: ")), "")
-    first = lines[0] if lines else ""
-    return f"{type(error).__name__}: {first}" + (f" ({target})" if target else "")
+    if lines:
+        target = next((line.removeprefix("target: ") for line in lines if line.startswith("target: ")), "")
+        return f"{type(error).__name__}: {lines[0]}" + (f" ({target})" if target else "")
+    frames = traceback.extract_tb(error.__traceback__)
+    # What Metal lacks is a method of Inductor's that raises, without a word.
+    return f"{type(error).__name__}" + (f" in {frames[-1].name}" if frames else "")
