@@ -26,12 +26,7 @@ def add_parser(commands: Any) -> None:
     command.add_argument(
         "--batches", type=_count, default=1, help="training batches to look at (default: %(default)s)"
     )
-    command.add_argument(
-        "--compile",
-        action="store_true",
-        help="also compile the step for mps with torch.compile, on Linux, and say how many kernels it has then and "
-        "what cannot be compiled",
-    )
+    command.add_argument("--compile", action="store_true", help="count the kernels of torch.compile too, on Linux")
     command.add_argument("--verbose", action="store_true", help="list the operators that run on mps too")
     add_script_arguments(command)
     command.set_defaults(run=run, failure=COULD_NOT_RUN)
