@@ -9,6 +9,7 @@ import io
 import re
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -47,10 +48,11 @@ def download(version: str, cache: Path) -> Path:
         return found
     cache.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    command += ["--platform", PLATFORM, "--python-version", PYTHON, "--dest", str(cache), f"torch=={version}"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode == 0 and (found := _downloaded(version, cache)) is not None:
-        return found
+    with tempfile.TemporaryDirectory(dir=cache) as folder:  # so that a wheel in the cache is a whole one
+        command += ["--platform", PLATFORM, "--python-version", PYTHON, "--dest", folder, f"torch=={version}"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode == 0 and (found := _downloaded(version, Path(folder))) is not None:
+            return found.replace(cache / found.name)
     reason = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
     # pip lists the versions that the index has, or "none" when no index answered.
     has_others = "No matching distribution" in done.stderr and "from versions: none" not in done.stderr
@@ -59,7 +61,6 @@ def download(version: str, cache: Path) -> Path:
 
 
 def _downloaded(version: str, cache: Path) -> Path | None:
-    # pip moves a file to its place when it is whole, so one that is there is whole.
     return max(cache.glob(f"torch-{version}-*macosx*arm64.whl"), default=None)
 
 
