@@ -26,6 +26,7 @@ def add_parser(commands: Any) -> None:
     command.add_argument(
         "--batches", type=_count, default=1, help="training batches to look at (default: %(default)s)"
     )
+    command.add_argument("--compile", action="store_true", help="count the kernels of torch.compile too, on Linux")
     command.add_argument("--verbose", action="store_true", help="list the operators that run on mps too")
     add_script_arguments(command)
     command.set_defaults(run=run, failure=COULD_NOT_RUN)
@@ -40,6 +41,10 @@ def _count(text: str) -> int:
 def run(arguments: argparse.Namespace) -> int:
     """Trace the script's first training step; 0, 1 or 2 as the help says."""
     check_paths(arguments)
+    if arguments.compile:
+        from ..simulator.build import check_machine
+
+        check_machine()
     if arguments.fallback:
         os.environ[FALLBACK] = "1"  # before the import of torch, which reads it
     # The step is traced on the CPU, also on a Mac and also when the script asks for mps by name.
@@ -51,9 +56,13 @@ def run(arguments: argparse.Namespace) -> int:
             status = run_script(arguments.script, arguments.arguments, passing=(StepTraced,))
     except StepTraced as traced:
         print(traced.report.table(verbose=arguments.verbose))
+        found, status = traced.report.to_dict(), traced.report.exit_code
+        if arguments.compile:
+            found["compiled"], compiles = _compile(traced.trainer)
+            status = status or int(not compiles)
         if arguments.json is not None:
-            write_json(arguments.json, traced.report.to_dict())
-        return traced.report.exit_code
+            write_json(arguments.json, found)
+        return status
     if status == INTERRUPTED:
         return status
     raise MisconfigurationException(
@@ -61,3 +70,23 @@ def run(arguments: argparse.Namespace) -> int:
         f"to call train() of a Trainer, this one or transformers', or mps_trainer.coverage.trace, and is run on the "
         f"CPU; one that makes tensors on mps itself runs on Linux under `mps-trainer simulate`."
     )
+
+
+def _compile(trainer: Any) -> tuple[dict[str, Any] | None, bool]:
+    """Prints what torch.compile makes of the step; what JSON keeps of it, and whether all of it was compiled."""
+    from ..simulator.compiled import compile_step, reason_of
+
+    if trainer is None:
+        print("torch.compile was not tried: it takes a Trainer, and the script calls mps_trainer.coverage.trace.")
+        return None, False
+    try:
+        compiled = compile_step(trainer)
+    except MisconfigurationException:
+        raise
+    except Exception as error:
+        print(
+            f"torch.compile was not tried: the step fails on the simulated mps device without it, {reason_of(error)}"
+        )
+        return None, False
+    print(compiled)
+    return compiled.to_dict(), not compiled.failures

@@ -18,9 +18,10 @@ from ..training import Trainer
 class StepTraced(BaseException):
     """Ends the script, past every `except Exception`; carries the report."""
 
-    def __init__(self, report: CoverageReport) -> None:
+    def __init__(self, report: CoverageReport, trainer: Any = None) -> None:
         super().__init__("The first training step has been traced.")
         self.report = report
+        self.trainer = trainer  # None for a script that calls coverage.trace
 
 
 class _StepsDone(BaseException):
@@ -32,7 +33,7 @@ def stop_at_first_step(batches: int) -> Iterator[None]:
     """Inside, train() of this Trainer and of transformers', and `coverage.trace`, trace and raise StepTraced."""
 
     def train_ours(trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-        raise StepTraced(trace_step(trainer, batches=batches))
+        raise StepTraced(trace_step(trainer, batches=batches), trainer)
 
     @functools.wraps(coverage.trace)
     def trace(*args: Any, **kwargs: Any) -> None:
@@ -72,7 +73,7 @@ def _trace_transformers(trainer: Any, train: Callable[[Any], Any], batches: int)
         with tracer, tracer.phase("evaluation"):
             batch = next(iter(trainer.get_eval_dataloader()))
             trainer.prediction_step(trainer.model, batch, prediction_loss_only=False)
-    raise StepTraced(tracer.report())
+    raise StepTraced(tracer.report(), trainer)
 
 
 @contextlib.contextmanager

@@ -144,17 +144,22 @@ def _write_whole(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-def parse_operator_table() -> OperatorTable:
+def parse_operator_table(folder: Path | None = None, torch_version: str | None = None) -> OperatorTable:
     """Read torchgen's operator table. An operator without an entry of its own has what its structured delegate has.
 
     A few kernels are in no entry: torch registers them from Python, on every machine (torch._refs.linalg, 2.13.0).
+
+    Args:
+        folder: has the native_functions.yaml and tags.yaml of another torch, of which `torch_version` is the version.
+            Kernels that this process registered do not count then. None: those of the installed torch.
     """
     import torch
     import torchgen
     from torchgen.gen import parse_native_yaml
     from torchgen.model import DispatchKey
 
-    folder = Path(torchgen.__file__).parent / "packaged" / "ATen" / "native"
+    is_installed = folder is None
+    folder = folder or Path(torchgen.__file__).parent / "packaged" / "ATen" / "native"
     parsed = parse_native_yaml(str(folder / "native_functions.yaml"), str(folder / "tags.yaml"))
     mps = parsed.backend_indices[DispatchKey.MPS]
     dense = parsed.backend_indices[DispatchKey.CPU]
@@ -163,7 +168,8 @@ def parse_operator_table() -> OperatorTable:
     kinds: dict[str, set[str]] = {"native": set(), "composite": set(), "cpu": set()}
     for name, function in by_name.items():
         delegate = function.structured_delegate
-        by_hand = f"aten::{name}" not in always_falls_back(torch.__version__) and _has_kernel(f"aten::{name}", "MPS")
+        may_be_by_hand = is_installed and f"aten::{name}" not in always_falls_back(torch.__version__)
+        by_hand = may_be_by_hand and _has_kernel(f"aten::{name}", "MPS")
         if by_hand or mps.has_kernel(function) or (delegate is not None and mps.has_kernel(by_name[str(delegate)])):
             kind = "native"
         # The generated wrapper of a structured operator is composite: it runs on mps as far as its out= variant does.
@@ -175,4 +181,5 @@ def parse_operator_table() -> OperatorTable:
         else:
             kind = "cpu"
         kinds[kind].add(f"aten::{name}")
-    return OperatorTable(torch.__version__, *(frozenset(kinds[kind]) for kind in ("native", "composite", "cpu")))
+    version = torch_version or torch.__version__
+    return OperatorTable(version, *(frozenset(kinds[kind]) for kind in ("native", "composite", "cpu")))

@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..devices.probes import fallback_switch
+from .autocast import autocast_of_mps
 from .composites import composite_key, instead_on_mps, numbers_to_tensors, waits_for_device
 from .phases import Phases
 from .products import matrix_product
@@ -62,6 +63,7 @@ class Tracer:
         with contextlib.ExitStack() as stack:
             # Not the attention that the CPU takes and mps has not.
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            stack.enter_context(autocast_of_mps())
             stack.enter_context(self.phases)
             stack.enter_context(HostCalls(self))
             stack.enter_context(self._mode)

@@ -11,6 +11,7 @@ import pytest
 
 import mps_trainer
 from mps_trainer import cli
+from tests.conftest import on_device
 
 from .test_doctor import run
 
@@ -142,3 +143,48 @@ def test_a_script_that_could_not_be_run_so_far_is_2(check, text, said):
     assert result.returncode == 2
     assert said in result.stderr
     assert result.stderr.splitlines()[-1].startswith("mps-trainer: error: ")
+
+
+NO_METAL = """
+import torch
+class Beyond(BertForSequenceClassification):
+    def forward(self, input_ids, labels=None):
+        outputs = super().forward(input_ids=input_ids, labels=labels)
+        outputs["loss"] = outputs["loss"] * torch.nextafter(outputs["loss"].detach(), outputs["loss"].detach())
+        return outputs
+model = Beyond(config)
+"""
+
+
+@pytest.fixture
+def can_simulate():
+    """Skips where the device cannot be simulated; the command switches it on."""
+    with on_device("mps"):
+        pass
+
+
+@pytest.mark.integration  # importing Inductor alone takes seconds
+@pytest.mark.parametrize("trainer", [OURS, THEIRS], ids=["this Trainer", "transformers' Trainer"])
+def test_a_step_is_compiled_too(check, trainer, tmp_path, can_simulate):
+    done = check(trainer + BERT + TRAIN, "--compile", "--json", "report.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "not been compiled by Apple's compiler" in done.stdout
+    compiled = json.loads((tmp_path / "report.json").read_text())["compiled"]
+    assert compiled["failures"] == []
+    assert 0 < compiled["launches"] < compiled["total"] < compiled["eager"]
+
+
+@pytest.mark.integration
+def test_a_step_that_torch_compile_fails_on_is_1(check, can_simulate):
+    done = check(OURS + BERT + NO_METAL + TRAIN, "--compile")
+    assert done.returncode == 1
+    assert "Ready for mps" in done.stdout
+    assert "not compiled: forward: " in done.stdout
+
+
+def test_compile_on_a_mac_is_refused_before_the_script_runs(check, monkeypatch):
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
+    done = check("print('started')", "--compile")
+    assert done.returncode == 2
+    assert "started" not in done.stdout
+    assert "not simulated on a Mac" in done.stderr

@@ -20,6 +20,7 @@ FACTS = {**MACHINES, **{name: row.facts for name, row in DIAGNOSED.items()}}
 def test_this_machine(capsys, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("ACCELERATE_USE_CPU", "false")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # set where torch is built for CUDA
     monkeypatch.setenv("HOME", os.path.dirname(os.path.dirname(cli.__file__)))
     assert cli.main(["env"]) == 0
     printed = capsys.readouterr().out

@@ -10,11 +10,13 @@ from torch.utils.data import Dataset
 from transformers import TrainerCallback
 
 from mps_trainer.guards.watermarks import HIGH
+from tests import installed_torch
 from tests.conftest import on_device
 
 MIB = 2**20
 TIMES = 1.5
 LOG = 10  # steps
+GROWS = installed_torch() < (2, 14)  # from there on torch splits and joins free blocks (pytorch pull request 188045)
 
 
 class Reader(nn.Module):
@@ -86,12 +88,13 @@ def test_what_is_held_stays_near_what_is_used(ratios, caplog, steps):
         guarded = ratios(steps)
     assert max(guarded) < TIMES
     given_back = [record.getMessage() for record in caplog.records if "giving back" in record.getMessage()]
-    assert 0 < len(given_back) < steps / LOG  # a line each, and not at every log
+    assert len(given_back) < steps / LOG  # a line each, and not at every log
+    assert bool(given_back) == GROWS
     assert all("\n" not in line for line in given_back)
 
 
-def test_without_the_guard_it_does_not(ratios):
-    assert max(ratios(500, memory_guard=False)) > TIMES
+def test_without_the_guard_it_grows_until_torch_2_13(ratios):
+    assert (max(ratios(500, memory_guard=False)) > TIMES) == GROWS
 
 
 def test_batches_of_one_length_are_left_alone(ratios, caplog):

@@ -1,0 +1,157 @@
+"""torch.compile for the simulated device: kernels are counted, and what cannot be compiled is named."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from mps_trainer.simulator.compiled import CompiledStep, count_kernels, kernels_in, reason_of
+from tools.compiled_kernels import STEPS
+
+SOURCE = """
+#include <c10/metal/utils.h>
+kernel void generated_kernel_0(
+    device float* out_ptr0,
+    device half* in_out_ptr1,
+    constant float* in_ptr0,
+    constant long& ks0,
+    device c10::metal::ErrorMessages* error_buf,
+    uint2 thread_pos [[thread_position_in_grid]]
+) {
+    out_ptr0[thread_pos.x] = in_ptr0[thread_pos.x];
+}
+kernel void generated_kernel_1(constant long* in_ptr0, device long* out_ptr0, uint x [[thread_position_in_grid]]) {
+}
+"""
+COUNTED = CompiledStep(
+    eager=10,
+    launches=3,
+    kernels=2,
+    left={"aten::mm": 1, "aten::bmm": 4},
+    graphs=2,
+    graph_breaks=("Call to print",),
+    failures=("forward: NotImplementedError in frexp",),
+)
+
+
+def test_kernels_and_the_arguments_that_they_write_are_found():
+    assert kernels_in(SOURCE) == {"generated_kernel_0": (0, 1), "generated_kernel_1": (1,)}
+
+
+def test_the_text_has_the_counts_and_says_what_was_not_done():
+    text = str(COUNTED)
+    assert "8 kernels, 10 without it" in text
+    assert "3 launches of 2 kernels" in text
+    assert "5 launches (aten::bmm 4, aten::mm 1)" in text
+    assert "graph break: Call to print" in text
+    assert "not compiled: forward: NotImplementedError in frexp" in text
+    assert "not been compiled by Apple's compiler" in text
+
+
+def test_a_pass_that_broke_off_has_no_counts():
+    text = str(dataclasses.replace(COUNTED, ended=False))
+    assert "the step broke off; it has 10 kernels" in text
+    assert "not compiled: forward: NotImplementedError in frexp" in text
+    assert "launches" not in text
+
+
+def test_json_has_all_of_it():
+    assert json.loads(json.dumps(COUNTED.to_dict()))["total"] == 8
+
+
+def frexp() -> None:
+    raise NotImplementedError
+
+
+def lowering() -> None:
+    try:
+        frexp()
+    except NotImplementedError as error:
+        raise RuntimeError("Inductor gave up") from error
+
+
+def test_a_reason_is_the_cause_and_without_a_message_the_function():
+    with pytest.raises(RuntimeError) as raised:
+        lowering()
+    assert reason_of(raised.value) == "NotImplementedError in frexp"
+    assert reason_of(ValueError("no\n target: aten.mm\n")) == "ValueError: no (aten.mm)"
+    assert reason_of(ValueError()) == "ValueError"
+
+
+class Layer(nn.Module):
+    def __init__(self, last) -> None:
+        super().__init__()
+        self.linear, self.norm, self.last = nn.Linear(8, 8), nn.LayerNorm(8), last
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.norm(nn.functional.gelu(self.linear(x)))).square().mean()
+
+
+def exponent(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.nextafter(x.detach(), x.detach())
+
+
+@pytest.mark.integration  # importing Inductor alone takes seconds
+def test_a_compiled_step_has_fewer_kernels(mps):
+    inputs, original = torch.randn(4, 8).to("mps"), torch.mps.compile_shader
+    counted = count_kernels(Layer(torch.tanh).to("mps"), lambda model: model(inputs), mps)
+    assert counted.failures == ()
+    assert (counted.graphs, counted.graph_breaks) == (1, ())
+    assert 0 < counted.kernels == counted.launches  # each once
+    assert set(counted.left) == {"aten::addmm.out", "aten::mm.out"} or "aten::linear_backward" in counted.left
+    assert counted.total < counted.eager
+    assert torch.mps.compile_shader is original
+
+
+@pytest.mark.integration
+def test_what_has_no_metal_code_is_named(mps):
+    inputs = torch.randn(4, 8).to("mps")
+    counted = count_kernels(Layer(exponent).to("mps"), lambda model: model(inputs), mps)
+    (failure,) = counted.failures
+    assert failure.startswith("forward: ")
+    assert "nextafter" in failure
+    assert counted.launches == 0
+    assert counted.total >= counted.eager
+
+
+@pytest.mark.integration
+def test_an_error_of_the_compiled_pass_is_told(mps):
+    inputs, model = torch.randn(4, 8).to("mps"), Layer(torch.tanh).to("mps")
+
+    def loss(called: nn.Module) -> torch.Tensor:
+        if called is not model:
+            raise ValueError("compiled")
+        return called(inputs)
+
+    counted = count_kernels(model, loss, mps)
+    assert counted.failures == ("forward: ValueError: compiled",)
+    assert not counted.ended
+
+
+@pytest.mark.integration
+def test_a_graph_break_is_counted(mps):
+    inputs = torch.randn(4, 8).to("mps")
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return x
+
+    counted = count_kernels(Layer(look).to("mps"), lambda model: model(inputs), mps)
+    assert counted.graphs == 2
+    (reason,) = counted.graph_breaks
+    assert "graph_break" in reason
+
+
+@pytest.mark.acceptance
+@pytest.mark.parametrize("name", STEPS)
+def test_the_steps_of_the_page_compile_whole(mps, name):
+    model, batch = STEPS[name]()
+    inputs = {key: value.to("mps") for key, value in batch.items()}
+    counted = count_kernels(model.to("mps").train(), lambda model: model(**inputs).loss, mps)
+    assert counted.failures == ()
+    assert counted.graph_breaks == ()
+    assert counted.total < counted.eager

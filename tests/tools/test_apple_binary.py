@@ -1,0 +1,335 @@
+"""tools.apple_binary on a library and a wheel of a few hundred bytes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from mps_trainer.coverage import OperatorTable, operator_table
+from tools.apple_binary.__main__ import main
+from tools.apple_binary.arm64 import Call, Reference, Slot, decode
+from tools.apple_binary.compare import compare, operator_table_of
+from tools.apple_binary.macho import MachO, MachOError
+from tools.apple_binary.registrations import Registration, registrations
+from tools.apple_binary.wheel import LIBRARY, IndexUnreachableError, Wheel, WheelError, download
+
+from .tiny import CODE_AT, POINTERS_AT, STRINGS_AT, Code, add, adrp, library, wheel
+
+# Code
+
+
+def test_an_address_in_two_instructions_is_found():
+    code = Code().take_address(1, STRINGS_AT + 0x12).end()
+    assert list(decode(code.to_bytes(), CODE_AT)) == [Reference(CODE_AT + 4, STRINGS_AT + 0x12)]
+
+
+def test_other_instructions_may_stand_between_the_two():
+    code = Code()
+    code.words += [adrp(8, CODE_AT, STRINGS_AT), adrp(9, CODE_AT + 4, POINTERS_AT), add(1, 8, 0x20)]
+    assert list(decode(code.to_bytes(), CODE_AT)) == [Reference(CODE_AT + 8, STRINGS_AT + 0x20)]
+
+
+def test_an_address_before_the_code_is_found():
+    code = Code(0x2_0000_4000).take_address(1, 0x1_0000_9010)
+    assert [found.address for found in decode(code.to_bytes(), code.start)] == [0x1_0000_9010]
+
+
+def test_an_addition_to_an_unknown_register_is_no_address():
+    code = Code()
+    code.words += [add(1, 8, 0x20)]
+    assert list(decode(code.to_bytes(), CODE_AT)) == []
+
+
+def test_a_register_is_unknown_after_a_call_and_one_that_calls_keep_is_not():
+    code = Code()
+    code.words += [adrp(8, CODE_AT, STRINGS_AT), adrp(20, CODE_AT, STRINGS_AT)]
+    code.call(CODE_AT + 0x100)
+    code.words += [add(1, 8, 1), add(2, 20, 2)]
+    call, kept = decode(code.to_bytes(), CODE_AT)
+    assert call == Call(CODE_AT + 8, CODE_AT + 0x100, {8: STRINGS_AT, 20: STRINGS_AT})
+    assert kept == Reference(CODE_AT + 16, STRINGS_AT + 2)
+
+
+def test_pointers_and_calls_are_told_apart():
+    code = Code().load(0, POINTERS_AT + 0x18).call(CODE_AT - 0x40).end()
+    assert list(decode(code.to_bytes(), CODE_AT)) == [
+        Slot(CODE_AT + 4, POINTERS_AT + 0x18),
+        Call(CODE_AT + 8, CODE_AT - 0x40),
+    ]
+
+
+# Library
+
+
+def test_symbols_functions_and_strings_are_read():
+    code = Code().take_address(1, STRINGS_AT + 6).end().to_bytes()
+    binary = MachO(library(code, b"hello\0add.out\0", {"first": CODE_AT, "second": CODE_AT + 8, "elsewhere": 0}))
+    assert list(binary.symbols_with("cond")) == [("second", CODE_AT + 8)]
+    assert list(binary.symbols_with("elsewhere")) == []  # not defined here
+    assert binary.symbol_at(CODE_AT) == "first"
+    assert binary.symbol_at(CODE_AT + 4) is None
+    assert binary.function(CODE_AT) == code[:8]
+    assert binary.function(CODE_AT + 8) == code[8:]
+    assert binary.string(STRINGS_AT + 6) == "add.out"
+    assert binary.string(CODE_AT) is None
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x7fELF", b"\xca\xfe\xba\xbe" + bytes(100), library(b"", b"", {"a": 1})[:-30]]
+)
+def test_what_is_no_library_for_apple_silicon_is_refused(content):
+    with pytest.raises(MachOError, match="library"):
+        MachO(content)
+
+
+# Registrations
+
+IMPL = "__ZNR5torch7Library5_implEPKcONS_11CppFunctionENS_17_RegisterOrVerifyE"
+IMPL_AT = 0x5000
+KERNELS = {
+    "__ZN12wrapper_MPS_add_outE": 0x5100,
+    "__ZN12mps_fallbackE": 0x5200,
+    "__ZN23slow_conv2d_forward_mpsE": 0x5300,
+    "__ZN2at8autocast13WrapFunction_ILNS0_10CastPolicyE1ELN3c10": 0x5400,
+    "__ZN2at8autocast13WrapFunction_ILNS0_10CastPolicyE4ELN3c10": 0x5500,
+}
+GENERATED, FALLBACK, BY_HAND, FLOAT32, PROMOTE = KERNELS.values()
+NAMES = [
+    b"add.out",
+    b"embedding_renorm_",
+    b"linalg_svd",
+    b"_slow_conv2d_forward",
+    b"aten::exp",
+    b"aten::dot",
+    b"other",
+]
+
+
+def init(key: str, number: int = 1, namespace: str = "aten") -> str:
+    return f"__ZN2at12_GLOBAL__N_1TORCH_LIBRARY_IMPL_init_{namespace}_{key}_{number}ERN5torch7LibraryE"
+
+
+def name_at(name: bytes) -> int:
+    return STRINGS_AT + sum(len(other) + 1 for other in NAMES[: NAMES.index(name)])
+
+
+def torch_library() -> MachO:
+    """Two generated registrations, three by hand, of which two fall back, and autocast's of two devices."""
+    functions = {
+        init("MPS"): [(1, GENERATED, b"add.out")],
+        # The fallback stays in a register that calls leave alone, as in torch's own builds.
+        init("MPS", 2): [
+            (21, FALLBACK, b"embedding_renorm_"),
+            (1, BY_HAND, b"_slow_conv2d_forward"),
+            (0, 0, b"linalg_svd"),
+        ],
+        init("AutocastMPS"): [(1, FLOAT32, b"aten::exp"), (1, PROMOTE, b"aten::dot")],
+        init("AutocastCPU"): [(1, PROMOTE, b"aten::exp")],
+        init("MPS", namespace="mine"): [(1, GENERATED, b"other")],
+        init("MPS", 3) + ".cold.1": [(1, GENERATED, b"other")],
+    }
+    code, symbols = Code(), {IMPL: IMPL_AT, **KERNELS}
+    for symbol, calls in functions.items():
+        symbols[symbol] = code.at
+        for register, kernel, name in calls:
+            if kernel:
+                code.take_address(register, kernel)
+            code.take_address(1, name_at(name)).call(IMPL_AT)
+        code.end()
+    padding = bytes(0x2000 - 4 * len(code.words))
+    return MachO(library(code.to_bytes() + padding, b"".join(name + b"\0" for name in NAMES), symbols))
+
+
+def test_each_registration_is_found_with_its_kernel():
+    found = {registration.operator: registration for registration in registrations(torch_library())}
+    assert {name: registration.key for name, registration in found.items()} == {
+        "aten::add.out": "MPS",
+        "aten::embedding_renorm_": "MPS",
+        "aten::_slow_conv2d_forward": "MPS",
+        "aten::linalg_svd": "MPS",
+        "aten::exp": "AutocastMPS",
+        "aten::dot": "AutocastMPS",
+        "mine::other": "MPS",
+    }
+    assert {name for name, registration in found.items() if registration.falls_back} == {
+        "aten::embedding_renorm_",
+        "aten::linalg_svd",
+    }
+    assert {name for name, registration in found.items() if registration.is_generated} == {
+        "aten::add.out",
+        "mine::other",
+    }
+    assert {name: registration.policy for name, registration in found.items() if registration.policy} == {
+        "aten::exp": "fp32",
+        "aten::dot": "promote",
+    }
+
+
+def test_another_device_can_be_asked_about():
+    (found,) = registrations(torch_library(), device="CPU")
+    assert (found.operator, found.key, found.policy) == ("aten::exp", "AutocastCPU", "promote")
+
+
+def test_a_registration_whose_name_cannot_be_read_is_an_error():
+    code = Code().call(IMPL_AT).end().to_bytes()
+    binary = MachO(library(code + bytes(0x2000), b"\0", {init("MPS"): CODE_AT, IMPL: IMPL_AT}))
+    with pytest.raises(MachOError, match="no name"):
+        registrations(binary)
+
+
+# The wheel
+
+
+def test_members_are_compared_with_the_record(tmp_path):
+    path = wheel(tmp_path / "torch.whl", {"torchgen/a.py": b"a", LIBRARY: b"code"})
+    assert Wheel(path).read(LIBRARY) == b"code"
+    Wheel(path).extract("torchgen/", tmp_path / "out")
+    assert (tmp_path / "out" / "torchgen" / "a.py").read_bytes() == b"a"
+    assert not (tmp_path / "out" / "torch").exists()
+
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in (members | {LIBRARY: b"evil"}).items():
+            archive.writestr(name, content)
+    with pytest.raises(WheelError, match="differs from RECORD"):
+        Wheel(path).read(LIBRARY)
+    with pytest.raises(WheelError, match="has no torch/other"):
+        Wheel(path).read("torch/other")
+
+
+def test_a_member_that_leaves_the_folder_is_not_written(tmp_path):
+    path = wheel(tmp_path / "torch.whl", {"torchgen/../../evil": b"a"})
+    with pytest.raises(WheelError, match="outside"):
+        Wheel(path).extract("torchgen/", tmp_path / "out")
+    assert not (tmp_path / "evil").exists()
+
+
+def test_what_is_no_wheel_is_refused(tmp_path):
+    path = tmp_path / "torch.whl"
+    path.write_bytes(b"half of a download")
+    with pytest.raises(WheelError, match="not a wheel"):
+        Wheel(path)
+
+
+def test_a_wheel_that_is_there_is_not_downloaded_again(tmp_path, pip):
+    path = tmp_path / "torch-2.15.0-cp311-cp311-macosx_14_0_arm64.whl"
+    path.touch()
+    assert download("2.15.0", tmp_path) == path
+    assert pip.commands == []
+
+
+def test_pip_is_asked_for_the_wheel_of_a_mac(tmp_path, pip):
+    pip.writes = "torch-2.6.0-cp311-none-macosx_11_0_arm64.whl"
+    assert download("2.6.0", tmp_path / "new").name == pip.writes
+    (command,) = pip.commands
+    assert command[1:4] == ["-m", "pip", "download"]
+    assert {"--no-deps", "--only-binary=:all:", "macosx_26_0_arm64", "torch==2.6.0"} <= set(command)
+
+
+@pytest.mark.parametrize(
+    ("versions", "unreachable"), [("none", True), ("2.6.0, 2.15.0", False)], ids=["no index", "no such version"]
+)
+def test_a_missing_version_is_told_from_an_index_that_does_not_answer(tmp_path, pip, versions, unreachable):
+    pip.says = f"ERROR: nothing (from versions: {versions})\nERROR: No matching distribution found for torch==9.9.9"
+    with pytest.raises(WheelError, match=r"No matching distribution found for torch==9\.9\.9") as raised:
+        download("9.9.9", tmp_path)
+    assert isinstance(raised.value, IndexUnreachableError) is unreachable
+
+
+@pytest.mark.parametrize("version", ["", "latest", "2.15", "2.15.0 --pre", "../2.15.0"])
+def test_what_is_no_release_is_refused_before_pip_is_asked(tmp_path, pip, version):
+    with pytest.raises(WheelError, match="not the version of a torch release"):
+        download(version, tmp_path)
+    assert pip.commands == []
+
+
+class Pip:
+    """Stands in for subprocess.run."""
+
+    def __init__(self) -> None:
+        self.commands: list[list[str]] = []
+        self.writes, self.says = "", ""
+
+    def __call__(self, command, **settings):
+        self.commands.append(command)
+        if self.writes:
+            (Path(command[command.index("--dest") + 1]) / self.writes).touch()
+        return subprocess.CompletedProcess(command, 0 if self.writes else 1, "", self.says)
+
+
+@pytest.fixture
+def pip(monkeypatch):
+    stand_in = Pip()
+    monkeypatch.setattr("tools.apple_binary.wheel.subprocess.run", stand_in)
+    return stand_in
+
+
+# The comparison
+
+
+def table(*native: str) -> OperatorTable:
+    return OperatorTable("9.9.9", frozenset(native), frozenset(), frozenset())
+
+
+def test_known_differences_have_their_reason_and_the_others_none():
+    found = registrations(torch_library())
+    comparison = compare(table("aten::add.out", "aten::gone"), found)
+    assert comparison.registered == {"MPS": 5, "AutocastMPS": 2}
+    assert set(comparison.explained) == {"aten::embedding_renorm_", "aten::linalg_svd", "aten::_slow_conv2d_forward"}
+    assert comparison.unexplained == ["mine::other", "aten::gone"]
+    assert comparison.fall_back == ["aten::embedding_renorm_", "aten::linalg_svd"]
+    assert comparison.autocast == {"aten::dot": "promote", "aten::exp": "fp32"}
+    assert "aten::gone: UNEXPLAINED" in str(comparison)
+
+
+def test_an_operator_for_sparse_tensors_alone_is_registered_too():
+    sparse = Registration("aten::_coalesce", "SparseMPS", ())
+    assert compare(table("aten::_coalesce"), [sparse]).unexplained == []
+    assert compare(table("aten::_coalesce"), []).unexplained == ["aten::_coalesce"]
+
+
+def test_the_table_is_that_of_the_wheel_read_by_its_own_torchgen(tmp_path, monkeypatch):
+    """With the installed torchgen as the wheel's, so that the answer is known."""
+    import torchgen
+
+    installed = operator_table()
+    monkeypatch.setattr("mps_trainer.coverage.table._has_kernel", lambda *_: pytest.fail("asked this process"))
+    folder = Path(torchgen.__file__).parent
+    files = [*folder.rglob("*.py"), *(folder / "packaged" / "ATen" / "native").glob("*.yaml")]
+    members = {f"torchgen/{file.relative_to(folder).as_posix()}": file.read_bytes() for file in files}
+    path = wheel(tmp_path / "torch.whl", members)
+    found = operator_table_of(Wheel(path), "9.9.9")
+    assert found.torch_version == "9.9.9"
+    # What torch registers from Python, and not from the table, is not in a table of another release.
+    assert found.native <= installed.native
+    assert len(found.native) > 0.99 * len(installed.native)
+    assert sys.modules["torchgen"] is torchgen
+
+
+@pytest.mark.parametrize(("native", "status"), [("aten::add.out", 0), ("aten::mul.out", 1)])
+def test_the_command_ends_with_1_where_a_difference_has_no_reason(tmp_path, monkeypatch, capsys, native, status):
+    path = wheel(tmp_path / "torch-9.9.9-cp311-cp311-macosx_14_0_arm64.whl", {LIBRARY: one_operator()})
+    monkeypatch.setattr("tools.apple_binary.compare.operator_table_of", lambda wheel, version: table(native))
+    assert main(["9.9.9", "--cache", str(tmp_path), "--json", str(tmp_path / "found.json")]) == status
+    assert ("UNEXPLAINED" in capsys.readouterr().out) is bool(status)
+    (written,) = json.loads((tmp_path / "found.json").read_text())
+    assert written["wheel"] == path.name
+    assert written["registered"] == {"MPS": 1}
+
+
+def one_operator() -> bytes:
+    code = Code().take_address(1, GENERATED).take_address(1, STRINGS_AT).call(IMPL_AT).end().to_bytes()
+    symbols = {init("MPS"): CODE_AT, IMPL: IMPL_AT, **KERNELS}
+    return library(code + bytes(0x2000), b"add.out\0", symbols)
+
+
+def test_the_command_ends_with_2_where_there_is_nothing_to_compare(tmp_path, capsys, pip):
+    pip.says = "ERROR: No matching distribution found"
+    assert main(["9.9.9", "--cache", str(tmp_path)]) == 2
+    assert "No matching distribution found" in capsys.readouterr().err

@@ -1,0 +1,173 @@
+"""The operator table of one release of torch beside what its build for Apple silicon registers."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mps_trainer.coverage import OperatorTable
+from mps_trainer.coverage.table import parse_operator_table
+
+from .macho import MachO
+from .registrations import Registration, registrations
+from .wheel import LIBRARY, TORCHGEN, Wheel
+
+SPARSE = ("SparseMPS", "SparseCsrMPS")
+
+
+@dataclass(frozen=True)
+class Known:
+    """A difference between table and build that is as it should be, and why."""
+
+    operators: tuple[str, ...]
+    reason: str
+
+
+KNOWN = (
+    Known(
+        (
+            "aten::embedding_renorm_",
+            "aten::linalg_svd",
+            "aten::linalg_svd.U",
+            "aten::col2im",
+            "aten::upsample_nearest3d.vec",
+        ),
+        "MPSFallback.mm registers it by hand, to run on the CPU whatever PYTORCH_ENABLE_MPS_FALLBACK says. The "
+        "package lists it in always_falls_back().",
+    ),
+    Known(
+        ("aten::_slow_conv2d_forward",),
+        "MPSFallback.mm registers a function that only raises an error: convolutions of tensors on mps never reach "
+        "it. So the table counts it as an operator without a kernel.",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What one build registers for mps, and how that differs from the operator table of its release."""
+
+    torch_version: str
+    wheel: str
+    sha256: str
+    registered: dict[str, int]  # by key of the dispatcher
+    by_hand: list[str]  # registered for MPS, and not generated from the table
+    fall_back: list[str]  # of those, the ones that always run on the CPU
+    native: int  # in the table
+    only_registered: list[str]
+    only_in_table: list[str]
+    autocast: dict[str, str]  # what it does, by operator
+
+    @property
+    def explained(self) -> dict[str, str]:
+        """The reason of each difference that has one."""
+        reasons = {name: known.reason for known in KNOWN for name in known.operators}
+        return {name: reasons[name] for name in self.only_registered if name in reasons}
+
+    @property
+    def unexplained(self) -> list[str]:
+        return [name for name in self.only_registered if name not in self.explained] + self.only_in_table
+
+    def to_dict(self) -> dict[str, Any]:
+        """In types that JSON has."""
+        return {
+            "torch_version": self.torch_version,
+            "wheel": self.wheel,
+            "sha256": self.sha256,
+            "registered": dict(self.registered),
+            "by_hand": list(self.by_hand),
+            "always_fall_back": list(self.fall_back),
+            "native_in_table": self.native,
+            "only_registered": list(self.only_registered),
+            "only_in_table": list(self.only_in_table),
+            "explained": self.explained,
+            "unexplained": self.unexplained,
+            "autocast": dict(self.autocast),
+        }
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{count} for {key}" for key, count in self.registered.items())
+        lines = [
+            f"torch {self.torch_version}: {self.wheel}",
+            f"sha256 {self.sha256}",
+            f"Registered: {counts}.",
+            f"By hand for MPS: {', '.join(self.by_hand) or 'none'}.",
+            f"Always on the CPU: {', '.join(self.fall_back) or 'none'}.",
+            f"Native in the operator table: {self.native}.",
+            f"Registered for mps and not native in the table: {len(self.only_registered)}; "
+            f"native in the table and not registered: {len(self.only_in_table)}.",
+        ]
+        lines += [f"  {name}: {reason}" for name, reason in self.explained.items()]
+        lines += [f"  {name}: UNEXPLAINED" for name in self.unexplained]
+        policies = Counter(self.autocast.values())
+        lines.append("Autocast: " + ", ".join(f"{count} {policy}" for policy, count in policies.most_common()) + ".")
+        return "\n".join(lines)
+
+
+def compare_wheel(version: str, path: Path) -> Comparison:
+    """Returns the comparison for a downloaded wheel."""
+    wheel = Wheel(path)
+    found = registrations(MachO(wheel.read(LIBRARY)))
+    return compare(operator_table_of(wheel, version), found, wheel=path.name, sha256=wheel.sha256)
+
+
+def compare(table: OperatorTable, found: Iterable[Registration], wheel: str = "", sha256: str = "") -> Comparison:
+    """Returns how `table` differs from the registrations found in the build of the same release."""
+    found = list(found)
+    dense = {registration.operator for registration in found if registration.key == "MPS"}
+    sparse = {registration.operator for registration in found if registration.key in SPARSE}
+    by_hand = [registration for registration in found if registration.key == "MPS" and not registration.is_generated]
+    return Comparison(
+        torch_version=table.torch_version,
+        wheel=wheel,
+        sha256=sha256,
+        registered=dict(Counter(registration.key for registration in found).most_common()),
+        by_hand=sorted(registration.operator for registration in by_hand),
+        fall_back=sorted(registration.operator for registration in by_hand if registration.falls_back),
+        native=len(table.native),
+        only_registered=sorted(dense - table.native),
+        # Operators for sparse tensors alone count as native too.
+        only_in_table=sorted(table.native - dense - sparse),
+        autocast={
+            registration.operator: registration.policy or "unknown"
+            for registration in sorted(found, key=lambda registration: registration.operator)
+            if registration.key == "AutocastMPS"
+        },
+    )
+
+
+def operator_table_of(wheel: Wheel, version: str) -> OperatorTable:
+    """Returns the table of the wheel's own release, read by the package's parser.
+
+    The wheel's own torchgen does the parsing beneath it, because that of another release refuses the file.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        wheel.extract(TORCHGEN, Path(folder))
+        with _torchgen_in(folder):
+            return parse_operator_table(Path(folder, TORCHGEN, "packaged", "ATen", "native"), version)
+
+
+@contextlib.contextmanager
+def _torchgen_in(folder: str) -> Iterator[None]:
+    """Inside, `import torchgen` gives the one in `folder`."""
+    installed = {name: sys.modules.pop(name) for name in list(sys.modules) if _is_torchgen(name)}
+    sys.path.insert(0, folder)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+        for name in [name for name in sys.modules if _is_torchgen(name)]:
+            del sys.modules[name]
+        sys.modules.update(installed)
+
+
+def _is_torchgen(name: str) -> bool:
+    return name.partition(".")[0] == "torchgen"
