@@ -45,6 +45,10 @@ def run(arguments: argparse.Namespace) -> int:
         check_report(arguments.json)
     if arguments.fallback:
         os.environ[FALLBACK] = "1"  # before the import of torch below, which reads it
+    if arguments.simulate:
+        from ..simulator import hide_cuda
+
+        hide_cuda()  # before the import of torch
     if sys.stderr.isatty():
         _tell("Loading torch and transformers ...\n")
     resolve(DeviceRequest(), gather_facts(memory_limit=memory_limit(None)))  # refuses what cannot train at all

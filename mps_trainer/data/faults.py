@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 import re
 import signal
@@ -13,7 +14,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
-from ..errors import explain
+from ..errors import MisconfigurationException, explain
 from .rows import naming, rows_of_batches
 
 _MOST = 256  # rows of a batch up to which each is looked at by itself
@@ -61,6 +62,16 @@ def why_worker_died(error: BaseException, batches: Any) -> str | None:
         "which loads in this process and shows an error of the dataset's own; smaller batches, or more shared memory, "
         f"if memory ran out. {_ON}"
     )
+
+
+def refuse_in_starting_process() -> None:
+    """Raises MisconfigurationException where a spawned process imports the script, and the script trains at once."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself asks
+        raise MisconfigurationException(
+            "A process that loads data has imported this script, and the script has begun to train again. Put its "
+            "work under `if __name__ == '__main__':`, so that it runs once; or give dataloader_num_workers=0. Such "
+            "processes are spawned on a Mac, and from Python 3.14 on elsewhere too."
+        )
 
 
 def explain_starting(error: Exception) -> None:

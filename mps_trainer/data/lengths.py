@@ -79,7 +79,7 @@ def lengths_of(dataset: Any, column: str, processing_class: Any) -> list[int]:
         )
     if is_table(dataset) and (lengths := _column_lengths(dataset, name)) is not None:
         return lengths
-    return [len(example[name]) for example in dataset]
+    return [len(dataset[i][name]) for i in range(len(dataset))]  # a loop over a Dataset without IndexError has no end
 
 
 def lengths_in_column(dataset: Any, name: str) -> list[int] | None:

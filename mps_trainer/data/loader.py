@@ -48,7 +48,6 @@ class EpochLoader(DataLoader):
 
     iteration = 0
     end_of_dataloader = False  # whether the batch last given was the last of its epoch
-    draws_worker_seed = True  # for a first pass; False if the run drew it before the checkpoint that it goes on from
     pass_number: int | None = None  # for what workers that persist draw, see WorkerSeeds; None for the epoch
 
     def set_epoch(self, epoch: int) -> None:
@@ -69,18 +68,17 @@ class EpochLoader(DataLoader):
         if seeds is not None:
             number = self.iteration if self.pass_number is None else self.pass_number
             seeds.begin(number, self.iteration)
-            if self.iteration > 0 and self._iterator is None:  # a resumed run: its workers began in epoch 0
-                self.draws_worker_seed = False
-        state = None if self.draws_worker_seed else torch.get_rng_state()
+        generator = self.generator
+        if seeds is not None and self.iteration > 0 and self._iterator is None:
+            self.generator = torch.Generator()  # a resumed run: its workers drew their first seed in epoch 0
         with workers_begin_deaf(self.num_workers > 0):
             try:
                 batches = super().__iter__()
             except Exception as error:
                 explain_starting(error)
                 raise
-        if state is not None:
-            torch.set_rng_state(state)
-            self.draws_worker_seed = True
+            finally:
+                self.generator = generator
         return _unwatched(batches)
 
     @property

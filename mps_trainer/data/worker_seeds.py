@@ -23,7 +23,12 @@ class WorkerSeeds:
         then: another such function, which is called first.
         seed: of the run.
         rank: of this process among those that train together.
+
+    Attributes:
+        purpose: tells the draws of one loader from those of another; 0 for training.
     """
+
+    purpose = 0
 
     def __init__(self, then: Any, seed: int, rank: int = 0) -> None:
         self.then, self.seed, self.rank = then, seed, rank
@@ -49,7 +54,7 @@ class WorkerSeeds:
         _DatasetKind.create_fetcher = staticmethod(begin_and_make)  # type: ignore[method-assign]
 
     def _seed(self, number: int, worker: int) -> None:
-        entropy = [self.seed % 2**64, self.rank, number, worker]
+        entropy = [self.seed % 2**64, self.rank, self.purpose, number, worker]
         seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
         random.seed(seed)
         np.random.seed(seed)

@@ -70,7 +70,9 @@ def warning_of_width(layers: Mapping[str, Layer], torch_version: str) -> str | N
         return None
     layer = layers[names[0]]
     size = max(layer.inputs, layer.outputs)
-    return _warning(f"{_first(names)} ({size:,} {'outputs' if layer.outputs == size else 'inputs'})", torch_version)
+    if layer.outputs == size:
+        return _warning(f"Gradients that come through {_first(names)} ({size:,} outputs)", torch_version)
+    return _warning(f"Outputs of {_first(names)} ({size:,} inputs)", torch_version)
 
 
 def warning_of_tokens(layers: Mapping[str, Layer], tokens: int, torch_version: str) -> str | None:
@@ -79,14 +81,14 @@ def warning_of_tokens(layers: Mapping[str, Layer], tokens: int, torch_version: s
     if not names:
         return None
     return (
-        _warning(f"{_first(names)}, from a batch of {tokens:,} tokens,", torch_version)
+        _warning(f"Gradients of {_first(names)}, from a batch of {tokens:,} tokens,", torch_version)
         + " Until then keep batch size times length below 32,767, with gradient_accumulation_steps for the rest."
     )
 
 
-def _warning(whose: str, torch_version: str) -> str:
+def _warning(what: str, torch_version: str) -> str:
     return (
-        f"Gradients of {whose} may be wrong: torch {torch_version} computes matrix products that sum {INNER:,} "
+        f"{what} may be wrong: torch {torch_version} computes matrix products that sum {INNER:,} "
         f"numbers or more wrong on M1 and M2 (pytorch issue 177116). Install torch 2.14 or later: "
         f"python -m pip install -U 'torch>=2.14'."
     )

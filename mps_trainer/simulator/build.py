@@ -48,11 +48,27 @@ def build_device() -> Path:
 def built(sources: Path, name: str) -> Path:
     """Returns the library made of the C++ in `sources`, compiled first where it has not been; never imports torch."""
     library = _library(sources, name)
+    if library in _failures:
+        raise SimulatorUnavailableError(_failures[library])
     if not library.exists():
         with _lock(library.parent):
             if not library.exists():  # another process may have built it while this one waited
-                _build(library, sources)
+                _build_or_remember(library, sources)
     return library
+
+
+_failures: dict[Path, str] = {}  # what was wrong with a build of this process; it is not tried again
+
+
+def _build_or_remember(library: Path, sources: Path) -> None:
+    try:
+        _build(library, sources)
+    except (SimulatorUnavailableError, OSError) as error:
+        why = str(error)
+        if isinstance(error, OSError):
+            why = f"The simulated mps device cannot be built in {library.parent}: {error.strerror or error}."
+        _failures[library] = why
+        raise SimulatorUnavailableError(why) from error
 
 
 def torch_version() -> Any:
@@ -69,8 +85,8 @@ def torch_version() -> Any:
 
 def torch_folder() -> Path:
     spec = importlib.util.find_spec("torch")
-    assert spec is not None
-    assert spec.origin is not None
+    if spec is None or spec.origin is None:
+        raise SimulatorUnavailableError("The simulated mps device needs torch: python -m pip install torch")
     return Path(spec.origin).parent
 
 

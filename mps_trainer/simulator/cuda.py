@@ -12,7 +12,7 @@ import platform
 import sys
 from pathlib import Path
 
-from .build import SimulatorUnavailableError, built, check_machine, torch_folder, torch_version
+from .build import SimulatorUnavailableError, built, torch_folder, torch_version
 
 SOURCES = Path(__file__).parent / "no_cuda"
 MODULE = "mps_no_cuda"
@@ -29,9 +29,8 @@ def hide_cuda() -> None:
         SimulatorUnavailableError: if torch has been imported, or the library cannot be built or loaded.
     """
     global _library
-    check_machine()
-    if _library is not None or not torch_version().cuda:
-        return
+    if platform.system() != "Linux" or _library is not None or not torch_version().cuda:
+        return  # there is no CUDA to hide
     if "torch" in sys.modules:
         raise SimulatorUnavailableError(
             f"This is torch {torch_version().__version__}, a build for CUDA, and it was imported before the simulated "
@@ -40,7 +39,6 @@ def hide_cuda() -> None:
             "`mps-trainer simulate`."
         )
     path = built(SOURCES, MODULE)
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # for what asks the driver, and for processes that this one starts
     try:
         libraries = torch_folder() / "lib"
         ctypes.CDLL(str(libraries / "libtorch_global_deps.so"), mode=ctypes.RTLD_GLOBAL)  # as torch begins
@@ -51,12 +49,14 @@ def hide_cuda() -> None:
             f"The simulated mps device cannot take CUDA out of this process: {error}. Delete {path.parent}, so that "
             "the library is built anew."
         ) from error
+    if _has_gpu():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # for what asks the driver, and for processes that this one starts
 
 
 def hide_unused_cuda() -> None:
     """Does the same where there is no NVIDIA GPU and torch is not imported; keeps an error for `require_hidden`."""
     global _failed
-    if "torch" in sys.modules or platform.system() != "Linux" or any(map(os.path.exists, _GPUS)):
+    if "torch" in sys.modules or platform.system() != "Linux" or _has_gpu():
         return
     try:
         hide_cuda()
@@ -69,3 +69,7 @@ def require_hidden() -> None:
     if _failed is not None:
         raise _failed
     hide_cuda()
+
+
+def _has_gpu() -> bool:
+    return any(map(os.path.exists, _GPUS))

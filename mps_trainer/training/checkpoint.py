@@ -143,10 +143,6 @@ _POSITION: dict[str, schema.Kind] = {
         lambda value: isinstance(value, list) and all(each in ("evaluate", "save") for each in value),
         "a list of evaluate and save",
     ),
-    "evaluated": (
-        lambda value: isinstance(value, list) and all(map(schema.is_text, value)),
-        "a list of the names of evaluations",
-    ),
     AT_A_TIME: (schema.or_none(schema.is_size), "a whole number of at least 1"),
 }
 

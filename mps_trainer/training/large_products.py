@@ -30,6 +30,8 @@ def told_of_large_products(model: nn.Module, device: torch.device, chip: str | N
     _warn_once(warning_of_width(layers, torch.__version__))
 
     def look(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        if not torch.is_grad_enabled():  # an evaluation
+            return
         warning = warning_of_tokens(layers, tokens_in((*args, *kwargs.values())), torch.__version__)
         if warning is not None:
             hook.remove()

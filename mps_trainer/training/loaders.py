@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import zlib
 from collections.abc import Callable
-from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from transformers.trainer_utils import has_length, seed_worker
 from ..data.buckets import BucketBatchSampler, LengthBuckets
 from ..data.columns import ColumnRemover, is_table, signature_columns, without_unused_columns
 from ..data.lengths import LENGTH_STRATEGIES, group_by_length, is_batch_sampler, lengths_of, rebalanced_batches
-from ..data.loader import close_workers, num_examples, prepare_loader
+from ..data.loader import close_workers, num_examples, prepare_loader, worker_seeds_of
 from ..data.order import SeededOrder
 from ..data.padding import PadToBucket
 from ..data.parts import parts_of_batch
@@ -30,7 +30,6 @@ class Loaders(TrainerBase):
     """Override any of these to feed the Trainer from somewhere else."""
 
     _signature_columns: list[str] | None = None  # what may reach the model; None until it is first asked for
-    evaluated_before: AbstractSet[str] = frozenset()  # see evaluated(); those before the checkpoint of a resumed run
     _length_buckets: LengthBuckets | None = None  # of the training data; None until they are first asked for
 
     def get_train_dataloader(self) -> DataLoader:
@@ -79,19 +78,14 @@ class Loaders(TrainerBase):
                 sampler_fn=self._get_eval_sampler,
                 dataloader_key=key,
             )
-        if self.args.dataloader_persistent_workers:
-            loader.pass_number = self.state.global_step
+        if self.args.dataloader_persistent_workers:  # whatever evaluations came before
+            loader.pass_number, loader.iteration = self.state.global_step, 0
         return loader
-
-    def evaluated(self) -> list[str]:
-        """Returns the names of the evaluations whose workers persist; a resumed run draws no seed for theirs again."""
-        return sorted({*self.__dict__.get("_eval_dataloaders", {}), *self.evaluated_before})
 
     def _close_workers(self, *loaders: Any) -> None:
         """Ends the worker processes of `loaders` and of the evaluations' loaders that persist between passes."""
         for loader in (*loaders, *self.__dict__.pop("_eval_dataloaders", {}).values()):
             close_workers(loader)
-        self.evaluated_before = frozenset()
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
         """The loader of `test_dataset` for predictions, in the order of an evaluation."""
@@ -313,7 +307,10 @@ class Loaders(TrainerBase):
         split = is_training and isinstance(settings.get("batch_sampler"), BucketBatchSampler)
         loader = self.prepare_loader(DataLoader(dataset, **settings), whole=split or None, even=is_training)
         if dataloader_key is not None and self.args.dataloader_persistent_workers:
-            loader.draws_worker_seed = dataloader_key not in self.evaluated_before
+            # not from torch's global generator: a resumed run would have to know which evaluations drew a seed there
+            loader.generator = torch.Generator().manual_seed(self.args.seed)
+            if (seeds := worker_seeds_of(loader)) is not None:
+                seeds.purpose = 1 + zlib.crc32(dataloader_key.encode())
             self.__dict__.setdefault("_eval_dataloaders", {})[dataloader_key] = loader
             self.__dict__.setdefault("_eval_datasets", {})[dataloader_key] = given
         return loader

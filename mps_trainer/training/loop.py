@@ -93,7 +93,6 @@ class TrainingLoop:
             "epoch": epoch,
             "batches": batches,
             "due": self.stopping.due,
-            "evaluated": self.trainer.evaluated(),
             **({} if self.fitting is None else {checkpoint.AT_A_TIME: self.fitting.most}),
         }
 
@@ -107,7 +106,6 @@ class TrainingLoop:
                 self.here = position["epoch"] + 1, 0
         self.epoch_has_ended = position.get("epoch_has_ended", True)
         self.stopping = Stopping(self, position.get("due", []))
-        self.trainer.evaluated_before = set(position.get("evaluated", []))
         self.meter.begin_at(step)
         if position:
             self.meter.load_state(position)

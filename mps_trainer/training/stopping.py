@@ -29,13 +29,13 @@ class Stopping:
     def __init__(self, loop: TrainingLoop, due: list[str]) -> None:
         self.loop = loop
         self.due = due
-        self._before_evaluation: tuple[dict[str, Any], int, list[str]] | None = None
+        self._before_evaluation: tuple[dict[str, Any], int] | None = None
 
     def begin_evaluation(self) -> None:
         """Notes what an evaluation changes, to take it back if a signal cuts it short."""
         if self.loop.args.save_on_signal and self.loop.stop.all_may_stop:
             history = self.loop.state.log_history
-            self._before_evaluation = rng_state(), len(history), self.loop.trainer.evaluated()
+            self._before_evaluation = rng_state(), len(history)
 
     def end_evaluation(self) -> None:
         if self._before_evaluation is not None:
@@ -91,10 +91,8 @@ class Stopping:
         loop, trainer = self.loop, self.loop.trainer
         control, was_evaluating = trainer.control, self._before_evaluation is not None
         if self._before_evaluation is not None:
-            rng, entries, evaluated = self._before_evaluation
+            rng, entries = self._before_evaluation
             set_rng(rng)
-            trainer._close_workers()
-            trainer.evaluated_before = set(evaluated)  # the resumed run makes this one for the first time
             del loop.state.log_history[entries:]
         if control.should_log and loop.state.global_step > loop.meter.last_read_step:
             with contextlib.suppress(BrokenPipeError):  # Ctrl-C has ended the `tee` that a callback writes to

@@ -37,6 +37,7 @@ from ..callbacks import (
 )
 from ..checkpoints import folders
 from ..checkpoints.background import Background
+from ..data.faults import refuse_in_starting_process
 from ..data.transfer import BatchTransfer
 from ..distributed import Processes, absent_named
 from ..distributed.folder import only_run_of_all_in, require_shared
@@ -174,6 +175,7 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         Raises:
             MisconfigurationException: if there is nothing to train on or the checkpoint does not fit.
         """
+        refuse_in_starting_process()
         self._memory_tracker.start()
         if self.train_dataset is None and type(self).get_train_dataloader is Trainer.get_train_dataloader:
             raise MisconfigurationException("There is nothing to train on: give the Trainer a train_dataset.")

@@ -1,6 +1,7 @@
 """A batch that cannot be loaded: the error stays what it is, and says which row, column or worker is to blame."""
 
 import gc
+import multiprocessing
 import os
 import pickle
 import signal
@@ -11,7 +12,7 @@ from datasets import Dataset
 from torch.utils.data import IterableDataset
 
 from mps_trainer.data.faults import explain_starting, why_worker_died
-from mps_trainer.errors import explanation_of
+from mps_trainer.errors import MisconfigurationException, explanation_of
 from tests.conftest import assert_same_weights, examples, weights
 
 SAVING = {"max_steps": 5, "save_strategy": "steps", "save_steps": 1}
@@ -195,3 +196,9 @@ def test_a_collator_that_cannot_be_sent_to_a_spawned_worker_is_explained(make_tr
     other = RuntimeError("no such file")
     explain_starting(other)
     assert explanation_of(other) is None
+
+
+def test_a_spawned_process_that_imports_a_script_does_not_train(make_trainer, monkeypatch):
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(MisconfigurationException, match="under `if __name__ == '__main__':`"):
+        make_trainer(max_steps=1).train()

@@ -91,7 +91,7 @@ def test_a_run_that_begins_later_leaves_torchs_generator_where_it_was():
     assert not torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.integration
+@pytest.mark.acceptance
 def test_workers_that_are_spawned_draw_the_same_as_forked_ones():
     spawned = passes(loader_of(Draws(), multiprocessing_context="spawn"), 1)
     assert spawned == passes(loader_of(Draws()), 1)

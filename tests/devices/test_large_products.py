@@ -47,7 +47,9 @@ LAYERS = {
 
 def test_a_language_models_head_is_named():
     warning = warning_of_width(LAYERS, "2.13.0")
-    assert warning.startswith("Gradients of lm_head (50,257 outputs) may be wrong: torch 2.13.0 computes ")
+    assert warning.startswith(
+        "Gradients that come through lm_head (50,257 outputs) may be wrong: torch 2.13.0 computes "
+    )
     assert "Install torch 2.14 or later" in warning
     assert warning_of_width({"q_proj": Layer(64, 64), "narrow": Layer(8, 50_257)}, "2.13.0") is None
 

@@ -8,11 +8,12 @@ import threading
 import time
 
 import pytest
+import torch
 from transformers import TrainerCallback
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.checkpoints import folders
-from tests.conftest import assert_same_weights, logged, weights
+from tests.conftest import assert_same_weights, examples, logged, weights
 
 EVERY_STEP = {"save_strategy": "steps", "save_steps": 1}
 
@@ -207,14 +208,52 @@ def test_a_callback_that_changes_the_working_folder_does_not_split_a_run(make_tr
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-@pytest.mark.parametrize("stopped_at", [2, 4, 5, 7])
-def test_a_run_with_workers_that_persist_goes_on_after_evaluations_as_it_would_have(make_trainer, stopped_at):
-    """The first pass over a loader draws a seed for its workers, the next ones do not."""
+class OfEpochs(torch.utils.data.Dataset):
+    """Examples that change with the epoch, and at random."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        row = examples(24, seed=1)[index]
+        return {**row, "x": row["x"] + self.epoch + torch.rand(())}
+
+
+class Other(TrainerCallback):
+    """Evaluates on another dataset of no name, at every other step."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step % 2:
+            self.trainer.evaluate(examples(8, seed=2), metric_key_prefix="other")
+
+
+@pytest.mark.parametrize("stopped_at", [2, 5, 7, 12])
+@pytest.mark.parametrize("case", ["seeded order", "order drawn globally", "another dataset", "dataset of epochs"])
+def test_a_run_with_workers_that_persist_goes_on_as_it_would_have(make_trainer, case, stopped_at):
+    """Their seeds are drawn in the first pass over a loader alone, and a resumed run makes its own first pass."""
     settings = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True, "per_device_train_batch_size": 4}
-    settings |= {"eval_strategy": "steps", "eval_steps": 4, "max_steps": 9}
-    whole = make_trainer(**settings, save_strategy="steps", save_steps=stopped_at)
+    settings |= {"eval_strategy": "steps", "eval_steps": 4, "max_steps": 14}
+
+    def make(**more):
+        given = {"eval_dataset": OfEpochs()} if case == "dataset of epochs" else {}
+        if case == "order drawn globally":
+            more["accelerator_config"] = {"use_seedable_sampler": False}
+        trainer = make_trainer(given, **settings, **more)
+        if case == "another dataset":
+            other = Other()
+            other.trainer = trainer
+            trainer.add_callback(other)
+        return trainer
+
+    whole = make(save_strategy="steps", save_steps=stopped_at)
     whole.train()
-    again = make_trainer(**settings)
+    again = make()
     again.train(resume_from_checkpoint=os.path.join(whole.args.output_dir, f"checkpoint-{stopped_at}"))
-    assert logged(again, "loss") == logged(whole, "loss")
+    for name in ("loss", "eval_loss", "other_loss"):
+        assert logged(again, name) == logged(whole, name)
     assert_same_weights(weights(again.model), weights(whole.model))

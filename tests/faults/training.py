@@ -9,6 +9,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+# isort: split
 import numpy as np
 import torch
 from torch import nn
@@ -29,6 +30,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "dataloader_persistent_workers": True,
         "eval_strategy": "steps",
         "eval_steps": 4,
+    },
+    "persistent workers, grouped": {  # whose order is drawn from torch's global generator
+        "dataloader_num_workers": 1,
+        "dataloader_persistent_workers": True,
+        "train_sampling_strategy": "group_by_length",
     },
     "in the foreground": {"save_async": False},
 }

@@ -151,7 +151,7 @@ def test_a_model_or_revision_that_is_not_on_the_hub_is_named_in_one_line(
 @pytest.mark.parametrize(
     ("path", "method", "named"),
     [
-        pytest.param("train-0", "GET", "nyu-mll/glue", id="data set breaks off"),
+        pytest.param("train-0", "GET", "nyu-mll/glue", id="data set breaks off", marks=pytest.mark.acceptance),
         pytest.param("model.safetensors", "GET", MODEL, id="weights break off", marks=pytest.mark.acceptance),
         pytest.param("nyu-mll/glue", None, "nyu-mll/glue", id="data set down", marks=pytest.mark.acceptance),
         pytest.param(MODEL, None, MODEL, id="model down", marks=pytest.mark.acceptance),

@@ -9,8 +9,8 @@ import pytest
 
 STEP = """
 import os, sys, threading, time
-import torch
 from mps_trainer.simulator import activate
+import torch
 
 def step():
     layer = torch.nn.Linear(4, 4, device="mps")

@@ -46,7 +46,7 @@ def test_a_head_is_named_once(m1, caplog):
         with told_of_large_products(model, MPS, m1):
             model(input_ids=torch.zeros(2, 8, dtype=torch.long))
     (warning,) = told(caplog)
-    assert warning.startswith("Gradients of lm_head (40,000 outputs) may be wrong")
+    assert warning.startswith("Gradients that come through lm_head (40,000 outputs) may be wrong")
 
 
 def test_the_first_batch_with_too_many_tokens_is_told_and_the_hook_is_removed(m1, caplog):
@@ -113,4 +113,4 @@ def test_a_run_on_mps_warns(mps, make_trainer, monkeypatch, caplog):
     trainer = make_trainer(max_steps=1)
     trainer.model.wide = nn.Linear(16, 40_000)
     trainer.train()
-    assert any("Gradients of wide (40,000 outputs)" in text for text in told(caplog))
+    assert any("Gradients that come through wide (40,000 outputs)" in text for text in told(caplog))
