@@ -94,7 +94,7 @@ class EpochLoader(DataLoader):
 
 
 def worker_seeds_of(loader: Any) -> WorkerSeeds | None:
-    """Returns what seeds the workers of `loader` in each pass; None if there are none that persist."""
+    """Returns the `WorkerSeeds` of `loader`; None if it has no persistent workers."""
     prepare = getattr(loader, "worker_init_fn", None)
     prepare = prepare.then if isinstance(prepare, IgnoringInterrupts) else None
     return prepare if isinstance(prepare, WorkerSeeds) else None

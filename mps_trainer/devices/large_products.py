@@ -64,7 +64,7 @@ def crowded_layers(layers: Mapping[str, Layer], tokens: int) -> list[str]:
 
 
 def warning_of_width(layers: Mapping[str, Layer], torch_version: str) -> str | None:
-    """What to say of a model before it is trained on a machine that `concerns`; None if nothing."""
+    """Returns the warning for a model, before it is trained where `concerns` is true; None if it needs none."""
     names = wide_layers(layers)
     if not names:
         return None
@@ -76,7 +76,7 @@ def warning_of_width(layers: Mapping[str, Layer], torch_version: str) -> str | N
 
 
 def warning_of_tokens(layers: Mapping[str, Layer], tokens: int, torch_version: str) -> str | None:
-    """What to say of the first batch that has too many tokens; None of others."""
+    """Returns the warning for a batch of so many tokens; None if it needs none."""
     names = crowded_layers(layers, tokens)
     if not names:
         return None

@@ -236,7 +236,7 @@ def _before_large_numbers(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def _differs(found: Tensor | None, expected: Tensor, tolerance: float = _RIGHT) -> str | None:
-    """What is wrong with `found`; None if it is `expected`, but for rounding."""
+    """Returns how `found` differs from `expected`; None if only by rounding."""
     if found is None or found.shape != expected.shape:
         return f"its shape is {None if found is None else tuple(found.shape)}, and {tuple(expected.shape)} on the CPU"
     found = found.detach().float().cpu()
@@ -271,7 +271,7 @@ def _compiled(function: Callable[..., Tensor], device: torch.device) -> Callable
 
 
 def _in_a_process(function: Callable[[torch.device], Any]) -> str | None:
-    """What `function` says of mps in a process of its own, which it may end."""
+    """Runs `function` on mps in a child process, which it may abort, and returns its answer."""
     code = (
         "import sys, torch; from mps_trainer.selftest import reproducers; "
         f"sys.stdout.write(reproducers.{function.__name__}(torch.device('mps')) or '')"

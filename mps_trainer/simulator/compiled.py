@@ -1,4 +1,4 @@
-"""What `torch.compile` makes of a step on mps, as far as a machine without Metal can tell.
+"""Counts the kernels that `torch.compile` makes of a step on mps, as far as a machine without Metal can tell.
 
 Inductor writes its Metal kernels as text, which works on any machine; only Apple's compiler and a GPU can run them. On
 the simulated device each generated kernel is replaced by one that fills its results with zeros and is counted, and

@@ -23,7 +23,7 @@ _failed: SimulatorUnavailableError | None = None
 
 
 def hide_cuda() -> None:
-    """Takes CUDA out of this process, if torch is built for it. To be called before torch is imported.
+    """Takes CUDA out of this process, if torch is built for it. Call it before torch is imported.
 
     Raises:
         SimulatorUnavailableError: if torch has been imported, or the library cannot be built or loaded.
@@ -54,7 +54,7 @@ def hide_cuda() -> None:
 
 
 def hide_unused_cuda() -> None:
-    """Does the same where there is no NVIDIA GPU and torch is not imported; keeps an error for `require_hidden`."""
+    """Hides CUDA on a machine without an NVIDIA GPU before torch is imported; `require_hidden` raises its errors."""
     global _failed
     if "torch" in sys.modules or platform.system() != "Linux" or _has_gpu():
         return

@@ -11,7 +11,7 @@ from mps_trainer.simulator import SimulatorUnavailableError
 from mps_trainer.simulator.build import load_extension
 from tests import HUNG_AFTER
 from tests.faults.kill import Harness
-from tests.faults.table import README, replaced
+from tests.faults.table import README, RESULTS, replaced
 
 
 def kill(*arguments):
@@ -76,3 +76,7 @@ def test_a_run_that_failed_is_told_with_its_last_line(tmp_path):
 def test_readme_shows_what_was_measured():
     text = README.read_text(encoding="utf-8")
     assert replaced(text) == text
+    of_two = json.loads((RESULTS / "two_processes.json").read_text(encoding="utf-8"))
+    assert of_two["processes"] == 2
+    assert of_two["verdicts"] == {"identical": of_two["trials"]}
+    assert f"Of {of_two['trials']} runs of two processes" in text
