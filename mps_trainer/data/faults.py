@@ -57,11 +57,14 @@ def why_worker_died(error: BaseException, batches: Any) -> str | None:
     dead = [(i, worker) for i, worker in enumerate(workers) if worker.exitcode]
     ends = [f"worker {i} of {len(workers)} (process {worker.pid}) {_end(worker.exitcode)}" for i, worker in dead]
     what = ", ".join(ends) or str(error).strip().rstrip(".")
-    return (
-        f"A worker of the DataLoader is gone: {what}. What to do: use fewer workers, or dataloader_num_workers=0, "
-        "which loads in this process and shows an error of the dataset's own; smaller batches, or more shared memory, "
-        f"if memory ran out. {_ON}"
+    by_itself = bool(dead) and all(worker.exitcode > 0 for _, worker in dead)
+    remedy = (
+        "read the error that it printed above; dataloader_num_workers=0 loads in this process instead"
+        if by_itself
+        else "use fewer workers, or dataloader_num_workers=0, which loads in this process and shows an error of the "
+        "dataset's own; smaller batches, or more shared memory, if memory ran out"
     )
+    return f"A worker of the DataLoader is gone: {what}. What to do: {remedy}. {_ON}"
 
 
 def refuse_in_starting_process() -> None:

@@ -41,6 +41,10 @@ class Layer:
     outputs: int
     learns: bool = True
 
+    def has_large_gradient(self, tokens: int) -> bool:
+        """True if the gradient of its weight, from a batch of so many tokens, is such a product."""
+        return self.learns and tokens >= INNER and min(self.inputs, self.outputs) >= OUTER
+
 
 def concerns(torch_version: str, chip: str | None) -> bool:
     """True on a machine that computes the products of linear layers wrong."""
@@ -54,13 +58,6 @@ def wide_layers(layers: Mapping[str, Layer]) -> list[str]:
         for name, layer in layers.items()
         if max(layer.inputs, layer.outputs) >= INNER and min(layer.inputs, layer.outputs) >= OUTER
     ]
-
-
-def crowded_layers(layers: Mapping[str, Layer], tokens: int) -> list[str]:
-    """The names of the layers whose weights get wrong gradients from a batch of so many tokens."""
-    if tokens < INNER:
-        return []
-    return [name for name, layer in layers.items() if layer.learns and min(layer.inputs, layer.outputs) >= OUTER]
 
 
 def warning_of_width(layers: Mapping[str, Layer], torch_version: str) -> str | None:
@@ -77,7 +74,7 @@ def warning_of_width(layers: Mapping[str, Layer], torch_version: str) -> str | N
 
 def warning_of_tokens(layers: Mapping[str, Layer], tokens: int, torch_version: str) -> str | None:
     """Returns the warning for a batch of so many tokens; None if it needs none."""
-    names = crowded_layers(layers, tokens)
+    names = [name for name, layer in layers.items() if layer.has_large_gradient(tokens)]
     if not names:
         return None
     return (

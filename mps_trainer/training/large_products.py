@@ -1,7 +1,7 @@
 """A warning of layers whose gradients M1 and M2 compute wrong, by name, before training or at the first large batch.
 
-Other machines pay nothing. There, the model gets one hook, which looks at shapes on the host, and is gone once it has
-warned.
+Other machines pay nothing. There, the linear layers that learn get a hook each, which looks at shapes on the host. All
+of them are removed once one has warned.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
-from ..devices.large_products import Layer, concerns, warning_of_tokens, warning_of_width
+from ..devices.large_products import INNER, Layer, concerns, warning_of_tokens, warning_of_width
 
 logger = logging.getLogger(__name__)
 
@@ -29,39 +30,31 @@ def told_of_large_products(model: nn.Module, device: torch.device, chip: str | N
     layers = linear_layers(model)
     _warn_once(warning_of_width(layers, torch.__version__))
 
-    def look(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        if not torch.is_grad_enabled():  # an evaluation
+    def look(layer: nn.Module, args: tuple[Any, ...]) -> None:
+        if not torch.is_grad_enabled() or not args:  # an evaluation
             return
-        warning = warning_of_tokens(layers, tokens_in((*args, *kwargs.values())), torch.__version__)
-        if warning is not None:
-            hook.remove()
-            _warn_once(warning)
+        tokens = args[0].shape[:-1].numel()
+        if tokens >= INNER:
+            hooks.close()
+            _warn_once(warning_of_tokens(layers, tokens, torch.__version__))
 
-    hook = model.register_forward_pre_hook(look, with_kwargs=True)
-    try:
+    with contextlib.ExitStack() as hooks:
+        for name, layer in layers.items():
+            if layer.has_large_gradient(INNER):
+                hooks.callback(model.get_submodule(name).register_forward_pre_hook(look).remove)
         yield
-    finally:
-        hook.remove()
 
 
 def linear_layers(model: nn.Module) -> dict[str, Layer]:
-    """The linear layers of `model` by name."""
-    return {
-        name: Layer(module.in_features, module.out_features, module.weight.requires_grad)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-    }
-
-
-def tokens_in(inputs: tuple[Any, ...]) -> int:
-    """The tokens of a batch: rows times length of its largest input."""
-    return max((_positions(value) for value in inputs if isinstance(value, torch.Tensor)), default=0)
-
-
-def _positions(tensor: torch.Tensor) -> int:
-    """Words come as whole numbers in two dimensions; of others the last dimension is what a token is made of."""
-    is_features = tensor.is_floating_point() and tensor.dim() < 3
-    return tensor.shape[: 1 if is_features else 2].numel()
+    """Returns the linear layers of `model` by name, those of GPT-2 (`Conv1D`) among them."""
+    layers = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            layers[name] = Layer(module.in_features, module.out_features, module.weight.requires_grad)
+        elif isinstance(module, Conv1D):
+            inputs, outputs = module.weight.shape
+            layers[name] = Layer(inputs, outputs, module.weight.requires_grad)
+    return layers
 
 
 @functools.cache

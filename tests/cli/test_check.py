@@ -145,12 +145,17 @@ def test_a_script_that_could_not_be_run_so_far_is_2(check, text, said):
     assert result.stderr.splitlines()[-1].startswith("mps-trainer: error: ")
 
 
+# Each release of torch writes Metal code for more operators, so one is taken away here.
 NO_METAL = """
 import torch
+from torch._inductor.codegen.mps import MetalOverrides
+def none(*_):
+    raise NotImplementedError
+MetalOverrides.atan2 = staticmethod(none)
 class Beyond(BertForSequenceClassification):
     def forward(self, input_ids, labels=None):
         outputs = super().forward(input_ids=input_ids, labels=labels)
-        outputs["loss"] = outputs["loss"] * torch.nextafter(outputs["loss"].detach(), outputs["loss"].detach())
+        outputs["loss"] = outputs["loss"] * torch.atan2(outputs["loss"].detach(), outputs["loss"].detach())
         return outputs
 model = Beyond(config)
 """

@@ -162,17 +162,21 @@ def test_an_evaluation_names_its_rows_as_well(make_trainer):
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
-    ("fails", "how"),
-    [(killed, "was ended by SIGKILL: the system ends"), (leaving, "ended with exit status 3")],
+    ("fails", "how", "remedy"),
+    [
+        (killed, "was ended by SIGKILL: the system ends", "use fewer workers"),
+        (leaving, "ended with exit status 3", "read the error that it printed above"),
+    ],
     ids=["killed", "leaving"],
 )
-def test_a_worker_that_dies_is_named_and_the_run_can_go_on(make_trainer, fails, how):
+def test_a_worker_that_dies_is_named_and_the_run_can_go_on(make_trainer, fails, how, remedy):
     settings = {**SAVING, "dataloader_num_workers": 1}
     trainer = make_trainer({"train_dataset": Rows(fails)}, **settings)
     _, explanation = fault(trainer, (RuntimeError, OSError, EOFError))
     assert explanation.startswith("A worker of the DataLoader is gone: worker ")
     assert " worker 0 of 1 (process " in explanation
     assert how in explanation
+    assert remedy in explanation
     assert "dataloader_num_workers=0" in explanation
     mended = make_trainer({"train_dataset": Rows()}, **{**SAVING, "dataloader_num_workers": 0})
     begun = bool(os.listdir(mended.args.output_dir))

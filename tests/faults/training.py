@@ -9,6 +9,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+import mps_trainer.simulator  # noqa: F401 - before torch, so that the device can be simulated with its build for CUDA
+
 # isort: split
 import numpy as np
 import torch

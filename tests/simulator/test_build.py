@@ -131,7 +131,8 @@ def test_two_processes_at_once_build_once(built, sources):
     assert [process.returncode for process in processes] == [0, 0]
     assert outputs[0][0] == outputs[1][0] == f"{build._library(build.SOURCES, build.MODULE)}\n"
     said = "".join(err for _, err in outputs)
-    assert said.count("Building the simulated mps device") == said.count("Built in") == 1
-    assert len(said.splitlines()) == 2
+    libraries = 2 if torch.version.cuda else 1  # the second takes CUDA out of the process
+    assert said.count("Building the simulated mps device") == said.count("Built in") == libraries
+    assert len(said.splitlines()) == 2 * libraries
     again = subprocess.run(command, capture_output=True, text=True, timeout=HUNG_AFTER)
     assert (again.stdout, again.stderr) == (outputs[0][0], "")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mps_trainer.training import large_products, preparation
-from mps_trainer.training.large_products import linear_layers, tokens_in, told_of_large_products
+from mps_trainer.training.large_products import linear_layers, told_of_large_products
 
 MPS = torch.device("mps")
 
@@ -36,6 +36,10 @@ class LanguageModel(nn.Module):
         return self.projection(self.embedding(input_ids))
 
 
+def hooks(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if module._forward_pre_hooks]
+
+
 def told(caplog) -> list[str]:
     return [record.getMessage() for record in caplog.records if "may be wrong" in record.getMessage()]
 
@@ -55,7 +59,7 @@ def test_the_first_batch_with_too_many_tokens_is_told_and_the_hook_is_removed(m1
         model(torch.zeros(2, 8, dtype=torch.long))
         assert told(caplog) == []
         model(torch.zeros(8, 4096, dtype=torch.long))
-        assert not model._forward_pre_hooks
+        assert not hooks(model)
         model(torch.zeros(8, 4096, dtype=torch.long))
     (warning,) = told(caplog)
     assert "projection and 1 more layer, from a batch of 32,768 tokens" in warning
@@ -74,7 +78,7 @@ def test_other_machines_are_left_alone(device, chip, version, caplog, monkeypatc
     monkeypatch.setattr(large_products.torch, "__version__", version)
     model = LanguageModel(40_000)
     with told_of_large_products(model, torch.device(device), chip):
-        assert not model._forward_pre_hooks
+        assert not hooks(model)
     assert told(caplog) == []
 
 
@@ -82,7 +86,7 @@ def test_no_hook_is_left_behind(m1):
     model = LanguageModel(32)
     with pytest.raises(ZeroDivisionError), told_of_large_products(model, MPS, m1):
         raise ZeroDivisionError
-    assert not model._forward_pre_hooks
+    assert not hooks(model)
 
 
 def test_frozen_layers_do_not_learn():
@@ -94,17 +98,30 @@ def test_frozen_layers_do_not_learn():
     }
 
 
-@pytest.mark.parametrize(
-    ("inputs", "tokens"),
-    [
-        ((torch.zeros(4, 8, dtype=torch.long), torch.zeros(4, dtype=torch.long)), 32),
-        ((torch.zeros(4, 8, 16),), 32),
-        ((torch.zeros(4, 784),), 4),
-        ((None, "words"), 0),
-    ],
-)
-def test_tokens_are_counted_by_shape(inputs, tokens):
-    assert tokens_in(inputs) == tokens
+def test_patches_of_images_are_counted_as_tokens(m1, caplog):
+    from transformers import ViTConfig, ViTForImageClassification
+
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 16}
+    model = ViTForImageClassification(ViTConfig(**shape, image_size=8, patch_size=1, num_channels=1))
+    with told_of_large_products(model, MPS, m1):
+        model(torch.zeros(500, 1, 8, 8))
+        assert told(caplog) == []
+        model(torch.zeros(505, 1, 8, 8))
+    (warning,) = told(caplog)
+    assert "from a batch of 32,825 tokens" in warning
+
+
+def test_the_layers_of_gpt2_are_watched(m1, caplog):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=1, vocab_size=32, n_positions=4096))
+    assert linear_layers(model)["transformer.h.0.attn.c_attn"].outputs == 48
+    with told_of_large_products(model, MPS, m1), torch.no_grad():
+        model(torch.zeros(8, 4096, dtype=torch.long))  # an evaluation
+    with told_of_large_products(model.transformer.h[0].mlp, MPS, m1):
+        model.transformer.h[0].mlp(torch.zeros(8, 4096, 16))
+    (warning,) = told(caplog)
+    assert "Gradients of c_fc and 1 more layer, from a batch of 32,768 tokens" in warning
 
 
 def test_a_run_on_mps_warns(mps, make_trainer, monkeypatch, caplog):
