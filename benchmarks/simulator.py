@@ -11,10 +11,11 @@ import argparse
 import statistics
 import time
 
+from mps_trainer.simulator import simulated_mps  # before torch, for its build for CUDA
+
+# isort: split
 import torch
 from transformers import BertConfig, BertForSequenceClassification
-
-from mps_trainer.simulator import simulated_mps
 
 STEPS = 4  # of each round that are timed, after one that warms up
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import mps_trainer.simulator  # noqa: F401 - before torch, so that the device can be simulated with its build for CUDA
+
+# isort: split
 import torch
 from torch import nn
 

@@ -114,12 +114,14 @@ def test_patches_of_images_are_counted_as_tokens(m1, caplog):
 def test_the_layers_of_gpt2_are_watched(m1, caplog):
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    model = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=1, vocab_size=32, n_positions=4096))
+    model = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=1, vocab_size=32, n_positions=8))
     assert linear_layers(model)["transformer.h.0.attn.c_attn"].outputs == 48
-    with told_of_large_products(model, MPS, m1), torch.no_grad():
-        model(torch.zeros(8, 4096, dtype=torch.long))  # an evaluation
-    with told_of_large_products(model.transformer.h[0].mlp, MPS, m1):
-        model.transformer.h[0].mlp(torch.zeros(8, 4096, 16))
+    block = model.transformer.h[0].mlp
+    with told_of_large_products(block, MPS, m1):
+        with torch.no_grad():
+            block(torch.zeros(8, 4096, 16))  # an evaluation
+        assert told(caplog) == []
+        block(torch.zeros(8, 4096, 16))
     (warning,) = told(caplog)
     assert "Gradients of c_fc and 1 more layer, from a batch of 32,768 tokens" in warning
 
