@@ -196,7 +196,8 @@ def _wrong_results(facts: MachineFacts) -> Finding | None:
     )
     remedies = [] if torch is None else [_newer_torch(facts, torch)]
     remedies += [] if macos is None else [f"update macOS to {_dotted(macos)} or later"]
-    way_around = f"docs/faults.md has a way around {'each' if len(faults) > 1 else 'it'}"
+    each = "each" if len(faults) > 1 else "it"
+    no_update = f"see the workaround for {each} in docs/faults.md: no release of torch or macOS fixes {each} yet"
     where = f"macOS {facts.os_version}"
     if any(fault.chips for fault in faults):
         where = f"an {facts.chip} with {where}"
@@ -204,7 +205,7 @@ def _wrong_results(facts: MachineFacts) -> Finding | None:
         "wrong-results",
         WARNING,
         f"torch {facts.torch_version} on {where} is known to compute wrong results",
-        "; ".join([*remedies, way_around]) if remedies else f"no update ends it so far; {way_around}",
+        "; ".join([*remedies, f"docs/faults.md has a workaround for {each}"]) if remedies else no_update,
         details=tuple(f"{fault.what} (pytorch issue {fault.issue})" for fault in faults),
     )
 

@@ -43,7 +43,7 @@ NATIVE = "install a native arm64 Python"
 UPDATE = "update macOS to 14 or later"
 REAL_MAC = "train on a real Apple-silicon Mac"
 NEWER = "python -m pip install -U 'torch>=2."
-NO_UPDATE = "no update ends it so far; docs/faults.md has a way around it"
+NO_UPDATE = "see the workaround for it in docs/faults.md: no release of torch or macOS fixes it yet"
 UNREADABLE = {"torch_error": f"ValueError: it takes a whole number for {FALLBACK}"}
 CONDA = {"machine": "x86_64", "rosetta": True, "conda": True, "python_executable": "~/anaconda3/bin/python"}
 OTHER_ARCHITECTURE = (
