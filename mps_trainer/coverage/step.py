@@ -68,6 +68,7 @@ def _copy_on_cpu(trainer: Trainer) -> Trainer:
     from ..data.transfer import BatchTransfer
     from ..devices import DeviceRequest, gather_facts, resolve
     from ..training.activation_checkpointing import enable_activation_checkpointing
+    from ..training.events import Events
     from ..training.items import ItemsUse
     from ..training.masks import AttentionMasks
     from ..training.precision import MixedPrecision
@@ -89,10 +90,10 @@ def _copy_on_cpu(trainer: Trainer) -> Trainer:
     stand_in.items_use = ItemsUse(stand_in.model)
     stand_in.transfer = BatchTransfer(args.device)
     stand_in.attention_masks = AttentionMasks(args.device, applies=True)  # as on the device that this one stands for
-    stand_in.control = copy.deepcopy(trainer.control)  # the loop makes a new state, and keeps this
     # The one callback that transformers warns without; it does nothing but ask for logs and checkpoints.
-    callbacks = [DefaultFlowCallback]
-    stand_in.callback_handler = CallbackHandler(callbacks, stand_in.model, stand_in.processing_class, None, None)
+    handler = CallbackHandler([DefaultFlowCallback], stand_in.model, stand_in.processing_class, None, None)
+    stand_in._mt_events = Events(args, handler)
+    stand_in.state, stand_in.control = trainer.state, copy.deepcopy(trainer.control)  # the run makes a new state
     if args.activation_checkpointing:
         enable_activation_checkpointing(stand_in.model, args)
     return stand_in
@@ -164,11 +165,9 @@ def _maker(trainer: Trainer, column: str) -> str:
 
 def _train(stand_in: Trainer, tracer: Tracer, batches: int) -> None:
     """Whole steps by the Trainer's own loop, until `batches` batches are done."""
-    from ..training.loop import TrainingLoop
-
     stand_in.is_in_train = True
     stand_in.model.train()
-    loop = TrainingLoop(stand_in, None)
+    loop = stand_in._mt_begin_run()
     loop.model.zero_grad()
     done = 0
     for group, num_items in loop.updates(0):  # loads the batches, outside the trace

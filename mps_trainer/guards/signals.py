@@ -20,7 +20,7 @@ GRACE = 3  # seconds that a worker goes on after SIGTERM
 _DEFAULTS: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
 
-class StopRequest:
+class SignalHandler:
     """Inside, a first SIGINT or SIGTERM is noted instead of ending the process; a second one ends it at once.
 
     Only where the process would do what Python does by itself: a handler of somebody else's stays, a signal that is
@@ -43,7 +43,7 @@ class StopRequest:
         self._wanted = wanted and threading.current_thread() is threading.main_thread()
         self._process = os.getpid()
 
-    def __enter__(self) -> StopRequest:
+    def __enter__(self) -> SignalHandler:
         if self._wanted:
             for signum, default in _DEFAULTS.items():
                 if signal.getsignal(signum) == default:

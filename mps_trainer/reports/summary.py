@@ -227,7 +227,7 @@ def fallback_table(record: RunRecord) -> tuple[str, Table]:
     return str(record.fallback.get("text") or "") + more, table
 
 
-_TELLING = ("begin", "resume", "warning", "fault", "stop", "end")
+_TELLING = ("begin", "resume", "off", "warning", "fault", "stop", "end")
 _WORDS = {"begin": "began", "resume": "resumed", "stop": "stopped", "end": "ended"}
 
 
@@ -236,7 +236,7 @@ def event_table(record: RunRecord) -> Table:
     table = Table(("time", "step", "what"), numbers=(0, 1))
     for event in record.events:
         if event.kind in _TELLING:
-            word, between = _WORDS.get(event.kind, event.kind), ": " if event.kind in ("warning", "fault") else " "
+            word, between = _WORDS.get(event.kind, event.kind), ": " if event.kind in ("off", "warning", "fault") else " "
             text = between.join(part for part in (word, event.text) if part)
             table.rows.append((duration(event.seconds), number(event.step), text))
     return table

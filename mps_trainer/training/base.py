@@ -17,19 +17,18 @@ from transformers.trainer_callback import (
 from transformers.trainer_pt_utils import log_metrics, save_metrics, save_state
 
 from ..callbacks.device_stats import call_first_who_add_to_logs
-from ..callbacks.run_report import reports_among
 from ..data.transfer import BatchTransfer
 from ..distributed import Processes
-from ..guards.callbacks import explain_callback
+from ..overrides import Overrides
 from ..training_args import TrainingArguments
 from .accelerator import Accelerator
-from .events import StepEvents
+from .events import Events
 from .logged import SavableLogs, as_cell, plain
 from .masks import AttentionMasks
 from .precision import MixedPrecision
 
 if TYPE_CHECKING:
-    from .loop import TrainingLoop
+    from .loop import TrainingRun
 
 
 class TrainerBase:
@@ -37,7 +36,7 @@ class TrainerBase:
 
     args: TrainingArguments
     accelerator: Accelerator
-    loop: TrainingLoop | None = None  # the one that runs
+    loop: TrainingRun | None = None  # the one that runs
     model: nn.Module
     model_wrapped: nn.Module  # compiled, if the arguments ask for it; otherwise the model
     model_accepts_loss_kwargs: bool
@@ -61,9 +60,8 @@ class TrainerBase:
     processes = Processes()  # that train together
     transfer: BatchTransfer
     attention_masks: AttentionMasks
-    callback_handler: CallbackHandler
-    state: TrainerState
-    control: TrainerControl
+    _mt_events: Events
+    _mt_overrides = Overrides()
     earlier_checkpoints: set[str]
     label_names: list[str]
     can_return_loss: bool
@@ -114,27 +112,34 @@ class TrainerBase:
 
     def fire(self, event: str, **details: Any) -> None:
         """Tells every callback that `event` has come."""
-        try:
-            if not details and self.step_events.covers(event):
-                self.control = self.step_events.tell(event, self.args, self.state, self.control)
-            else:
-                self.control = getattr(self.callback_handler, event)(self.args, self.state, self.control, **details)
-        except Exception as error:
-            explain_callback(error, event, self.state.global_step)
-            raise
-
-    def note_event(self, kind: str, text: str = "") -> None:
-        """Puts on the time line of the run's report what no callback is told."""
-        for report in reports_among(self.callback_handler.callbacks):
-            report.note(kind, self.state.global_step, text)
+        self._mt_events.fire(event, **details)
 
     @property
-    def step_events(self) -> StepEvents:
-        """What tells the callbacks of the handler there is now about each step."""
-        events = self.__dict__.get("_step_events")
-        if events is None or events.handler is not self.callback_handler:
-            events = self._step_events = StepEvents(self.callback_handler)
-        return events
+    def callback_handler(self) -> CallbackHandler:
+        """transformers' handler, which calls the callbacks."""
+        return self._mt_events.handler
+
+    @callback_handler.setter
+    def callback_handler(self, handler: CallbackHandler) -> None:
+        self._mt_events.handler = handler
+
+    @property
+    def state(self) -> TrainerState:
+        """Where the run stands; transformers' `TrainerState`."""
+        return self._mt_events.state
+
+    @state.setter
+    def state(self, state: TrainerState) -> None:
+        self._mt_events.state = state
+
+    @property
+    def control(self) -> TrainerControl:
+        """What the callbacks ask of the run; transformers' `TrainerControl`."""
+        return self._mt_events.control
+
+    @control.setter
+    def control(self, control: TrainerControl) -> None:
+        self._mt_events.control = control
 
     def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
         self.callback_handler.add_callback(callback)

@@ -25,7 +25,7 @@ from .shards import is_shard
 if TYPE_CHECKING:
     from transformers.trainer_callback import TrainerState
 
-    from .loop import TrainingLoop
+    from .loop import TrainingRun
 
 logger = logging.getLogger(__name__)
 
@@ -85,32 +85,14 @@ def _read_shards(optimizer: Any, folder: str) -> Any:
     return saved
 
 
-def rng_and_position(loop: TrainingLoop | None) -> dict[str, Any]:
-    """The generators' states, what the loop's loader has drawn from them, and where the loop stands."""
-    more: dict[str, Any] = {} if loop is None else {**loop.draws.state(), LOOP: loop.position()}
+def rng_and_position(run: TrainingRun | None) -> dict[str, Any]:
+    """Returns the generators' states, what the run's loader has drawn from them, and where the run stands."""
+    more: dict[str, Any] = {} if run is None else {**run.draws.state_dict(), LOOP: run.state_dict()}
     return {**rng_state(), **more}
 
 
-def restore_progress(loop: TrainingLoop, folder: str) -> dict[str, Any] | None:
-    """Weights, optimizer, schedule and position as they were when the checkpoint was made.
-
-    Returns:
-        The random number generators' states to go on with, if the checkpoint has them.
-
-    Raises:
-        MisconfigurationException: if the checkpoint is damaged, or not one of this model and optimizer.
-    """
-    trainer = loop.trainer
-    trainer._load_from_checkpoint(folder)
-    trainer._load_optimizer_and_scheduler(folder)
-    trainer._load_scaler(folder)
-    saved = read_rng(folder, trainer.processes.rank, trainer.processes.size)
-    loop.go_on_at(trainer.state.global_step, _position_of_all(saved, folder, trainer.processes.size))
-    return saved
-
-
-def _position_of_all(saved: dict[str, Any] | None, folder: str, size: int) -> dict[str, Any]:
-    """Where the loop stood; its loss the mean over those who made the checkpoint, if they were not as many as now."""
+def position_of_all(saved: dict[str, Any] | None, folder: str, size: int) -> dict[str, Any]:
+    """Returns where the run stood; its loss is the mean over the processes of then, if those were more or fewer."""
     position, files = position_of(saved, folder), files_of(folder)
     if not position or len(files) in (1, size):
         return position

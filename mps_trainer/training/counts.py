@@ -49,6 +49,13 @@ class Counts(TrainerBase):
 
     # Tokens
 
+    def _mt_counts(self) -> tuple[float, int]:
+        """Returns the operations and tokens that a batch adds to."""
+        return self.current_flos, self.state.num_input_tokens_seen
+
+    def _mt_set_counts(self, counts: tuple[float, int]) -> None:
+        self.current_flos, self.state.num_input_tokens_seen = counts
+
     def begin_tokens(self) -> None:
         """Tokens per second are those of the run that begins now, not of the one that it continues."""
         self._tokens_before = self.state.num_input_tokens_seen

@@ -16,7 +16,7 @@ ORDER_SEED = "order_seed"  # of the loader's order
 logger = logging.getLogger(__name__)
 
 
-class LoadingDraws:
+class DataRngState:
     """Begins the epochs of `loader`, and remembers under which states of the generators it drew.
 
     An order that comes from torch's global generator, and a collator that draws from it, would otherwise differ in a
@@ -28,16 +28,13 @@ class LoadingDraws:
         self._batches: Iterator[Any] | None = None
         self._before_epoch: dict[str, Any] | None = None
         self._saved: dict[str, Any] = {}
-        self._rewound: dict[str, Any] | None = None
 
     def explain(self, error: Exception) -> None:
         """Adds to `error` which of the loader's workers died, if that is what it says."""
         explain_worker(error, self._batches)
 
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
-        if self._rewound is not None:
-            return self._rewound
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a checkpoint keeps."""
         if self._batches is None and self._saved:  # of a run that has only just gone on from one
             return {
                 name: self._saved[name] for name in (BEFORE_EPOCH, ORDER_SEED, BEFORE_WAITING) if name in self._saved
@@ -53,12 +50,8 @@ class LoadingDraws:
 
     @property
     def may_stop(self) -> bool:
-        """Whether a checkpoint made now can be gone on from with the same draws."""
+        """True if a run that resumes from a checkpoint made now draws the same numbers."""
         return not isinstance(self._batches, OneAhead) or self._batches.may_be_left
-
-    def rewind(self, state: dict[str, Any]) -> None:
-        """A checkpoint keeps `state` from here on: the run ends, and what was loaded since is not trained on."""
-        self._rewound = state
 
     def close(self) -> None:
         """Ends the pass."""
@@ -66,19 +59,23 @@ class LoadingDraws:
             self._batches.close()
 
     def unbegin(self) -> None:
-        """Back to before the epoch began, whose first batch could not be loaded."""
+        """Sets the generators back to before the epoch began, whose first batch could not be loaded."""
         if self._before_epoch is not None:
             set_rng(self._before_epoch)
 
-    def resume(self, saved: dict[str, Any] | None) -> None:
-        """Goes on from a checkpoint that kept `saved`; one that transformers wrote has none of this, and may."""
-        self._saved = saved or {}
+    def load_state_dict(self, saved: dict[str, Any] | None) -> None:
+        """Goes on from a checkpoint that kept `saved`; one that transformers wrote has none of this, and may.
+
+        The pass that was begun ends, and what was loaded in it is not trained on.
+        """
+        self.close()
+        self._batches, self._saved = None, saved or {}
         order = order_of(self.loader)
         if order is not None and ORDER_SEED in self._saved:
             order.seed = self._saved[ORDER_SEED]
 
     def begin(self, epoch: int, skip: int, go_on: Callable[[], None]) -> Iterator[Any]:
-        """The batches of `epoch` without the first `skip`.
+        """Returns the batches of `epoch` without the first `skip`.
 
         Args:
             go_on: sets the generators to where the checkpoint was made, in time for the first batch's step. Not
@@ -103,7 +100,7 @@ class LoadingDraws:
         return self._batches
 
     def watch(self, wanted: bool) -> None:
-        """Whether to remember the state before each batch ahead: 0.04 ms, so only where a checkpoint may follow."""
+        """Remembers the state before each batch ahead if `wanted`: 0.04 ms, so only where a checkpoint may follow."""
         if isinstance(self._batches, OneAhead):
             # always where loading draws, which takes longer: a callback may ask for a checkpoint at any step
             self._batches.snapshot = rng_state if wanted or self._batches.draws else None

@@ -17,8 +17,6 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from .objective import Objective
-
 if TYPE_CHECKING:
     from .trainer import Trainer
 
@@ -93,13 +91,12 @@ def embedding_gradients_in_place(trainer: Trainer) -> Iterator[None]:
 
 def _may(trainer: Trainer) -> bool:
     """On the CPU in one process, with the Trainer's own step: one of a subclass may ask autograd for gradients."""
-    kind, args = type(trainer), trainer.args
+    args = trainer.args
     return (
         args.device.type == "cpu"
         and not trainer.processes.are_several
         and not args.torch_compile
-        and kind.training_step is Objective.training_step
-        and kind.compute_loss is Objective.compute_loss
+        and not trainer._mt_overrides.has("training_step", "compute_loss")
     )
 
 

@@ -120,7 +120,7 @@ class Evaluation(Loaders, Objective):
                 args.per_device_eval_batch_size,
             )
             size = args.per_device_eval_batch_size
-            self.note_event(
+            self._mt_events.note(
                 "warning", f"Memory ran out in an evaluation. From here on its batches have {size} examples."
             )
             self.__dict__.pop("_eval_dataloaders", None)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers.trainer_callback import CallbackHandler, TrainerCallback
+from transformers.trainer_callback import CallbackHandler, TrainerCallback, TrainerControl, TrainerState
+
+from ..callbacks.run_report import reports_among
+from ..guards.callbacks import explain_callback
 
 # Those of each step, with TrainerCallback's own method, which does nothing. transformers' handler tells the others.
 _OF_STEPS = {
@@ -20,29 +23,48 @@ _OF_STEPS = {
 }
 
 
-class StepEvents:
-    """Calls those callbacks of a handler that do something at an event, in the handler's order and with its arguments.
+class Events:
+    """Tells the callbacks of a handler what happens, and holds what they are told: arguments, state and control.
 
-    A callback that has TrainerCallback's own empty method is passed over. `covers` says for which events; the handler
-    itself is to tell the others.
+    At the events of each step, only callbacks that do something there are called, in the handler's order and with its
+    arguments. A callback that has TrainerCallback's own empty method is passed over.
     """
 
-    def __init__(self, handler: CallbackHandler) -> None:
-        self.handler = handler
+    def __init__(self, args: Any, handler: CallbackHandler) -> None:
+        self.args, self.handler = args, handler
+        self.control = TrainerControl()
+        self.state = TrainerState()
+
+    def fire(self, event: str, **details: Any) -> None:
+        """Tells every callback that `event` has come."""
+        try:
+            if not details and self.covers(event):
+                self.control = self.tell(event)
+            else:
+                self.control = getattr(self.handler, event)(self.args, self.state, self.control, **details)
+        except Exception as error:
+            explain_callback(error, event, self.state.global_step)
+            raise
+
+    def note(self, kind: str, text: str = "") -> None:
+        """Puts on the time line of the run's report what no callback is told."""
+        for report in reports_among(self.handler.callbacks):
+            report.note(kind, self.state.global_step, text)
 
     def covers(self, event: str) -> bool:
-        """Not where somebody has put a handler of their own in place, or has changed this one."""
+        """Returns True for an event that `tell` may tell: not with a handler of somebody's own, or a changed one."""
         own = vars(self.handler)
         return (
             event in _OF_STEPS and type(self.handler) is CallbackHandler and not ("call_event" in own or event in own)
         )
 
     def has_listener(self, event: str) -> bool:
-        """Whether a callback does something at `event`."""
+        """Returns True if a callback does something at `event`."""
         return any(_listens(callback, event) for callback in self.handler.callbacks)
 
-    def tell(self, event: str, args: Any, state: Any, control: Any) -> Any:
-        """The control that the callbacks leave behind."""
+    def tell(self, event: str) -> Any:
+        """Calls the callbacks that do something at `event`, and returns the control that they leave behind."""
+        control = self.control
         if event == "on_step_begin":
             control.should_log = control.should_evaluate = control.should_save = False
         handler, nothing = self.handler, _OF_STEPS[event]
@@ -51,8 +73,8 @@ class StepEvents:
             if getattr(method, "__func__", method) is nothing:
                 continue
             result = method(
-                args,
-                state,
+                self.args,
+                self.state,
                 control,
                 model=handler.model,
                 processing_class=handler.processing_class,
@@ -67,7 +89,7 @@ class StepEvents:
 
 
 def _listens(callback: Any, event: str) -> bool:
-    """Whether `callback` has a method of its own for `event`, found without asking the callback for it."""
+    """Returns True if `callback` has a method of its own for `event`, found without asking the callback for it."""
     kind = type(callback)
     return (
         getattr(kind, event, None) is not getattr(TrainerCallback, event)

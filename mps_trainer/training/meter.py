@@ -17,7 +17,7 @@ _KEPT = 512  # losses after which they are joined to one tensor, so that a long 
 
 class LossMeter:
     """Keeps the losses of the steps on the device, and computes nothing with them there. Only `read`, `settle`,
-    `state` and `sum` wait for it.
+    `state_dict` and `sum` wait for it.
 
     Args:
         device: where the losses are.
@@ -124,7 +124,7 @@ class LossMeter:
         self._drain(None)
         return torch.tensor(float(self._sum), device=self.device)
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         self._drain(None)
         return {
             "sum": float(self._sum),
@@ -133,7 +133,7 @@ class LossMeter:
             "last_read_step": self.last_read_step,
         }
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self._sum = np.float32(state["sum"])
         self.total = state["total"]
         self.first_step = state["first_step"]

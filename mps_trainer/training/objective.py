@@ -108,7 +108,7 @@ class Objective(TrainerBase):
             contexts.append(self.attention_masks.in_use())
         if self.precision.dtype is not None:
             contexts.append(self.precision.autocast())
-        if type(self).autocast_smart_context_manager is not Objective.autocast_smart_context_manager:
+        if self._mt_overrides.has("autocast_smart_context_manager"):
             contexts.append(self.autocast_smart_context_manager())
         if not contexts:
             return contextlib.nullcontext()
@@ -203,13 +203,8 @@ class Objective(TrainerBase):
 
     @property
     def _computes_loss_itself(self) -> bool:
-        """Whether a subclass has a loss of its own."""
-        kind = type(self)
-        return (
-            kind.compute_loss is not Objective.compute_loss
-            or kind.training_step is not Objective.training_step
-            or kind.get_batch_samples is not Objective.get_batch_samples
-        )
+        """True if a subclass has a loss of its own."""
+        return self._mt_overrides.has("compute_loss", "training_step", "get_batch_samples")
 
     def _is_share_of_update(self, num_items_in_batch: torch.Tensor | int | None) -> bool:
         """Whether the loss that compute_loss just gave is normalised over the whole update already."""

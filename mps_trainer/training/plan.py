@@ -1,10 +1,15 @@
-"""How many steps a run has, and where in it a step lies. Pure arithmetic."""
+"""How many steps a run has, and where in it a step lies."""
 
 from __future__ import annotations
 
 import math
 import sys
 from dataclasses import dataclass
+from typing import Any
+
+from ..data.buckets import buckets_of
+from ..data.loader import length_of
+from ..training_args import TrainingArguments
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,13 @@ class StepPlan:
     updates_per_epoch: int
     max_steps: int
     epochs: int
+
+    @classmethod
+    def of(cls, loader: Any, args: TrainingArguments) -> StepPlan:
+        """Returns the plan for the batches of `loader`. What `make` raises."""
+        buckets = buckets_of(loader)
+        accumulation = args.gradient_accumulation_steps * (1 if buckets is None else buckets.parts)
+        return cls.make(length_of(loader), accumulation, args.max_steps, args.num_train_epochs)
 
     @classmethod
     def make(cls, batches: int | None, accumulation: int, max_steps: int, num_train_epochs: float) -> StepPlan:

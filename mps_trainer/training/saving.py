@@ -190,9 +190,9 @@ class Saving(Resuming):
         if self.unsaved is not None:
             self.control.should_save = False
             return
-        self.note_event("checkpoint")
+        self._mt_events.note("checkpoint")
         self.fire("on_save")
-        if not self.args.should_save or not self.step_events.has_listener("on_save"):
+        if not self.args.should_save or not self._mt_events.has_listener("on_save"):
             return
         step = self.state.global_step
         folder = folders.checkpoint_folder(self._get_output_dir(trial), step)
@@ -214,7 +214,7 @@ class Saving(Resuming):
         if self.state.best_model_checkpoint == folder and not os.path.isdir(folder):
             self.state.best_model_checkpoint = best_before
         self.unsaved = f"{folder} could not be saved: {why}. {left}"
-        self.note_event("fault", self.unsaved)
+        self._mt_events.note("fault", self.unsaved)
 
     def save_again(self, trial: Any) -> None:
         """At the end of a run whose last checkpoint could not be saved: tries once more, there may be room again."""

@@ -88,7 +88,7 @@ def may_be_taken(trainer: Any, own: type) -> bool:
         return False
     if isinstance(inner, PreTrainedModel) and type(inner).save_pretrained is not PreTrainedModel.save_pretrained:
         return False
-    if trainer.step_events.has_listener("on_save"):
+    if trainer._mt_events.has_listener("on_save"):
         return False
     memory = physical_memory()
     size = nbytes([inner.state_dict(), trainer.optimizer.state_dict()])

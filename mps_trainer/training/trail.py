@@ -10,8 +10,8 @@ from .plan import StepPlan
 
 
 @dataclass(frozen=True)
-class Origin:
-    """What a step was made from: `count` batches of an epoch from the batch `first` on, both counted from 0.
+class BatchOrigin:
+    """The batches of a step: `count` batches of an epoch from the batch `first` on, both counted from 0.
 
     `rows` are the indices of the examples in the training dataset, None where they cannot be told.
     """
@@ -28,7 +28,7 @@ class Origin:
         return f"{which} of epoch {self.epoch}, counted from 0"
 
 
-class Trail:
+class BatchHistory:
     """Knows where each epoch began, which is enough to find the batches of any step in it.
 
     Args:
@@ -41,13 +41,13 @@ class Trail:
         self._begun: list[tuple[int, int, int]] = []
 
     def begin(self, epoch: int, step: int, done: int) -> None:
-        """The update after `step` begins with the batch `done` of `epoch`."""
+        """Notes that the update after `step` begins with the batch `done` of `epoch`."""
         self._begun.append((step, epoch, done))
 
-    def origin(self, step: int) -> Origin:
-        """What the update that follows `step` was, or is to be, made from."""
+    def origin(self, step: int) -> BatchOrigin:
+        """Returns the batches that the update after `step` was, or is to be, made from."""
         start, epoch, done = max((begun for begun in self._begun if begun[0] <= step), default=(step, 0, 0))
         first = done + (step - start) * self.plan.accumulation
         count = self.plan.batches_in_update(first)
         rows = rows_of_batches(self.loader, epoch, first, count) if self.is_plain else None
-        return Origin(epoch, first, count, rows)
+        return BatchOrigin(epoch, first, count, rows)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import transformers.training_args  # noqa: F401 - the enums that the arguments take their members from
 from torch import nn
-from transformers.trainer_callback import CallbackHandler, TrainerCallback, TrainerControl
+from transformers.trainer_callback import CallbackHandler, TrainerCallback
 from transformers.trainer_pt_utils import LabelSmoother
 from transformers.trainer_utils import (
     EvalPrediction,
@@ -44,6 +44,7 @@ from ..distributed.folder import only_run_of_all_in, require_shared
 from ..errors import MisconfigurationException
 from ..guards.exhausted import PLACING, TRAINING, explained
 from ..guards.growth import make_guard
+from ..overrides import Overrides
 from ..terminal import lost_output_ignored
 from ..training_args import TrainingArguments
 from . import model_files, validation
@@ -51,13 +52,17 @@ from .accelerator import Accelerator
 from .adamw import total_norm
 from .after_step import AfterStep
 from .counts import Counts
+from .events import Events
 from .fitting import sizes_to_begin_with
+from .hooks import Checkpointing, Hooks, StatePair
 from .hub import Hub
 from .introspection import accepts_loss_kwargs, base_model, require_trainable, spans_devices
 from .items import ItemsUse
-from .loop import TrainingLoop
+from .loop import TrainingRun
 from .masks import AttentionMasks
 from .optimization import Optimization
+from .optimizer import set_mode
+from .plan import StepPlan
 from .precision import MixedPrecision, set_tf32
 from .preparation import prepared_for_training
 from .replicas import inside, replicated
@@ -112,6 +117,7 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         tokenizer: Any = None,
     ) -> None:
         self.args = args = args or TrainingArguments(output_dir="tmp_trainer")
+        self._mt_overrides = Overrides.of(self, Trainer)
         args.use_transformers_choices()
         self.processes = Processes.of(args)
         self.is_fsdp_enabled = bool(args.fsdp)
@@ -145,15 +151,13 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
 
         own = [*default_callbacks(args), *jit_checkpoint(self), *report_callback(args)]
         added = [*own, *(callbacks or []), display_callback(args)]
-        self.callback_handler = CallbackHandler(
-            added, self.model, self.processing_class, self.optimizer, self.lr_scheduler
-        )
+        handler = CallbackHandler(added, self.model, self.processing_class, self.optimizer, self.lr_scheduler)
+        self._mt_events = Events(args, handler)
         call_first_who_add_to_logs(self.callback_handler.callbacks)
         if args.push_to_hub:
             self.init_hf_repo()
         if args.should_save:
             model_files.make_folder(args.output_dir)
-        self.control = TrainerControl()
         self.state = self.new_state()
         self.fire("on_init_end")
         self._memory_tracker.stop_and_update_metrics()
@@ -177,7 +181,9 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         """
         refuse_in_starting_process()
         self._memory_tracker.start()
-        if self.train_dataset is None and type(self).get_train_dataloader is Trainer.get_train_dataloader:
+        self._mt_overrides = Overrides.of(self, Trainer)
+        self._mt_events.args = self.args
+        if self.train_dataset is None and not self._mt_overrides.has("get_train_dataloader"):
             raise MisconfigurationException("There is nothing to train on: give the Trainer a train_dataset.")
         self.ignore_keys_for_eval = ignore_keys_for_eval
         if self.model_init is not None:
@@ -191,12 +197,120 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
                 lambda: folders.checkpoint_to_resume(resume_from_checkpoint, run_dir)
             )
             self.renew_schedule(new_model=self.model_init is not None)
-            self._train_batch_size, self.examples_at_a_time = sizes_to_begin_with(self, resume_from)
+            self._train_batch_size, self.examples_at_a_time = sizes_to_begin_with(self.args, resume_from)
             for report in reports_among(self.callback_handler.callbacks):
                 batch, whole = self.get_total_train_batch_size(self.args), run_dir == self.args.output_dir
                 report.expect(run_dir, resume_from, batch, draws=whole)
             with absent_named(self._what_comes), explained(self, TRAINING), prepared_for_training(self):
-                return TrainingLoop(self, resume_from, trial).run()
+                return self._mt_begin_run(resume_from, trial).run()
+
+    def _mt_begin_run(self, resume_from: str | None = None, trial: Any = None) -> TrainingRun:
+        """Returns a run with all that it needs made, which goes on from the checkpoint `resume_from`."""
+        args = self.args
+        loader = self.callback_handler.train_dataloader = self.get_train_dataloader()
+        plan = StepPlan.of(loader, args)
+        model = self.model_wrapped = self._wrap_model(self.model)
+        self.create_optimizer_and_scheduler(plan.max_steps)
+        set_mode(self.optimizer, training=True)
+        self.accelerator.prepare(model, self.optimizer)
+        self.begin_state(plan.max_steps, plan.epochs, resume_from, trial)
+        self.loop = run = TrainingRun(
+            args=args,
+            model=model,
+            optimizer=self.optimizer,
+            lr_scheduler=self.lr_scheduler,
+            loader=loader,
+            plan=plan,
+            accelerator=self.accelerator,
+            precision=self.precision,
+            processes=self.processes,
+            events=self._mt_events,
+            hooks=self._mt_hooks(model, trial),
+            checkpointing=self._mt_checkpointing(model, trial),
+            overrides=self._mt_overrides,
+            counts=StatePair(self._mt_counts, self._mt_set_counts),
+            memory_guard=self.memory_guard,
+            batch_size=self._train_batch_size,
+            update_size=self.get_total_train_batch_size(args),
+            examples_at_a_time=self.examples_at_a_time,
+            num_examples=None if plan.batches_per_epoch is None else self.num_examples(loader),
+        )
+        if resume_from is not None:
+            run.resume(resume_from)
+        self.begin_tokens()
+        return run
+
+    def _mt_hooks(self, model: nn.Module, trial: Any) -> Hooks:
+        def log_evaluate_save(loss: Any, norm: Any, epoch: float | None, start: float, rate: float | None) -> None:
+            ignored = self.ignore_keys_for_eval
+            self._maybe_log_save_evaluate(loss, norm, model, trial, epoch, ignored, start, learning_rate=rate)
+
+        return Hooks(
+            get_batch_samples=self.get_batch_samples,
+            divisors=self.shares,
+            item_counts=self._item_counts,
+            split_batch=self.split_batch,
+            training_step=self._mt_training_step,
+            take_part=self.take_part,
+            count_batch=self.count_batch,
+            clip_grad_norm=self._clip_grad_norm,
+            get_grad_norm=lambda model, clipped: self._get_grad_norm(model, grad_norm=clipped),
+            get_learning_rate=self._get_learning_rate,
+            log_evaluate_save=log_evaluate_save,
+            evaluate_at_start=lambda: self._evaluate(trial, self.ignore_keys_for_eval, skip_scheduler=True),
+            log=self.log,
+            store_flos=self.store_flos,
+            end=self._mt_end_run,
+        )
+
+    def _mt_training_step(
+        self, model: nn.Module, batch: Any, num_items: Any, divisor: float, batches: int
+    ) -> torch.Tensor:
+        self.current_gradient_accumulation_steps, self.loss_divisor = batches, divisor
+        return self.training_step(model, batch, num_items)
+
+    def _mt_end_run(self, metrics: dict[str, float]) -> None:
+        """Does what comes after the last step: the log of the whole run, the best weights, and the last event."""
+        self._finalize_training(metrics)
+        if self.args.load_best_model_at_end:
+            self._load_best_model()
+        self.keep_only_the_best()
+        self.fire("on_train_end")
+        self._finish_current_push()
+        self.require_saved()
+
+    def _mt_checkpointing(self, model: nn.Module, trial: Any) -> Checkpointing:
+        run_dir = self._get_output_dir(trial)
+
+        def save() -> None:
+            self._save_checkpoint(model, trial)
+            self.tell_saved(trial)
+
+        def folder() -> str:
+            return folders.checkpoint_folder(run_dir, self.state.global_step)
+
+        def is_saved() -> bool:
+            return self.processes.first_does(
+                lambda: os.path.isdir(folder()) and folder() not in self.earlier_checkpoints
+            )
+
+        def load(checkpoint: str) -> None:
+            self._load_from_checkpoint(checkpoint)
+            self._load_optimizer_and_scheduler(checkpoint)
+            self._load_scaler(checkpoint)
+
+        return Checkpointing(
+            save=save,
+            save_again=lambda: self.save_again(trial),
+            poll=self.background.poll,
+            wait=self.finish_save,
+            folder=folder,
+            is_saved=is_saved,
+            newest=lambda: next(reversed(folders.find_checkpoints(run_dir)), None),
+            unsaved=lambda: self.unsaved,
+            load=load,
+            load_rng=self._load_rng_state,
+        )
 
     def _what_comes(self) -> str:
         if self.loop is None:

@@ -1,4 +1,4 @@
-"""What a signal does to a process that is in a StopRequest; and the command that goes on."""
+"""What a signal does to a process that is in a SignalHandler; and the command that goes on."""
 
 import os
 import pickle
@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from mps_trainer.distributed import Processes
-from mps_trainer.guards.signals import IgnoringInterrupts, StopRequest, how_to_go_on
+from mps_trainer.guards.signals import IgnoringInterrupts, SignalHandler, how_to_go_on
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def default_handlers():
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_is_noted_and_told(signum, capfd):
-    with StopRequest() as stop:
+    with SignalHandler() as stop:
         assert stop.signum is None
         os.kill(os.getpid(), signum)
         assert stop.signum == signum
@@ -35,7 +35,7 @@ def test_the_first_signal_is_noted_and_told(signum, capfd):
 
 def test_one_of_several_processes_promises_a_checkpoint_only_if_the_others_run(capfd):
     """A launcher sends SIGTERM to those that are left when one has died, with which they cannot save."""
-    with StopRequest(processes=Processes(0, 2)) as stop:
+    with SignalHandler(processes=Processes(0, 2)) as stop:
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.signum is None  # until all have agreed
     said = capfd.readouterr().err
@@ -43,7 +43,7 @@ def test_one_of_several_processes_promises_a_checkpoint_only_if_the_others_run(c
 
 
 def test_a_second_interrupt_ends_at_once():
-    with StopRequest() as stop:
+    with SignalHandler() as stop:
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.signum == signal.SIGINT
         with pytest.raises(KeyboardInterrupt):
@@ -53,7 +53,7 @@ def test_a_second_interrupt_ends_at_once():
 def test_a_second_sigterm_ends_at_once():
     pid = os.fork()
     if pid == 0:
-        with StopRequest():
+        with SignalHandler():
             os.kill(os.getpid(), signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGTERM)
         os._exit(0)
@@ -61,7 +61,7 @@ def test_a_second_sigterm_ends_at_once():
 
 
 def test_sigterm_ends_with_143_and_the_message(capsys):
-    stop = StopRequest()
+    stop = SignalHandler()
     stop.signum = signal.SIGTERM
     with pytest.raises(SystemExit) as ended:
         stop.end("saved here")
@@ -70,7 +70,7 @@ def test_sigterm_ends_with_143_and_the_message(capsys):
 
 
 def test_an_interrupt_ends_as_scripts_and_notebooks_expect():
-    stop = StopRequest()
+    stop = SignalHandler()
     stop.signum = signal.SIGINT
     with pytest.raises(KeyboardInterrupt, match="saved here"):
         stop.end("saved here")
@@ -79,7 +79,7 @@ def test_an_interrupt_ends_as_scripts_and_notebooks_expect():
 @pytest.mark.parametrize("theirs", [signal.SIG_IGN, lambda signum, frame: None])
 def test_a_handler_of_somebody_elses_stays(theirs):
     signal.signal(signal.SIGINT, theirs)
-    with StopRequest():
+    with SignalHandler():
         assert signal.getsignal(signal.SIGINT) is theirs
         assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
     assert signal.getsignal(signal.SIGINT) is theirs
@@ -89,7 +89,7 @@ def test_one_that_was_put_in_place_meanwhile_stays():
     def theirs(signum, frame):
         pass
 
-    with StopRequest():
+    with SignalHandler():
         signal.signal(signal.SIGTERM, theirs)
     assert signal.getsignal(signal.SIGTERM) is theirs
 
@@ -98,7 +98,7 @@ def test_nothing_changes_where_it_is_not_wanted_or_cannot_be():
     found = []
 
     def look(wanted):
-        with StopRequest(wanted):
+        with SignalHandler(wanted):
             found.append(signal.getsignal(signal.SIGINT))
 
     look(wanted=False)
@@ -110,7 +110,7 @@ def test_nothing_changes_where_it_is_not_wanted_or_cannot_be():
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 7), (signal.SIGTERM, -signal.SIGTERM)])
 def test_a_forked_worker_leaves_interrupts_to_the_run_and_ends_by_sigterm(signum, status, capfd):
-    with StopRequest() as stop:
+    with SignalHandler() as stop:
         pid = os.fork()
         if pid == 0:
             os.kill(os.getpid(), signum)

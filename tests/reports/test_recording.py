@@ -47,13 +47,13 @@ def test_a_run_leaves_a_record_and_a_page(report_of, device, tmp_path):
 
 def test_no_step_is_looked_at(report_of, monkeypatch):
     from mps_trainer.callbacks import RunReport
-    from mps_trainer.training.events import _OF_STEPS, StepEvents
+    from mps_trainer.training.events import _OF_STEPS, Events
 
     trainer, _ = report_of()
     handler = trainer.callback_handler
     handler.callbacks = [callback for callback in handler.callbacks if isinstance(callback, RunReport)]
     assert len(handler.callbacks) == 1
-    assert not any(StepEvents(handler).has_listener(event) for event in (*_OF_STEPS, "on_save"))
+    assert not any(Events(trainer.args, handler).has_listener(event) for event in (*_OF_STEPS, "on_save"))
 
 
 def test_clock_and_memory_are_looked_at_four_times_a_second_at_most(report_of):

@@ -4,7 +4,7 @@ import pytest
 from transformers import TrainerCallback
 from transformers.trainer_callback import CallbackHandler, TrainerControl
 
-from mps_trainer.training.events import StepEvents
+from mps_trainer.training.events import Events
 
 EVENT = "on_step_end"
 
@@ -22,6 +22,12 @@ class Speaking(TrainerCallback):
         return self.control
 
 
+def events_of(handler, control=None):
+    events = Events(None, handler)
+    events.control = control or events.control
+    return events
+
+
 def handler(*callbacks):
     return CallbackHandler(list(callbacks), "model", "tokenizer", "optimizer", "schedule")
 
@@ -30,7 +36,7 @@ def test_those_that_do_something_are_called_in_order_with_the_handlers_arguments
     said, other = [], TrainerControl()
     handled = handler(Speaking(said, other), Silent(), Speaking(said))
     control = TrainerControl()
-    assert StepEvents(handled).tell(EVENT, None, None, control) is other
+    assert events_of(handled, control).tell(EVENT) is other
     assert [each[0] for each in said] == [control, other]
     theirs = []
     handled.callbacks = [Speaking(theirs)]
@@ -40,7 +46,7 @@ def test_those_that_do_something_are_called_in_order_with_the_handlers_arguments
 
 def test_one_that_comes_or_goes_during_a_run_is_noticed():
     said, handled = [], handler(Silent())
-    events = StepEvents(handled)
+    events = events_of(handled)
     assert not events.has_listener(EVENT)
     handled.add_callback(speaking := Speaking(said))
     assert events.has_listener(EVENT)
@@ -50,10 +56,10 @@ def test_one_that_comes_or_goes_during_a_run_is_noticed():
 
 def test_a_method_given_to_one_callback_counts():
     callback, said = Silent(), []
-    events = StepEvents(handler(callback))
-    events.tell(EVENT, None, None, TrainerControl())
+    events = events_of(handler(callback))
+    events.tell(EVENT)
     callback.on_step_end = lambda *args, **kwargs: said.append(1)
-    events.tell(EVENT, None, None, TrainerControl())
+    events.tell(EVENT)
     assert said == [1]
     assert events.has_listener(EVENT)
 
@@ -66,7 +72,7 @@ def test_one_that_is_added_during_an_event_hears_of_it():
             handled.add_callback(Speaking(said))
 
     handled.add_callback(Adding())
-    StepEvents(handled).tell(EVENT, None, None, TrainerControl())
+    events_of(handled).tell(EVENT)
     assert len(said) == 1
 
 
@@ -74,18 +80,18 @@ def test_one_that_is_added_during_an_event_hears_of_it():
 def test_a_handler_that_somebody_has_changed_is_used(name):
     handled = handler(Silent())
     setattr(handled, name, lambda *args, **kwargs: None)
-    assert not StepEvents(handled).covers(EVENT)
+    assert not events_of(handled).covers(EVENT)
 
 
 def test_a_step_begins_with_nothing_asked_for():
     control = TrainerControl(should_log=True, should_evaluate=True, should_save=True)
-    StepEvents(handler(Silent())).tell("on_step_begin", None, None, control)
+    events_of(handler(Silent()), control).tell("on_step_begin")
     assert (control.should_log, control.should_evaluate, control.should_save) == (False, False, False)
 
 
 @pytest.mark.parametrize("event", ["on_log", "on_epoch_end", "on_train_begin"])
 def test_other_events_are_the_handlers(event):
-    assert not StepEvents(handler(Silent())).covers(event)
+    assert not events_of(handler(Silent())).covers(event)
 
 
 def test_a_handler_of_ones_own_is_used(make_trainer):

@@ -1,0 +1,94 @@
+"""What a run calls of the Trainer: its methods, bound, so that what a subclass overrides is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+
+class Stateful(Protocol):
+    """What can be noted, and taken back to what was noted."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any) -> None: ...
+
+
+@dataclass(frozen=True)
+class StatePair:
+    """A `Stateful` made of two functions."""
+
+    state_dict: Callable[[], Any]
+    load_state_dict: Callable[[Any], None]
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """The Trainer's methods for batches, updates and what comes between them.
+
+    Args:
+        get_batch_samples: `(iterator, number, device) -> (batches, items)`: the batches of an update.
+        divisors: `batches -> list`: the divisor for the loss of each; None for one without a loss.
+        item_counts: `batches -> list`: the items in each, None where unknown.
+        split_batch: `(batch, most) -> batches` of at most so many examples.
+        training_step: `(model, batch, items, divisor, batches in the update) -> loss`: forward and backward.
+        take_part: `(model, batch, items)`: a backward pass that adds nothing, for the processes that wait for it.
+        count_batch: `batch`: counts its tokens and operations.
+        clip_grad_norm: `model -> norm`.
+        get_grad_norm: `(model, norm after clipping) -> norm` to log.
+        get_learning_rate: `() -> rate` to log.
+        log_evaluate_save: `(loss, norm, epoch, start time, learning rate)`: what the callbacks asked for.
+        evaluate_at_start: the evaluation before the first step.
+        log: `(logs, start time)`.
+        store_flos: adds what was counted to the state.
+        end: `metrics`: what comes after the last step.
+    """
+
+    get_batch_samples: Callable[[Iterator[Any], int, torch.device], tuple[list[Any], Any]]
+    divisors: Callable[[list[Any]], list[float | None]]
+    item_counts: Callable[[list[Any]], list[int | None]]
+    split_batch: Callable[[Any, int], list[Any]]
+    training_step: Callable[[nn.Module, Any, Any, float, int], torch.Tensor]
+    take_part: Callable[[nn.Module, Any, Any], None]
+    count_batch: Callable[[Any], None]
+    clip_grad_norm: Callable[[nn.Module], Any]
+    get_grad_norm: Callable[[nn.Module, Any], Any]
+    get_learning_rate: Callable[[], float]
+    log_evaluate_save: Callable[[Any, Any, float | None, float, float | None], None]
+    evaluate_at_start: Callable[[], Any]
+    log: Callable[[dict[str, float], float], None]
+    store_flos: Callable[[], None]
+    end: Callable[[dict[str, float]], None]
+
+
+@dataclass(frozen=True)
+class Checkpointing:
+    """How the run saves and loads.
+
+    Args:
+        save: writes the checkpoint of the step that is done, and tells the callbacks.
+        save_again: tries once more where the last one could not be written.
+        poll: notes whether the checkpoint that is written in the background is done.
+        wait: waits for it.
+        folder: `() -> path` of the checkpoint of the step that is done, whether or not it exists.
+        is_saved: `() -> bool`: that checkpoint exists, for all processes.
+        newest: `() -> path` of the newest checkpoint of the run, None if there is none.
+        unsaved: `() -> text`: what became of the last checkpoint, if the disk did not take it.
+        load: `folder`: loads weights, optimizer, schedule and scaler.
+        load_rng: `folder`: sets the random number generators.
+    """
+
+    save: Callable[[], None]
+    save_again: Callable[[], None]
+    poll: Callable[[], None]
+    wait: Callable[[], None]
+    folder: Callable[[], str]
+    is_saved: Callable[[], bool]
+    newest: Callable[[], str | None]
+    unsaved: Callable[[], str | None]
+    load: Callable[[str], None]
+    load_rng: Callable[[str], None]

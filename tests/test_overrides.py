@@ -1,0 +1,59 @@
+"""What a subclass replaced is known in one place, and what it costs is said."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from mps_trainer import Trainer
+from mps_trainer.overrides import Overrides
+
+
+class Base:
+    def step(self):
+        pass
+
+    def save(self):
+        pass
+
+
+class Slow(Base):
+    def step(self):
+        pass
+
+
+def test_a_method_of_a_subclass_or_an_instance_counts():
+    assert not Overrides.of(Base(), Base).has("step", "save")
+    assert Overrides.of(Slow(), Base).has("step")
+    assert not Overrides.of(Slow(), Base).has("save")
+    instance = Base()
+    instance.save = lambda: None
+    assert Overrides.of(instance, Base).has("step", "save")
+
+
+def test_what_is_slower_is_kept_with_the_methods_to_blame():
+    overrides = Overrides.of(Slow(), Base)
+    assert overrides.allow("saving", "save")
+    assert not overrides.allow("stepping", "step", "save")
+    assert overrides.slower == {"stepping": ("step",)}
+
+
+def clips(self, model):
+    return Trainer._clip_grad_norm(self, model)
+
+
+def test_a_run_logs_what_an_override_switches_off(make_trainer, caplog):
+    kind = type("Clipping", (Trainer,), {"_clip_grad_norm": clips})
+    with caplog.at_level(logging.INFO, "transformers.trainer"):
+        make_trainer({"kind": kind}, max_steps=1).train()
+    off = [record.getMessage() for record in caplog.records if "Off: " in record.getMessage()]
+    assert off == ["  Off: clipping within the optimizer's step, because _clip_grad_norm is overridden"]
+
+
+@pytest.mark.parametrize("name", ["training_step", "_maybe_log_save_evaluate"])
+def test_the_trainers_own_methods_switch_nothing_off(make_trainer, name):
+    trainer = make_trainer(max_steps=1)
+    trainer.train()
+    assert trainer._mt_overrides.slower == {}
+    assert not trainer._mt_overrides.has(name)
