@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mps_trainer.checkpoints.rng import rng_state
-from mps_trainer.training.checkpoint import _position_of_all
+from mps_trainer.training.checkpoint import position_of_all
 
 
 def position(sum):
@@ -20,5 +20,5 @@ def made_by_two(tmp_path):
 
 @pytest.mark.parametrize(("size", "expected"), [(1, 2.0), (2, 1.0), (4, 2.0)])
 def test_the_loss_since_the_last_log_is_the_mean_of_those_who_made_it(made_by_two, size, expected):
-    found = _position_of_all({**rng_state(), "loop": position(1.0)}, made_by_two, size)
+    found = position_of_all({**rng_state(), "loop": position(1.0)}, made_by_two, size)
     assert found == position(expected)
