@@ -11,16 +11,13 @@ import contextlib
 import copyreg
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from .objective import Objective
-
-if TYPE_CHECKING:
-    from .trainer import Trainer
+from ..training_args import TrainingArguments
 
 LARGE = 32 * 2**20  # bytes, from which on the C library asks the system for memory each time
 KEPT = "_kept_gradient"
@@ -77,9 +74,16 @@ class InPlaceEmbedding(nn.Embedding):
 
 
 @contextlib.contextmanager
-def embedding_gradients_in_place(trainer: Trainer) -> Iterator[None]:
-    """Inside, the large embeddings of the Trainer's model are of that kind, where nothing else is to see gradients."""
-    modules = [module for module in trainer.model.modules() if _gains(module)] if _may(trainer) else []
+def embedding_gradients_in_place(
+    model: nn.Module, args: TrainingArguments, is_distributed: bool, owns_step: bool
+) -> Iterator[None]:
+    """Makes the large embeddings of `model` InPlaceEmbeddings inside, on the CPU in one process.
+
+    Args:
+        owns_step: False if a subclass overrides training_step or compute_loss, which may ask autograd for gradients.
+    """
+    allowed = args.device.type == "cpu" and not is_distributed and not args.torch_compile and owns_step
+    modules = [module for module in model.modules() if _gains(module)] if allowed else []
     for module in modules:
         module.__class__ = InPlaceEmbedding
         setattr(module, KEPT, _Kept())
@@ -89,18 +93,6 @@ def embedding_gradients_in_place(trainer: Trainer) -> Iterator[None]:
         for module in modules:
             module.__class__ = nn.Embedding
             delattr(module, KEPT)
-
-
-def _may(trainer: Trainer) -> bool:
-    """On the CPU in one process, with the Trainer's own step: one of a subclass may ask autograd for gradients."""
-    kind, args = type(trainer), trainer.args
-    return (
-        args.device.type == "cpu"
-        and not trainer.processes.are_several
-        and not args.torch_compile
-        and kind.training_step is Objective.training_step
-        and kind.compute_loss is Objective.compute_loss
-    )
 
 
 def _gains(module: nn.Module) -> bool:

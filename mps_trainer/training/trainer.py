@@ -57,6 +57,7 @@ from .introspection import accepts_loss_kwargs, base_model, require_trainable, s
 from .items import ItemsUse
 from .loop import TrainingLoop
 from .masks import AttentionMasks
+from .objective import Objective
 from .optimization import Optimization
 from .precision import MixedPrecision, set_tf32
 from .preparation import prepared_for_training
@@ -195,7 +196,19 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
             for report in reports_among(self.callback_handler.callbacks):
                 batch, whole = self.get_total_train_batch_size(self.args), run_dir == self.args.output_dir
                 report.expect(run_dir, resume_from, batch, draws=whole)
-            with absent_named(self._what_comes), explained(self, TRAINING), prepared_for_training(self):
+            kind = type(self)
+            owns_step = kind.training_step is Objective.training_step and kind.compute_loss is Objective.compute_loss
+            prepared = prepared_for_training(
+                self.model,
+                self.args,
+                optimizer=self.optimizer,
+                processing_class=self.processing_class,
+                noise_alpha=self.neftune_noise_alpha,
+                is_distributed=self.processes.are_several,
+                owns_step=owns_step,
+                move_to_device=self._move_model_to_device,
+            )
+            with absent_named(self._what_comes), explained(self, TRAINING), prepared:
                 return TrainingLoop(self, resume_from, trial).run()
 
     def _what_comes(self) -> str:
