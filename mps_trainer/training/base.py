@@ -21,6 +21,7 @@ from ..callbacks.run_report import reports_among
 from ..data.transfer import BatchTransfer
 from ..distributed import Processes
 from ..guards.callbacks import explain_callback
+from ..guards.exhausted import RunDescription
 from ..training_args import TrainingArguments
 from .accelerator import Accelerator
 from .events import StepEvents
@@ -87,6 +88,20 @@ class TrainerBase:
     @property
     def _main_input_name(self) -> str:
         return getattr(self.model, "main_input_name", "input_ids")
+
+    def _describe_run(self) -> RunDescription:
+        """Returns what an error about memory needs to know of the run now, even before __init__ has ended."""
+        args, state = self.args, getattr(self, "state", None)
+        return RunDescription(
+            args=args,
+            model=getattr(self, "model", None),
+            optimizer=self.optimizer,
+            autocast_dtype=self.precision.dtype,
+            step=state.global_step + 1 if state else 1,
+            batch_size=(state.train_batch_size if state else None) or args.train_batch_size,
+            has_metrics=self.compute_metrics is not None,
+            is_training=self.is_in_train,
+        )
 
     # What another part of the Trainer does
 

@@ -208,7 +208,7 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
                 owns_step=owns_step,
                 move_to_device=self._move_model_to_device,
             )
-            with absent_named(self._what_comes), explained(self, TRAINING), prepared:
+            with absent_named(self._what_comes), explained(self._describe_run, TRAINING), prepared:
                 return TrainingLoop(self, resume_from, trial).run()
 
     def _what_comes(self) -> str:
@@ -373,7 +373,7 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         elsewhere = full_eval or self.is_model_parallel or self.is_fsdp_enabled  # which brings it there block by block
         self.place_model_on_device = not elsewhere if asked is None else asked
         if self.place_model_on_device and not bitsandbytes:
-            with explained(self, PLACING):
+            with explained(self._describe_run, PLACING):
                 self._move_model_to_device(model, args.device)
         self.model = self.model_wrapped = model
         self._flos_per_token = None
