@@ -55,6 +55,7 @@ from .fitting import sizes_to_begin_with
 from .hub import Hub
 from .introspection import accepts_loss_kwargs, base_model, require_trainable, spans_devices
 from .items import ItemsUse
+from .loaders import Loaders
 from .loop import TrainingLoop
 from .masks import AttentionMasks
 from .objective import Objective
@@ -130,7 +131,13 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
         self.neftune_noise_alpha = args.neftune_noise_alpha
         self.data_collator: Any = data_collator
-        validation.check(self, model)
+        validation.check_model(model, model_init)
+        self.check_given_optimizers()
+        validation.check_processes(args, self.processes)
+        validation.check_sharding(args, self.processes, model, optimizers)
+        has_own_loader = type(self).get_eval_dataloader is not Loaders.get_eval_dataloader
+        validation.check_evaluation(args, eval_dataset, compute_metrics, has_own_loader)
+        validation.check_training(args, train_dataset, data_collator)
 
         self._settle_accumulation()
         set_tf32(args.device, args.tf32)
