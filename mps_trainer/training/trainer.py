@@ -151,7 +151,9 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         self.label_smoother = self._label_smoother()
         self.data_collator = self.data_collator or _default_collator(self.processing_class)
 
-        own = [*default_callbacks(args), *jit_checkpoint(self), *report_callback(args)]
+        own = [*default_callbacks(args), *(jit := jit_checkpoint(args)), *report_callback(args)]
+        for callback in jit:
+            callback.set_trainer(self)
         added = [*own, *(callbacks or []), display_callback(args)]
         self.callback_handler = CallbackHandler(
             added, self.model, self.processing_class, self.optimizer, self.lr_scheduler
