@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from transformers.trainer_callback import DefaultFlowCallback, PrinterCallback, TrainerCallback
 from transformers.utils import is_in_notebook
@@ -60,13 +59,15 @@ def close_display(callbacks: list[TrainerCallback]) -> None:
             callback.close()
 
 
-def jit_checkpoint(trainer: Any) -> list[TrainerCallback]:
-    """transformers' callback that saves when the process is told to end (SIGTERM), if the arguments ask for it.
+def jit_checkpoint(args: TrainingArguments) -> list[TrainerCallback]:
+    """Returns transformers' callback that saves on SIGTERM, if the arguments ask for it.
+
+    It does nothing until its `set_trainer` is called with the Trainer.
 
     Raises:
         MisconfigurationException: if the installed transformers has none.
     """
-    if not trainer.args.enable_jit_checkpoint:
+    if not args.enable_jit_checkpoint:
         return []
     try:
         from transformers.trainer_jit_checkpoint import JITCheckpointCallback
@@ -75,9 +76,7 @@ def jit_checkpoint(trainer: Any) -> list[TrainerCallback]:
             "enable_jit_checkpoint=True needs a newer transformers than the one that is installed. Update it, or "
             "leave enable_jit_checkpoint out."
         ) from error
-    callback = JITCheckpointCallback()
-    callback.set_trainer(trainer)
-    return [callback]
+    return [JITCheckpointCallback()]
 
 
 __all__ = [

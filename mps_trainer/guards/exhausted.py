@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -13,9 +14,6 @@ from ..amounts import format_bytes
 from ..errors import MisconfigurationException
 from .memory import out_of_memory
 from .memory_table import MemoryTable, measure
-
-if TYPE_CHECKING:
-    from ..training.trainer import Trainer
 
 TRAINING, EVALUATION, PREDICTION, PLACING = "training", "evaluation", "prediction", "placing the model"
 
@@ -43,9 +41,28 @@ class NothingLeftToSplitError(Exception):
     """Memory ran out in an update whose batches cannot be made smaller; the message says why not, as a clause."""
 
 
+@dataclass(frozen=True)
+class RunDescription:
+    """The run that runs out of memory."""
+
+    args: Any
+    model: Any  # None before the first one is on the device
+    optimizer: Any  # None before it is made
+    autocast_dtype: torch.dtype | None
+    step: int  # the one that is being computed, from 1
+    batch_size: int  # examples that one forward pass takes in training
+    has_metrics: bool  # True if there is a compute_metrics
+    is_training: bool  # True inside train(), even while it evaluates
+
+
 @contextlib.contextmanager
-def explained(trainer: Trainer, doing: str) -> Iterator[None]:
-    """Inside, running out of memory raises DeviceOutOfMemoryError. `doing` is one of the words above."""
+def explained(describe: Callable[[], RunDescription], doing: str) -> Iterator[None]:
+    """Raises DeviceOutOfMemoryError if memory runs out inside.
+
+    Args:
+        describe: returns the run as it is when it is called, which is when memory has run out.
+        doing: one of the words above.
+    """
     try:
         yield
     except DeviceOutOfMemoryError:
@@ -53,19 +70,20 @@ def explained(trainer: Trainer, doing: str) -> Iterator[None]:
     except (RuntimeError, NothingLeftToSplitError) as error:
         if isinstance(error, RuntimeError) and not out_of_memory(error):
             raise
+        run = describe()
         # measured before the error lets go of what was computed
-        memory = measure(trainer.args.device, getattr(trainer, "model", None), getattr(trainer, "optimizer", None))
-        remedies = remedies_for(trainer, doing, memory)
-        raise DeviceOutOfMemoryError(_message(trainer, doing, error, memory, remedies), memory, remedies) from error
+        memory = measure(run.args.device, run.model, run.optimizer)
+        remedies = remedies_for(run, doing, memory)
+        raise DeviceOutOfMemoryError(_message(run, doing, error, memory, remedies), memory, remedies) from error
 
 
-def _message(trainer: Trainer, doing: str, error: Exception, memory: MemoryTable, remedies: list[str]) -> str:
+def _message(run: RunDescription, doing: str, error: Exception, memory: MemoryTable, remedies: list[str]) -> str:
     cause, why_not = error, ""
     if isinstance(error, NothingLeftToSplitError):
         why_not = f", and auto_find_batch_size cannot split the batch: {error}"
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
     said = str(cause)
-    step = f" in step {trainer.state.global_step + 1}" if doing == TRAINING and hasattr(trainer, "state") else ""
+    step = f" in step {run.step}" if doing == TRAINING else ""
     tried = re.search(r"[Tt]ried to allocate ([\d.]+ \w+)", said)
     limit = re.search(r"max allowed: ([\d.]+ \w+)", said)
     facts = str(memory)
@@ -78,28 +96,27 @@ def _message(trainer: Trainer, doing: str, error: Exception, memory: MemoryTable
     return f"{memory.device} ran out of memory in {doing}{step}{why_not}. Held: {facts}. What to do: {numbered}."
 
 
-def remedies_for(trainer: Trainer, doing: str, memory: MemoryTable) -> list[str]:
-    """Up to three things to change, those first that save most of `memory` in this run."""
+def remedies_for(run: RunDescription, doing: str, memory: MemoryTable) -> list[str]:
+    """Returns up to three things to change, those first that save most of `memory` in this run."""
     if doing == TRAINING:
-        found = _for_training(trainer, memory)
+        found = _for_training(run, memory)
     elif doing == PLACING:
         found = [(3, "take a smaller model"), (2, "load it in 16 bits (dtype='bfloat16')")]
         found.append((1, "end other programs that hold the memory of the device"))
     else:
-        found = _for_evaluation(trainer)
+        found = _for_evaluation(run)
     return [text for _, text in sorted(found, key=lambda remedy: -remedy[0])][:_REMEDIES]
 
 
-def _for_training(trainer: Trainer, memory: MemoryTable) -> list[tuple[float, str]]:
-    """Remedies, each with the bytes that it is likely to save."""
-    args, model = trainer.args, trainer.model
+def _for_training(run: RunDescription, memory: MemoryTable) -> list[tuple[float, str]]:
+    """Returns remedies, each with the bytes that it is likely to save."""
+    args, model, size = run.args, run.model, run.batch_size
     optim = str(getattr(args.optim, "value", args.optim))
     trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     # before the first update the gradients and the optimizer's state are still to come
     state = max(memory.optimizer, 2 * trained if "adam" in optim and not memory.optimizer else 0)
     # unknown on the CPU, where they are the first to suspect
     activations = 4 * (trained + state) if memory.live is None else memory.activations
-    size = trainer.state.train_batch_size or args.train_batch_size
     found: list[tuple[float, str]] = [
         (_LENGTH * activations, "shorter or smaller examples (truncate them, as run_glue.py's --max_seq_length does)"),
         (0.9 * (trained + state), "train fewer weights, for example adapters of PEFT (LoRA)"),
@@ -115,7 +132,7 @@ def _for_training(trainer: Trainer, memory: MemoryTable) -> list[tuple[float, st
         found.append(
             (_CHECKPOINTING * activations, "activation_checkpointing=True, which computes them twice instead")
         )
-    if trainer.precision.dtype is None:
+    if run.autocast_dtype is None:
         found.append((_AUTOCAST * activations, "bf16=True"))
     if state > trained and "adafactor" not in optim:
         found.append(
@@ -127,15 +144,15 @@ def _for_training(trainer: Trainer, memory: MemoryTable) -> list[tuple[float, st
     return found
 
 
-def _for_evaluation(trainer: Trainer) -> list[tuple[float, str]]:
-    args = trainer.args
+def _for_evaluation(run: RunDescription) -> list[tuple[float, str]]:
+    args = run.args
     found: list[tuple[float, str]] = [(0.5, "shorter or smaller examples")]
     if args.per_device_eval_batch_size > 1:
         found.append((4, f"per_device_eval_batch_size={-(-args.per_device_eval_batch_size // 2)}"))
-    if trainer.compute_metrics is not None and args.eval_accumulation_steps is None and not args.batch_eval_metrics:
+    if run.has_metrics and args.eval_accumulation_steps is None and not args.batch_eval_metrics:
         found.append((3, "eval_accumulation_steps=1, which moves predictions to host memory after each batch"))
-    if not (args.bf16_full_eval or args.fp16_full_eval) and not trainer.is_in_train:
+    if not (args.bf16_full_eval or args.fp16_full_eval) and not run.is_training:
         found.append((2, "bf16_full_eval=True"))
-    if trainer.precision.dtype is None:
+    if run.autocast_dtype is None:
         found.append((1, "bf16=True"))
     return found

@@ -236,7 +236,8 @@ def event_table(record: RunRecord) -> Table:
     table = Table(("time", "step", "what"), numbers=(0, 1))
     for event in record.events:
         if event.kind in _TELLING:
-            word, between = _WORDS.get(event.kind, event.kind), ": " if event.kind in ("off", "warning", "fault") else " "
+            word = _WORDS.get(event.kind, event.kind)
+            between = ": " if event.kind in ("off", "warning", "fault") else " "
             text = between.join(part for part in (word, event.text) if part)
             table.rows.append((duration(event.seconds), number(event.step), text))
     return table

@@ -19,6 +19,7 @@ from transformers.trainer_pt_utils import log_metrics, save_metrics, save_state
 from ..callbacks.device_stats import call_first_who_add_to_logs
 from ..data.transfer import BatchTransfer
 from ..distributed import Processes
+from ..guards.exhausted import RunDescription
 from ..overrides import Overrides
 from ..training_args import TrainingArguments
 from .accelerator import Accelerator
@@ -85,6 +86,20 @@ class TrainerBase:
     @property
     def _main_input_name(self) -> str:
         return getattr(self.model, "main_input_name", "input_ids")
+
+    def _describe_run(self) -> RunDescription:
+        """Returns what an error about memory needs to know of the run now, even before __init__ has ended."""
+        args, state = self.args, getattr(self, "state", None)
+        return RunDescription(
+            args=args,
+            model=getattr(self, "model", None),
+            optimizer=self.optimizer,
+            autocast_dtype=self.precision.dtype,
+            step=state.global_step + 1 if state else 1,
+            batch_size=(state.train_batch_size if state else None) or args.train_batch_size,
+            has_metrics=self.compute_metrics is not None,
+            is_training=self.is_in_train,
+        )
 
     # What another part of the Trainer does
 

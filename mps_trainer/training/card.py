@@ -27,36 +27,35 @@ _UNKNOWN = "More information needed\n"
 _VERSIONS = "### Framework versions\n"
 
 
-def completed(card: str, trainer: Any, source: str = "") -> str:
-    """transformers' card with what this package knows. A section that it does not have is added at the end.
+def completed(card: str, data: str, args: Any, log_history: list[dict[str, Any]]) -> str:
+    """Returns transformers' card with what this package knows. A section that it does not have is added at the end.
 
     Args:
-        source: of datasets that do not say where they are from.
+        data: the table that `data_table` returns.
     """
     facts = gather_all_facts()
-    if data := data_table(trainer, source):
+    if data:
         before, found, after = card.partition(_DATA + _UNKNOWN)
         card = f"{before}{_DATA}{data}\n{after}" if found else f"{card.rstrip()}\n\n{_DATA}{data}\n"
-    device = f"### Device\n\n{device_lines(trainer, facts)}\n"
+    device = f"### Device\n\n{device_lines(args, log_history, facts)}\n"
     before, found, after = card.partition(_VERSIONS)
     versions = after.rstrip() if found else "\n"
     return f"{before.rstrip()}\n\n{device}\n{_VERSIONS}{versions}\n{version_lines(facts)}\n"
 
 
-def more_arguments(trainer: Any) -> dict[str, Any]:
-    """What changes what is learned and transformers' card leaves out; but for the precision, where it is not usual."""
-    args = trainer.args
+def more_arguments(args: Any, epoch: float | None, model: Any) -> dict[str, Any]:
+    """Returns what transformers' card leaves out: the precision, adapters, and settings that are not usual."""
     more: dict[str, Any] = {"precision": precision(args)}
     if args.world_size > 1:
         more["distributed_type"] = processes(args)  # it says multi-GPU whatever they train on
     if args.max_steps != -1:  # its card then has the steps alone
-        more["epochs"] = round(float(trainer.state.epoch or 0), 2)
+        more["epochs"] = round(float(epoch or 0), 2)
     for name, usual in (("weight_decay", 0.0), ("max_grad_norm", 1.0), ("train_sampling_strategy", "random")):
         value = getattr(args, name)
         value = getattr(value, "value", value)
         if value != usual:
             more[name] = value
-    for name, config in (getattr(trainer.model, "peft_config", None) or {}).items():
+    for name, config in (getattr(model, "peft_config", None) or {}).items():
         values = {key: getattr(config, key, None) for key in ("r", "lora_alpha", "lora_dropout")}
         known = ", ".join(f"{key}={value}" for key, value in values.items() if value is not None)
         kind = getattr(config.peft_type, "value", config.peft_type)
@@ -91,14 +90,17 @@ def processes(args: Any) -> str:
     return f"{args.world_size} processes ({over}{args.device.type})"
 
 
-def data_table(trainer: Any, source: str = "") -> str:
-    """The datasets: how many examples, and where they are from as far as they tell; "" where there is none."""
-    datasets = {"training": trainer.train_dataset}
-    evaluation = trainer.eval_dataset
-    if isinstance(evaluation, dict):
-        datasets |= {f"evaluation, {name}": part for name, part in evaluation.items()}
+def data_table(train_dataset: Any, eval_dataset: Any, source: str = "") -> str:
+    """Returns the table of datasets with their number of examples and their source; "" without any dataset.
+
+    Args:
+        source: of datasets that do not say where they are from.
+    """
+    datasets = {"training": train_dataset}
+    if isinstance(eval_dataset, dict):
+        datasets |= {f"evaluation, {name}": part for name, part in eval_dataset.items()}
     else:
-        datasets["evaluation"] = evaluation
+        datasets["evaluation"] = eval_dataset
     rows = [
         f"| {_cell(name)} | {_examples(dataset)} | {origin(dataset) or _cell(source) or 'not known'} |"
         for name, dataset in datasets.items()
@@ -123,16 +125,15 @@ def origin(dataset: Any) -> str:
     return _cell(", ".join(parts))
 
 
-def device_lines(trainer: Any, facts: MachineFacts) -> str:
-    """On what was trained, why there, and how fast."""
-    args = trainer.args
+def device_lines(args: Any, log_history: list[dict[str, Any]], facts: MachineFacts) -> str:
+    """Returns the lines on the device, why it was chosen, and how fast it trained."""
     memory = None if facts.memory_bytes is None else f"{format_bytes(facts.memory_bytes)} of memory"
     machine = ", ".join(part for part in (facts.chip or facts.machine, memory) if part)
     simulated = ", simulated on the CPU" if facts.mps_simulated and args.device.type == "mps" else ""
     lines = [f"- Device: {args.device}{simulated}. {args.decision.reason}", f"- Machine: {machine}"]
     if args.world_size > 1:
         lines.append(f"- {processes(args)}")
-    entry = next((entry for entry in reversed(trainer.state.log_history) if "train_runtime" in entry), None)
+    entry = next((entry for entry in reversed(log_history) if "train_runtime" in entry), None)
     if entry is not None:
         speed = entry.get("train_samples_per_second", 0.0)
         lines.append(f"- Training took {entry['train_runtime']:,.0f} s, {speed:,.1f} samples/s")

@@ -11,14 +11,14 @@ import contextlib
 import copyreg
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-if TYPE_CHECKING:
-    from .trainer import Trainer
+from ..overrides import Overrides
+from ..training_args import TrainingArguments
 
 LARGE = 32 * 2**20  # bytes, from which on the C library asks the system for memory each time
 KEPT = "_kept_gradient"
@@ -75,9 +75,18 @@ class InPlaceEmbedding(nn.Embedding):
 
 
 @contextlib.contextmanager
-def embedding_gradients_in_place(trainer: Trainer) -> Iterator[None]:
-    """Inside, the large embeddings of the Trainer's model are of that kind, where nothing else is to see gradients."""
-    modules = [module for module in trainer.model.modules() if _gains(module)] if _may(trainer) else []
+def embedding_gradients_in_place(
+    model: nn.Module, args: TrainingArguments, is_distributed: bool, overrides: Overrides
+) -> Iterator[None]:
+    """Makes the large embeddings of `model` InPlaceEmbeddings inside, on the CPU in one process.
+
+    Args:
+        overrides: a training_step or compute_loss of a subclass may ask autograd for gradients.
+    """
+    possible = args.device.type == "cpu" and not is_distributed and not args.torch_compile
+    modules = [module for module in model.modules() if _gains(module)] if possible else []
+    if modules and not overrides.allow("adding up embedding gradients in place", "training_step", "compute_loss"):
+        modules = []
     for module in modules:
         module.__class__ = InPlaceEmbedding
         setattr(module, KEPT, _Kept())
@@ -87,17 +96,6 @@ def embedding_gradients_in_place(trainer: Trainer) -> Iterator[None]:
         for module in modules:
             module.__class__ = nn.Embedding
             delattr(module, KEPT)
-
-
-def _may(trainer: Trainer) -> bool:
-    """On the CPU in one process, with the Trainer's own step: one of a subclass may ask autograd for gradients."""
-    args = trainer.args
-    return (
-        args.device.type == "cpu"
-        and not trainer.processes.are_several
-        and not args.torch_compile
-        and not trainer._mt_overrides.has("training_step", "compute_loss")
-    )
 
 
 def _gains(module: nn.Module) -> bool:

@@ -103,7 +103,7 @@ class Evaluation(Loaders, Objective):
                 before = rng_state()  # a loader draws
             try:
                 doing: Any = settings["description"].lower()
-                with absent_named(doing), explained(self, doing):  # type: ignore[arg-type]
+                with absent_named(doing), explained(self._describe_run, doing):
                     return self.evaluation_loop(loader, **settings)
             except DeviceOutOfMemoryError:
                 self._close_workers(loader)

@@ -123,11 +123,14 @@ class Hub(TrainerBase):
             dataset_args=dataset_args,
         )
         summary.finetuned_from = summary.finetuned_from or None
-        summary.hyperparameters = {**(summary.hyperparameters or {}), **card.more_arguments(self)}
+        more = card.more_arguments(self.args, self.state.epoch, self.model)
+        summary.hyperparameters = {**(summary.hyperparameters or {}), **more}
         os.makedirs(self.args.output_dir, exist_ok=True)
         place = Path(path)
         source = dataset if isinstance(dataset, str) else ", ".join(dataset or [])
-        place.write_text(card.completed(summary.to_model_card(), self, source), encoding="utf-8")
+        data = card.data_table(self.train_dataset, self.eval_dataset, source)
+        text = card.completed(summary.to_model_card(), data, self.args, self.state.log_history)
+        place.write_text(text, encoding="utf-8")
         if is_peft:
             model: Any = self.model
             model.create_or_update_model_card(self.args.output_dir)

@@ -88,7 +88,7 @@ class TrainingRun:
         self.trail = BatchHistory(self.loader, self.plan, in_order)
         self.gradients = Gradients(self.model, self.optimizer, self.accelerator, events, self.overrides)
         # one that a subclass returns may be changed by it before it is read
-        self.owns_losses = self.overrides.allow("keeping losses without a copy", "training_step")
+        self.owns_losses = not self.overrides.has("training_step")
         self.waits_at_each_step = not self.overrides.allow(
             "steps that do not wait for the loss", "_maybe_log_save_evaluate"
         )

@@ -1,17 +1,19 @@
-"""What is done to the model for the time of a run, and undone after it."""
+"""Prepares the model for a run, and undoes what may not last longer."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
 
 from ..devices.facts import apple_chip, macos
 from ..errors import MisconfigurationException
+from ..overrides import Overrides
+from ..training_args import TrainingArguments
 from .activation_checkpointing import enable_activation_checkpointing
 from .contiguous import make_contiguous, warn_of_known_faults
 from .dropout import dropout_in_one_kernel
@@ -19,33 +21,45 @@ from .embeddings import embedding_gradients_in_place
 from .introspection import base_model
 from .large_products import told_of_large_products
 
-if TYPE_CHECKING:
-    from .trainer import Trainer
-
 
 @contextlib.contextmanager
-def prepared_for_training(trainer: Trainer) -> Iterator[None]:
-    """Inside, the model has what the arguments ask for and is in training mode; afterwards, no noise is left in it."""
-    args, model = trainer.args, trainer.model
+def prepared_for_training(
+    model: nn.Module,
+    args: TrainingArguments,
+    *,
+    optimizer: torch.optim.Optimizer | None,
+    processing_class: Any,
+    noise_alpha: float | None,
+    is_distributed: bool,
+    overrides: Overrides,
+    move_to_device: Callable[[nn.Module, torch.device], None],
+) -> Iterator[None]:
+    """Prepares the model as the arguments ask, puts it in training mode, and removes its hooks at the end.
+
+    Args:
+        noise_alpha: for `noisy_embeddings`.
+        overrides: the methods that a subclass replaced.
+        move_to_device: called with the model and `args.device` if nothing has moved it there yet.
+    """
     if args.use_liger_kernel:
         _use_liger_kernels(model, args.liger_kernel_config)
     if args.fp16_full_eval or args.bf16_full_eval:
-        trainer._move_model_to_device(model, args.device)  # left where it was when the Trainer was made
+        move_to_device(model, args.device)  # left where it was when the Trainer was made
     if args.activation_checkpointing:
         enable_activation_checkpointing(model, args)
-    _align_special_tokens(model, trainer.processing_class)
+    _align_special_tokens(model, processing_class)
     if args.device.type == "mps":
         warn_of_known_faults(macos(), apple_chip())
-        make_contiguous(model, trainer.optimizer)
+        make_contiguous(model, optimizer)
     if "underflow_overflow" in args.debug:
         from transformers.debug_utils import DebugUnderflowOverflow
 
         DebugUnderflowOverflow(model)
     model.train()
     with (
-        noisy_embeddings(model, trainer.neftune_noise_alpha),
+        noisy_embeddings(model, noise_alpha),
         dropout_in_one_kernel(model, args.device),
-        embedding_gradients_in_place(trainer),
+        embedding_gradients_in_place(model, args, is_distributed, overrides),
         told_of_large_products(model, args.device, apple_chip()),
     ):
         yield

@@ -135,7 +135,13 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
         self.neftune_noise_alpha = args.neftune_noise_alpha
         self.data_collator: Any = data_collator
-        validation.check(self, model)
+        validation.check_model(model, model_init)
+        self.check_given_optimizers()
+        validation.check_processes(args, self.processes)
+        validation.check_sharding(args, self.processes, model, optimizers)
+        has_own_loader = self._mt_overrides.has("get_eval_dataloader")
+        validation.check_evaluation(args, eval_dataset, compute_metrics, has_own_loader)
+        validation.check_training(args, train_dataset, data_collator)
 
         self._settle_accumulation()
         set_tf32(args.device, args.tf32)
@@ -149,7 +155,9 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         self.label_smoother = self._label_smoother()
         self.data_collator = self.data_collator or _default_collator(self.processing_class)
 
-        own = [*default_callbacks(args), *jit_checkpoint(self), *report_callback(args)]
+        own = [*default_callbacks(args), *(jit := jit_checkpoint(args)), *report_callback(args)]
+        for callback in jit:
+            callback.set_trainer(self)
         added = [*own, *(callbacks or []), display_callback(args)]
         handler = CallbackHandler(added, self.model, self.processing_class, self.optimizer, self.lr_scheduler)
         self._mt_events = Events(args, handler)
@@ -201,7 +209,17 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
             for report in reports_among(self.callback_handler.callbacks):
                 batch, whole = self.get_total_train_batch_size(self.args), run_dir == self.args.output_dir
                 report.expect(run_dir, resume_from, batch, draws=whole)
-            with absent_named(self._what_comes), explained(self, TRAINING), prepared_for_training(self):
+            prepared = prepared_for_training(
+                self.model,
+                self.args,
+                optimizer=self.optimizer,
+                processing_class=self.processing_class,
+                noise_alpha=self.neftune_noise_alpha,
+                is_distributed=self.processes.are_several,
+                overrides=self._mt_overrides,
+                move_to_device=self._move_model_to_device,
+            )
+            with absent_named(self._what_comes), explained(self._describe_run, TRAINING), prepared:
                 return self._mt_begin_run(resume_from, trial).run()
 
     def _mt_begin_run(self, resume_from: str | None = None, trial: Any = None) -> TrainingRun:
@@ -474,7 +492,7 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         elsewhere = full_eval or self.is_model_parallel or self.is_fsdp_enabled  # which brings it there block by block
         self.place_model_on_device = not elsewhere if asked is None else asked
         if self.place_model_on_device and not bitsandbytes:
-            with explained(self, PLACING):
+            with explained(self._describe_run, PLACING):
                 self._move_model_to_device(model, args.device)
         self.model = self.model_wrapped = model
         self._flos_per_token = None

@@ -1,52 +1,47 @@
-"""Whether what a Trainer was given fits together, asked before anything is loaded or moved."""
+"""Checks that what a Trainer was given fits together, before anything is loaded or moved."""
 
 from __future__ import annotations
 
 import inspect
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from ..arguments import sharding
 from ..checkpoints import shards
+from ..distributed import Processes
 from ..errors import ConflictingOptimizersError, MisconfigurationException, MissingModelError
-from .loaders import Loaders
-
-if TYPE_CHECKING:
-    from .trainer import Trainer
+from ..training_args import TrainingArguments
 
 logger = logging.getLogger(__name__)
 
 
-def check(trainer: Trainer, model: Any) -> None:
-    """Raises MisconfigurationException, or what transformers raises where that is of another type."""
-    if model is None and trainer.model_init is None:
+def check_model(model: Any, model_init: Any) -> None:
+    """Raises an error unless exactly one of the two is given."""
+    if model is None and model_init is None:
         raise MissingModelError(
             "`Trainer` requires either a `model` or `model_init` argument: give it one of the two."
         )
-    if model is not None and trainer.model_init is not None:
+    if model is not None and model_init is not None:
         raise MisconfigurationException(
             "`Trainer` requires either a `model` or `model_init` argument, but not both: leave one of them out."
         )
-    trainer.check_given_optimizers()
-    _check_processes(trainer)
-    _check_sharding(trainer, model)
-    _check_evaluation(trainer)
-    _check_training(trainer)
 
 
-def _check_processes(trainer: Trainer) -> None:
-    if trainer.processes.are_several and trainer.args.auto_find_batch_size:
+def check_processes(args: TrainingArguments, processes: Processes) -> None:
+    """Raises MisconfigurationException if the arguments ask for what works in one process only."""
+    if processes.are_several and args.auto_find_batch_size:
         raise MisconfigurationException(
-            f"auto_find_batch_size=True works in one process, and this is one of {trainer.processes.size}: memory may "
-            "run out in one of them only, while the others wait for it. Give a per_device_train_batch_size that fits, "
-            "and gradient_accumulation_steps for the rest."
+            f"auto_find_batch_size=True works in one process, and this is one of {processes.size}: memory may run out "
+            "in one of them only, while the others wait for it. Give a per_device_train_batch_size that fits, and "
+            "gradient_accumulation_steps for the rest."
         )
 
 
-def _check_sharding(trainer: Trainer, model: Any) -> None:
-    args, processes = trainer.args, trainer.processes
+def check_sharding(args: TrainingArguments, processes: Processes, model: Any, optimizers: tuple[Any, Any]) -> None:
+    """Raises MisconfigurationException if `args.fsdp` does not go with what else was given."""
     if processes.is_first:
         for sentence in sharding.without_effect(args):
             logger.warning("%s", sentence)
@@ -67,7 +62,7 @@ def _check_sharding(trainer: Trainer, model: Any) -> None:
     config: Any = args.fsdp_config
     if config.get("state_dict_type") == sharding.SHARDED:
         shards.require_able()
-    if trainer.optimizer is not None or trainer.lr_scheduler is not None:
+    if any(part is not None for part in optimizers):
         raise ConflictingOptimizersError(
             "`optimizers` was given with fsdp=True, and knows the parameters from before they are sharded. Give "
             "`optimizer_cls_and_kwargs` instead, or override create_optimizer_and_scheduler in a subclass."
@@ -80,15 +75,20 @@ def _check_sharding(trainer: Trainer, model: Any) -> None:
             )
 
 
-def _check_evaluation(trainer: Trainer) -> None:
-    args = trainer.args
-    has_own_loader = type(trainer).get_eval_dataloader is not Loaders.get_eval_dataloader
-    if args.eval_strategy != "no" and trainer.eval_dataset is None and not has_own_loader:
+def check_evaluation(
+    args: TrainingArguments, eval_dataset: Any, compute_metrics: Callable | None, has_own_loader: bool
+) -> None:
+    """Raises MisconfigurationException if the evaluations that `args` ask for lack something.
+
+    Args:
+        has_own_loader: True if a subclass overrides get_eval_dataloader, which may then do without `eval_dataset`.
+    """
+    if args.eval_strategy != "no" and eval_dataset is None and not has_own_loader:
         raise MisconfigurationException(
             f"eval_strategy={str.__str__(args.eval_strategy)!r}, but there is no eval_dataset. Give the Trainer one, "
             "or set eval_strategy='no'."
         )
-    metric = trainer.compute_metrics if args.batch_eval_metrics else None
+    metric = compute_metrics if args.batch_eval_metrics else None
     if metric is not None and "compute_result" not in inspect.signature(metric).parameters:
         raise MisconfigurationException(
             "batch_eval_metrics=True calls compute_metrics after each batch, and yours has no argument "
@@ -102,8 +102,8 @@ def _check_evaluation(trainer: Trainer) -> None:
         )
 
 
-def _check_training(trainer: Trainer) -> None:
-    args, dataset, collator = trainer.args, trainer.train_dataset, trainer.data_collator
+def check_training(args: TrainingArguments, dataset: Any, collator: Any) -> None:
+    """Raises MisconfigurationException for data without an end, and TypeError for a collator that is no function."""
     if collator is not None and not callable(collator):
         raise TypeError(
             f"The data_collator is a {type(collator).__name__}, which cannot be called. Give a function, or an object "

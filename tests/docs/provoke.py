@@ -156,9 +156,8 @@ def _() -> None:
 
 @provokes("fitting-in-several")
 def _() -> None:
-    of_two = trainer()
-    of_two.processes, of_two.args.auto_find_batch_size = Processes(0, 2), True
-    validation.check(of_two, of_two.model)
+    args = TrainingArguments("out", use_cpu=True, auto_find_batch_size=True)
+    validation.check_processes(args, Processes(0, 2))
 
 
 provokes("sharding-in-one")(lambda: trainer(fsdp=True))

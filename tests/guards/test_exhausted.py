@@ -145,6 +145,20 @@ def test_an_evaluation_in_a_run_goes_on_with_half_the_batch(small, make_trainer,
     assert logged(first, "eval_loss") == pytest.approx(logged(second, "eval_loss"), abs=1e-6)
 
 
+def test_the_error_describes_the_run_at_the_time_of_the_error(make_trainer):
+    class Fails(Classifier):
+        def forward(self, x, labels=None):
+            if trainer.state.global_step == 2:
+                raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes")
+            return super().forward(x, labels)
+
+    trainer = make_trainer({"model": Fails()})
+    with pytest.raises(DeviceOutOfMemoryError, match=r"in training in step 3\.") as caught:
+        trainer.train()
+    memory = caught.value.memory
+    assert memory.optimizer > memory.model > 0
+
+
 def test_other_errors_are_left_alone(make_trainer):
     class Broken(Classifier):
         def forward(self, x, labels=None):

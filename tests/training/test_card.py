@@ -75,7 +75,7 @@ def test_data_that_do_not_say_where_they_are_from_are_called_as_the_script_does(
 
 def test_a_simulated_device_is_called_one(make_trainer, mps):
     trainer = make_trainer()
-    assert "- Device: mps, simulated on the CPU. " in card.completed("# Short\n", trainer)
+    assert "- Device: mps, simulated on the CPU. " in card.completed("# Short\n", "", trainer.args, [])
 
 
 def test_a_dataset_made_in_memory_is_not_called_none(write):
@@ -86,10 +86,9 @@ def test_a_dataset_made_in_memory_is_not_called_none(write):
     assert "an unknown dataset" in text
 
 
-def test_several_evaluations_and_a_stream_have_a_row_each(make_trainer):
+def test_several_evaluations_and_a_stream_have_a_row_each():
     stream = datasets.IterableDataset.from_generator(lambda: iter(()))
-    trainer = make_trainer(trainer={"eval_dataset": {"near": examples(3), "far": stream}})
-    table = card.data_table(trainer)
+    table = card.data_table(examples(40), {"near": examples(3), "far": stream})
     assert "| evaluation, near | 3 |" in table
     assert "| evaluation, far | a stream |" in table
 
@@ -134,9 +133,8 @@ def test_a_card_of_somebody_else_is_kept_and_named_and_an_own_one_is_written_ove
     ]
 
 
-def test_sections_that_transformers_does_not_write_any_more_are_added(make_trainer):
-    trainer = make_trainer()
-    text = card.completed("# Short\n", trainer)
+def test_sections_that_transformers_does_not_write_any_more_are_added(make_args):
+    text = card.completed("# Short\n", card.data_table(examples(40), None), make_args(), [])
     assert text.startswith("# Short\n\n## Training and evaluation data\n\n| data |")
     assert text.index("### Device") < text.index("### Framework versions") < text.index("- mps_trainer")
 

@@ -1,0 +1,26 @@
+"""What a Trainer is given is checked before anything is loaded or moved."""
+
+import pytest
+
+from mps_trainer import MisconfigurationException, Trainer
+from mps_trainer.training import validation
+
+
+def test_a_subclass_with_its_own_loader_needs_no_eval_dataset(make_trainer):
+    class Own(Trainer):
+        def get_eval_dataloader(self, eval_dataset=None):
+            return super().get_eval_dataloader(self.train_dataset)
+
+    make_trainer({"kind": Own, "eval_dataset": None}, eval_strategy="steps")
+
+
+def test_metrics_by_batch_need_an_argument_for_the_last_batch(make_args):
+    args = make_args(batch_eval_metrics=True)
+    with pytest.raises(MisconfigurationException, match="yours has no argument `compute_result`"):
+        validation.check_evaluation(args, [], lambda prediction: {}, has_own_loader=False)
+    validation.check_evaluation(args, [], lambda prediction, compute_result: {}, has_own_loader=False)
+
+
+def test_a_collator_has_to_be_callable(make_args):
+    with pytest.raises(TypeError, match="The data_collator is a list, which cannot be called"):
+        validation.check_training(make_args(), [], [])
