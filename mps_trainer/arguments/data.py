@@ -10,21 +10,25 @@ from .fields import option
 
 @dataclass
 class DataArguments:
-    per_device_train_batch_size: int = option(8, "Examples in a training batch.")
-    per_device_eval_batch_size: int = option(8, "Examples in an evaluation batch.")
+    per_device_train_batch_size: int = option(8, "Examples in a training batch.", ge=1)
+    per_device_eval_batch_size: int = option(8, "Examples in an evaluation batch.", ge=1)
     train_sampling_strategy: SamplingStrategy | str = option(
         "random",
         "Order of the training examples: shuffled each epoch, as they are in the dataset, or by length; "
         "bucket_by_length pads to few lengths, so that few shapes are compiled.",
     )
-    num_length_buckets: int = option(7, "Lengths to pad to, at most, with train_sampling_strategy=bucket_by_length.")
+    num_length_buckets: int = option(
+        7, "Lengths to pad to, at most, with train_sampling_strategy=bucket_by_length.", ge=1
+    )
     dataloader_drop_last: bool = option(False, "Leave out the last batch of an epoch if it is not full.")
-    dataloader_num_workers: int = option(0, "Processes that load data; 0 loads in the main process.")
+    dataloader_num_workers: int = option(0, "Processes that load data; 0 loads in the main process.", ge=0)
     dataloader_pin_memory: bool = option(
         True, "Page-locked host memory for faster copies. Only cuda has it; elsewhere it is left out by itself."
     )
     dataloader_persistent_workers: bool = option(False, "Keep the loading processes from epoch to epoch.")
-    dataloader_prefetch_factor: int | None = option(None, "Batches that each loading process prepares ahead. [2]")
+    dataloader_prefetch_factor: int | None = option(
+        None, "Batches that each loading process prepares ahead. [2]", ge=1
+    )
     dataloader_multiprocessing_context: str | None = option(
         None, "How loading processes are started. [the platform's own]", choices=["fork", "spawn", "forkserver"]
     )
