@@ -11,11 +11,13 @@ import torch
 
 from ..amounts import format_bytes
 from ..errors import MisconfigurationException
-from .memory import out_of_memory
 from .memory_table import MemoryTable, measure
 
 if TYPE_CHECKING:
     from ..training.trainer import Trainer
+
+# How torch's allocators say it. Those of cuda and xpu have a type of their own besides.
+_MESSAGES = ("out of memory", "DefaultCPUAllocator: can't allocate memory", "CUDNN_STATUS_NOT_SUPPORTED")
 
 TRAINING, EVALUATION, PREDICTION, PLACING = "training", "evaluation", "prediction", "placing the model"
 
@@ -41,6 +43,13 @@ class DeviceOutOfMemoryError(MisconfigurationException, torch.OutOfMemoryError):
 
 class NothingLeftToSplitError(Exception):
     """Memory ran out in an update whose batches cannot be made smaller; the message says why not, as a clause."""
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Returns True if `error` says that a device, or the host, has too little memory."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES)
 
 
 @contextlib.contextmanager

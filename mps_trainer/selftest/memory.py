@@ -9,7 +9,7 @@ from torch import nn
 
 from ..amounts import format_bytes
 from ..guards.exhausted import DeviceOutOfMemoryError
-from ..guards.memory import free_unused
+from ..guards.growth import free_unused
 from ..guards.memory_table import measure
 from ..guards.watermarks import HIGH, memory_limit
 from .lab import Lab
