@@ -18,7 +18,7 @@ from ..devices import facts
 from ..errors import MisconfigurationException
 from .build import load_extension
 from .cuda import require_hidden
-from .report import SimulationReport, make_report
+from .simulation_report import SimulationReport, make_report
 from .visible import set_visible
 
 # What Metal recommends on a Mac of 24 GB: two thirds.
