@@ -29,10 +29,10 @@ from .arguments.model import ModelArguments
 from .arguments.optimization import OptimizationArguments
 from .arguments.parallel import ParallelArguments
 from .arguments.precision import PrecisionArguments, launched_precision
-from .arguments.refused import refuse_what_cannot_be
 from .arguments.reporting import NOT_ASKED, ReportingArguments
 from .arguments.run import RunArguments
 from .arguments.setters import Setters
+from .arguments.unsupported import refuse_what_cannot_be
 from .devices import Decision, DeviceRequest, gather_facts, resolve
 from .guards.watermarks import memory_limit
 

@@ -17,7 +17,7 @@ from docutils.parsers.rst import Directive
 from tables import table
 
 from mps_trainer.arguments.deprecated import DeprecatedArguments
-from mps_trainer.arguments.refused import REFUSALS
+from mps_trainer.arguments.unsupported import REFUSALS
 from mps_trainer.training_args import TrainingArguments
 
 _PREFIX = "Deprecated: "

@@ -13,7 +13,7 @@ from glue_tasks import TASKS
 
 from mps_trainer import TrainingArguments
 from mps_trainer.arguments.checks import refuse
-from mps_trainer.data.parts import parts_of_batch
+from mps_trainer.arguments.data import parts_of_batch
 from mps_trainer.scripts.flags import OneLineParser, check_types
 from mps_trainer.scripts.flags import given as flags_given
 

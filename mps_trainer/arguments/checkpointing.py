@@ -11,8 +11,8 @@ from .fields import option
 @dataclass
 class CheckpointingArguments:
     save_strategy: SaveStrategy | str = option("steps", "When to save: no, steps, epoch or best.")
-    save_steps: float = option(500, "Steps between two checkpoints; below 1, a fraction of all steps.")
-    save_total_limit: int | None = option(None, "Checkpoints to keep; the best one is always kept. [all]")
+    save_steps: float = option(500, "Steps between two checkpoints; below 1, a fraction of all steps.", ge=0)
+    save_total_limit: int | None = option(None, "Checkpoints to keep; the best one is always kept. [all]", ge=0)
     save_only_model: bool = option(False, "Save weights only; such a checkpoint cannot be resumed exactly.")
     save_on_each_node: bool = option(False, "With several machines, one process of each saves.")
     load_best_model_at_end: bool = option(False, "After training, go back to the weights of the best checkpoint.")

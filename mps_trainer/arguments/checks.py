@@ -1,4 +1,4 @@
-"""What makes the values of the arguments right, as tables.
+"""Makes the values of the arguments right, or refuses them; the fields themselves have their choices and bounds.
 
 Every refusal is a `ValueError` that names the field, the value, and what is accepted.
 """
@@ -19,69 +19,62 @@ from ..devices.accelerators.base import read_devices
 from ..refusal import shown
 from ..size import MOST_ITEMS, is_too_large, parts_of_value
 from .accelerator_config import accelerator_config
-from .choices import (
-    DebugOption,
-    HubStrategy,
-    IntervalStrategy,
-    OptimizerNames,
-    SamplingStrategy,
-    SaveStrategy,
-    SchedulerType,
-    of_transformers,
-)
+from .checkpointing import CheckpointingArguments
+from .choices import DebugOption, IntervalStrategy, SchedulerType, of_transformers
 from .data import DataArguments
 from .device import DeviceArguments
+from .evaluation import EvaluationArguments
+from .fields import Bounds, bounds_of
+from .hub import HubArguments
+from .model import ModelArguments
+from .optimization import OptimizationArguments
+from .parallel import ParallelArguments
+from .precision import PrecisionArguments
 from .reporting import ReportingArguments
+from .run import RunArguments
+
+_GROUPS = (
+    DataArguments,
+    OptimizationArguments,
+    ReportingArguments,
+    EvaluationArguments,
+    CheckpointingArguments,
+    ModelArguments,
+    DeviceArguments,
+    ParallelArguments,
+    PrecisionArguments,
+    HubArguments,
+    RunArguments,
+)
+_FIELDS = {field.name: field for group in _GROUPS for field in dataclasses.fields(group)}
+
+
+def _enum_of(hint: Any) -> type[Enum] | None:
+    """Returns the enum of a hint such as `IntervalStrategy | str`; None where there is none."""
+    for kind in typing.get_args(hint):
+        # Python 3.10 takes list[...] for a type as well
+        if isinstance(kind, type) and typing.get_origin(kind) is None and issubclass(kind, Enum):
+            return kind
+    return None
+
 
 CHOICES: dict[str, type[Enum]] = {
-    "lr_scheduler_type": SchedulerType,
-    "optim": OptimizerNames,
-    "train_sampling_strategy": SamplingStrategy,
-    "logging_strategy": IntervalStrategy,
-    "eval_strategy": IntervalStrategy,
-    "save_strategy": SaveStrategy,
+    **{
+        name: enum
+        for group in _GROUPS
+        for name, hint in typing.get_type_hints(group).items()
+        if (enum := _enum_of(hint)) is not None
+    },
     "evaluation_strategy": IntervalStrategy,
-    "hub_strategy": HubStrategy,
 }
 
 # The words that argparse accepts, so that a file or a script may give no others.
 WORDS: dict[str, list[str]] = {
-    field.name: field.metadata["choices"]
-    for group in (DataArguments, DeviceArguments, ReportingArguments)
-    for field in dataclasses.fields(group)
-    if "choices" in field.metadata
+    name: field.metadata["choices"] for name, field in _FIELDS.items() if "choices" in field.metadata
 }
 
-# field -> lowest value, highest value; None is no bound
-RANGES: dict[str, tuple[float | None, float | None]] = {
-    "per_device_train_batch_size": (1, None),
-    "per_device_eval_batch_size": (1, None),
-    "num_length_buckets": (1, None),
-    "gradient_accumulation_steps": (1, None),
-    "num_train_epochs": (0, None),
-    "learning_rate": (0, None),
-    "weight_decay": (0, None),
-    "adam_beta1": (0, math.nextafter(1.0, 0.0)),
-    "adam_beta2": (0, math.nextafter(1.0, 0.0)),
-    "adam_epsilon": (0, None),
-    "max_grad_norm": (0, None),
-    "warmup_steps": (0, None),
-    "label_smoothing_factor": (0, 1),
-    "logging_steps": (0, None),
-    "eval_steps": (0, None),
-    "eval_delay": (0, None),
-    "save_steps": (0, None),
-    "save_total_limit": (0, None),
-    "eval_accumulation_steps": (1, None),
-    "dataloader_num_workers": (0, None),
-    "dataloader_prefetch_factor": (1, None),
-    "neftune_noise_alpha": (0, None),
-    "torch_empty_cache_steps": (1, None),
-    "memory_fraction": (0, 2),  # as torch takes it
-    "ddp_bucket_cap_mb": (1, None),
-    "ddp_timeout": (1, 10**9),  # timedelta ends at 10**14
-    "seed": (0, 2**32 - 1),  # numpy's bound
-    "data_seed": (0, 2**63 - 1),
+BOUNDS: dict[str, Bounds] = {
+    name: bounds for name, field in _FIELDS.items() if (bounds := bounds_of(field)) is not None
 }
 
 JSON_FIELDS = (
@@ -156,10 +149,10 @@ def check_values(args: Any) -> None:
         value = getattr(args, name)
         if value is not None and value not in words:
             raise refuse(name, value, "one of " + ", ".join(words))
-    for name, (low, high) in RANGES.items():
+    for name, bounds in BOUNDS.items():
         value = getattr(args, name)
-        if value is not None and not ((low is None or value >= low) and (high is None or value <= high)):
-            raise refuse(name, value, _range_text(low, high))
+        if value is not None and value not in bounds:
+            raise refuse(name, value, str(bounds))
         if isinstance(value, int) and value > _LARGEST:
             raise refuse(name, value, f"at most {_LARGEST}")
     if args.dataloader_num_workers > (most := _most_workers()):
@@ -337,12 +330,6 @@ def _whole(value: Any, number: float) -> int:
         return int(value)  # exact above 2**53, where `number` is not
     except ValueError:
         return int(number)  # "1e3" is a whole number that int() does not read
-
-
-def _range_text(low: float | None, high: float | None) -> str:
-    if high is None:
-        return f"at least {low}"
-    return f"at least {low} and below 1" if 0 < 1 - high < 1e-9 else f"between {low} and {high}"
 
 
 def _with_parents(path: str) -> Iterable[str]:

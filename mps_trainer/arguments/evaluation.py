@@ -12,13 +12,13 @@ from .fields import option, option_list
 class EvaluationArguments:
     eval_strategy: IntervalStrategy | str = option("no", "When to evaluate during training: no, steps or epoch.")
     eval_steps: float | None = option(
-        None, "Steps between two evaluations; below 1, a fraction of all steps. [logging_steps]"
+        None, "Steps between two evaluations; below 1, a fraction of all steps. [logging_steps]", ge=0
     )
-    eval_delay: float = option(0, "Steps or epochs, as eval_strategy says, before the first evaluation.")
+    eval_delay: float = option(0, "Steps or epochs, as eval_strategy says, before the first evaluation.", ge=0)
     eval_on_start: bool = option(False, "Evaluate before the first step.")
     prediction_loss_only: bool = option(False, "Only the loss; predictions and labels are not gathered.")
     eval_accumulation_steps: int | None = option(
-        None, "Batches whose predictions stay on the device before they move to host memory. [all]"
+        None, "Batches whose predictions stay on the device before they move to host memory. [all]", ge=1
     )
     eval_do_concat_batches: bool = option(
         True, "Join the predictions of all batches; otherwise each batch stays an entry of a list."

@@ -3,17 +3,64 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
 
-def option(default: Any, help: str, **metadata: Any) -> Any:
-    """A dataclass field with a default and the text that `--help` shows.
+@dataclass(frozen=True)
+class Bounds:
+    """The numbers that a field accepts: from `ge` on, up to `le`, or below `lt`."""
 
-    Everything in `metadata` reaches argparse as it is, so only argparse's own keywords belong there.
+    ge: float
+    le: float | None = None
+    lt: float | None = None
+
+    def __contains__(self, value: float) -> bool:
+        return value >= self.ge and (self.le is None or value <= self.le) and (self.lt is None or value < self.lt)
+
+    def __str__(self) -> str:
+        if self.le is not None:
+            return f"between {self.ge} and {self.le}"
+        return f"at least {self.ge}" + ("" if self.lt is None else f" and below {self.lt}")
+
+
+class Help(str):
+    """The text that `--help` shows of a field, with the field's bounds.
+
+    The bounds have no key of their own in the field's metadata, because argparse refuses keys that it does not know.
     """
-    return dataclasses.field(default=default, metadata={"help": help, **metadata})
+
+    bounds: Bounds | None = None
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    ge: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+    **metadata: Any,
+) -> Any:
+    """Returns a dataclass field with a default and the text that `--help` shows.
+
+    Args:
+        ge: the lowest number that is accepted; None for any.
+        le: the highest number, beside `ge`.
+        lt: the number that values stay below, beside `ge`.
+        metadata: argparse's own keywords, which reach it as they are.
+    """
+    text = Help(help)
+    if ge is not None:
+        text.bounds = Bounds(ge, le, lt)
+    return dataclasses.field(default=default, metadata={"help": text, **metadata})
 
 
 def option_list(help: str) -> Any:
-    """A field that takes several values, none by default."""
+    """Returns a field that takes several values, none by default."""
     return dataclasses.field(default_factory=list, metadata={"help": help})
+
+
+def bounds_of(field: dataclasses.Field[Any]) -> Bounds | None:
+    """Returns the bounds with which `option` declared a field; None for a field without."""
+    return getattr(field.metadata.get("help"), "bounds", None)

@@ -16,5 +16,5 @@ class ModelArguments:
     use_liger_kernel: bool = option(False, "Use the kernels of the package liger-kernel.")
     liger_kernel_config: dict[str, bool] | None = option(None, "Which of those kernels, as JSON. [their defaults]")
     torch_empty_cache_steps: int | None = option(
-        None, "Steps after which the device's unused memory is given back; slower. [never]"
+        None, "Steps after which the device's unused memory is given back; slower. [never]", ge=1
     )

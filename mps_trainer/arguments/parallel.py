@@ -17,7 +17,7 @@ class ParallelArguments:
     ddp_find_unused_parameters: bool | None = option(
         None, "DDP: look for parameters without gradient. [true, but with activation checkpointing]"
     )
-    ddp_bucket_cap_mb: int | None = option(None, "DDP: size of a bucket of gradients in MB. [torch's]")
+    ddp_bucket_cap_mb: int | None = option(None, "DDP: size of a bucket of gradients in MB. [torch's]", ge=1)
     ddp_broadcast_buffers: bool | None = option(None, "DDP: share the buffers before each forward pass. [torch's]")
     ddp_static_graph: bool | None = option(None, "DDP: the graph is the same in all steps. [torch's]")
     fsdp: str | None = option(

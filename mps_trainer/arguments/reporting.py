@@ -16,7 +16,7 @@ NOT_ASKED = "".join(["no", "ne"])
 @dataclass
 class ReportingArguments:
     logging_strategy: IntervalStrategy | str = option("steps", "When to log: no, steps or epoch.")
-    logging_steps: float = option(500, "Steps between two logs; below 1, a fraction of all steps.")
+    logging_steps: float = option(500, "Steps between two logs; below 1, a fraction of all steps.", ge=0)
     logging_first_step: bool = option(False, "Log the first step too.")
     logging_nan_inf_filter: bool = option(
         True,

@@ -21,6 +21,11 @@ class RunArguments:
     resume_from_checkpoint: str | None = option(
         None, "Checkpoint folder to continue from. Read by scripts, which hand it to Trainer.train()."
     )
-    seed: int = option(42, "Seed of every random number generator, set when the Trainer is made.")
-    data_seed: int | None = option(None, "Seed of the order of the examples. [seed]")
+    seed: int = option(
+        42,
+        "Seed of every random number generator, set when the Trainer is made.",
+        ge=0,
+        le=2**32 - 1,  # numpy's bound
+    )
+    data_seed: int | None = option(None, "Seed of the order of the examples. [seed]", ge=0, le=2**63 - 1)
     full_determinism: bool = option(False, "Use deterministic algorithms only; slower.")

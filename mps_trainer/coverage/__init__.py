@@ -1,6 +1,6 @@
 """What of a training step would run on mps, for the installed torch, on any machine."""
 
-from .report import BlockingRead, CoverageReport, DtypeProblem, OperatorUse
+from .coverage_report import BlockingRead, CoverageReport, DtypeProblem, OperatorUse
 from .step import trace_step
 from .table import OperatorTable, Support, operator_table
 from .tracer import Tracer, trace

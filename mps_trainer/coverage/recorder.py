@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from ..devices.large_products import Product
-from .report import BlockingRead, CoverageReport, DtypeProblem, LargeProduct, OperatorUse
+from .coverage_report import BlockingRead, CoverageReport, DtypeProblem, LargeProduct, OperatorUse
 from .residency import named_tensors, storage_key
 from .source import SourceLine
 from .table import OperatorTable

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from ..errors import MisconfigurationException
+from .coverage_report import CoverageReport
 from .recorder import REFUSED_DTYPES
-from .report import CoverageReport
 from .residency import named_tensors
 from .tracer import Tracer
 

@@ -13,11 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..devices.probes import fallback_switch
 from .autocast import autocast_of_mps
 from .composites import composite_key, instead_on_mps, numbers_to_tensors, waits_for_device
+from .coverage_report import CoverageReport
 from .phases import Phases
 from .products import matrix_product
 from .reads import HostCalls
 from .recorder import REFUSED_DTYPES, Recorder, half
-from .report import CoverageReport
 from .residency import Residency, named_tensors, tensors_in
 from .source import SourceLine, current_line, inside
 from .table import Support, operator_table

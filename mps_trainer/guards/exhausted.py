@@ -12,8 +12,10 @@ import torch
 
 from ..amounts import format_bytes
 from ..errors import MisconfigurationException
-from .memory import out_of_memory
 from .memory_table import MemoryTable, measure
+
+# How torch's allocators say it. Those of cuda and xpu have a type of their own besides.
+_MESSAGES = ("out of memory", "DefaultCPUAllocator: can't allocate memory", "CUDNN_STATUS_NOT_SUPPORTED")
 
 TRAINING, EVALUATION, PREDICTION, PLACING = "training", "evaluation", "prediction", "placing the model"
 
@@ -53,6 +55,13 @@ class RunDescription:
     batch_size: int  # examples that one forward pass takes in training
     has_metrics: bool  # True if there is a compute_metrics
     is_training: bool  # True inside train(), even while it evaluates
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Returns True if `error` says that a device, or the host, has too little memory."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from ..amounts import format_bytes
-from .memory import free_unused
 from .memory_table import live_and_driver
 from .watermarks import HIGH, memory_limit
 
@@ -68,6 +67,15 @@ class MemoryGuard:
             "Memory guard: mps held %s for %s of tensors; after giving back what is not used, %s.",
             *(format_bytes(size) for size in (held, live, self._left)),
         )
+
+
+def free_unused(device: torch.device) -> None:
+    """Gives memory that no tensor uses back to the system."""
+    module = getattr(torch, device.type, None)
+    # the graphs are those that mps has compiled; not in every torch
+    for name in ("empty_cache", "clear_graph_cache"):
+        if callable(give_back := getattr(module, name, None)):
+            give_back()
 
 
 def _peak(live: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .checks import CHECKS
 from .lab import Lab
-from .report import CheckResult, SelftestReport
+from .results import CheckResult, SelftestReport
 from .run import run_selftest
 
 __all__ = ["CHECKS", "CheckResult", "Lab", "SelftestReport", "run_selftest"]

@@ -8,8 +8,8 @@ from ..devices.facts import apple_chip
 from ..devices.known_faults import KNOWN_FAULTS, known_faults
 from ..refusal import sentence
 from .lab import Lab
-from .report import CheckFailed
 from .reproducers import REPRODUCERS
+from .results import CheckFailed
 
 ABSENT, SHOWN, NOT_RUN = "absent", "shown", "not run"
 _HARMLESS = {fault.issue for fault in KNOWN_FAULTS if not fault.warns}

@@ -9,11 +9,11 @@ from torch import nn
 
 from ..amounts import format_bytes
 from ..guards.exhausted import DeviceOutOfMemoryError
-from ..guards.memory import free_unused
+from ..guards.growth import free_unused
 from ..guards.memory_table import measure
 from ..guards.watermarks import HIGH, memory_limit
 from .lab import Lab
-from .report import CheckFailed, CheckSkipped
+from .results import CheckFailed, CheckSkipped
 
 ROOM = 256 * 2**20  # bytes above what the process holds: plenty for the tiny model
 PIECE, PIECES = 64 * 2**20, 4

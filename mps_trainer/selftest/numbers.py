@@ -9,7 +9,7 @@ from typing import Any
 from ..devices import ACCELERATORS
 from ..devices.kernels import scales_gradients
 from .lab import Lab, losses
-from .report import CheckFailed, CheckSkipped
+from .results import CheckFailed, CheckSkipped
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from ..coverage.table import Support, operator_table
 from ..devices.facts import FALLBACK
 from .lab import Lab
-from .report import CheckFailed, CheckSkipped
+from .results import CheckFailed, CheckSkipped
 
 # Operators of one tensor that torch 2.13 has no MPS kernel for; the table of the installed one decides.
 CANDIDATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

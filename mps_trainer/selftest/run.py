@@ -23,7 +23,7 @@ from ..refusal import sentence
 from ..version import __version__
 from .checks import CHECKS, Check
 from .lab import Lab
-from .report import FAILED, PASSED, SKIPPED, CheckFailed, CheckResult, CheckSkipped, SelftestReport
+from .results import FAILED, PASSED, SKIPPED, CheckFailed, CheckResult, CheckSkipped, SelftestReport
 
 if TYPE_CHECKING:
     from ..simulator import SimulatedMPS

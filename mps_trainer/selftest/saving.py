@@ -11,7 +11,7 @@ import torch
 from ..training import Trainer
 from .lab import Lab, losses, tiny_bert
 from .numbers import TOLERANCES
-from .report import CheckFailed, CheckSkipped
+from .results import CheckFailed, CheckSkipped
 
 HALF, WHOLE = 4, 8  # steps
 

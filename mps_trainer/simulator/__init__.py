@@ -14,8 +14,8 @@ from .cuda import hide_cuda, hide_unused_cuda
 
 if TYPE_CHECKING:
     from .callback import SimulationCallback, StepFigures
-    from .report import OperatorCalls, Place, SimulationReport
     from .session import SimulatedMPS, activate, simulated_mps
+    from .simulation_report import OperatorCalls, Place, SimulationReport
 
 __all__ = [
     "OperatorCalls",
@@ -32,11 +32,11 @@ __all__ = [
 
 # Loaded on first use: torch must not be imported before CUDA is hidden, and transformers takes a second.
 _EXPORTS = {
-    "OperatorCalls": ".report",
-    "Place": ".report",
+    "OperatorCalls": ".simulation_report",
+    "Place": ".simulation_report",
     "SimulatedMPS": ".session",
     "SimulationCallback": ".callback",
-    "SimulationReport": ".report",
+    "SimulationReport": ".simulation_report",
     "StepFigures": ".callback",
     "activate": ".session",
     "simulated_mps": ".session",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -17,12 +18,12 @@ from ..devices import facts
 from ..errors import MisconfigurationException
 from .build import load_extension
 from .cuda import require_hidden
-from .memory import parse_bytes
-from .report import SimulationReport, make_report
+from .simulation_report import SimulationReport, make_report
 from .visible import set_visible
 
 # What Metal recommends on a Mac of 24 GB: two thirds.
 DEFAULT_MEMORY = "16GB"
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 _extension: ModuleType | None = None
 _current: SimulatedMPS | None = None
@@ -149,6 +150,23 @@ def _shut_down() -> None:
     if _extension is not None:
         _extension.set_listener(None)
         _extension.stop_autograd_thread()
+
+
+def parse_bytes(amount: int | str) -> int:
+    """Returns the number of bytes that 16, "16GB", "512 MiB" or "1.5g" stands for.
+
+    A gigabyte is 2**30, as on the label of a Mac.
+
+    Raises:
+        MisconfigurationException: for anything else, and for less than one byte.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", str(amount), flags=re.IGNORECASE)
+    size = int(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
+    if size < 1:
+        raise MisconfigurationException(
+            f"memory={amount!r} is no amount of memory. Write a number with a unit, for example 16GB or 512MB."
+        )
+    return size
 
 
 def _watermark() -> float:

@@ -26,7 +26,7 @@ from ..data import shares
 from ..data.buckets import buckets_of
 from ..distributed import absent_named
 from ..guards.exhausted import DeviceOutOfMemoryError, explained
-from ..guards.memory import free_unused
+from ..guards.growth import free_unused
 from .loaders import Loaders
 from .logged import plain
 from .objective import Objective

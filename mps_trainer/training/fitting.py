@@ -14,8 +14,8 @@ from transformers.trainer_pt_utils import LayerWiseDummyOptimizer, find_batch_si
 from ..checkpoints.rng import read_rng
 from ..checkpoints.state import read_state
 from ..data.split import UnsplittableBatchError, examples_in
-from ..guards.exhausted import NothingLeftToSplitError
-from ..guards.memory import free_unused, out_of_memory
+from ..guards.exhausted import NothingLeftToSplitError, out_of_memory
+from ..guards.growth import free_unused
 from ..training_args import TrainingArguments
 from . import checkpoint
 from .events import Events

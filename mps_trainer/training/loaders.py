@@ -13,13 +13,13 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 from transformers.trainer_utils import has_length, seed_worker
 
+from ..arguments.data import parts_of_batch
 from ..data.buckets import BucketBatchSampler, LengthBuckets
 from ..data.columns import ColumnRemover, is_table, signature_columns, without_unused_columns
 from ..data.lengths import LENGTH_STRATEGIES, group_by_length, is_batch_sampler, lengths_of, rebalanced_batches
 from ..data.loader import close_workers, num_examples, prepare_loader, worker_seeds_of
 from ..data.order import SeededOrder
 from ..data.padding import PadToBucket
-from ..data.parts import parts_of_batch
 from ..errors import MisconfigurationException
 from .base import TrainerBase
 

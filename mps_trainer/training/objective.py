@@ -15,7 +15,7 @@ from transformers.trainer_pt_utils import LabelSmoother
 
 from ..data.split import split
 from ..distributed.sharded import is_sharded
-from ..guards.memory import free_unused
+from ..guards.growth import free_unused
 from .base import TrainerBase
 from .introspection import base_model
 from .items import ItemsUse, items_of

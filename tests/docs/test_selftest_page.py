@@ -7,7 +7,7 @@ import re
 from mps_trainer.cli import _parser
 from mps_trainer.selftest import CHECKS, CheckResult
 from mps_trainer.selftest.numbers import TOLERANCES
-from mps_trainer.selftest.report import table
+from mps_trainer.selftest.results import table
 
 from .pages import ROOT, all_blocks
 

@@ -17,7 +17,7 @@ from transformers.trainer_pt_utils import AcceleratorConfig
 
 from mps_trainer import MisconfigurationException, Trainer, TrainingArguments
 from mps_trainer.arguments.deprecated import DeprecatedArguments
-from mps_trainer.arguments.refused import REFUSALS
+from mps_trainer.arguments.unsupported import REFUSALS
 
 from .conftest import bert_classifier
 

@@ -12,7 +12,7 @@ from torch import nn
 from mps_trainer import Trainer
 from mps_trainer.selftest import CHECKS
 from mps_trainer.selftest.numbers import TOLERANCES, Tolerance, judge
-from mps_trainer.selftest.report import CheckFailed
+from mps_trainer.selftest.results import CheckFailed
 from tests.conftest import on_device
 
 COMPARED = "losses as on the CPU"
