@@ -44,7 +44,7 @@ AREAS = {
     "other device code": Area(40, ("devices/facts.py", "devices/findings.py", "devices/accelerators/*.py")),
     "checkpoints": Area(110, ("checkpoints/*.py",)),
     "the loop": Area(40, ("training/loop.py", "training/after_step.py", "training/plan.py")),
-    "loss weighting": Area(50, ("training/loss.py", "training/items.py", "training/objective.py")),
+    "loss weighting": Area(50, ("training/loss.py", "training/items.py", "training/trainer.py")),
     "data order": Area(40, ("data/order.py", "data/shares.py", "data/buckets.py", "training/draws.py")),
 }
 

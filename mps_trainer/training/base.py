@@ -15,6 +15,7 @@ from transformers.trainer_callback import (
     TrainerState,
 )
 from transformers.trainer_pt_utils import log_metrics, save_metrics, save_state
+from transformers.trainer_utils import speed_metrics
 
 from ..callbacks.device_stats import call_first_who_add_to_logs
 from ..data.transfer import BatchTransfer
@@ -68,6 +69,7 @@ class TrainerBase:
     can_return_loss: bool
     ignore_keys_for_eval: list[str] | None = None
     _memory_tracker: Any
+    _mt_tokens_before: int = 0  # the run that goes on
     _train_batch_size: int  # of the loader; smaller than that of the arguments in a run that transformers began
     examples_at_a_time: int | None = None  # that a resumed run begins with; None: whole batches
 
@@ -84,7 +86,7 @@ class TrainerBase:
         return self._prepare_input(inputs)
 
     @property
-    def _main_input_name(self) -> str:
+    def _mt_main_input_name(self) -> str:
         return getattr(self.model, "main_input_name", "input_ids")
 
     def _describe_run(self) -> RunDescription:
@@ -103,6 +105,14 @@ class TrainerBase:
 
     # What another part of the Trainer does
 
+    if TYPE_CHECKING:
+
+        def _get_num_items_in_batch(self, batch_samples: list[Any], device: Any) -> Any: ...
+        def compute_loss_context_manager(self) -> Any: ...
+        def compute_loss(
+            self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        ) -> Any: ...
+
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
         raise NotImplementedError
 
@@ -118,9 +128,6 @@ class TrainerBase:
         raise NotImplementedError
 
     def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
-        raise NotImplementedError
-
-    def token_logs(self, start_time: float | None) -> dict[str, float]:
         raise NotImplementedError
 
     # Events
@@ -186,7 +193,10 @@ class TrainerBase:
         if self.state.epoch is not None:
             logs["epoch"] = self.state.epoch
         if self.args.include_num_input_tokens_seen != "no":
-            logs.update(self.token_logs(start_time))
+            seen = self.state.num_input_tokens_seen
+            logs["num_input_tokens_seen"] = seen
+            if start_time is not None:
+                logs.update(speed_metrics("train", start_time, num_tokens=seen - self._mt_tokens_before))
         self.state.log_history.append({**self.savable_logs.of(logs), "step": self.state.global_step})
         self.fire("on_log", logs=logs)
 

@@ -29,7 +29,6 @@ from ..guards.exhausted import DeviceOutOfMemoryError, explained
 from ..guards.growth import free_unused
 from .loaders import Loaders
 from .logged import plain
-from .objective import Objective
 from .optimizer import set_mode
 from .predictions import Predictions, watching_for_last
 from .shards import in_step, parted_afterwards
@@ -37,7 +36,7 @@ from .shards import in_step, parted_afterwards
 logger = logging.getLogger(__name__)
 
 
-class Evaluation(Loaders, Objective):
+class Evaluation(Loaders):
     """evaluate, predict, and the loop that both share."""
 
     def evaluate(
@@ -245,7 +244,7 @@ class Evaluation(Loaders, Objective):
     def _inputs_for_metrics(self, inputs: Any) -> Any:
         if "inputs" not in self.args.include_for_metrics:
             return None
-        return self._prepare_input(inputs[self._main_input_name])
+        return self._prepare_input(inputs[self._mt_main_input_name])
 
     def _metrics(self, kept: Predictions) -> Mapping[str, Any]:
         if self.compute_metrics is None or kept.predictions is None or kept.labels is None:

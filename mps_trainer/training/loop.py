@@ -332,11 +332,11 @@ class TrainingRun:
             self.draws.unbegin()
         self.stopping.save_and_end(self.plan.max_steps)
 
-    def fillers_among(self, count: int) -> set[int]:
-        """Returns which of the last `count` batches are another process's, and do not count in this one."""
-        return self.fillers_from(self.here[1] - count, count)
+    def padding_among_last(self, count: int) -> set[int]:
+        """Returns which of the last `count` batches are another process's, and have no loss in this one."""
+        return self.padding_after(self.here[1] - count, count)
 
-    def fillers_from(self, begin: int, count: int) -> set[int]:
+    def padding_after(self, begin: int, count: int) -> set[int]:
         """Returns which of `count` batches of the epoch, after the first `begin`, are so."""
         share = shares_of(self.loader)
         return set() if share is None else {n - begin for n in share.fillers if begin <= n < begin + count}

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers.trainer_pt_utils import find_batch_size
 
+from ..distributed import Processes
 from .introspection import base_model
 from .shards import class_of
 
@@ -16,7 +17,7 @@ IGNORED_LABEL = -100  # torch's cross_entropy leaves it out
 
 
 def loss_of(outputs: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
-    """The loss in the outputs of a model: under "loss", first in a tuple, or the output itself.
+    """Returns the loss in the outputs of a model: under "loss", first in a tuple, or the output itself.
 
     Raises:
         ValueError: if there is none.
@@ -38,7 +39,7 @@ def loss_of(outputs: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
 
 
 def shifts_labels(model: nn.Module) -> bool:
-    """Whether the model's own loss predicts the next token, so that the first label of each row is no target."""
+    """True if the model's own loss predicts the next token, so that the first label of each row is no target."""
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return False
     loss_type = getattr(model, "loss_type", None)
@@ -50,7 +51,7 @@ def shifts_labels(model: nn.Module) -> bool:
 
 
 def predicts_next_token(model: nn.Module) -> bool:
-    """Whether the model is a causal language model, whose logits at one position are for the label of the next."""
+    """True for a causal language model, whose logits at one position are for the label of the next."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     inner = base_model(getattr(model, "_orig_mod", model))
@@ -58,7 +59,7 @@ def predicts_next_token(model: nn.Module) -> bool:
 
 
 def count_items(batch: Any, label_names: list[str], shifted: bool) -> int | None:
-    """Labels in a batch that enter its loss; its examples where labels cannot be read without asking the device."""
+    """Returns the labels in a batch that enter its loss; its examples if the labels are on a device."""
     if not isinstance(batch, Mapping):
         return None
     labels = next((batch[name] for name in ["labels", *label_names] if name in batch), None)
@@ -69,8 +70,37 @@ def count_items(batch: Any, label_names: list[str], shifted: bool) -> int | None
     return labels.numel() if labels.is_floating_point() else int(labels.ne(IGNORED_LABEL).sum())
 
 
+def items_of_all(items: torch.Tensor | int | None, processes: Processes) -> torch.Tensor | None:
+    """Returns the items of an update in all processes, of those in this one; None if one of them does not know."""
+    total, unknown = processes.sum([0.0 if items is None else float(items), items is None])
+    return None if unknown else torch.tensor(int(total))
+
+
+def divisors_of_all(
+    counts: list[int | None], padding: set[int], processes: Processes, average_tokens: bool
+) -> list[float | None]:
+    """Returns the divisor for the loss of each batch of an update, where several processes average their gradients.
+
+    The average is then the mean over the items of all of them.
+
+    Args:
+        counts: the items in each batch; None where that cannot be told.
+        padding: positions of the batches that are another process's, and have no loss here.
+        average_tokens: each process has the mean over its own items instead, if this is False.
+    """
+    counts = [0 if i in padding else count for i, count in enumerate(counts)]
+    if not average_tokens:
+        return divisors(counts)
+    unknown, total, number = processes.sum(
+        [counts.count(None), sum(count or 0 for count in counts), len(counts) - len(padding)]
+    )
+    if unknown or not total:
+        counts, total = [0 if i in padding else 1 for i in range(len(counts))], number
+    return [total / (count * processes.size) if count else None for count in counts]
+
+
 def divisors(items: list[int | None]) -> list[float | None]:
-    """What the loss of each batch of an update is divided by, so that their sum is the mean over all their items.
+    """Returns the divisor for the loss of each batch of an update; their sum is then the mean over all their items.
 
     A model's loss is the mean over the items of one batch, so a batch with half of all items counts half, whatever
     the sizes of the others. None is for a batch that has no item and so no loss, where others have. Where items

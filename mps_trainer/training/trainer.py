@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import itertools
 import logging
 import os
 import warnings
@@ -18,10 +20,7 @@ from transformers.trainer_utils import (
     EvalPrediction,
     TrainerMemoryTracker,
     TrainOutput,
-    enable_full_determinism,
-    set_seed,
 )
-from transformers.utils import logging as transformers_logging
 from transformers.utils.generic import can_return_loss, find_labels
 
 from ..arguments.deprecated import DROPPED_IN
@@ -38,43 +37,66 @@ from ..callbacks import (
 from ..checkpoints import folders
 from ..checkpoints.background import Background
 from ..data.faults import refuse_in_starting_process
+from ..data.split import split
 from ..data.transfer import BatchTransfer
 from ..distributed import Processes, absent_named
 from ..distributed.folder import only_run_of_all_in, require_shared
+from ..distributed.sharded import is_sharded
 from ..errors import MisconfigurationException
 from ..guards.exhausted import PLACING, TRAINING, explained
-from ..guards.growth import make_guard
+from ..guards.growth import free_unused, make_guard
 from ..overrides import Overrides
 from ..terminal import lost_output_ignored
 from ..training_args import TrainingArguments
 from . import model_files, validation
+from . import optimizer as optim
 from .accelerator import Accelerator
 from .adamw import total_norm
 from .after_step import AfterStep
-from .counts import Counts
+from .counts import flos_per_token, main_input, tokens_in
 from .events import Events
 from .fitting import sizes_to_begin_with
 from .hooks import Checkpointing, Hooks, StatePair
 from .hub import Hub
 from .introspection import accepts_loss_kwargs, base_model, require_trainable, spans_devices
-from .items import ItemsUse
+from .items import ItemsUse, items_of
 from .loop import TrainingRun
+from .loss import (
+    count_items,
+    divisors,
+    divisors_of_all,
+    items_of_all,
+    loss_of,
+    predicts_next_token,
+    shifts_labels,
+)
 from .masks import AttentionMasks
-from .optimization import Optimization
 from .optimizer import set_mode
 from .plan import StepPlan
 from .precision import MixedPrecision, set_tf32
 from .preparation import prepared_for_training
-from .replicas import inside, replicated
+from .replicas import inside, nothing_of
 from .saving import Saving
 from .search import Search
-from .shards import sharded
+from .setup import (
+    default_collator,
+    label_smoother,
+    processing_class_of,
+    seed_all,
+    set_log_level,
+    settle_accumulation,
+)
+from .shards import adding_nothing
 from .shards import total_norm as norm_of_shards
+from .wrapping import is_placed, wrapped
 
 logger = logging.getLogger(__name__)
 
+# not in the first releases of transformers 5
+_SMOOTHER_NORMALISES = "num_items_in_batch" in inspect.signature(LabelSmoother.__call__).parameters
 
-class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
+
+class Trainer(AfterStep, Saving, Hub, Search):
     """Trains, evaluates and predicts with a model; transformers' `Trainer`, on the device that this machine has.
 
     Args:
@@ -97,6 +119,19 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
     Raises:
         MisconfigurationException: for arguments that contradict each other or that the device cannot do.
     """
+
+    compute_loss_func: Callable | None
+    label_smoother: LabelSmoother | None
+    items_use: ItemsUse
+    # True in a subclass whose compute_loss normalises over num_items_in_batch, False if it is the mean of its batch
+    loss_is_scaled_for_ga: bool | None = None
+    current_gradient_accumulation_steps: int = 1
+    loss_divisor: float = 1.0  # of the batch whose step comes next
+    _loss_is_normalised: bool | None = None  # over the update, as compute_loss below left it; None if it did not run
+    current_flos: float = 0.0  # since they were last added to the state's
+    _mt_tokens_before: int = 0  # the run that goes on
+    _mt_flos_per_token: int | None = None
+    _created_lr_scheduler = False  # whether `lr_scheduler` is from here: such a one is for one train() only
 
     def __init__(
         self,
@@ -121,11 +156,11 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         args.use_transformers_choices()
         self.processes = Processes.of(args)
         self.is_fsdp_enabled = bool(args.fsdp)
-        self._seed()
+        seed_all(self.args)
         self._memory_tracker = TrainerMemoryTracker(args.skip_memory_metrics)
         self._memory_tracker.start()
-        _set_log_level(args)
-        self.processing_class = _processing_class(processing_class, tokenizer)
+        set_log_level(args)
+        self.processing_class = processing_class_of(processing_class, tokenizer)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.model_init = model_init
         self.compute_loss_func = compute_loss_func
@@ -136,14 +171,14 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         self.neftune_noise_alpha = args.neftune_noise_alpha
         self.data_collator: Any = data_collator
         validation.check_model(model, model_init)
-        self.check_given_optimizers()
+        validation.check_optimizers(optimizers, optimizer_cls_and_kwargs, model_init)
         validation.check_processes(args, self.processes)
         validation.check_sharding(args, self.processes, model, optimizers)
         has_own_loader = self._mt_overrides.has("get_eval_dataloader")
         validation.check_evaluation(args, eval_dataset, compute_metrics, has_own_loader)
         validation.check_training(args, train_dataset, data_collator)
 
-        self._settle_accumulation()
+        settle_accumulation(args)
         set_tf32(args.device, args.tf32)
         self.memory_guard = make_guard(args)
         self._train_batch_size = args.train_batch_size
@@ -152,8 +187,8 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         self.is_in_train = False
         self.earlier_checkpoints: set[str] = set()  # in the output folder, of a run before this one
         self._use_model(model if model is not None else self.call_model_init())
-        self.label_smoother = self._label_smoother()
-        self.data_collator = self.data_collator or _default_collator(self.processing_class)
+        self.label_smoother = label_smoother(args, self.model)
+        self.data_collator = self.data_collator or default_collator(self.processing_class)
 
         own = [*default_callbacks(args), *(jit := jit_checkpoint(args)), *report_callback(args)]
         for callback in jit:
@@ -195,7 +230,7 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
             raise MisconfigurationException("There is nothing to train on: give the Trainer a train_dataset.")
         self.ignore_keys_for_eval = ignore_keys_for_eval
         if self.model_init is not None:
-            self._seed()
+            seed_all(self.args)
             self._use_model(self.call_model_init(trial))
         self._hp_search_setup(trial)
         self.args.output_dir = os.path.abspath(self.args.output_dir)  # a callback may change the working folder
@@ -204,7 +239,11 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
             resume_from = self.processes.first_does(
                 lambda: folders.checkpoint_to_resume(resume_from_checkpoint, run_dir)
             )
-            self.renew_schedule(new_model=self.model_init is not None)
+            if self.model_init is not None:  # the optimizer of an earlier run does not know the new model
+                self.optimizer = self.lr_scheduler = None
+            elif self._created_lr_scheduler:  # a schedule is for one run; the optimizer stays, with what it has learnt
+                self.lr_scheduler = None
+            self._created_lr_scheduler = False
             self._train_batch_size, self.examples_at_a_time = sizes_to_begin_with(self.args, resume_from)
             for report in reports_among(self.callback_handler.callbacks):
                 batch, whole = self.get_total_train_batch_size(self.args), run_dir == self.args.output_dir
@@ -255,7 +294,7 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
         )
         if resume_from is not None:
             run.resume(resume_from)
-        self.begin_tokens()
+        self._mt_tokens_before = self.state.num_input_tokens_seen
         return run
 
     def _mt_hooks(self, model: nn.Module, trial: Any) -> Hooks:
@@ -265,12 +304,12 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
 
         return Hooks(
             get_batch_samples=self.get_batch_samples,
-            divisors=self.shares,
-            item_counts=self._item_counts,
+            divisors=self._mt_divisors,
+            item_counts=self._mt_item_counts,
             split_batch=self.split_batch,
             training_step=self._mt_training_step,
-            take_part=self.take_part,
-            count_batch=self.count_batch,
+            take_part=self._mt_take_part,
+            count_batch=self._mt_count_batch,
             clip_grad_norm=self._clip_grad_norm,
             get_grad_norm=lambda model, clipped: self._get_grad_norm(model, grad_norm=clipped),
             get_learning_rate=self._get_learning_rate,
@@ -384,32 +423,8 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
             report.end(error)
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
-        """The model as the loops call it: compiled, if the arguments say so; one of several replicas, in training.
-
-        A sharded one is itself, from the first call on.
-        """
-        if self.is_fsdp_enabled:
-            return sharded(model, self.args, self.processes)
-        compiled = self._compiled(model)
-        if not training or not self.processes.are_several:
-            return compiled
-        wrapped = self.model_wrapped
-        return wrapped if inside(wrapped) is compiled and wrapped is not compiled else replicated(compiled, self.args)
-
-    def _compiled(self, model: nn.Module) -> nn.Module:
-        if not self.args.torch_compile:
-            return model
-        if getattr(inside(self.model_wrapped), "_orig_mod", None) is model:
-            return inside(self.model_wrapped)
-        backend, mode = self.args.torch_compile_backend or "inductor", self.args.torch_compile_mode
-        try:
-            compiled: Any = torch.compile(model, backend=backend, mode=mode)
-        except RuntimeError as error:  # no such mode, no such backend
-            raise MisconfigurationException(
-                f"torch_compile_backend={backend!r} with torch_compile_mode={mode!r} cannot be used: {error} Leave "
-                "out what torch.compile does not know."
-            ) from error
-        return compiled
+        """Returns the model as the loops call it: compiled, sharded, or one of several replicas in training."""
+        return wrapped(model, self.model_wrapped, self.args, self.processes, training)
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """Examples in an optimizer step of all processes."""
@@ -456,46 +471,23 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
 
     # Making
 
-    def _settle_accumulation(self) -> None:
-        """`num_steps` among the settings of accumulation stands for `gradient_accumulation_steps`."""
-        args = self.args
-        config: Any = args.accelerator_config
-        steps = (config.gradient_accumulation_kwargs or {}).get("num_steps")
-        if steps is None:
-            return
-        if args.gradient_accumulation_steps > 1:
-            raise MisconfigurationException(
-                "The `AcceleratorConfig`'s `num_steps` is set but `gradient_accumulation_steps` is greater than 1: "
-                "both say how many batches make an update. Leave one of them out."
-            )
-        args.gradient_accumulation_steps = steps
-
     def use_precision(self, precision: MixedPrecision) -> None:
         """Computes in this format from now on."""
         self.precision = precision
         self.accelerator = Accelerator(self.args, precision, prepare_loader=self.prepare_loader)
         self.gather_function = self.accelerator.gather_for_metrics
 
-    def _seed(self) -> None:
-        if self.args.full_determinism:
-            enable_full_determinism(self.args.seed)
-        else:
-            set_seed(self.args.seed)
-
     def _use_model(self, model: nn.Module) -> None:
         args, base = self.args, base_model(model)
         require_trainable(model)
-        asked = args.place_model_on_device
-        full_eval = args.fp16_full_eval or args.bf16_full_eval  # moves the model itself, in another format
         bitsandbytes = getattr(model, "quantization_method", None) == "bitsandbytes"  # has no .to()
         self.is_model_parallel = spans_devices(model)
-        elsewhere = full_eval or self.is_model_parallel or self.is_fsdp_enabled  # which brings it there block by block
-        self.place_model_on_device = not elsewhere if asked is None else asked
+        self.place_model_on_device = is_placed(model, args)
         if self.place_model_on_device and not bitsandbytes:
             with explained(self._describe_run, PLACING):
                 self._move_model_to_device(model, args.device)
         self.model = self.model_wrapped = model
-        self._flos_per_token = None
+        self._mt_flos_per_token = None
         self.label_names = find_labels(type(base)) if args.label_names is None else args.label_names
         self.can_return_loss = can_return_loss(type(base))
         self.model_accepts_loss_kwargs = accepts_loss_kwargs(model)
@@ -508,46 +500,312 @@ class Trainer(AfterStep, Counts, Optimization, Saving, Hub, Search):
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
         model.to(device)
 
-    def _label_smoother(self) -> LabelSmoother | None:
-        if not self.args.label_smoothing_factor:
+    # The loss
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        """Runs forward and backward for one batch; returns its part of the update's loss, detached, on the device."""
+        if not inside(model).training:  # there was an evaluation
+            model.train()
+            set_mode(self.optimizer, training=True)
+        inputs = self._prepare_inputs(inputs)
+        self._loss_is_normalised = None
+        with self.compute_loss_context_manager():
+            loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+        every = self.args.torch_empty_cache_steps
+        if every is not None and self.state.global_step % every == 0:
+            free_unused(self.args.device)
+        if not self._is_share_of_update(num_items_in_batch):
+            if self.loss_divisor != 1:
+                loss = loss / self.loss_divisor
+        elif self.processes.are_several and self.args.average_tokens_across_devices:
+            loss = loss * self.processes.size  # gradients are averaged, and this is one of several parts of a sum
+        self.accelerator.backward(loss)
+        return loss.detach()
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        """Returns the loss of one batch, the mean over its items; with `return_outputs`, a pair of it and the outputs.
+
+        The Trainer weighs the losses of accumulated batches by their items. A loss of yours that is already normalised
+        over `num_items_in_batch`, the items of the whole update, needs `loss_is_scaled_for_ga = True`; one that is the
+        mean of its own batch, False. Where that is None, a loss that does not come from here counts as normalised if
+        the model takes `num_items_in_batch` (`model_accepts_loss_kwargs`), as it does in transformers.
+        """
+        self._loss_is_normalised = self.compute_loss_func is not None and num_items_in_batch is not None
+        takes_labels = self.label_smoother is not None or self.compute_loss_func is not None
+        labels = inputs.pop("labels", None) if takes_labels else None
+        outputs = self._outputs(model, inputs, num_items_in_batch)
+        if self.compute_loss_func is not None:
+            loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
+        elif labels is not None and self.label_smoother is not None:
+            loss = self._smoothed_loss(model, outputs, labels, num_items_in_batch)
+        else:
+            loss = loss_of(outputs, inputs)
+            self._loss_is_normalised = bool(self.items_use.is_used) and num_items_in_batch is not None
+        return (loss, outputs) if return_outputs else loss
+
+    def _outputs(self, model: nn.Module, inputs: dict[str, Any], num_items: torch.Tensor | int | None) -> Any:
+        if num_items is None or not self.model_accepts_loss_kwargs:
+            return model(**inputs)
+        return self.items_use.forward(model, inputs, num_items)
+
+    def _smoothed_loss(self, model: nn.Module, outputs: Any, labels: Any, num_items: torch.Tensor | int | None) -> Any:
+        assert self.label_smoother is not None
+        normalise = self.model_accepts_loss_kwargs and num_items is not None and _SMOOTHER_NORMALISES
+        self._loss_is_normalised = normalise
+        kwargs = {"num_items_in_batch": num_items} if normalise else {}
+        return self.label_smoother(outputs, labels, shift_labels=predicts_next_token(model), **kwargs)
+
+    def compute_loss_context_manager(self) -> contextlib.AbstractContextManager:
+        """Returns the context of each forward pass: autocast if asked for; on an accelerator, masks nobody reads."""
+        contexts: list[contextlib.AbstractContextManager] = []
+        if self.attention_masks.applies:
+            contexts.append(self.attention_masks.in_use())
+        if self.precision.dtype is not None:
+            contexts.append(self.precision.autocast())
+        if self._mt_overrides.has("autocast_smart_context_manager"):
+            contexts.append(self.autocast_smart_context_manager())
+        if not contexts:
+            return contextlib.nullcontext()
+        stack = contextlib.ExitStack()
+        for context in contexts:
+            stack.enter_context(context)
+        return stack
+
+    def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> contextlib.AbstractContextManager:
+        """Returns a context for the forward pass that a subclass may add to it; here, one that does nothing."""
+        return contextlib.nullcontext()
+
+    def _mt_take_part(
+        self, model: nn.Module, inputs: dict[str, Any], num_items: torch.Tensor | int | None = None
+    ) -> None:
+        """Runs a backward pass that adds nothing, where this process has no loss and the others wait for it."""
+        inputs = self._prepare_inputs(inputs)
+        if is_sharded(model):
+            # each block waits for that of the others, in both directions: what they compute is computed here
+            with adding_nothing(model):
+                with self.compute_loss_context_manager():
+                    loss = self.compute_loss(model, inputs, num_items_in_batch=num_items).sum()
+                self.accelerator.backward(loss)
+            return
+        with self.compute_loss_context_manager():
+            self._outputs(model, inputs, None)
+            loss = nothing_of(model)
+        self.accelerator.backward(loss)
+
+    # The batches of an update
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], torch.Tensor | int | None]:
+        """Returns the next batches of an epoch, at most `num_batches`, and how many items all of them have."""
+        batches = list(itertools.islice(epoch_iterator, num_batches))
+        items = self._get_num_items_in_batch(batches, device)
+        if not self.processes.are_several:
+            return batches, items
+        padding = set() if self.loop is None else self.loop.padding_after(self.loop.update_begins_at, len(batches))
+        if padding and items is not None:  # which are counted by the processes that they belong to
+            own = [batch for number, batch in enumerate(batches) if number not in padding]
+            items = self._get_num_items_in_batch(own, device) if own else torch.tensor(0)
+        # what one process has learnt of the model's loss, another may not have: all ask, or none
+        asks = self.model_accepts_loss_kwargs or self.compute_loss_func is not None or self._computes_loss_itself
+        if asks and self.args.average_tokens_across_devices:
+            items = items_of_all(items, self.processes)
+        return batches, items
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:
+        """Returns the number of labels in all batches that enter the loss; None if nothing uses it."""
+        uses = self.model_accepts_loss_kwargs and (self.items_use.is_used is not False or self.label_smoother)
+        if not (uses or self.compute_loss_func is not None or self._computes_loss_itself):
             return None
-        if getattr(getattr(self.model, "config", None), "problem_type", None) == "multi_label_classification":
+        return items_of(batch_samples, shifts_labels(base_model(self.model)))
+
+    def _mt_divisors(self, batches: list[Any]) -> list[float | None]:
+        """Returns the divisor for the loss of each batch of an update; None for one without items and loss."""
+        if not self.processes.are_several:
+            return divisors(self._mt_item_counts(batches)) if len(batches) > 1 else [1.0]
+        padding = set() if self.loop is None else self.loop.padding_among_last(len(batches))
+        counts = self._mt_item_counts(batches)
+        return divisors_of_all(counts, padding, self.processes, self.args.average_tokens_across_devices)
+
+    def _mt_item_counts(self, batches: list[Any]) -> list[int | None]:
+        shifted = shifts_labels(base_model(self.model))
+        return [count_items(batch, self.label_names, shifted) for batch in batches]
+
+    def split_batch(self, batch: Any, most: int) -> list[Any]:
+        """Splits `batch` into parts of at most `most` examples, in their order; for `auto_find_batch_size`.
+
+        Tensors with an entry for each example are cut. Override it for batches in which these do not all have the
+        examples in their first dimension.
+
+        Raises:
+            UnsplittableBatchError: if it cannot be told where an example ends.
+        """
+        return split(batch, most)
+
+    @property
+    def _computes_loss_itself(self) -> bool:
+        """True if a subclass has a loss of its own."""
+        return self._mt_overrides.has("compute_loss", "training_step", "get_batch_samples")
+
+    def _is_share_of_update(self, num_items_in_batch: torch.Tensor | int | None) -> bool:
+        """True if the loss that compute_loss just gave is normalised over the whole update already."""
+        if self.loss_is_scaled_for_ga is not None:
+            return self.loss_is_scaled_for_ga
+        if self._loss_is_normalised is not None:
+            return self._loss_is_normalised
+        normalised = self.model_accepts_loss_kwargs and num_items_in_batch is not None
+        if normalised and self.loss_divisor != 1:
             warnings.warn(
-                "Label smoothing is not compatible with multi-label classification, which the model's config asks: "
-                "it spreads the probability of the one right label. label_smoothing_factor is left out.",
+                f"{type(self).__name__}.compute_loss is taken to divide by num_items_in_batch, as transformers takes "
+                "it with a model that accepts that argument. If it gives the mean of its batch, accumulated losses "
+                "come out too large: set loss_is_scaled_for_ga = False in the class, or True to silence this.",
                 UserWarning,
-                stacklevel=3,
+                stacklevel=2,
             )
-            return None
-        return LabelSmoother(self.args.label_smoothing_factor)
+        return normalised
 
+    # Counting tokens and operations
 
-def _set_log_level(args: TrainingArguments) -> None:
-    """The level of transformers' loggers, and of this package's if log_level names one."""
-    level = args.get_process_log_level()
-    transformers_logging.set_verbosity(level)
-    if args.log_level != "passive":
-        logging.getLogger(__package__.partition(".")[0]).setLevel(level)
+    def _mt_count_batch(self, inputs: Any) -> None:
+        self.current_flos += float(self.floating_point_ops(inputs))
+        self._track_num_input_tokens(inputs)
 
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """Returns an estimate for forward and backward of a batch; 0 if the model or the batch does not tell enough.
 
-def _processing_class(processing_class: Any, tokenizer: Any) -> Any:
-    if tokenizer is None:
-        return processing_class
-    warnings.warn(
-        f"`Trainer(tokenizer=...)` is deprecated and will be removed in mps_trainer {DROPPED_IN}. "
-        "Use `processing_class`.",
-        FutureWarning,
-        stacklevel=3,
-    )
-    if processing_class is not None and processing_class is not tokenizer:
-        raise MisconfigurationException("tokenizer and processing_class are the same argument: give the latter only.")
-    return tokenizer
+        See `flos_per_token`.
+        """
+        tensor = main_input(inputs, self._mt_main_input_name)
+        if tensor is None:
+            return 0
+        if self._mt_flos_per_token is None:
+            self._mt_flos_per_token = flos_per_token(self.model)
+        return self._mt_flos_per_token * tensor.numel()
 
+    def store_flos(self) -> None:
+        """Adds the operations counted since the last call to `state.total_flos`."""
+        self.state.total_flos += self.processes.sum([self.current_flos])[0]
+        self.current_flos = 0.0
 
-def _default_collator(processing_class: Any) -> Callable:
-    from transformers import PreTrainedTokenizerBase, SequenceFeatureExtractor
-    from transformers.data.data_collator import DataCollatorWithPadding, default_data_collator
+    def _track_num_input_tokens(self, inputs: Any) -> None:
+        """Adds the tokens of a batch to `state.num_input_tokens_seen`, if the arguments ask for it."""
+        which = self.args.include_num_input_tokens_seen
+        if which == "no":
+            return
+        padding = getattr(self.processing_class, "pad_token_id", None)
+        number = tokens_in(inputs, self._mt_main_input_name, which == "non_padding", padding)
+        if number is not None:
+            self.state.num_input_tokens_seen += int(self.processes.sum([number])[0])
 
-    # image processors have a pad() as well, which is not for batches
-    pads = isinstance(processing_class, (PreTrainedTokenizerBase, SequenceFeatureExtractor))
-    return DataCollatorWithPadding(processing_class) if pads else default_data_collator
+    def _mt_counts(self) -> tuple[float, int]:
+        return self.current_flos, self.state.num_input_tokens_seen
+
+    def _mt_set_counts(self, counts: tuple[float, int]) -> None:
+        self.current_flos, self.state.num_input_tokens_seen = counts
+
+    # Optimizer and schedule
+
+    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
+        """Makes the optimizer, then the schedule over `num_training_steps` steps."""
+        self.create_optimizer()
+        self.create_scheduler(num_training_steps=num_training_steps)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """The optimizer that there is, else one for `model` (default: the Trainer's), kept as `optimizer`.
+
+        It comes from `optimizer_cls_and_kwargs` if the Trainer was given that, else from `args.optim`.
+
+        Raises:
+            MisconfigurationException: what `get_optimizer_cls_and_kwargs` raises.
+        """
+        if self.optimizer is None:
+            model = self.model if model is None else model
+            if self.is_fsdp_enabled:
+                model = self._wrap_model(model)  # it updates the parts that this process will have
+            decay = self.get_decay_parameter_names(model)
+            groups = optim.parameter_groups(model, decay, self.args.weight_decay)
+            kind, settings = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, model)
+            self.optimizer = optim.make_optimizer(kind, settings, groups, model)
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
+        """The schedule that there is, else the arguments' for `optimizer` (default: the Trainer's).
+
+        Raises:
+            UnknownSettingError: for `lr_scheduler_kwargs` that the schedule does not take.
+        """
+        if self.lr_scheduler is None:
+            optimizer = self.optimizer if optimizer is None else optimizer
+            self.lr_scheduler = optim.make_scheduler(self.args, optimizer, num_training_steps)
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: nn.Module | None = None) -> tuple[Any, Any]:
+        """The class and the settings of the optimizer that `args.optim` names.
+
+        Args:
+            args: `optim`, `optim_args`, `learning_rate`, `adam_*` and for some optimizers others are read.
+            model: what to optimize; GaLore and APOLLO need it.
+
+        Raises:
+            MissingPackageError: if the optimizer is of a package that is not installed.
+            MisconfigurationException: for settings that the optimizer cannot have, or an optimizer that is not
+                supported.
+        """
+        return optim.class_and_settings(args, model)
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Names of the parameters that `weight_decay` is for: all but LayerNorm's, biases, and norms by name."""
+        return optim.decay_parameter_names(model)
+
+    # What is in them
+
+    def get_num_trainable_parameters(self) -> int:
+        """How many numbers the model has that training changes."""
+        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+
+    def get_learning_rates(self) -> list[float]:
+        """The learning rate of each group of the optimizer.
+
+        Raises:
+            ValueError: if there is no optimizer yet.
+        """
+        return [group["lr"] for group in self._optimizer_groups()]
+
+    def get_optimizer_group(self, param: str | nn.Parameter | None = None) -> Any:
+        """The optimizer's group that `param`, or the parameter of that name, is in.
+
+        Without `param`, or if no group has it: the list of parameters of each group.
+
+        Raises:
+            ValueError: if there is no optimizer yet.
+        """
+        groups = self._optimizer_groups()
+        if isinstance(param, str):
+            param = dict(self.model.named_parameters()).get(param)
+        for group in groups:
+            if any(member is param for member in group["params"]):
+                return group
+        return [group["params"] for group in groups]
+
+    def _optimizer_groups(self) -> list[dict[str, Any]]:
+        if self.optimizer is None:
+            raise ValueError("There is no optimizer yet: call create_optimizer() or train() first.")
+        return self.optimizer.param_groups
+
+    def _get_learning_rate(self) -> float:
+        """The learning rate to log: the schedule's last one, of the first group."""
+        if optim.follows_metric(self.lr_scheduler):
+            rate = self.optimizer.param_groups[0]["lr"]
+        else:
+            rate = self.lr_scheduler.get_last_lr()[0]
+        return rate.item() if torch.is_tensor(rate) else rate

@@ -30,6 +30,22 @@ def check_model(model: Any, model_init: Any) -> None:
         )
 
 
+def check_optimizers(optimizers: tuple[Any, Any], optimizer_cls_and_kwargs: Any, model_init: Any) -> None:
+    """Raises ConflictingOptimizersError if what is given names two optimizers, or two models."""
+    optimizer, schedule = optimizers
+    if optimizer_cls_and_kwargs is not None and optimizer is not None:
+        raise ConflictingOptimizersError(
+            "Both `optimizers` and `optimizer_cls_and_kwargs` were given, and each names an optimizer. "
+            "Give one of the two."
+        )
+    if model_init is not None and (optimizer is not None or schedule is not None):
+        raise ConflictingOptimizersError(
+            "Both `model_init` and `optimizers` were given, but each train() makes a new model, which an "
+            "optimizer made before does not know. Give `optimizer_cls_and_kwargs` instead, or override "
+            "create_optimizer_and_scheduler in a subclass."
+        )
+
+
 def check_processes(args: TrainingArguments, processes: Processes) -> None:
     """Raises MisconfigurationException if the arguments ask for what works in one process only."""
     if processes.are_several and args.auto_find_batch_size:

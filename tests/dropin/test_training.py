@@ -247,11 +247,11 @@ def test_nan_losses_are_filtered_alike(both):
 
 
 def test_memory_that_is_not_used_is_given_back_as_often_as_asked(make_trainer, monkeypatch):
-    from mps_trainer.training import objective
+    from mps_trainer.training import trainer as trainer_module
 
     given_back = []
     trainer = make_trainer(max_steps=5, torch_empty_cache_steps=2)
-    monkeypatch.setattr(objective, "free_unused", lambda device: given_back.append(trainer.state.global_step))
+    monkeypatch.setattr(trainer_module, "free_unused", lambda device: given_back.append(trainer.state.global_step))
     trainer.train()
     assert given_back == [0, 2, 4]
 

@@ -42,53 +42,59 @@ def batch(*labels: int) -> dict[str, torch.Tensor]:
 
 def test_one_process_weighs_its_batches_by_their_items(make_trainer):
     trainer = make_trainer()
-    assert trainer.shares([batch(1, 1, -100)]) == [1.0]
-    assert trainer.shares([batch(1, 1, 1), batch(1, -100)]) == [pytest.approx(4 / 3), 4.0]
+    assert trainer._mt_divisors([batch(1, 1, -100)]) == [1.0]
+    assert trainer._mt_divisors([batch(1, 1, 1), batch(1, -100)]) == [pytest.approx(4 / 3), 4.0]
 
 
 def test_the_average_over_processes_is_the_mean_over_the_items_of_all(among):
     others = Others(theirs=[0, 6, 2])  # unknown, items, batches
-    assert among(others).shares([batch(1, 1, 1), batch(1, -100)]) == [10 / (3 * 2), 10 / (1 * 2)]
+    assert among(others)._mt_divisors([batch(1, 1, 1), batch(1, -100)]) == [10 / (3 * 2), 10 / (1 * 2)]
     assert others.asked == 1
 
 
 @pytest.mark.parametrize("theirs", [[1, 0, 2], [0, 0, 2]])
 def test_batches_count_the_same_where_one_process_cannot_count_or_none_has_an_item(among, theirs):
     mine = [batch(-100), batch(-100, -100)]
-    assert among(Others(theirs=theirs)).shares(mine) == [4 / (1 * 2), 4 / (1 * 2)]
+    assert among(Others(theirs=theirs))._mt_divisors(mine) == [4 / (1 * 2), 4 / (1 * 2)]
 
 
 def test_each_process_weighs_for_itself_if_it_is_asked_to(among):
     others = Others()
     trainer = among(others, average_tokens_across_devices=False)
-    assert trainer.shares([batch(1, 1, 1), batch(1, -100)]) == [pytest.approx(4 / 3), 4.0]
+    assert trainer._mt_divisors([batch(1, 1, 1), batch(1, -100)]) == [pytest.approx(4 / 3), 4.0]
     assert others.asked == 0
 
 
 def test_a_batch_without_items_has_no_share(among):
-    assert among(Others(theirs=[0, 2, 1])).shares([batch(-100, -100), batch(1, 1)]) == [None, 4 / (2 * 2)]
+    assert among(Others(theirs=[0, 2, 1]))._mt_divisors([batch(-100, -100), batch(1, 1)]) == [None, 4 / (2 * 2)]
+
+
+def items(trainer, *batches):
+    return trainer.get_batch_samples(iter(batches), len(batches), trainer.args.device)[1]
 
 
 def test_items_are_summed_over_all_processes(among):
-    trainer = among(Others(theirs=[5.0, 0]))
-    assert trainer._of_all_processes(3) == 3  # nobody asks for them
+    others = Others(theirs=[5.0, 0])
+    trainer = among(others)
+    assert items(trainer, batch(1, 1, 1)) is None  # nobody asks for them
+    assert others.asked == 0
     trainer.model_accepts_loss_kwargs = True
-    assert torch.equal(trainer._of_all_processes(torch.tensor(3)), torch.tensor(8))
+    assert torch.equal(items(trainer, batch(1, 1, 1)), torch.tensor(8))
 
 
 def test_items_are_unknown_if_one_process_does_not_know_them(among):
     trainer = among(Others(theirs=[5.0, 1]))
     trainer.model_accepts_loss_kwargs = True
-    assert trainer._of_all_processes(torch.tensor(3)) is None
+    assert items(trainer, batch(1, 1, 1)) is None
     trainer = among(Others(theirs=[5.0, 0]))
     trainer.model_accepts_loss_kwargs = True
-    assert trainer._of_all_processes(None) is None
+    assert items(trainer, {"x": torch.ones(3)}) is None
 
 
 def test_items_stay_those_of_this_process_if_it_is_asked_to(among):
     trainer = among(Others(), average_tokens_across_devices=False)
     trainer.model_accepts_loss_kwargs = True
-    assert trainer._of_all_processes(3) == 3
+    assert torch.equal(items(trainer, batch(1, 1, 1)), torch.tensor(3))
 
 
 class Counts(nn.Module):
@@ -131,7 +137,7 @@ def test_a_smoothed_loss_is_the_mean_of_its_batch_where_the_model_takes_no_items
 
 def test_a_process_that_has_nothing_to_learn_adds_nothing(make_trainer):
     trainer = make_trainer()
-    trainer.take_part(trainer.model, {"x": torch.full((2, 4), float("inf")), "labels": torch.tensor([0, 1])})
+    trainer._mt_take_part(trainer.model, {"x": torch.full((2, 4), float("inf")), "labels": torch.tensor([0, 1])})
     gradients = [parameter.grad for parameter in trainer.model.parameters()]
     assert all(gradient is not None and not gradient.any() for gradient in gradients)
 
@@ -163,24 +169,24 @@ class Filled:
 
     update_begins_at = 4
 
-    def fillers_from(self, begin, count):
+    def padding_after(self, begin, count):
         assert begin == 4
         return {count - 1}
 
-    def fillers_among(self, count):
+    def padding_among_last(self, count):
         return {count - 1}
 
 
 def test_a_batch_of_another_process_counts_there(among, monkeypatch):
     trainer = among(Others(theirs=[0, 5, 2]))
     monkeypatch.setattr(trainer, "loop", Filled())
-    assert trainer.shares([batch(1, 1, 1), batch(1, 1)]) == [8 / (3 * 2), None]
+    assert trainer._mt_divisors([batch(1, 1, 1), batch(1, 1)]) == [8 / (3 * 2), None]
 
 
 def test_batches_that_count_the_same_leave_out_those_of_another_process(among, monkeypatch):
     trainer = among(Others(theirs=[1, 0, 2]))
     monkeypatch.setattr(trainer, "loop", Filled())
-    assert trainer.shares([batch(-100), batch(-100)]) == [3 / (1 * 2), None]
+    assert trainer._mt_divisors([batch(-100), batch(-100)]) == [3 / (1 * 2), None]
 
 
 def test_items_of_an_update_leave_out_those_of_another_process(among, monkeypatch):
