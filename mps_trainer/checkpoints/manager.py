@@ -23,31 +23,23 @@ from .sealing import seal, why_not_written
 logger = logging.getLogger(__name__)
 
 
-def _no_part(folder: str) -> None:
-    """Writes nothing: one process writes all files."""
-
-
-def _alone(thing: Any) -> list[Any]:
-    return [thing]
-
-
 @dataclass(frozen=True)
 class Writer:
     """Writes the files of a checkpoint into a folder, all but trainer_state.json and the manifest.
 
     Attributes:
         write: writes them, in one process.
-        write_part: writes the part of this process, before that, where all processes write one.
+        write_part: writes the part of this process, before that; nothing where one process writes all files.
         in_background: True if `write` may run in a thread while training goes on.
         rank: this process's among those that write together.
         gather: returns what each of them gives, in all of them.
     """
 
     write: Callable[[str], None]
-    write_part: Callable[[str], None] = _no_part
+    write_part: Callable[[str], None] = lambda folder: None
     in_background: bool = False
     rank: int = 0
-    gather: Callable[[Any], list[Any]] = _alone
+    gather: Callable[[Any], list[Any]] = lambda thing: [thing]
 
 
 class CheckpointManager:

@@ -22,11 +22,11 @@ from .checkpoint import OPTIMIZER, SCALER, SCHEDULER
 from .gathered import whole_weights
 from .resuming import Resuming
 from .sharded_saving import each_writes, gather, sharded_writer
-from .snapshot import Snapshot, copy_of_state, may_be_taken
+from .snapshot import background_writer, copy_of_state, may_write_in_background
 
 logger = logging.getLogger(__name__)
 
-_WRITERS = (  # what they write, `Snapshot` and `CheckpointManager` write as well
+_WRITERS = (  # where they are the Trainer's own, `background_writer` writes what they do
     "_save_checkpoint",
     "save_model",
     "_save",
@@ -149,8 +149,8 @@ class Saving(Resuming):
             writer = sharded_writer(self.model, self.tokenizer_to_save, self.args, parts, rest, self.processes)
         elif self._may_save_in_background():
             rng = self.rng_files() if parts else {}
-            snapshot = Snapshot.take(self.model, self.tokenizer_to_save, self.args, {**parts, **rng})
-            state, writer = copy_of_state(state), Writer(snapshot.write, in_background=True)
+            writer = background_writer(self.model, self.tokenizer_to_save, self.args, {**parts, **rng})
+            state = copy_of_state(state)
             rotate = functools.partial(rotate, state=state)
         on_unsaved = functools.partial(self._note_unsaved, folder, best_before)
         self.checkpoint_manager.save(run_dir, state, writer, rotate, on_unsaved)
@@ -172,7 +172,7 @@ class Saving(Resuming):
         overridden = any(
             getattr(type(self), name) is not getattr(Saving, name) or name in vars(self) for name in _WRITERS
         )
-        return may_be_taken(
+        return may_write_in_background(
             self.args,
             self.model,
             self.optimizer,

@@ -42,7 +42,7 @@ def sharded_writer(
     save_rest: Sequence[Callable[[str], None]],
     processes: Processes,
 ) -> Writer:
-    """Returns what writes a checkpoint of which each process writes its part.
+    """Returns the writer of a checkpoint of which each process writes its part.
 
     Args:
         parts: optimizer and schedule, by the names of their files; without them, only the model is written.

@@ -1,10 +1,9 @@
-"""A checkpoint's contents in host memory, to be written while training goes on."""
+"""Checkpoints written while training goes on, from a copy in host memory."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from transformers import PreTrainedModel
 from transformers.trainer_callback import TrainerState
 
 from ..checkpoints.host import nbytes, on_host
+from ..checkpoints.manager import Writer
 from ..devices.probes import physical_memory
 from ..training_args import TrainingArguments
 from . import checkpoint, model_files
@@ -20,36 +20,28 @@ from . import checkpoint, model_files
 _SHARE = 8  # a copy may take this part of the machine's memory; training in what is left of it has to go on
 
 
-@dataclass
-class Snapshot:
-    """What a checkpoint holds, none of it changed by the steps that come."""
+def background_writer(
+    model: nn.Module, processing_class: Any, args: TrainingArguments, parts: Mapping[str, Any]
+) -> Writer:
+    """Copies weights and `parts`, and returns the writer of a checkpoint with them; training waits for the copy alone.
 
-    model: nn.Module
-    processing_class: Any
-    args: TrainingArguments
-    weights: dict[str, Any]
-    parts: dict[str, Any]  # what torch.save writes, by the name of its file
+    It writes the files that the Trainer's methods write.
+    """
+    inner, args = _inner(model), copy.copy(args)
+    weights, states = on_host((inner.state_dict(), {name: _state_of(part) for name, part in parts.items()}))
 
-    @classmethod
-    def take(
-        cls, model: nn.Module, processing_class: Any, args: TrainingArguments, parts: Mapping[str, Any]
-    ) -> Snapshot:
-        """Copies weights and `parts`; the only part of a save that training waits for."""
-        states = {name: _state_of(part) for name, part in parts.items()}
-        weights, held = on_host((_inner(model).state_dict(), states))
-        return cls(model, processing_class, copy.copy(args), weights, held)
-
-    def write(self, folder: str) -> None:
-        """Writes the files that the Trainer's methods write."""
-        if isinstance(_inner(self.model), PreTrainedModel):
-            model_files.save(self.model, self.processing_class, self.args, folder, self.weights)
+    def write(folder: str) -> None:
+        if isinstance(inner, PreTrainedModel):
+            model_files.save(model, processing_class, args, folder, weights)
         else:
-            model_files.save(model_files.Weights(self.weights), self.processing_class, self.args, folder)
-        checkpoint.save_parts(self.parts, folder)
+            model_files.save(model_files.Weights(weights), processing_class, args, folder)
+        checkpoint.save_parts(states, folder)
+
+    return Writer(write, in_background=True)
 
 
 def _state_of(part: Any) -> Any:
-    """Returns the state of `part`, of which only the tensors may still change."""
+    """Returns the state of `part`; later steps change nothing but tensors in it."""
     state = checkpoint.state_of(part)
     return state if state is part or isinstance(part, torch.optim.Optimizer) else copy.deepcopy(state)
 
@@ -62,7 +54,7 @@ def copy_of_state(state: TrainerState) -> TrainerState:
     return copied
 
 
-def may_be_taken(
+def may_write_in_background(
     args: TrainingArguments, model: nn.Module, optimizer: Any, *, writers_overridden: bool, has_save_listener: bool
 ) -> bool:
     """Returns True if a checkpoint can be written from a copy while training goes on.
@@ -71,7 +63,7 @@ def may_be_taken(
     copy of model and optimizer would crowd the machine's memory.
 
     Args:
-        writers_overridden: True if a subclass replaces a method that writes what `Snapshot` writes.
+        writers_overridden: True if a subclass replaces a method that writes what `background_writer` writes.
         has_save_listener: True if a callback is told on_save.
     """
     inner = _inner(model)
