@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,9 +37,15 @@ LOOP = "loop"  # in the file of the generators: where the loop stands between tw
 AT_A_TIME = "examples_at_a_time"  # in there: what auto_find_batch_size has found; None as long as whole batches fit
 
 
-def save_part(part: Any, folder: str, name: str, state: dict[str, Any] | None = None) -> None:
-    """Writes `state`, or that of `part`."""
-    torch.save(part.state_dict() if state is None else state, os.path.join(folder, name))
+def save_parts(parts: Mapping[str, Any], folder: str) -> None:
+    """Writes the state of each of `parts` to the file of its name."""
+    for name, part in parts.items():
+        torch.save(state_of(part), os.path.join(folder, name))
+
+
+def state_of(part: Any) -> Any:
+    """Returns what a checkpoint keeps of `part`: its state_dict(), or `part` if it is a state already."""
+    return part if isinstance(part, dict) else part.state_dict()
 
 
 def save_shards(model: torch.nn.Module, optimizer: Any, folder: str, group: Any) -> None:
@@ -129,8 +136,17 @@ _POSITION: dict[str, schema.Kind] = {
 }
 
 
-def restore_part(part: Any, folder: str, name: str) -> None:
-    """Raises MisconfigurationException if the file is damaged or another run's; warns if there is none."""
+def restore_parts(parts: Mapping[str, Any], folder: str) -> None:
+    """Loads the state of each of `parts` from the file of its name; warns if there is none.
+
+    Raises:
+        MisconfigurationException: if a file is damaged or another run's.
+    """
+    for name, part in parts.items():
+        _restore(part, folder, name)
+
+
+def _restore(part: Any, folder: str, name: str) -> None:
     path = os.path.join(folder, name)
     in_shards = name == OPTIMIZER and shards.has_shards(folder, shards.OPTIMIZER)
     if in_shards:

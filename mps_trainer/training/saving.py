@@ -2,40 +2,46 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 import os
-import shutil
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 from transformers.trainer_callback import TrainerState
 
 from ..checkpoints import folders, manifest
 from ..checkpoints.background import Background
-from ..checkpoints.rng import FILE as RNG_FILE
+from ..checkpoints.manager import CheckpointManager, Writer
 from ..checkpoints.rng import file_of, read_rng, set_rng
-from ..checkpoints.sealing import seal, why_not_written
+from ..checkpoints.weights import WEIGHTS
 from ..distributed.sharded import is_sharded
-from ..errors import CheckpointError
 from . import checkpoint, model_files
+from .checkpoint import OPTIMIZER, SCALER, SCHEDULER
 from .gathered import whole_weights
 from .resuming import Resuming
-from .sharded_saving import Gathered, each_writes, write_together
-from .snapshot import Snapshot, may_be_taken
+from .sharded_saving import each_writes, gather, sharded_writer
+from .snapshot import background_writer, copy_of_state, may_write_in_background
 
 logger = logging.getLogger(__name__)
+
+_WRITERS = (  # where they are the Trainer's own, `background_writer` writes what they do
+    "_save_checkpoint",
+    "save_model",
+    "_save",
+    "_save_optimizer_and_scheduler",
+    "_save_scaler",
+    "_save_rng_state",
+    "_rotate_checkpoints",
+)
 
 
 class Saving(Resuming):
     """What is saved when the loop or the user asks for it; checkpoint.py and model_files.py write the files."""
 
-    unsaved: str | None = None  # what became of the last checkpoint, if the disk did not take it
     _everybodys_rng: list[dict[str, Any]]  # of the processes, when the last checkpoint was due
-    _gathered: Gathered | None = None  # of a sharded model, while a checkpoint is written
+    _gathered: Mapping[str, Any] = {}  # files of a sharded model, while a checkpoint is written
 
     if TYPE_CHECKING:  # other parts of the Trainer have them
         _trial: Any
@@ -48,9 +54,18 @@ class Saving(Resuming):
         def store_flos(self) -> None: ...
 
     @functools.cached_property
+    def checkpoint_manager(self) -> CheckpointManager:
+        return CheckpointManager(self.savable_logs.save)
+
+    @functools.cached_property
     def background(self) -> Background:
         """Where checkpoints are written while training goes on."""
-        return Background()
+        return self.checkpoint_manager.background
+
+    @property
+    def unsaved(self) -> str | None:
+        """What became of the last checkpoint, if the disk did not take it."""
+        return self.checkpoint_manager.unsaved
 
     # The model
 
@@ -60,12 +75,11 @@ class Saving(Resuming):
         Uploads them with `push_to_hub=True`, unless it is a part of a checkpoint. A sharded model is gathered for it,
         so that all processes have to call it.
         """
-        gathered: dict[str, Any] = {}
-        if self._gathered is not None:
-            gathered = {"state_dict": self._gathered.weights}
-        elif is_sharded(self.model):
-            gathered = {"state_dict": whole_weights(self.model, keep=self.args.should_save)}
-        self._save(self.args.output_dir if output_dir is None else output_dir, **gathered)
+        weights = self._gathered.get(WEIGHTS)
+        if weights is None and is_sharded(self.model):
+            weights = whole_weights(self.model, keep=self.args.should_save)
+        given = {} if weights is None else {"state_dict": weights}
+        self._save(self.args.output_dir if output_dir is None else output_dir, **given)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
@@ -104,72 +118,44 @@ class Saving(Resuming):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Writes `checkpoint-<step>` into the run's folder and removes those beyond the limit.
 
-        The files are written to a folder beside it, which then takes the name: a checkpoint that exists is whole.
-        Where it is safe they are written while training goes on; where the disk does not take them, training goes on
-        as well, see `_tell_unsaved`.
+        Where it is safe the files are written while training goes on; where the disk does not take them, training goes
+        on as well, see `require_saved`.
         """
         self._note_rng()
         self.store_flos()
-        together = each_writes(self)
-        self._gathered = Gathered.by(self) if is_sharded(self.model) and not together else None
+        together = each_writes(self.model, self.args)
+        if is_sharded(self.model) and not together:
+            optimizer = None if self.args.save_only_model else self.optimizer
+            self._gathered = gather(self.model, optimizer, keep=self.args.should_save)
         try:
             if together or self.args.should_save:
                 self._save_files(trial, together)
         finally:
-            self._gathered = None
+            self._gathered = {}
 
     def _save_files(self, trial: Any, together: bool) -> None:
-        """The files of a checkpoint, of all processes if they write it `together`."""
+        """Writes the files of a checkpoint; all processes have to call it if they write it `together`."""
         self.finish_save()
-        step, run_dir = self.state.global_step, self._get_output_dir(trial)
-        folder = folders.checkpoint_folder(run_dir, step)
-        unfinished = folders.unfinished_folder(run_dir, step)
-        best_before = self.state.best_model_checkpoint
+        run_dir, best_before = self._get_output_dir(trial), self.state.best_model_checkpoint
+        folder = folders.checkpoint_folder(run_dir, self.state.global_step)
         if self.args.should_save:
             checkpoint.note_best(self.state, folder, self.earlier_checkpoints)
             self.state.stateful_callbacks = self.new_state().stateful_callbacks
+        state, writer = self.state, Writer(self._write_checkpoint)
         rotate = functools.partial(self._rotate_checkpoints, output_dir=run_dir)
+        parts = {} if self.args.save_only_model else self._checkpoint_parts()
         if together:
-            why = write_together(self, unfinished, folder, step)
-            if self.args.should_save:
-                self._conclude(folder, why, best_before, rotate)
-            return
-        in_background = may_be_taken(self, own=Saving)
-        write: Callable[[str], None]
-        if in_background:
-            write = Snapshot.take(self).write
-            rotate = functools.partial(rotate, state=copy.copy(self.state))
-        else:
-            write = self._write_checkpoint
-
-        def save() -> None:
-            why = None
-            try:
-                shutil.rmtree(unfinished, ignore_errors=True)
-                os.makedirs(unfinished)
-                write(unfinished)
-                seal(unfinished, folder, step)
-            except Exception as error:
-                why = why_not_written(error, unfinished)  # asks the disk while it is as full as it was
-                shutil.rmtree(unfinished, ignore_errors=True)
-                if why is None:
-                    raise
-            self._conclude(folder, why, best_before, rotate)
-
-        if in_background:
-            self.background.start(save)
-            return
-        save()
-        if self.args.push_to_hub and self.unsaved is None:
+            rest = (self._save_scaler, self._save_rng_state)
+            writer = sharded_writer(self.model, self.tokenizer_to_save, self.args, parts, rest, self.processes)
+        elif self._may_save_in_background():
+            rng = self.rng_files() if parts else {}
+            writer = background_writer(self.model, self.tokenizer_to_save, self.args, {**parts, **rng})
+            state = copy_of_state(state)
+            rotate = functools.partial(rotate, state=state)
+        on_unsaved = functools.partial(self._note_unsaved, folder, best_before)
+        self.checkpoint_manager.save(run_dir, state, writer, rotate, on_unsaved)
+        if self.args.push_to_hub and not together and self.unsaved is None:
             self._push_from_checkpoint(folder)
-
-    def _conclude(self, folder: str, why: str | None, best_before: str | None, rotate: Callable[[], None]) -> None:
-        """What follows a checkpoint that was saved, or, where there is a reason `why`, was not."""
-        if why is not None:
-            self._tell_unsaved(folder, why, best_before)
-            return
-        self.unsaved = None
-        rotate()
 
     def _write_checkpoint(self, folder: str) -> None:
         """Writes a checkpoint's files by the methods that a subclass may override."""
@@ -179,7 +165,26 @@ class Saving(Resuming):
             self._save_optimizer_and_scheduler(folder)
             self._save_scaler(folder)
             self._save_rng_state(folder)
-        self.savable_logs.save(self.state, os.path.join(folder, folders.STATE))
+
+    def _may_save_in_background(self) -> bool:
+        if self.loop is None or self.is_fsdp_enabled:  # saved by hand; or gathered from all processes
+            return False
+        overridden = any(
+            getattr(type(self), name) is not getattr(Saving, name) or name in vars(self) for name in _WRITERS
+        )
+        return may_write_in_background(
+            self.args,
+            self.model,
+            self.optimizer,
+            writers_overridden=overridden,
+            has_save_listener=self._mt_events.has_listener("on_save"),
+        )
+
+    def _note_unsaved(self, folder: str, best_before: str | None) -> None:
+        """Takes back that the checkpoint `folder`, which was not saved, is the best; notes it in the report."""
+        if self.state.best_model_checkpoint == folder and not os.path.isdir(folder):
+            self.state.best_model_checkpoint = best_before
+        self._mt_events.note("fault", self.unsaved or "")
 
     def finish_save(self) -> None:
         """Waits for the checkpoint that is being written; raises what went wrong with it."""
@@ -203,19 +208,6 @@ class Saving(Resuming):
                 "%s was changed, and its %s could not be: %s.", folder, manifest.NAME, error.strerror or error
             )
 
-    def _tell_unsaved(self, folder: str, why: str, best_before: str | None) -> None:
-        """Training goes on without this checkpoint, and remembers it: see `require_saved`."""
-        whole = folders.find_checkpoints(os.path.dirname(folder))
-        left = f"The last one is {whole[-1]}." if whole else "There is none."
-        logger.error(
-            "%s could not be saved: %s. %s Training goes on; make room or give permission before the next one is due.",
-            folder, why, left,
-        )  # fmt: skip
-        if self.state.best_model_checkpoint == folder and not os.path.isdir(folder):
-            self.state.best_model_checkpoint = best_before
-        self.unsaved = f"{folder} could not be saved: {why}. {left}"
-        self._mt_events.note("fault", self.unsaved)
-
     def save_again(self, trial: Any) -> None:
         """At the end of a run whose last checkpoint could not be saved: tries once more, there may be room again."""
         self.finish_save()
@@ -226,44 +218,46 @@ class Saving(Resuming):
 
     def require_saved(self) -> None:
         """Raises CheckpointError if the last checkpoint of the run could not be saved."""
-        if self.unsaved is not None:
-            raise CheckpointError(
-                f"Training has ended, but {self.unsaved} Make room or give permission, then save the model that is in "
-                "memory with save_model(), or resume from the last checkpoint."
-            )
+        self.checkpoint_manager.require_saved()
+
+    def _checkpoint_parts(self, *names: str) -> dict[str, Any]:
+        """Returns optimizer, schedule and scaler by the names of their files, or those of them in `names`."""
+        parts = {OPTIMIZER: self._gathered.get(OPTIMIZER, self.optimizer), SCHEDULER: self.lr_scheduler}
+        if self.precision.scaler is not None:
+            parts[SCALER] = self.precision.scaler
+        return {name: part for name, part in parts.items() if not names or name in names}
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        state = None if self._gathered is None else self._gathered.optimizer
-        checkpoint.save_part(self.optimizer, output_dir, checkpoint.OPTIMIZER, state)
-        checkpoint.save_part(self.lr_scheduler, output_dir, checkpoint.SCHEDULER)
+        checkpoint.save_parts(self._checkpoint_parts(OPTIMIZER, SCHEDULER), output_dir)
 
     def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
         if checkpoint_folder is not None:
-            checkpoint.restore_part(self.optimizer, checkpoint_folder, checkpoint.OPTIMIZER)
-            checkpoint.restore_part(self.lr_scheduler, checkpoint_folder, checkpoint.SCHEDULER)
+            checkpoint.restore_parts(self._checkpoint_parts(OPTIMIZER, SCHEDULER), checkpoint_folder)
 
     def _save_scaler(self, output_dir: str) -> None:
-        if self.precision.scaler is not None:
-            checkpoint.save_part(self.precision.scaler, output_dir, checkpoint.SCALER)
+        checkpoint.save_parts(self._checkpoint_parts(SCALER), output_dir)
 
     def _load_scaler(self, checkpoint_folder: str | None) -> None:
-        if checkpoint_folder is not None and self.precision.scaler is not None:
-            checkpoint.restore_part(self.precision.scaler, checkpoint_folder, checkpoint.SCALER)
+        if checkpoint_folder is not None:
+            checkpoint.restore_parts(self._checkpoint_parts(SCALER), checkpoint_folder)
 
     def _save_rng_state(self, output_dir: str) -> None:
-        for name, state in self.rng_files().items():
-            torch.save(state, os.path.join(output_dir, name))
+        checkpoint.save_parts(self.rng_files(), output_dir)
+
+    def _rng_and_position(self) -> dict[str, Any]:
+        """Returns where this process's generators and its loop stand."""
+        return checkpoint.rng_and_position(self.loop)
 
     def _note_rng(self) -> None:
         """Tells all processes where the generators of each stand, before the first one writes their files."""
         if self.processes.are_several and not self.args.save_only_model:
-            self._everybodys_rng = self.processes.gather(checkpoint.rng_and_position(self.loop))
+            self._everybodys_rng = self.processes.gather(self._rng_and_position())
 
     def rng_files(self) -> dict[str, dict[str, Any]]:
-        """What the files of the generators of all processes have, by their names."""
-        if not self.processes.are_several:
-            return {RNG_FILE: checkpoint.rng_and_position(self.loop)}
-        return {file_of(rank, self.processes.size): state for rank, state in enumerate(self._everybodys_rng)}
+        """Returns where the generators of all processes stand, by the names of their files."""
+        several = self.processes.are_several
+        everybodys = self._everybodys_rng if several else [self._rng_and_position()]
+        return {file_of(rank, self.processes.size): state for rank, state in enumerate(everybodys)}
 
     def _load_rng_state(self, checkpoint_folder: str | None) -> None:
         """Sets the generators to where they were when the checkpoint was made, if it says so."""

@@ -2,101 +2,64 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
 
 from ..arguments.sharding import SHARDED
-from ..checkpoints import folders, shards
-from ..checkpoints.sealing import seal, why_not_written
+from ..checkpoints import shards
+from ..checkpoints.manager import Writer
+from ..checkpoints.weights import WEIGHTS
 from ..distributed import Processes
 from ..distributed.sharded import is_sharded
+from ..training_args import TrainingArguments
 from . import checkpoint, model_files
+from .checkpoint import OPTIMIZER, SCHEDULER
 from .gathered import whole_state, whole_weights
 
-if TYPE_CHECKING:
-    import torch
 
-    from .saving import Saving
-
-
-@dataclass
-class Gathered:
-    """What a checkpoint has of all processes, on the host; nothing in those that do not write."""
-
-    weights: dict[str, torch.Tensor]
-    optimizer: dict[str, Any] | None
-
-    @classmethod
-    def by(cls, trainer: Saving) -> Gathered:
-        """All processes have to call it."""
-        keep, optimizer = trainer.args.should_save, trainer.optimizer
-        weights = whole_weights(trainer.model, keep)
-        state = None if trainer.args.save_only_model or optimizer is None else whole_state(optimizer, keep)
-        return cls(weights, state if keep else None)
+def each_writes(model: torch.nn.Module, args: TrainingArguments) -> bool:
+    """Returns True if each process writes its part of a checkpoint."""
+    config: Any = args.fsdp_config
+    return is_sharded(model) and config.get("state_dict_type") == SHARDED
 
 
-def each_writes(trainer: Saving) -> bool:
-    """Whether each process writes its part of a checkpoint."""
-    config: Any = trainer.args.fsdp_config
-    return is_sharded(trainer.model) and config.get("state_dict_type") == SHARDED
+def gather(model: torch.nn.Module, optimizer: Any, keep: bool) -> dict[str, Any]:
+    """Returns whole weights, and the whole state of `optimizer` if there is one, by the names of their files.
 
-
-def write_together(trainer: Saving, unfinished: str, folder: str, step: int) -> str | None:
-    """Writes the checkpoint `folder`, each process its part; sealed once all parts are there. All have to call it.
-
-    Returns:
-        Why the disk of one of them did not take it, in all of them; None if it is whole.
+    All processes have to call it; those that do not `keep` them get no tensors.
     """
-    first, args = trainer.processes.is_first, trainer.args
-    optimizer = None if args.save_only_model else trainer.optimizer
+    weights = {WEIGHTS: whole_weights(model, keep)}
+    return weights if optimizer is None else {**weights, OPTIMIZER: whole_state(optimizer, keep)}
 
-    def begin() -> None:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        os.makedirs(unfinished)
 
-    def parts() -> None:
-        checkpoint.save_shards(trainer.model, optimizer, unfinished, trainer.processes.group)
+def sharded_writer(
+    model: torch.nn.Module,
+    processing_class: Any,
+    args: TrainingArguments,
+    parts: Mapping[str, Any],
+    save_rest: Sequence[Callable[[str], None]],
+    processes: Processes,
+) -> Writer:
+    """Returns the writer of a checkpoint of which each process writes its part.
 
-    def rest() -> None:
-        shards.list_parts(unfinished)
-        model_files.save_without_weights(trainer.model, trainer.tokenizer_to_save, args, unfinished)
+    Args:
+        parts: optimizer and schedule, by the names of their files; without them, only the model is written.
+        save_rest: the Trainer's methods that write the other files that go with an optimizer.
+    """
+    optimizer = parts.get(OPTIMIZER)
+
+    def write_part(folder: str) -> None:
+        checkpoint.save_shards(model, optimizer, folder, processes.group)
+
+    def write(folder: str) -> None:
+        shards.list_parts(folder)
+        model_files.save_without_weights(model, processing_class, args, folder)
         if optimizer is not None:
-            checkpoint.save_rest_of_optimizer(optimizer, unfinished)
-            checkpoint.save_part(trainer.lr_scheduler, unfinished, checkpoint.SCHEDULER)
-            trainer._save_scaler(unfinished)
-            trainer._save_rng_state(unfinished)
-        trainer.savable_logs.save(trainer.state, os.path.join(unfinished, folders.STATE))
-        seal(unfinished, folder, step)
+            checkpoint.save_rest_of_optimizer(optimizer, folder)
+            checkpoint.save_parts({SCHEDULER: parts[SCHEDULER]}, folder)
+            for save in save_rest:
+                save(folder)
 
-    why = None
-    for work, is_own in ((begin, first), (parts, True), (rest, first)):
-        if why is None:
-            why = _attempted(trainer.processes, work if is_own else None, unfinished)
-    if why is not None and first:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return why
-
-
-def _attempted(processes: Processes, work: Callable[[], None] | None, folder: str) -> str | None:
-    """Returns why the disk did not take what one of the processes wrote to `folder`, in all of them; None if it did.
-
-    Raises:
-        Exception: what else `work` raises; a RuntimeError in the others then.
-    """
-    why, error = None, None
-    try:
-        if work is not None:
-            work()
-    except Exception as raised:
-        why = why_not_written(raised, folder)
-        error = raised if why is None else None
-    told = processes.gather((why, None if error is None else f"{type(error).__name__}: {error}"))
-    if error is not None:
-        raise error
-    for rank, (_, failed) in enumerate(told):
-        if failed is not None:
-            raise RuntimeError(f"Process {rank} has failed, and this one, process {processes.rank}, with it. {failed}")
-    return next((reason for reason, _ in told if reason is not None), None)
+    return Writer(write, write_part, rank=processes.rank, gather=processes.gather)

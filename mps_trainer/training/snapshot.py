@@ -1,109 +1,82 @@
-"""A checkpoint's contents in host memory, to be written while training goes on."""
+"""Checkpoints written while training goes on, from a copy in host memory."""
 
 from __future__ import annotations
 
 import copy
-import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.trainer_callback import TrainerState
 
-from ..checkpoints import folders
 from ..checkpoints.host import nbytes, on_host
+from ..checkpoints.manager import Writer
 from ..devices.probes import physical_memory
+from ..training_args import TrainingArguments
 from . import checkpoint, model_files
-from .logged import SavableLogs
-
-if TYPE_CHECKING:
-    from transformers.trainer_callback import TrainerState
-
-    from .saving import Saving
 
 _SHARE = 8  # a copy may take this part of the machine's memory; training in what is left of it has to go on
 
 
-@dataclass
-class Snapshot:
-    """What a checkpoint holds, none of it changed by the steps that come."""
+def background_writer(
+    model: nn.Module, processing_class: Any, args: TrainingArguments, parts: Mapping[str, Any]
+) -> Writer:
+    """Copies weights and `parts`, and returns the writer of a checkpoint with them; training waits for the copy alone.
 
-    model: nn.Module
-    processing_class: Any
-    args: Any
-    weights: dict[str, Any]
-    parts: dict[str, Any]  # what torch.save writes, by the name of its file
-    state: TrainerState
-    savable_logs: SavableLogs
+    It writes the files that the Trainer's methods write.
+    """
+    inner, args = _inner(model), copy.copy(args)
+    weights, states = on_host((inner.state_dict(), {name: _state_of(part) for name, part in parts.items()}))
 
-    @classmethod
-    def take(cls, trainer: Saving) -> Snapshot:
-        """Copies what the Trainer has now; the only part of a save that training waits for."""
-        parts: dict[str, Any] = {}
-        if not trainer.args.save_only_model:
-            parts = {
-                checkpoint.OPTIMIZER: trainer.optimizer.state_dict(),
-                checkpoint.SCHEDULER: copy.deepcopy(trainer.lr_scheduler.state_dict()),
-                **trainer.rng_files(),
-            }
-            if trainer.precision.scaler is not None:
-                parts[checkpoint.SCALER] = copy.deepcopy(trainer.precision.scaler.state_dict())
-        held = on_host({"weights": _inner(trainer.model).state_dict(), **parts})
-        state = copy.copy(trainer.state)
-        state.log_history = list(state.log_history)
-        state.stateful_callbacks = copy.deepcopy(state.stateful_callbacks)
-        weights, args = held.pop("weights"), copy.copy(trainer.args)
-        return cls(trainer.model, trainer.tokenizer_to_save, args, weights, held, state, trainer.savable_logs)
-
-    def write(self, folder: str) -> None:
-        """Writes the files that a checkpoint has; those that the Trainer's methods write."""
-        if isinstance(_inner(self.model), PreTrainedModel):
-            model_files.save(self.model, self.processing_class, self.args, folder, self.weights)
+    def write(folder: str) -> None:
+        if isinstance(inner, PreTrainedModel):
+            model_files.save(model, processing_class, args, folder, weights)
         else:
-            model_files.save(model_files.Weights(self.weights), self.processing_class, self.args, folder)
-        for name, part in self.parts.items():
-            torch.save(part, os.path.join(folder, name))
-        self.savable_logs.save(self.state, os.path.join(folder, folders.STATE))
+            model_files.save(model_files.Weights(weights), processing_class, args, folder)
+        checkpoint.save_parts(states, folder)
+
+    return Writer(write, in_background=True)
 
 
-def may_be_taken(trainer: Any, own: type) -> bool:
-    """Whether a checkpoint of this Trainer can be written from a copy, while training goes on.
+def _state_of(part: Any) -> Any:
+    """Returns the state of `part`; later steps change nothing but tensors in it."""
+    state = checkpoint.state_of(part)
+    return state if state is part or isinstance(part, torch.optim.Optimizer) else copy.deepcopy(state)
 
-    Not where the user's code takes part in writing it or expects it to be there at on_save, and not where a second
+
+def copy_of_state(state: TrainerState) -> TrainerState:
+    """Returns a copy of `state` with a log and callbacks of its own."""
+    copied = copy.copy(state)
+    copied.log_history = list(state.log_history)
+    copied.stateful_callbacks = copy.deepcopy(state.stateful_callbacks)
+    return copied
+
+
+def may_write_in_background(
+    args: TrainingArguments, model: nn.Module, optimizer: Any, *, writers_overridden: bool, has_save_listener: bool
+) -> bool:
+    """Returns True if a checkpoint can be written from a copy while training goes on.
+
+    It cannot where the user's code takes part in writing it or expects it to be there at on_save, nor where a second
     copy of model and optimizer would crowd the machine's memory.
 
     Args:
-        own: the class whose methods are known to write what `Snapshot` writes.
+        writers_overridden: True if a subclass replaces a method that writes what `background_writer` writes.
+        has_save_listener: True if a callback is told on_save.
     """
-    args, inner = trainer.args, _inner(trainer.model)
-    if not args.save_async or args.push_to_hub or args.save_on_each_node or trainer.loop is None:
-        return False
-    if trainer.is_fsdp_enabled:  # it is gathered from all processes, or written by all
-        return False
-    if any(getattr(type(trainer), name) is not getattr(own, name) or name in vars(trainer) for name in _WRITERS):
+    inner = _inner(model)
+    if not args.save_async or args.push_to_hub or args.save_on_each_node or writers_overridden or has_save_listener:
         return False
     special = hasattr(inner, "peft_config") or getattr(inner, "quantization_method", None) is not None
-    if special or not isinstance(trainer.optimizer, torch.optim.Optimizer):
+    if special or not isinstance(optimizer, torch.optim.Optimizer):
         return False
     if isinstance(inner, PreTrainedModel) and type(inner).save_pretrained is not PreTrainedModel.save_pretrained:
         return False
-    if trainer._mt_events.has_listener("on_save"):
-        return False
     memory = physical_memory()
-    size = nbytes([inner.state_dict(), trainer.optimizer.state_dict()])
+    size = nbytes([inner.state_dict(), optimizer.state_dict()])
     return memory is None or size <= memory // _SHARE
-
-
-_WRITERS = (
-    "_save_checkpoint",
-    "save_model",
-    "_save",
-    "_save_optimizer_and_scheduler",
-    "_save_scaler",
-    "_save_rng_state",
-    "_rotate_checkpoints",
-)
 
 
 def _inner(model: Any) -> Any:

@@ -384,9 +384,8 @@ class Trainer(AfterStep, Saving, Hub, Search):
         with only_run_of_all_in(self.args.output_dir, self.processes, self.args.should_save):
             if self.args.should_save:
                 Background.settle()
-                self.background.forget()
                 folders.clear_left_overs(run_dir)
-            self.unsaved = None
+            self.checkpoint_manager.forget()
             self.is_in_train = True
             try:
                 yield run_dir

@@ -17,11 +17,11 @@ from safetensors.torch import load_file
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, PreTrainedModel, TrainerCallback
 
 from mps_trainer import Trainer
-from mps_trainer.checkpoints import manifest, sealing
+from mps_trainer.checkpoints import manager, manifest, sealing
 from mps_trainer.checkpoints.background import Background
 from mps_trainer.checkpoints.folders import find_checkpoints
 from mps_trainer.errors import CheckpointError
-from mps_trainer.training import model_files, saving
+from mps_trainer.training import model_files
 from tests.conftest import assert_same_weights, weights
 
 SAVING = {"save_strategy": "steps", "save_steps": 2, "max_steps": 6, "learning_rate": 1e-2}
@@ -48,7 +48,7 @@ def gate(monkeypatch):
         assert opened.wait(20)
         sealing.seal(*args)
 
-    monkeypatch.setattr(saving, "seal", seal)
+    monkeypatch.setattr(manager, "seal", seal)
     return opened
 
 
@@ -131,7 +131,7 @@ def test_a_save_waits_for_the_one_before_it(make_trainer, gate, monkeypatch):
         sealing.seal(*args)
         under_way.pop()
 
-    monkeypatch.setattr(saving, "seal", seal)
+    monkeypatch.setattr(manager, "seal", seal)
     trainer = make_trainer(**{**SAVING, "save_steps": 1})
     trainer.train()
     assert most == [1] * 6
@@ -142,7 +142,7 @@ def test_what_goes_wrong_beside_training_is_an_error_at_the_next_step(make_train
     def seal(*args):
         raise KeyError("a fault of the program")
 
-    monkeypatch.setattr(saving, "seal", seal)
+    monkeypatch.setattr(manager, "seal", seal)
     trainer = make_trainer(**{**SAVING, "max_steps": 200})
     with pytest.raises(KeyError, match="a fault of the program"):
         trainer.train()
@@ -173,7 +173,7 @@ class Overrides(Trainer):
 def test_it_is_written_beside_training_only_where_that_is_safe(make_trainer, monkeypatch, trainer, settings, beside):
     threads = set()
     monkeypatch.setattr(
-        saving, "seal", lambda *args: (threads.add(threading.current_thread().name), sealing.seal(*args))
+        manager, "seal", lambda *args: (threads.add(threading.current_thread().name), sealing.seal(*args))
     )
     make_trainer(trainer, **SAVING, **settings).train()
     assert threads == ({"checkpoint"} if beside else {threading.main_thread().name})
@@ -419,7 +419,7 @@ def test_what_went_wrong_in_a_run_that_was_interrupted_is_not_of_the_next(make_t
     callback = Interrupts()
     trainer = make_trainer({"callbacks": [callback]}, **{**SAVING, "save_steps": 100})
     with monkeypatch.context() as patch:
-        patch.setattr(saving, "seal", fails)
+        patch.setattr(manager, "seal", fails)
         with pytest.raises(KeyboardInterrupt):
             trainer.train()
         Background.settle()
