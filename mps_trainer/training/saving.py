@@ -26,7 +26,7 @@ from .snapshot import background_writer, copy_of_state, may_write_in_background
 
 logger = logging.getLogger(__name__)
 
-_WRITERS = (  # where they are the Trainer's own, `background_writer` writes what they do
+WRITERS = (  # where they are the Trainer's own, `background_writer` writes what they do
     "_save_checkpoint",
     "save_model",
     "_save",
@@ -169,14 +169,11 @@ class Saving(Resuming):
     def _may_save_in_background(self) -> bool:
         if self.loop is None or self.is_fsdp_enabled:  # saved by hand; or gathered from all processes
             return False
-        overridden = any(
-            getattr(type(self), name) is not getattr(Saving, name) or name in vars(self) for name in _WRITERS
-        )
         return may_write_in_background(
             self.args,
             self.model,
             self.optimizer,
-            writers_overridden=overridden,
+            writers_overridden=self._mt_overrides.has(*WRITERS),
             has_save_listener=self._mt_events.has_listener("on_save"),
         )
 

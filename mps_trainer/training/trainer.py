@@ -76,7 +76,7 @@ from .plan import StepPlan
 from .precision import MixedPrecision, set_tf32
 from .preparation import prepared_for_training
 from .replicas import inside, nothing_of
-from .saving import Saving
+from .saving import WRITERS, Saving
 from .search import Search
 from .setup import (
     default_collator,
@@ -292,6 +292,8 @@ class Trainer(AfterStep, Saving, Hub, Search):
             examples_at_a_time=self.examples_at_a_time,
             num_examples=None if plan.batches_per_epoch is None else self.num_examples(loader),
         )
+        if args.save_async and args.save_strategy != "no":
+            self._mt_overrides.allow("saving while training goes on", *WRITERS)
         if resume_from is not None:
             run.resume(resume_from)
         self._mt_tokens_before = self.state.num_input_tokens_seen
