@@ -110,10 +110,10 @@ def make_persistent(loader: Any, dataset: Any, key: str, seed: int) -> None:
         seeds.purpose = 1 + zlib.crc32(key.encode())
 
 
-def num_tokens(loader: Any, max_steps: int | None = None) -> int:
+def num_tokens(train_dl: DataLoader, max_steps: int | None = None) -> int:
     """Returns the tokens in all batches' `input_ids`; with `max_steps`, those of the first batch times that many."""
     tokens = 0
-    for batch in loader:
+    for batch in train_dl:
         if "input_ids" not in batch:
             logger.warning("Tokens cannot be counted: the batches have no input_ids.")
             return tokens

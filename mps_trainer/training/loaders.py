@@ -140,10 +140,7 @@ class Loaders(TrainerBase):
         """Returns the examples in `dataloader`; estimated from its batches if its dataset has no length."""
         return num_examples(dataloader, self.args.per_device_train_batch_size)
 
-    @staticmethod
-    def num_tokens(train_dl: DataLoader, max_steps: int | None = None) -> int:
-        """Returns the tokens in all batches' `input_ids`; with `max_steps`, the first batch's times that many."""
-        return dataloaders.num_tokens(train_dl, max_steps)
+    num_tokens = staticmethod(dataloaders.num_tokens)
 
     # Order
 
