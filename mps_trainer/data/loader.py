@@ -49,6 +49,7 @@ class EpochLoader(DataLoader):
     iteration = 0
     end_of_dataloader = False  # whether the batch last given was the last of its epoch
     pass_number: int | None = None  # for what workers that persist draw, see WorkerSeeds; None for the epoch
+    made_for: Any = None  # the dataset of an evaluation whose workers persist, before columns were removed
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch of the next pass."""

@@ -89,15 +89,6 @@ def test_columns_are_those_of_the_model_under_the_adapters():
     assert signature_columns(Adapted(), ["labels"]) == ["x", "labels", "label", "label_ids"]
 
 
-@pytest.mark.parametrize(("workers", "given", "expected"), [(0, "fork", None), (2, None, None), (2, "fork", "fork")])
-def test_workers_on_mps_start_as_python_starts_them_unless_told_otherwise(make_trainer, workers, given, expected):
-    trainer = make_trainer(dataloader_num_workers=workers, dataloader_multiprocessing_context=given)
-    trainer.args.__dict__["device"] = torch.device("mps")
-    loading = trainer._loading()
-    assert loading["multiprocessing_context"] == expected
-    assert not loading["pin_memory"]
-
-
 @pytest.mark.parametrize("strategy", ["random", "group_by_length", "bucket_by_length"])
 def test_what_a_spawned_worker_gets_can_be_pickled(make_trainer, strategy):
     rows = [{"x": torch.zeros(4), "labels": 0, "length": 4, "input_ids": [1, 2]} for _ in range(8)]
@@ -108,10 +99,6 @@ def test_what_a_spawned_worker_gets_can_be_pickled(make_trainer, strategy):
     )
     for loader in (trainer.get_train_dataloader(), trainer.get_eval_dataloader()):
         pickle.loads(pickle.dumps((loader.dataset, loader.collate_fn, loader.worker_init_fn)))
-
-
-def test_workers_elsewhere_are_started_as_the_platform_does(make_trainer):
-    assert make_trainer(dataloader_num_workers=2)._loading()["multiprocessing_context"] is None
 
 
 def test_a_collator_that_changes_examples_changes_copies():

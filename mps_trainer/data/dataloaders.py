@@ -1,0 +1,129 @@
+"""The DataLoaders that the arguments describe, before they are prepared for epochs."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import zlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, Sampler
+from transformers.trainer_utils import seed_worker
+
+from ..errors import MisconfigurationException
+from .buckets import BucketBatchSampler, LengthBuckets
+from .columns import ColumnRemover
+from .lengths import is_batch_sampler
+from .loader import worker_seeds_of
+from .padding import PadToBucket
+from .samplers import warn_of_order
+
+if TYPE_CHECKING:
+    from ..training_args import TrainingArguments
+
+logger = logging.getLogger(__name__)
+
+
+def make_dataloader(
+    dataset: Any,
+    collator: Callable,
+    args: TrainingArguments,
+    batch_size: int,
+    sampler_fn: Callable | None = None,
+    is_training: bool = False,
+    processing_class: Any = None,
+) -> DataLoader:
+    """Returns the loader of `dataset`, whose unused columns are gone.
+
+    Args:
+        sampler_fn: `dataset -> sampler`, or without an argument, as subclasses for transformers 4 have it; not called
+            for a stream.
+        is_training: workers get seeds, which transformers gives them for training only.
+        processing_class: says how to pad to length buckets.
+    """
+    settings = {"batch_size": batch_size, "collate_fn": collator, **loading_settings(args)}
+    if isinstance(dataset, IterableDataset):
+        if is_training:
+            warn_of_order(dataset, args)
+        return DataLoader(dataset, **settings)
+    sampler = _ask(sampler_fn, dataset)
+    if is_batch_sampler(sampler):
+        del settings["batch_size"]
+        settings["batch_sampler"] = sampler
+    else:
+        settings.update(sampler=sampler, drop_last=args.dataloader_drop_last)
+    if isinstance(sampler, BucketBatchSampler):
+        settings["collate_fn"] = padding_collator(collator, sampler.buckets, processing_class)
+    if is_training:
+        settings["worker_init_fn"] = functools.partial(
+            seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index
+        )
+    return DataLoader(dataset, **settings)
+
+
+def loading_settings(args: TrainingArguments) -> dict[str, Any]:
+    """Returns how a DataLoader loads: in how many processes, started how, and into which memory."""
+    workers = args.dataloader_num_workers
+    return {
+        "num_workers": workers,
+        "pin_memory": args.dataloader_pin_memory and args.device.type == "cuda",
+        "persistent_workers": args.dataloader_persistent_workers,
+        # None is Python's own, which is spawn on a Mac: a fork of a process that has used Metal can abort there.
+        "multiprocessing_context": args.dataloader_multiprocessing_context if workers else None,
+        "prefetch_factor": args.dataloader_prefetch_factor,
+        "in_order": args.dataloader_in_order,
+    }
+
+
+def padding_collator(collator: Callable, buckets: LengthBuckets, processing_class: Any) -> Callable:
+    """Returns `collator` with batches padded to the lengths of `buckets`."""
+    if isinstance(collator, ColumnRemover):  # which hands the examples on to the one that pads
+        collator.data_collator = padding_collator(collator.data_collator, buckets, processing_class)
+        return collator
+    return collator if isinstance(collator, PadToBucket) else PadToBucket(collator, buckets, processing_class)
+
+
+def eval_dataset_named(given: Any, own: Any) -> tuple[str, Any]:
+    """Returns the key of an evaluation's loader, and the dataset: `given`, that of this name in `own`, or `own`.
+
+    Raises:
+        MisconfigurationException: if there is none.
+    """
+    if given is None and own is None:
+        raise MisconfigurationException("There is nothing to evaluate on: give the Trainer an eval_dataset.")
+    if isinstance(given, str):
+        return given, own[given]
+    return "eval", own if given is None else given
+
+
+def make_persistent(loader: Any, dataset: Any, key: str, seed: int) -> None:
+    """Prepares the loader of an evaluation, made for `dataset`, for workers that later evaluations use again.
+
+    Their seeds do not come from torch's global generator: a resumed run would have to know which evaluations drew one.
+    """
+    loader.made_for = dataset
+    loader.generator = torch.Generator().manual_seed(seed)
+    if (seeds := worker_seeds_of(loader)) is not None:
+        seeds.purpose = 1 + zlib.crc32(key.encode())
+
+
+def num_tokens(train_dl: DataLoader, max_steps: int | None = None) -> int:
+    """Returns the tokens in all batches' `input_ids`; with `max_steps`, those of the first batch times that many."""
+    tokens = 0
+    for batch in train_dl:
+        if "input_ids" not in batch:
+            logger.warning("Tokens cannot be counted: the batches have no input_ids.")
+            return tokens
+        if max_steps is not None:
+            return batch["input_ids"].numel() * max_steps
+        tokens += batch["input_ids"].numel()
+    return tokens
+
+
+def _ask(sampler_fn: Callable | None, dataset: Any) -> Sampler | None:
+    if sampler_fn is None:
+        return None
+    return sampler_fn(dataset) if inspect.signature(sampler_fn).parameters else sampler_fn()

@@ -1,0 +1,75 @@
+"""The DataLoaders that the arguments describe."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from mps_trainer.data.buckets import BucketBatchSampler, LengthBuckets
+from mps_trainer.data.columns import ColumnRemover
+from mps_trainer.data.dataloaders import (
+    eval_dataset_named,
+    loading_settings,
+    make_dataloader,
+    make_persistent,
+    padding_collator,
+)
+from mps_trainer.data.loader import prepare_loader, worker_seeds_of
+from mps_trainer.data.padding import PadToBucket
+from tests.conftest import examples
+
+
+@pytest.mark.parametrize(("workers", "given", "expected"), [(0, "fork", None), (2, None, None), (2, "fork", "fork")])
+def test_workers_on_mps_start_as_python_starts_them_unless_told_otherwise(make_args, workers, given, expected):
+    args = make_args(dataloader_num_workers=workers, dataloader_multiprocessing_context=given)
+    args.__dict__["device"] = torch.device("mps")
+    settings = loading_settings(args)
+    assert settings["multiprocessing_context"] == expected
+    assert not settings["pin_memory"]
+
+
+def test_workers_elsewhere_are_started_as_the_platform_does(make_args):
+    assert loading_settings(make_args(dataloader_num_workers=2))["multiprocessing_context"] is None
+
+
+@pytest.mark.parametrize(("is_training", "drop_last"), [(True, True), (False, False)])
+def test_workers_get_seeds_for_training_alone(make_args, is_training, drop_last):
+    args = make_args(dataloader_drop_last=drop_last)
+    loader = make_dataloader(examples(10), list, args, 4, is_training=is_training)
+    assert (loader.worker_init_fn is not None) == is_training
+    assert [len(batch) for batch in loader] == ([4, 4] if drop_last else [4, 4, 2])
+
+
+def test_batches_of_length_buckets_are_padded_by_the_collator_under_the_one_that_removes_columns(make_args):
+    made = BucketBatchSampler([3, 5, 9, 4], 2)
+    collator = ColumnRemover(list, ["input_ids"])
+    loader = make_dataloader([0, 1, 2, 3], collator, make_args(), 8, lambda dataset: made)
+    assert loader.batch_sampler is made
+    assert loader.collate_fn is collator
+    assert collator.data_collator.buckets is made.buckets
+
+
+def test_a_collator_that_pads_to_buckets_stays():
+    own = PadToBucket(list, LengthBuckets((8,)))
+    assert padding_collator(own, LengthBuckets((16,)), None) is own
+
+
+@pytest.mark.parametrize(
+    ("given", "own", "expected"),
+    [(None, [1], ("eval", [1])), ([2], [1], ("eval", [2])), ("a", {"a": [3]}, ("a", [3]))],
+)
+def test_an_evaluation_has_the_dataset_that_is_given_or_named(given, own, expected):
+    assert eval_dataset_named(given, own) == expected
+
+
+def test_persistent_workers_of_evaluations_have_seeds_by_the_name_of_the_dataset():
+    purposes = []
+    for key in ("eval", "a"):
+        settings = {"num_workers": 1, "persistent_workers": True}
+        loader = prepare_loader(DataLoader([1, 2], **settings))
+        make_persistent(loader, dataset := [1, 2], key, seed=3)
+        assert loader.made_for is dataset
+        assert loader.generator.initial_seed() == 3
+        purposes.append(worker_seeds_of(loader).purpose)
+    assert len({0, *purposes}) == 3

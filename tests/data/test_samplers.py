@@ -1,0 +1,72 @@
+"""The order of the examples that train_sampling_strategy asks for."""
+
+from __future__ import annotations
+
+import pytest
+from torch.utils.data import RandomSampler, SequentialSampler
+
+from mps_trainer import MisconfigurationException
+from mps_trainer.data.buckets import BucketBatchSampler, LengthBuckets
+from mps_trainer.data.order import SeededOrder
+from mps_trainer.data.samplers import eval_sampler, fitted_buckets, train_sampler
+from mps_trainer.distributed import Processes
+
+ROWS = [{"input_ids": [1] * (1 + i * 7 % 30)} for i in range(40)]
+SEVERAL = Processes(1, 2)
+
+
+def order(args, dataset=ROWS, batch_size=8, processes=SEVERAL):
+    return train_sampler(dataset, args, batch_size, None, processes)
+
+
+@pytest.mark.parametrize(("strategy", "kind"), [("random", RandomSampler), ("sequential", SequentialSampler)])
+def test_training_is_shuffled_or_not(make_args, strategy, kind):
+    assert type(order(make_args(train_sampling_strategy=strategy))) is kind
+
+
+def test_an_empty_dataset_and_one_without_length_are_not_shuffled(make_args):
+    assert type(order(make_args(), [])) is SequentialSampler
+    assert order(make_args(), iter(ROWS)) is None
+
+
+def test_groups_of_several_processes_follow_a_seed(make_args):
+    args = make_args(train_sampling_strategy="group_by_length", data_seed=5)
+    assert isinstance(order(args), SeededOrder)
+    assert not isinstance(order(args, processes=Processes()), SeededOrder)
+
+
+def test_rebalanced_batches_of_several_processes_are_refused(make_args):
+    with pytest.raises(MisconfigurationException, match="works in one process, and this is one of 2"):
+        order(make_args(train_sampling_strategy="batch_rebalance"))
+
+
+@pytest.mark.parametrize(("batch_size", "size", "parts"), [(8, 8, 2), (7, 14, 1), (1, 2, 1)])
+def test_buckets_make_batches_for_all_processes_of_the_loaders_size(make_args, batch_size, size, parts):
+    args = make_args(train_sampling_strategy="bucket_by_length", num_length_buckets=2, gradient_accumulation_steps=1)
+    sampler = order(args, batch_size=batch_size)
+    assert isinstance(sampler, BucketBatchSampler)
+    assert (sampler.batch_size, sampler.parts, len(sampler.buckets.lengths)) == (size, parts, 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"), [({}, BucketBatchSampler), ({"eval_do_concat_batches": False}, SequentialSampler)]
+)
+def test_evaluation_by_length_pads_to_the_lengths_of_training(make_args, settings, kind):
+    args = make_args(train_sampling_strategy="bucket_by_length", **settings)
+    buckets = LengthBuckets((16, 48))
+    sampler = eval_sampler(ROWS, args, None, lambda: buckets)
+    assert type(sampler) is kind
+    assert kind is SequentialSampler or sampler.buckets is buckets
+
+
+def test_evaluation_by_length_has_one_order_whatever_is_drawn(make_args):
+    args = make_args(train_sampling_strategy="group_by_length")
+    orders = [list(eval_sampler(ROWS, args, None, lambda: None)) for _ in range(2)]
+    assert orders[0] == orders[1] != list(range(40))
+
+
+def test_buckets_are_fitted_to_what_can_be_measured(make_args):
+    args = make_args(num_length_buckets=3)
+    lengths = [len(row["input_ids"]) for row in ROWS]
+    assert fitted_buckets(ROWS, args, None, None).lengths == LengthBuckets.fitted(lengths, 3).lengths
+    assert [fitted_buckets(data, args, None, None) for data in (None, [], [{"x": 1}], iter(ROWS))] == [None] * 4

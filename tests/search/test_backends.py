@@ -1,0 +1,58 @@
+"""What a back end of a search is told."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from mps_trainer.distributed import Processes
+from mps_trainer.errors import SearchUnavailableError
+from mps_trainer.search import backends
+
+
+def test_several_processes_cannot_search():
+    with pytest.raises(SearchUnavailableError, match="this is one of 2"):
+        backends.require_searchable(lambda: None, Processes(0, 2))
+    backends.require_searchable(lambda: None, Processes())
+
+
+@pytest.mark.parametrize("pruned", [True, False])
+@pytest.mark.parametrize("directions", [1, 2])
+def test_optuna_prunes_by_a_single_objective(pruned, directions):
+    optuna = pytest.importorskip("optuna")
+    calls = []
+    trial = SimpleNamespace(
+        study=SimpleNamespace(directions=[None] * directions),
+        report=lambda *values: calls.append(values),
+        should_prune=lambda: pruned,
+    )
+
+    def report():
+        backends.report_to_optuna(trial, 0.5, 7, lambda: calls.append("end"))
+
+    if directions == 1 and pruned:
+        with pytest.raises(optuna.TrialPruned):
+            report()
+    else:
+        report()
+    assert calls == ([] if directions == 2 else [(0.5, 7), *(["end"] if pruned else [])])
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_ray_gets_the_metrics_with_the_checkpoint_if_there_is_one(monkeypatch, saves):
+    reports = []
+    tune = SimpleNamespace(
+        Checkpoint=SimpleNamespace(from_directory=os.listdir),
+        report=lambda metrics, checkpoint: reports.append((metrics, checkpoint)),
+    )
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(tune=tune))
+    monkeypatch.setitem(sys.modules, "ray.tune", tune)
+
+    def save(checkpoint_dir):
+        os.mkdir(os.path.join(checkpoint_dir, "checkpoint-1"))
+
+    backends.report_to_ray({"eval_loss": 1.0}, save if saves else None)
+    assert reports == [({"eval_loss": 1.0}, ["checkpoint-1"] if saves else None)]

@@ -1,0 +1,58 @@
+"""A run that is a trial: its model, its arguments, its folder, and its entries in the state."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+from transformers.trainer_callback import TrainerState
+
+from mps_trainer.search import trials
+
+
+def test_a_model_comes_from_a_function_with_or_without_the_trial():
+    assert trials.new_model(lambda: "model", "trial") == "model"
+    assert trials.new_model(lambda trial: trial, "trial") == "trial"
+    with pytest.raises(RuntimeError, match="takes 2 arguments"):
+        trials.new_model(lambda first, second: None)
+    with pytest.raises(RuntimeError, match="should not return None"):
+        trials.new_model(lambda: None)
+
+
+@pytest.mark.parametrize("backend", ["optuna", "ray", "wandb"])
+def test_values_of_a_trial_have_the_types_of_the_fields(make_args, backend, caplog):
+    args = make_args(max_steps=5, warmup_steps=0)
+    chosen = {"learning_rate": 1, "max_steps": 7.0, "depth": 3}
+    trial = (
+        SimpleNamespace(params={}) if backend == "optuna" else {**chosen, **({"wandb": 1} if backend == "ray" else {})}
+    )
+    trials.set_arguments(args, trial, backend, lambda trial: chosen)
+    assert (args.learning_rate, args.max_steps) == (1.0, 7)
+    assert (type(args.learning_rate), type(args.max_steps)) == (float, int)
+    assert [record.args[0] for record in caplog.records if "The search sets" in record.msg] == ["depth"]
+
+
+def test_the_state_says_which_trial_it_is():
+    trial = pytest.importorskip("optuna").trial.FixedTrial({"seed": 3}, number=5)
+    trial.suggest_int("seed", 0, 9)
+    state = TrainerState()
+    trials.set_state(state, trial, lambda trial: f"try-{trial.number}")
+    assert (state.is_hyper_param_search, state.trial_name, state.trial_params) == (True, "try-5", {"seed": 3})
+    trials.set_state(state, trial, None)
+    assert state.trial_name is None
+
+
+@pytest.fixture
+def fakes(monkeypatch):
+    tune = SimpleNamespace(get_context=lambda: SimpleNamespace(get_trial_id=lambda: "of-ray"))
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(tune=tune))
+    monkeypatch.setitem(sys.modules, "ray.tune", tune)
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=SimpleNamespace(id="of-wandb")))
+
+
+@pytest.mark.parametrize(("backend", "name"), [("optuna", "run-3"), ("ray", "run-of-ray"), ("wandb", "run-of-wandb")])
+def test_a_folder_has_the_number_of_the_back_end_or_the_name_that_is_given(fakes, backend, name):
+    trial = SimpleNamespace(number=3)
+    assert trials.folder_name(trial, backend, None) == name
+    assert trials.folder_name(trial, backend, lambda trial: f"try-{trial.number}") == "try-3"
