@@ -143,6 +143,7 @@ class Evaluator:
 
 def in_batches_that_fit(
     evaluation_loop: Callable[..., EvalLoopOutput],
+    loader: Any,
     make_loader: Callable[[], Any],
     settings: Mapping[str, Any],
     *,
@@ -157,13 +158,14 @@ def in_batches_that_fit(
     With `auto_find_batch_size` it begins again with half the batch when memory runs out.
 
     Args:
+        make_loader: makes it again, with the batch of the arguments.
         settings: of `evaluation_loop`, beside the loader.
         is_in_train: within a run, whose next evaluation uses the loader's workers again.
         close_workers: `loader`: ends its worker processes, and those that persist between evaluations.
         note: `(kind, text)` for the report of the run.
     """
     doing, prefix = settings["description"].lower(), settings["metric_key_prefix"]
-    loader, start_time, before = make_loader(), time.time(), None
+    start_time, before = time.time(), None
     while True:
         if args.auto_find_batch_size:
             before = rng_state()  # a loader draws

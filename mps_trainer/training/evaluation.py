@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -37,11 +38,13 @@ class Evaluation(Loaders, Objective):
             given = {name: name for name in datasets} if eval_dataset is None else datasets
             each = [self.evaluate(part, ignore_keys, f"{metric_key_prefix}_{name}") for name, part in given.items()]
             return {name: value for metrics in each for name, value in metrics.items()}
-        loss_only = True if self.compute_metrics is None else None  # nobody would look at the predictions
+        self._memory_tracker.start()
+        make_loader = functools.partial(self.get_eval_dataloader, eval_dataset)
         output = self._mt_evaluate(
-            lambda: self.get_eval_dataloader(eval_dataset),
+            make_loader(),
+            make_loader,
             description="Evaluation",
-            prediction_loss_only=loss_only,
+            prediction_loss_only=True if self.compute_metrics is None else None,  # nobody would look at predictions
             ignore_keys=ignore_keys,
             metric_key_prefix=metric_key_prefix,
         )
@@ -54,8 +57,11 @@ class Evaluation(Loaders, Objective):
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
         """Returns predictions for `test_dataset`, with labels and metrics if it has labels; logs nothing."""
+        self._memory_tracker.start()
+        make_loader = functools.partial(self.get_test_dataloader, test_dataset)
         output = self._mt_evaluate(
-            lambda: self.get_test_dataloader(test_dataset),
+            make_loader(),
+            make_loader,
             description="Prediction",
             ignore_keys=ignore_keys,
             metric_key_prefix=metric_key_prefix,
@@ -64,10 +70,10 @@ class Evaluation(Loaders, Objective):
         self._memory_tracker.stop_and_update_metrics(output.metrics)
         return PredictionOutput(output.predictions, output.label_ids, output.metrics)
 
-    def _mt_evaluate(self, make_loader: Callable[[], Any], **settings: Any) -> EvalLoopOutput:
-        self._memory_tracker.start()
+    def _mt_evaluate(self, loader: Any, make_loader: Callable[[], Any], **settings: Any) -> EvalLoopOutput:
         return in_batches_that_fit(
             self.evaluation_loop,
+            loader,
             make_loader,
             settings,
             args=self.args,
