@@ -141,11 +141,12 @@ class Evaluation(Loaders, Objective):
         )
 
     def _mt_model_for_evaluation(self) -> nn.Module:
+        """Returns the model in eval mode, and notes how long that took if nothing has used it before."""
         begun = time.time()
         model = self._wrap_model(self.model, training=False)
         if not self.processes.are_several:  # a replica, which is for training, stays what wraps the model
             self.model_wrapped = model
-        if not self.accelerator._models:  # nothing has trained or evaluated before
+        if not self.accelerator._models:
             self.accelerator.prepare_model(model, device_placement=self.place_model_on_device)
             self.model_preparation_time = round(time.time() - begun, 4)
         model = in_eval_mode(model, self.args, self.is_in_train)
