@@ -80,7 +80,12 @@ def processor_time() -> float:
             begun.append(time.process_time())
 
     with tempfile.TemporaryDirectory() as folder:
-        settings: dict[str, Any] = {"report_to": "none", "disable_tqdm": True, "save_strategy": "no", "logging_strategy": "no"}
+        settings: dict[str, Any] = {
+            "report_to": "none",
+            "disable_tqdm": True,
+            "save_strategy": "no",
+            "logging_strategy": "no",
+        }
         args = TrainingArguments(
             folder, use_cpu=True, max_steps=STEPS, per_device_train_batch_size=32, log_level="error", **settings
         )

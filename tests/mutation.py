@@ -43,7 +43,7 @@ AREAS = {
     "device resolution": Area(60, ("devices/resolver.py",)),
     "other device code": Area(40, ("devices/facts.py", "devices/findings.py", "devices/accelerators/*.py")),
     "checkpoints": Area(110, ("checkpoints/*.py",)),
-    "the loop": Area(40, ("training/loop.py", "training/after_step.py", "training/plan.py")),
+    "the loop": Area(40, ("training/loop.py", "evaluation/best_metric.py", "training/plan.py")),
     "loss weighting": Area(50, ("training/loss.py", "training/items.py", "training/trainer.py")),
     "data order": Area(40, ("data/order.py", "data/shares.py", "data/buckets.py", "training/draws.py")),
 }

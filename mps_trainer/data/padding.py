@@ -13,7 +13,7 @@ from transformers.utils import to_py_obj
 
 from .buckets import LengthBuckets
 
-_IGNORED_LABEL = -100  # as in torch's cross entropy
+IGNORED_LABEL = -100  # torch's cross_entropy leaves it out
 _MASK = "attention_mask"
 
 
@@ -92,7 +92,7 @@ class PadToBucket:
             return getattr(self.tokenizer, "pad_token_id", None) or 0
         if name == "token_type_ids":
             return getattr(self.tokenizer, "pad_token_type_id", 0)
-        return {"labels": _IGNORED_LABEL, "special_tokens_mask": 1}.get(name, 0)
+        return {"labels": IGNORED_LABEL, "special_tokens_mask": 1}.get(name, 0)
 
 
 def padded_directly(tokenizer: Any, examples: list[Any], length: int) -> BatchEncoding | None:

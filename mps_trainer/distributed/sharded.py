@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,3 +21,14 @@ def is_sharded(model: Any) -> bool:
 def class_of(model: nn.Module) -> type:
     """The model's own class, of which torch makes one of the same name with FSDP before it."""
     return type(model).__mro__[2] if is_sharded(model) else type(model)
+
+
+@contextlib.contextmanager
+def reshard_after(model: nn.Module) -> Iterator[None]:
+    """Frees at the end what a pass without gradients leaves gathered: each process has its parts again."""
+    try:
+        yield
+    finally:
+        for module in model.modules():
+            if is_sharded(module):
+                module.reshard()  # type: ignore[operator]

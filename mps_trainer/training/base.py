@@ -20,12 +20,13 @@ from transformers.trainer_utils import speed_metrics
 from ..callbacks.device_stats import call_first_who_add_to_logs
 from ..data.transfer import BatchTransfer
 from ..distributed import Processes
+from ..evaluation.metrics import plain
 from ..guards.exhausted import RunDescription
 from ..overrides import Overrides
 from ..training_args import TrainingArguments
 from .accelerator import Accelerator
 from .events import Events
-from .logged import SavableLogs, as_cell, plain
+from .logged import SavableLogs, as_cell
 from .masks import AttentionMasks
 from .precision import MixedPrecision
 

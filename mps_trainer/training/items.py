@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..data.padding import IGNORED_LABEL
 from ..distributed.sharded import is_sharded
 from .introspection import base_model
-from .loss import IGNORED_LABEL
 
 
 def items_of(batches: list[Any], shifted: bool) -> torch.Tensor | None:

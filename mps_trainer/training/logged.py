@@ -7,35 +7,13 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-
 from ..checkpoints.schema import is_number
+from ..evaluation.metrics import plain
 
 if TYPE_CHECKING:
     from transformers.trainer_callback import TrainerState
 
 logger = logging.getLogger(__name__)
-
-
-def plain(value: Any) -> Any:
-    """Returns `value` with Python's numbers for arrays and tensors of one element, also in lists and dictionaries."""
-    try:
-        return _plain(value)
-    except (RecursionError, RuntimeError, ValueError):  # a list in itself, a tensor on the meta device
-        return value
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(_plain, value)) if type(value) in (list, tuple) else [_plain(each) for each in value]
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.ndarray) and value.size == 1:
-        return value.item()
-    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 
 
 def is_savable(value: Any) -> bool:

@@ -9,11 +9,10 @@ import torch
 from torch import nn
 from transformers.trainer_pt_utils import find_batch_size
 
+from ..data.padding import IGNORED_LABEL
 from ..distributed import Processes
 from .introspection import base_model
 from .shards import class_of
-
-IGNORED_LABEL = -100  # torch's cross_entropy leaves it out
 
 
 def loss_of(outputs: Any, inputs: Mapping[str, Any]) -> torch.Tensor:

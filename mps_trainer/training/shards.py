@@ -238,17 +238,6 @@ def apart(model: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def parted_afterwards(model: nn.Module) -> Iterator[None]:
-    """Frees at the end what a pass without gradients leaves gathered: each process has its parts again."""
-    try:
-        yield
-    finally:
-        for module in model.modules():
-            if is_sharded(module):
-                module.reshard()  # type: ignore[operator]
-
-
-@contextlib.contextmanager
 def adding_nothing(model: Any) -> Iterator[None]:
     """Inside, a pass forward and backward gives each parameter a gradient of 0, whatever the activations are.
 
@@ -285,28 +274,3 @@ def total_norm(parameters: Iterable[nn.Parameter], norm_type: float = 2.0) -> to
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm: Any = torch.nn.utils.get_total_norm(gradients, norm_type)
     return norm.full_tensor() if is_shard(norm) else norm
-
-
-def in_step(batches: Iterable[Any], processes: Processes) -> Iterator[tuple[Any, bool]]:
-    """The batches of this process, each with whether it counts; as many in all processes.
-
-    A block is gathered from all of them, so that one which has run out computes its last batch, or one of another's,
-    for as long as another has some.
-    """
-    iterator = iter(batches)
-    last = None
-    while True:
-        batch = next(iterator, None)
-        ended, has_none = processes.sum([batch is None, batch is None and last is None])
-        if ended == processes.size:
-            return
-        if has_none:
-            own = last if batch is None else batch
-            lender = processes.gather(own is not None).index(True)
-            lent = processes.gather(own if processes.rank == lender else None)[lender]
-            last = lent if last is None else last
-        if batch is None:
-            yield last, False
-        else:
-            last = batch
-            yield batch, True

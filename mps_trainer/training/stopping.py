@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from ..checkpoints.rng import rng_state, set_rng
@@ -48,13 +49,12 @@ class PreemptionHandler:
         """True if a signal came and every process may stop here."""
         return self.signals.signum is not None and self.signals.all_may_stop
 
-    def begin_evaluation(self) -> None:
-        """Notes what an evaluation changes, to take it back if a signal cuts it short."""
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Inside, a signal can cut an evaluation short: `save_and_end` takes back what that has changed by then."""
         if self.args.save_on_signal and self.signals.all_may_stop:
             self._before_evaluation = rng_state(), len(self.events.state.log_history)
-
-    def end_evaluation(self) -> None:
-        """Ends what `begin_evaluation` began."""
+        yield
         if self._before_evaluation is not None:
             self.signals.agree()
         self._before_evaluation = None
@@ -75,12 +75,11 @@ class PreemptionHandler:
 
     def evaluate_at_start(self, evaluate: Callable[[], Any]) -> None:
         """Evaluates before the first step; a signal ends that and the run, with nothing to save."""
-        self.begin_evaluation()
         try:
-            evaluate()
+            with self.evaluating():
+                evaluate()
         except EvaluationLeftError:
             self.signals.end("Stopped in the evaluation before the first step, with nothing new to save.")
-        self.end_evaluation()
 
     def ask_for_what_is_due(self) -> bool:
         """Asks, as a callback would, for what a signal kept the run before this one from. False if that is nothing."""

@@ -10,7 +10,7 @@ import torch
 
 from mps_trainer import MisconfigurationException, Trainer
 from mps_trainer.distributed import Processes
-from mps_trainer.training.shards import in_step
+from mps_trainer.evaluation.batches import in_step
 from tests.conftest import Classifier, examples
 from tests.distributed.scenarios import arguments, scenario
 

@@ -143,6 +143,21 @@ def test_a_dictionary_of_datasets(both):
     assert ours[1:] == theirs[1:]
 
 
+def test_metrics_that_are_chosen_with_the_dataset(both):
+    def run(library):
+        class Choosing(library.module.Trainer):
+            def get_eval_dataloader(self, eval_dataset=None):
+                self.compute_metrics = {"short": accuracy}.get(eval_dataset)
+                return super().get_eval_dataloader(eval_dataset)
+
+        data = {"eval_dataset": {"short": sentences(5), "long": sentences(11, seed=2)}}
+        return list(library.trainer(bert_classifier(), trainer=data, kind=Choosing).evaluate())
+
+    theirs, ours = both(run)
+    assert ours == theirs
+    assert "eval_short_accuracy" in ours
+
+
 def test_a_language_model_has_the_same_eval_loss(both):
     def run(library):
         data = {"eval_dataset": texts(11), "preprocess_logits_for_metrics": lambda logits, labels: logits.argmax(-1)}

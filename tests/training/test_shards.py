@@ -14,10 +14,9 @@ from transformers import (
 )
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.distributed import Processes
 from mps_trainer.distributed.sharded import class_of, is_sharded
 from mps_trainer.training.gathered import whole_weights
-from mps_trainer.training.shards import _require_one_format, find_blocks, in_step
+from mps_trainer.training.shards import _require_one_format, find_blocks
 from tests.conftest import Classifier, assert_same_weights
 
 SIZES = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 32}
@@ -77,11 +76,6 @@ def test_parameters_of_two_formats_in_one_block_are_refused():
         _require_one_format(model)
     model.head.requires_grad_(False)
     _require_one_format(model)
-
-
-def test_one_process_alone_has_its_batches_and_no_others():
-    assert list(in_step([1, 2], Processes())) == [(1, True), (2, True)]
-    assert list(in_step([], Processes())) == []
 
 
 def test_what_is_not_sharded_is_itself():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby, zip_longest
 from typing import Any
 
@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from transformers.trainer_pt_utils import nested_numpify
 
+from ..data.padding import IGNORED_LABEL
 from ..distributed import Processes
 from ..training_args import TrainingArguments
-from .accelerator import GradientState
-from .loss import IGNORED_LABEL
 
 _NOTHING = object()
 _KEPT = ("losses", "predictions", "labels", "inputs")
@@ -176,16 +175,3 @@ def _map(function: Callable[..., Any], values: list[Any]) -> Any:
             "preprocess_logits_for_metrics."
         )
     return function(*values)
-
-
-def watching_for_last(batches: Iterable[Any], state: GradientState) -> Iterator[Any]:
-    """`batches`; `state.end_of_dataloader` holds while the last of them is worked on."""
-    state.end_of_dataloader = False
-    iterator = iter(batches)
-    nothing = object()
-    batch = next(iterator, nothing)
-    while batch is not nothing:
-        following = next(iterator, nothing)
-        state.end_of_dataloader = following is nothing
-        yield batch
-        batch = following

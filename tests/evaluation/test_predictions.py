@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers.trainer_pt_utils import EvalLoopContainer
 
-from mps_trainer.training.predictions import Batches
+from mps_trainer.evaluation.predictions import Batches
 
 
 def tensors(*shapes, dtype=torch.float32):
