@@ -9,7 +9,7 @@ import datasets
 import pytest
 from huggingface_hub import ModelCard
 
-from mps_trainer.training import card
+from mps_trainer.hub import card
 from mps_trainer.version import __version__
 
 from ..conftest import Classifier, examples
