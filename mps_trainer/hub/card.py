@@ -91,8 +91,8 @@ def _completed_settings(given: dict[str, Any], known: Any, model: Any, dataset: 
 
 def settings_for_upload(given: dict[str, Any], args: TrainingArguments, model: Any) -> dict[str, Any]:
     """Returns the settings of an uploaded model's card: those given, its name in the repository, and its own tags."""
-    settings = {"model_name": None, **given}
-    if settings["model_name"] is None:
+    settings = dict(given)
+    if settings.get("model_name") is None:
         settings["model_name"] = (args.hub_model_id or Path(args.output_dir).name).split("/")[-1]
     own_tags = getattr(model, "model_tags", None)
     if own_tags is not None:

@@ -33,10 +33,6 @@ _INDEXES = ["pytorch_model.bin.index.json", "model.safetensors.index.json"]
 def create_repository(args: TrainingArguments, token: str | None = None, private: bool | None = None) -> str:
     """Creates the repository if there is none yet, and returns its name as owner/name.
 
-    Args:
-        token: default `args.hub_token`.
-        private: default `args.hub_private_repo`.
-
     Raises:
         MisconfigurationException: if the hub refuses the token or the name.
     """
@@ -94,24 +90,24 @@ def upload_folder(
 
 def push_checkpoint(
     push: PushInProgress | None,
+    repository: str | None,
     checkpoint: str,
     args: TrainingArguments,
     state: TrainerState,
-    repository: str | None,
     processing_class: Any,
-    on_begin: Callable[[], object],
+    fire: Callable[[str], object],
 ) -> PushInProgress | None:
     """Starts the uploads that `args.hub_strategy` asks for at a save, and returns the push that is then in progress.
 
     Args:
         push: the one before. While it goes on nothing is uploaded, unless `args.hub_always_push`.
-        on_begin: called before the first upload.
+        fire: tells the callbacks of an event.
     """
     pending = push if push is not None and not push.is_done() else None
     if args.hub_strategy == "end" or (pending is not None and not args.hub_always_push):
         return push
     warn_of_failures(push, repository, args.output_dir)
-    on_begin()
+    fire("on_push_begin")
     copy_model_files(checkpoint, args.output_dir, processing_class)
     unit = f"step {state.global_step}" if args.save_strategy == "steps" else f"epoch {int(state.epoch or 0)}"
     message = f"Training in progress, {unit}"

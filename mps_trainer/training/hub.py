@@ -108,14 +108,9 @@ class Hub(TrainerBase):
         warning: the checkpoint is on disk.
         """
         if self.is_world_process_zero():
+            push, repository = self.push_in_progress, self.hub_model_id
             self.push_in_progress = upload.push_checkpoint(
-                self.push_in_progress,
-                checkpoint_folder,
-                self.args,
-                self.state,
-                self.hub_model_id,
-                self.processing_class,
-                on_begin=partial(self.fire, "on_push_begin"),
+                push, repository, checkpoint_folder, self.args, self.state, self.processing_class, self.fire
             )
 
     def _finish_current_push(self) -> None:

@@ -21,9 +21,9 @@ def push(make_args, monkeypatch, tmp_path):
     monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", lambda api, **settings: Future())
     (tmp_path / "run").mkdir()
 
-    def run(before, on_begin=lambda: None, **settings):
+    def run(before, fire=lambda event: None, **settings):
         args = make_args(hub_strategy="checkpoint", **settings)
-        return upload.push_checkpoint(before, str(tmp_path), args, TrainerState(), "me/tiny", None, on_begin)
+        return upload.push_checkpoint(before, "me/tiny", str(tmp_path), args, TrainerState(), None, fire)
 
     return run
 
@@ -37,7 +37,7 @@ def failed(error):
 def test_a_push_in_progress_takes_up_later_uploads_only_if_asked(push):
     first = push(None)
     assert len(first.jobs) == 2
-    assert push(first, on_begin=pytest.fail) is first
+    assert push(first, fire=pytest.fail) is first
     assert len(first.jobs) == 2
     assert push(first, hub_always_push=True) is first
     assert len(first.jobs) == 4
