@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from concurrent.futures import Future
 from types import SimpleNamespace
 
@@ -35,7 +36,9 @@ def failed(error):
 
 
 def test_a_push_in_progress_takes_up_later_uploads_only_if_asked(push):
-    first = push(None)
+    events: list[str] = []
+    first = push(None, fire=events.append)
+    assert events == ["on_push_begin"]
     assert len(first.jobs) == 2
     assert push(first, fire=pytest.fail) is first
     assert len(first.jobs) == 2
@@ -50,6 +53,15 @@ def test_a_push_that_is_done_is_warned_of_and_replaced(push, caplog):
     assert "An upload to me/tiny failed: the hub is gone" in caplog.text
     assert later is not done
     assert len(later.jobs) == 2
+
+
+def test_the_end_of_a_run_waits_for_uploads(caplog):
+    job: Future = Future()
+    threading.Timer(0.1, job.set_exception, [ConnectionError("the hub is gone")]).start()
+    with caplog.at_level(logging.INFO, "mps_trainer"):
+        upload.finish(PushInProgress([job]), "me/tiny", "run")
+    assert "Waiting for the upload of the last checkpoint" in caplog.text
+    assert "An upload to me/tiny failed: the hub is gone. The files are in run" in caplog.text
 
 
 def test_all_shards_of_a_model_are_copied(tmp_path):
