@@ -1,6 +1,6 @@
-"""What a model card says beyond transformers': the data, the device and why, the precision, the versions.
+"""Writes the model card: transformers' card with the data, the device and why, the precision and the versions.
 
-And that no card is lost: one that was not written here, or was changed since, is kept under another name.
+No card is lost: one that was not written here, or was changed since, is kept under another name.
 """
 
 from __future__ import annotations
@@ -9,12 +9,20 @@ import hashlib
 import logging
 import os
 import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..amounts import format_bytes
 from ..devices.facts import MachineFacts, gather_all_facts
+from ..distributed.sharded import class_of, is_sharded
 from ..version import __version__
+
+if TYPE_CHECKING:
+    from transformers.modelcard import TrainingSummary
+    from transformers.trainer_callback import TrainerState
+
+    from ..training_args import TrainingArguments
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +33,76 @@ _BY_PEFT = ("library_name", "tags", "base_model", "pipeline_tag")
 _DATA = "## Training and evaluation data\n\n"
 _UNKNOWN = "More information needed\n"
 _VERSIONS = "### Framework versions\n"
+
+
+def write(
+    summarize: Callable[..., TrainingSummary],
+    given: dict[str, Any],
+    args: TrainingArguments,
+    model: Any,
+    state: TrainerState,
+    train_dataset: Any,
+    eval_dataset: Any,
+) -> None:
+    """Writes `README.md` into the output folder.
+
+    Args:
+        summarize: returns transformers' summary, which it makes from settings of the same names as those given.
+        given: the arguments of `Trainer.create_model_card`.
+    """
+    from huggingface_hub import ModelCard
+
+    path = os.path.join(args.output_dir, "README.md")
+    place = Path(path)
+    keep_if_changed(path)
+    known: Any = ModelCard.load(path).data if place.exists() else None
+    looked_at = train_dataset if eval_dataset is None else eval_dataset
+    summary = summarize(**_completed_settings(given, known, model, looked_at))
+    summary.finetuned_from = summary.finetuned_from or None
+    summary.hyperparameters = {**(summary.hyperparameters or {}), **more_arguments(args, state.epoch, model)}
+    os.makedirs(args.output_dir, exist_ok=True)
+    dataset = given["dataset"]
+    data = data_table(train_dataset, eval_dataset, dataset if isinstance(dataset, str) else ", ".join(dataset or []))
+    place.write_text(completed(summary.to_model_card(), data, args, state.log_history), encoding="utf-8")
+    if known is not None and known.get("library_name") == "peft":
+        model.create_or_update_model_card(args.output_dir)
+        forget_local_base(path)
+    place.write_text(sealed(place.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def _completed_settings(given: dict[str, Any], known: Any, model: Any, dataset: Any) -> dict[str, Any]:
+    """Returns the settings of a summary: those given, the tags of the card that is there, and what can be derived.
+
+    Args:
+        known: the header of the card that is there; None if there is none.
+        dataset: the one that transformers names in the card.
+    """
+    settings = dict(given)
+    if known is not None and known.tags is not None and given["tags"] is not None:
+        settings["tags"] = _merge_tags(given["tags"], known.tags)
+    if given["dataset_tags"] is None and is_nameless(dataset):
+        settings |= {"dataset_tags": [], "dataset_args": []}  # it would write that the dataset is called None
+    if given["finetuned_from"] is None and getattr(model, "config", None) is None:
+        settings["finetuned_from"] = ""  # it would look for the name in the model's configuration
+    if given["tasks"] is None and is_sharded(model):
+        settings["tasks"] = task_of(class_of(model))
+    return settings
+
+
+def settings_for_upload(given: dict[str, Any], args: TrainingArguments, model: Any) -> dict[str, Any]:
+    """Returns the settings of an uploaded model's card: those given, its name in the repository, and its own tags."""
+    settings = dict(given)
+    if settings.get("model_name") is None:
+        settings["model_name"] = (args.hub_model_id or Path(args.output_dir).name).split("/")[-1]
+    own_tags = getattr(model, "model_tags", None)
+    if own_tags is not None:
+        settings["tags"] = _merge_tags(given.get("tags") or [], own_tags)
+    return settings
+
+
+def _merge_tags(tags: str | Iterable[str], more: Iterable[str]) -> list[str]:
+    tags = [tags] if isinstance(tags, str) else list(tags)
+    return [*tags, *(tag for tag in more if tag not in tags)]
 
 
 def completed(card: str, data: str, args: Any, log_history: list[dict[str, Any]]) -> str:
@@ -64,14 +142,14 @@ def more_arguments(args: Any, epoch: float | None, model: Any) -> dict[str, Any]
 
 
 def precision(args: Any) -> str:
-    """What the forward pass computes in."""
+    """Returns the number format that the forward pass computes in."""
     if args.bf16 or args.fp16:
         return f"{'bfloat16' if args.bf16 else 'float16'} autocast"
     return "that of the weights, no autocast"
 
 
 def task_of(kind: type) -> str | None:
-    """The task that transformers' card names for models of a class, which it would not know in a sharded one."""
+    """Returns the task that transformers' card names for a class of models; it does not know that of a sharded one."""
     from transformers.modelcard import TASK_MAPPING
 
     found = None
@@ -83,7 +161,7 @@ def task_of(kind: type) -> str | None:
 
 
 def processes(args: Any) -> str:
-    """How many train together, over what, and on which kind of device."""
+    """Returns how many processes train together, over which backend, and on which kind of device."""
     import torch.distributed as dist
 
     over = f"{dist.get_backend()}, " if dist.is_initialized() else ""
@@ -110,7 +188,7 @@ def data_table(train_dataset: Any, eval_dataset: Any, source: str = "") -> str:
 
 
 def origin(dataset: Any) -> str:
-    """Name, configuration, split and licence of a dataset of the `datasets` library; "" for any other."""
+    """Returns name, configuration, split and licence of a dataset of the `datasets` library; "" for any other."""
     info = getattr(dataset, "info", None)
     name = getattr(info, "dataset_name", None) or getattr(info, "builder_name", None)
     if not name:
@@ -146,12 +224,12 @@ def version_lines(facts: MachineFacts) -> str:
 
 
 def is_nameless(dataset: Any) -> bool:
-    """Whether a dataset of the `datasets` library was made in memory, and no builder says what it is."""
+    """Returns True for a dataset of the `datasets` library that was made in memory, so that no builder names it."""
     return hasattr(dataset, "info") and getattr(dataset, "builder_name", "") is None
 
 
 def forget_local_base(path: str) -> None:
-    """Takes a base model out of the header that is no name on the hub: PEFT writes a folder there, or nothing."""
+    """Removes from the header a base model that is not a name on the hub: PEFT writes a folder there, or nothing."""
     from huggingface_hub import ModelCard
 
     written = ModelCard.load(path)
@@ -179,19 +257,19 @@ def keep_if_changed(path: str) -> None:
 
 
 def sealed(text: str) -> str:
-    """A card with a last line by which `is_ours` knows it again."""
+    """Returns a card with a last line by which `is_ours` recognises it."""
     text = _SEAL.sub("", text).rstrip()
     return f"{text}\n\n<!-- mps_trainer wrote this card: {_digest(text)} -->\n"
 
 
 def is_ours(text: str) -> bool:
-    """Whether a card says what `sealed` was given; PEFT may have written its part of the header anew."""
+    """Returns True if a card is as `sealed` was given it; PEFT may have rewritten its part of the header."""
     found = _SEAL.search(text)
     return found is not None and found[1] == _digest(_SEAL.sub("", text))
 
 
 def _digest(text: str) -> str:
-    """Of the text and of those parts of the header that PEFT does not write."""
+    """Returns a digest of the text and of the parts of the header that PEFT does not write."""
     import yaml
     from huggingface_hub import ModelCard
 
@@ -217,5 +295,5 @@ def _examples(dataset: Any) -> str:
 
 
 def _cell(text: str) -> str:
-    """For a table: on one line, and with no column of its own."""
+    """Returns the text of a table cell: on one line, with its column separators escaped."""
     return " ".join(text.split()).replace("|", "\\|")

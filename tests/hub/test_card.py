@@ -9,7 +9,7 @@ import datasets
 import pytest
 from huggingface_hub import ModelCard
 
-from mps_trainer.training import card
+from mps_trainer.hub import card
 from mps_trainer.version import __version__
 
 from ..conftest import Classifier, examples
@@ -109,6 +109,16 @@ def test_the_task_of_a_class_is_that_of_transformers_card():
 
     kinds = (BertForSequenceClassification, GPT2LMHeadModel, Classifier)
     assert [card.task_of(kind) for kind in kinds] == ["text-classification", "text-generation", None]
+
+
+def test_an_uploaded_model_is_named_after_its_repository_and_keeps_its_own_tags(make_args):
+    args, model = make_args(hub_model_id="ada/boats"), Classifier()
+    assert card.settings_for_upload({"language": "en"}, args, model) == {"language": "en", "model_name": "boats"}
+    model.model_tags = ["own", "small"]
+    settings = card.settings_for_upload({"tags": "small", "model_name": None}, args, model)
+    assert settings == {"tags": ["small", "own"], "model_name": "boats"}
+    assert card.settings_for_upload({"model_name": "it"}, make_args(), model)["model_name"] == "it"
+    assert card.settings_for_upload({}, make_args(), model) == {"tags": ["own", "small"], "model_name": "run"}
 
 
 def test_a_card_of_somebody_else_is_kept_and_named_and_an_own_one_is_written_over(write, tmp_path, caplog):

@@ -1,0 +1,159 @@
+"""Creates the repository of a model on the hub, and uploads the model and its checkpoints in the background."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..checkpoints.folders import LOCK
+from ..errors import MisconfigurationException
+from ..refusal import sentence
+from ..reports import record
+
+if TYPE_CHECKING:
+    from transformers.trainer_callback import TrainerState
+    from transformers.utils.hub import PushInProgress
+
+    from ..training_args import TrainingArguments
+
+logger = logging.getLogger(__name__)
+
+# A report names the machine and its folders; who wants it there uploads it.
+NOT_UPLOADED = ["_*", "checkpoint-*", LOCK, record.NAME, record.PAGE, "README.before*.md"]
+_WEIGHTS = ["config.json", "generation_config.json", "pytorch_model.bin", "model.safetensors"]
+_ADAPTERS = ["adapter_config.json", "adapter_model.bin", "adapter_model.safetensors"]
+_INDEXES = ["pytorch_model.bin.index.json", "model.safetensors.index.json"]
+
+
+def create_repository(args: TrainingArguments, token: str | None = None, private: bool | None = None) -> str:
+    """Creates the repository if there is none yet, and returns its name as owner/name.
+
+    Raises:
+        MisconfigurationException: if the hub refuses the token or the name.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    name = args.hub_model_id or Path(args.output_dir).absolute().name
+    token = args.hub_token if token is None else token
+    private = args.hub_private_repo if private is None else private
+    try:
+        return HfApi().create_repo(name, token=token, private=private, exist_ok=True).repo_id
+    except HfHubHTTPError as error:
+        if getattr(error.response, "status_code", None) not in (401, 403):
+            raise
+        raise MisconfigurationException(
+            f"The hub does not let this token make or write to {name}: {str(error).strip().splitlines()[0]} "
+            "Log in with `hf auth login` or give hub_token a token that may write, or leave out push_to_hub."
+        ) from error
+    except (OSError, ValueError) as error:  # no connection, no token, no such name
+        raise MisconfigurationException(
+            f"push_to_hub=True with hub_model_id={name!r} cannot be done: {sentence(error)} Give hub_model_id a "
+            "name such as ada/boats and see that the hub can be reached, or leave out push_to_hub."
+        ) from error
+
+
+def upload_folder(
+    args: TrainingArguments,
+    repository: str | None,
+    folder: str,
+    message: str | None,
+    blocking: bool = False,
+    token: str | None = None,
+    revision: str | None = None,
+    **settings: Any,
+) -> Any:
+    """Uploads a folder, and returns huggingface_hub's CommitInfo or, unless `blocking`, a Future of one.
+
+    Args:
+        token, revision: default `args.hub_token`, `args.hub_revision`.
+        settings: more of `HfApi.upload_folder`.
+    """
+    from huggingface_hub import HfApi
+
+    api: Any = HfApi()
+    return api.upload_folder(
+        repo_id=repository,
+        folder_path=folder,
+        commit_message=message,
+        token=args.hub_token if token is None else token,
+        run_as_future=not blocking,
+        revision=args.hub_revision if revision is None else revision,
+        **settings,
+    )
+
+
+def push_checkpoint(
+    push: PushInProgress | None,
+    repository: str | None,
+    checkpoint: str,
+    args: TrainingArguments,
+    state: TrainerState,
+    processing_class: Any,
+    fire: Callable[[str], object],
+) -> PushInProgress | None:
+    """Starts the uploads that `args.hub_strategy` asks for at a save, and returns the push that is then in progress.
+
+    Args:
+        push: the one before. While it goes on nothing is uploaded, unless `args.hub_always_push`.
+        fire: tells the callbacks of an event.
+    """
+    pending = push if push is not None and not push.is_done() else None
+    if args.hub_strategy == "end" or (pending is not None and not args.hub_always_push):
+        return push
+    warn_of_failures(push, repository, args.output_dir)
+    fire("on_push_begin")
+    copy_model_files(checkpoint, args.output_dir, processing_class)
+    unit = f"step {state.global_step}" if args.save_strategy == "steps" else f"epoch {int(state.epoch or 0)}"
+    message = f"Training in progress, {unit}"
+    jobs = [upload_folder(args, repository, args.output_dir, message, ignore_patterns=NOT_UPLOADED)]
+    if args.hub_strategy in ("checkpoint", "all_checkpoints"):
+        name = "last-checkpoint" if args.hub_strategy == "checkpoint" else Path(checkpoint).name
+        jobs.append(upload_folder(args, repository, checkpoint, f"{message}, checkpoint", path_in_repo=name))
+    if pending is not None:
+        pending.jobs.extend(jobs)
+        return pending
+    from transformers.utils.hub import PushInProgress
+
+    return PushInProgress(jobs)
+
+
+def finish(push: PushInProgress, repository: str | None, output_dir: str) -> None:
+    """Waits for the uploads of a push and warns of each one that failed."""
+    if not push.is_done():
+        logger.info("Waiting for the upload of the last checkpoint, which may take some minutes.")
+    warn_of_failures(push, repository, output_dir, wait=True)
+
+
+def warn_of_failures(push: PushInProgress | None, repository: str | None, output_dir: str, wait: bool = False) -> None:
+    """Warns of each upload that failed: of those that are done or, with `wait`, of all."""
+    for job in push.jobs if push else []:
+        error = job.exception() if wait or job.done() else None
+        if error is not None:
+            logger.warning(
+                "An upload to %s failed: %s. The files are in %s; trainer.push_to_hub() uploads them again.",
+                repository,
+                error,
+                output_dir,
+            )
+
+
+def copy_model_files(checkpoint: str, output_dir: str, processing_class: Any) -> None:
+    """Copies the model of a checkpoint into the output folder, which is what is uploaded."""
+    names = [*_WEIGHTS, *_ADAPTERS, "training_args.bin"]
+    for index in _INDEXES:
+        path = os.path.join(checkpoint, index)
+        if os.path.isfile(path):
+            with open(path, encoding="utf-8") as file:
+                names += [index, *set(json.load(file)["weight_map"].values())]
+    for name in names:
+        source = os.path.join(checkpoint, name)
+        if os.path.isfile(source):
+            shutil.copy(source, os.path.join(output_dir, name))
+    if hasattr(processing_class, "save_pretrained"):
+        processing_class.save_pretrained(output_dir)

@@ -1,0 +1,77 @@
+"""What is copied for an upload, and which push a new upload belongs to."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+import huggingface_hub
+import pytest
+from transformers import TrainerState
+from transformers.utils.hub import PushInProgress
+
+from mps_trainer.hub import upload
+
+
+@pytest.fixture
+def push(make_args, monkeypatch, tmp_path):
+    """Pushes a checkpoint after `before`, with one Future for each upload."""
+    monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", lambda api, **settings: Future())
+    (tmp_path / "run").mkdir()
+
+    def run(before, fire=lambda event: None, **settings):
+        args = make_args(hub_strategy="checkpoint", **settings)
+        return upload.push_checkpoint(before, "me/tiny", str(tmp_path), args, TrainerState(), None, fire)
+
+    return run
+
+
+def failed(error):
+    job: Future = Future()
+    job.set_exception(error)
+    return job
+
+
+def test_a_push_in_progress_takes_up_later_uploads_only_if_asked(push):
+    events: list[str] = []
+    first = push(None, fire=events.append)
+    assert events == ["on_push_begin"]
+    assert len(first.jobs) == 2
+    assert push(first, fire=pytest.fail) is first
+    assert len(first.jobs) == 2
+    assert push(first, hub_always_push=True) is first
+    assert len(first.jobs) == 4
+
+
+def test_a_push_that_is_done_is_warned_of_and_replaced(push, caplog):
+    done = PushInProgress([failed(ConnectionError("the hub is gone"))])
+    with caplog.at_level(logging.WARNING, "mps_trainer"):
+        later = push(done)
+    assert "An upload to me/tiny failed: the hub is gone" in caplog.text
+    assert later is not done
+    assert len(later.jobs) == 2
+
+
+def test_the_end_of_a_run_waits_for_uploads(caplog):
+    job: Future = Future()
+    threading.Timer(0.1, job.set_exception, [ConnectionError("the hub is gone")]).start()
+    with caplog.at_level(logging.INFO, "mps_trainer"):
+        upload.finish(PushInProgress([job]), "me/tiny", "run")
+    assert "Waiting for the upload of the last checkpoint" in caplog.text
+    assert "An upload to me/tiny failed: the hub is gone. The files are in run" in caplog.text
+
+
+def test_all_shards_of_a_model_are_copied(tmp_path):
+    checkpoint, output = tmp_path / "checkpoint-1", tmp_path / "run"
+    checkpoint.mkdir()
+    output.mkdir()
+    shards = {"a.weight": "model-1-of-2.safetensors", "b.weight": "model-2-of-2.safetensors"}
+    index = {"model.safetensors.index.json": json.dumps({"weight_map": shards})}
+    for name, text in {**index, "config.json": "{}", "optimizer.pt": "", **dict.fromkeys(shards.values(), "")}.items():
+        (checkpoint / name).write_text(text)
+    tokenizer = SimpleNamespace(save_pretrained=lambda folder: (output / "tokenizer.json").write_text("{}"))
+    upload.copy_model_files(str(checkpoint), str(output), tokenizer)
+    assert {path.name for path in output.iterdir()} == {"config.json", "tokenizer.json", *index, *shards.values()}
