@@ -2,13 +2,14 @@
 
     python -m benchmarks.patches
 
-Waits and operators are counted on the simulated mps device, for a step of a BERT of two layers. Time is processor time
-on one thread of the CPU, for a step of a MiniLM of six layers with random weights; the ratio is the median over rounds.
+Waits and operators are counted on the simulated mps device, for a step of a BERT of two layers. Time is processor
+time on one thread of the CPU, for a step of a MiniLM with random weights; the ratio is the median over the rounds.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import statistics
 import tempfile
 import time
@@ -42,7 +43,7 @@ def without(name: str) -> Callable[[], Any]:
     def context() -> Any:
         from mps_trainer.training import preparation
 
-        return mock.patch.object(preparation, name, lambda *args, **kwargs: contextlib.nullcontext())
+        return mock.patch.object(preparation, name, return_value=contextlib.nullcontext())
 
     return context
 
@@ -90,7 +91,7 @@ def processor_time() -> float:
             folder, use_cpu=True, max_steps=STEPS, per_device_train_batch_size=32, log_level="error", **settings
         )
         Trainer(model, args, train_dataset=rows, callbacks=[Clock()]).train()
-    return statistics.median(later - earlier for earlier, later in zip(begun[2:], begun[3:], strict=False))
+    return statistics.median(later - earlier for earlier, later in itertools.pairwise(begun[2:]))
 
 
 def main() -> None:
