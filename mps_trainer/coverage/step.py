@@ -86,10 +86,12 @@ def _copy_on_cpu(trainer: Trainer) -> Trainer:
         if isinstance(value, nn.Module):
             setattr(stand_in, name, _copied(value, memo).cpu())
     stand_in.optimizer, stand_in.lr_scheduler = _optimizer_on_cpu(trainer.optimizer, memo), None
-    stand_in.use_precision(MixedPrecision(args.device, args.mixed_precision))
-    stand_in.items_use = ItemsUse(stand_in.model)
-    stand_in.transfer = BatchTransfer(args.device)
-    stand_in.attention_masks = AttentionMasks(args.device, applies=True)  # as on the device that this one stands for
+    stand_in._mt_use_precision(MixedPrecision(args.device, args.mixed_precision))
+    stand_in._mt_items_use = ItemsUse(stand_in.model)
+    stand_in._mt_transfer = BatchTransfer(args.device)
+    stand_in._mt_attention_masks = AttentionMasks(
+        args.device, applies=True
+    )  # as on the device that this one stands for
     # The one callback that transformers warns without; it does nothing but ask for logs and checkpoints.
     handler = CallbackHandler([DefaultFlowCallback], stand_in.model, stand_in.processing_class, None, None)
     stand_in._mt_events = Events(args, handler)

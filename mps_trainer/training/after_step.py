@@ -27,7 +27,7 @@ class AfterStep(Evaluation):
         learning_rate: float | None = None,
     ) -> None:
         """Does what the callbacks asked for. `tr_loss` is the sum of losses since the last log, on the device."""
-        loop = self.loop
+        loop = self._mt_run
         if self.control.should_log and loop is not None and self.state.global_step > loop.meter.last_read_step:
             loop.log(grad_norm, learning_rate)
         if self.control.should_evaluate:
@@ -38,7 +38,7 @@ class AfterStep(Evaluation):
                 self.control.should_save = is_best
         if self.control.should_save:
             self._save_checkpoint(model, trial)
-            self.tell_saved(trial)
+            self._mt_tell_saved(trial)
 
     def _evaluate(
         self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
@@ -47,12 +47,12 @@ class AfterStep(Evaluation):
         metrics = self.evaluate(ignore_keys=ignore_keys_for_eval)
         self._report_to_hp_search(trial, self.state.global_step, metrics)
         if follows_metric(self.lr_scheduler) and not skip_scheduler:
-            self.lr_scheduler.step(watched_metric(self.args, metrics, self.savable_logs.number))
+            self.lr_scheduler.step(watched_metric(self.args, metrics, self._mt_savable_logs.number))
         return metrics
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """Returns True if this evaluation is the best so far, and records its metric if it is."""
-        return record_if_best(self.args, self.state, metrics, self.savable_logs.number)
+        return record_if_best(self.args, self.state, metrics, self._mt_savable_logs.number)
 
     def _finalize_training(self, metrics: dict[str, float]) -> None:
         """Logs the metrics of the whole run, with the memory that it took if the arguments ask for it."""

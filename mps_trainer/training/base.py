@@ -39,7 +39,7 @@ class TrainerBase:
 
     args: TrainingArguments
     accelerator: Accelerator
-    loop: TrainingRun | None = None  # the one that runs
+    _mt_run: TrainingRun | None = None  # the one that runs
     model: nn.Module
     model_wrapped: nn.Module  # compiled, if the arguments ask for it; otherwise the model
     model_accepts_loss_kwargs: bool
@@ -59,30 +59,30 @@ class TrainerBase:
     preprocess_logits_for_metrics: Callable | None
     optimizer: Any
     lr_scheduler: Any
-    precision: MixedPrecision
-    processes = Processes()  # that train together
-    transfer: BatchTransfer
-    attention_masks: AttentionMasks
+    _mt_precision: MixedPrecision
+    _mt_processes = Processes()  # that train together
+    _mt_transfer: BatchTransfer
+    _mt_attention_masks: AttentionMasks
     _mt_events: Events
     _mt_overrides = Overrides()
-    earlier_checkpoints: set[str]
+    _mt_earlier_checkpoints: set[str]
     label_names: list[str]
     can_return_loss: bool
     ignore_keys_for_eval: list[str] | None = None
     _memory_tracker: Any
     _mt_tokens_before: int = 0  # the run that goes on
     _train_batch_size: int  # of the loader; smaller than that of the arguments in a run that transformers began
-    examples_at_a_time: int | None = None  # that a resumed run begins with; None: whole batches
+    _mt_examples_at_a_time: int | None = None  # that a resumed run begins with; None: whole batches
 
     def _prepare_input(self, data: Any) -> Any:
         """A tensor, or what is made of tensors, on the device."""
-        return self.transfer(data)
+        return self._mt_transfer(data)
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         if not inputs:
             raise ValueError(
                 "A batch came out empty, so the model has no input. Check that the dataset has columns that "
-                f"{type(self.model).__name__}.forward takes: {', '.join(getattr(self, 'signature_columns', []))}."
+                f"{type(self.model).__name__}.forward takes: {', '.join(getattr(self, '_mt_signature_columns', []))}."
             )
         return self._prepare_input(inputs)
 
@@ -90,14 +90,14 @@ class TrainerBase:
     def _mt_main_input_name(self) -> str:
         return getattr(self.model, "main_input_name", "input_ids")
 
-    def _describe_run(self) -> RunDescription:
+    def _mt_describe_run(self) -> RunDescription:
         """Returns what an error about memory needs to know of the run now, even before __init__ has ended."""
         args, state = self.args, getattr(self, "state", None)
         return RunDescription(
             args=args,
             model=getattr(self, "model", None),
             optimizer=self.optimizer,
-            autocast_dtype=self.precision.dtype,
+            autocast_dtype=self._mt_precision.dtype,
             step=state.global_step + 1 if state else 1,
             batch_size=(state.train_batch_size if state else None) or args.train_batch_size,
             has_metrics=self.compute_metrics is not None,
@@ -120,12 +120,12 @@ class TrainerBase:
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         raise NotImplementedError
 
-    background: Any
+    _mt_background: Any
 
-    def tell_saved(self, trial: Any) -> None:
+    def _mt_tell_saved(self, trial: Any) -> None:
         raise NotImplementedError
 
-    def finish_save(self) -> None:
+    def _mt_finish_save(self) -> None:
         raise NotImplementedError
 
     def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
@@ -133,7 +133,7 @@ class TrainerBase:
 
     # Events
 
-    def fire(self, event: str, **details: Any) -> None:
+    def _mt_fire(self, event: str, **details: Any) -> None:
         """Tells every callback that `event` has come."""
         self._mt_events.fire(event, **details)
 
@@ -175,7 +175,7 @@ class TrainerBase:
     def remove_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
         self.callback_handler.remove_callback(callback)
 
-    def new_state(self) -> TrainerState:
+    def _mt_new_state(self) -> TrainerState:
         """A state at step 0, with what the callbacks want kept in checkpoints."""
         kept = [*self.callback_handler.callbacks, self.control]
         state = TrainerState(
@@ -198,8 +198,8 @@ class TrainerBase:
             logs["num_input_tokens_seen"] = seen
             if start_time is not None:
                 logs.update(speed_metrics("train", start_time, num_tokens=seen - self._mt_tokens_before))
-        self.state.log_history.append({**self.savable_logs.of(logs), "step": self.state.global_step})
-        self.fire("on_log", logs=logs)
+        self.state.log_history.append({**self._mt_savable_logs.of(logs), "step": self.state.global_step})
+        self._mt_fire("on_log", logs=logs)
 
     save_state = save_state
 
@@ -210,10 +210,10 @@ class TrainerBase:
 
     def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True) -> None:
         """Writes `<split>_results.json`, and all_results.json if `combined`, without what JSON cannot hold."""
-        save_metrics(self, split, self.savable_logs.of(metrics), combined)
+        save_metrics(self, split, self._mt_savable_logs.of(metrics), combined)
 
     @functools.cached_property
-    def savable_logs(self) -> SavableLogs:
+    def _mt_savable_logs(self) -> SavableLogs:
         return SavableLogs()
 
     # Processes

@@ -48,7 +48,7 @@ class Evaluation(Loaders):
             metric_key_prefix=metric_key_prefix,
         )
         self.log(output.metrics)
-        self.fire("on_evaluate", metrics=output.metrics)
+        self._mt_fire("on_evaluate", metrics=output.metrics)
         self._memory_tracker.stop_and_update_metrics(output.metrics)
         return output.metrics
 
@@ -65,7 +65,7 @@ class Evaluation(Loaders):
             ignore_keys=ignore_keys,
             metric_key_prefix=metric_key_prefix,
         )
-        self.fire("on_predict", metrics=output.metrics)
+        self._mt_fire("on_predict", metrics=output.metrics)
         self._memory_tracker.stop_and_update_metrics(output.metrics)
         return PredictionOutput(output.predictions, output.label_ids, output.metrics)
 
@@ -77,8 +77,8 @@ class Evaluation(Loaders):
             settings,
             args=self.args,
             is_in_train=self.is_in_train,
-            describe_run=self._describe_run,
-            close_workers=self._close_workers,
+            describe_run=self._mt_describe_run,
+            close_workers=self._mt_close_workers,
             note=self._mt_events.note,
         )
 
@@ -129,21 +129,21 @@ class Evaluation(Loaders):
             model=model,
             is_sharded=self.is_fsdp_enabled,
             preparation_time=self.model_preparation_time,
-            processes=self.processes,
+            processes=self._mt_processes,
             gradient_state=self.accelerator.gradient_state,
             prediction_step=self.prediction_step,
             preprocess_logits=self.preprocess_logits_for_metrics,
             compute_metrics=self.compute_metrics,
             main_input=lambda inputs: self._prepare_input(inputs[self._mt_main_input_name]),
-            fire=self.fire,
-            leave_if_asked=None if self.loop is None else self.loop.stopping.leave_evaluation_if_asked,
+            fire=self._mt_fire,
+            leave_if_asked=None if self._mt_run is None else self._mt_run.stopping.leave_evaluation_if_asked,
         )
 
     def _mt_model_for_evaluation(self) -> nn.Module:
         """Returns the model in eval mode, and notes how long that took if nothing has used it before."""
         begun = time.time()
         model = self._wrap_model(self.model, training=False)
-        if not self.processes.are_several:  # a replica, which is for training, stays what wraps the model
+        if not self._mt_processes.are_several:  # a replica, which is for training, stays what wraps the model
             self.model_wrapped = model
         if not self.accelerator._models:
             self.accelerator.prepare_model(model, device_placement=self.place_model_on_device)

@@ -23,7 +23,7 @@ class Loaders(TrainerBase):
     """The methods that make loaders; override any of them to feed the Trainer from somewhere else."""
 
     _signature_columns: list[str] | None = None  # what may reach the model; None until it is first asked for
-    _length_buckets: LengthBuckets | None = None  # of the training data; None until they are first asked for
+    _mt_length_buckets: LengthBuckets | None = None  # of the training data; None until they are first asked for
 
     def get_train_dataloader(self) -> DataLoader:
         """Returns the loader of `train_dataset`, shuffled anew each epoch unless the arguments say otherwise.
@@ -104,13 +104,13 @@ class Loaders(TrainerBase):
             kept, collator, self.args, batch_size, sampler_fn, is_training, self.processing_class
         )
         split = is_training and buckets_of(loader) is not None
-        loader = self.prepare_loader(loader, whole=split or None, even=is_training)
+        loader = self._mt_prepare_loader(loader, whole=split or None, even=is_training)
         if dataloader_key is not None and self.args.dataloader_persistent_workers:
             dataloaders.make_persistent(loader, dataset, dataloader_key, self.args.seed)
             self.__dict__.setdefault("_eval_dataloaders", {})[dataloader_key] = loader
         return loader
 
-    def prepare_loader(self, loader: Any, whole: bool | None = None, even: bool = True) -> Any:
+    def _mt_prepare_loader(self, loader: Any, whole: bool | None = None, even: bool = True) -> Any:
         """Returns `loader` ready for epochs: a `RandomSampler` is seeded for each, if `accelerator_config` permits.
 
         With several processes it gives this one its share. Then `split_batches` means a batch of `loader` to be one of
@@ -126,12 +126,12 @@ class Loaders(TrainerBase):
             seedable=config.use_seedable_sampler,
             data_seed=self.args.data_seed,
             seed=self.args.seed,
-            processes=self.processes,
+            processes=self._mt_processes,
             whole=config.split_batches if whole is None else whole,
             even=even,
         )
 
-    def _close_workers(self, *loaders: Any) -> None:
+    def _mt_close_workers(self, *loaders: Any) -> None:
         """Ends the worker processes of `loaders` and of the evaluations' loaders that persist between passes."""
         for loader in (*loaders, *self.__dict__.pop("_eval_dataloaders", {}).values()):
             close_workers(loader)
@@ -151,9 +151,9 @@ class Loaders(TrainerBase):
         without length.
         """
         dataset = self.train_dataset if train_dataset is None else train_dataset
-        sampler = train_sampler(dataset, self.args, self._train_batch_size, self.processing_class, self.processes)
+        sampler = train_sampler(dataset, self.args, self._train_batch_size, self.processing_class, self._mt_processes)
         if isinstance(sampler, BucketBatchSampler):
-            self._length_buckets = sampler.buckets
+            self._mt_length_buckets = sampler.buckets
         return sampler
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler | None:
@@ -166,16 +166,16 @@ class Loaders(TrainerBase):
 
     def _mt_training_buckets(self) -> LengthBuckets | None:
         """Returns the length buckets of `train_dataset`, also before training; None if it cannot be measured."""
-        if self._length_buckets is None:
-            self._length_buckets = fitted_buckets(
+        if self._mt_length_buckets is None:
+            self._mt_length_buckets = fitted_buckets(
                 self.train_dataset, self.args, self.processing_class, self._remove_unused_columns
             )
-        return self._length_buckets
+        return self._mt_length_buckets
 
     # Columns
 
     @property
-    def signature_columns(self) -> list[str]:
+    def _mt_signature_columns(self) -> list[str]:
         """The names of what may reach the model."""
         self._set_signature_columns_if_needed()
         return self._signature_columns or []
@@ -193,11 +193,11 @@ class Loaders(TrainerBase):
         """
         if not self.args.remove_unused_columns:
             return dataset
-        return without_unused_columns(dataset, self.signature_columns, type(self.model).__name__, description)
+        return without_unused_columns(dataset, self._mt_signature_columns, type(self.model).__name__, description)
 
     def _get_collator_with_removed_columns(self, data_collator: Callable, description: str | None = None) -> Callable:
         """Returns `data_collator`, which gets of each example, a dictionary, only what the model takes."""
         if not self.args.remove_unused_columns:
             return data_collator
         name = type(self.model).__name__
-        return ColumnRemover(data_collator, self.signature_columns, logger, name, description)
+        return ColumnRemover(data_collator, self._mt_signature_columns, logger, name, description)

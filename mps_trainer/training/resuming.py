@@ -25,29 +25,29 @@ class Resuming(TrainerBase):
     if TYPE_CHECKING:  # another part of the Trainer has them
 
         def _get_output_dir(self, trial: Any) -> str: ...
-        def _note_trial(self) -> None: ...
+        def _mt_note_trial(self) -> None: ...
 
-    def begin_state(self, max_steps: int, epochs: int, resume_from: str | None, trial: Any = None) -> None:
+    def _mt_begin_state(self, max_steps: int, epochs: int, resume_from: str | None, trial: Any = None) -> None:
         """Makes `state` that of a run about to begin, or of the checkpoint it goes on from."""
-        self.state = self.new_state()
+        self.state = self._mt_new_state()
         if resume_from is not None:
-            self._go_on_from(resume_from)
+            self._mt_go_on_from(resume_from)
         state, run_dir = self.state, self._get_output_dir(trial)
         found = folders.find_checkpoints(run_dir)
         # later steps than those of the checkpoint are another run's, or of a past that this one leaves
-        self.earlier_checkpoints = {
+        self._mt_earlier_checkpoints = {
             folder for folder in found if not resume_from or folders.step_of(folder) > state.global_step
         }
         state.max_steps, state.num_train_epochs = max_steps, epochs
         state.is_local_process_zero = self.is_local_process_zero()
         state.is_world_process_zero = self.is_world_process_zero()
-        state.train_batch_size = self.examples_at_a_time or self._train_batch_size
+        state.train_batch_size = self._mt_examples_at_a_time or self._train_batch_size
         state.compute_steps(self.args, max_steps)
-        self._note_trial()
+        self._mt_note_trial()
         for name in ("model", "optimizer", "lr_scheduler"):
             setattr(self.callback_handler, name, getattr(self, name))
 
-    def _go_on_from(self, folder: str) -> None:
+    def _mt_go_on_from(self, folder: str) -> None:
         """Makes `state` that of a checkpoint; warns of arguments that have changed, and of what is gone."""
         saved = read_state(folder)
         fields = {field.name for field in dataclasses.fields(TrainerState)}
@@ -73,7 +73,7 @@ class Resuming(TrainerBase):
                 compare_trainer_and_checkpoint_args(self.args, self.state)
         self.state.stateful_callbacks = callbacks
         self._load_callback_state(os.path.join(folder, folders.STATE))
-        self.state.stateful_callbacks = self.new_state().stateful_callbacks
+        self.state.stateful_callbacks = self._mt_new_state().stateful_callbacks
 
     def _load_callback_state(self, path: str) -> None:
         """Gives callbacks the state that `state.stateful_callbacks`, read from `path`, has of them, if asked to.
@@ -95,9 +95,9 @@ class Resuming(TrainerBase):
                 except Exception as error:
                     raise damaged(path, ValueError(f"{name} does not take its state: {error}")) from error
                 vars(again).update(entry.get("attributes", {}))
-                self._replace_callback(part, again)
+                self._mt_replace_callback(part, again)
 
-    def _replace_callback(self, old: Any, new: Any) -> None:
+    def _mt_replace_callback(self, old: Any, new: Any) -> None:
         if isinstance(old, TrainerControl):
             self.control = new
         else:

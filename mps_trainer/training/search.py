@@ -57,7 +57,7 @@ class Search(TrainerBase):
             SearchUnavailableError: if the back end is not installed; says what to install.
         """
         chosen, runner = backends.available_backend(backend)
-        backends.require_searchable(self.model_init, self.processes)
+        backends.require_searchable(self.model_init, self._mt_processes)
         self.hp_space = runner.default_hp_space if hp_space is None else hp_space
         self.hp_name = hp_name
         self.compute_objective = default_compute_objective if compute_objective is None else compute_objective
@@ -84,7 +84,7 @@ class Search(TrainerBase):
         if self.hp_search_backend is not None and trial is not None:
             trials.set_arguments(self.args, trial, self.hp_search_backend.value, self.hp_space)
 
-    def _note_trial(self) -> None:
+    def _mt_note_trial(self) -> None:
         """Tells the callbacks, by the state, which trial this run is."""
         if self.hp_search_backend is not None and self._trial is not None:
             trials.set_state(self.state, self._trial, self.hp_name)
@@ -96,7 +96,7 @@ class Search(TrainerBase):
         metrics = dict(metrics)
         self.objective = self.compute_objective(metrics)
         if self.hp_search_backend.value == "optuna":
-            backends.report_to_optuna(trial, self.objective, step, lambda: self.fire("on_train_end"))
+            backends.report_to_optuna(trial, self.objective, step, lambda: self._mt_fire("on_train_end"))
         elif self.hp_search_backend.value == "ray":
             save = self._tune_save_checkpoint if self.control.should_save else None
             backends.report_to_ray({**metrics, "objective": self.objective}, save)
@@ -107,7 +107,7 @@ class Search(TrainerBase):
         self.save_model(folder, _internal_call=True)
         if self.args.should_save:
             self.state.stateful_callbacks["TrainerControl"] = self.control.state()
-            self.savable_logs.save(self.state, os.path.join(folder, STATE))
+            self._mt_savable_logs.save(self.state, os.path.join(folder, STATE))
             torch.save(self.optimizer.state_dict(), os.path.join(folder, "optimizer.pt"))
             torch.save(self.lr_scheduler.state_dict(), os.path.join(folder, "scheduler.pt"))
 

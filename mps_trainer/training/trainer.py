@@ -122,12 +122,14 @@ class Trainer(AfterStep, Saving, Hub, Search):
 
     compute_loss_func: Callable | None
     label_smoother: LabelSmoother | None
-    items_use: ItemsUse
+    _mt_items_use: ItemsUse
     # True in a subclass whose compute_loss normalises over num_items_in_batch, False if it is the mean of its batch
     loss_is_scaled_for_ga: bool | None = None
     current_gradient_accumulation_steps: int = 1
-    loss_divisor: float = 1.0  # of the batch whose step comes next
-    _loss_is_normalised: bool | None = None  # over the update, as compute_loss below left it; None if it did not run
+    _mt_loss_divisor: float = 1.0  # of the batch whose step comes next
+    _mt_loss_is_normalised: bool | None = (
+        None  # over the update, as compute_loss below left it; None if it did not run
+    )
     current_flos: float = 0.0  # since they were last added to the state's
     _mt_tokens_before: int = 0  # the run that goes on
     _mt_flos_per_token: int | None = None
@@ -154,7 +156,7 @@ class Trainer(AfterStep, Saving, Hub, Search):
         self.args = args = args or TrainingArguments(output_dir="tmp_trainer")
         self._mt_overrides = Overrides.of(self, Trainer)
         args.use_transformers_choices()
-        self.processes = Processes.of(args)
+        self._mt_processes = Processes.of(args)
         self.is_fsdp_enabled = bool(args.fsdp)
         seed_all(self.args)
         self._memory_tracker = TrainerMemoryTracker(args.skip_memory_metrics)
@@ -172,21 +174,21 @@ class Trainer(AfterStep, Saving, Hub, Search):
         self.data_collator: Any = data_collator
         validation.check_model(model, model_init)
         validation.check_optimizers(optimizers, optimizer_cls_and_kwargs, model_init)
-        validation.check_processes(args, self.processes)
-        validation.check_sharding(args, self.processes, model, optimizers)
+        validation.check_processes(args, self._mt_processes)
+        validation.check_sharding(args, self._mt_processes, model, optimizers)
         has_own_loader = self._mt_overrides.has("get_eval_dataloader")
         validation.check_evaluation(args, eval_dataset, compute_metrics, has_own_loader)
         validation.check_training(args, train_dataset, data_collator)
 
         settle_accumulation(args)
         set_tf32(args.device, args.tf32)
-        self.memory_guard = make_guard(args)
+        self._mt_memory_guard = make_guard(args)
         self._train_batch_size = args.train_batch_size
-        self.use_precision(MixedPrecision(args.device, args.mixed_precision))
-        self.transfer, self.attention_masks = BatchTransfer(args.device), AttentionMasks(args.device)
+        self._mt_use_precision(MixedPrecision(args.device, args.mixed_precision))
+        self._mt_transfer, self._mt_attention_masks = BatchTransfer(args.device), AttentionMasks(args.device)
         self.is_in_train = False
-        self.earlier_checkpoints: set[str] = set()  # in the output folder, of a run before this one
-        self._use_model(model if model is not None else self.call_model_init())
+        self._mt_earlier_checkpoints: set[str] = set()  # in the output folder, of a run before this one
+        self._mt_use_model(model if model is not None else self.call_model_init())
         self.label_smoother = label_smoother(args, self.model)
         self.data_collator = self.data_collator or default_collator(self.processing_class)
 
@@ -201,8 +203,8 @@ class Trainer(AfterStep, Saving, Hub, Search):
             self.init_hf_repo()
         if args.should_save:
             model_files.make_folder(args.output_dir)
-        self.state = self.new_state()
-        self.fire("on_init_end")
+        self.state = self._mt_new_state()
+        self._mt_fire("on_init_end")
         self._memory_tracker.stop_and_update_metrics()
 
     @lost_output_ignored()
@@ -231,12 +233,12 @@ class Trainer(AfterStep, Saving, Hub, Search):
         self.ignore_keys_for_eval = ignore_keys_for_eval
         if self.model_init is not None:
             seed_all(self.args)
-            self._use_model(self.call_model_init(trial))
+            self._mt_use_model(self.call_model_init(trial))
         self._hp_search_setup(trial)
         self.args.output_dir = os.path.abspath(self.args.output_dir)  # a callback may change the working folder
         model_files.make_folder(self.args.output_dir)
-        with absent_named(self._what_comes), self._own_output_folder(trial) as run_dir:
-            resume_from = self.processes.first_does(
+        with absent_named(self._mt_what_comes), self._mt_own_output_folder(trial) as run_dir:
+            resume_from = self._mt_processes.first_does(
                 lambda: folders.checkpoint_to_resume(resume_from_checkpoint, run_dir)
             )
             if self.model_init is not None:  # the optimizer of an earlier run does not know the new model
@@ -244,7 +246,7 @@ class Trainer(AfterStep, Saving, Hub, Search):
             elif self._created_lr_scheduler:  # a schedule is for one run; the optimizer stays, with what it has learnt
                 self.lr_scheduler = None
             self._created_lr_scheduler = False
-            self._train_batch_size, self.examples_at_a_time = sizes_to_begin_with(self.args, resume_from)
+            self._train_batch_size, self._mt_examples_at_a_time = sizes_to_begin_with(self.args, resume_from)
             for report in reports_among(self.callback_handler.callbacks):
                 batch, whole = self.get_total_train_batch_size(self.args), run_dir == self.args.output_dir
                 report.expect(run_dir, resume_from, batch, draws=whole)
@@ -254,11 +256,11 @@ class Trainer(AfterStep, Saving, Hub, Search):
                 optimizer=self.optimizer,
                 processing_class=self.processing_class,
                 noise_alpha=self.neftune_noise_alpha,
-                is_distributed=self.processes.are_several,
+                is_distributed=self._mt_processes.are_several,
                 overrides=self._mt_overrides,
                 move_to_device=self._move_model_to_device,
             )
-            with absent_named(self._what_comes), explained(self._describe_run, TRAINING), prepared:
+            with absent_named(self._mt_what_comes), explained(self._mt_describe_run, TRAINING), prepared:
                 return self._mt_begin_run(resume_from, trial).run()
 
     def _mt_begin_run(self, resume_from: str | None = None, trial: Any = None) -> TrainingRun:
@@ -270,8 +272,8 @@ class Trainer(AfterStep, Saving, Hub, Search):
         self.create_optimizer_and_scheduler(plan.max_steps)
         set_mode(self.optimizer, training=True)
         self.accelerator.prepare(model, self.optimizer)
-        self.begin_state(plan.max_steps, plan.epochs, resume_from, trial)
-        self.loop = run = TrainingRun(
+        self._mt_begin_state(plan.max_steps, plan.epochs, resume_from, trial)
+        self._mt_run = run = TrainingRun(
             args=args,
             model=model,
             optimizer=self.optimizer,
@@ -279,17 +281,17 @@ class Trainer(AfterStep, Saving, Hub, Search):
             loader=loader,
             plan=plan,
             accelerator=self.accelerator,
-            precision=self.precision,
-            processes=self.processes,
+            precision=self._mt_precision,
+            processes=self._mt_processes,
             events=self._mt_events,
             hooks=self._mt_hooks(model, trial),
             checkpointing=self._mt_checkpointing(model, trial),
             overrides=self._mt_overrides,
             counts=StatePair(self._mt_counts, self._mt_set_counts),
-            memory_guard=self.memory_guard,
+            memory_guard=self._mt_memory_guard,
             batch_size=self._train_batch_size,
             update_size=self.get_total_train_batch_size(args),
-            examples_at_a_time=self.examples_at_a_time,
+            examples_at_a_time=self._mt_examples_at_a_time,
             num_examples=None if plan.batches_per_epoch is None else self.num_examples(loader),
         )
         if args.save_async and args.save_strategy != "no":
@@ -325,7 +327,7 @@ class Trainer(AfterStep, Saving, Hub, Search):
     def _mt_training_step(
         self, model: nn.Module, batch: Any, num_items: Any, divisor: float, batches: int
     ) -> torch.Tensor:
-        self.current_gradient_accumulation_steps, self.loss_divisor = batches, divisor
+        self.current_gradient_accumulation_steps, self._mt_loss_divisor = batches, divisor
         return self.training_step(model, batch, num_items)
 
     def _mt_end_run(self, metrics: dict[str, float]) -> None:
@@ -333,24 +335,24 @@ class Trainer(AfterStep, Saving, Hub, Search):
         self._finalize_training(metrics)
         if self.args.load_best_model_at_end:
             self._load_best_model()
-        self.keep_only_the_best()
-        self.fire("on_train_end")
+        self._mt_keep_only_the_best()
+        self._mt_fire("on_train_end")
         self._finish_current_push()
-        self.require_saved()
+        self._mt_require_saved()
 
     def _mt_checkpointing(self, model: nn.Module, trial: Any) -> Checkpointing:
         run_dir = self._get_output_dir(trial)
 
         def save() -> None:
             self._save_checkpoint(model, trial)
-            self.tell_saved(trial)
+            self._mt_tell_saved(trial)
 
         def folder() -> str:
             return folders.checkpoint_folder(run_dir, self.state.global_step)
 
         def is_saved() -> bool:
-            return self.processes.first_does(
-                lambda: os.path.isdir(folder()) and folder() not in self.earlier_checkpoints
+            return self._mt_processes.first_does(
+                lambda: os.path.isdir(folder()) and folder() not in self._mt_earlier_checkpoints
             )
 
         def load(checkpoint: str) -> None:
@@ -360,40 +362,40 @@ class Trainer(AfterStep, Saving, Hub, Search):
 
         return Checkpointing(
             save=save,
-            save_again=lambda: self.save_again(trial),
-            poll=self.background.poll,
-            wait=self.finish_save,
+            save_again=lambda: self._mt_save_again(trial),
+            poll=self._mt_background.poll,
+            wait=self._mt_finish_save,
             folder=folder,
             is_saved=is_saved,
             newest=lambda: next(reversed(folders.find_checkpoints(run_dir)), None),
-            unsaved=lambda: self.unsaved,
+            unsaved=lambda: self._mt_unsaved,
             load=load,
             load_rng=self._load_rng_state,
         )
 
-    def _what_comes(self) -> str:
-        if self.loop is None:
+    def _mt_what_comes(self) -> str:
+        if self._mt_run is None:
             return "the begin of training"
         step = self.state.global_step
         return f"step {step + 1}" if step < self.state.max_steps else "the end of training"
 
     @contextlib.contextmanager
-    def _own_output_folder(self, trial: Any) -> Iterator[str]:
+    def _mt_own_output_folder(self, trial: Any) -> Iterator[str]:
         """Inside, no other process trains into the run's folder, and nothing half written is in it."""
         run_dir = self._get_output_dir(trial)
-        if (why := self._why_one_folder()) is not None:
-            require_shared(run_dir, self.processes, why)
-        with only_run_of_all_in(self.args.output_dir, self.processes, self.args.should_save):
+        if (why := self._mt_why_one_folder()) is not None:
+            require_shared(run_dir, self._mt_processes, why)
+        with only_run_of_all_in(self.args.output_dir, self._mt_processes, self.args.should_save):
             if self.args.should_save:
                 Background.settle()
                 folders.clear_left_overs(run_dir)
-            self.checkpoint_manager.forget()
+            self._mt_checkpoint_manager.forget()
             self.is_in_train = True
             try:
                 yield run_dir
-                self._end_reports(None)
+                self._mt_end_reports(None)
             except BaseException as error:
-                draws = getattr(self.loop, "draws", None)  # the loop may be half made
+                draws = getattr(self._mt_run, "draws", None)  # the loop may be half made
                 if draws is not None and isinstance(error, RuntimeError):
                     draws.explain(error)
                 if draws is not None:
@@ -401,16 +403,16 @@ class Trainer(AfterStep, Saving, Hub, Search):
                 close_display(self.callback_handler.callbacks)
                 if not isinstance(error, KeyboardInterrupt):  # which is not to wait
                     with contextlib.suppress(Exception):
-                        self.finish_save()
-                self._end_reports(error)
+                        self._mt_finish_save()
+                self._mt_end_reports(error)
                 raise
             finally:
-                if (draws := getattr(self.loop, "draws", None)) is not None:
+                if (draws := getattr(self._mt_run, "draws", None)) is not None:
                     draws.close()  # a run may end within an epoch; its workers would be killed when Python exits
-                loader, self.loop, self.is_in_train = getattr(self.loop, "loader", None), None, False
-                self._close_workers(loader)
+                loader, self._mt_run, self.is_in_train = getattr(self._mt_run, "loader", None), None, False
+                self._mt_close_workers(loader)
 
-    def _why_one_folder(self) -> str | None:
+    def _mt_why_one_folder(self) -> str | None:
         """Why all processes have to see one output folder; None if they need not."""
         config: Any = self.args.fsdp_config
         if self.is_fsdp_enabled and config.get("state_dict_type") == SHARDED:
@@ -419,13 +421,13 @@ class Trainer(AfterStep, Saving, Hub, Search):
             return "load_best_model_at_end=True has all of them read the best checkpoint"
         return None
 
-    def _end_reports(self, error: BaseException | None) -> None:
+    def _mt_end_reports(self, error: BaseException | None) -> None:
         for report in reports_among(self.callback_handler.callbacks):
             report.end(error)
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
         """Returns the model as the loops call it: compiled, sharded, or one of several replicas in training."""
-        return wrapped(model, self.model_wrapped, self.args, self.processes, training)
+        return wrapped(model, self.model_wrapped, self.args, self._mt_processes, training)
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """Examples in an optimizer step of all processes."""
@@ -436,8 +438,8 @@ class Trainer(AfterStep, Saving, Hub, Search):
 
         Where nobody looks at them in between, the optimizer's step does it: see `Gradients`.
         """
-        if self.loop is not None and model is self.loop.model:
-            norm = self.loop.gradients.clip_at_step(self.args.max_grad_norm)
+        if self._mt_run is not None and model is self._mt_run.model:
+            norm = self._mt_run.gradients.clip_at_step(self.args.max_grad_norm)
             if norm is not None:
                 return norm
         return self.accelerator.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
@@ -472,27 +474,27 @@ class Trainer(AfterStep, Saving, Hub, Search):
 
     # Making
 
-    def use_precision(self, precision: MixedPrecision) -> None:
+    def _mt_use_precision(self, precision: MixedPrecision) -> None:
         """Computes in this format from now on."""
-        self.precision = precision
-        self.accelerator = Accelerator(self.args, precision, prepare_loader=self.prepare_loader)
+        self._mt_precision = precision
+        self.accelerator = Accelerator(self.args, precision, prepare_loader=self._mt_prepare_loader)
         self.gather_function = self.accelerator.gather_for_metrics
 
-    def _use_model(self, model: nn.Module) -> None:
+    def _mt_use_model(self, model: nn.Module) -> None:
         args, base = self.args, base_model(model)
         require_trainable(model)
         bitsandbytes = getattr(model, "quantization_method", None) == "bitsandbytes"  # has no .to()
         self.is_model_parallel = spans_devices(model)
         self.place_model_on_device = is_placed(model, args)
         if self.place_model_on_device and not bitsandbytes:
-            with explained(self._describe_run, PLACING):
+            with explained(self._mt_describe_run, PLACING):
                 self._move_model_to_device(model, args.device)
         self.model = self.model_wrapped = model
         self._mt_flos_per_token = None
         self.label_names = find_labels(type(base)) if args.label_names is None else args.label_names
         self.can_return_loss = can_return_loss(type(base))
         self.model_accepts_loss_kwargs = accepts_loss_kwargs(model)
-        self.items_use = ItemsUse(model)
+        self._mt_items_use = ItemsUse(model)
         self._signature_columns = None
         config: Any = getattr(model, "config", None)
         if config is not None:
@@ -511,17 +513,17 @@ class Trainer(AfterStep, Saving, Hub, Search):
             model.train()
             set_mode(self.optimizer, training=True)
         inputs = self._prepare_inputs(inputs)
-        self._loss_is_normalised = None
+        self._mt_loss_is_normalised = None
         with self.compute_loss_context_manager():
             loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
         every = self.args.torch_empty_cache_steps
         if every is not None and self.state.global_step % every == 0:
             free_unused(self.args.device)
-        if not self._is_share_of_update(num_items_in_batch):
-            if self.loss_divisor != 1:
-                loss = loss / self.loss_divisor
-        elif self.processes.are_several and self.args.average_tokens_across_devices:
-            loss = loss * self.processes.size  # gradients are averaged, and this is one of several parts of a sum
+        if not self._mt_is_share_of_update(num_items_in_batch):
+            if self._mt_loss_divisor != 1:
+                loss = loss / self._mt_loss_divisor
+        elif self._mt_processes.are_several and self.args.average_tokens_across_devices:
+            loss = loss * self._mt_processes.size  # gradients are averaged, and this is one of several parts of a sum
         self.accelerator.backward(loss)
         return loss.detach()
 
@@ -539,38 +541,40 @@ class Trainer(AfterStep, Saving, Hub, Search):
         mean of its own batch, False. Where that is None, a loss that does not come from here counts as normalised if
         the model takes `num_items_in_batch` (`model_accepts_loss_kwargs`), as it does in transformers.
         """
-        self._loss_is_normalised = self.compute_loss_func is not None and num_items_in_batch is not None
+        self._mt_loss_is_normalised = self.compute_loss_func is not None and num_items_in_batch is not None
         takes_labels = self.label_smoother is not None or self.compute_loss_func is not None
         labels = inputs.pop("labels", None) if takes_labels else None
-        outputs = self._outputs(model, inputs, num_items_in_batch)
+        outputs = self._mt_outputs(model, inputs, num_items_in_batch)
         if self.compute_loss_func is not None:
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
         elif labels is not None and self.label_smoother is not None:
-            loss = self._smoothed_loss(model, outputs, labels, num_items_in_batch)
+            loss = self._mt_smoothed_loss(model, outputs, labels, num_items_in_batch)
         else:
             loss = loss_of(outputs, inputs)
-            self._loss_is_normalised = bool(self.items_use.is_used) and num_items_in_batch is not None
+            self._mt_loss_is_normalised = bool(self._mt_items_use.is_used) and num_items_in_batch is not None
         return (loss, outputs) if return_outputs else loss
 
-    def _outputs(self, model: nn.Module, inputs: dict[str, Any], num_items: torch.Tensor | int | None) -> Any:
+    def _mt_outputs(self, model: nn.Module, inputs: dict[str, Any], num_items: torch.Tensor | int | None) -> Any:
         if num_items is None or not self.model_accepts_loss_kwargs:
             return model(**inputs)
-        return self.items_use.forward(model, inputs, num_items)
+        return self._mt_items_use.forward(model, inputs, num_items)
 
-    def _smoothed_loss(self, model: nn.Module, outputs: Any, labels: Any, num_items: torch.Tensor | int | None) -> Any:
+    def _mt_smoothed_loss(
+        self, model: nn.Module, outputs: Any, labels: Any, num_items: torch.Tensor | int | None
+    ) -> Any:
         assert self.label_smoother is not None
         normalise = self.model_accepts_loss_kwargs and num_items is not None and _SMOOTHER_NORMALISES
-        self._loss_is_normalised = normalise
+        self._mt_loss_is_normalised = normalise
         kwargs = {"num_items_in_batch": num_items} if normalise else {}
         return self.label_smoother(outputs, labels, shift_labels=predicts_next_token(model), **kwargs)
 
     def compute_loss_context_manager(self) -> contextlib.AbstractContextManager:
         """Returns the context of each forward pass: autocast if asked for; on an accelerator, masks nobody reads."""
         contexts: list[contextlib.AbstractContextManager] = []
-        if self.attention_masks.applies:
-            contexts.append(self.attention_masks.in_use())
-        if self.precision.dtype is not None:
-            contexts.append(self.precision.autocast())
+        if self._mt_attention_masks.applies:
+            contexts.append(self._mt_attention_masks.in_use())
+        if self._mt_precision.dtype is not None:
+            contexts.append(self._mt_precision.autocast())
         if self._mt_overrides.has("autocast_smart_context_manager"):
             contexts.append(self.autocast_smart_context_manager())
         if not contexts:
@@ -597,7 +601,7 @@ class Trainer(AfterStep, Saving, Hub, Search):
                 self.accelerator.backward(loss)
             return
         with self.compute_loss_context_manager():
-            self._outputs(model, inputs, None)
+            self._mt_outputs(model, inputs, None)
             loss = nothing_of(model)
         self.accelerator.backward(loss)
 
@@ -609,32 +613,34 @@ class Trainer(AfterStep, Saving, Hub, Search):
         """Returns the next batches of an epoch, at most `num_batches`, and how many items all of them have."""
         batches = list(itertools.islice(epoch_iterator, num_batches))
         items = self._get_num_items_in_batch(batches, device)
-        if not self.processes.are_several:
+        if not self._mt_processes.are_several:
             return batches, items
-        padding = set() if self.loop is None else self.loop.padding_after(self.loop.update_begins_at, len(batches))
+        padding = (
+            set() if self._mt_run is None else self._mt_run.padding_after(self._mt_run.update_begins_at, len(batches))
+        )
         if padding and items is not None:  # which are counted by the processes that they belong to
             own = [batch for number, batch in enumerate(batches) if number not in padding]
             items = self._get_num_items_in_batch(own, device) if own else torch.tensor(0)
         # what one process has learnt of the model's loss, another may not have: all ask, or none
-        asks = self.model_accepts_loss_kwargs or self.compute_loss_func is not None or self._computes_loss_itself
+        asks = self.model_accepts_loss_kwargs or self.compute_loss_func is not None or self._mt_computes_loss_itself
         if asks and self.args.average_tokens_across_devices:
-            items = items_of_all(items, self.processes)
+            items = items_of_all(items, self._mt_processes)
         return batches, items
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:
         """Returns the number of labels in all batches that enter the loss; None if nothing uses it."""
-        uses = self.model_accepts_loss_kwargs and (self.items_use.is_used is not False or self.label_smoother)
-        if not (uses or self.compute_loss_func is not None or self._computes_loss_itself):
+        uses = self.model_accepts_loss_kwargs and (self._mt_items_use.is_used is not False or self.label_smoother)
+        if not (uses or self.compute_loss_func is not None or self._mt_computes_loss_itself):
             return None
         return items_of(batch_samples, shifts_labels(base_model(self.model)))
 
     def _mt_divisors(self, batches: list[Any]) -> list[float | None]:
         """Returns the divisor for the loss of each batch of an update; None for one without items and loss."""
-        if not self.processes.are_several:
+        if not self._mt_processes.are_several:
             return divisors(self._mt_item_counts(batches)) if len(batches) > 1 else [1.0]
-        padding = set() if self.loop is None else self.loop.padding_among_last(len(batches))
+        padding = set() if self._mt_run is None else self._mt_run.padding_among_last(len(batches))
         counts = self._mt_item_counts(batches)
-        return divisors_of_all(counts, padding, self.processes, self.args.average_tokens_across_devices)
+        return divisors_of_all(counts, padding, self._mt_processes, self.args.average_tokens_across_devices)
 
     def _mt_item_counts(self, batches: list[Any]) -> list[int | None]:
         shifted = shifts_labels(base_model(self.model))
@@ -652,18 +658,18 @@ class Trainer(AfterStep, Saving, Hub, Search):
         return split(batch, most)
 
     @property
-    def _computes_loss_itself(self) -> bool:
+    def _mt_computes_loss_itself(self) -> bool:
         """True if a subclass has a loss of its own."""
         return self._mt_overrides.has("compute_loss", "training_step", "get_batch_samples")
 
-    def _is_share_of_update(self, num_items_in_batch: torch.Tensor | int | None) -> bool:
+    def _mt_is_share_of_update(self, num_items_in_batch: torch.Tensor | int | None) -> bool:
         """True if the loss that compute_loss just gave is normalised over the whole update already."""
         if self.loss_is_scaled_for_ga is not None:
             return self.loss_is_scaled_for_ga
-        if self._loss_is_normalised is not None:
-            return self._loss_is_normalised
+        if self._mt_loss_is_normalised is not None:
+            return self._mt_loss_is_normalised
         normalised = self.model_accepts_loss_kwargs and num_items_in_batch is not None
-        if normalised and self.loss_divisor != 1:
+        if normalised and self._mt_loss_divisor != 1:
             warnings.warn(
                 f"{type(self).__name__}.compute_loss is taken to divide by num_items_in_batch, as transformers takes "
                 "it with a model that accepts that argument. If it gives the mean of its batch, accumulated losses "
@@ -693,7 +699,7 @@ class Trainer(AfterStep, Saving, Hub, Search):
 
     def store_flos(self) -> None:
         """Adds the operations counted since the last call to `state.total_flos`."""
-        self.state.total_flos += self.processes.sum([self.current_flos])[0]
+        self.state.total_flos += self._mt_processes.sum([self.current_flos])[0]
         self.current_flos = 0.0
 
     def _track_num_input_tokens(self, inputs: Any) -> None:
@@ -704,7 +710,7 @@ class Trainer(AfterStep, Saving, Hub, Search):
         padding = getattr(self.processing_class, "pad_token_id", None)
         number = tokens_in(inputs, self._mt_main_input_name, which == "non_padding", padding)
         if number is not None:
-            self.state.num_input_tokens_seen += int(self.processes.sum([number])[0])
+            self.state.num_input_tokens_seen += int(self._mt_processes.sum([number])[0])
 
     def _mt_counts(self) -> tuple[float, int]:
         return self.current_flos, self.state.num_input_tokens_seen
@@ -780,7 +786,7 @@ class Trainer(AfterStep, Saving, Hub, Search):
         Raises:
             ValueError: if there is no optimizer yet.
         """
-        return [group["lr"] for group in self._optimizer_groups()]
+        return [group["lr"] for group in self._mt_optimizer_groups()]
 
     def get_optimizer_group(self, param: str | nn.Parameter | None = None) -> Any:
         """The optimizer's group that `param`, or the parameter of that name, is in.
@@ -790,7 +796,7 @@ class Trainer(AfterStep, Saving, Hub, Search):
         Raises:
             ValueError: if there is no optimizer yet.
         """
-        groups = self._optimizer_groups()
+        groups = self._mt_optimizer_groups()
         if isinstance(param, str):
             param = dict(self.model.named_parameters()).get(param)
         for group in groups:
@@ -798,7 +804,7 @@ class Trainer(AfterStep, Saving, Hub, Search):
                 return group
         return [group["params"] for group in groups]
 
-    def _optimizer_groups(self) -> list[dict[str, Any]]:
+    def _mt_optimizer_groups(self) -> list[dict[str, Any]]:
         if self.optimizer is None:
             raise ValueError("There is no optimizer yet: call create_optimizer() or train() first.")
         return self.optimizer.param_groups

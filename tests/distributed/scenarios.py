@@ -289,14 +289,14 @@ def another_run_in_the_folder(folder: str) -> dict[str, Any]:
     os.makedirs(folder, exist_ok=True)
     trainer = Trainer(Classifier(), arguments(folder, max_steps=1), train_dataset=examples(40))
     holder = None
-    if trainer.processes.is_first:
+    if trainer._mt_processes.is_first:
         code = "import sys; from mps_trainer.checkpoints.lock import only_run_in\n"
         code += "with only_run_in(sys.argv[1]): print('locked', flush=True); sys.stdin.read()"
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         holder = subprocess.Popen([sys.executable, "-c", code, folder], **pipes)
         assert holder.stdout is not None
         holder.stdout.readline()
-    trainer.processes.wait()
+    trainer._mt_processes.wait()
     try:
         trainer.train()
     except MisconfigurationException as error:

@@ -167,7 +167,7 @@ def sharded_and_described(folder: str) -> dict[str, Any]:
     )
     trainer.train()
     trainer.create_model_card()
-    trainer.processes.wait()
+    trainer._mt_processes.wait()
     with open(os.path.join(folder, "README.md"), encoding="utf-8") as file:
         return {"card": file.read(), "model": model_of(trainer.model)}
 

@@ -158,7 +158,7 @@ def loaded_by(make):
 def prepared(trainer, loader):
     """What a subclass has the accelerator do, where there is one."""
     accelerator = getattr(trainer, "accelerator", None)
-    return trainer.prepare_loader(loader) if accelerator is None else accelerator.prepare(loader)
+    return trainer._mt_prepare_loader(loader) if accelerator is None else accelerator.prepare(loader)
 
 
 def own(**settings):

@@ -253,7 +253,7 @@ def test_float16_and_its_scaler_go_on(mps, make_trainer):
         trainer = make_trainer({"model": hungry(fits)}, auto_find_batch_size=True, fp16=True, max_steps=4)
         trainer.train()
         made.append(trainer)
-    assert [t.precision.scaler.get_scale() for t in made] == [made[0].precision.scaler.get_scale()] * 2
+    assert [t._mt_precision.scaler.get_scale() for t in made] == [made[0]._mt_precision.scaler.get_scale()] * 2
     assert logged(made[1], "loss") == pytest.approx(logged(made[0], "loss"), abs=2e-3)  # of float16
 
 

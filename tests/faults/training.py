@@ -107,14 +107,14 @@ def train(library: str, folder: Path, variant: str, device: str, **changes: Any)
 
             stack.enter_context(simulated_mps())
         trainer = _trainer(library, folder, {**VARIANTS, **OF_SEVERAL}[variant] | changes, device)
-        if library == "mps_trainer" and trainer.processes.are_several:
+        if library == "mps_trainer" and trainer._mt_processes.are_several:
             (folder / MET).touch()
         resume = any(folder.glob("checkpoint-*"))
         trainer.train(resume_from_checkpoint=resume or None)
         result = outcome(trainer)
         if library == "mps_trainer":  # what the other processes came to as well
-            result["others"] = [each["everything"] for each in trainer.processes.gather(result)[1:]]
-            if not trainer.processes.is_first:
+            result["others"] = [each["everything"] for each in trainer._mt_processes.gather(result)[1:]]
+            if not trainer._mt_processes.is_first:
                 return
     (folder / "outcome.tmp").write_text(json.dumps(result))
     os.replace(folder / "outcome.tmp", folder / "outcome.json")

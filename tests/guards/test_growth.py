@@ -112,7 +112,7 @@ def test_what_cannot_be_given_back_is_not_tried_again_at_each_log(make_trainer, 
         del tensors
         torch.accelerator.reset_peak_memory_stats()
         for _ in range(5):
-            trainer.memory_guard.look()
+            trainer._mt_memory_guard.look()
     assert sum("giving back" in record.getMessage() for record in caplog.records) == 1
     assert kept
 
@@ -159,7 +159,7 @@ def test_no_limit(make_trainer):
 
 
 def test_nothing_is_guarded_on_the_cpu(make_trainer):
-    assert make_trainer(max_steps=1).memory_guard is None
+    assert make_trainer(max_steps=1)._mt_memory_guard is None
 
 
 def test_steps_between_two_logs_are_left_alone(mps, make_trainer, monkeypatch):

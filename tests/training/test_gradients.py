@@ -77,8 +77,8 @@ class Looking(Trainer):
 
 def test_a_subclass_that_changes_clipped_gradients_has_its_way(make_trainer):
     trainer = make_trainer({"kind": Noisy}, max_steps=2, max_grad_norm=CLIP)
-    seen, step = [], trainer.precision.step
-    trainer.precision.step = lambda optimizer: seen.append(norm_of(trainer.model)) or step(optimizer)
+    seen, step = [], trainer._mt_precision.step
+    trainer._mt_precision.step = lambda optimizer: seen.append(norm_of(trainer.model)) or step(optimizer)
     trainer.train()
     numbers = sum(parameter.numel() for parameter in trainer.model.parameters())
     assert max(seen) <= CLIP + 0.01 * numbers**0.5  # clipped, and the noise on top
@@ -127,8 +127,8 @@ def test_layers_thawed_during_a_run_are_cleared_and_count_in_the_norm(make_train
 
     trainer = make_trainer({"model": model, "callbacks": [Thaw]}, max_steps=3, max_grad_norm=CLIP, logging_steps=1)
     norms = []
-    step = trainer.precision.step
-    trainer.precision.step = lambda optimizer: norms.append(norm_of_trained(model)) or step(optimizer)
+    step = trainer._mt_precision.step
+    trainer._mt_precision.step = lambda optimizer: norms.append(norm_of_trained(model)) or step(optimizer)
     trainer.train()
     assert seen == [None] * 3
     assert norms[1:] == pytest.approx([CLIP] * 2, rel=1e-4)

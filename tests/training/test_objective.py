@@ -30,7 +30,7 @@ def among(make_trainer, monkeypatch):
 
     def make(others: Others, **settings):
         trainer = make_trainer(**settings)
-        monkeypatch.setattr(trainer, "processes", others)
+        monkeypatch.setattr(trainer, "_mt_processes", others)
         return trainer
 
     return make
@@ -123,7 +123,7 @@ def test_a_smoothed_loss_is_normalised_over_the_items_of_the_update_where_the_mo
     for items, divisor in ((12, 12), (None, 3)):
         loss = trainer.compute_loss(trainer.model, dict(inputs), num_items_in_batch=items)
         torch.testing.assert_close(loss, total / divisor)
-        assert trainer._is_share_of_update(items) is (items is not None)
+        assert trainer._mt_is_share_of_update(items) is (items is not None)
 
 
 def test_a_smoothed_loss_is_the_mean_of_its_batch_where_the_model_takes_no_items(make_trainer):
@@ -132,7 +132,7 @@ def test_a_smoothed_loss_is_the_mean_of_its_batch_where_the_model_takes_no_items
     logits = trainer.model.eval()(inputs["x"])["logits"]
     loss = trainer.compute_loss(trainer.model, dict(inputs), num_items_in_batch=12)
     torch.testing.assert_close(loss, nn.functional.cross_entropy(logits, inputs["labels"], label_smoothing=0.2))
-    assert not trainer._is_share_of_update(12)
+    assert not trainer._mt_is_share_of_update(12)
 
 
 def test_a_process_that_has_nothing_to_learn_adds_nothing(make_trainer):
@@ -151,17 +151,17 @@ class OwnLoss(Trainer):
 
 def test_a_loss_of_a_subclass_counts_as_normalised_where_the_model_takes_items_and_warns(make_trainer, monkeypatch):
     trainer = make_trainer({"model": Counts(), "kind": OwnLoss})
-    trainer.loss_divisor = 1
+    trainer._mt_loss_divisor = 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert trainer._is_share_of_update(8)
-        assert not trainer._is_share_of_update(None)
-    trainer.loss_divisor = 2
+        assert trainer._mt_is_share_of_update(8)
+        assert not trainer._mt_is_share_of_update(None)
+    trainer._mt_loss_divisor = 2
     with pytest.warns(UserWarning, match="OwnLoss.compute_loss is taken to divide by num_items_in_batch") as told:
-        assert trainer._is_share_of_update(8)
+        assert trainer._mt_is_share_of_update(8)
     assert "If it gives the mean of its batch, accumulated losses come out too large: " in str(told[0].message)
     monkeypatch.setattr(OwnLoss, "loss_is_scaled_for_ga", False)
-    assert not trainer._is_share_of_update(8)
+    assert not trainer._mt_is_share_of_update(8)
 
 
 class Filled:
@@ -179,20 +179,20 @@ class Filled:
 
 def test_a_batch_of_another_process_counts_there(among, monkeypatch):
     trainer = among(Others(theirs=[0, 5, 2]))
-    monkeypatch.setattr(trainer, "loop", Filled())
+    monkeypatch.setattr(trainer, "_mt_run", Filled())
     assert trainer._mt_divisors([batch(1, 1, 1), batch(1, 1)]) == [8 / (3 * 2), None]
 
 
 def test_batches_that_count_the_same_leave_out_those_of_another_process(among, monkeypatch):
     trainer = among(Others(theirs=[1, 0, 2]))
-    monkeypatch.setattr(trainer, "loop", Filled())
+    monkeypatch.setattr(trainer, "_mt_run", Filled())
     assert trainer._mt_divisors([batch(-100), batch(-100)]) == [3 / (1 * 2), None]
 
 
 def test_items_of_an_update_leave_out_those_of_another_process(among, monkeypatch):
     trainer = among(Others(theirs=[5.0, 0]))
     trainer.model_accepts_loss_kwargs = True
-    monkeypatch.setattr(trainer, "loop", Filled())
+    monkeypatch.setattr(trainer, "_mt_run", Filled())
     batches, items = trainer.get_batch_samples(iter([batch(1, 1, 1), batch(1, 1), batch(1)]), 2, torch.device("cpu"))
     assert len(batches) == 2
     assert items.item() == 8
@@ -211,7 +211,7 @@ def test_a_model_that_divides_by_the_items_has_a_loss_that_is_normalised(make_tr
     trainer = make_trainer({"model": Counts()})
     inputs = {"x": torch.randn(2, 4), "labels": torch.tensor([0, 1])}
     whole = trainer.compute_loss(trainer.model, inputs)
-    assert not trainer._is_share_of_update(None)
+    assert not trainer._mt_is_share_of_update(None)
     share = trainer.compute_loss(trainer.model, inputs, num_items_in_batch=8)
-    assert trainer._is_share_of_update(8)
+    assert trainer._mt_is_share_of_update(8)
     torch.testing.assert_close(share, whole * 2 / 8)

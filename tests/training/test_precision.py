@@ -170,5 +170,5 @@ def test_fp16_on_mps_needs_the_torch_that_brought_its_scaler(make_trainer, devic
         ):
             make_trainer(fp16=True)
     else:
-        assert make_trainer(fp16=True).precision.scaler is not None
-    assert make_trainer(bf16=True).precision.dtype is torch.bfloat16
+        assert make_trainer(fp16=True)._mt_precision.scaler is not None
+    assert make_trainer(bf16=True)._mt_precision.dtype is torch.bfloat16

@@ -1,0 +1,53 @@
+"""The Trainer's own names cannot be taken by a subclass by accident."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+from transformers import Seq2SeqTrainer as TheirSeq2SeqTrainer
+from transformers import Trainer as TheirTrainer
+
+from mps_trainer import Seq2SeqTrainer, Trainer
+
+LIBRARIES = Path(__file__).with_name("names_of_libraries.txt")
+# Names without the prefix that transformers 5.23 does not have: documented here, or transformers' until lately.
+WITHOUT_PREFIX = {
+    "end",  # documented in docs/distributed.md
+    "ignore_keys_for_eval",
+    "loss_is_scaled_for_ga",  # documented with compute_loss
+    "num_tokens",  # transformers 4
+    "split_batch",  # documented with auto_find_batch_size
+    "tokenizer",  # transformers 4
+    "_rotate_checkpoints",  # transformers 4
+}
+
+
+def assigned(kind: type) -> set[str]:
+    """Returns the names of `kind`, and those that the methods of its classes assign to self."""
+    names = {name for name in dir(kind) if not name.startswith("__")}
+    for each in kind.__mro__:
+        if each is not object:
+            names |= set(re.findall(r"\bself\.(\w+)(?:: [^=\n]+)? = ", inspect.getsource(each)))
+            names |= set(re.findall(r"\bself\.(\w+), self\.\w+ = ", inspect.getsource(each)))
+            names |= set(re.findall(r"\bself\.\w+, self\.(\w+) = ", inspect.getsource(each)))
+    return names
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(Trainer, TheirTrainer), (Seq2SeqTrainer, TheirSeq2SeqTrainer)], ids=["Trainer", "Seq2Seq"]
+)
+def test_names_that_are_not_transformers_have_the_prefix(ours, theirs):
+    used_there = set(re.findall(r"\bself\.(\w+)", inspect.getsource(inspect.getmodule(TheirTrainer))))
+    own = assigned(ours) - assigned(theirs) - used_there
+    assert {name for name in own if not name.startswith("_mt_")} <= WITHOUT_PREFIX
+
+
+def test_no_library_assigns_a_name_of_the_trainers_own():
+    names = set(LIBRARIES.read_text(encoding="utf-8").splitlines()[2:])
+    assert len(names) > 300
+    assert {"_metrics", "_generate"} <= names
+    own = assigned(Seq2SeqTrainer) - assigned(TheirSeq2SeqTrainer)
+    assert not own & names
