@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
-from .recorder import REFUSED_DTYPES
-from .residency import tensors_in
+from .recorder import REFUSED_DTYPES, Recorder
+from .residency import Residency, tensors_in
 from .source import current_line
 
-if TYPE_CHECKING:
-    from .tracer import Tracer
+
+class Recording(Protocol):
+    """What `HostCalls` needs of a tracer."""
+
+    recorder: Recorder
+    residency: Residency
+
+    @property
+    def is_paused(self) -> bool: ...
+    def paused(self) -> AbstractContextManager[None]: ...
+    def free_reads(self) -> AbstractContextManager[None]: ...
+    def read(self, what: str) -> None: ...
+
 
 # Each brings the values of a tensor to the host.
 _READS = {
@@ -46,7 +58,7 @@ _SINGULAR_VALUES = {
 class HostCalls(TorchFunctionMode):
     """Tells the tracer of reads, of copies to the device, and of where new tensors are made."""
 
-    def __init__(self, tracer: Tracer) -> None:
+    def __init__(self, tracer: Recording) -> None:
         super().__init__()
         self.tracer = tracer
         self._factories = _device_constructors()

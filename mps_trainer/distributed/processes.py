@@ -6,14 +6,27 @@ import functools
 import pickle
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..errors import AnotherProcessFailedError, MisconfigurationException
 
 if TYPE_CHECKING:
-    from ..training_args import TrainingArguments
+    import torch
 
 T = TypeVar("T")
+
+
+class Arguments(Protocol):
+    """The arguments that `Processes.of` reads; those of training have them."""
+
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def process_index(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def ddp_timeout_delta(self) -> timedelta: ...
 
 
 class Processes:
@@ -32,8 +45,8 @@ class Processes:
         self.rank, self.size, self.timeout = rank, size, timeout
 
     @classmethod
-    def of(cls, args: TrainingArguments) -> Processes:
-        """Those that the arguments name; their process group exists from here on."""
+    def of(cls, args: Arguments) -> Processes:
+        """Returns those that the arguments name; their process group exists from here on."""
         _ = args.device
         return cls(args.process_index, args.world_size, args.ddp_timeout_delta)
 

@@ -17,7 +17,7 @@ from ..checkpoints.belonging import require_belonging
 from ..checkpoints.files import damaged, read_tensors
 from ..checkpoints.folders import checkpoint_folder
 from ..checkpoints.rng import FILE as RNG_FILE
-from ..checkpoints.rng import files_of, read_rng, rng_state
+from ..checkpoints.rng import files_of, read_rng
 from ..errors import MisconfigurationException
 from .draws import ORDER_SEED
 from .gathered import parted_state
@@ -26,7 +26,6 @@ from .shards import is_shard
 if TYPE_CHECKING:
     from transformers.trainer_callback import TrainerState
 
-    from .loop import TrainingRun
 
 logger = logging.getLogger(__name__)
 
@@ -90,12 +89,6 @@ def _read_shards(optimizer: Any, folder: str) -> Any:
         saved["state"].setdefault(int(index) if index.isdigit() else index, {})[of] = tensors[name]
     shards.read_into(folder, shards.OPTIMIZER, tensors)
     return saved
-
-
-def rng_and_position(run: TrainingRun | None) -> dict[str, Any]:
-    """Returns the generators' states, what the run's loader has drawn from them, and where the run stands."""
-    more: dict[str, Any] = {} if run is None else {**run.draws.state_dict(), LOOP: run.state_dict()}
-    return {**rng_state(), **more}
 
 
 def position_of_all(saved: dict[str, Any] | None, folder: str, size: int) -> dict[str, Any]:

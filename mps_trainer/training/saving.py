@@ -14,7 +14,7 @@ from transformers.trainer_callback import TrainerState
 from ..checkpoints import folders, manifest
 from ..checkpoints.background import Background
 from ..checkpoints.manager import CheckpointManager, Writer
-from ..checkpoints.rng import file_of, read_rng, set_rng
+from ..checkpoints.rng import file_of, read_rng, rng_state, set_rng
 from ..checkpoints.weights import WEIGHTS
 from ..distributed.sharded import is_sharded
 from . import checkpoint, model_files
@@ -243,7 +243,9 @@ class Saving(Resuming):
 
     def _mt_rng_and_position(self) -> dict[str, Any]:
         """Returns where this process's generators and its loop stand."""
-        return checkpoint.rng_and_position(self._mt_run)
+        run = self._mt_run
+        position = {} if run is None else {**run.draws.state_dict(), checkpoint.LOOP: run.state_dict()}
+        return {**rng_state(), **position}
 
     def _mt_note_rng(self) -> None:
         """Tells all processes where the generators of each stand, before the first one writes their files."""

@@ -1,0 +1,89 @@
+"""Modules import no circle, and only the Trainer's own classes know the Trainer."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "mps_trainer"
+# The classes that the Trainer is made of, and what looks at a Trainer from outside.
+TRAINER = {"trainer", "base", "loaders", "evaluation", "after_step", "saving", "resuming", "hub", "search", "seq2seq"}
+OUTSIDE = ("coverage", "simulator", "selftest", "cli")
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        found[name] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports(name: str) -> set[str]:
+    """Returns the package's modules that a module imports, at its top, in functions and for annotations alone."""
+    path = MODULES[name]
+    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        parents = package[: len(package) - node.level + 1] if node.level else []
+        base = ".".join([*parents, *([node.module] if node.module else [])])
+        for alias in node.names:
+            found.add(f"{base}.{alias.name}" if f"{base}.{alias.name}" in MODULES else base)
+    return found & set(MODULES)
+
+
+IMPORTS = {name: imports(name) for name in MODULES}
+
+
+def reached_from(name: str) -> set[str]:
+    seen: set[str] = set()
+    to_do = list(IMPORTS[name])
+    while to_do:
+        if (each := to_do.pop()) not in seen:
+            seen.add(each)
+            to_do += IMPORTS[each]
+    return seen
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    assert {name for name in MODULES if name in reached_from(name)} == set()
+
+
+@pytest.mark.parametrize("outside", OUTSIDE)
+def test_the_core_does_not_import_what_looks_at_it_from_outside(outside):
+    core = {name for name in MODULES if name.split(".")[1:2] and name.split(".")[1] not in (*OUTSIDE, "__main__")}
+    importers = {name for name in core if any(each.startswith(f"mps_trainer.{outside}") for each in IMPORTS[name])}
+    assert importers == set()
+
+
+def parts() -> list[str]:
+    own = {f"mps_trainer.training.{name}" for name in TRAINER}
+    skipped = tuple(f"mps_trainer.{each}" for each in OUTSIDE)
+    return sorted(name for name in MODULES if name not in own and not name.startswith(skipped))
+
+
+@pytest.mark.parametrize("name", parts())
+def test_a_part_knows_no_trainer(name):
+    own = {f"mps_trainer.training.{each}" for each in TRAINER}
+    hands_on = {"mps_trainer", "mps_trainer.training"}  # the public names
+    assert not IMPORTS[name] & own or name in hands_on
+    source = ast.parse(MODULES[name].read_text(encoding="utf-8"))
+    taken = {
+        argument.arg
+        for node in ast.walk(source)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for argument in [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    }
+    # Lightning's accelerators are set up with Lightning's Trainer
+    assert "trainer" not in taken or name == "mps_trainer.devices.accelerators.base"
+    stored = re.findall(r"self\.trainer\b", MODULES[name].read_text(encoding="utf-8"))
+    assert stored == []
