@@ -80,7 +80,7 @@ def test_commands_within_the_text_name_what_there_is():
             assert used <= options.get(name, set()), f"{page.name}: {text}"
 
 
-MODULES = re.compile(r"python3? -m (benchmarks|tests\.faults\.\w+|mps_trainer)\b([^`\n]*)")
+MODULES = re.compile(r"python3? -m (benchmarks(?!\.)|tests\.faults\.\w+|mps_trainer)\b([^`\n]*)")
 
 
 def flags_of_kill() -> set[str]:
