@@ -45,7 +45,7 @@ AREAS = {
     "checkpoints": Area(110, ("checkpoints/*.py",)),
     "the loop": Area(40, ("training/loop.py", "evaluation/best_metric.py", "training/plan.py")),
     "loss weighting": Area(50, ("training/loss.py", "training/items.py", "training/trainer.py")),
-    "data order": Area(40, ("data/order.py", "data/shares.py", "data/buckets.py", "training/draws.py")),
+    "data order": Area(40, ("data/order.py", "data/shares.py", "data/buckets.py", "training/data_rng.py")),
 }
 
 

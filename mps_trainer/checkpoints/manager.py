@@ -18,7 +18,7 @@ from transformers.trainer_callback import TrainerState
 from ..errors import CheckpointError
 from . import folders
 from .background import Background
-from .sealing import seal, why_not_written
+from .commit import seal, why_not_written
 
 logger = logging.getLogger(__name__)
 

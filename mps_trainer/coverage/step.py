@@ -69,7 +69,7 @@ def _copy_on_cpu(trainer: Trainer) -> Trainer:
     from ..devices import DeviceRequest, gather_facts, resolve
     from ..training.activation_checkpointing import enable_activation_checkpointing
     from ..training.events import Events
-    from ..training.items import ItemsUse
+    from ..training.items import NumItemsProbe
     from ..training.masks import AttentionMasks
     from ..training.precision import MixedPrecision
 
@@ -87,7 +87,7 @@ def _copy_on_cpu(trainer: Trainer) -> Trainer:
             setattr(stand_in, name, _copied(value, memo).cpu())
     stand_in.optimizer, stand_in.lr_scheduler = _optimizer_on_cpu(trainer.optimizer, memo), None
     stand_in._mt_use_precision(MixedPrecision(args.device, args.mixed_precision))
-    stand_in._mt_items_use = ItemsUse(stand_in.model)
+    stand_in._mt_num_items_probe = NumItemsProbe(stand_in.model)
     stand_in._mt_transfer = BatchTransfer(args.device)
     stand_in._mt_attention_masks = AttentionMasks(
         args.device, applies=True

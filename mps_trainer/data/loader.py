@@ -16,8 +16,8 @@ from ..errors import MisconfigurationException
 from ..guards.signals import IgnoringInterrupts, workers_begin_deaf
 from .buckets import BucketBatchSampler, buckets_of
 from .faults import explain_loading, explain_starting
-from .order import EpochOrder, LaterBatches, tell_epoch
-from .shares import ShareOfBatches, ShareOfStream, is_shared, shares_of
+from .order import LaterBatches, SeededRandomSampler, tell_epoch
+from .shares import DistributedBatchSampler, ShareOfStream, is_shared, shares_of
 from .worker_seeds import WorkerSeeds
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ class EpochLoader(DataLoader):
         sampler = self.sampler if batch_sampler is None else getattr(batch_sampler, "sampler", None)
         tell_epoch(epoch, batch_sampler, sampler, self.dataset)
 
-    def __iter__(self) -> OneAhead:  # type: ignore[override]
-        return OneAhead(self)
+    def __iter__(self) -> PrefetchIterator:  # type: ignore[override]
+        return PrefetchIterator(self)
 
     def begin(self) -> Iterator[Any]:
         """The batches of one pass, none of them loaded ahead."""
@@ -120,7 +120,7 @@ def _calls(load: Callable[[], Any]) -> Iterator[Any]:
         yield batch
 
 
-class OneAhead(Iterator[Any]):
+class PrefetchIterator(Iterator[Any]):
     """A pass over an `EpochLoader`. When it gives a batch, it has already loaded the one that comes after.
 
     Nothing is drawn or loaded before the first batch is asked for, or `start` called.
@@ -216,7 +216,7 @@ def prepare_loader(
         data_seed: None for the seed that torch was last given.
         seed: of the run, from which workers that persist are seeded in each pass.
         processes: of the run; each has its share of the batches.
-        whole, even: how they are shared out, see `ShareOfBatches`.
+        whole, even: how they are shared out, see `DistributedBatchSampler`.
     """
     if isinstance(loader, EpochLoader) or not isinstance(loader, DataLoader):
         return loader
@@ -226,9 +226,9 @@ def prepare_loader(
         batching["worker_init_fn"] = WorkerSeeds(loader.worker_init_fn, seed, rank)
     prepared = _another(EpochLoader, loader, **batching)
     sampler = getattr(prepared.batch_sampler, "sampler", None)
-    several = processes is not None and processes.are_several
-    if (seedable or several) and isinstance(sampler, RandomSampler) and not isinstance(sampler, EpochOrder):
-        order = EpochOrder(sampler, torch.initial_seed() if data_seed is None else data_seed)
+    several = processes is not None and processes.is_distributed
+    if (seedable or several) and isinstance(sampler, RandomSampler) and not isinstance(sampler, SeededRandomSampler):
+        order = SeededRandomSampler(sampler, torch.initial_seed() if data_seed is None else data_seed)
         prepared.batch_sampler.sampler = order
     return prepared if processes is None else _shared(prepared, processes, whole, even)
 
@@ -239,7 +239,7 @@ def _shared(loader: EpochLoader, processes: Processes, whole: bool, even: bool) 
     Raises:
         MisconfigurationException: for a loader that does not make the batches, whose dataset gives them.
     """
-    if not processes.are_several or is_shared(loader):
+    if not processes.is_distributed or is_shared(loader):
         return loader
     rank, size, drop_last = processes.rank, processes.size, loader.drop_last
     if isinstance(loader.dataset, IterableDataset) and loader.batch_size is not None:
@@ -252,7 +252,7 @@ def _shared(loader: EpochLoader, processes: Processes, whole: bool, even: bool) 
             "the DataLoader make the batches, or give the Trainer something that is no DataLoader and gives each "
             "process batches of its own."
         )
-    share = ShareOfBatches(loader.batch_sampler, rank, size, whole=whole, even=even, drop_last=drop_last)
+    share = DistributedBatchSampler(loader.batch_sampler, rank, size, whole=whole, even=even, drop_last=drop_last)
     return _another(EpochLoader, loader, batch_sampler=share)
 
 
@@ -273,7 +273,7 @@ def epoch_batches(
         loader, skip, before_first = later, 0, None
     tell_epoch(epoch, loader)
     if isinstance(loader, EpochLoader):
-        return OneAhead(loader, skip, before_first)
+        return PrefetchIterator(loader, skip, before_first)
     batches = iter(loader)
     for _ in range(skip):
         next(batches, None)
@@ -282,10 +282,10 @@ def epoch_batches(
     return batches
 
 
-def order_of(loader: Any) -> EpochOrder | BucketBatchSampler | None:
+def order_of(loader: Any) -> SeededRandomSampler | BucketBatchSampler | None:
     """What gives `loader` its order of examples by seed and epoch; None if it has another."""
     sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
-    return sampler if isinstance(sampler, EpochOrder) else buckets_of(loader)
+    return sampler if isinstance(sampler, SeededRandomSampler) else buckets_of(loader)
 
 
 def close_workers(loader: Any) -> None:

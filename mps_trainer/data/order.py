@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, Sampler
 
 
-class EpochOrder(RandomSampler):
+class SeededRandomSampler(RandomSampler):
     """The draws of a `RandomSampler`, made a function of seed and epoch alone: a run can return to any position.
 
     Epoch `e` is drawn from a generator seeded with `seed + e`, the order that transformers' Trainer gives the same

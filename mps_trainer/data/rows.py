@@ -9,8 +9,8 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from .buckets import BucketBatchSampler
-from .order import EpochOrder, LaterBatches
-from .shares import ShareOfBatches
+from .order import LaterBatches, SeededRandomSampler
+from .shares import DistributedBatchSampler
 
 _SHOWN = 32  # rows that a message names
 
@@ -35,7 +35,7 @@ def rows_of_batches(loader: Any, epoch: int, first: int, count: int = 1) -> list
 def _batches(sampler: Any, epoch: int) -> Iterable[Iterable[int]] | None:
     if isinstance(sampler, BucketBatchSampler):
         return sampler.batches_of(epoch)
-    if isinstance(sampler, ShareOfBatches):
+    if isinstance(sampler, DistributedBatchSampler):
         everybodys = _batches(sampler.batches, epoch)
         return None if everybodys is None else sampler.of(everybodys)
     if type(sampler) is not BatchSampler:
@@ -45,7 +45,7 @@ def _batches(sampler: Any, epoch: int) -> Iterable[Iterable[int]] | None:
 
 
 def _order(sampler: Any, epoch: int) -> Iterable[int] | None:
-    if isinstance(sampler, EpochOrder):
+    if isinstance(sampler, SeededRandomSampler):
         return sampler.order_of(epoch)
     return range(len(sampler.data_source)) if type(sampler) is SequentialSampler else None
 

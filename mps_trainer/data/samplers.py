@@ -46,9 +46,9 @@ def train_sampler(
     if strategy == "group_by_length":
         update = args.train_batch_size * accumulation * processes.size
         order = group_by_length(dataset, update, column, processing_class)
-        return SeededOrder(order, seed) if processes.are_several else order
+        return SeededOrder(order, seed) if processes.is_distributed else order
     if strategy == "batch_rebalance":
-        if processes.are_several:
+        if processes.is_distributed:
             raise MisconfigurationException(
                 "train_sampling_strategy='batch_rebalance' works in one process, and this is one of "
                 f"{processes.size}. Take 'bucket_by_length' or 'group_by_length'."

@@ -11,13 +11,13 @@ from torch.utils.data import IterableDataset, Sampler
 from .order import tell_epoch
 
 
-class ShareOfBatches(Sampler[list[int]]):
+class DistributedBatchSampler(Sampler[list[int]]):
     """The batches of one process, of those of all. All processes have equally many.
 
     Several batches that `batches` gives one after the other are one batch of all processes: the first process has the
     first of them. What the end of an epoch leaves for fewer than all of them is shared out evenly in training, so that
     an update has the examples that it has with one process, and no example twice. A process that is left without one
-    is given an example that is another's, to have something to compute with: see `fillers`.
+    is given an example that is another's, to have something to compute with: see `padding_batches`.
 
     Args:
         batches: a batch sampler.
@@ -28,7 +28,7 @@ class ShareOfBatches(Sampler[list[int]]):
         drop_last: leave out the end of an epoch if there are not batches for all processes.
 
     Attributes:
-        fillers: numbers, in this epoch, of the batches whose examples are another process's. They do not count.
+        padding_batches: numbers, in this epoch, of batches whose examples are another process's, and do not count.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ShareOfBatches(Sampler[list[int]]):
         self.batches = batches
         self.rank, self.size = rank, size
         self.whole, self.even, self.drop_last = whole, even, drop_last
-        self.fillers: set[int] = set()
+        self.padding_batches: set[int] = set()
 
     @property
     def sampler(self) -> Any:
@@ -67,10 +67,10 @@ class ShareOfBatches(Sampler[list[int]]):
         return groups + bool(rest and not self.drop_last)
 
     def __iter__(self) -> Iterator[list[int]]:
-        self.fillers = set()
+        self.padding_batches = set()
         for number, (share, is_own) in enumerate(self._shares(self.batches)):
             if not is_own:
-                self.fillers.add(number)
+                self.padding_batches.add(number)
             yield share
 
     def of(self, batches: Iterable[Any]) -> Iterator[list[int]]:
@@ -149,13 +149,13 @@ def is_shared(loader: Any) -> bool:
     return shares_of(loader) is not None or isinstance(getattr(loader, "dataset", None), ShareOfStream)
 
 
-def is_filler(loader: Any, number: int) -> bool:
+def is_padding(loader: Any, number: int) -> bool:
     """Whether the batch `number` of this epoch of `loader` is another process's."""
     share = shares_of(loader)
-    return share is not None and number in share.fillers
+    return share is not None and number in share.padding_batches
 
 
-def shares_of(loader: Any) -> ShareOfBatches | None:
+def shares_of(loader: Any) -> DistributedBatchSampler | None:
     """What gives this process its share of the batches of `loader`; None if it has all of them."""
     sampler = getattr(loader, "batch_sampler", None)
-    return sampler if isinstance(sampler, ShareOfBatches) else None
+    return sampler if isinstance(sampler, DistributedBatchSampler) else None

@@ -26,14 +26,14 @@ def gather(value: Any, processes: Processes) -> Any:
         dist.all_gather(everybodys, tensor)
         return torch.cat(everybodys)
 
-    return _map(joined, value) if processes.are_several else value
+    return _map(joined, value) if processes.is_distributed else value
 
 
 def gather_for_metrics(value: Any, processes: Processes, as_objects: bool = False) -> Any:
     """Tensors joined in the first dimension, in which they may differ; the items of anything else in one list."""
     import torch
 
-    if not processes.are_several:
+    if not processes.is_distributed:
         return value
     tensors = _tensors(value)
     if as_objects or tensors is None:
@@ -64,7 +64,7 @@ def reduce(value: Any, processes: Processes, reduction: str = "sum") -> Any:
         dist.all_reduce(tensor, dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM)
         return tensor / processes.size if reduction == "mean" else tensor
 
-    return _map(reduced, value) if processes.are_several and reduction != "none" else value
+    return _map(reduced, value) if processes.is_distributed and reduction != "none" else value
 
 
 def pad(value: Any, processes: Processes, dim: int = 0, index: float = 0, first: bool = False) -> Any:
@@ -76,7 +76,7 @@ def pad(value: Any, processes: Processes, dim: int = 0, index: float = 0, first:
     def padded(tensor: torch.Tensor) -> torch.Tensor:
         if not -tensor.dim() <= dim < tensor.dim():
             return tensor
-        longest = int(processes.highest([tensor.shape[dim]])[0])
+        longest = int(processes.all_reduce_max([tensor.shape[dim]])[0])
         if longest == tensor.shape[dim]:
             return tensor
         shape = list(tensor.shape)
@@ -86,7 +86,7 @@ def pad(value: Any, processes: Processes, dim: int = 0, index: float = 0, first:
         whole.narrow(dim, start, tensor.shape[dim]).copy_(tensor)
         return whole
 
-    return _map(padded, value) if processes.are_several else value
+    return _map(padded, value) if processes.is_distributed else value
 
 
 def _has_items(value: Any) -> bool:

@@ -21,7 +21,7 @@ def require_shared(folder: str, processes: Processes, why: str) -> None:
     Raises:
         MisconfigurationException: in all of them, if one does not see what the first one writes there.
     """
-    if not processes.are_several:
+    if not processes.is_distributed:
         return
 
     def leave_a_sign() -> str:
@@ -59,5 +59,5 @@ def only_run_of_all_in(folder: str, processes: Processes, writes: bool) -> Itera
         refusals = [each for each in processes.gather(refusal) if each is not None]
         if refusals:
             shared = " If that is this run, the machines share the folder: leave save_on_each_node out."
-            raise MisconfigurationException(refusals[0] + (shared if processes.are_several else ""))
+            raise MisconfigurationException(refusals[0] + (shared if processes.is_distributed else ""))
         yield

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..devices import ACCELERATORS
 from ..errors import MisconfigurationException
 from ..refusal import sentence
-from . import attendance
+from . import rank_monitor
 
 if TYPE_CHECKING:
     from ..devices import Decision
@@ -49,7 +49,7 @@ def init_process_group(decision: Decision, backend: str | None, timeout: timedel
             "first machine can be reached there."
         ) from error
     atexit.register(leave)
-    attendance.attend(decision.rank, decision.world_size, decision.restarts)
+    rank_monitor.attend(decision.rank, decision.world_size, decision.restarts)
 
 
 def _join(decision: Decision, backend: str, timeout: timedelta) -> None:
@@ -104,7 +104,7 @@ def leave() -> None:
     """Parts from the other processes, if they have not parted."""
     import torch.distributed as dist
 
-    attendance.leave()
+    rank_monitor.leave()
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -115,7 +115,7 @@ def first(is_first: bool, desc: str) -> Iterator[None]:
     import torch.distributed as dist
 
     def wait() -> None:
-        with attendance.absent_named(f"the barrier at {desc}"):
+        with rank_monitor.absent_named(f"the barrier at {desc}"):
             dist.barrier()
 
     if not is_first:

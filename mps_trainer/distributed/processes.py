@@ -51,7 +51,7 @@ class Processes:
         return cls(args.process_index, args.world_size, args.ddp_timeout_delta)
 
     @property
-    def are_several(self) -> bool:
+    def is_distributed(self) -> bool:
         return self.size > 1
 
     @property
@@ -60,7 +60,7 @@ class Processes:
 
     def wait(self) -> None:
         """Until all have come here."""
-        if self.are_several:
+        if self.is_distributed:
             import torch.distributed as dist
 
             dist.barrier(group=self.group)
@@ -69,11 +69,11 @@ class Processes:
         """The sum over all processes of each of `numbers`, of which all have as many."""
         return self._reduced(numbers, "SUM")()
 
-    def highest(self, numbers: Sequence[float]) -> list[float]:
+    def all_reduce_max(self, numbers: Sequence[float]) -> list[float]:
         """The highest in any process of each of `numbers`, of which all have as many."""
         return self._reduced(numbers, "MAX")()
 
-    def highest_later(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
+    def all_reduce_max_later(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
         """The same without waiting for the others: what is returned waits, and gives the numbers."""
         return self._reduced(numbers, "MAX")
 
@@ -83,7 +83,7 @@ class Processes:
         Raises:
             AnotherProcessFailedError: in the others, if what one gives cannot be pickled.
         """
-        if not self.are_several:
+        if not self.is_distributed:
             return [thing]
         import torch.distributed as dist
 
@@ -109,7 +109,7 @@ class Processes:
             MisconfigurationException: in the others, with what the first one's says.
             AnotherProcessFailedError: in the others, for anything else that the first one raises.
         """
-        if not self.are_several:
+        if not self.is_distributed:
             return work()
         import torch.distributed as dist
 
@@ -135,7 +135,7 @@ class Processes:
         return pickle.loads(told[0])
 
     def _reduced(self, numbers: Sequence[float], operation: str) -> Callable[[], list[float]]:
-        if not self.are_several:
+        if not self.is_distributed:
             return lambda: list(numbers)
         import torch
         import torch.distributed as dist

@@ -68,7 +68,7 @@ class Evaluator:
         args = self.args
         logger.info("***** Running %s *****", description)
         logger.info("  Batch size = %d", args.eval_batch_size)
-        is_shared = self.processes.are_several and shares.is_shared(loader)
+        is_shared = self.processes.is_distributed and shares.is_shared(loader)
         by_batch = args.batch_eval_metrics and not is_shared
         kept = Predictions(args, keep_outputs=not by_batch or description == "Prediction", apart=is_shared)
         results: Mapping[str, Any] = {}
@@ -110,7 +110,7 @@ class Evaluator:
         batches = watching_for_last(loader, self.gradient_state)
         pairs = in_step(batches, self.processes) if uneven else zip(batches, itertools.repeat(True), strict=False)
         for number, (inputs, counts) in enumerate(pairs):
-            yield inputs, counts and not (is_shared and shares.is_filler(loader, number))
+            yield inputs, counts and not (is_shared and shares.is_padding(loader, number))
 
     def _metrics_by_batch(self, kept: Predictions) -> Mapping[str, Any]:
         """Returns what compute_metrics makes of the batches of all processes, one after the other."""

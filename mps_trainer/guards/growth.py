@@ -51,7 +51,7 @@ class MemoryGuard:
             *(format_bytes(fraction * recommended) if fraction else "no limit", fraction),
         )
 
-    def look(self) -> None:
+    def maybe_release(self) -> None:
         """Gives back what is not used, if it has become too much. To be called now and then, not at each step."""
         live, held = live_and_driver(self.device)
         needed = max(_peak(live), self._left)

@@ -38,7 +38,7 @@ class SignalHandler:
         self.signum: int | None = None
         self.all_may_stop = True
         self._received, self._received_at = 0, 0.0
-        self._processes = processes if processes is not None and processes.are_several else None
+        self._processes = processes if processes is not None and processes.is_distributed else None
         self._answer: Callable[[], list[float]] | None = None  # to what was asked
         self._wanted = wanted and threading.current_thread() is threading.main_thread()
         self._process = os.getpid()
@@ -82,7 +82,7 @@ class SignalHandler:
         if self._processes is None:
             self.all_may_stop = may_stop
         elif self._answer is None:
-            self._answer = self._processes.highest_later([self._received, not may_stop])
+            self._answer = self._processes.all_reduce_max_later([self._received, not may_stop])
 
     def agree(self, may_stop: bool | None = None) -> None:
         """Makes what the processes said when they asked, or say now, known to all of them."""

@@ -33,7 +33,7 @@ def available_backend(name: Any = None) -> tuple[Any, Any]:
 
 def require_searchable(model_init: Callable | None, processes: Processes) -> None:
     """Raises SearchUnavailableError with several processes, or without a `model_init`."""
-    if processes.are_several:
+    if processes.is_distributed:
         raise SearchUnavailableError(
             f"hyperparameter_search runs in one process, and this is one of {processes.size}, each of which "
             "would search by itself. Start the script with python, without a launcher."

@@ -19,10 +19,10 @@ from torch.utils.data import DataLoader
 from ..distributed import Processes, collectives, leave
 from ..training_args import TrainingArguments
 from . import shards
-from .gathered import whole_weights
+from .gathered import full_state_dict
 from .model_files import Weights
 from .precision import MixedPrecision
-from .replicas import apart
+from .replicas import no_sync
 
 
 class GradientState:
@@ -86,7 +86,7 @@ class Accelerator:
         self.device = args.device
         self.mixed_precision = args.mixed_precision
         self.processes = Processes.of(args)
-        several = self.use_distributed = self.multi_device = self.processes.are_several
+        several = self.use_distributed = self.multi_device = self.processes.is_distributed
         kind = _OF_SEVERAL.get(self.device.type, DistributedType.MULTI_CPU)
         self.is_fsdp2 = bool(args.fsdp) and several
         kind = DistributedType.FSDP if self.is_fsdp2 else kind
@@ -233,7 +233,7 @@ class Accelerator:
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
         """The weights; of a sharded model whole ones in the first process, and none in the others."""
         if shards.is_sharded(model):
-            return whole_weights(model, keep=self.is_main_process)
+            return full_state_dict(model, keep=self.is_main_process)
         return (self.unwrap_model(model, keep_torch_compile=False) if unwrap else model).state_dict()
 
     def free_memory(self, *objects: Any) -> list[None]:
@@ -303,7 +303,7 @@ class Accelerator:
 
     def no_sync(self, model: nn.Module | None = None) -> contextlib.AbstractContextManager:
         """Inside, the gradients of a replica stay with its process."""
-        return contextlib.nullcontext() if model is None else apart(model, True)
+        return contextlib.nullcontext() if model is None else no_sync(model, True)
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
         """Takes the scale of float16 out of the gradients, once per update."""

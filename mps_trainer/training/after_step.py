@@ -31,7 +31,7 @@ class AfterStep(Evaluation):
         if self.control.should_log and loop is not None and self.state.global_step > loop.meter.last_read_step:
             loop.log(grad_norm, learning_rate)
         if self.control.should_evaluate:
-            with contextlib.nullcontext() if loop is None else loop.stopping.evaluating():
+            with contextlib.nullcontext() if loop is None else loop.preemption.evaluating():
                 metrics = self._evaluate(trial, ignore_keys_for_eval)
             is_best = self._determine_best_metric(metrics=metrics, trial=trial)
             if self.args.save_strategy == "best":

@@ -19,7 +19,7 @@ from ..checkpoints.folders import checkpoint_folder
 from ..checkpoints.rng import FILE as RNG_FILE
 from ..checkpoints.rng import files_of, read_rng
 from ..errors import MisconfigurationException
-from .draws import ORDER_SEED
+from .data_rng import ORDER_SEED
 from .gathered import parted_state
 from .shards import is_shard
 

@@ -136,14 +136,14 @@ class Evaluation(Loaders):
             compute_metrics=self.compute_metrics,
             main_input=lambda inputs: self._prepare_input(inputs[self._mt_main_input_name]),
             fire=self._mt_fire,
-            leave_if_asked=None if self._mt_run is None else self._mt_run.stopping.leave_evaluation_if_asked,
+            leave_if_asked=None if self._mt_run is None else self._mt_run.preemption.leave_evaluation_if_asked,
         )
 
     def _mt_model_for_evaluation(self) -> nn.Module:
         """Returns the model in eval mode, and notes how long that took if nothing has used it before."""
         begun = time.time()
         model = self._wrap_model(self.model, training=False)
-        if not self._mt_processes.are_several:  # a replica, which is for training, stays what wraps the model
+        if not self._mt_processes.is_distributed:  # a replica, which is for training, stays what wraps the model
             self.model_wrapped = model
         if not self.accelerator._models:
             self.accelerator.prepare_model(model, device_placement=self.place_model_on_device)

@@ -19,7 +19,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return (gathered.full_tensor() if is_shard(tensor) else gathered).detach().cpu()
 
 
-def whole_weights(model: nn.Module, keep: bool = True) -> dict[str, torch.Tensor]:
+def full_state_dict(model: nn.Module, keep: bool = True) -> dict[str, torch.Tensor]:
     """The weights of `model`; tied ones are one tensor. Nothing in a process that is not to `keep` them."""
     made: dict[int, torch.Tensor] = {}
     weights: dict[str, torch.Tensor] = {}

@@ -44,7 +44,7 @@ def _labels(batch: Any, shifted: bool) -> torch.Tensor | None:
     return labels[..., 1:] if shifted and labels.dim() > 1 else labels
 
 
-class ItemsUse:
+class NumItemsProbe:
     """Whether a model uses the number of items that it is given: learnt from the first batch it is given it with.
 
     Args:

@@ -118,7 +118,7 @@ class Loaders(TrainerBase):
         example is repeated to make them even.
 
         Args:
-            whole, even: see `ShareOfBatches`; `whole` is by default what `split_batches` says.
+            whole, even: see `DistributedBatchSampler`; `whole` is by default what `split_batches` says.
         """
         config: Any = self.args.accelerator_config
         return prepare_loader(

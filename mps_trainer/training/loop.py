@@ -25,19 +25,19 @@ from ..training_args import TrainingArguments
 from . import checkpoint
 from .accelerator import Accelerator
 from .announce import announce
-from .draws import DataRngState
+from .data_rng import DataRngState
 from .events import Events
-from .fitting import MicrobatchSplitter
 from .gradients import Gradients
+from .history import BatchHistory
 from .hooks import Checkpointing, Hooks, Stateful, StatePair
 from .meter import LossMeter
+from .microbatches import MicrobatchSplitter
 from .nonfinite import ModelBuffers, NonFiniteReporter, StopOnNan
 from .optimizer import follows_metric
 from .plan import StepPlan
 from .precision import MixedPrecision
-from .replicas import apart
-from .stopping import EvaluationLeftError, PreemptionHandler
-from .trail import BatchHistory
+from .preemption import EvaluationLeftError, PreemptionHandler
+from .replicas import no_sync
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class TrainingRun:
         scaled = self.precision.scaler is not None
         self.meter = LossMeter(args.device, args.logging_nan_inf_filter, scaled, processes)
         in_order = self.overrides.allow("naming rows of the dataset in warnings", "get_batch_samples")
-        self.trail = BatchHistory(self.loader, self.plan, in_order)
+        self.history = BatchHistory(self.loader, self.plan, in_order)
         self.gradients = Gradients(self.model, self.optimizer, self.accelerator, events, self.overrides)
         # one that a subclass returns may be changed by it before it is read
         self.owns_losses = not self.overrides.has("training_step")
@@ -93,19 +93,19 @@ class TrainingRun:
             "steps that do not wait for the loss", "_maybe_log_save_evaluate"
         )
         self.follows_metric = follows_metric(self.lr_scheduler)
-        self.draws = DataRngState(self.loader)
+        self.data_rng = DataRngState(self.loader)
         self.resume_from: str | None = None
         self.rng: dict[str, Any] | None = None  # to go on with, once
         self.rng_is_as_saved = True
         self.update_begins_at = 0  # batches of the epoch before those of the update under way
         self.grad_norm: torch.Tensor | float | None = None
-        self.rate: float | None = None
+        self.learning_rate: float | None = None
         self.signals = SignalHandler(args.save_on_signal, processes)
-        self.stopping = PreemptionHandler(
+        self.preemption = PreemptionHandler(
             self.signals, events, args, processes, self.checkpointing, self._log_before_stop
         )
-        self.nonfinite = NonFiniteReporter(self.meter.watch, self.trail, events, args.mixed_precision)
-        self.fitting = self._splitter() if args.auto_find_batch_size else None
+        self.nonfinite = NonFiniteReporter(self.meter.watch, self.history, events, args.mixed_precision)
+        self.splitter = self._splitter() if args.auto_find_batch_size else None
         self.stop_on_nan = self._nan_guard() if args.stop_on_nan else None
         self.load_state_dict({})
 
@@ -126,7 +126,7 @@ class TrainingRun:
 
     def _nan_guard(self) -> StopOnNan:
         parts: dict[str, Stateful] = {
-            "data_rng": self.draws,
+            "data_rng": self.data_rng,
             "rng": StatePair(lambda: rng_state() if self.rng is None else self.rng, set_rng),
             "meter": self.meter,
             "position": StatePair(lambda: (self.here, not self.update_begins_at), self._go_back_to),
@@ -163,8 +163,8 @@ class TrainingRun:
             "epoch_has_ended": self.epoch_has_ended,
             "epoch": epoch,
             "batches": batches,
-            "due": self.stopping.due,
-            **({} if self.fitting is None else {checkpoint.AT_A_TIME: self.fitting.most}),
+            "due": self.preemption.due,
+            **({} if self.splitter is None else {checkpoint.AT_A_TIME: self.splitter.most}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -177,7 +177,7 @@ class TrainingRun:
             if state["epoch_has_ended"]:
                 self.here = state["epoch"] + 1, 0
         self.epoch_has_ended = state.get("epoch_has_ended", True)
-        self.stopping.due = state.get("due", [])
+        self.preemption.due = state.get("due", [])
         self.meter.begin_at(step)
         if state:
             self.meter.load_state_dict(state)
@@ -192,7 +192,7 @@ class TrainingRun:
         saved = read_rng(folder, self.processes.rank, self.processes.size)
         self.load_state_dict(checkpoint.position_of_all(saved, folder, self.processes.size))
         self.resume_from, self.rng = folder, saved
-        self.draws.load_state_dict(saved)
+        self.data_rng.load_state_dict(saved)
 
     def _go_back_to(self, position: tuple[tuple[int, int], bool]) -> None:
         self.here, self.epoch_has_ended = position
@@ -214,20 +214,20 @@ class TrainingRun:
         """Trains to the end of the plan, or until a callback or a signal stops it."""
         with self.signals:
             result = self.train()
-            self.stopping.end_if_asked(self.plan.max_steps)
+            self.preemption.end_if_asked(self.plan.max_steps)
         return result
 
     def train(self) -> TrainOutput:
         """Trains through epochs and updates, and does what comes between them."""
         self.announce()
-        train_on = self.accumulate if self.fitting is None else self.fitting.accumulate
+        train_on = self.accumulate if self.splitter is None else self.splitter.accumulate
         self.start_time = time.time()
         self.gradients.clear()
         self.events.fire("on_train_begin")
         for text in self.overrides.texts():
             self.events.note("off", text)
         if self.args.eval_on_start and self.resume_from is None:
-            self.stopping.evaluate_at_start(self.hooks.evaluate_at_start)
+            self.preemption.evaluate_at_start(self.hooks.evaluate_at_start)
         self.do_what_is_due()
         first_epoch, first_batch = self.here
         if not self.epoch_has_ended and first_batch == 0:
@@ -278,7 +278,7 @@ class TrainingRun:
 
     def do_what_is_due(self) -> None:
         """Evaluates and saves in a resumed run, if a signal kept the run before it from that."""
-        if not self.stopping.ask_for_what_is_due():
+        if not self.preemption.ask_for_what_is_due():
             return
         if self.rng is None:  # a checkpoint without them
             self.log_evaluate_save()
@@ -294,13 +294,13 @@ class TrainingRun:
             done = 0
         if not done:
             self.restore_rng()  # before the epoch draws its own random numbers
-        self.trail.begin(epoch, self.state.global_step, done)
+        self.history.begin(epoch, self.state.global_step, done)
         self.begin_update(done)
         is_first = True
-        batches = self.draws.begin(epoch, skip=done, go_on=self.restore_rng)
+        batches = self.data_rng.begin(epoch, skip=done, go_on=self.restore_rng)
         while self.state.global_step < self.plan.max_steps:
             stops = self.signals.signum is not None or self.stop_on_nan is not None
-            self.draws.watch(self.may_save() or stops)
+            self.data_rng.watch(self.may_save() or stops)
             if not is_first:
                 self.begin_update(done)
             number = self.plan.batches_in_update(done)
@@ -329,8 +329,8 @@ class TrainingRun:
         """Saves and ends the run where the next batch cannot be loaded any more, `done` batches into an epoch."""
         if not done:  # back to the end of the epoch before it
             self.epoch_has_ended = True
-            self.draws.unbegin()
-        self.stopping.save_and_end(self.plan.max_steps)
+            self.data_rng.unbegin()
+        self.preemption.save_and_end(self.plan.max_steps)
 
     def padding_among_last(self, count: int) -> set[int]:
         """Returns which of the last `count` batches are another process's, and have no loss in this one."""
@@ -339,7 +339,7 @@ class TrainingRun:
     def padding_after(self, begin: int, count: int) -> set[int]:
         """Returns which of `count` batches of the epoch, after the first `begin`, are so."""
         share = shares_of(self.loader)
-        return set() if share is None else {n - begin for n in share.fillers if begin <= n < begin + count}
+        return set() if share is None else {n - begin for n in share.padding_batches if begin <= n < begin + count}
 
     def may_save(self) -> bool:
         """True if a checkpoint may be due after the step to come."""
@@ -360,11 +360,11 @@ class TrainingRun:
         divisors = hooks.divisors(batches) if divisors is None else divisors
         for i, (batch, divisor) in enumerate(zip(batches, divisors, strict=True)):
             gradient_state.sync_gradients = i == last
-            with apart(self.model, i < last):
+            with no_sync(self.model, i < last):
                 if divisor is not None:
                     loss = hooks.training_step(self.model, batch, num_items, divisor, len(batches))
                     self.meter.add(loss if self.owns_losses else loss.clone(), self.state.global_step)
-                elif self.processes.are_several and (i == last or self.args.fsdp):
+                elif self.processes.is_distributed and (i == last or self.args.fsdp):
                     hooks.take_part(self.model, batch, num_items)
             hooks.count_batch(batch)
             if i < last and (i + 1) % self.parts == 0:
@@ -373,7 +373,7 @@ class TrainingRun:
     def update_weights(self) -> None:
         """Clips, steps the optimizer, then its schedule, and clears the gradients."""
         hooks, step = self.hooks, self.state.global_step
-        self.signals.ask(self.draws.may_stop)
+        self.signals.ask(self.data_rng.may_stop)
         clipped = hooks.clip_grad_norm(self.model) if self.args.max_grad_norm else None
         self.grad_norm = hooks.get_grad_norm(self.model, clipped)
         if self.stop_on_nan is not None:
@@ -381,9 +381,9 @@ class TrainingRun:
         self.events.fire("on_pre_optimizer_step")
         stepped = self.precision.step(self.optimizer)
         self.events.fire("on_optimizer_step")
-        self.rate = hooks.get_learning_rate()
+        self.learning_rate = hooks.get_learning_rate()
         if self.stop_on_nan is None:
-            self.meter.add_norm(self.grad_norm, step, self.rate)
+            self.meter.add_norm(self.grad_norm, step, self.learning_rate)
         if stepped and not self.follows_metric:
             self.lr_scheduler.step()
         self.gradients.clear()
@@ -393,9 +393,9 @@ class TrainingRun:
     def log_evaluate_save(self) -> None:
         """Does what the callbacks asked for after a step or an epoch."""
         self.checkpointing.poll()
-        self.signals.agree(self.draws.may_stop)
-        if self.stopping.is_due:  # if not, they may after the step to come
-            self.stopping.save_and_end(self.plan.max_steps)
+        self.signals.agree(self.data_rng.may_stop)
+        if self.preemption.is_due:  # if not, they may after the step to come
+            self.preemption.save_and_end(self.plan.max_steps)
         control = self.control
         asked = control.should_log or control.should_evaluate or control.should_save
         if not asked and not self.waits_at_each_step:
@@ -406,14 +406,14 @@ class TrainingRun:
                 self.grad_norm,
                 self.state.epoch,
                 self.start_time,
-                self.rate,
+                self.learning_rate,
             )
         except EvaluationLeftError:
-            self.stopping.save_and_end(self.plan.max_steps)
+            self.preemption.save_and_end(self.plan.max_steps)
         if self.waits_at_each_step:
             self.nonfinite.warn()
-        if self.stopping.is_due:
-            self.stopping.save_and_end(self.plan.max_steps)
+        if self.preemption.is_due:
+            self.preemption.save_and_end(self.plan.max_steps)
 
     def log(self, grad_norm: Any, rate: float | None) -> None:
         """Logs the mean loss since the last log, with the step's gradient norm and learning rate."""
@@ -424,18 +424,18 @@ class TrainingRun:
         logs = {"loss": loss, "grad_norm": norm, "learning_rate": rate}
         self.hooks.log({name: value for name, value in logs.items() if value is not None}, self.start_time)
         if self.memory_guard is not None:
-            self.memory_guard.look()
+            self.memory_guard.maybe_release()
 
     def _log_before_stop(self) -> None:
         if self.state.global_step > self.meter.last_read_step:
             with contextlib.suppress(BrokenPipeError):  # Ctrl-C has ended the `tee` that a callback writes to
-                self.log(self.grad_norm, self.rate)
+                self.log(self.grad_norm, self.learning_rate)
 
     def finish(self) -> TrainOutput:
         """Returns the metrics of the run, after what comes at its end."""
         state, steps = self.state, self.state.global_step - self.first_step
         if self.signals.signum is not None:  # in the last step, and loading draws: no step more came
-            self.stopping.save_and_end(self.plan.max_steps)
+            self.preemption.save_and_end(self.plan.max_steps)
         self.checkpointing.save_again()
         self.processes.wait()  # for what the first one has written
         share = steps / max(self.plan.max_steps, 1)

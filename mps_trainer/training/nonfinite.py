@@ -16,10 +16,10 @@ from ..guards.numbers import OVERFLOWS, NonFinite, NumberWatch
 from .events import Events
 from .gathered import local
 from .gradients import Gradients
+from .history import BatchHistory
 from .hooks import Checkpointing, Stateful
 from .meter import LossMeter
 from .precision import MixedPrecision
-from .trail import BatchHistory
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ class StopOnNan:
     def _checkpoint(self, step: int) -> tuple[str | None, str]:
         """Returns the folder to go on from, and what to say of it."""
         model = self.gradients.model
-        if self.processes.highest([not _are_finite(model)])[0]:  # of a sharded model, in any part
+        if self.processes.all_reduce_max([not _are_finite(model)])[0]:  # of a sharded model, in any part
             # saved now, they could push out a checkpoint that is worth more
             self.checkpointing.wait()
             newest = self.checkpointing.newest()

@@ -67,13 +67,13 @@ def inside(model: Any) -> Any:
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
-def apart(model: nn.Module, wanted: bool) -> contextlib.AbstractContextManager:
+def no_sync(model: nn.Module, wanted: bool) -> contextlib.AbstractContextManager:
     """Inside, if `wanted`, gradients stay with the process: more of them come before the weights are updated."""
     if not wanted:
         return contextlib.nullcontext()
     if isinstance(model, DistributedDataParallel):
         return model.no_sync()
-    return shards.apart(model) if shards.is_sharded(model) else contextlib.nullcontext()
+    return shards.no_sync(model) if shards.is_sharded(model) else contextlib.nullcontext()
 
 
 def nothing_of(model: nn.Module) -> torch.Tensor:

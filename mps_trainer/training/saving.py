@@ -19,7 +19,7 @@ from ..checkpoints.weights import WEIGHTS
 from ..distributed.sharded import is_sharded
 from . import checkpoint, model_files
 from .checkpoint import OPTIMIZER, SCALER, SCHEDULER
-from .gathered import whole_weights
+from .gathered import full_state_dict
 from .resuming import Resuming
 from .sharded_saving import each_writes, gather, sharded_writer
 from .snapshot import background_writer, copy_of_state, may_write_in_background
@@ -77,7 +77,7 @@ class Saving(Resuming):
         """
         weights = self._mt_gathered.get(WEIGHTS)
         if weights is None and is_sharded(self.model):
-            weights = whole_weights(self.model, keep=self.args.should_save)
+            weights = full_state_dict(self.model, keep=self.args.should_save)
         given = {} if weights is None else {"state_dict": weights}
         self._save(self.args.output_dir if output_dir is None else output_dir, **given)
         if self.args.push_to_hub and not _internal_call:
@@ -208,7 +208,7 @@ class Saving(Resuming):
     def _mt_save_again(self, trial: Any) -> None:
         """At the end of a run whose last checkpoint could not be saved: tries once more, there may be room again."""
         self._mt_finish_save()
-        if self._mt_processes.highest([self._mt_unsaved is not None])[0]:
+        if self._mt_processes.all_reduce_max([self._mt_unsaved is not None])[0]:
             self._save_checkpoint(self.model, trial)
             self._mt_finish_save()
             self._mt_tell_saved(trial)
@@ -244,17 +244,17 @@ class Saving(Resuming):
     def _mt_rng_and_position(self) -> dict[str, Any]:
         """Returns where this process's generators and its loop stand."""
         run = self._mt_run
-        position = {} if run is None else {**run.draws.state_dict(), checkpoint.LOOP: run.state_dict()}
+        position = {} if run is None else {**run.data_rng.state_dict(), checkpoint.LOOP: run.state_dict()}
         return {**rng_state(), **position}
 
     def _mt_note_rng(self) -> None:
         """Tells all processes where the generators of each stand, before the first one writes their files."""
-        if self._mt_processes.are_several and not self.args.save_only_model:
+        if self._mt_processes.is_distributed and not self.args.save_only_model:
             self._mt_everybodys_rng = self._mt_processes.gather(self._mt_rng_and_position())
 
     def _mt_rng_files(self) -> dict[str, dict[str, Any]]:
         """Returns where the generators of all processes stand, by the names of their files."""
-        several = self._mt_processes.are_several
+        several = self._mt_processes.is_distributed
         everybodys = self._mt_everybodys_rng if several else [self._mt_rng_and_position()]
         return {file_of(rank, self._mt_processes.size): state for rank, state in enumerate(everybodys)}
 

@@ -16,7 +16,7 @@ from ..distributed.sharded import is_sharded
 from ..training_args import TrainingArguments
 from . import checkpoint, model_files
 from .checkpoint import OPTIMIZER, SCHEDULER
-from .gathered import whole_state, whole_weights
+from .gathered import full_state_dict, whole_state
 
 
 def each_writes(model: torch.nn.Module, args: TrainingArguments) -> bool:
@@ -30,7 +30,7 @@ def gather(model: torch.nn.Module, optimizer: Any, keep: bool) -> dict[str, Any]
 
     All processes have to call it; those that do not `keep` them get no tensors.
     """
-    weights = {WEIGHTS: whole_weights(model, keep)}
+    weights = {WEIGHTS: full_state_dict(model, keep)}
     return weights if optimizer is None else {**weights, OPTIMIZER: whole_state(optimizer, keep)}
 
 

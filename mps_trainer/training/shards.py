@@ -228,7 +228,7 @@ def _recomputing(block: nn.Module, settings: dict[str, Any]) -> Callable[..., An
 
 
 @contextlib.contextmanager
-def apart(model: Any) -> Iterator[None]:
+def no_sync(model: Any) -> Iterator[None]:
     """Inside, gradients stay with the process, whole: more of them come before the weights are updated."""
     model.set_requires_gradient_sync(False)
     try:

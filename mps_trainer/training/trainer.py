@@ -55,11 +55,10 @@ from .adamw import total_norm
 from .after_step import AfterStep
 from .counts import flos_per_token, main_input, tokens_in
 from .events import Events
-from .fitting import sizes_to_begin_with
 from .hooks import Checkpointing, Hooks, StatePair
 from .hub import Hub
 from .introspection import accepts_loss_kwargs, base_model, require_trainable, spans_devices
-from .items import ItemsUse, items_of
+from .items import NumItemsProbe, items_of
 from .loop import TrainingRun
 from .loss import (
     count_items,
@@ -71,6 +70,7 @@ from .loss import (
     shifts_labels,
 )
 from .masks import AttentionMasks
+from .microbatches import sizes_to_begin_with
 from .optimizer import set_mode
 from .plan import StepPlan
 from .precision import MixedPrecision, set_tf32
@@ -122,7 +122,7 @@ class Trainer(AfterStep, Saving, Hub, Search):
 
     compute_loss_func: Callable | None
     label_smoother: LabelSmoother | None
-    _mt_items_use: ItemsUse
+    _mt_num_items_probe: NumItemsProbe
     # True in a subclass whose compute_loss normalises over num_items_in_batch, False if it is the mean of its batch
     loss_is_scaled_for_ga: bool | None = None
     current_gradient_accumulation_steps: int = 1
@@ -256,7 +256,7 @@ class Trainer(AfterStep, Saving, Hub, Search):
                 optimizer=self.optimizer,
                 processing_class=self.processing_class,
                 noise_alpha=self.neftune_noise_alpha,
-                is_distributed=self._mt_processes.are_several,
+                is_distributed=self._mt_processes.is_distributed,
                 overrides=self._mt_overrides,
                 move_to_device=self._move_model_to_device,
             )
@@ -395,11 +395,11 @@ class Trainer(AfterStep, Saving, Hub, Search):
                 yield run_dir
                 self._mt_end_reports(None)
             except BaseException as error:
-                draws = getattr(self._mt_run, "draws", None)  # the loop may be half made
-                if draws is not None and isinstance(error, RuntimeError):
-                    draws.explain(error)
-                if draws is not None:
-                    draws.close()
+                data_rng = getattr(self._mt_run, "data_rng", None)  # the loop may be half made
+                if data_rng is not None and isinstance(error, RuntimeError):
+                    data_rng.explain(error)
+                if data_rng is not None:
+                    data_rng.close()
                 close_display(self.callback_handler.callbacks)
                 if not isinstance(error, KeyboardInterrupt):  # which is not to wait
                     with contextlib.suppress(Exception):
@@ -407,8 +407,8 @@ class Trainer(AfterStep, Saving, Hub, Search):
                 self._mt_end_reports(error)
                 raise
             finally:
-                if (draws := getattr(self._mt_run, "draws", None)) is not None:
-                    draws.close()  # a run may end within an epoch; its workers would be killed when Python exits
+                if (data_rng := getattr(self._mt_run, "data_rng", None)) is not None:
+                    data_rng.close()  # a run may end within an epoch; its workers would be killed when Python exits
                 loader, self._mt_run, self.is_in_train = getattr(self._mt_run, "loader", None), None, False
                 self._mt_close_workers(loader)
 
@@ -494,7 +494,7 @@ class Trainer(AfterStep, Saving, Hub, Search):
         self.label_names = find_labels(type(base)) if args.label_names is None else args.label_names
         self.can_return_loss = can_return_loss(type(base))
         self.model_accepts_loss_kwargs = accepts_loss_kwargs(model)
-        self._mt_items_use = ItemsUse(model)
+        self._mt_num_items_probe = NumItemsProbe(model)
         self._signature_columns = None
         config: Any = getattr(model, "config", None)
         if config is not None:
@@ -522,7 +522,7 @@ class Trainer(AfterStep, Saving, Hub, Search):
         if not self._mt_is_share_of_update(num_items_in_batch):
             if self._mt_loss_divisor != 1:
                 loss = loss / self._mt_loss_divisor
-        elif self._mt_processes.are_several and self.args.average_tokens_across_devices:
+        elif self._mt_processes.is_distributed and self.args.average_tokens_across_devices:
             loss = loss * self._mt_processes.size  # gradients are averaged, and this is one of several parts of a sum
         self.accelerator.backward(loss)
         return loss.detach()
@@ -551,13 +551,13 @@ class Trainer(AfterStep, Saving, Hub, Search):
             loss = self._mt_smoothed_loss(model, outputs, labels, num_items_in_batch)
         else:
             loss = loss_of(outputs, inputs)
-            self._mt_loss_is_normalised = bool(self._mt_items_use.is_used) and num_items_in_batch is not None
+            self._mt_loss_is_normalised = bool(self._mt_num_items_probe.is_used) and num_items_in_batch is not None
         return (loss, outputs) if return_outputs else loss
 
     def _mt_outputs(self, model: nn.Module, inputs: dict[str, Any], num_items: torch.Tensor | int | None) -> Any:
         if num_items is None or not self.model_accepts_loss_kwargs:
             return model(**inputs)
-        return self._mt_items_use.forward(model, inputs, num_items)
+        return self._mt_num_items_probe.forward(model, inputs, num_items)
 
     def _mt_smoothed_loss(
         self, model: nn.Module, outputs: Any, labels: Any, num_items: torch.Tensor | int | None
@@ -613,7 +613,7 @@ class Trainer(AfterStep, Saving, Hub, Search):
         """Returns the next batches of an epoch, at most `num_batches`, and how many items all of them have."""
         batches = list(itertools.islice(epoch_iterator, num_batches))
         items = self._get_num_items_in_batch(batches, device)
-        if not self._mt_processes.are_several:
+        if not self._mt_processes.is_distributed:
             return batches, items
         padding = (
             set() if self._mt_run is None else self._mt_run.padding_after(self._mt_run.update_begins_at, len(batches))
@@ -629,14 +629,15 @@ class Trainer(AfterStep, Saving, Hub, Search):
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:
         """Returns the number of labels in all batches that enter the loss; None if nothing uses it."""
-        uses = self.model_accepts_loss_kwargs and (self._mt_items_use.is_used is not False or self.label_smoother)
+        may_use = self._mt_num_items_probe.is_used is not False or self.label_smoother
+        uses = self.model_accepts_loss_kwargs and may_use
         if not (uses or self.compute_loss_func is not None or self._mt_computes_loss_itself):
             return None
         return items_of(batch_samples, shifts_labels(base_model(self.model)))
 
     def _mt_divisors(self, batches: list[Any]) -> list[float | None]:
         """Returns the divisor for the loss of each batch of an update; None for one without items and loss."""
-        if not self._mt_processes.are_several:
+        if not self._mt_processes.is_distributed:
             return divisors(self._mt_item_counts(batches)) if len(batches) > 1 else [1.0]
         padding = set() if self._mt_run is None else self._mt_run.padding_among_last(len(batches))
         counts = self._mt_item_counts(batches)

@@ -48,7 +48,7 @@ def check_optimizers(optimizers: tuple[Any, Any], optimizer_cls_and_kwargs: Any,
 
 def check_processes(args: TrainingArguments, processes: Processes) -> None:
     """Raises MisconfigurationException if the arguments ask for what works in one process only."""
-    if processes.are_several and args.auto_find_batch_size:
+    if processes.is_distributed and args.auto_find_batch_size:
         raise MisconfigurationException(
             f"auto_find_batch_size=True works in one process, and this is one of {processes.size}: memory may run out "
             "in one of them only, while the others wait for it. Give a per_device_train_batch_size that fits, and "
@@ -63,7 +63,7 @@ def check_sharding(args: TrainingArguments, processes: Processes, model: Any, op
             logger.warning("%s", sentence)
     if not args.fsdp:
         return
-    if not processes.are_several:
+    if not processes.is_distributed:
         only = "mps trains in one process only" if args.device.type == "mps" else "this is one"
         raise MisconfigurationException(
             f"fsdp=True shards the model over several processes, and {only}. Start the script with torchrun "

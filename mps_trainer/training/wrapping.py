@@ -30,7 +30,7 @@ def wrapped(
     if args.fsdp:
         return sharded(model, args, processes)
     compiled = _compiled(model, previous, args) if args.torch_compile else model
-    if not training or not processes.are_several:
+    if not training or not processes.is_distributed:
         return compiled
     return previous if inside(previous) is compiled and previous is not compiled else replicated(compiled, args)
 

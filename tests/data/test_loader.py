@@ -6,7 +6,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from mps_trainer.data.loader import (
     EpochLoader,
-    OneAhead,
+    PrefetchIterator,
     epoch_batches,
     length_of,
     num_examples,
@@ -114,7 +114,7 @@ def test_state_is_that_from_before_the_batch_ahead_was_loaded():
         return torch.rand(1)
 
     batches = iter(prepare_loader(DataLoader(Counted(), 4, collate_fn=draw)))
-    assert isinstance(batches, OneAhead)
+    assert isinstance(batches, PrefetchIterator)
     batches.snapshot = torch.get_rng_state
     next(batches)
     state = batches.before_waiting

@@ -4,30 +4,30 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
-from mps_trainer.data.order import EpochOrder, LaterBatches, tell_epoch
+from mps_trainer.data.order import LaterBatches, SeededRandomSampler, tell_epoch
 
 
 def test_order_of_an_epoch_depends_on_seed_and_epoch_alone():
-    order = EpochOrder(RandomSampler(range(10)), seed=3)
+    order = SeededRandomSampler(RandomSampler(range(10)), seed=3)
     first = list(order)
     assert sorted(first) == list(range(10))
     assert list(order) != first  # the next epoch
     order.set_epoch(0)
     torch.manual_seed(1)
     assert list(order) == first
-    assert list(EpochOrder(RandomSampler(range(10)), seed=4)) != first
+    assert list(SeededRandomSampler(RandomSampler(range(10)), seed=4)) != first
 
 
 def test_order_leaves_the_global_generator_alone():
     torch.manual_seed(1)
     expected = torch.rand(1)
     torch.manual_seed(1)
-    list(EpochOrder(RandomSampler(range(10)), seed=3))
+    list(SeededRandomSampler(RandomSampler(range(10)), seed=3))
     assert torch.rand(1) == expected
 
 
 def test_order_draws_as_many_as_its_sampler_and_as_it_does():
-    order = EpochOrder(RandomSampler(range(4), replacement=True, num_samples=9), seed=3)
+    order = SeededRandomSampler(RandomSampler(range(4), replacement=True, num_samples=9), seed=3)
     assert len(order) == len(list(order)) == 9
 
 
@@ -42,6 +42,6 @@ def test_later_batches_are_those_after_the_first(skip):
 
 
 def test_epoch_reaches_the_sampler_behind_later_batches():
-    order = EpochOrder(RandomSampler(range(6)), seed=3)
+    order = SeededRandomSampler(RandomSampler(range(6)), seed=3)
     tell_epoch(2, LaterBatches(BatchSampler(order, 2, False), 1), object(), None)
     assert order.epoch == 2

@@ -10,18 +10,18 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from mps_trainer import MisconfigurationException
 from mps_trainer.data.loader import prepare_loader
 from mps_trainer.data.rows import rows_of_batches
-from mps_trainer.data.shares import ShareOfBatches, ShareOfStream
+from mps_trainer.data.shares import DistributedBatchSampler, ShareOfStream
 from mps_trainer.distributed import Processes
 
 
 def shares(count: int, size: int, batch_size: int, **settings):
-    """What each of `size` processes has of the examples 0, 1, 2 ..., without fillers."""
+    """What each of `size` processes has of the examples 0, 1, 2 ..., without padding_batches."""
     everybodys = []
     for rank in range(size):
-        share = ShareOfBatches(BatchSampler(range(count), batch_size, False), rank, size, **settings)
+        share = DistributedBatchSampler(BatchSampler(range(count), batch_size, False), rank, size, **settings)
         batches = list(share)
         assert len(share) == len(batches)
-        everybodys.append([[] if i in share.fillers else batch for i, batch in enumerate(batches)])
+        everybodys.append([[] if i in share.padding_batches else batch for i, batch in enumerate(batches)])
     return everybodys
 
 

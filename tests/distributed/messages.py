@@ -42,7 +42,7 @@ def objects(folder: str) -> dict[str, Any]:
 
     return {
         "sum": processes.sum([rank + 1, 0.5]),
-        "highest": processes.highest([rank, -rank]),
+        "highest": processes.all_reduce_max([rank, -rank]),
         "gather": processes.gather({"rank": rank}),
         "result": processes.first_does(work),
         "the_users": raised(lambda: processes.first_does(lambda: work(MisconfigurationException("No such folder.")))),

@@ -14,7 +14,7 @@ from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadMode
 from mps_trainer import NonFiniteLossError, Trainer
 from mps_trainer.reports.description import model_of
 from mps_trainer.training import shards
-from mps_trainer.training.gathered import local, whole_weights
+from mps_trainer.training.gathered import full_state_dict, local
 from tests.conftest import Classifier, accuracy, examples, logged
 from tests.distributed.scenarios import (
     Stream,
@@ -42,7 +42,7 @@ def came_of(trainer: Trainer, **more: Any) -> dict[str, Any]:
         "norms": logged(trainer, "grad_norm"),
         "evaluations": logged(trainer, "eval_loss"),
         "steps": trainer.state.global_step,
-        "weights": whole_weights(trainer.model),
+        "weights": full_state_dict(trainer.model),
         **more,
     }
 

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from transformers import TrainerCallback
 
 from mps_trainer import Trainer
-from mps_trainer.training.gathered import whole_weights
+from mps_trainer.training.gathered import full_state_dict
 from tests.conftest import Classifier, examples, logged
 from tests.distributed.scenarios import SCENARIOS, arguments, scenario
 from tests.distributed.sharding import gpt, padded, sentences, spread
@@ -74,7 +74,7 @@ def stopped(folder: str, make: Any, event: str, number: int) -> dict[str, Any]:
         "times": callback.times,
         "evaluations": len(logged(first, "eval_loss")),
         "all_evaluations": (logged(whole, "eval_loss"), logged(again, "eval_loss")),
-        "weights": (whole_weights(whole.model), whole_weights(again.model)),
+        "weights": (full_state_dict(whole.model), full_state_dict(again.model)),
     }
 
 

@@ -107,7 +107,7 @@ def train(library: str, folder: Path, variant: str, device: str, **changes: Any)
 
             stack.enter_context(simulated_mps())
         trainer = _trainer(library, folder, {**VARIANTS, **OF_SEVERAL}[variant] | changes, device)
-        if library == "mps_trainer" and trainer._mt_processes.are_several:
+        if library == "mps_trainer" and trainer._mt_processes.is_distributed:
             (folder / MET).touch()
         resume = any(folder.glob("checkpoint-*"))
         trainer.train(resume_from_checkpoint=resume or None)

@@ -112,7 +112,7 @@ def test_what_cannot_be_given_back_is_not_tried_again_at_each_log(make_trainer, 
         del tensors
         torch.accelerator.reset_peak_memory_stats()
         for _ in range(5):
-            trainer._mt_memory_guard.look()
+            trainer._mt_memory_guard.maybe_release()
     assert sum("giving back" in record.getMessage() for record in caplog.records) == 1
     assert kept
 
@@ -166,6 +166,6 @@ def test_steps_between_two_logs_are_left_alone(mps, make_trainer, monkeypatch):
     from mps_trainer.guards.growth import MemoryGuard
 
     looks = []
-    monkeypatch.setattr(MemoryGuard, "look", lambda self: looks.append(1))
+    monkeypatch.setattr(MemoryGuard, "maybe_release", lambda self: looks.append(1))
     make_trainer(max_steps=12, logging_steps=5).train()
     assert len(looks) == 2

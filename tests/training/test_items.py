@@ -14,7 +14,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from mps_trainer.training.items import ItemsUse, items_of
+from mps_trainer.training.items import NumItemsProbe, items_of
 from mps_trainer.training.loss import predicts_next_token, shifts_labels
 
 LABELS = torch.tensor([[-100, 5, 6], [7, -100, -100]])
@@ -57,7 +57,7 @@ class TakesAndLeaves(nn.Module):
 
 
 def test_a_model_that_divides_is_given_the_items_from_then_on():
-    use, model = ItemsUse(Divides()), Divides()
+    use, model = NumItemsProbe(Divides()), Divides()
     assert use.is_used is None
     assert use.forward(model, {"x": torch.ones(4)}, torch.tensor(8))["loss"].item() == 0.5
     assert use.is_used is True
@@ -68,7 +68,7 @@ def test_a_model_that_divides_is_given_the_items_from_then_on():
 
 def test_a_model_that_does_nothing_with_the_items_is_not_given_them_again():
     model = TakesAndLeaves()
-    use = ItemsUse(model)
+    use = NumItemsProbe(model)
     use.forward(model, {"x": torch.ones(4)}, 8)
     assert use.is_used is False
     use.forward(model, {"x": torch.ones(4)}, 8)
@@ -84,7 +84,7 @@ def test_models_of_transformers_take_a_plain_number_from_the_host_and_the_tensor
     Noted.__module__ = GPT2LMHeadModel.__module__
     noted: list[object] = []
     model = Noted(GPT2Config(vocab_size=8, n_positions=8, n_embd=8, n_layer=1, n_head=1))
-    use, rows = ItemsUse(model), torch.ones(2, 4, dtype=torch.int64)
+    use, rows = NumItemsProbe(model), torch.ones(2, 4, dtype=torch.int64)
     for items in (torch.tensor(6), torch.tensor(6), 6, torch.empty((), device="meta")):
         inputs = {"input_ids": rows, "labels": rows}
         use.forward(model.to("meta") if getattr(items, "is_meta", False) else model, to(inputs, items), items)

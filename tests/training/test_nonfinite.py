@@ -146,7 +146,7 @@ class TestTelling:
 
         class Asking(Trainer):
             def training_step(self, model, inputs, num_items_in_batch=None):
-                told[self.state.global_step] = self._mt_run.trail.origin(self.state.global_step).rows
+                told[self.state.global_step] = self._mt_run.history.origin(self.state.global_step).rows
                 return super().training_step(model, inputs, num_items_in_batch)
 
         trainer = make_trainer({"kind": Asking, "train_dataset": rows}, **settings)

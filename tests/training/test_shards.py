@@ -15,7 +15,7 @@ from transformers import (
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.distributed.sharded import class_of, is_sharded
-from mps_trainer.training.gathered import whole_weights
+from mps_trainer.training.gathered import full_state_dict
 from mps_trainer.training.shards import _require_one_format, find_blocks
 from tests.conftest import Classifier, assert_same_weights
 
@@ -82,4 +82,4 @@ def test_what_is_not_sharded_is_itself():
     model = Classifier()
     assert not is_sharded(model)
     assert class_of(model) is Classifier
-    assert_same_weights(whole_weights(model), model.state_dict())
+    assert_same_weights(full_state_dict(model), model.state_dict())

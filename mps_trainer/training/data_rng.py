@@ -8,7 +8,7 @@ from typing import Any
 
 from ..checkpoints.rng import BEFORE_EPOCH, BEFORE_WAITING, rng_state, set_rng
 from ..data.faults import explain_worker
-from ..data.loader import OneAhead, epoch_batches, order_of
+from ..data.loader import PrefetchIterator, epoch_batches, order_of
 
 # In the checkpoint's file of the generators' states, beside these and those of BEFORE_*; transformers reads past it.
 ORDER_SEED = "order_seed"  # of the loader's order
@@ -42,7 +42,7 @@ class DataRngState:
         kept: dict[str, Any] = {BEFORE_EPOCH: self._before_epoch}
         if (order := order_of(self.loader)) is not None:
             kept[ORDER_SEED] = order.seed
-        if not isinstance(self._batches, OneAhead):
+        if not isinstance(self._batches, PrefetchIterator):
             kept[BEFORE_WAITING] = None
         elif self._batches.before_waiting is not None:
             kept[BEFORE_WAITING] = self._batches.before_waiting
@@ -51,11 +51,11 @@ class DataRngState:
     @property
     def may_stop(self) -> bool:
         """True if a run that resumes from a checkpoint made now draws the same numbers."""
-        return not isinstance(self._batches, OneAhead) or self._batches.may_be_left
+        return not isinstance(self._batches, PrefetchIterator) or self._batches.may_be_left
 
     def close(self) -> None:
         """Ends the pass."""
-        if isinstance(self._batches, OneAhead):
+        if isinstance(self._batches, PrefetchIterator):
             self._batches.close()
 
     def unbegin(self) -> None:
@@ -94,13 +94,13 @@ class DataRngState:
         if exactly and skip and getattr(self.loader, "num_workers", 0):
             logger.info("Loading the first %d batches of the epoch again, for what workers draw.", skip)
         self._batches = epoch_batches(self.loader, epoch, skip, before_first, exactly)
-        if isinstance(self._batches, OneAhead) and waiting is not None:
+        if isinstance(self._batches, PrefetchIterator) and waiting is not None:
             self._batches.start()
             go_on()
         return self._batches
 
     def watch(self, wanted: bool) -> None:
         """Remembers the state before each batch ahead if `wanted`: 0.04 ms, so only where a checkpoint may follow."""
-        if isinstance(self._batches, OneAhead):
+        if isinstance(self._batches, PrefetchIterator):
             # always where loading draws, which takes longer: a callback may ask for a checkpoint at any step
             self._batches.snapshot = rng_state if wanted or self._batches.draws else None

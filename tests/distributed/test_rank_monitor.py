@@ -9,8 +9,8 @@ import time
 import pytest
 import torch.distributed as dist
 
-from mps_trainer.distributed import absent_named, attendance, first
-from mps_trainer.distributed.attendance import Attendance
+from mps_trainer.distributed import absent_named, first, rank_monitor
+from mps_trainer.distributed.rank_monitor import RankMonitor
 from mps_trainer.errors import AnotherProcessFailedError, explanation_of
 from tests import HUNG_AFTER
 from tests.distributed import hanging
@@ -41,8 +41,8 @@ def test_one_that_hangs_and_one_that_is_stopped_are_named_with_where_they_are(tm
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(attendance, "EVERY", 0.02)
-    monkeypatch.setattr(attendance, "PATIENCE", 0.5)
+    monkeypatch.setattr(rank_monitor, "EVERY", 0.02)
+    monkeypatch.setattr(rank_monitor, "PATIENCE", 0.5)
 
 
 @pytest.fixture
@@ -50,9 +50,9 @@ def together(quick):
     """`together(3)`: three that share a store as processes do; all have this process's main thread."""
     begun = []
 
-    def make(size: int) -> list[Attendance]:
+    def make(size: int) -> list[RankMonitor]:
         store = dist.HashStore()
-        begun.extend(Attendance(store, rank, size, "process 0") for rank in range(size))
+        begun.extend(RankMonitor(store, rank, size, "process 0") for rank in range(size))
         for each in begun:
             each.begin()
         return begun
@@ -67,8 +67,8 @@ def together(quick):
 def explained_by(monkeypatch):
     """What a process is told of an error in its step 4."""
 
-    def told(own: Attendance, error: Exception) -> str | None:
-        monkeypatch.setattr(attendance, "_own", own)
+    def told(own: RankMonitor, error: Exception) -> str | None:
+        monkeypatch.setattr(rank_monitor, "_own", own)
         with pytest.raises(type(error)) as raised, absent_named(lambda: "step 4"):
             raise error
         return explanation_of(raised.value)
@@ -97,12 +97,12 @@ def test_one_that_works_is_named_with_where_it_is(together, explained_by, error)
 
 def test_one_in_the_backward_pass_is_blamed_only_if_there_is_no_other(together, explained_by, monkeypatch):
     first, second, third = together(3)
-    monkeypatch.setattr(second, "_state", lambda: (attendance.WORKS, attendance.BACKWARD))
-    monkeypatch.setattr(third, "_state", lambda: (attendance.WORKS, "collate (data.py, line 3)"))
+    monkeypatch.setattr(second, "_state", lambda: (rank_monitor.WORKS, rank_monitor.BACKWARD))
+    monkeypatch.setattr(third, "_state", lambda: (rank_monitor.WORKS, "collate (data.py, line 3)"))
     said = explained_by(first, RuntimeError(LOST))
     assert "collate (data.py, line 3)" in said
     assert "process 1" not in said
-    monkeypatch.setattr(third, "_state", lambda: (attendance.WAITS, ""))
+    monkeypatch.setattr(third, "_state", lambda: (rank_monitor.WAITS, ""))
     assert "process 1" in explained_by(first, RuntimeError(LOST))
 
 
@@ -127,7 +127,7 @@ def test_the_wait_for_the_first_process_to_tokenize_is_named(together, monkeypat
     def timed_out() -> None:
         raise RuntimeError(LOST)
 
-    monkeypatch.setattr(attendance, "_own", together(2)[1])
+    monkeypatch.setattr(rank_monitor, "_own", together(2)[1])
     monkeypatch.setattr(dist, "barrier", timed_out)
     with pytest.raises(RuntimeError) as raised, first(False, "tokenizing"):
         pass

@@ -44,10 +44,10 @@ _COLLECTIVES = (
 )
 _BACKWARD = os.path.join("torch", "autograd", "graph.py")  # where gradients are computed, and exchanged as well
 
-_own: Attendance | None = None
+_own: RankMonitor | None = None
 
 
-class Attendance:
+class RankMonitor:
     """Answers for this process, until it parts from the others.
 
     Args:
@@ -170,7 +170,7 @@ def attend(rank: int, size: int, restarts: int) -> None:
         store: Any = distributed_c10d._get_default_store()
         own = dist.PrefixStore(f"attendance-{restarts}", store.clone())
         is_launchers = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        attending = Attendance(own, rank, size, "torchrun" if is_launchers else "process 0")
+        attending = RankMonitor(own, rank, size, "torchrun" if is_launchers else "process 0")
         attending.begin()
         _own = attending
 
@@ -197,7 +197,7 @@ def absent_named(doing: str | Callable[[], str]) -> Iterator[None]:
         raise
 
 
-def _said(own: Attendance, doing: str) -> str:
+def _said(own: RankMonitor, doing: str) -> str:
     absent = own.absent()
     if absent is None:
         return (

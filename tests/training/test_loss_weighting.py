@@ -14,7 +14,7 @@ from mps_trainer import Trainer
 class Others:
     """Stands in for the processes of a run: what is summed over them is what this one has and `theirs`."""
 
-    are_several = True
+    is_distributed = True
 
     def __init__(self, theirs=(), size: int = 2) -> None:
         self.theirs, self.size, self.asked = list(theirs), size, 0
