@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, PreTrainedModel, TrainerCallback
 
 from mps_trainer import Trainer
-from mps_trainer.checkpoints import manager, manifest, sealing
+from mps_trainer.checkpoints import atomic_commit, manager, manifest
 from mps_trainer.checkpoints.background import Background
 from mps_trainer.checkpoints.folders import find_checkpoints
 from mps_trainer.errors import CheckpointError
@@ -46,7 +46,7 @@ def gate(monkeypatch):
 
     def seal(*args):
         assert opened.wait(20)
-        sealing.seal(*args)
+        atomic_commit.seal(*args)
 
     monkeypatch.setattr(manager, "seal", seal)
     return opened
@@ -128,7 +128,7 @@ def test_a_save_waits_for_the_one_before_it(make_trainer, gate, monkeypatch):
         under_way.append(1)
         most.append(len(under_way))
         threading.Event().wait(0.05)
-        sealing.seal(*args)
+        atomic_commit.seal(*args)
         under_way.pop()
 
     monkeypatch.setattr(manager, "seal", seal)
@@ -173,7 +173,7 @@ class Overrides(Trainer):
 def test_it_is_written_beside_training_only_where_that_is_safe(make_trainer, monkeypatch, trainer, settings, beside):
     threads = set()
     monkeypatch.setattr(
-        manager, "seal", lambda *args: (threads.add(threading.current_thread().name), sealing.seal(*args))
+        manager, "seal", lambda *args: (threads.add(threading.current_thread().name), atomic_commit.seal(*args))
     )
     make_trainer(trainer, **SAVING, **settings).train()
     assert threads == ({"checkpoint"} if beside else {threading.main_thread().name})
@@ -327,21 +327,21 @@ def test_training_goes_on_when_permission_is_lost(make_trainer, tmp_path, caplog
     ids=repr,
 )
 def test_a_disk_that_fails_is_told_from_a_program_that_does(error, why):
-    found = sealing.why_not_written(error)
+    found = atomic_commit.why_not_written(error)
     assert found == why or (why == "[" and found.startswith(why))
 
 
 @pytest.mark.parametrize("message", ["basic_ios::clear: iostream error", "[enforce fail] . unexpected pos 64 vs 0"])
 def test_the_disk_is_asked_where_the_error_does_not_say_why(tmp_path, monkeypatch, message):
     error = RuntimeError(message)
-    assert sealing.why_not_written(error, str(tmp_path)) == message  # there is room again
+    assert atomic_commit.why_not_written(error, str(tmp_path)) == message  # there is room again
     assert list(tmp_path.iterdir()) == []
 
     def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    assert sealing.why_not_written(error, str(tmp_path)) == "the disk is full"
+    assert atomic_commit.why_not_written(error, str(tmp_path)) == "the disk is full"
     assert list(tmp_path.iterdir()) == []
 
 
