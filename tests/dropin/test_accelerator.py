@@ -49,9 +49,7 @@ CALLS = {
     "main process first": lambda a: entered(a.main_process_first()),
     "state_dict": lambda a: sorted(a.get_state_dict(bert_classifier())),
     "unwrap": lambda a: type(a.unwrap_model(nn.DataParallel(nn.Linear(1, 1)))).__name__,
-    "unwrap compiled": lambda a: (
-        type(a.unwrap_model(torch.compile(nn.Linear(1, 1)), keep_torch_compile=False)).__name__
-    ),
+    "unwrap compiled": lambda a: type(a.unwrap_model(compiled(), keep_torch_compile=False)).__name__,
     "free": lambda a: list(a.free_memory(1, 2)),
 }
 
