@@ -111,6 +111,7 @@ def test_it_trains_evaluates_and_saves(
     assert {"model.safetensors", "train-00000-of-00001.parquet"} < set(hub.downloads())
 
 
+@pytest.mark.acceptance  # three whole runs
 def test_a_second_run_downloads_nothing_and_a_third_needs_no_hub(
     hub: StandInHub, env: dict[str, str], out: Path
 ) -> None:
