@@ -127,9 +127,7 @@ class Trainer(AfterStep, Saving, Hub, Search):
     loss_is_scaled_for_ga: bool | None = None
     current_gradient_accumulation_steps: int = 1
     _mt_loss_divisor: float = 1.0  # of the batch whose step comes next
-    _mt_loss_is_normalised: bool | None = (
-        None  # over the update, as compute_loss below left it; None if it did not run
-    )
+    _mt_loss_is_normalised: bool | None = None  # over the update, by compute_loss; None if it did not run
     current_flos: float = 0.0  # since they were last added to the state's
     _mt_tokens_before: int = 0  # the run that goes on
     _mt_flos_per_token: int | None = None
