@@ -156,9 +156,8 @@ def loaded_by(make):
 
 
 def prepared(trainer, loader):
-    """What a subclass has the accelerator do, where there is one."""
-    accelerator = getattr(trainer, "accelerator", None)
-    return trainer._mt_prepare_loader(loader) if accelerator is None else accelerator.prepare(loader)
+    """Does what a subclass has the accelerator do."""
+    return trainer.accelerator.prepare(loader)
 
 
 def own(**settings):
