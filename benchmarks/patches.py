@@ -1,4 +1,4 @@
-"""What each patch of a model or of torch gains, run with and without it in alternation.
+"""Measures the gain of each patch of a model, with and without it in alternation.
 
     python -m benchmarks.patches
 

@@ -1,4 +1,4 @@
-"""Which methods of a Trainer a subclass replaced: the one place that decides about faster ways around them."""
+"""Knows the methods of a Trainer that a subclass replaced, and closes the faster ways around them."""
 
 from __future__ import annotations
 

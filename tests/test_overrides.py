@@ -1,4 +1,4 @@
-"""What a subclass replaced is known in one place, and what it costs is said."""
+"""The methods that a subclass replaced are known in one place, and the run says what that switches off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What transformers' arguments can ask for and this package refuses, each with what to use instead.
+"""Lists the arguments of transformers that this package refuses, each with what to use instead.
 
 The pages list it from here. Nothing that is asked for is left out in silence.
 """

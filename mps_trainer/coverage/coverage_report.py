@@ -1,4 +1,4 @@
-"""What a trace found: operators, number formats, waits; as a table, as a dictionary, as an exit code."""
+"""Reports the operators, number formats and waits that a trace found, as a table, a dictionary and an exit code."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class BlockingRead:
 
 @dataclass(frozen=True)
 class CoverageReport:
-    """What would become of the traced steps on mps.
+    """The result of a trace: whether the steps would run on mps.
 
     Args:
         torch_version: the torch whose operator table this holds for.
@@ -128,7 +128,7 @@ class CoverageReport:
 
     @property
     def ready(self) -> bool:
-        """Whether the step would run on a Mac: no operator and no number format fails."""
+        """True if the step would run on a Mac: no operator and no number format fails."""
         return not self.with_support(Support.FAILS) and not any(problem.fails for problem in self.dtype_problems)
 
     @property

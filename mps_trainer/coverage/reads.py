@@ -18,7 +18,7 @@ from .source import current_line
 
 
 class Recording(Protocol):
-    """What `HostCalls` needs of a tracer."""
+    """The part of a tracer that `HostCalls` uses."""
 
     recorder: Recorder
     residency: Residency

@@ -1,4 +1,4 @@
-"""Who did not come: what processes tell each other when one of them has waited for the others in vain.
+"""Names the processes that did not come, when one of them has waited for the others in vain.
 
 A collective that fails says which connection failed, not which process stayed away. Each process therefore has a
 thread that asks the launcher's store, once a second, whether somebody misses anyone, and answers where its main thread
@@ -73,7 +73,7 @@ class RankMonitor:
         self._thread.join(4 * EVERY)  # a store that does not answer keeps the thread, and nobody else
 
     def absent(self) -> dict[int, str] | None:
-        """What is to be said of each process that the others wait for; None if the store does not answer."""
+        """Returns a sentence for each process that the others wait for; None if the store does not answer."""
         self._has_waited = True
         found: list[dict[int, str]] = []
 
@@ -218,7 +218,7 @@ def _said(own: RankMonitor, doing: str) -> str:
 
 
 def _is_of_another(error: Exception) -> bool:
-    """Whether an exchange failed, and not what this process computed."""
+    """Returns True if an exchange between processes failed, and not a computation of this one."""
     import torch.distributed as dist
 
     if isinstance(error, (dist.DistNetworkError, dist.DistStoreError)):

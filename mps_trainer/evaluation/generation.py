@@ -1,4 +1,4 @@
-"""What a model generates for a batch: its settings, the tokens, their padding."""
+"""Generates tokens for a batch: settings, tokens and their padding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the checks came to: as data, and as a table."""
+"""Holds the results of the checks, as data and as a table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
 
 class CheckFailed(Exception):
-    """What was checked is not so; the message says what was found, as a clause. `figures` are its numbers."""
+    """A check failed. The message is a clause that says what was found; `figures` are its numbers."""
 
     def __init__(self, found: str, **figures: Any) -> None:
         super().__init__(found)
@@ -54,7 +54,7 @@ class SelftestReport:
 
     @property
     def passed(self) -> bool:
-        """Whether no check failed."""
+        """True if no check failed."""
         return all(check.status != FAILED for check in self.checks)
 
     def to_dict(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class SelftestReport:
         return "\n".join([*self._head(), "", *table(self.checks), "", *faults, end])
 
     def _head(self) -> list[str]:
-        """What was checked; that a device is simulated is never left unsaid."""
+        """Returns the lines that name device and versions; a simulated device is always called so."""
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         lines = [f"Checked: {self.device}{', SIMULATED' if self.simulated else ''}; {self._machine()}", versions]
         if self.simulated:

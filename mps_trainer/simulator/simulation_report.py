@@ -1,4 +1,4 @@
-"""What a run on the simulated device came to: as data, and as a table."""
+"""Reports a run on the simulated device, as data and as a table."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class SimulationReport:
 
     @property
     def fell_back(self) -> tuple[OperatorCalls, ...]:
-        """Those that ran on the CPU."""
+        """Returns the operators that ran on the CPU."""
         return tuple(operator for operator in self.operators if operator.fell_back)
 
     @property

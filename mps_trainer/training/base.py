@@ -148,7 +148,7 @@ class TrainerBase:
 
     @property
     def state(self) -> TrainerState:
-        """Where the run stands; transformers' `TrainerState`."""
+        """The state of the run: transformers' `TrainerState`."""
         return self._mt_events.state
 
     @state.setter
@@ -157,7 +157,7 @@ class TrainerBase:
 
     @property
     def control(self) -> TrainerControl:
-        """What the callbacks ask of the run; transformers' `TrainerControl`."""
+        """The requests of the callbacks: transformers' `TrainerControl`."""
         return self._mt_events.control
 
     @control.setter

@@ -1,4 +1,4 @@
-"""Which batches, and which rows of the dataset, the steps of a run were made from, told after the fact."""
+"""Finds the batches and the rows of the dataset that a step was made from, after the fact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run calls of the Trainer: its methods, bound, so that what a subclass overrides is called."""
+"""Holds the methods of the Trainer that a run calls, bound, so that overrides in a subclass are called."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 
 class Stateful(Protocol):
-    """What can be noted, and taken back to what was noted."""
+    """An object whose state can be saved and loaded again."""
 
     def state_dict(self) -> Any: ...
 
@@ -67,7 +67,7 @@ class Hooks:
 
 @dataclass(frozen=True)
 class Checkpointing:
-    """How the run saves and loads.
+    """The Trainer's methods for saving and loading.
 
     Args:
         save: writes the checkpoint of the step that is done, and tells the callbacks.

@@ -394,7 +394,7 @@ class TrainingRun:
         """Does what the callbacks asked for after a step or an epoch."""
         self.checkpointing.poll()
         self.signals.agree(self.data_rng.may_stop)
-        if self.preemption.is_due:  # if not, they may after the step to come
+        if self.preemption.should_end:  # if not, they may after the step to come
             self.preemption.save_and_end(self.plan.max_steps)
         control = self.control
         asked = control.should_log or control.should_evaluate or control.should_save
@@ -412,7 +412,7 @@ class TrainingRun:
             self.preemption.save_and_end(self.plan.max_steps)
         if self.waits_at_each_step:
             self.nonfinite.warn()
-        if self.preemption.is_due:
+        if self.preemption.should_end:
             self.preemption.save_and_end(self.plan.max_steps)
 
     def log(self, grad_norm: Any, rate: float | None) -> None:

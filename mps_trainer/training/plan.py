@@ -1,4 +1,4 @@
-"""How many steps a run has, and where in it a step lies."""
+"""Computes the number of steps of a run, and the epoch and batch of a step."""
 
 from __future__ import annotations
 

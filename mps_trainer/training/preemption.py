@@ -45,7 +45,7 @@ class PreemptionHandler:
         self._before_evaluation: tuple[dict[str, Any], int] | None = None
 
     @property
-    def is_due(self) -> bool:
+    def should_end(self) -> bool:
         """True if a signal came and every process may stop here."""
         return self.signals.signum is not None and self.signals.all_may_stop
 

@@ -64,7 +64,7 @@ class Saving(Resuming):
 
     @property
     def _mt_unsaved(self) -> str | None:
-        """What became of the last checkpoint, if the disk did not take it."""
+        """The reason why the last checkpoint was not saved, None if it was."""
         return self._mt_checkpoint_manager.unsaved
 
     # The model

@@ -1,4 +1,4 @@
-"""What a Trainer makes of the arguments that it is given: defaults, and settings of other libraries."""
+"""Applies the arguments of a Trainer: defaults, seeds, and settings of other libraries."""
 
 from __future__ import annotations
 

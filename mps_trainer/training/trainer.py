@@ -776,7 +776,7 @@ class Trainer(AfterStep, Saving, Hub, Search):
     # What is in them
 
     def get_num_trainable_parameters(self) -> int:
-        """How many numbers the model has that training changes."""
+        """Returns the number of parameters that training changes."""
         return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
 
     def get_learning_rates(self) -> list[float]:

@@ -15,7 +15,7 @@ from mps_trainer.errors import CheckpointError
 
 
 def save(manager, run_dir, write, *, step=4, **kind):
-    """What is called once the checkpoint is written, or was not."""
+    """Records the calls after a checkpoint was written, or was not."""
     called = []
     outcomes = (lambda: called.append("saved"), lambda: called.append("unsaved"))
     manager.save(str(run_dir), TrainerState(global_step=step), Writer(write, **kind), *outcomes)
@@ -99,7 +99,7 @@ def test_a_run_forgets_what_went_wrong_in_the_one_before(manager, tmp_path):
 
 
 def together(manager, run_dir, *write_part):
-    """What each process gets from saving, or raises; a thread stands for each."""
+    """Returns what each process gets from saving, or raises; a thread stands for each."""
     size = len(write_part)
     given, barrier = [None] * size, threading.Barrier(size, timeout=20)
 

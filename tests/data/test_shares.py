@@ -15,7 +15,7 @@ from mps_trainer.distributed import Processes
 
 
 def shares(count: int, size: int, batch_size: int, **settings):
-    """What each of `size` processes has of the examples 0, 1, 2 ..., without padding_batches."""
+    """Returns the examples, of 0, 1, 2 ..., of each of `size` processes, without padding batches."""
     everybodys = []
     for rank in range(size):
         share = DistributedBatchSampler(BatchSampler(range(count), batch_size, False), rank, size, **settings)

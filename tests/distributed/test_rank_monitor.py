@@ -65,7 +65,7 @@ def together(quick):
 
 @pytest.fixture
 def explained_by(monkeypatch):
-    """What a process is told of an error in its step 4."""
+    """Returns the explanation that a process adds to an error in its step 4."""
 
     def told(own: RankMonitor, error: Exception) -> str | None:
         monkeypatch.setattr(rank_monitor, "_own", own)

@@ -1,4 +1,4 @@
-"""Which evaluation is the best, and what is recorded of it."""
+"""Decides whether an evaluation is the best so far, and records it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a signal does to a process that is in a SignalHandler; and the command that goes on."""
+"""A SignalHandler notes the first signal and ends at the second; the command to resume is printed."""
 
 import os
 import pickle

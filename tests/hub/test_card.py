@@ -1,4 +1,4 @@
-"""What the card says of data, device and versions, and that no card of somebody else's is lost."""
+"""The card names data, device and versions, and does not overwrite a card that somebody else wrote."""
 
 from __future__ import annotations
 

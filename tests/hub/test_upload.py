@@ -1,4 +1,4 @@
-"""What is copied for an upload, and which push a new upload belongs to."""
+"""An upload copies the right files, and joins the push that is under way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a back end of a search is told."""
+"""A search reports objectives and metrics to its back end."""
 
 from __future__ import annotations
 

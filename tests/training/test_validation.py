@@ -1,4 +1,4 @@
-"""What a Trainer is given is checked before anything is loaded or moved."""
+"""A Trainer checks its arguments before it loads or moves anything."""
 
 import pytest
 
