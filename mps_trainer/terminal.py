@@ -1,4 +1,4 @@
-"""Whether there is a terminal to draw on, what native code writes to it, and output that cannot be written."""
+"""The terminal: whether there is one to draw on, and output that cannot be written."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -92,35 +91,3 @@ def _is_closed(stream: Any) -> bool:
         return bool(getattr(stream, "closed", False))
     except ValueError:  # detached
         return True
-
-
-@contextlib.contextmanager
-def without_lines(text: str) -> Iterator[None]:
-    """Inside, stderr is kept back, also what is written past Python; lines with `text` in them never come.
-
-    Made for a moment: a process that dies inside takes with it what it has written there.
-    """
-    with contextlib.ExitStack() as stack:
-        try:
-            kept = stack.enter_context(tempfile.TemporaryFile())
-            stderr = os.dup(2)
-        except OSError:  # there is no stderr, or nowhere to keep it
-            yield
-            return
-        stack.callback(os.close, stderr)
-        _flush()
-        os.dup2(kept.fileno(), 2)
-        try:
-            yield
-        finally:
-            _flush()
-            os.dup2(stderr, 2)
-            kept.seek(0)
-            with contextlib.suppress(OSError):
-                os.write(stderr, b"".join(line for line in kept if text.encode() not in line))
-
-
-def _flush() -> None:
-    if sys.stderr is not None:
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.flush()

@@ -1,39 +1,21 @@
-"""The state of every random number generator, kept in a checkpoint."""
+"""The files of a checkpoint that hold the states of the random number generators."""
 
 from __future__ import annotations
 
 import logging
 import os
-import random
 import re
 from typing import Any
 
 import numpy as np
-import torch
 
+from ..random_state import rng_state, set_rng
+from ..training.data_rng import NESTED
 from .files import damaged, read_tensors
 
 logger = logging.getLogger(__name__)
 
 FILE = "rng_state.pth"
-# States of the same form that the file may have as well, or None: see training/draws.py.
-BEFORE_EPOCH = "before_epoch"  # before the epoch drew its order and its workers' seed
-BEFORE_WAITING = "before_waiting"  # before the batch ahead was loaded; None if no batch is loaded ahead
-NESTED = (BEFORE_EPOCH, BEFORE_WAITING)
-
-
-def rng_state() -> dict[str, Any]:
-    """States of Python's, NumPy's and torch's generators, in the form that transformers keeps them."""
-    state: dict[str, Any] = {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),
-        "cpu": torch.get_rng_state(),
-    }
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
-    if torch.backends.mps.is_available():
-        state["mps"] = torch.mps.get_rng_state()
-    return state
 
 
 def file_of(rank: int, size: int) -> str:
@@ -113,17 +95,6 @@ def _require_place(state: dict[str, Any]) -> None:
 
 
 _NUMPY_KEYS = 624
-
-
-def set_rng(state: dict[str, Any]) -> None:
-    """Sets the generators to `state`, as far as this machine has them."""
-    random.setstate(state["python"])
-    np.random.set_state(state["numpy"])
-    torch.set_rng_state(state["cpu"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
-    if "mps" in state and torch.backends.mps.is_available():
-        torch.mps.set_rng_state(state["mps"])
 
 
 def _numpy_globals() -> list[Any]:

@@ -16,13 +16,13 @@ from torch import nn
 from transformers.trainer_pt_utils import find_batch_size
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, speed_metrics
 
-from ..checkpoints.rng import rng_state, set_rng
 from ..data import shares
 from ..data.buckets import buckets_of
 from ..distributed import Processes, absent_named
 from ..distributed.sharded import reshard_after
 from ..guards.exhausted import DeviceOutOfMemoryError, RunDescription, explained
 from ..guards.growth import free_unused
+from ..random_state import rng_state, set_rng
 from ..training_args import TrainingArguments
 from .batches import in_step, watching_for_last
 from .metrics import named_metrics

@@ -6,12 +6,15 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..checkpoints.rng import BEFORE_EPOCH, BEFORE_WAITING, rng_state, set_rng
 from ..data.faults import explain_worker
 from ..data.loader import PrefetchIterator, epoch_batches, order_of
+from ..random_state import rng_state, set_rng
 
-# In the checkpoint's file of the generators' states, beside these and those of BEFORE_*; transformers reads past it.
+# Entries beside the generators' states in a checkpoint's file of them; transformers reads past them.
 ORDER_SEED = "order_seed"  # of the loader's order
+BEFORE_EPOCH = "before_epoch"  # states before the epoch drew its order and its workers' seed
+BEFORE_WAITING = "before_waiting"  # states before the batch ahead was loaded; None if no batch is loaded ahead
+NESTED = (BEFORE_EPOCH, BEFORE_WAITING)
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from torch import nn
 from transformers.trainer_callback import TrainerControl, TrainerState
 from transformers.trainer_utils import TrainOutput, speed_metrics
 
-from ..checkpoints.rng import read_rng, rng_state, set_rng
+from ..checkpoints.rng import read_rng
 from ..data.buckets import buckets_of
 from ..data.shares import shares_of
 from ..distributed import Processes
@@ -38,6 +38,7 @@ from .plan import StepPlan
 from .precision import MixedPrecision
 from .preemption import EvaluationLeftError, PreemptionHandler
 from .replicas import no_sync
+from .resumed_rng import ResumedRng
 
 logger = logging.getLogger(__name__)
 
@@ -95,8 +96,7 @@ class TrainingRun:
         self.follows_metric = follows_metric(self.lr_scheduler)
         self.data_rng = DataRngState(self.loader)
         self.resume_from: str | None = None
-        self.rng: dict[str, Any] | None = None  # to go on with, once
-        self.rng_is_as_saved = True
+        self.resumed_rng = ResumedRng(self.checkpointing.load_rng)
         self.update_begins_at = 0  # batches of the epoch before those of the update under way
         self.grad_norm: torch.Tensor | float | None = None
         self.learning_rate: float | None = None
@@ -127,7 +127,7 @@ class TrainingRun:
     def _nan_guard(self) -> StopOnNan:
         parts: dict[str, Stateful] = {
             "data_rng": self.data_rng,
-            "rng": StatePair(lambda: rng_state() if self.rng is None else self.rng, set_rng),
+            "rng": self.resumed_rng,
             "meter": self.meter,
             "position": StatePair(lambda: (self.here, not self.update_begins_at), self._go_back_to),
             "counts": self.counts,
@@ -191,7 +191,8 @@ class TrainingRun:
         self.checkpointing.load(folder)
         saved = read_rng(folder, self.processes.rank, self.processes.size)
         self.load_state_dict(checkpoint.position_of_all(saved, folder, self.processes.size))
-        self.resume_from, self.rng = folder, saved
+        self.resume_from = folder
+        self.resumed_rng.resume_from(folder, saved)
         self.data_rng.load_state_dict(saved)
 
     def _go_back_to(self, position: tuple[tuple[int, int], bool]) -> None:
@@ -262,42 +263,28 @@ class TrainingRun:
         )
 
     def end_epoch(self) -> None:
-        self.restore_rng()
+        self.resumed_rng.restore()
         self.epoch_has_ended = True
         self.events.fire("on_epoch_end")
         self.log_evaluate_save()
-
-    def restore_rng(self) -> None:
-        """Sets the generators to where the checkpoint was made, once in a resumed run."""
-        if self.rng is not None and self.rng_is_as_saved:
-            assert self.resume_from is not None
-            self.checkpointing.load_rng(self.resume_from)
-        elif self.rng is not None:
-            set_rng(self.rng)
-        self.rng = None
 
     def do_what_is_due(self) -> None:
         """Evaluates and saves in a resumed run, if a signal kept the run before it from that."""
         if not self.preemption.ask_for_what_is_due():
             return
-        if self.rng is None:  # a checkpoint without them
+        with self.resumed_rng.lent():  # an evaluation draws, too
             self.log_evaluate_save()
-            return
-        set_rng(self.rng)
-        self.log_evaluate_save()
-        self.rng = {**self.rng, **rng_state()}  # an evaluation draws, too
-        self.rng_is_as_saved = False
 
     def updates(self, epoch: int, done: int = 0) -> Iterator[tuple[list[Any], Any]]:
         """Yields the batches of the epoch after the first `done`, an update's at a time, with their items."""
         if self.args.ignore_data_skip:
             done = 0
         if not done:
-            self.restore_rng()  # before the epoch draws its own random numbers
+            self.resumed_rng.restore()  # before the epoch draws its own random numbers
         self.history.begin(epoch, self.state.global_step, done)
         self.begin_update(done)
         is_first = True
-        batches = self.data_rng.begin(epoch, skip=done, go_on=self.restore_rng)
+        batches = self.data_rng.begin(epoch, skip=done, go_on=self.resumed_rng.restore)
         while self.state.global_step < self.plan.max_steps:
             stops = self.signals.signum is not None or self.stop_on_nan is not None
             self.data_rng.watch(self.may_save() or stops)
@@ -310,7 +297,7 @@ class TrainingRun:
                 if self.signals.signum is None:
                     raise
                 self.save_without_batch(done)  # the signal has ended a worker
-            self.restore_rng()  # of a checkpoint that transformers wrote, as late as transformers does
+            self.resumed_rng.restore()  # of a checkpoint that transformers wrote, as late as transformers does
             if not group:
                 break
             done, is_first = done + len(group), False

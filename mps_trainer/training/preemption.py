@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from ..checkpoints.rng import rng_state, set_rng
 from ..distributed import Processes
 from ..guards.signals import SignalHandler, how_to_go_on
+from ..random_state import rng_state, set_rng
 from ..training_args import TrainingArguments
 from .events import Events
 from .hooks import Checkpointing

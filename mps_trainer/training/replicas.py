@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..terminal import without_lines
-from ..training_args import TrainingArguments
 from . import shards
+
+if TYPE_CHECKING:
+    from ..training_args import TrainingArguments
 
 
 def replicated(model: nn.Module, args: TrainingArguments) -> DistributedDataParallel:
@@ -23,30 +24,7 @@ def replicated(model: nn.Module, args: TrainingArguments) -> DistributedDataPara
         "static_graph": args.ddp_static_graph,
     }
     given = {name: value for name, value in settings.items() if value is not None}
-    replica = DistributedDataParallel(model, gradient_as_bucket_view=True, **given)
-    if args.ddp_find_unused_parameters is None or args.process_index:
-        _keep_quiet_about_unused(replica)
-    return replica
-
-
-def _keep_quiet_about_unused(replica: Any) -> None:
-    """Keeps back what torch says, once in each process, of a search for unused parameters that finds none.
-
-    It comes in the first forward pass that gradients are exchanged after, past Python's warnings, when torch looks at
-    the outputs. A torch that does so elsewhere says it as ever.
-    """
-    look = getattr(replica, "_post_forward", None)
-    if look is None or not replica.find_unused_parameters:
-        return
-
-    def quietly(output: Any) -> Any:
-        if not (torch.is_grad_enabled() and replica.require_backward_grad_sync):
-            return look(output)
-        del replica._post_forward
-        with without_lines("find_unused_parameters=True was specified in DDP constructor"):
-            return look(output)
-
-    replica._post_forward = quietly
+    return DistributedDataParallel(model, gradient_as_bucket_view=True, **given)
 
 
 def _finds_unused(model: nn.Module, args: TrainingArguments) -> bool:

@@ -14,9 +14,10 @@ from transformers.trainer_callback import TrainerState
 from ..checkpoints import folders, manifest
 from ..checkpoints.background import Background
 from ..checkpoints.manager import CheckpointManager, Writer
-from ..checkpoints.rng import file_of, read_rng, rng_state, set_rng
+from ..checkpoints.rng import file_of, read_rng
 from ..checkpoints.weights import WEIGHTS
 from ..distributed.sharded import is_sharded
+from ..random_state import rng_state, set_rng
 from . import checkpoint, model_files
 from .checkpoint import OPTIMIZER, SCALER, SCHEDULER
 from .gathered import full_state_dict

@@ -11,7 +11,7 @@ import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -21,8 +21,9 @@ from ..arguments.sharding import BY_SIZE, WHOLE
 from ..distributed import Processes
 from ..distributed.sharded import class_of, is_sharded
 from ..errors import MisconfigurationException
-from ..training_args import TrainingArguments
-from .activation_checkpointing import checkpoint_settings
+
+if TYPE_CHECKING:
+    from ..training_args import TrainingArguments
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +36,15 @@ def is_shard(tensor: Any) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
-def sharded(model: nn.Module, args: TrainingArguments, processes: Processes) -> nn.Module:
-    """`model`, sharded over the processes in its place, if it is not yet; all begin with the first one's weights.
+def sharded(
+    model: nn.Module, args: TrainingArguments, processes: Processes, recompute_settings: dict[str, Any]
+) -> nn.Module:
+    """Shards `model` over the processes in place, unless it is sharded, and returns it.
+
+    All processes begin with the first one's weights.
+
+    Args:
+        recompute_settings: settings of `torch.utils.checkpoint.checkpoint`, for `activation_checkpointing`.
 
     Raises:
         MisconfigurationException: if it has not the blocks that the arguments name, or torch cannot shard it.
@@ -58,7 +66,7 @@ def sharded(model: nn.Module, args: TrainingArguments, processes: Processes) -> 
         _require_one_format(unit)
     _begin_alike(model, args.device)
     if config.get("activation_checkpointing"):
-        _recompute(blocks, args.device)
+        _recompute(blocks, recompute_settings)
     mesh = init_device_mesh(args.device.type, (processes.size,))
     settings = {"mesh": mesh, **_policies(args)}
     after = config.get("reshard_after_forward", True)
@@ -203,14 +211,13 @@ def _begin_alike(model: nn.Module, device: torch.device) -> None:
             tensor.detach().copy_(there)
 
 
-def _recompute(blocks: list[nn.Module], device: torch.device) -> None:
+def _recompute(blocks: list[nn.Module], settings: dict[str, Any]) -> None:
     """Has each block compute its activations again in the backward pass, from the parameters gathered for that."""
     if not blocks:
         raise MisconfigurationException(
             "activation_checkpointing in fsdp_config computes each block again, and no block of this model is known. "
             "Name their class with transformer_layer_cls_to_wrap."
         )
-    settings = checkpoint_settings(None, device)
     for block in blocks:
         block.forward = _recomputing(block, settings)
 

@@ -10,6 +10,7 @@ from torch import nn
 from ..distributed import Processes
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
+from .activation_checkpointing import checkpoint_settings
 from .introspection import spans_devices
 from .replicas import inside, replicated
 from .shards import sharded
@@ -28,7 +29,7 @@ def wrapped(
         MisconfigurationException: for a backend or mode that torch.compile does not know.
     """
     if args.fsdp:
-        return sharded(model, args, processes)
+        return sharded(model, args, processes, checkpoint_settings(None, args.device))
     compiled = _compiled(model, previous, args) if args.torch_compile else model
     if not training or not processes.is_distributed:
         return compiled

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from mps_trainer import MisconfigurationException
 from mps_trainer.checkpoints import durable, manifest
 from mps_trainer.checkpoints.files import damaged, read_safetensors, read_tensors
-from mps_trainer.checkpoints.rng import rng_state, set_rng
 from mps_trainer.checkpoints.state import read_state
+from mps_trainer.random_state import rng_state, set_rng
 
 
 def test_tensors_are_read_as_they_were_written(tmp_path):

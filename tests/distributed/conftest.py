@@ -37,19 +37,10 @@ def made_by(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Callable[
         with FileLock(f"{folder}.lock"):
             if not folder.exists():
                 folder.mkdir()
-                said = run(1, "-m", "tests.distributed.worker", str(size), str(folder), *names)
-                Path(folder, "said.txt").write_text("\n".join(said))
+                run(1, "-m", "tests.distributed.worker", str(size), str(folder), *names)
         return lambda name: [load(folder / f"{name}-{rank}.pt") for rank in range(size)]
 
     return made
-
-
-@pytest.fixture
-def said_by_two(made_by: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """All that two processes printed while they made the scenarios."""
-    base = tmp_path_factory.getbasetemp()
-    made_by(2)
-    return Path(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base, "made-by-2", "said.txt").read_text()
 
 
 @pytest.fixture

@@ -97,10 +97,6 @@ def test_all_processes_are_told_of_another_run_in_the_folder(made_by):
         assert "is training into" in made["said"]
 
 
-def test_torch_says_nothing_of_a_search_for_unused_parameters_that_nobody_asked_for(said_by_two):
-    assert "find_unused_parameters" not in said_by_two
-
-
 @pytest.mark.integration
 def test_four_processes_train_as_one_and_go_on_from_two(made_by_four, alone):
     for name in ("the_end_of_an_epoch_is_uneven", "the_end_of_an_epoch_is_one_example"):

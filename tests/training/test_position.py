@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mps_trainer.checkpoints.rng import rng_state
+from mps_trainer.random_state import rng_state
 from mps_trainer.training.checkpoint import position_of_all
 
 

@@ -1,0 +1,63 @@
+"""Restores the random number generators of a resumed run.
+
+The run restores them once, at the first of these moments: before the first epoch draws its order, when the loading of
+batches stands where the checkpoint was made, after the first batches, or at the end of an epoch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..random_state import rng_state, set_rng
+
+
+class ResumedRng:
+    """The states of the generators in the checkpoint that a run resumes from.
+
+    Args:
+        load: sets the generators to the states in a checkpoint folder.
+    """
+
+    def __init__(self, load: Callable[[str], None]) -> None:
+        self._load = load
+        self._folder = ""
+        self._states: dict[str, Any] | None = None
+        self._is_as_saved = True
+
+    @property
+    def is_pending(self) -> bool:
+        """True until the generators are restored."""
+        return self._states is not None
+
+    def resume_from(self, folder: str, states: dict[str, Any] | None) -> None:
+        """Makes `states`, read from the checkpoint `folder`, those to restore; None for a checkpoint without them."""
+        self._folder, self._states = folder, states
+
+    def restore(self) -> None:
+        """Sets the generators to where the checkpoint was made; does nothing when called again."""
+        if self._states is not None and self._is_as_saved:
+            self._load(self._folder)
+        elif self._states is not None:
+            set_rng(self._states)
+        self._states = None
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        """Inside, the generators are where the checkpoint was made; draws inside move what is restored later."""
+        if self._states is None:
+            yield
+            return
+        set_rng(self._states)
+        yield
+        self._states = {**self._states, **rng_state()}
+        self._is_as_saved = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the states that the next draw begins with."""
+        return rng_state() if self._states is None else self._states
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Sets the generators."""
+        set_rng(state)
