@@ -1,8 +1,10 @@
 """AdamW and gradient clipping in a handful of kernels, whatever the number of parameters.
 
 On mps each kernel costs its launch. torch's fused AdamW there still counts its steps one parameter at a time, and
-clipping takes two kernels for each: 130 operators for a BERT of two layers that are 7 here. Large models take two more
-for every 16 million numbers, so that little memory goes into it.
+clipping takes two kernels for each. Large models take two more kernels for every 16 million numbers, so that little
+memory goes into it.
+
+Gain, by `python -m benchmarks.patches`: a step of a small BERT has 147 operators, without this 272.
 """
 
 from __future__ import annotations

@@ -2,7 +2,10 @@
 
 torch makes a gradient of the whole table for each batch: for 30,522 words by 384 numbers 47 MB, which the system hands
 out anew each time, page by page, and which are filled with zeros for the few hundred rows that a batch touches, to be
-added to the gradient of the batch before. That was a tenth of the time of a step of MiniLM with two batches of 16.
+added to the gradient of the batch before.
+
+Gain, by `python -m benchmarks.patches`: a step of MiniLM with two batches of 16, as length buckets give them, takes
+0.94 of the processor time (0.90 to 1.04 in 7 rounds). With one batch a step there is none (1.01).
 """
 
 from __future__ import annotations
