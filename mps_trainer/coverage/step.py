@@ -95,6 +95,7 @@ def _copy_on_cpu(trainer: Trainer) -> Trainer:
     # The one callback that transformers warns without; it does nothing but ask for logs and checkpoints.
     handler = CallbackHandler([DefaultFlowCallback], stand_in.model, stand_in.processing_class, None, None)
     stand_in._mt_events = Events(args, handler)
+    stand_in._mt_saver = stand_in._mt_new_saver()
     stand_in.state, stand_in.control = trainer.state, copy.deepcopy(trainer.control)  # the run makes a new state
     if args.activation_checkpointing:
         enable_activation_checkpointing(stand_in.model, args)

@@ -38,7 +38,7 @@ class AfterStep(Evaluation):
                 self.control.should_save = is_best
         if self.control.should_save:
             self._save_checkpoint(model, trial)
-            self._mt_tell_saved(trial)
+            self._mt_saver.tell(self._get_output_dir(trial))
 
     def _evaluate(
         self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from transformers.trainer_callback import (
     CallbackHandler,
-    ExportableState,
     TrainerCallback,
     TrainerControl,
     TrainerState,
@@ -29,9 +28,11 @@ from .events import Events
 from .logged import SavableLogs, as_cell
 from .masks import AttentionMasks
 from .precision import MixedPrecision
+from .run_state import new_state
 
 if TYPE_CHECKING:
     from .loop import TrainingRun
+    from .saver import CheckpointSaver
 
 
 class TrainerBase:
@@ -65,7 +66,7 @@ class TrainerBase:
     _mt_attention_masks: AttentionMasks
     _mt_events: Events
     _mt_overrides = Overrides()
-    _mt_earlier_checkpoints: set[str]
+    _mt_saver: CheckpointSaver
     label_names: list[str]
     can_return_loss: bool
     ignore_keys_for_eval: list[str] | None = None
@@ -120,12 +121,7 @@ class TrainerBase:
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         raise NotImplementedError
 
-    _mt_background: Any
-
-    def _mt_tell_saved(self, trial: Any) -> None:
-        raise NotImplementedError
-
-    def _mt_finish_save(self) -> None:
+    def _get_output_dir(self, trial: Any) -> str:
         raise NotImplementedError
 
     def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
@@ -176,16 +172,12 @@ class TrainerBase:
         self.callback_handler.remove_callback(callback)
 
     def _mt_new_state(self) -> TrainerState:
-        """A state at step 0, with what the callbacks want kept in checkpoints."""
-        kept = [*self.callback_handler.callbacks, self.control]
-        state = TrainerState(
+        """Returns a state at step 0, with what the callbacks want kept in checkpoints."""
+        return new_state(
+            self._mt_events,
             is_local_process_zero=self.is_local_process_zero(),
             is_world_process_zero=self.is_world_process_zero(),
-            stateful_callbacks=[part for part in kept if isinstance(part, ExportableState)],
         )
-        if state.epoch is None:  # as it is in some releases of transformers
-            state.epoch = 0
-        return state
 
     # Log
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import itertools
 import logging
@@ -55,7 +56,7 @@ from .adamw import total_norm
 from .after_step import AfterStep
 from .counts import flos_per_token, main_input, tokens_in
 from .events import Events
-from .hooks import Checkpointing, Hooks, StatePair
+from .hooks import Hooks, StatePair
 from .hub import Hub
 from .introspection import accepts_loss_kwargs, base_model, require_trainable, spans_devices
 from .items import NumItemsProbe, items_of
@@ -76,7 +77,8 @@ from .plan import StepPlan
 from .precision import MixedPrecision, set_tf32
 from .preparation import prepared_for_training
 from .replicas import inside, nothing_of
-from .saving import WRITERS, Saving
+from .saver import WRITERS
+from .saving import Saving
 from .search import Search
 from .setup import (
     default_collator,
@@ -185,7 +187,6 @@ class Trainer(AfterStep, Saving, Hub, Search):
         self._mt_use_precision(MixedPrecision(args.device, args.mixed_precision))
         self._mt_transfer, self._mt_attention_masks = BatchTransfer(args.device), AttentionMasks(args.device)
         self.is_in_train = False
-        self._mt_earlier_checkpoints: set[str] = set()  # in the output folder, of a run before this one
         self._mt_use_model(model if model is not None else self.call_model_init())
         self.label_smoother = label_smoother(args, self.model)
         self.data_collator = self.data_collator or default_collator(self.processing_class)
@@ -196,6 +197,7 @@ class Trainer(AfterStep, Saving, Hub, Search):
         added = [*own, *(callbacks or []), display_callback(args)]
         handler = CallbackHandler(added, self.model, self.processing_class, self.optimizer, self.lr_scheduler)
         self._mt_events = Events(args, handler)
+        self._mt_saver = self._mt_new_saver()
         call_first_who_add_to_logs(self.callback_handler.callbacks)
         if args.push_to_hub:
             self.init_hf_repo()
@@ -233,6 +235,7 @@ class Trainer(AfterStep, Saving, Hub, Search):
             seed_all(self.args)
             self._mt_use_model(self.call_model_init(trial))
         self._hp_search_setup(trial)
+        self._mt_saver = self._mt_new_saver()
         self.args.output_dir = os.path.abspath(self.args.output_dir)  # a callback may change the working folder
         model_files.make_folder(self.args.output_dir)
         with absent_named(self._mt_what_comes), self._mt_own_output_folder(trial) as run_dir:
@@ -283,7 +286,12 @@ class Trainer(AfterStep, Saving, Hub, Search):
             processes=self._mt_processes,
             events=self._mt_events,
             hooks=self._mt_hooks(model, trial),
-            checkpointing=self._mt_checkpointing(model, trial),
+            checkpointing=self._mt_saver.checkpointing(
+                self._get_output_dir(trial),
+                save=functools.partial(self._save_checkpoint, model, trial),
+                load=(self._load_from_checkpoint, self._load_optimizer_and_scheduler, self._load_scaler),
+                load_rng=self._load_rng_state,
+            ),
             overrides=self._mt_overrides,
             counts=StatePair(self._mt_counts, self._mt_set_counts),
             memory_guard=self._mt_memory_guard,
@@ -333,43 +341,10 @@ class Trainer(AfterStep, Saving, Hub, Search):
         self._finalize_training(metrics)
         if self.args.load_best_model_at_end:
             self._load_best_model()
-        self._mt_keep_only_the_best()
+        self._mt_saver.keep_only_best(self._get_output_dir(self._trial))
         self._mt_fire("on_train_end")
         self._finish_current_push()
-        self._mt_require_saved()
-
-    def _mt_checkpointing(self, model: nn.Module, trial: Any) -> Checkpointing:
-        run_dir = self._get_output_dir(trial)
-
-        def save() -> None:
-            self._save_checkpoint(model, trial)
-            self._mt_tell_saved(trial)
-
-        def folder() -> str:
-            return folders.checkpoint_folder(run_dir, self.state.global_step)
-
-        def is_saved() -> bool:
-            return self._mt_processes.first_does(
-                lambda: os.path.isdir(folder()) and folder() not in self._mt_earlier_checkpoints
-            )
-
-        def load(checkpoint: str) -> None:
-            self._load_from_checkpoint(checkpoint)
-            self._load_optimizer_and_scheduler(checkpoint)
-            self._load_scaler(checkpoint)
-
-        return Checkpointing(
-            save=save,
-            save_again=lambda: self._mt_save_again(trial),
-            poll=self._mt_background.poll,
-            wait=self._mt_finish_save,
-            folder=folder,
-            is_saved=is_saved,
-            newest=lambda: next(reversed(folders.find_checkpoints(run_dir)), None),
-            unsaved=lambda: self._mt_unsaved,
-            load=load,
-            load_rng=self._load_rng_state,
-        )
+        self._mt_saver.require_saved()
 
     def _mt_what_comes(self) -> str:
         if self._mt_run is None:
@@ -387,7 +362,6 @@ class Trainer(AfterStep, Saving, Hub, Search):
             if self.args.should_save:
                 Background.settle()
                 folders.clear_left_overs(run_dir)
-            self._mt_checkpoint_manager.forget()
             self.is_in_train = True
             try:
                 yield run_dir
@@ -401,7 +375,7 @@ class Trainer(AfterStep, Saving, Hub, Search):
                 close_display(self.callback_handler.callbacks)
                 if not isinstance(error, KeyboardInterrupt):  # which is not to wait
                     with contextlib.suppress(Exception):
-                        self._mt_finish_save()
+                        self._mt_saver.wait()
                 self._mt_end_reports(error)
                 raise
             finally:
