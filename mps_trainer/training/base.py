@@ -28,7 +28,6 @@ from .events import Events
 from .logged import SavableLogs, as_cell
 from .masks import AttentionMasks
 from .precision import MixedPrecision
-from .run_state import new_state
 
 if TYPE_CHECKING:
     from .loop import TrainingRun
@@ -129,10 +128,6 @@ class TrainerBase:
 
     # Events
 
-    def _mt_fire(self, event: str, **details: Any) -> None:
-        """Tells every callback that `event` has come."""
-        self._mt_events.fire(event, **details)
-
     @property
     def callback_handler(self) -> CallbackHandler:
         """transformers' handler, which calls the callbacks."""
@@ -171,14 +166,6 @@ class TrainerBase:
     def remove_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
         self.callback_handler.remove_callback(callback)
 
-    def _mt_new_state(self) -> TrainerState:
-        """Returns a state at step 0, with what the callbacks want kept in checkpoints."""
-        return new_state(
-            self._mt_events,
-            is_local_process_zero=self.is_local_process_zero(),
-            is_world_process_zero=self.is_world_process_zero(),
-        )
-
     # Log
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -191,7 +178,7 @@ class TrainerBase:
             if start_time is not None:
                 logs.update(speed_metrics("train", start_time, num_tokens=seen - self._mt_tokens_before))
         self.state.log_history.append({**self._mt_savable_logs.of(logs), "step": self.state.global_step})
-        self._mt_fire("on_log", logs=logs)
+        self._mt_events.fire("on_log", logs=logs)
 
     save_state = save_state
 

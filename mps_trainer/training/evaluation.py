@@ -48,7 +48,7 @@ class Evaluation(Loaders):
             metric_key_prefix=metric_key_prefix,
         )
         self.log(output.metrics)
-        self._mt_fire("on_evaluate", metrics=output.metrics)
+        self._mt_events.fire("on_evaluate", metrics=output.metrics)
         self._memory_tracker.stop_and_update_metrics(output.metrics)
         return output.metrics
 
@@ -65,7 +65,7 @@ class Evaluation(Loaders):
             ignore_keys=ignore_keys,
             metric_key_prefix=metric_key_prefix,
         )
-        self._mt_fire("on_predict", metrics=output.metrics)
+        self._mt_events.fire("on_predict", metrics=output.metrics)
         self._memory_tracker.stop_and_update_metrics(output.metrics)
         return PredictionOutput(output.predictions, output.label_ids, output.metrics)
 
@@ -135,7 +135,7 @@ class Evaluation(Loaders):
             preprocess_logits=self.preprocess_logits_for_metrics,
             compute_metrics=self.compute_metrics,
             main_input=lambda inputs: self._prepare_input(inputs[self._mt_main_input_name]),
-            fire=self._mt_fire,
+            fire=self._mt_events.fire,
             leave_if_asked=None if self._mt_run is None else self._mt_run.preemption.leave_evaluation_if_asked,
         )
 

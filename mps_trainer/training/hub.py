@@ -81,7 +81,7 @@ class Hub(TrainerBase):
         Returns:
             huggingface_hub's CommitInfo, or a Future of one; None in processes other than the main one.
         """
-        self._mt_fire("on_push_begin")
+        self._mt_events.fire("on_push_begin")
         token = self.args.hub_token if token is None else token
         if self.hub_model_id is None:
             self.init_hf_repo(token=token, private=private)
@@ -110,7 +110,7 @@ class Hub(TrainerBase):
         if self.is_world_process_zero():
             push, repository = self.push_in_progress, self.hub_model_id
             self.push_in_progress = upload.push_checkpoint(
-                push, repository, checkpoint_folder, self.args, self.state, self.processing_class, self._mt_fire
+                push, repository, checkpoint_folder, self.args, self.state, self.processing_class, self._mt_events.fire
             )
 
     def _finish_current_push(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ from torch.utils.data import DataLoader, Sampler
 from ..data import dataloaders
 from ..data.buckets import BucketBatchSampler, LengthBuckets, buckets_of
 from ..data.columns import ColumnRemover, is_table, signature_columns, without_unused_columns
-from ..data.loader import close_workers, num_examples, prepare_loader
+from ..data.loader import close_workers, num_examples
 from ..data.samplers import eval_sampler, fitted_buckets, train_sampler
 from ..errors import MisconfigurationException
 from .base import TrainerBase
@@ -55,19 +56,18 @@ class Loaders(TrainerBase):
             MisconfigurationException: if there is none.
         """
         key, dataset = dataloaders.eval_dataset_named(eval_dataset, self.eval_dataset)
-        persistent = self.args.dataloader_persistent_workers
-        loader = self.__dict__.get("_eval_dataloaders", {}).get(key) if persistent else None
-        if loader is None or getattr(loader, "made_for", None) is not dataset:
-            loader = self._get_dataloader(
-                dataset=dataset,
-                description="Evaluation",
-                batch_size=self.args.eval_batch_size,
-                sampler_fn=self._get_eval_sampler,
-                dataloader_key=key,
-            )
-        if persistent:  # whatever evaluations came before
-            loader.pass_number, loader.iteration = self.state.global_step, 0
-        return loader
+        make = functools.partial(
+            self._get_dataloader,
+            dataset=dataset,
+            description="Evaluation",
+            batch_size=self.args.eval_batch_size,
+            sampler_fn=self._get_eval_sampler,
+            dataloader_key=key,
+        )
+        if not self.args.dataloader_persistent_workers:
+            return make()
+        kept = self.__dict__.get("_eval_dataloaders", {}).get(key)
+        return dataloaders.kept_or_made(kept, dataset, make, self.state.global_step)
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
         """Returns the loader of `test_dataset` for predictions, in the order of an evaluation."""
@@ -104,32 +104,11 @@ class Loaders(TrainerBase):
             kept, collator, self.args, batch_size, sampler_fn, is_training, self.processing_class
         )
         split = is_training and buckets_of(loader) is not None
-        loader = self._mt_prepare_loader(loader, whole=split or None, even=is_training)
+        loader = dataloaders.prepare(loader, self.args, self._mt_processes, whole=split or None, even=is_training)
         if dataloader_key is not None and self.args.dataloader_persistent_workers:
             dataloaders.make_persistent(loader, dataset, dataloader_key, self.args.seed)
             self.__dict__.setdefault("_eval_dataloaders", {})[dataloader_key] = loader
         return loader
-
-    def _mt_prepare_loader(self, loader: Any, whole: bool | None = None, even: bool = True) -> Any:
-        """Returns `loader` ready for epochs: a `RandomSampler` is seeded for each, if `accelerator_config` permits.
-
-        With several processes it gives this one its share. Then `split_batches` means a batch of `loader` to be one of
-        all processes; `dispatch_batches` and `even_batches` change nothing: each process loads its own batches, and no
-        example is repeated to make them even.
-
-        Args:
-            whole, even: see `DistributedBatchSampler`; `whole` is by default what `split_batches` says.
-        """
-        config: Any = self.args.accelerator_config
-        return prepare_loader(
-            loader,
-            seedable=config.use_seedable_sampler,
-            data_seed=self.args.data_seed,
-            seed=self.args.seed,
-            processes=self._mt_processes,
-            whole=config.split_batches if whole is None else whole,
-            even=even,
-        )
 
     def _mt_close_workers(self, *loaders: Any) -> None:
         """Ends the worker processes of `loaders` and of the evaluations' loaders that persist between passes."""

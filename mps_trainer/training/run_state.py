@@ -21,9 +21,9 @@ logger = logging.getLogger(__name__)
 of_transformers = logging.getLogger("transformers.trainer")  # for what its users look for under its name
 
 
-def new_state(events: Events, **settings: Any) -> TrainerState:
-    """Returns a state at step 0 with what the callbacks want kept in checkpoints; `settings` are of its fields."""
-    state = TrainerState(stateful_callbacks=_exportable(events), **settings)
+def new_state(events: Events) -> TrainerState:
+    """Returns a state at step 0 with what the callbacks want kept in checkpoints."""
+    state = TrainerState(stateful_callbacks=_exportable(events))
     if state.epoch is None:  # as it is in some releases of transformers
         state.epoch = 0
     return state
@@ -38,14 +38,30 @@ def _exportable(events: Events) -> list[Any]:
     return [part for part in (*events.handler.callbacks, events.control) if isinstance(part, ExportableState)]
 
 
-def resume_state(
-    events: Events, folder: str, args: TrainingArguments, load_callback_state: Callable[[str], None]
+def begin_state(
+    events: Events,
+    args: TrainingArguments,
+    resume_from: str | None,
+    load_callback_state: Callable[[str], None],
+    max_steps: int,
+    **settings: Any,
 ) -> None:
-    """Makes the state that of a checkpoint; warns of arguments that have changed, and of what is gone.
+    """Makes the state that of a run about to begin, or of the checkpoint `resume_from`.
 
     Args:
         load_callback_state: the Trainer's method that gives the callbacks their state; takes the path of the file.
+        settings: more fields of the state, which a checkpoint does not decide.
     """
+    events.state = new_state(events)
+    if resume_from is not None:
+        _resume(events, resume_from, args, load_callback_state)
+    for name, value in {"max_steps": max_steps, **settings}.items():
+        setattr(events.state, name, value)
+    events.state.compute_steps(args, max_steps)
+
+
+def _resume(events: Events, folder: str, args: TrainingArguments, load_callback_state: Callable[[str], None]) -> None:
+    """Makes the state that of a checkpoint; warns of arguments that have changed, and of what is gone."""
     saved = read_state(folder)
     fields = {field.name for field in dataclasses.fields(TrainerState)}
     known = {name: value for name, value in saved.items() if name in fields}

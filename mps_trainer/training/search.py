@@ -96,7 +96,7 @@ class Search(TrainerBase):
         metrics = dict(metrics)
         self.objective = self.compute_objective(metrics)
         if self.hp_search_backend.value == "optuna":
-            backends.report_to_optuna(trial, self.objective, step, lambda: self._mt_fire("on_train_end"))
+            backends.report_to_optuna(trial, self.objective, step, lambda: self._mt_events.fire("on_train_end"))
         elif self.hp_search_backend.value == "ray":
             save = self._tune_save_checkpoint if self.control.should_save else None
             backends.report_to_ray({**metrics, "objective": self.objective}, save)

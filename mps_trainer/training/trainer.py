@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import itertools
 import logging
 import os
@@ -25,10 +24,8 @@ from transformers.trainer_utils import (
 from transformers.utils.generic import can_return_loss, find_labels
 
 from ..arguments.deprecated import DROPPED_IN
-from ..arguments.sharding import SHARDED
 from ..callbacks import (
     call_first_who_add_to_logs,
-    close_display,
     default_callbacks,
     display_callback,
     jit_checkpoint,
@@ -36,13 +33,11 @@ from ..callbacks import (
     reports_among,
 )
 from ..checkpoints import folders
-from ..checkpoints.background import Background
+from ..data import dataloaders
 from ..data.faults import refuse_in_starting_process
 from ..data.split import split
 from ..data.transfer import BatchTransfer
 from ..distributed import Processes, absent_named
-from ..distributed.folder import only_run_of_all_in, require_shared
-from ..distributed.sharded import is_sharded
 from ..errors import MisconfigurationException
 from ..guards.exhausted import PLACING, TRAINING, explained
 from ..guards.growth import free_unused, make_guard
@@ -67,8 +62,10 @@ from .loss import (
     divisors_of_all,
     items_of_all,
     loss_of,
-    predicts_next_token,
+    own_items,
     shifts_labels,
+    smoothed_loss,
+    warn_of_assumption,
 )
 from .masks import AttentionMasks
 from .microbatches import sizes_to_begin_with
@@ -76,7 +73,9 @@ from .optimizer import set_mode
 from .plan import StepPlan
 from .precision import MixedPrecision, set_tf32
 from .preparation import prepared_for_training
-from .replicas import inside, nothing_of
+from .replicas import add_nothing, inside
+from .run_folder import ending_in_order, own_run_folder
+from .run_state import begin_state, new_state
 from .saver import WRITERS
 from .saving import Saving
 from .search import Search
@@ -88,14 +87,10 @@ from .setup import (
     set_log_level,
     settle_accumulation,
 )
-from .shards import adding_nothing
 from .shards import total_norm as norm_of_shards
 from .wrapping import is_placed, wrapped
 
 logger = logging.getLogger(__name__)
-
-# not in the first releases of transformers 5
-_SMOOTHER_NORMALISES = "num_items_in_batch" in inspect.signature(LabelSmoother.__call__).parameters
 
 
 class Trainer(AfterStep, Saving, Hub, Search):
@@ -203,8 +198,10 @@ class Trainer(AfterStep, Saving, Hub, Search):
             self.init_hf_repo()
         if args.should_save:
             model_files.make_folder(args.output_dir)
-        self.state = self._mt_new_state()
-        self._mt_fire("on_init_end")
+        self.state = new_state(self._mt_events)
+        self.state.is_local_process_zero = self.is_local_process_zero()
+        self.state.is_world_process_zero = self.is_world_process_zero()
+        self._mt_events.fire("on_init_end")
         self._memory_tracker.stop_and_update_metrics()
 
     @lost_output_ignored()
@@ -235,45 +232,69 @@ class Trainer(AfterStep, Saving, Hub, Search):
             seed_all(self.args)
             self._mt_use_model(self.call_model_init(trial))
         self._hp_search_setup(trial)
-        self._mt_saver = self._mt_new_saver()
         self.args.output_dir = os.path.abspath(self.args.output_dir)  # a callback may change the working folder
         model_files.make_folder(self.args.output_dir)
-        with absent_named(self._mt_what_comes), self._mt_own_output_folder(trial) as run_dir:
-            resume_from = self._mt_processes.first_does(
-                lambda: folders.checkpoint_to_resume(resume_from_checkpoint, run_dir)
-            )
-            if self.model_init is not None:  # the optimizer of an earlier run does not know the new model
-                self.optimizer = self.lr_scheduler = None
-            elif self._created_lr_scheduler:  # a schedule is for one run; the optimizer stays, with what it has learnt
-                self.lr_scheduler = None
-            self._created_lr_scheduler = False
-            self._train_batch_size, self._mt_examples_at_a_time = sizes_to_begin_with(self.args, resume_from)
-            for report in reports_among(self.callback_handler.callbacks):
-                batch, whole = self.get_total_train_batch_size(self.args), run_dir == self.args.output_dir
-                report.expect(run_dir, resume_from, batch, draws=whole)
-            prepared = prepared_for_training(
-                self.model,
-                self.args,
-                optimizer=self.optimizer,
-                processing_class=self.processing_class,
-                noise_alpha=self.neftune_noise_alpha,
-                is_distributed=self._mt_processes.is_distributed,
-                overrides=self._mt_overrides,
-                move_to_device=self._move_model_to_device,
-            )
-            with absent_named(self._mt_what_comes), explained(self._mt_describe_run, TRAINING), prepared:
-                return self._mt_begin_run(resume_from, trial).run()
+        run_dir, processes = self._get_output_dir(trial), self._mt_processes
+        with absent_named(self._mt_what_comes), own_run_folder(run_dir, self.args, processes):
+            self._mt_saver, self.is_in_train = self._mt_new_saver(), True
+            try:
+                with ending_in_order(lambda: self._mt_run, self._mt_events, self._mt_saver.wait):
+                    return self._mt_train(run_dir, resume_from_checkpoint, trial)
+            finally:
+                self._mt_run, self.is_in_train = None, False
+                self._mt_close_workers()
+
+    def _mt_train(self, run_dir: str, resume_from_checkpoint: str | bool | None, trial: Any) -> TrainOutput:
+        """Trains the model into `run_dir`, which is this run's alone."""
+        resume_from = self._mt_processes.first_does(
+            lambda: folders.checkpoint_to_resume(resume_from_checkpoint, run_dir)
+        )
+        if self.model_init is not None:  # the optimizer of an earlier run does not know the new model
+            self.optimizer = self.lr_scheduler = None
+        elif self._created_lr_scheduler:  # a schedule is for one run; the optimizer stays, with what it has learnt
+            self.lr_scheduler = None
+        self._created_lr_scheduler = False
+        self._train_batch_size, self._mt_examples_at_a_time = sizes_to_begin_with(self.args, resume_from)
+        for report in reports_among(self.callback_handler.callbacks):
+            batch, whole = self.get_total_train_batch_size(self.args), run_dir == self.args.output_dir
+            report.expect(run_dir, resume_from, batch, draws=whole)
+        prepared = prepared_for_training(
+            self.model,
+            self.args,
+            optimizer=self.optimizer,
+            processing_class=self.processing_class,
+            noise_alpha=self.neftune_noise_alpha,
+            is_distributed=self._mt_processes.is_distributed,
+            overrides=self._mt_overrides,
+            move_to_device=self._move_model_to_device,
+        )
+        with absent_named(self._mt_what_comes), explained(self._mt_describe_run, TRAINING), prepared:
+            return self._mt_begin_run(resume_from, trial).run()
 
     def _mt_begin_run(self, resume_from: str | None = None, trial: Any = None) -> TrainingRun:
         """Returns a run with all that it needs made, which goes on from the checkpoint `resume_from`."""
-        args = self.args
+        args, run_dir = self.args, self._get_output_dir(trial)
         loader = self.callback_handler.train_dataloader = self.get_train_dataloader()
         plan = StepPlan.of(loader, args)
         model = self.model_wrapped = self._wrap_model(self.model)
         self.create_optimizer_and_scheduler(plan.max_steps)
         set_mode(self.optimizer, training=True)
         self.accelerator.prepare(model, self.optimizer)
-        self._mt_begin_state(plan.max_steps, plan.epochs, resume_from, trial)
+        begin_state(
+            self._mt_events,
+            args,
+            resume_from,
+            self._load_callback_state,
+            max_steps=plan.max_steps,
+            num_train_epochs=plan.epochs,
+            train_batch_size=self._mt_examples_at_a_time or self._train_batch_size,
+            is_local_process_zero=self.is_local_process_zero(),
+            is_world_process_zero=self.is_world_process_zero(),
+        )
+        self._mt_saver.note_earlier(run_dir, None if resume_from is None else self.state.global_step)
+        self._mt_note_trial()
+        handler = self.callback_handler
+        handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
         self._mt_run = run = TrainingRun(
             args=args,
             model=model,
@@ -287,7 +308,7 @@ class Trainer(AfterStep, Saving, Hub, Search):
             events=self._mt_events,
             hooks=self._mt_hooks(model, trial),
             checkpointing=self._mt_saver.checkpointing(
-                self._get_output_dir(trial),
+                run_dir,
                 save=functools.partial(self._save_checkpoint, model, trial),
                 load=(self._load_from_checkpoint, self._load_optimizer_and_scheduler, self._load_scaler),
                 load_rng=self._load_rng_state,
@@ -342,7 +363,7 @@ class Trainer(AfterStep, Saving, Hub, Search):
         if self.args.load_best_model_at_end:
             self._load_best_model()
         self._mt_saver.keep_only_best(self._get_output_dir(self._trial))
-        self._mt_fire("on_train_end")
+        self._mt_events.fire("on_train_end")
         self._finish_current_push()
         self._mt_saver.require_saved()
 
@@ -351,51 +372,6 @@ class Trainer(AfterStep, Saving, Hub, Search):
             return "the begin of training"
         step = self.state.global_step
         return f"step {step + 1}" if step < self.state.max_steps else "the end of training"
-
-    @contextlib.contextmanager
-    def _mt_own_output_folder(self, trial: Any) -> Iterator[str]:
-        """Inside, no other process trains into the run's folder, and nothing half written is in it."""
-        run_dir = self._get_output_dir(trial)
-        if (why := self._mt_why_one_folder()) is not None:
-            require_shared(run_dir, self._mt_processes, why)
-        with only_run_of_all_in(self.args.output_dir, self._mt_processes, self.args.should_save):
-            if self.args.should_save:
-                Background.settle()
-                folders.clear_left_overs(run_dir)
-            self.is_in_train = True
-            try:
-                yield run_dir
-                self._mt_end_reports(None)
-            except BaseException as error:
-                data_rng = getattr(self._mt_run, "data_rng", None)  # the loop may be half made
-                if data_rng is not None and isinstance(error, RuntimeError):
-                    data_rng.explain(error)
-                if data_rng is not None:
-                    data_rng.close()
-                close_display(self.callback_handler.callbacks)
-                if not isinstance(error, KeyboardInterrupt):  # which is not to wait
-                    with contextlib.suppress(Exception):
-                        self._mt_saver.wait()
-                self._mt_end_reports(error)
-                raise
-            finally:
-                if (data_rng := getattr(self._mt_run, "data_rng", None)) is not None:
-                    data_rng.close()  # a run may end within an epoch; its workers would be killed when Python exits
-                loader, self._mt_run, self.is_in_train = getattr(self._mt_run, "loader", None), None, False
-                self._mt_close_workers(loader)
-
-    def _mt_why_one_folder(self) -> str | None:
-        """Why all processes have to see one output folder; None if they need not."""
-        config: Any = self.args.fsdp_config
-        if self.is_fsdp_enabled and config.get("state_dict_type") == SHARDED:
-            return "each writes its part of a checkpoint there"
-        if self.args.load_best_model_at_end and not self.args.save_on_each_node:
-            return "load_best_model_at_end=True has all of them read the best checkpoint"
-        return None
-
-    def _mt_end_reports(self, error: BaseException | None) -> None:
-        for report in reports_among(self.callback_handler.callbacks):
-            report.end(error)
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
         """Returns the model as the loops call it: compiled, sharded, or one of several replicas in training."""
@@ -449,7 +425,8 @@ class Trainer(AfterStep, Saving, Hub, Search):
     def _mt_use_precision(self, precision: MixedPrecision) -> None:
         """Computes in this format from now on."""
         self._mt_precision = precision
-        self.accelerator = Accelerator(self.args, precision, prepare_loader=self._mt_prepare_loader)
+        prepare = functools.partial(dataloaders.prepare, args=self.args, processes=self._mt_processes)
+        self.accelerator = Accelerator(self.args, precision, prepare_loader=prepare)
         self.gather_function = self.accelerator.gather_for_metrics
 
     def _mt_use_model(self, model: nn.Module) -> None:
@@ -516,29 +493,17 @@ class Trainer(AfterStep, Saving, Hub, Search):
         self._mt_loss_is_normalised = self.compute_loss_func is not None and num_items_in_batch is not None
         takes_labels = self.label_smoother is not None or self.compute_loss_func is not None
         labels = inputs.pop("labels", None) if takes_labels else None
-        outputs = self._mt_outputs(model, inputs, num_items_in_batch)
+        items = num_items_in_batch if self.model_accepts_loss_kwargs else None
+        outputs = model(**inputs) if items is None else self._mt_num_items_probe.forward(model, inputs, items)
         if self.compute_loss_func is not None:
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
         elif labels is not None and self.label_smoother is not None:
-            loss = self._mt_smoothed_loss(model, outputs, labels, num_items_in_batch)
+            smoothed = smoothed_loss(self.label_smoother, model, outputs, labels, items)
+            loss, self._mt_loss_is_normalised = smoothed
         else:
             loss = loss_of(outputs, inputs)
             self._mt_loss_is_normalised = bool(self._mt_num_items_probe.is_used) and num_items_in_batch is not None
         return (loss, outputs) if return_outputs else loss
-
-    def _mt_outputs(self, model: nn.Module, inputs: dict[str, Any], num_items: torch.Tensor | int | None) -> Any:
-        if num_items is None or not self.model_accepts_loss_kwargs:
-            return model(**inputs)
-        return self._mt_num_items_probe.forward(model, inputs, num_items)
-
-    def _mt_smoothed_loss(
-        self, model: nn.Module, outputs: Any, labels: Any, num_items: torch.Tensor | int | None
-    ) -> Any:
-        assert self.label_smoother is not None
-        normalise = self.model_accepts_loss_kwargs and num_items is not None and _SMOOTHER_NORMALISES
-        self._mt_loss_is_normalised = normalise
-        kwargs = {"num_items_in_batch": num_items} if normalise else {}
-        return self.label_smoother(outputs, labels, shift_labels=predicts_next_token(model), **kwargs)
 
     def compute_loss_context_manager(self) -> contextlib.AbstractContextManager:
         """Returns the context of each forward pass: autocast if asked for; on an accelerator, masks nobody reads."""
@@ -564,18 +529,13 @@ class Trainer(AfterStep, Saving, Hub, Search):
         self, model: nn.Module, inputs: dict[str, Any], num_items: torch.Tensor | int | None = None
     ) -> None:
         """Runs a backward pass that adds nothing, where this process has no loss and the others wait for it."""
-        inputs = self._prepare_inputs(inputs)
-        if is_sharded(model):
-            # each block waits for that of the others, in both directions: what they compute is computed here
-            with adding_nothing(model):
-                with self.compute_loss_context_manager():
-                    loss = self.compute_loss(model, inputs, num_items_in_batch=num_items).sum()
-                self.accelerator.backward(loss)
-            return
-        with self.compute_loss_context_manager():
-            self._mt_outputs(model, inputs, None)
-            loss = nothing_of(model)
-        self.accelerator.backward(loss)
+        add_nothing(
+            model,
+            self._prepare_inputs(inputs),
+            forward=self.compute_loss_context_manager,
+            compute_loss=functools.partial(self.compute_loss, num_items_in_batch=num_items),
+            backward=self.accelerator.backward,
+        )
 
     # The batches of an update
 
@@ -585,25 +545,21 @@ class Trainer(AfterStep, Saving, Hub, Search):
         """Returns the next batches of an epoch, at most `num_batches`, and how many items all of them have."""
         batches = list(itertools.islice(epoch_iterator, num_batches))
         items = self._get_num_items_in_batch(batches, device)
-        if not self._mt_processes.is_distributed:
-            return batches, items
-        padding = (
-            set() if self._mt_run is None else self._mt_run.padding_after(self._mt_run.update_begins_at, len(batches))
-        )
-        if padding and items is not None:  # which are counted by the processes that they belong to
-            own = [batch for number, batch in enumerate(batches) if number not in padding]
-            items = self._get_num_items_in_batch(own, device) if own else torch.tensor(0)
-        # what one process has learnt of the model's loss, another may not have: all ask, or none
-        asks = self.model_accepts_loss_kwargs or self.compute_loss_func is not None or self._mt_computes_loss_itself
-        if asks and self.args.average_tokens_across_devices:
-            items = items_of_all(items, self._mt_processes)
+        run, processes = self._mt_run, self._mt_processes
+        if processes.is_distributed:
+            padding = set() if run is None else run.padding_after(run.update_begins_at, len(batches))
+            items = own_items(items, batches, padding, lambda own: self._get_num_items_in_batch(own, device))
+            # what one process has learnt of the model's loss, another may not have: all ask, or none
+            asks = self.model_accepts_loss_kwargs or self._mt_has_own_loss
+            if asks and self.args.average_tokens_across_devices:
+                items = items_of_all(items, processes)
         return batches, items
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:
         """Returns the number of labels in all batches that enter the loss; None if nothing uses it."""
         may_use = self._mt_num_items_probe.is_used is not False or self.label_smoother
         uses = self.model_accepts_loss_kwargs and may_use
-        if not (uses or self.compute_loss_func is not None or self._mt_computes_loss_itself):
+        if not (uses or self._mt_has_own_loss):
             return None
         return items_of(batch_samples, shifts_labels(base_model(self.model)))
 
@@ -631,9 +587,10 @@ class Trainer(AfterStep, Saving, Hub, Search):
         return split(batch, most)
 
     @property
-    def _mt_computes_loss_itself(self) -> bool:
-        """True if a subclass has a loss of its own."""
-        return self._mt_overrides.has("compute_loss", "training_step", "get_batch_samples")
+    def _mt_has_own_loss(self) -> bool:
+        """True if the loss is a function's or a subclass's, which may use the number of items."""
+        replaced = self._mt_overrides.has("compute_loss", "training_step", "get_batch_samples")
+        return replaced or self.compute_loss_func is not None
 
     def _mt_is_share_of_update(self, num_items_in_batch: torch.Tensor | int | None) -> bool:
         """True if the loss that compute_loss just gave is normalised over the whole update already."""
@@ -643,13 +600,7 @@ class Trainer(AfterStep, Saving, Hub, Search):
             return self._mt_loss_is_normalised
         normalised = self.model_accepts_loss_kwargs and num_items_in_batch is not None
         if normalised and self._mt_loss_divisor != 1:
-            warnings.warn(
-                f"{type(self).__name__}.compute_loss is taken to divide by num_items_in_batch, as transformers takes "
-                "it with a model that accepts that argument. If it gives the mean of its batch, accumulated losses "
-                "come out too large: set loss_is_scaled_for_ga = False in the class, or True to silence this.",
-                UserWarning,
-                stacklevel=2,
-            )
+            warn_of_assumption(type(self).__name__)
         return normalised
 
     # Counting tokens and operations
@@ -759,7 +710,7 @@ class Trainer(AfterStep, Saving, Hub, Search):
         Raises:
             ValueError: if there is no optimizer yet.
         """
-        return [group["lr"] for group in self._mt_optimizer_groups()]
+        return [group["lr"] for group in optim.groups_of(self.optimizer)]
 
     def get_optimizer_group(self, param: str | nn.Parameter | None = None) -> Any:
         """The optimizer's group that `param`, or the parameter of that name, is in.
@@ -769,23 +720,8 @@ class Trainer(AfterStep, Saving, Hub, Search):
         Raises:
             ValueError: if there is no optimizer yet.
         """
-        groups = self._mt_optimizer_groups()
-        if isinstance(param, str):
-            param = dict(self.model.named_parameters()).get(param)
-        for group in groups:
-            if any(member is param for member in group["params"]):
-                return group
-        return [group["params"] for group in groups]
-
-    def _mt_optimizer_groups(self) -> list[dict[str, Any]]:
-        if self.optimizer is None:
-            raise ValueError("There is no optimizer yet: call create_optimizer() or train() first.")
-        return self.optimizer.param_groups
+        return optim.group_of(self.optimizer, param, self.model)
 
     def _get_learning_rate(self) -> float:
-        """The learning rate to log: the schedule's last one, of the first group."""
-        if optim.follows_metric(self.lr_scheduler):
-            rate = self.optimizer.param_groups[0]["lr"]
-        else:
-            rate = self.lr_scheduler.get_last_lr()[0]
-        return rate.item() if torch.is_tensor(rate) else rate
+        """Returns the learning rate to log: the schedule's last one, of the first group."""
+        return optim.learning_rate(self.optimizer, self.lr_scheduler)
