@@ -125,10 +125,10 @@ def _optimizer_on_cpu(optimizer: Any, memo: dict[int, Any]) -> Any:
 
 def _watch_batches(stand_in: Trainer, tracer: Tracer) -> None:
     """From where the Trainer moves a batch to the device on, its tensors are there."""
-    from ..training.base import TrainerBase
+    from ..training.trainer import Trainer
 
     prepare = stand_in._prepare_inputs
-    casts = type(stand_in)._prepare_inputs is TrainerBase._prepare_inputs
+    casts = type(stand_in)._prepare_inputs is Trainer._prepare_inputs
 
     def watched(inputs: Any) -> Any:
         with tracer.paused():
