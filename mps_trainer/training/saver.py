@@ -19,7 +19,7 @@ from ..checkpoints.weights import WEIGHTS
 from ..distributed import Processes
 from ..distributed.sharded import is_sharded
 from ..training_args import TrainingArguments
-from . import checkpoint
+from . import checkpoint, model_files
 from .checkpoint import OPTIMIZER, SCALER, SCHEDULER
 from .events import Events
 from .gathered import full_state_dict
@@ -284,6 +284,19 @@ class CheckpointSaver:
         run = self._contents().run
         position = {} if run is None else {**run.data_rng.state_dict(), checkpoint.LOOP: run.state_dict()}
         return {**rng_state(), **position}
+
+    def load_best(self) -> None:
+        """Loads the weights of the best checkpoint; says so if the best evaluation has none."""
+        state = self._events.state
+        state.best_model_checkpoint = self._processes.first_does(lambda: state.best_model_checkpoint)
+        if state.best_model_checkpoint is not None:
+            model_files.load_weights(self._contents().model, state.best_model_checkpoint)
+            return
+        logger.warning(
+            "load_best_model_at_end: the best evaluation, at step %s, has no checkpoint: the last weights stay. "
+            "Give save_steps the value of eval_steps, or use save_strategy='best'.",
+            state.best_global_step,
+        )
 
     # Older checkpoints
 

@@ -8,7 +8,6 @@ import itertools
 import logging
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,17 +28,8 @@ from transformers.trainer_utils import (
 )
 from transformers.utils.generic import can_return_loss, find_labels
 
-from ..arguments.deprecated import DROPPED_IN
-from ..callbacks import (
-    call_first_who_add_to_logs,
-    default_callbacks,
-    display_callback,
-    jit_checkpoint,
-    report_callback,
-    reports_among,
-)
+from ..callbacks import all_callbacks, call_first_who_add_to_logs, jit_checkpoint, reports_among
 from ..checkpoints import folders
-from ..checkpoints.folders import STATE, checkpoint_folder
 from ..data import dataloaders
 from ..data.buckets import BucketBatchSampler, LengthBuckets, buckets_of
 from ..data.columns import ColumnRemover, is_table, signature_columns, without_unused_columns
@@ -61,7 +51,8 @@ from ..overrides import Overrides
 from ..search import backends, trials
 from ..terminal import lost_output_ignored
 from ..training_args import TrainingArguments
-from . import model_files, validation
+from . import loss as losses
+from . import model_files, setup, validation
 from . import optimizer as optim
 from .accelerator import Accelerator
 from .adamw import total_norm
@@ -73,35 +64,16 @@ from .introspection import accepts_loss_kwargs, base_model, require_trainable, s
 from .items import NumItemsProbe, items_of
 from .logged import SavableLogs, as_cell
 from .loop import TrainingRun
-from .loss import (
-    count_items,
-    divisors,
-    divisors_of_all,
-    items_of_all,
-    loss_of,
-    own_items,
-    shifts_labels,
-    smoothed_loss,
-    warn_of_assumption,
-)
 from .masks import AttentionMasks
 from .microbatches import sizes_to_begin_with
 from .optimizer import follows_metric, set_mode
 from .plan import StepPlan
-from .precision import MixedPrecision, set_tf32
+from .precision import MixedPrecision
 from .preparation import prepared_for_training
 from .replicas import add_nothing, inside
 from .run_folder import ending_in_order, own_run_folder
 from .run_state import begin_state, load_callbacks, new_state
 from .saver import WRITERS, CheckpointSaver, Contents
-from .setup import (
-    default_collator,
-    label_smoother,
-    processing_class_of,
-    seed_all,
-    set_log_level,
-    settle_accumulation,
-)
 from .shards import total_norm as norm_of_shards
 from .wrapping import is_placed, wrapped
 
@@ -181,11 +153,10 @@ class Trainer:
         args.use_transformers_choices()
         self._mt_processes = Processes.of(args)
         self.is_fsdp_enabled = bool(args.fsdp)
-        seed_all(self.args)
         self._memory_tracker = TrainerMemoryTracker(args.skip_memory_metrics)
         self._memory_tracker.start()
-        set_log_level(args)
-        self.processing_class = processing_class_of(processing_class, tokenizer)
+        setup.apply_arguments(args)
+        self.processing_class = setup.processing_class_of(processing_class, tokenizer)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.model_init = model_init
         self.compute_loss_func = compute_loss_func
@@ -203,21 +174,18 @@ class Trainer:
         validation.check_evaluation(args, eval_dataset, compute_metrics, has_own_loader)
         validation.check_training(args, train_dataset, data_collator)
 
-        settle_accumulation(args)
-        set_tf32(args.device, args.tf32)
         self._mt_memory_guard = make_guard(args)
         self._train_batch_size = args.train_batch_size
         self._mt_use_precision(MixedPrecision(args.device, args.mixed_precision))
         self._mt_transfer, self._mt_attention_masks = BatchTransfer(args.device), AttentionMasks(args.device)
         self.is_in_train = False
         self._mt_use_model(model if model is not None else self.call_model_init())
-        self.label_smoother = label_smoother(args, self.model)
-        self.data_collator = self.data_collator or default_collator(self.processing_class)
+        self.label_smoother = setup.label_smoother(args, self.model)
+        self.data_collator = self.data_collator or setup.default_collator(self.processing_class)
 
-        own = [*default_callbacks(args), *(jit := jit_checkpoint(args)), *report_callback(args)]
-        for callback in jit:
+        for callback in (jit := jit_checkpoint(args)):
             callback.set_trainer(self)
-        added = [*own, *(callbacks or []), display_callback(args)]
+        added = all_callbacks(args, jit, callbacks or [])
         handler = CallbackHandler(added, self.model, self.processing_class, self.optimizer, self.lr_scheduler)
         self._mt_events = Events(args, handler)
         self._mt_saver = self._mt_new_saver()
@@ -259,7 +227,7 @@ class Trainer:
             raise MisconfigurationException("There is nothing to train on: give the Trainer a train_dataset.")
         self.ignore_keys_for_eval = ignore_keys_for_eval
         if self.model_init is not None:
-            seed_all(self.args)
+            setup.seed_all(self.args)
             self._mt_use_model(self.call_model_init(trial))
         self._hp_search_setup(trial)
         self.args.output_dir = os.path.abspath(self.args.output_dir)  # a callback may change the working folder
@@ -310,21 +278,8 @@ class Trainer:
         self.create_optimizer_and_scheduler(plan.max_steps)
         set_mode(self.optimizer, training=True)
         self.accelerator.prepare(model, self.optimizer)
-        begin_state(
-            self._mt_events,
-            args,
-            resume_from,
-            self._load_callback_state,
-            max_steps=plan.max_steps,
-            num_train_epochs=plan.epochs,
-            train_batch_size=self._mt_examples_at_a_time or self._train_batch_size,
-            is_local_process_zero=self.is_local_process_zero(),
-            is_world_process_zero=self.is_world_process_zero(),
-        )
+        self._mt_begin_state(plan, resume_from)
         self._mt_saver.note_earlier(run_dir, None if resume_from is None else self.state.global_step)
-        self._mt_note_trial()
-        handler = self.callback_handler
-        handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
         self._mt_run = run = TrainingRun(
             args=args,
             model=model,
@@ -344,7 +299,7 @@ class Trainer:
                 load_rng=self._load_rng_state,
             ),
             overrides=self._mt_overrides,
-            counts=StatePair(self._mt_counts, self._mt_set_counts),
+            counts=StatePair(lambda: (self.current_flos, self.state.num_input_tokens_seen), self._mt_set_counts),
             memory_guard=self._mt_memory_guard,
             batch_size=self._train_batch_size,
             update_size=self.get_total_train_batch_size(args),
@@ -358,7 +313,27 @@ class Trainer:
         self._mt_tokens_before = self.state.num_input_tokens_seen
         return run
 
+    def _mt_begin_state(self, plan: StepPlan, resume_from: str | None) -> None:
+        """Makes `state` that of the run about to begin, or of its checkpoint; tells the handler what is trained."""
+        begin_state(
+            self._mt_events,
+            self.args,
+            resume_from,
+            self._load_callback_state,
+            max_steps=plan.max_steps,
+            num_train_epochs=plan.epochs,
+            train_batch_size=self._mt_examples_at_a_time or self._train_batch_size,
+            is_local_process_zero=self.is_local_process_zero(),
+            is_world_process_zero=self.is_world_process_zero(),
+        )
+        if self.hp_search_backend is not None and self._trial is not None:
+            trials.set_state(self.state, self._trial, self.hp_name)
+        handler = self.callback_handler
+        handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
+
     def _mt_hooks(self, model: nn.Module, trial: Any) -> Hooks:
+        """Returns the methods that a run calls."""
+
         def log_evaluate_save(loss: Any, norm: Any, epoch: float | None, start: float, rate: float | None) -> None:
             ignored = self.ignore_keys_for_eval
             self._maybe_log_save_evaluate(loss, norm, model, trial, epoch, ignored, start, learning_rate=rate)
@@ -404,15 +379,13 @@ class Trainer:
         return f"step {step + 1}" if step < self.state.max_steps else "the end of training"
 
     def _mt_describe_run(self) -> RunDescription:
-        """Returns what an error about memory needs to know of the run now, even before __init__ has ended."""
-        args, state = self.args, getattr(self, "state", None)
+        """Describes the run for an error about memory, which may come before __init__ has ended."""
         return RunDescription(
-            args=args,
+            args=self.args,
             model=getattr(self, "model", None),
             optimizer=self.optimizer,
             autocast_dtype=self._mt_precision.dtype,
-            step=state.global_step + 1 if state else 1,
-            batch_size=(state.train_batch_size if state else None) or args.train_batch_size,
+            state=getattr(self, "state", None),
             has_metrics=self.compute_metrics is not None,
             is_training=self.is_in_train,
         )
@@ -420,13 +393,14 @@ class Trainer:
     # The model
 
     def _mt_use_precision(self, precision: MixedPrecision) -> None:
-        """Computes in this format from now on."""
+        """Sets the number format of forward and backward passes."""
         self._mt_precision = precision
         prepare = functools.partial(dataloaders.prepare, args=self.args, processes=self._mt_processes)
         self.accelerator = Accelerator(self.args, precision, prepare_loader=prepare)
         self.gather_function = self.accelerator.gather_for_metrics
 
     def _mt_use_model(self, model: nn.Module) -> None:
+        """Makes `model` the Trainer's, on the device, with all that is learnt from it."""
         args, base = self.args, base_model(model)
         require_trainable(model)
         bitsandbytes = getattr(model, "quantization_method", None) == "bitsandbytes"  # has no .to()
@@ -456,6 +430,7 @@ class Trainer:
         return trials.new_model(self.model_init, trial)
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
+        """Moves the model as a whole, before anything else is done with it."""
         model.to(device)
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
@@ -469,12 +444,7 @@ class Trainer:
     @property
     def tokenizer(self) -> Any:
         """Deprecated name of `processing_class`."""
-        warnings.warn(
-            f"`Trainer.tokenizer` is deprecated and will be removed in mps_trainer {DROPPED_IN}. Use "
-            "`processing_class`.",
-            FutureWarning,
-            stacklevel=2,
-        )
+        setup.warn_of_tokenizer()
         return self.processing_class
 
     @tokenizer.setter
@@ -482,7 +452,7 @@ class Trainer:
         self.processing_class = processing_class
 
     def end(self) -> None:
-        """For the end of a script: trackers end, and several processes part. Nothing is left to do with one."""
+        """Ends the trackers and leaves the group of processes, at the end of a script; needless with one process."""
         self.accelerator.end_training()
 
     # The batches of an update
@@ -496,11 +466,11 @@ class Trainer:
         run, processes = self._mt_run, self._mt_processes
         if processes.is_distributed:
             padding = set() if run is None else run.padding_after(run.update_begins_at, len(batches))
-            items = own_items(items, batches, padding, lambda own: self._get_num_items_in_batch(own, device))
+            items = losses.own_items(items, batches, padding, lambda own: self._get_num_items_in_batch(own, device))
             # what one process has learnt of the model's loss, another may not have: all ask, or none
             asks = self.model_accepts_loss_kwargs or self._mt_has_own_loss
             if asks and self.args.average_tokens_across_devices:
-                items = items_of_all(items, processes)
+                items = losses.items_of_all(items, processes)
         return batches, items
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:
@@ -509,19 +479,19 @@ class Trainer:
         uses = self.model_accepts_loss_kwargs and may_use
         if not (uses or self._mt_has_own_loss):
             return None
-        return items_of(batch_samples, shifts_labels(base_model(self.model)))
+        return items_of(batch_samples, losses.shifts_labels(base_model(self.model)))
 
     def _mt_divisors(self, batches: list[Any]) -> list[float | None]:
         """Returns the divisor for the loss of each batch of an update; None for one without items and loss."""
         if not self._mt_processes.is_distributed:
-            return divisors(self._mt_item_counts(batches)) if len(batches) > 1 else [1.0]
+            return losses.divisors(self._mt_item_counts(batches)) if len(batches) > 1 else [1.0]
         padding = set() if self._mt_run is None else self._mt_run.padding_among_last(len(batches))
         counts = self._mt_item_counts(batches)
-        return divisors_of_all(counts, padding, self._mt_processes, self.args.average_tokens_across_devices)
+        return losses.divisors_of_all(counts, padding, self._mt_processes, self.args.average_tokens_across_devices)
 
     def _mt_item_counts(self, batches: list[Any]) -> list[int | None]:
-        shifted = shifts_labels(base_model(self.model))
-        return [count_items(batch, self.label_names, shifted) for batch in batches]
+        shifted = losses.shifts_labels(base_model(self.model))
+        return [losses.count_items(batch, self.label_names, shifted) for batch in batches]
 
     def split_batch(self, batch: Any, most: int) -> list[Any]:
         """Splits `batch` into parts of at most `most` examples, in their order; for `auto_find_batch_size`.
@@ -535,10 +505,15 @@ class Trainer:
         return split(batch, most)
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
-        """Examples in an optimizer step of all processes."""
+        """Returns the examples in an optimizer step of all processes."""
         return self._train_batch_size * args.gradient_accumulation_steps * args.world_size
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Returns a batch on the device.
+
+        Raises:
+            ValueError: if it is empty.
+        """
         if not inputs:
             raise ValueError(
                 "A batch came out empty, so the model has no input. Check that the dataset has columns that "
@@ -547,7 +522,7 @@ class Trainer:
         return self._prepare_input(inputs)
 
     def _prepare_input(self, data: Any) -> Any:
-        """A tensor, or what is made of tensors, on the device."""
+        """Returns a tensor, or anything made of tensors, on the device."""
         return self._mt_transfer(data)
 
     # The loss
@@ -596,15 +571,15 @@ class Trainer:
         if self.compute_loss_func is not None:
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
         elif labels is not None and self.label_smoother is not None:
-            smoothed = smoothed_loss(self.label_smoother, model, outputs, labels, items)
+            smoothed = losses.smoothed_loss(self.label_smoother, model, outputs, labels, items)
             loss, self._mt_loss_is_normalised = smoothed
         else:
-            loss = loss_of(outputs, inputs)
+            loss = losses.loss_of(outputs, inputs)
             self._mt_loss_is_normalised = bool(self._mt_num_items_probe.is_used) and num_items_in_batch is not None
         return (loss, outputs) if return_outputs else loss
 
     def compute_loss_context_manager(self) -> contextlib.AbstractContextManager:
-        """Returns the context of each forward pass: autocast if asked for; on an accelerator, masks nobody reads."""
+        """Returns the context of each forward pass: autocast if asked for; on mps, masks that do not wait for it."""
         contexts: list[contextlib.AbstractContextManager] = []
         if self._mt_attention_masks.applies:
             contexts.append(self._mt_attention_masks.in_use())
@@ -649,13 +624,13 @@ class Trainer:
             return self._mt_loss_is_normalised
         normalised = self.model_accepts_loss_kwargs and num_items_in_batch is not None
         if normalised and self._mt_loss_divisor != 1:
-            warn_of_assumption(type(self).__name__)
+            losses.warn_of_assumption(type(self).__name__)
         return normalised
 
     # Gradients, optimizer and schedule
 
     def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
-        """Clips the gradients to `args.max_grad_norm`; their norm before that, on the device.
+        """Clips the gradients to `args.max_grad_norm`; returns their norm before that, on the device.
 
         Where nobody looks at them in between, the optimizer's step does it: see `Gradients`.
         """
@@ -666,7 +641,7 @@ class Trainer:
         return self.accelerator.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        """The norm of the gradients, for the log: `grad_norm`, or measured where nothing was clipped."""
+        """Returns the norm of the gradients for the log: `grad_norm`, or measured where nothing was clipped."""
         if grad_norm is not None:
             return grad_norm
         self.accelerator.unscale_gradients()
@@ -680,7 +655,7 @@ class Trainer:
         self.create_scheduler(num_training_steps=num_training_steps)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """The optimizer that there is, else one for `model` (default: the Trainer's), kept as `optimizer`.
+        """Returns the optimizer; without one, makes and keeps one for `model`, by default the Trainer's.
 
         It comes from `optimizer_cls_and_kwargs` if the Trainer was given that, else from `args.optim`.
 
@@ -698,7 +673,7 @@ class Trainer:
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
-        """The schedule that there is, else the arguments' for `optimizer` (default: the Trainer's).
+        """Returns the schedule; without one, makes and keeps one for `optimizer`, by default the Trainer's.
 
         Raises:
             UnknownSettingError: for `lr_scheduler_kwargs` that the schedule does not take.
@@ -711,7 +686,7 @@ class Trainer:
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: nn.Module | None = None) -> tuple[Any, Any]:
-        """The class and the settings of the optimizer that `args.optim` names.
+        """Returns the class and the settings of the optimizer that `args.optim` names.
 
         Args:
             args: `optim`, `optim_args`, `learning_rate`, `adam_*` and for some optimizers others are read.
@@ -725,11 +700,11 @@ class Trainer:
         return optim.class_and_settings(args, model)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Names of the parameters that `weight_decay` is for: all but LayerNorm's, biases, and norms by name."""
+        """Returns the names of the parameters with weight decay: all but LayerNorm's, biases, and norms by name."""
         return optim.decay_parameter_names(model)
 
     def get_learning_rates(self) -> list[float]:
-        """The learning rate of each group of the optimizer.
+        """Returns the learning rate of each group of the optimizer.
 
         Raises:
             ValueError: if there is no optimizer yet.
@@ -737,7 +712,7 @@ class Trainer:
         return [group["lr"] for group in optim.groups_of(self.optimizer)]
 
     def get_optimizer_group(self, param: str | nn.Parameter | None = None) -> Any:
-        """The optimizer's group that `param`, or the parameter of that name, is in.
+        """Returns the optimizer's group that has `param`, or the parameter of that name.
 
         Without `param`, or if no group has it: the list of parameters of each group.
 
@@ -787,10 +762,8 @@ class Trainer:
     def _mt_main_input_name(self) -> str:
         return getattr(self.model, "main_input_name", "input_ids")
 
-    def _mt_counts(self) -> tuple[float, int]:
-        return self.current_flos, self.state.num_input_tokens_seen
-
     def _mt_set_counts(self, counts: tuple[float, int]) -> None:
+        """Takes back what was counted since."""
         self.current_flos, self.state.num_input_tokens_seen = counts
 
     # Loaders
@@ -967,7 +940,7 @@ class Trainer:
         self._memory_tracker.start()
         make_loader = functools.partial(self.get_eval_dataloader, eval_dataset)
         output = self._mt_evaluate(
-            make_loader(),
+            make_loader(),  # an override may choose compute_metrics here
             make_loader,
             description="Evaluation",
             prediction_loss_only=True if self.compute_metrics is None else None,  # nobody would look at predictions
@@ -997,6 +970,7 @@ class Trainer:
         return PredictionOutput(output.predictions, output.label_ids, output.metrics)
 
     def _mt_evaluate(self, loader: Any, make_loader: Callable[[], Any], **settings: Any) -> EvalLoopOutput:
+        """Returns what `evaluation_loop` gives, with its speed, in batches that fit into memory."""
         return in_batches_that_fit(
             self.evaluation_loop,
             loader,
@@ -1019,7 +993,21 @@ class Trainer:
     ) -> EvalLoopOutput:
         """Returns predictions, labels and metrics for all batches, and leaves the model in eval mode."""
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
-        evaluator = self._mt_evaluator(self._mt_model_for_evaluation())
+        model = self._mt_model_for_evaluation()
+        evaluator = Evaluator(
+            args=self.args,
+            model=model,
+            is_sharded=self.is_fsdp_enabled,
+            preparation_time=self.model_preparation_time,
+            processes=self._mt_processes,
+            gradient_state=self.accelerator.gradient_state,
+            prediction_step=self.prediction_step,
+            preprocess_logits=self.preprocess_logits_for_metrics,
+            compute_metrics=self.compute_metrics,
+            main_input=lambda inputs: self._prepare_input(inputs[self._mt_main_input_name]),
+            fire=self._mt_events.fire,
+            leave_if_asked=None if self._mt_run is None else self._mt_run.preemption.leave_evaluation_if_asked,
+        )
         self.callback_handler.eval_dataloader = dataloader
         return evaluator.run(dataloader, description, loss_only, ignore_keys, metric_key_prefix)
 
@@ -1049,22 +1037,6 @@ class Trainer:
             return loss, None, None
         ignore_keys = outputs.keys_to_ignore(self.model) if ignore_keys is None else ignore_keys
         return loss, outputs.logits_of(given, has_loss, ignore_keys), labels
-
-    def _mt_evaluator(self, model: nn.Module) -> Evaluator:
-        return Evaluator(
-            args=self.args,
-            model=model,
-            is_sharded=self.is_fsdp_enabled,
-            preparation_time=self.model_preparation_time,
-            processes=self._mt_processes,
-            gradient_state=self.accelerator.gradient_state,
-            prediction_step=self.prediction_step,
-            preprocess_logits=self.preprocess_logits_for_metrics,
-            compute_metrics=self.compute_metrics,
-            main_input=lambda inputs: self._prepare_input(inputs[self._mt_main_input_name]),
-            fire=self._mt_events.fire,
-            leave_if_asked=None if self._mt_run is None else self._mt_run.preemption.leave_evaluation_if_asked,
-        )
 
     def _mt_model_for_evaluation(self) -> nn.Module:
         """Returns the model in eval mode, and notes how long that took if nothing has used it before."""
@@ -1152,21 +1124,14 @@ class Trainer:
 
     def _load_best_model(self) -> None:
         """Goes back to the weights of the best checkpoint; says so if the best evaluation has none."""
-        state = self.state
-        state.best_model_checkpoint = self._mt_processes.first_does(lambda: state.best_model_checkpoint)
-        if state.best_model_checkpoint is None:
-            logger.warning(
-                "load_best_model_at_end: the best evaluation, at step %s, has no checkpoint: the last weights stay. "
-                "Give save_steps the value of eval_steps, or use save_strategy='best'.",
-                state.best_global_step,
-            )
-        else:
-            model_files.load_weights(self.model, state.best_model_checkpoint)
+        self._mt_saver.load_best()
 
     def _mt_new_saver(self) -> CheckpointSaver:
+        """Returns the saver of a run, which knows nothing of the run before."""
         return CheckpointSaver(self._mt_contents, self._mt_events, self._mt_processes, self._mt_savable_logs.save)
 
     def _mt_contents(self) -> Contents:
+        """Returns what a checkpoint is made of now."""
         return Contents(
             args=self.args,
             model=self.model,
@@ -1195,18 +1160,23 @@ class Trainer:
         self._mt_saver.save(self._get_output_dir(trial), hooks)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """Writes `optimizer.pt` and `scheduler.pt`."""
         self._mt_saver.save_parts(output_dir, OPTIMIZER, SCHEDULER)
 
     def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
+        """Loads optimizer and schedule from a checkpoint, as far as it has them; nothing without one."""
         self._mt_saver.load_parts(checkpoint_folder, OPTIMIZER, SCHEDULER)
 
     def _save_scaler(self, output_dir: str) -> None:
+        """Writes `scaler.pt`, with float16 only."""
         self._mt_saver.save_parts(output_dir, SCALER)
 
     def _load_scaler(self, checkpoint_folder: str | None) -> None:
+        """Loads the gradient scaler of float16 from a checkpoint; nothing without one."""
         self._mt_saver.load_parts(checkpoint_folder, SCALER)
 
     def _save_rng_state(self, output_dir: str) -> None:
+        """Writes the state of each process's random number generators."""
         self._mt_saver.save_rng(output_dir)
 
     def _load_rng_state(self, checkpoint_folder: str | None) -> None:
@@ -1304,16 +1274,7 @@ class Trainer:
             return None
         self.create_model_card(**card.settings_for_upload(kwargs, self.args, self.model))
         self._finish_current_push()
-        return upload.upload_folder(
-            self.args,
-            self.hub_model_id,
-            self.args.output_dir,
-            commit_message,
-            blocking=blocking,
-            token=token,
-            revision=revision,
-            ignore_patterns=upload.NOT_UPLOADED,
-        )
+        return upload.upload_model(self.args, self.hub_model_id, commit_message, blocking, token, revision)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Uploads what `args.hub_strategy` asks for at a save, in the background.
@@ -1379,11 +1340,6 @@ class Trainer:
         if self.hp_search_backend is not None and trial is not None:
             trials.set_arguments(self.args, trial, self.hp_search_backend.value, self.hp_space)
 
-    def _mt_note_trial(self) -> None:
-        """Tells the callbacks, by the state, which trial this run is."""
-        if self.hp_search_backend is not None and self._trial is not None:
-            trials.set_state(self.state, self._trial, self.hp_name)
-
     def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
         """Reports the metrics of a trial to the search. Raises optuna.TrialPruned if the trial is to end."""
         if self.hp_search_backend is None or trial is None:
@@ -1398,13 +1354,12 @@ class Trainer:
 
     def _tune_save_checkpoint(self, checkpoint_dir: str) -> None:
         """Writes what Ray Tune needs to resume a trial into a folder of its own in `checkpoint_dir`."""
-        folder = checkpoint_folder(checkpoint_dir, self.state.global_step)
+        folder = folders.checkpoint_folder(checkpoint_dir, self.state.global_step)
         self.save_model(folder, _internal_call=True)
         if self.args.should_save:
             self.state.stateful_callbacks["TrainerControl"] = self.control.state()
-            self._mt_savable_logs.save(self.state, os.path.join(folder, STATE))
-            torch.save(self.optimizer.state_dict(), os.path.join(folder, "optimizer.pt"))
-            torch.save(self.lr_scheduler.state_dict(), os.path.join(folder, "scheduler.pt"))
+            self._mt_savable_logs.save(self.state, os.path.join(folder, folders.STATE))
+            self._mt_saver.save_parts(folder, OPTIMIZER, SCHEDULER)
 
     def _get_output_dir(self, trial: Any) -> str:
         """Returns the folder for checkpoints: `args.output_dir`, or in a search a folder of the trial's own in it."""
@@ -1443,6 +1398,7 @@ class Trainer:
         self._mt_events.control = control
 
     def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
+        """Adds a callback, or one of the class, after the others."""
         self.callback_handler.add_callback(callback)
         call_first_who_add_to_logs(self.callback_handler.callbacks)
 
@@ -1451,6 +1407,7 @@ class Trainer:
         return self.callback_handler.pop_callback(callback)
 
     def remove_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
+        """Removes the callback, or the first of the class."""
         self.callback_handler.remove_callback(callback)
 
     # Logs and processes
@@ -1483,7 +1440,9 @@ class Trainer:
         return SavableLogs()
 
     def is_local_process_zero(self) -> bool:
+        """Returns True in the first process of each machine."""
         return self.args.local_process_index == 0
 
     def is_world_process_zero(self) -> bool:
+        """Returns True in the first process of all."""
         return self.args.process_index == 0
