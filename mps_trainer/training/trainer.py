@@ -105,7 +105,7 @@ class Trainer:
     """
 
     model_wrapped: nn.Module  # compiled, if the arguments ask for it; otherwise the model
-    # what transformers' Trainer has and this one refuses to be asked for, so that who looks is told so
+    # transformers' Trainer has these, and libraries ask; the arguments that would set them are refused
     is_deepspeed_enabled = is_fsdp_xla_enabled = False
     deepspeed = None
     # True in a subclass whose compute_loss normalises over num_items_in_batch, False if it is the mean of its batch
@@ -125,7 +125,7 @@ class Trainer:
     _mt_run: TrainingRun | None = None  # the one that is under way
     _mt_loss_divisor: float = 1.0  # of the batch whose step comes next
     _mt_loss_is_normalised: bool | None = None  # over the update, by compute_loss; None if it did not run
-    _mt_tokens_before: int = 0  # the run that goes on
+    _mt_tokens_before: int = 0  # seen when the run began or resumed
     _mt_flos_per_token: int | None = None
     _mt_length_buckets: LengthBuckets | None = None  # of the training data; None until they are first asked for
     _mt_examples_at_a_time: int | None = None  # that a resumed run begins with; None: whole batches
