@@ -1,4 +1,4 @@
-"""Modules import no circle, and only the Trainer's own classes know the Trainer."""
+"""Modules import no circle, the Trainer is one class, and no part knows it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from mps_trainer import Seq2SeqTrainer, Trainer
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "mps_trainer"
-# The classes that the Trainer is made of, and what looks at a Trainer from outside.
-TRAINER = {"trainer", "base", "loaders", "evaluation", "after_step", "saving", "resuming", "hub", "search", "seq2seq"}
+# The modules of the Trainer's two classes, and what looks at a Trainer from outside.
+TRAINER = {"trainer", "seq2seq"}
 OUTSIDE = ("coverage", "simulator", "selftest", "cli")
 
 
@@ -63,6 +65,11 @@ def test_the_core_does_not_import_what_looks_at_it_from_outside(outside):
     core = {name for name in MODULES if name.split(".")[1:2] and name.split(".")[1] not in (*OUTSIDE, "__main__")}
     importers = {name for name in core if any(each.startswith(f"mps_trainer.{outside}") for each in IMPORTS[name])}
     assert importers == set()
+
+
+def test_the_trainer_is_one_class_without_mixins():
+    assert Trainer.__bases__ == (object,)
+    assert Seq2SeqTrainer.__bases__ == (Trainer,)
 
 
 def parts() -> list[str]:

@@ -52,6 +52,17 @@ def display_callback(args: TrainingArguments) -> type[TrainerCallback]:
     return ProgressCallback
 
 
+def all_callbacks(
+    args: TrainingArguments, jit: list[TrainerCallback], given: list[TrainerCallback | type[TrainerCallback]]
+) -> list[TrainerCallback | type[TrainerCallback]]:
+    """Returns the callbacks of a Trainer in the order in which they are called: `given` ones before the display.
+
+    Args:
+        jit: from `jit_checkpoint`, with its Trainer set.
+    """
+    return [*default_callbacks(args), *jit, *report_callback(args), *given, display_callback(args)]
+
+
 def close_display(callbacks: list[TrainerCallback]) -> None:
     """Ends the bars that are on the screen."""
     for callback in callbacks:
@@ -83,11 +94,9 @@ __all__ = [
     "DeviceStatsMonitor",
     "ProgressCallback",
     "RunReport",
+    "all_callbacks",
     "call_first_who_add_to_logs",
     "close_display",
-    "default_callbacks",
-    "display_callback",
     "jit_checkpoint",
-    "report_callback",
     "reports_among",
 ]

@@ -47,10 +47,6 @@ class Background:
         if error is not None:
             raise error
 
-    def forget(self) -> None:
-        """Leaves what the work before raised, of a run that was interrupted."""
-        self._thread = self._error = None
-
     @classmethod
     def settle(cls) -> None:
         """Waits for what anyone in this process has begun; a run that was interrupted does not wait for its own."""

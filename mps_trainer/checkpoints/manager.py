@@ -94,11 +94,6 @@ class CheckpointManager:
                 "memory with save_model(), or resume from the last checkpoint."
             )
 
-    def forget(self) -> None:
-        """Forgets what went wrong in the run before."""
-        self.background.forget()
-        self.unsaved = None
-
     def _why_not_written(self, folder: str, unfinished: str, state: TrainerState, writer: Writer) -> str | None:
         """Writes the checkpoint; returns why the disk did not take it, in all processes, or None."""
 

@@ -95,6 +95,7 @@ def _copy_on_cpu(trainer: Trainer) -> Trainer:
     # The one callback that transformers warns without; it does nothing but ask for logs and checkpoints.
     handler = CallbackHandler([DefaultFlowCallback], stand_in.model, stand_in.processing_class, None, None)
     stand_in._mt_events = Events(args, handler)
+    stand_in._mt_saver = stand_in._mt_new_saver()
     stand_in.state, stand_in.control = trainer.state, copy.deepcopy(trainer.control)  # the run makes a new state
     if args.activation_checkpointing:
         enable_activation_checkpointing(stand_in.model, args)
@@ -124,10 +125,10 @@ def _optimizer_on_cpu(optimizer: Any, memo: dict[int, Any]) -> Any:
 
 def _watch_batches(stand_in: Trainer, tracer: Tracer) -> None:
     """From where the Trainer moves a batch to the device on, its tensors are there."""
-    from ..training.base import TrainerBase
+    from ..training.trainer import Trainer
 
     prepare = stand_in._prepare_inputs
-    casts = type(stand_in)._prepare_inputs is TrainerBase._prepare_inputs
+    casts = type(stand_in)._prepare_inputs is Trainer._prepare_inputs
 
     def watched(inputs: Any) -> Any:
         with tracer.paused():

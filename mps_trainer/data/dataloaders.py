@@ -17,11 +17,12 @@ from ..errors import MisconfigurationException
 from .buckets import BucketBatchSampler, LengthBuckets
 from .columns import ColumnRemover
 from .lengths import is_batch_sampler
-from .loader import worker_seeds_of
+from .loader import prepare_loader, worker_seeds_of
 from .padding import PadToBucket
 from .samplers import warn_of_order
 
 if TYPE_CHECKING:
+    from ..distributed import Processes
     from ..training_args import TrainingArguments
 
 logger = logging.getLogger(__name__)
@@ -108,6 +109,42 @@ def make_persistent(loader: Any, dataset: Any, key: str, seed: int) -> None:
     loader.generator = torch.Generator().manual_seed(seed)
     if (seeds := worker_seeds_of(loader)) is not None:
         seeds.purpose = 1 + zlib.crc32(key.encode())
+
+
+def kept_or_made(loader: Any, dataset: Any, make: Callable[[], Any], pass_number: int) -> Any:
+    """Returns the persistent `loader` of an evaluation if it is of `dataset`, else a new one; about to begin a pass.
+
+    Args:
+        pass_number: counts for its random numbers, whatever evaluations came before.
+    """
+    if loader is None or getattr(loader, "made_for", None) is not dataset:
+        loader = make()
+    loader.pass_number, loader.iteration = pass_number, 0
+    return loader
+
+
+def prepare(
+    loader: Any, args: TrainingArguments, processes: Processes, whole: bool | None = None, even: bool = True
+) -> Any:
+    """Returns `loader` ready for epochs: a `RandomSampler` is seeded for each, if `accelerator_config` permits.
+
+    With several processes it gives this one its share. Then `split_batches` means a batch of `loader` to be one of
+    all processes; `dispatch_batches` and `even_batches` change nothing: each process loads its own batches, and no
+    example is repeated to make them even.
+
+    Args:
+        whole, even: see `DistributedBatchSampler`; `whole` is by default what `split_batches` says.
+    """
+    config: Any = args.accelerator_config
+    return prepare_loader(
+        loader,
+        seedable=config.use_seedable_sampler,
+        data_seed=args.data_seed,
+        seed=args.seed,
+        processes=processes,
+        whole=config.split_batches if whole is None else whole,
+        even=even,
+    )
 
 
 def num_tokens(train_dl: DataLoader, max_steps: int | None = None) -> int:

@@ -51,10 +51,19 @@ class RunDescription:
     model: Any  # None before the first one is on the device
     optimizer: Any  # None before it is made
     autocast_dtype: torch.dtype | None
-    step: int  # the one that is being computed, from 1
-    batch_size: int  # examples that one forward pass takes in training
+    state: Any  # None before the first one is made
     has_metrics: bool  # True if there is a compute_metrics
     is_training: bool  # True inside train(), even while it evaluates
+
+    @property
+    def step(self) -> int:
+        """The step that is being computed, from 1."""
+        return 1 if self.state is None else self.state.global_step + 1
+
+    @property
+    def batch_size(self) -> int:
+        """The examples that one forward pass takes in training."""
+        return getattr(self.state, "train_batch_size", None) or self.args.train_batch_size
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -88,6 +88,19 @@ def upload_folder(
     )
 
 
+def upload_model(
+    args: TrainingArguments,
+    repository: str | None,
+    message: str | None,
+    blocking: bool = False,
+    token: str | None = None,
+    revision: str | None = None,
+) -> Any:
+    """Uploads the output folder without its checkpoints; see `upload_folder`."""
+    ignored = {"ignore_patterns": NOT_UPLOADED}
+    return upload_folder(args, repository, args.output_dir, message, blocking, token, revision, **ignored)
+
+
 def push_checkpoint(
     push: PushInProgress | None,
     repository: str | None,
@@ -111,7 +124,7 @@ def push_checkpoint(
     copy_model_files(checkpoint, args.output_dir, processing_class)
     unit = f"step {state.global_step}" if args.save_strategy == "steps" else f"epoch {int(state.epoch or 0)}"
     message = f"Training in progress, {unit}"
-    jobs = [upload_folder(args, repository, args.output_dir, message, ignore_patterns=NOT_UPLOADED)]
+    jobs = [upload_model(args, repository, message)]
     if args.hub_strategy in ("checkpoint", "all_checkpoints"):
         name = "last-checkpoint" if args.hub_strategy == "checkpoint" else Path(checkpoint).name
         jobs.append(upload_folder(args, repository, checkpoint, f"{message}, checkpoint", path_in_repo=name))

@@ -66,8 +66,26 @@ class Hooks:
 
 
 @dataclass(frozen=True)
+class SavingHooks:
+    """The Trainer's methods that write a checkpoint's files into a folder, and what comes after them.
+
+    Args:
+        save_model, save_optimizer_and_scheduler, save_scaler, save_rng_state: `folder`: write their files.
+        rotate_checkpoints: `(output_dir=..., state=...)`: removes older checkpoints.
+        push_from_checkpoint: `folder`: uploads a checkpoint that is complete.
+    """
+
+    save_model: Callable[..., None]
+    save_optimizer_and_scheduler: Callable[[str], None]
+    save_scaler: Callable[[str], None]
+    save_rng_state: Callable[[str], None]
+    rotate_checkpoints: Callable[..., None]
+    push_from_checkpoint: Callable[[str], None]
+
+
+@dataclass(frozen=True)
 class Checkpointing:
-    """The Trainer's methods for saving and loading.
+    """Saves and loads the checkpoints of a run.
 
     Args:
         save: writes the checkpoint of the step that is done, and tells the callbacks.

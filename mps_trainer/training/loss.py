@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from transformers.trainer_pt_utils import find_batch_size
+from transformers.trainer_pt_utils import LabelSmoother, find_batch_size
 
 from ..data.padding import IGNORED_LABEL
 from ..distributed import Processes
 from .introspection import base_model
 from .shards import class_of
+
+# not in the first releases of transformers 5
+_SMOOTHER_NORMALISES = "num_items_in_batch" in inspect.signature(LabelSmoother.__call__).parameters
 
 
 def loss_of(outputs: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
@@ -67,6 +72,42 @@ def count_items(batch: Any, label_names: list[str], shifted: bool) -> int | None
     if shifted and labels.dim() > 1:
         labels = labels[..., 1:]
     return labels.numel() if labels.is_floating_point() else int(labels.ne(IGNORED_LABEL).sum())
+
+
+def smoothed_loss(
+    smoother: LabelSmoother, model: nn.Module, outputs: Any, labels: Any, num_items: torch.Tensor | int | None
+) -> tuple[torch.Tensor, bool]:
+    """Returns the smoothed loss, and True if it is normalised over `num_items`, the items of the whole update."""
+    is_normalised = num_items is not None and _SMOOTHER_NORMALISES
+    kwargs = {"num_items_in_batch": num_items} if is_normalised else {}
+    return smoother(outputs, labels, shift_labels=predicts_next_token(model), **kwargs), is_normalised
+
+
+def warn_of_assumption(trainer_name: str) -> None:
+    """Warns that a subclass's loss is taken to be normalised over the update, as the class does not say."""
+    warnings.warn(
+        f"{trainer_name}.compute_loss is taken to divide by num_items_in_batch, as transformers takes "
+        "it with a model that accepts that argument. If it gives the mean of its batch, accumulated losses "
+        "come out too large: set loss_is_scaled_for_ga = False in the class, or True to silence this.",
+        UserWarning,
+        stacklevel=3,
+    )
+
+
+def own_items(
+    items: torch.Tensor | int | None, batches: list[Any], padding: set[int], count: Callable[[list[Any]], Any]
+) -> Any:
+    """Returns the items in `batches` without those of other processes.
+
+    Args:
+        items: in all of `batches`.
+        padding: positions of the batches that are another process's, which counts them.
+        count: `batches -> items`.
+    """
+    if not padding or items is None:
+        return items
+    own = [batch for number, batch in enumerate(batches) if number not in padding]
+    return count(own) if own else torch.tensor(0)
 
 
 def items_of_all(items: torch.Tensor | int | None, processes: Processes) -> torch.Tensor | None:

@@ -109,6 +109,11 @@ def make_folder(path: str) -> None:
         raise MisconfigurationException(f"Nothing can be written to output_dir {path}: {why}. Name another folder.")
 
 
+def processor_to_save(processing_class: Any, data_collator: Any) -> Any:
+    """Returns the tokenizer or processor that goes with the model, or None."""
+    return getattr(data_collator, "tokenizer", None) if processing_class is None else processing_class
+
+
 def load_weights(model: nn.Module, folder: str) -> None:
     """Loads a checkpoint's weights into `model`, or its PEFT adapters if it has those instead.
 

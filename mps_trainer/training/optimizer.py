@@ -174,6 +174,38 @@ def _keep_embeddings_at_32_bits(model: nn.Module) -> None:
             manager.register_module_override(module, "weight", {"optim_bits": 32})
 
 
+def groups_of(optimizer: Any) -> list[dict[str, Any]]:
+    """Returns the optimizer's groups of parameters.
+
+    Raises:
+        ValueError: if there is no optimizer yet.
+    """
+    if optimizer is None:
+        raise ValueError("There is no optimizer yet: call create_optimizer() or train() first.")
+    return optimizer.param_groups
+
+
+def group_of(optimizer: Any, param: str | nn.Parameter | None, model: nn.Module) -> Any:
+    """Returns the group that has `param`, or the parameter of that name in `model`; else the parameters of each group.
+
+    Raises:
+        ValueError: if there is no optimizer yet.
+    """
+    groups = groups_of(optimizer)
+    if isinstance(param, str):
+        param = dict(model.named_parameters()).get(param)
+    for group in groups:
+        if any(member is param for member in group["params"]):
+            return group
+    return [group["params"] for group in groups]
+
+
+def learning_rate(optimizer: Any, scheduler: Any) -> float:
+    """Returns the schedule's last learning rate, of the first group."""
+    rate = optimizer.param_groups[0]["lr"] if follows_metric(scheduler) else scheduler.get_last_lr()[0]
+    return rate.item() if torch.is_tensor(rate) else rate
+
+
 def set_mode(optimizer: Any, training: bool) -> None:
     """Tells an optimizer that has modes, such as a schedule-free one, that the weights are to train or to be used."""
     switch = getattr(optimizer, "train" if training else "eval", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,6 +53,33 @@ def no_sync(model: nn.Module, wanted: bool) -> contextlib.AbstractContextManager
     if isinstance(model, DistributedDataParallel):
         return model.no_sync()
     return shards.no_sync(model) if shards.is_sharded(model) else contextlib.nullcontext()
+
+
+def add_nothing(
+    model: nn.Module,
+    inputs: dict[str, Any],
+    forward: Callable[[], contextlib.AbstractContextManager],
+    compute_loss: Callable[[nn.Module, dict[str, Any]], torch.Tensor],
+    backward: Callable[[torch.Tensor], None],
+) -> None:
+    """Runs forward and backward without adding to the gradients, where the other processes wait for this one.
+
+    Args:
+        forward: returns the context of a forward pass.
+        compute_loss: `(model, inputs) -> loss`.
+        backward: computes the gradients of a loss.
+    """
+    if not shards.is_sharded(model):
+        with forward():
+            model(**inputs)
+            loss = nothing_of(model)
+        backward(loss)
+        return
+    # each block waits for that of the others, in both directions: what they compute is computed here
+    with shards.adding_nothing(model):
+        with forward():
+            loss = compute_loss(model, inputs).sum()
+        backward(loss)
 
 
 def nothing_of(model: nn.Module) -> torch.Tensor:

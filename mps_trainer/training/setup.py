@@ -15,6 +15,19 @@ from transformers.utils import logging as transformers_logging
 from ..arguments.deprecated import DROPPED_IN
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
+from .precision import set_tf32
+
+
+def apply_arguments(args: TrainingArguments) -> None:
+    """Seeds the generators, and sets the log level, the steps of accumulation and TF32, as the arguments say.
+
+    Raises:
+        MisconfigurationException: if the steps of accumulation are given twice.
+    """
+    seed_all(args)
+    set_log_level(args)
+    settle_accumulation(args)
+    set_tf32(args.device, args.tf32)
 
 
 def seed_all(args: TrainingArguments) -> None:
@@ -64,6 +77,15 @@ def processing_class_of(processing_class: Any, tokenizer: Any) -> Any:
     if processing_class is not None and processing_class is not tokenizer:
         raise MisconfigurationException("tokenizer and processing_class are the same argument: give the latter only.")
     return tokenizer
+
+
+def warn_of_tokenizer() -> None:
+    """Warns of the deprecated attribute `tokenizer` of a Trainer."""
+    warnings.warn(
+        f"`Trainer.tokenizer` is deprecated and will be removed in mps_trainer {DROPPED_IN}. Use `processing_class`.",
+        FutureWarning,
+        stacklevel=3,
+    )
 
 
 def default_collator(processing_class: Any) -> Callable:

@@ -86,15 +86,6 @@ def test_what_else_goes_wrong_is_raised_and_leaves_nothing(manager, tmp_path, in
     manager.require_saved()
 
 
-def test_a_run_forgets_what_went_wrong_in_the_one_before(manager, tmp_path):
-    save(manager, tmp_path, full)
-    manager.background.start(lambda: wrong(str(tmp_path)))
-    manager.background.settle()
-    manager.forget()
-    manager.require_saved()
-    manager.background.wait()
-
-
 # Together
 
 

@@ -87,5 +87,5 @@ def test_a_handler_of_ones_own_tells_as_well(make_trainer):
 def test_an_error_that_no_callback_raised_is_left_alone(make_trainer):
     trainer = make_trainer()
     with pytest.raises(TypeError) as caught:
-        trainer._mt_fire("on_step_begin", model=None)  # which the handler gives by itself
+        trainer._mt_events.fire("on_step_begin", model=None)  # which the handler gives by itself
     assert explanation_of(caught.value) is None or "callback" in explanation_of(caught.value)

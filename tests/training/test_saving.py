@@ -259,7 +259,7 @@ def test_a_last_checkpoint_that_failed_is_tried_once_more(make_trainer, small_fi
         """There is room again, after the last save has failed."""
 
         def on_epoch_end(self, args, state, control, **kwargs):
-            trainer._mt_finish_save()
+            trainer._mt_saver.wait()
             small_files(None)
 
     callbacks = [LimitFrom(small_files, 6, -1, 100), Frees()]
@@ -287,11 +287,11 @@ def test_training_goes_on_when_permission_is_lost(make_trainer, tmp_path, caplog
     class Nobody(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
             if state.global_step == 3:
-                trainer._mt_finish_save()
+                trainer._mt_saver.wait()
                 os.chmod(args.output_dir, 0o555)
                 os.seteuid(65534)
             if state.global_step == 5:
-                trainer._mt_finish_save()
+                trainer._mt_saver.wait()
                 os.seteuid(0)
                 os.chmod(args.output_dir, 0o755)
 
@@ -384,7 +384,7 @@ def test_a_best_checkpoint_that_was_not_saved_is_not_the_best(make_trainer, smal
 
     class Note(TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
-            trainer._mt_finish_save()
+            trainer._mt_saver.wait()
             best.append(os.path.basename(state.best_model_checkpoint or ""))
 
     trainer.add_callback(Note())
