@@ -36,7 +36,18 @@ def load_extension() -> ModuleType:
         SimulatorUnavailableError: on another system than Linux, with a torch for AMD's or Intel's GPUs, and without a
             compiler.
     """
-    return _import(build_device())
+    library = build_device()
+    spec = importlib.util.spec_from_file_location(MODULE, library)
+    assert spec is not None
+    assert spec.loader is not None
+    try:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        raise SimulatorUnavailableError(
+            f"The simulated mps device cannot be loaded: {error}. Delete {library.parent}, so that it is built anew."
+        ) from error
+    return module
 
 
 def build_device() -> Path:
@@ -52,23 +63,19 @@ def built(sources: Path, name: str) -> Path:
         raise SimulatorUnavailableError(_failures[library])
     if not library.exists():
         with _lock(library.parent):
-            if not library.exists():  # another process may have built it while this one waited
-                _build_or_remember(library, sources)
+            try:
+                if not library.exists():  # another process may have built it while this one waited
+                    _build(library, sources)
+            except (SimulatorUnavailableError, OSError) as error:
+                why = str(error)
+                if isinstance(error, OSError):
+                    why = f"The simulated mps device cannot be built in {library.parent}: {error.strerror or error}."
+                _failures[library] = why
+                raise SimulatorUnavailableError(why) from error
     return library
 
 
-_failures: dict[Path, str] = {}  # what was wrong with a build of this process; it is not tried again
-
-
-def _build_or_remember(library: Path, sources: Path) -> None:
-    try:
-        _build(library, sources)
-    except (SimulatorUnavailableError, OSError) as error:
-        why = str(error)
-        if isinstance(error, OSError):
-            why = f"The simulated mps device cannot be built in {library.parent}: {error.strerror or error}."
-        _failures[library] = why
-        raise SimulatorUnavailableError(why) from error
+_failures: dict[Path, str] = {}  # builds that failed in this process and are not tried again
 
 
 def torch_version() -> Any:
@@ -206,17 +213,3 @@ def _compile(folder_of_sources: Path, name: str, folder: Path, log: Path) -> Non
         f"The simulated mps device could not be compiled: {errors[0] if errors else 'the compiler gave no reason'}. "
         f"It is made for torch 2.13 to 2.15 and a compiler with C++20; all that the compiler said is in {log}."
     )
-
-
-def _import(library: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(MODULE, library)
-    assert spec is not None
-    assert spec.loader is not None
-    try:
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    except ImportError as error:
-        raise SimulatorUnavailableError(
-            f"The simulated mps device cannot be loaded: {error}. Delete {library.parent}, so that it is built anew."
-        ) from error
-    return module
