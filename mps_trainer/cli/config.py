@@ -15,7 +15,7 @@ from ..launching.environment import set_aside
 from ..launching.questions import questionnaire
 from ..launching.settings import DEFAULTS, NAMES, InForce, LaunchSettings
 from ..refusal import WRONG_INPUT, as_line
-from .completion import completes_files
+from .completion import completes
 
 UNCHANGED = "Nothing was written."
 
@@ -30,7 +30,7 @@ def add_parser(commands: Any) -> None:
     )
     command.add_argument("show", nargs="?", choices=["show"], metavar="show", help="print the settings in force")
     command.add_argument("--default", action="store_true", help="ask nothing: Accelerate's settings, or the defaults")
-    completes_files(
+    completes(
         command.add_argument(
             "--config_file",
             metavar="FILE",

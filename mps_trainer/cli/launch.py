@@ -12,7 +12,7 @@ from ..launching.environment import environment
 from ..launching.processes import become, check_machine, check_module, command_line, torchrun
 from ..launching.settings import DEFAULTS, PRECISIONS, InForce, LaunchSettings, typed
 from ..refusal import WRONG_INPUT, as_line
-from .completion import completes_files
+from .completion import completes
 from .script import add_rest, check_script
 
 
@@ -32,11 +32,9 @@ def add_parser(commands: Any) -> None:
     command.add_argument(
         "--num_processes", metavar="N", type=_count, help="processes, on the CPU or on GPUs (default: 1)"
     )
-    completes_files(
-        command.add_argument("--config_file", metavar="FILE", help="settings of this command, or of Accelerate")
-    )
+    completes(command.add_argument("--config_file", metavar="FILE", help="settings of this command, or of Accelerate"))
     command.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module, as for python")
-    completes_files(command.add_argument("script", metavar="SCRIPT", help="a Python file"))
+    completes(command.add_argument("script", metavar="SCRIPT", help="a Python file"))
     add_rest(command)
     command.set_defaults(run=run, failure=WRONG_INPUT)
 
