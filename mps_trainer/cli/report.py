@@ -36,9 +36,9 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes the page and prints its path; returns 0."""
-    from ..reports.comparison import told_apart, write_comparison
-    from ..reports.page import write_page
-    from ..reports.record import PAGE, is_foreign
+    from ..reports.comparison import comparison, told_apart
+    from ..reports.page import page
+    from ..reports.record import PAGE, is_foreign, replace
     from ..reports.sources import record_of
 
     folders = [arguments.folder, *arguments.others]
@@ -51,9 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if arguments.others:
             told_apart(records, folders)
-            write_comparison(records, path)
+            replace(path, comparison(records))
         else:
-            write_page(records[0], arguments.folder, path)
+            replace(path, page(records[0]))
     except OSError as error:
         raise MisconfigurationException(
             f"{path} cannot be written: {error.strerror or error}. Name another file with --output."
