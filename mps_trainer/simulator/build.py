@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import os
 import platform
+import runpy
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ..cache import cache_folder
@@ -79,15 +80,10 @@ _failures: dict[Path, str] = {}  # builds that failed in this process and are no
 
 
 def torch_version() -> Any:
-    """Returns the module `torch.version` without importing torch, if that has not happened yet."""
+    """Returns the contents of `torch.version` without importing torch."""
     if "torch" in sys.modules:
         return sys.modules["torch"].version
-    spec = importlib.util.spec_from_file_location("torch_version", torch_folder() / "version.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return SimpleNamespace(**runpy.run_path(str(torch_folder() / "version.py")))
 
 
 def torch_folder() -> Path:
@@ -135,7 +131,7 @@ def _library(sources: Path, name: str) -> Path:
 
 @contextlib.contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Held by one process at a time; the system lets go of it when that process dies, however it dies."""
+    """Holds a lock for one process at a time; the system releases it when that process dies."""
     import fcntl
 
     try:
