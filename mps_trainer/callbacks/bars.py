@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import psutil
 import torch
 from tqdm import tqdm
 
 from ..amounts import format_bytes
+from ..guards.memory_table import measure
 
 _NARROWEST = 6  # columns in which a bar still says something
 _USUAL = 80  # columns of a terminal that does not tell how many it has
@@ -116,12 +118,6 @@ def memory_in_use(device: torch.device) -> int | None:
 
     Does not wait for the device.
     """
-    if device.type == "mps":
-        return torch.mps.current_allocated_memory()
-    if device.type in ("cuda", "xpu"):
-        return getattr(torch, device.type).memory_allocated(device)
     if device.type == "cpu":
-        import psutil
-
         return psutil.Process().memory_info().rss
-    return None
+    return measure(device).live

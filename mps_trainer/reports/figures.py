@@ -108,10 +108,10 @@ def _end_labels(chart: Chart, low: float, high: float) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _layout(right: int, left: int = _LEFT) -> dict[str, Any]:
+def _layout(right: int, left: int = _LEFT, top: int = _TOP) -> dict[str, Any]:
     return {
         "autosize": True,
-        "margin": {"l": left, "r": right, "t": _TOP, "b": _BOTTOM},
+        "margin": {"l": left, "r": right, "t": top, "b": _BOTTOM},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"family": _FONT, "size": 12, "color": "var(--soft)"},
@@ -243,7 +243,7 @@ def padding_figure(padded: list[dict[str, int]]) -> dict[str, Any] | None:
     real = [entry["real"] for entry in padded]
     rest = [entry["tokens"] - entry["real"] for entry in padded]
     layout = {
-        **_layout(right=14),
+        **_layout(right=14, top=34),
         "xaxis": _axis(title={"text": "padded to, tokens", "standoff": 6}, type="category", showgrid=False),
         "yaxis": _axis(tickformat="~s"),
         "barmode": "stack",
@@ -258,7 +258,6 @@ def padding_figure(padded: list[dict[str, int]]) -> dict[str, Any] | None:
             "font": {"color": "var(--text)"},
         },
     }
-    layout["margin"] = {**layout["margin"], "t": 34}
     bars = (("real tokens", real, "var(--c0)"), ("padding", rest, "var(--faint)"))
     return {
         "data": [
