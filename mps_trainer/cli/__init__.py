@@ -1,4 +1,4 @@
-"""The command `mps-trainer`."""
+"""Runs the command `mps-trainer`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mps-trainer config`: the settings of `mps-trainer launch`, asked for once, or shown."""
+"""`mps-trainer config`: asks for the settings of `mps-trainer launch` once, or shows them."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class _StepsDone(BaseException):
 
 @contextlib.contextmanager
 def stop_at_first_step(batches: int) -> Iterator[None]:
-    """Inside, train() of this Trainer and of transformers', and `coverage.trace`, trace and raise StepTraced."""
+    """Makes train() of both Trainers, and `coverage.trace`, trace a step and raise StepTraced inside."""
     train_theirs, traced = transformers.trainer.Trainer.train, coverage.trace
 
     def train(trainer: Any, *args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""`mps-trainer launch`: run a script with the settings that were made once, on as many processes as they say."""
+"""`mps-trainer launch`: runs a script with the settings of `mps-trainer config`, in one or several processes."""
 
 from __future__ import annotations
 

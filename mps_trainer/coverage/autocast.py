@@ -28,7 +28,7 @@ _overrides: Any = None
 
 @contextlib.contextmanager
 def autocast_of_mps() -> Iterator[None]:
-    """Inside, `torch.autocast("cpu")` casts what `torch.autocast("mps")` would cast. Holds for the whole process."""
+    """Makes `torch.autocast("cpu")` cast as `torch.autocast("mps")` inside, in the whole process."""
     global _entered, _overrides
     with _lock:
         _entered += 1

@@ -102,7 +102,7 @@ class HostCalls(TorchFunctionMode):
             return self._copy(result, tensor, on_device=False)
 
     def _copy(self, result: Tensor, source: Tensor, on_device: bool) -> Tensor:
-        """`result`, in storage of its own unless it has that already, noted as being on one side or the other."""
+        """Returns `result` in storage of its own, noted as being on the device or not."""
         # A leaf that is to gather a gradient stays what it is: users hold on to it.
         if result is source and not (source.is_leaf and source.requires_grad):
             result = source.clone()

@@ -34,7 +34,7 @@ class SourceLine:
         return linecache.getline(self.file, self.line).strip()
 
     def __str__(self) -> str:
-        """The last two parts of the path tell one `modeling.py` from another, and fit a table."""
+        """Returns two parts of the path, which tell one `modeling.py` from another, and the line."""
         return f"{os.sep.join(self.file.split(os.sep)[-2:])}:{self.line}"
 
 

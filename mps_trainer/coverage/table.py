@@ -36,7 +36,7 @@ _FORMAT = 4  # of the file in the cache, and of what counts as native in it
 
 
 class Support(str, Enum):
-    """What happens when an operator is called with tensors on mps."""
+    """The support of an operator on mps."""
 
     NATIVE = "native"  # an MPS kernel runs
     COMPOSITE = "composite"  # made of other operators, each of which has to be asked about in its turn

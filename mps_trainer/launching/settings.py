@@ -20,13 +20,13 @@ MOST_MEMORY = 2  # as torch takes it
 
 @dataclass(frozen=True)
 class LaunchSettings:
-    """How a script is started. None is not set and leaves the choice to the settings that come after: see `over`.
+    """The settings that start a script. None is not set and leaves the choice to other settings: see `over`.
 
     Args:
         device: "auto" (the first usable of mps, cuda, xpu, cpu), "cpu", or a GPU that has to be there.
-        mixed_precision: what a Trainer, or Accelerate, autocasts to: "no", "fp16", "bf16".
-        mps_fallback: whether operators without an MPS kernel run on the CPU.
-        num_processes: how many processes train together on this machine.
+        mixed_precision: the format that a Trainer, or Accelerate, autocasts to: "no", "fp16", "bf16".
+        mps_fallback: True runs operators without an MPS kernel on the CPU.
+        num_processes: the number of processes that train together on this machine.
         memory_fraction: the limit on mps, as a share of the maximum that Metal recommends; 0 is no limit.
     """
 

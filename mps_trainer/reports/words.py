@@ -23,7 +23,7 @@ def number(value: Any) -> str:
 
 
 def duration(seconds: float) -> str:
-    """75 -> "1 min 15 s"."""
+    """Returns "1 min 15 s" for 75."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -49,5 +49,5 @@ def share(part: float, whole: float) -> str:
 
 
 def metric_name(name: str) -> str:
-    """eval_f1 -> "f1"; other evaluations keep their name in front."""
+    """Returns "f1" for eval_f1; other evaluations keep their name in front."""
     return "evaluation loss" if name == "eval_loss" else name.removeprefix("eval_").replace("_", " ")

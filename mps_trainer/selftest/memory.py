@@ -1,4 +1,4 @@
-"""The checks of memory: a limit that holds, and a cache that is given back."""
+"""Checks that the memory limit holds and that the cache is given back."""
 
 from __future__ import annotations
 

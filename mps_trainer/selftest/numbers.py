@@ -1,4 +1,4 @@
-"""The checks that compare numbers: losses with those of the CPU, in three formats."""
+"""Compares losses with those of the CPU, in three formats."""
 
 from __future__ import annotations
 

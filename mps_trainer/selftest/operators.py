@@ -1,4 +1,4 @@
-"""The checks of single operators: one that mps lacks, and one that makes the host wait."""
+"""Checks single operators: one that mps lacks, and one that makes the host wait."""
 
 from __future__ import annotations
 

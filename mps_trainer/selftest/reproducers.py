@@ -1,4 +1,4 @@
-"""A reproducer for each of the known faults: a small computation on a device, compared with the CPU.
+"""Reproduces each of the known faults: a small computation on a device, compared with the CPU.
 
 Each takes a device and returns a clause that says what came out wrong, or None. None takes more than a few seconds or
 more than 100 MB. They follow what the issues describe; on a Mac none of them has run yet.

@@ -1,4 +1,4 @@
-"""The checks that save in the middle of a run and go on from there."""
+"""Checks that a run resumed from a checkpoint in its middle ends as one that was not interrupted."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class CompiledStep:
         return self.launches + sum(self.left.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """In types that JSON has."""
+        """Returns every field and `total` for JSON."""
         return {**asdict(self), "total": self.total}
 
     def __str__(self) -> str:
@@ -149,7 +149,7 @@ class _Compiler:
         self.failures: list[str] = []
 
     def compile(self, graph: Any, inputs: Any) -> Any:
-        """A backend of torch.compile. A graph that Inductor cannot compile runs as it is."""
+        """Compiles a graph as a backend of torch.compile. One that Inductor cannot compile runs as it is."""
         from torch._inductor.compile_fx import compile_fx
 
         try:
@@ -163,7 +163,7 @@ class _Compiler:
 
     @contextlib.contextmanager
     def stubbed(self) -> Iterator[None]:
-        """Inside, Inductor compiles for a GPU that is not there, and remembers nothing of it afterwards."""
+        """Lets Inductor compile for an absent GPU inside; it remembers nothing of it afterwards."""
         import torch._dynamo
         import torch._inductor.utils as utils
 

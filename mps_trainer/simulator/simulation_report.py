@@ -75,7 +75,7 @@ class SimulationReport:
         return sum(operator.shapes for operator in self.operators)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field and total, in types that JSON has."""
+        """Returns every field and total in types that JSON has."""
         totals = {"operator_calls": self.operator_calls, "distinct_shapes": self.distinct_shapes}
         return {**dataclasses.asdict(self), **totals}
 
