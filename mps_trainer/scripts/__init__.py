@@ -46,7 +46,7 @@ def run(
     Raises:
         Exception: an unforeseen error of `do`; after hours of training it is shown with its traceback.
     """
-    begun, arguments = False, None
+    begun = False
     try:
         arguments = parse()
         with no_empty_folder_left(arguments[-1].output_dir):
@@ -58,7 +58,7 @@ def run(
     except CheckpointError as error:
         return refuse(_speaker(name), error, status=FAILED)
     except KeyboardInterrupt as error:
-        if text := str(error) or (_INTERRUPTED if _speaks(arguments) else ""):
+        if text := str(error) or ("" if process_number() else _INTERRUPTED):
             print(f"{name}: {text}", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
@@ -80,11 +80,6 @@ def _speaker(name: str) -> str:
         return name
     time.sleep(FIRST_SPEAKS)
     return f"{name}: process {number}"
-
-
-def _speaks(arguments: tuple[Any, ...] | None) -> bool:
-    """Returns True if this is the first of the processes, or the only one."""
-    return arguments is None or getattr(arguments[-1], "process_index", 0) == 0
 
 
 def set_up_logging(training_args: TrainingArguments) -> None:
