@@ -228,8 +228,8 @@ def _event_trace(events: list[Event], lane: str, divisor: float) -> dict[str, An
     }  # fmt: skip
 
 
-def _short(words: str, most: int = 60) -> str:
-    return words if len(words) <= most else f"{words[: most - 1]}…"
+def _short(words: str) -> str:
+    return words if len(words) <= 60 else f"{words[:59]}…"
 
 
 # Padding

@@ -185,12 +185,12 @@ def read_history(entries: Any) -> list[dict[str, Any]]:
     return [entry for entry in numbers if is_finite(entry.get("step"))]
 
 
-def thinned(history: list[dict[str, Any]], most: int = KEPT_LOGS) -> list[dict[str, Any]]:
-    """Returns `history` with about `most` logs of the loss at most, evenly spread; the last and all others stay."""
+def thinned(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns `history` with at most about KEPT_LOGS logs of the loss, evenly spread; the last and all others stay."""
     losses = [number for number, entry in enumerate(history) if "loss" in entry]
-    if len(losses) <= most:
+    if len(losses) <= KEPT_LOGS:
         return history
-    kept = set(losses[:: -(-len(losses) // most)]) | {losses[-1]}
+    kept = set(losses[:: -(-len(losses) // KEPT_LOGS)]) | {losses[-1]}
     return [entry for number, entry in enumerate(history) if "loss" not in entry or number in kept]
 
 

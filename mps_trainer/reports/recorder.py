@@ -49,7 +49,7 @@ class Recorder:
         self._described = False
         self.ended = False
         earlier = _earlier(resumed_from, state.global_step) if resumed_from is not None else None
-        self.record = earlier or RunRecord(description.name_of(args, folder), {})
+        self.record = earlier or RunRecord("", {})
         self.record.name = description.name_of(args, folder)
         self.session = Session(state.global_step, self.record.seconds, time.time())
         self.record.sessions.append(self.session)
@@ -101,27 +101,24 @@ class Recorder:
 
     def end(self, error: BaseException | None) -> None:
         """Ends the record after the last step, or when `error` has ended the run."""
-        step, most = self.state.global_step, self.state.max_steps
-        if not self.ended:
-            self._look()
-            self.session.seconds = self._now() - self.session.offset
-            self.record.fallback = self._merged(self._fallbacks.end())
-            if (more := self._warnings - _WARNINGS) > 0:
-                self.record.events.append(Event("warning", step, self._now(), f"{more} more warnings are not listed."))
-            self.ended = True
+        step = self.state.global_step
+        self._look()
+        self.session.seconds = self._now() - self.session.offset
+        self.record.fallback = self._merged(self._fallbacks.end())
+        if (more := self._warnings - _WARNINGS) > 0:
+            self.record.events.append(Event("warning", step, self._now(), f"{more} more warnings are not listed."))
+        self.ended = True
         if error is None:
-            text = "" if step >= most else "A callback ended it early."
-            self._set_outcome(FINISHED, text)
-            self.note("end", step, text)
-        elif isinstance(error, (KeyboardInterrupt, SystemExit)):
-            text = "by SIGINT (Ctrl-C)" if isinstance(error, KeyboardInterrupt) else f"with exit status {error.code}"
-            text = "by SIGTERM" if isinstance(error, SystemExit) and error.code == 143 else text
-            self._set_outcome(STOPPED, text)
-            self.note("stop", step, text)
+            kind, event, text = FINISHED, "end", "" if step >= self.state.max_steps else "A callback ended it early."
+        elif isinstance(error, KeyboardInterrupt):
+            kind, event, text = STOPPED, "stop", "by SIGINT (Ctrl-C)"
+        elif isinstance(error, SystemExit):
+            text = "by SIGTERM" if error.code == 143 else f"with exit status {error.code}"
+            kind, event = STOPPED, "stop"
         else:
-            text = as_line(f"{type(error).__name__}: {error}", 600)
-            self._set_outcome(FAILED, text)
-            self.note("fault", step, text)
+            kind, event, text = FAILED, "fault", as_line(f"{type(error).__name__}: {error}", 600)
+        self._set_outcome(kind, text)
+        self.note(event, step, text)
 
     def _set_outcome(self, kind: str, text: str) -> None:
         self.record.outcome = {
