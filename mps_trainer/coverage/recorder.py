@@ -12,7 +12,7 @@ from ..devices.large_products import Product
 from .coverage_report import BlockingRead, CoverageReport, DtypeProblem, LargeProduct, OperatorUse
 from .residency import named_tensors, storage_key
 from .source import SourceLine
-from .table import OperatorTable
+from .table import OperatorTable, Support
 
 REFUSED_DTYPES = (torch.float64, torch.complex128)
 MOVED = "tensor copied to the device"
@@ -39,6 +39,9 @@ class Recorder:
         self._named: set[tuple[int | None, str]] = set()  # storages and names that need no other name
         self._moved: dict[int | None, SourceLine | None] = {}
         self._batches: dict[tuple[tuple[str, str], ...], None] = {}
+
+    def support(self, name: str) -> Support:
+        return self.table.support(name, self.fallback)
 
     def operator(self, name: str, phase: str, tensors: Iterable[torch.Tensor], where: SourceLine | None) -> None:
         count = self._operators.setdefault((name, phase), _Count(where))
@@ -109,9 +112,7 @@ class Recorder:
 
     def report(self) -> CoverageReport:
         operators = [
-            OperatorUse(
-                name, self.table.support(name, self.fallback), phase, count.calls, len(count.shapes), count.where
-            )
+            OperatorUse(name, self.support(name), phase, count.calls, len(count.shapes), count.where)
             for (name, phase), count in self._operators.items()
         ]
         return CoverageReport(

@@ -50,7 +50,6 @@ class Tracer:
         self.singular_values_only = False  # within functions that want no singular vectors
         self.float64_is_of_the_cpu = False  # within functions that count in float64 on the CPU alone
         self.factory_on_device: bool | None = None  # within a Python call of a factory: whether it names a device
-        self._table = self.recorder.table
         self._expanding: list[Any] = []
         self._lines: dict[int, SourceLine | None] = {}  # of the forward calls, by their autograd node
         self._stack: contextlib.ExitStack | None = None
@@ -126,7 +125,7 @@ class Tracer:
         line = self._line()
         on_device = [tensor for tensor in tensors if self.residency.on_device(tensor)]
         self.recorder.product(func.name(), self.phases.now(), tensors, line)
-        support = self._table.support(func.name(), self.fallback)
+        support = self.recorder.support(func.name())
         with contextlib.ExitStack() as stack:
             if support in _ON_DEVICE and waits_for_device(func, args, kwargs, self.residency.on_device):
                 self.read(func.name())
@@ -153,7 +152,7 @@ class Tracer:
         phase = self.phases.now()
         instead = instead_on_mps(func, args, kwargs, self.singular_values_only)
         name = func.name()
-        support = self._table.support(name, self.fallback)
+        support = self.recorder.support(name)
         if instead is None or support is Support.COMPOSITE:
             self.recorder.operator(name, phase, on_device, line)
         for other in instead or ():
