@@ -8,6 +8,7 @@ from typing import Any
 
 from ..devices.facts import FALLBACK
 from ..errors import MisconfigurationException
+from ..launching.environment import USE_CPU
 from ..refusal import INTERRUPTED, WRONG_INPUT
 from .script import add_script_arguments, check_paths, run_script, write_json
 
@@ -46,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.fallback:
         os.environ[FALLBACK] = "1"  # before the import of torch, which reads it
     # The step is traced on the CPU, also on a Mac and also when the script asks for mps by name.
-    os.environ["ACCELERATE_USE_CPU"] = "true"
+    os.environ[USE_CPU] = "true"
     from .first_step import StepTraced, stop_at_first_step
 
     try:

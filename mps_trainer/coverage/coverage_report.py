@@ -6,10 +6,10 @@ import textwrap
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
+from ..devices.probes import FALLBACK
 from .source import SourceLine
 from .table import Support
 
-_SWITCH = "PYTORCH_ENABLE_MPS_FALLBACK"
 _WIDTHS = (14, 42, 28, 33)  # of the four columns; 120 with the gaps between them
 
 
@@ -113,7 +113,7 @@ class CoverageReport:
 
     def table(self, verbose: bool = False) -> str:
         """Returns the findings in 120 columns, most serious first, with remedies; `verbose` lists all operators."""
-        switch = f"{_SWITCH} is {'on' if self.fallback else 'off'}"
+        switch = f"{FALLBACK} is {'on' if self.fallback else 'off'}"
         verdict = "Ready for mps" if self.ready else "Would fail on mps"
         lines = [f"{verdict}: torch {self.torch_version}, {switch}.", ""]
         rows = self._rows(verbose)
@@ -148,7 +148,7 @@ class CoverageReport:
         if use.support is Support.FAILS:
             if not use.name.startswith("aten::"):
                 return "Ask its library for an mps kernel: this machine's build has none. Or replace the operator."
-            return f"Set {_SWITCH}=1 before torch is imported, or replace the operator."
+            return f"Set {FALLBACK}=1 before torch is imported, or replace the operator."
         if use.support is Support.FALLS_BACK:
             return "Runs on the CPU, its tensors copied there and back each time. Replace it if it is called often."
         return "" if use.support is Support.NATIVE else "Nothing: made of operators that are listed too."

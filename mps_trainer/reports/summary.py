@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..amounts import format_bytes
+from ..devices.facts import PACKAGES
 from . import curves
 from .record import FAILED, FINISHED, LIVE, RESIDENT, RUNNING, STOPPED, RunRecord, is_number
 from .words import date, duration, metric_name, number, share
@@ -263,12 +264,9 @@ def plain(value: Any) -> str:
     """Returns the value of an argument as a page shows it."""
     if value is None or value == "":
         return "–"
-    if is_number(value) and isinstance(value, float) and math.isfinite(value):
+    if isinstance(value, float) and math.isfinite(value):
         return f"{value:g}"
     return ", ".join(map(plain, value)) if isinstance(value, list) and value else str(value)
-
-
-_PACKAGES = ("torch", "transformers", "datasets", "accelerate", "peft", "numpy", "safetensors")
 
 
 def environment_rows(record: RunRecord) -> list[Row]:
@@ -278,7 +276,7 @@ def environment_rows(record: RunRecord) -> list[Row]:
         return []
     packages, torch = facts.get("packages", {}), facts.get("torch_version")
     versions = {"mps_trainer": facts.get("mps_trainer"), **packages, "torch": torch}
-    named = ", ".join(f"{name} {versions[name]}" for name in ("mps_trainer", *_PACKAGES) if versions.get(name))
+    named = ", ".join(f"{name} {versions[name]}" for name in ("mps_trainer", *PACKAGES) if versions.get(name))
     system = "macOS" if facts.get("system") == "Darwin" else str(facts.get("system") or "")
     memory: Any = facts.get("memory_bytes")
     machine = [facts.get("chip"), facts.get("model"), f"{format_bytes(memory)} of memory" if is_number(memory) else ""]

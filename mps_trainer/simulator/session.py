@@ -16,6 +16,7 @@ from ..coverage.source import SourceLine, current_line
 from ..coverage.table import always_falls_back, operator_table
 from ..devices import facts
 from ..errors import MisconfigurationException
+from ..guards.watermarks import HIGH
 from .build import load_extension
 from .cuda import require_hidden
 from .simulation_report import SimulationReport, make_report
@@ -157,15 +158,14 @@ def parse_bytes(amount: int | str) -> int:
 
 def _watermark() -> float:
     """Returns the share of the recommended maximum at which an allocation fails; 0 for never."""
-    text = os.environ.get("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "1.0")
+    text = os.environ.get(HIGH, "1.0")
     try:
         ratio = float(text)
     except ValueError:
         ratio = -1.0
     if not 0 <= ratio <= 2:
         raise MisconfigurationException(
-            f"PYTORCH_MPS_HIGH_WATERMARK_RATIO is {text!r}, and it goes from 0.0 (no limit) to 2.0. Unset it, or set "
-            f"it to 1.0."
+            f"{HIGH} is {text!r}, and it goes from 0.0 (no limit) to 2.0. Unset it, or set it to 1.0."
         )
     return ratio
 
