@@ -1,4 +1,4 @@
-"""What watches a run: transformers' callbacks as they are, and this project's own."""
+"""Watches a run: transformers' callbacks as they are, and this project's own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .run_report import RunReport, reports_among
 
 
 def default_callbacks(args: TrainingArguments) -> list[TrainerCallback | type[TrainerCallback]]:
-    """The callbacks that come before a user's own: the flow of logs, evaluations and saves, and the trackers."""
+    """Returns the callbacks that come before a user's own: the flow of logs, evaluations and saves, and trackers."""
     trackers = []
     if args.report_to:
         from transformers.integrations.integration_utils import (
@@ -37,12 +37,12 @@ def default_callbacks(args: TrainingArguments) -> list[TrainerCallback | type[Tr
 
 
 def report_callback(args: TrainingArguments) -> list[TrainerCallback | type[TrainerCallback]]:
-    """The callback that leaves the report of a run in its folder, unless the arguments leave it out."""
+    """Returns the callback that writes the report of a run, unless the arguments leave it out."""
     return [RunReport] if args.report else []
 
 
 def display_callback(args: TrainingArguments) -> type[TrainerCallback]:
-    """The callback that comes after a user's own: a progress bar, a table in notebooks, or the log alone."""
+    """Returns the callback that comes after a user's own: a progress bar, a table in notebooks, or the log alone."""
     if args.disable_tqdm:
         return PrinterCallback
     if is_in_notebook():

@@ -1,13 +1,15 @@
-"""A bar for a terminal: how far, how long still, examples a second, memory. What has no room is left out."""
+"""Draws a bar on a terminal: progress, time left, samples/s, memory, as far as there is room."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import psutil
 import torch
 from tqdm import tqdm
 
 from ..amounts import format_bytes
+from ..guards.memory_table import measure
 
 _NARROWEST = 6  # columns in which a bar still says something
 _USUAL = 80  # columns of a terminal that does not tell how many it has
@@ -20,7 +22,7 @@ class Bar(tqdm):
     Args:
         examples: in a unit of the bar, on average; a unit is a step or a batch.
         device: whose memory is shown.
-        settings: tqdm's own, of which `total` and `desc` are needed.
+        settings: tqdm's own; `total` and `desc` are needed.
 
     No colours: what is shown is the same under NO_COLOR.
     """
@@ -30,7 +32,7 @@ class Bar(tqdm):
         super().__init__(dynamic_ncols=True, mininterval=_EVERY, **settings)
 
     def leave_out(self, seconds: float) -> None:
-        """Time that went into something else, an evaluation or a save: no part of the rate, but of the time left.
+        """Leaves the time of an evaluation or a save out of the rate, but not out of the time left.
 
         As much of it is expected for each unit to come as for those that are done.
         """
@@ -40,7 +42,7 @@ class Bar(tqdm):
 
     @property
     def format_dict(self) -> dict[str, Any]:
-        """tqdm's facts with this bar's layout. Asked for when the bar is drawn, and not at every step."""
+        """tqdm's facts with this bar's layout, read when the bar is drawn and not at every step."""
         facts = super().format_dict
         if not hasattr(self, "unit"):  # one that tqdm was told to leave out
             return facts
@@ -73,10 +75,10 @@ def layout(
     memory: int | None,
     columns: int,
 ) -> str:
-    """The longest text that fits into `columns`, with `{bar}` where the bar is to be drawn.
+    """Returns the longest text that fits into `columns`, with `{bar}` in place of the bar.
 
     Args:
-        position: units done, of how many in all, None if nobody knows.
+        position: units done, and all units, None if unknown.
         elapsed, left: seconds.
         speed: examples a second.
         memory: bytes.
@@ -102,7 +104,7 @@ def layout(
 
 
 def clocks(elapsed: float, left: float | None) -> str:
-    """02:10<04:20: the time that has gone by, and that is left."""
+    """Returns 02:10<04:20: the time elapsed and the time left."""
     passed: str = tqdm.format_interval(elapsed)
     return passed if left is None else f"{passed}<{tqdm.format_interval(left)}"
 
@@ -112,16 +114,10 @@ def samples_per_second(speed: float) -> str:
 
 
 def memory_in_use(device: torch.device) -> int | None:
-    """Bytes that tensors take on `device`, on the CPU those of the process; None where nobody tells.
+    """Returns the bytes of tensors on `device`, on the CPU those of the process; None if unknown.
 
     Does not wait for the device.
     """
-    if device.type == "mps":
-        return torch.mps.current_allocated_memory()
-    if device.type in ("cuda", "xpu"):
-        return getattr(torch, device.type).memory_allocated(device)
     if device.type == "cpu":
-        import psutil
-
         return psutil.Process().memory_info().rss
-    return None
+    return measure(device).live

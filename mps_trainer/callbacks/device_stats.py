@@ -1,4 +1,4 @@
-"""The memory of the device and the load of the machine, beside the loss in the log."""
+"""Logs the memory of the device and the load of the machine beside the loss."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ class DeviceStatsMonitor(TrainerCallback):
 
 
 def call_first_who_add_to_logs(callbacks: list[Any]) -> None:
-    """Brings the callbacks that add to logs before those that look at them; the order stays otherwise."""
+    """Moves the callbacks that add to logs before the others; the order stays otherwise."""
     callbacks.sort(key=lambda callback: getattr(type(callback), "adds_to_logs", False) is not True)

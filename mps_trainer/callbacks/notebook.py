@@ -1,4 +1,4 @@
-"""The notebook's own bar and table, below the lines that a run begins with everywhere."""
+"""Shows the notebook's own bar and table below the first lines of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first lines of a run: where it trains and why, how much there is to do, and what it will leave on the disk."""
+"""Writes the first lines of a run: device, amount of work, and checkpoints to come."""
 
 from __future__ import annotations
 
@@ -14,12 +14,7 @@ _KEPT |= {"sgd": 0.0, "adafactor": 0.0}
 
 
 def first_lines(args: Any, state: Any, model: Any, loader: Any) -> list[str]:
-    """What a run says before its first step, a line for each thing.
-
-    Args:
-        state: of the run about to begin; its `global_step` is where a resumed one goes on.
-        loader: of the training batches.
-    """
+    """Returns the lines that a run prints before its first step."""
     several = f" in {args.world_size} processes" if args.world_size > 1 else ""
     lines = [
         f"Training on {args.device}{several}: {args.decision.reason}",
@@ -36,7 +31,7 @@ def first_lines(args: Any, state: Any, model: Any, loader: Any) -> list[str]:
 
 
 def parameters_of(model: Any) -> str:
-    """How many parameters there are, and how many of them are trained."""
+    """Counts the parameters, and those that are trained."""
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
     count = sum(size for size, _ in sizes)
     trained = sum(size for size, is_trained in sizes if is_trained)
@@ -46,7 +41,7 @@ def parameters_of(model: Any) -> str:
 
 
 def expected_checkpoints(args: Any, state: Any, model: Any) -> str:
-    """How many checkpoints the run will write, where, about how big, and how many of them stay."""
+    """Returns the number of checkpoints to come, their folder, size and the number that stays."""
     count = saves_to_come(args, state)
     if args.save_strategy == "no" or count == 0:
         return "no checkpoints" + (' (save_strategy="no")' if args.save_strategy == "no" else "")
@@ -62,23 +57,22 @@ def expected_checkpoints(args: Any, state: Any, model: Any) -> str:
 
 
 def saves_to_come(args: Any, state: Any) -> int | None:
-    """Checkpoints between here and the last step; None where the number of epochs is not known beforehand."""
+    """Returns the number of checkpoints up to the last step; None if the number of epochs is unknown."""
+    if args.save_strategy not in ("steps", "epoch", "best"):
+        return 0
     begun, last = state.global_step, state.max_steps
-    if args.save_strategy == "epoch":
-        return _ends_of_epochs(args, state)
-    if args.save_strategy == "steps":
-        return _multiples(state.save_steps, begun, last) + (begun < last and not _ends_at(state.save_steps, last))
-    if args.save_strategy == "best":  # one for each evaluation at most
-        if args.eval_strategy == "epoch":
-            return _ends_of_epochs(args, state)
-        return _multiples(state.eval_steps, begun, last) + (begun < last and not _ends_at(state.eval_steps, last))
-    return 0
+    best = args.save_strategy == "best"  # one for each evaluation at most
+    if (args.eval_strategy if best else args.save_strategy) == "epoch":
+        # a stream ends its epochs when it likes, and so does a run that counts its steps
+        return None if state.num_train_epochs > last else max(state.num_train_epochs - int(state.epoch or 0), 0)
+    every = (state.eval_steps if best else state.save_steps) or last + 1
+    return last // every - begun // every + (begun < last and last % every != 0)
 
 
 def checkpoint_size(args: Any, model: Any) -> int:
-    """Bytes of a checkpoint, estimated: the weights that are saved, and what the optimizer keeps for the trained ones.
+    """Estimates the bytes of a checkpoint: the saved weights, and the optimizer's state of the trained ones.
 
-    Of an optimizer that is not known, nothing is counted. An adapter's checkpoint has the trained weights alone.
+    An unknown optimizer counts as without state. An adapter's checkpoint has the trained weights alone.
     """
     parameters = list(model.parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
@@ -105,7 +99,7 @@ def _steps(args: Any, state: Any, loader: Any) -> str:
 
 
 def _batch(args: Any) -> str:
-    """The effective batch, and what it is made of."""
+    """Returns the effective batch and its factors."""
     size = _examples_in_step(args)
     text = f"{size:,} example{'s' if size != 1 else ''} in a step"
     parts = [
@@ -119,21 +113,6 @@ def _batch(args: Any) -> str:
 
 def _examples_in_step(args: Any) -> int:
     return args.train_batch_size * args.world_size * args.gradient_accumulation_steps
-
-
-def _ends_of_epochs(args: Any, state: Any) -> int | None:
-    """Of the epochs to come. A stream ends its epochs when it likes, and so does a run that counts its steps."""
-    if state.num_train_epochs > state.max_steps:
-        return None
-    return max(state.num_train_epochs - int(state.epoch or 0), 0)
-
-
-def _multiples(every: int, begun: int, last: int) -> int:
-    return last // every - begun // every if every else 0
-
-
-def _ends_at(every: int, last: int) -> bool:
-    return bool(every and last % every == 0)
 
 
 def _number(count: int) -> str:

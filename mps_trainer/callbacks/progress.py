@@ -1,4 +1,4 @@
-"""A bar for training and one for evaluation, with a line for each log; where there is no terminal, lines alone."""
+"""Shows a bar for training and one for evaluation, and a line for each log; without a terminal, lines alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .overview import first_lines
 from .tenths import Tenths
 
 _SHOWN = {"loss": "loss {:.4f}", "learning_rate": "lr {:.2e}", "grad_norm": "grad norm {:.3g}"}
-_UNITS = {"flos", "runtime"}
+_UNITS = ("flos", "runtime")
 
 
 class ProgressCallback(TransformersProgressCallback):
@@ -35,7 +35,7 @@ class ProgressCallback(TransformersProgressCallback):
         self._evaluated_loader: Any = None
         self._batch = self._evaluated = 0
         self._at_last_log = (0, 0.0)
-        self._paused_at: float | None = None  # since when something else goes on than steps
+        self._paused_at: float | None = None  # when an evaluation or a save began
 
     # Training
 
@@ -100,7 +100,7 @@ class ProgressCallback(TransformersProgressCallback):
         self._end_evaluation()
 
     def _begin_evaluation(self, args: Any, loader: Any) -> None:
-        """After the first batch, which counts as done and whose time nobody knows."""
+        """Begins after the first batch, which counts as done and whose time is unknown."""
         total = length_of(loader)
         examples = num_examples(loader, args.eval_batch_size) / total if total else args.eval_batch_size
         self._evaluated_loader = loader
@@ -130,16 +130,15 @@ class ProgressCallback(TransformersProgressCallback):
             self._write([f"step {state.global_step}", *numbers])
 
     def close(self) -> None:
-        """Also for a run that ends in an error, whose words begin a line of their own."""
-        for name in ("training_bar", "prediction_bar"):
-            if (bar := getattr(self, name)) is not None:
-                bar.close()
-                setattr(self, name, None)
-        self._steps = self._batches = self._evaluated_loader = None
+        """Closes the bars, also for a run that ends in an error, so that its message begins a new line."""
+        if self.training_bar is not None:
+            self.training_bar.close()
+        self.training_bar = self._steps = None
+        self._end_evaluation()
         self._is_training = False
 
     def _parts(self, args: Any, state: Any, logs: dict[str, Any] | None = None) -> list[str]:
-        """Of a line on training; the rate is that since the last log, or of the whole run where there was none."""
+        """Returns the parts of a line on training, with the rate since the last log, or else of the whole run."""
         step, parts = state.global_step, [f"step {state.global_step}/{state.max_steps}", f"epoch {state.epoch:.2f}"]
         speed = None
         if logs is not None:
@@ -201,4 +200,4 @@ def _memory(args: Any) -> list[str]:
 
 
 def _is_shown(name: str, value: Any) -> bool:
-    return isinstance(value, (int, float)) and not any(name.endswith(unit) for unit in _UNITS)
+    return isinstance(value, (int, float)) and not name.endswith(_UNITS)

@@ -1,4 +1,4 @@
-"""The report that a run leaves in its folder, recorded while it trains and drawn at its end."""
+"""Records a run while it trains and writes its report at the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from transformers.trainer_callback import TrainerCallback
 
 from ..refusal import sentence
-from ..reports.record import PAGE, is_recorded, read
+from ..reports.record import PAGE, is_recorded, read, replace
 
 if TYPE_CHECKING:
     from ..reports.recorder import Recorder
@@ -24,7 +24,7 @@ _MOST_TRIALS = 40  # of a search, the last ones, that are compared in one page
 
 
 def _never_in_the_way(method: Callable[..., None]) -> Callable[..., None]:
-    """What goes wrong with a report is a warning, once, and never what ends a run."""
+    """Makes an error in a report one warning, which never ends a run."""
 
     @functools.wraps(method)
     def guarded(self: RunReport, *args: Any, **kwargs: Any) -> None:
@@ -54,7 +54,7 @@ class RunReport(TrainerCallback):
         self._told = False  # where the page of this run is
 
     def expect(self, folder: str, resumed_from: str | None, batch: int, draws: bool = True) -> None:
-        """A run is about to begin in `folder`, with updates of `batch` examples; without `draws` it leaves no page."""
+        """Prepares for a run in `folder`, with updates of `batch` examples; without `draws` it leaves no page."""
         self._folder, self._resumed_from, self._batch, self._draws = folder, resumed_from, batch, draws
         self._recorder, self._told = None, False
         if not draws and folder not in self._trials:
@@ -90,7 +90,7 @@ class RunReport(TrainerCallback):
 
     @_never_in_the_way
     def end(self, error: BaseException | None) -> None:
-        """The run has ended: all of it done, or by `error`."""
+        """Ends the record of a run that is complete, or was ended by `error`."""
         recorder = self._recorder
         if recorder is None or recorder.ended:
             return
@@ -103,39 +103,36 @@ class RunReport(TrainerCallback):
 
     @_never_in_the_way
     def end_search(self, folder: str) -> None:
-        """A search has ended: its trials, whose records are in folders of their own, are compared in `folder`."""
+        """Compares the trials of a search, whose records are in folders of their own, in a page in `folder`."""
         trials, self._trials = [trial for trial in self._trials if is_recorded(trial)], []
         if not trials or not _can_draw(folder):
             return
-        from ..reports.comparison import told_apart, write_comparison
+        from ..reports.comparison import comparison, told_apart
 
         records = [read(trial) for trial in trials[-_MOST_TRIALS:]]
         told_apart(records, trials[-_MOST_TRIALS:])
         self._folder = folder
-        write_comparison(records, os.path.join(folder, PAGE))
+        replace(os.path.join(folder, PAGE), comparison(records))
 
     def _write(self, recorder: Recorder) -> None:
         recorder.save()
         if not self._draws or not _can_draw(recorder.folder):
             return
-        from ..reports.page import write_page
+        from ..reports.page import page
 
-        write_page(recorder.record, recorder.folder)
+        path = os.path.join(recorder.folder, PAGE)
+        replace(path, page(recorder.record))
         if not self._told:
-            logger.info("The report of this run: %s", os.path.join(recorder.folder, PAGE))
+            logger.info("The report of this run: %s", path)
             self._told = True
 
 
 def _can_draw(folder: str) -> bool:
-    """Whether the library of the charts is there; says so if it is not."""
+    """Returns True if plotly is installed, and warns if it is not."""
     if importlib.util.find_spec("plotly") is not None:
         return True
-    logger.warning(
-        "%s has no %s: plotly is not installed. `pip install plotly`, then `mps-trainer report %s`.",
-        folder,
-        PAGE,
-        folder,
-    )
+    advice = "`pip install plotly`, then `mps-trainer report %s`."
+    logger.warning(f"%s has no %s: plotly is not installed. {advice}", folder, PAGE, folder)
     return False
 
 

@@ -1,4 +1,4 @@
-"""Progress where there is no terminal to draw a bar on: a line at each tenth."""
+"""Shows progress without a terminal: a line at each tenth."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHORTEST = 1.0
 
 
 class Tenths:
-    """Says when a line is due of something that has `total` units, and what is in it.
+    """Tells when a line on progress through `total` units is due, and its content.
 
     Args:
         examples: in a unit, on average.
@@ -28,7 +28,7 @@ class Tenths:
         self.next = self._after(begun_at)
 
     def due(self, done: int) -> bool:
-        """Whether to write a line: once for each tenth in which there was none, and not more often than a second."""
+        """Returns True if a line is due: once for each tenth in which there was none, at most once a second."""
         if done < self.next:
             return False
         self.next = self._after(done)
@@ -40,25 +40,25 @@ class Tenths:
         return True
 
     def tell(self) -> None:
-        """A line has been written that says how far things are."""
+        """Notes that another line has shown the progress."""
         self._told, self._told_at = True, time.perf_counter()
 
     def leave_out(self, seconds: float) -> None:
-        """Time that went into something else, and counts as time left but not in the rate."""
+        """Leaves the time of an evaluation or a save out of the rate, but not out of the time left."""
         self._apart += seconds
 
     def clocks(self, done: int) -> str:
-        """The time since the beginning, and the time left."""
+        """Returns the time since the beginning, and the time left."""
         elapsed = time.perf_counter() - self._start
         units = done - self.begun_at
         return clocks(elapsed, (self.total - done) * elapsed / units if units > 0 else None)
 
     def speed(self, done: int) -> str | None:
-        """Examples a second since the beginning."""
+        """Returns examples per second since the beginning."""
         trained_for = time.perf_counter() - self._start - self._apart
         units = done - self.begun_at
         return samples_per_second(units * self._examples / trained_for) if units > 0 and trained_for > 0 else None
 
     def _after(self, done: int) -> int:
-        """The units at which the tenth is full in which the next unit lies."""
+        """Returns the units at the end of the tenth of the next unit."""
         return math.ceil((done * 10 // max(self.total, 1) + 1) * self.total / 10)

@@ -1,4 +1,4 @@
-"""The command `mps-trainer`."""
+"""Runs the command `mps-trainer`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COMMANDS = (doctor, selftest, config, launch, report, check, simulate, example, 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status; `argv` defaults to the command line."""
+    """Runs one command and returns its exit status; `argv` defaults to the command line."""
     try:
         arguments = _parser().parse_args(argv)
     except MisconfigurationException as error:
@@ -62,7 +62,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def _respelled(flag: str) -> str:
-    """With dashes for underscores, or else with underscores for dashes."""
+    """Returns the flag with dashes for underscores, or else with underscores for dashes."""
     name = flag.removeprefix("--")
     return "--" + (name.replace("_", "-") if "_" in name else name.replace("-", "_"))
 

@@ -1,4 +1,4 @@
-"""`mps-trainer check`: run a script until its Trainer has traced one step, and say what of it would run on a Mac."""
+"""`mps-trainer check`: runs a script until its Trainer has traced one step and reports what would fail on a Mac."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 
 from ..devices.facts import FALLBACK
 from ..errors import MisconfigurationException
-from ..refusal import INTERRUPTED
+from ..launching.environment import USE_CPU
+from ..refusal import INTERRUPTED, WRONG_INPUT
 from .script import add_script_arguments, check_paths, run_script, write_json
-
-COULD_NOT_RUN = 2  # 0 and 1 are the report's own: ready, and would fail
 
 
 def add_parser(commands: Any) -> None:
@@ -29,7 +28,7 @@ def add_parser(commands: Any) -> None:
     command.add_argument("--compile", action="store_true", help="count the kernels of torch.compile too, on Linux")
     command.add_argument("--verbose", action="store_true", help="list the operators that run on mps too")
     add_script_arguments(command)
-    command.set_defaults(run=run, failure=COULD_NOT_RUN)
+    command.set_defaults(run=run, failure=WRONG_INPUT)
 
 
 def _count(text: str) -> int:
@@ -39,7 +38,7 @@ def _count(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Trace the script's first training step; 0, 1 or 2 as the help says."""
+    """Traces the script's first training step; returns 0, 1 or 2 as the help says."""
     check_paths(arguments)
     if arguments.compile:
         from ..simulator.build import check_machine
@@ -48,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.fallback:
         os.environ[FALLBACK] = "1"  # before the import of torch, which reads it
     # The step is traced on the CPU, also on a Mac and also when the script asks for mps by name.
-    os.environ["ACCELERATE_USE_CPU"] = "true"
+    os.environ[USE_CPU] = "true"
     from .first_step import StepTraced, stop_at_first_step
 
     try:
@@ -73,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _compile(trainer: Any) -> tuple[dict[str, Any] | None, bool]:
-    """Prints what torch.compile makes of the step; what JSON keeps of it, and whether all of it was compiled."""
+    """Compiles the step and prints the counts. Returns them for JSON, and True if all of it was compiled."""
     from ..simulator.compiled import compile_step, reason_of
 
     if trainer is None:

@@ -1,4 +1,4 @@
-"""Completion in the user's shell: a script made from the argument parser, by shtab."""
+"""Completes commands in the user's shell by a script that shtab makes from the argument parser."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SHELLS = ("bash", "zsh")
 
 
 class PrintCompletion(argparse.Action):
-    """Prints the script for a shell and ends. shtab is imported here and not before."""
+    """Prints the script for a shell and exits."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None
@@ -22,20 +22,14 @@ class PrintCompletion(argparse.Action):
 
 
 def _describe_in_short(parser: argparse.ArgumentParser) -> None:
-    """zsh shows a line for each command, and shtab takes the description for it, which is a paragraph."""
+    """Gives zsh one line for each command, where shtab would take the description, a paragraph."""
     for commands in parser._actions:
         if isinstance(commands, argparse._SubParsersAction):
             for named in commands._choices_actions:
                 commands.choices[named.dest].description = named.help
 
 
-def completes_files(action: argparse.Action) -> argparse.Action:
-    """Lets the shell propose files where this argument is typed."""
-    action.complete = "file"  # type: ignore[attr-defined]  # shtab looks for it
-    return action
-
-
-def completes_folders(action: argparse.Action) -> argparse.Action:
-    """Lets the shell propose folders where this argument is typed."""
-    action.complete = "directory"  # type: ignore[attr-defined]  # shtab looks for it
+def completes(action: argparse.Action, what: str = "file") -> argparse.Action:
+    """Lets the shell propose files, or "directory" for folders, where this argument is typed."""
+    action.complete = what  # type: ignore[attr-defined]  # shtab looks for it
     return action

@@ -1,4 +1,4 @@
-"""`mps-trainer config`: the settings of `mps-trainer launch`, asked for once, or shown."""
+"""`mps-trainer config`: asks for the settings of `mps-trainer launch` once, or shows them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from ..devices import DeviceRequest, gather_facts, resolve
 from ..errors import MisconfigurationException
 from ..launching.accelerate_file import accelerate_file
-from ..launching.config_file import InForce, check_target, file_to_write, in_force, load, write
+from ..launching.config_file import check_target, file_to_write, in_force, load, write
 from ..launching.environment import set_aside
 from ..launching.questions import questionnaire
-from ..launching.settings import DEFAULTS, NAMES, LaunchSettings
+from ..launching.settings import DEFAULTS, NAMES, InForce, LaunchSettings
 from ..refusal import WRONG_INPUT, as_line
-from .completion import completes_files
+from .completion import completes
 
 UNCHANGED = "Nothing was written."
 
@@ -30,7 +30,7 @@ def add_parser(commands: Any) -> None:
     )
     command.add_argument("show", nargs="?", choices=["show"], metavar="show", help="print the settings in force")
     command.add_argument("--default", action="store_true", help="ask nothing: Accelerate's settings, or the defaults")
-    completes_files(
+    completes(
         command.add_argument(
             "--config_file",
             metavar="FILE",
@@ -41,7 +41,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ask and write, or show; 0."""
+    """Asks and writes, or shows; returns 0."""
     if arguments.show:
         if arguments.default:
             raise MisconfigurationException("--default writes settings, and show prints them. Leave one of them out.")
@@ -95,7 +95,7 @@ def _answer(prompt: str) -> str:
 
 
 def shown(chosen: InForce, environ: Any) -> list[str]:
-    """The settings in force, and what is not taken over or is set aside."""
+    """Returns the settings in force, the keys not taken over and the settings set aside, as lines."""
     whose = "Accelerate's " if chosen.is_accelerates else ""
     lines = ["No file of settings: the defaults." if chosen.path is None else f"From {whose}{chosen.path}:"]
     lines += _lines(chosen.settings)

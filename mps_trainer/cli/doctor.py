@@ -1,4 +1,4 @@
-"""`mps-trainer doctor`: what this machine trains on, what stands in the way, and what to do about it."""
+"""`mps-trainer doctor`: finds the device that this machine trains on, and what to put right."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the screen or the JSON; 0 when nothing stands in the way, else 1."""
+    """Prints the screen or the JSON; returns 0 when nothing stands in the way, else 1."""
     if arguments.facts is None:
         recorded, source = Recorded(gather_all_facts()), ""
     else:
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def report(facts: MachineFacts) -> dict[str, Any]:
-    """What --json prints."""
+    """Returns the output of --json."""
     decision, refusal = decide(facts)
     return {
         WRITER: __version__,
@@ -74,7 +74,7 @@ def report(facts: MachineFacts) -> dict[str, Any]:
 
 
 def status(facts: MachineFacts) -> int:
-    """The exit status: 1 where something that can be put right keeps training from the best device, else 0."""
+    """Returns the exit status: 1 where something that can be put right keeps training from the best device, else 0."""
     return int(any(finding.severity == ERROR for finding in findings(facts)))
 
 

@@ -1,4 +1,4 @@
-"""`mps-trainer env`: what an issue has to name, as a markdown list."""
+"""`mps-trainer env`: prints the facts that an issue needs, as a markdown list."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the list; 0."""
+    """Prints the list; returns 0."""
     print(listing(gather_all_facts()))
     return 0
 
 
 def listing(facts: MachineFacts) -> str:
-    """The list, one line an entry."""
+    """Returns the list, one entry per line."""
     versions = {"mps_trainer": __version__, **{name: facts.packages.get(name, "not installed") for name in PACKAGES}}
     if facts.torch_version is not None:
         versions["torch"] = facts.torch_version  # has the build in it: 2.13.0+cpu
@@ -59,7 +59,7 @@ def listing(facts: MachineFacts) -> str:
 
 
 def _code(text: str) -> str:
-    """As code, so that markdown leaves it alone; the fence has more backticks than any run of them inside."""
+    """Returns `text` as markdown code; the fence has more backticks than any run of them inside."""
     line = as_line(text)
     fence = "`" * (1 + max(map(len, re.findall("`+", line)), default=0))
     padding = " " if len(fence) > 1 else ""

@@ -1,4 +1,4 @@
-"""`mps-trainer example`: the examples that come with the package, copied to a folder of one's own."""
+"""`mps-trainer example`: copies the examples that come with the package to a folder of your own."""
 
 from __future__ import annotations
 
@@ -14,28 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MisconfigurationException
-from .completion import completes_folders
+from ..refusal import WRONG_INPUT
+from .completion import completes
 
-CANNOT = 2
 PACKAGE = Path(__file__).resolve().parents[1]
 _LEFT_OUT = ("__pycache__", "trainer_output")
 
 
 @dataclass(frozen=True)
 class Example:
-    """A folder of `examples/`.
+    """A folder of `examples/`."""
 
-    Args:
-        says: what it is, in a line.
-        runs: what to type in the folder first, after the name of Python.
-        needs: modules that have to be there for it.
-        install: what has them, as pip takes it.
-    """
-
-    says: str
-    runs: str
-    needs: tuple[str, ...]
-    install: tuple[str, ...] = ("mps_trainer[examples]",)
+    says: str  # in a line
+    runs: str  # the first command in the folder, after the name of Python
+    needs: tuple[str, ...]  # modules
+    install: tuple[str, ...] = ("mps_trainer[examples]",)  # the packages of these modules
 
 
 EXAMPLES = {
@@ -67,12 +60,12 @@ def add_parser(commands: Any) -> None:
         "must be empty, and say how to run it. Each comes with data and a model, so that it runs without a network.",
     )
     command.add_argument("name", metavar="NAME", nargs="?", choices=tuple(EXAMPLES), help=", ".join(EXAMPLES))
-    completes_folders(command.add_argument("folder", metavar="DIR", nargs="?", help="where the copy goes"))
-    command.set_defaults(run=run, failure=CANNOT)
+    completes(command.add_argument("folder", metavar="DIR", nargs="?", help="where the copy goes"), "directory")
+    command.set_defaults(run=run, failure=WRONG_INPUT)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """List or copy; 0."""
+    """Lists or copies; returns 0."""
     if arguments.name is None:
         width = max(map(len, EXAMPLES))
         print("\n".join(f"{name:{width}}  {example.says}" for name, example in EXAMPLES.items()))
@@ -90,10 +83,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def source_of(name: str) -> Path:
-    """The folder of an example: in the package that is installed, or beside it in a clone.
+    """Returns the folder of an example: in the installed package, or beside it in a clone.
 
     Raises:
-        MisconfigurationException: if it is in neither, as when somebody has copied the package's folder alone.
+        MisconfigurationException: if it is in neither, as when only the package's folder was copied.
     """
     for folder in (PACKAGE / "_examples" / name, PACKAGE.parent / "examples" / name):
         if folder.is_dir():
@@ -104,7 +97,7 @@ def source_of(name: str) -> Path:
 
 
 def copy(source: Path, target: Path) -> int:
-    """Copies an example, and says how many files it has. What cannot be copied as a whole is not there afterwards.
+    """Copies an example as a whole or not at all, and returns the number of its files.
 
     Raises:
         MisconfigurationException: for a target that has something in it, is a file, or cannot be written.
@@ -133,7 +126,7 @@ def copy(source: Path, target: Path) -> int:
 
 
 def next_commands(example: Example, target: Path) -> list[str]:
-    """What to type after the copy, from where the command was typed."""
+    """Returns the commands to type after the copy, in the current folder."""
     python = _python()
     missing = [module for module in example.needs if find_spec(module) is None]
     install = [f"{python} -m pip install {' '.join(map(shlex.quote, example.install))}"] if missing else []
@@ -141,7 +134,7 @@ def next_commands(example: Example, target: Path) -> list[str]:
 
 
 def _python() -> str:
-    """`python`, where that is the one that runs this; otherwise its path, which is right in any folder."""
+    """Returns `python` if that is the one that runs this, otherwise its absolute path."""
     found = shutil.which("python")
     if found is not None and os.path.abspath(found) == os.path.abspath(sys.executable):
         return "python"

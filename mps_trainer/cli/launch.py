@@ -1,4 +1,4 @@
-"""`mps-trainer launch`: run a script with the settings that were made once, on as many processes as they say."""
+"""`mps-trainer launch`: runs a script with the settings of `mps-trainer config`, in one or several processes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 import sys
 from typing import Any
 
-from ..launching.config_file import InForce, in_force
+from ..launching.config_file import in_force
 from ..launching.environment import environment
-from ..launching.processes import become, check_machine, check_module, command_line, needs_a_look, torchrun
-from ..launching.settings import DEFAULTS, PRECISIONS, LaunchSettings, typed
+from ..launching.processes import become, check_machine, check_module, command_line, torchrun
+from ..launching.settings import DEFAULTS, PRECISIONS, InForce, LaunchSettings, typed
 from ..refusal import WRONG_INPUT, as_line
-from .completion import completes_files
+from .completion import completes
 from .script import add_rest, check_script
 
 
@@ -30,16 +30,11 @@ def add_parser(commands: Any) -> None:
         "--mps_fallback", action="store_true", help="let operators without an MPS kernel run on the CPU"
     )
     command.add_argument(
-        "--num_processes",
-        metavar="N",
-        type=_count,
-        help="processes, on the CPU or on GPUs (default: 1)",
+        "--num_processes", metavar="N", type=_count, help="processes, on the CPU or on GPUs (default: 1)"
     )
-    completes_files(
-        command.add_argument("--config_file", metavar="FILE", help="settings of this command, or of Accelerate")
-    )
+    completes(command.add_argument("--config_file", metavar="FILE", help="settings of this command, or of Accelerate"))
     command.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module, as for python")
-    completes_files(command.add_argument("script", metavar="SCRIPT", help="a Python file"))
+    completes(command.add_argument("script", metavar="SCRIPT", help="a Python file"))
     add_rest(command)
     command.set_defaults(run=run, failure=WRONG_INPUT)
 
@@ -52,7 +47,7 @@ def _count(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Start the script; its exit status. With one process it takes this one's place."""
+    """Starts the script and returns its exit status. With one process it takes this one's place."""
     if arguments.module:
         check_module(arguments.script, os.getcwd())
     else:
@@ -67,19 +62,13 @@ def run(arguments: argparse.Namespace) -> int:
     settings = flags.over(chosen.settings).over(DEFAULTS)
     environ = environment(flags, chosen.settings, os.environ)
     _tell_what_is_left(chosen)
-    if needs_a_look(settings):
-        check_machine(settings, environ, source(flags, chosen))
+    flag = flags.num_processes is not None or chosen.path is None
+    check_machine(settings, environ, f"--num_processes {flags.num_processes}" if flag else str(chosen.path))
     words = [arguments.script, *arguments.arguments]
     if settings.num_processes == 1:
         become(command_line(words, arguments.module), environ)
     os.environ.update(environ)  # of which torchrun's processes begin with a copy
     return torchrun(words, arguments.module, settings.num_processes or 1)
-
-
-def source(flags: LaunchSettings, chosen: InForce) -> str:
-    """Where the number of processes and the device are from."""
-    said = flags.num_processes is not None or chosen.path is None
-    return f"--num_processes {flags.num_processes}" if said else str(chosen.path)
 
 
 def _tell_what_is_left(chosen: InForce) -> None:

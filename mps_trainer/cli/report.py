@@ -1,4 +1,4 @@
-"""`mps-trainer report`: the page of a run made again from its folder, or one that compares several."""
+"""`mps-trainer report`: makes the page of a run again from its folder, or one that compares several."""
 
 from __future__ import annotations
 
@@ -35,22 +35,25 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the page and say where; 0."""
-    from ..reports.comparison import told_apart, write_comparison
-    from ..reports.page import write_page
-    from ..reports.record import PAGE
+    """Writes the page and prints its path; returns 0."""
+    from ..reports.comparison import comparison, told_apart
+    from ..reports.page import page
+    from ..reports.record import PAGE, is_foreign, replace
     from ..reports.sources import record_of
 
     folders = [arguments.folder, *arguments.others]
     path = arguments.output or (COMPARISON if arguments.others else os.path.join(arguments.folder, PAGE))
     records = [record_of(folder) for folder in folders]
-    _check_target(path)
+    if is_foreign(path):
+        raise MisconfigurationException(
+            f"{path} exists and is no report of mps_trainer. Name another file with --output, or remove it."
+        )
     try:
         if arguments.others:
             told_apart(records, folders)
-            write_comparison(records, path)
+            replace(path, comparison(records))
         else:
-            write_page(records[0], arguments.folder, path)
+            replace(path, page(records[0]))
     except OSError as error:
         raise MisconfigurationException(
             f"{path} cannot be written: {error.strerror or error}. Name another file with --output."
@@ -61,13 +64,3 @@ def run(arguments: argparse.Namespace) -> int:
         ) from error
     print(path)
     return 0
-
-
-def _check_target(path: str) -> None:
-    """Raises MisconfigurationException for a file that is there and is no report."""
-    from ..reports.record import is_foreign
-
-    if is_foreign(path):
-        raise MisconfigurationException(
-            f"{path} exists and is no report of mps_trainer. Name another file with --output, or remove it."
-        )

@@ -1,4 +1,4 @@
-"""The screen of `mps-trainer doctor`: facts and findings as plain text of a given width."""
+"""Draws the screen of `mps-trainer doctor`: facts and findings as plain text of a given width."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _GLUE = "\0"  # between the words of a command; as_line leaves none in a text
 
 
 def screen(facts: MachineFacts, width: int = 80, recorded: str = "") -> str:
-    """What doctor prints, in lines of at most `width` columns where a word is not longer.
+    """Returns the output of doctor, in lines of at most `width` columns where no word is longer.
 
     Args:
-        recorded: where the facts come from, if not from this machine.
+        recorded: the source of the facts, if not this machine.
     """
     width = min(max(width, NARROWEST), WIDEST)
     found = findings(facts)
@@ -47,7 +47,7 @@ def screen(facts: MachineFacts, width: int = 80, recorded: str = "") -> str:
 
 
 def _with_details(finding: Finding, most: int) -> Finding:
-    """`finding` with its first details, and the number of the others."""
+    """Returns `finding` with its first details, and the number of the others."""
     left_out = len(finding.details) - most
     if left_out <= 0:
         return finding
@@ -65,7 +65,7 @@ def _lines(facts: MachineFacts, found: Sequence[Finding], width: int, recorded: 
 
 
 def _first(facts: MachineFacts, found: Sequence[Finding], width: int) -> list[str]:
-    """What to see first: the remedy that gains most, or that there is none to be had or needed."""
+    """Returns the first lines: the remedy that gains most, or that nothing has to be put right."""
     if found and found[0].severity != NOTE:
         return _wrapped("Do this first: ", found[0].remedy, width, indent=2)
     decision, _ = decide(facts)
@@ -82,7 +82,8 @@ def _rows(facts: MachineFacts, found: Sequence[Finding]) -> list[tuple[str, str]
     rows.append(("torch", torch(facts)))
     decision, refusal = decide(facts)
     if decision is None:
-        rows.append(("device", f"none: {refusal}" if not _errors(found) else "none: nothing can be trained as it is"))
+        errors = any(finding.severity == ERROR for finding in found)
+        rows.append(("device", "none: nothing can be trained as it is" if errors else f"none: {refusal}"))
         candidates = []
     else:
         rows.append(("device", f"{decision.name}{_simulated(facts)}: {decision.reason}"))
@@ -100,10 +101,6 @@ def _rows(facts: MachineFacts, found: Sequence[Finding]) -> list[tuple[str, str]
     return [*rows, ("disk", _disk(facts))]
 
 
-def _errors(found: Sequence[Finding]) -> bool:
-    return any(finding.severity == ERROR for finding in found)
-
-
 def _machine(facts: MachineFacts) -> str:
     parts = [facts.model, chip(facts), facts.memory_bytes and f"{format_bytes(facts.memory_bytes)} of memory"]
     if facts.recommended_bytes:
@@ -114,7 +111,7 @@ def _machine(facts: MachineFacts) -> str:
 
 
 def chip(facts: MachineFacts) -> str:
-    """The name of the processor; Rosetta hides it, and says VirtualApple."""
+    """Returns the name of the processor; Rosetta hides it, and says VirtualApple."""
     return f"Apple silicon, named {facts.chip} by Rosetta" if facts.rosetta and facts.chip else facts.chip or ""
 
 
@@ -124,7 +121,7 @@ def system(facts: MachineFacts) -> str:
 
 
 def python(facts: MachineFacts) -> str:
-    """Version, architecture and place."""
+    """Returns version, architecture and path."""
     how = " under Rosetta" if facts.rosetta else ""
     conda = "conda" if facts.conda else ""
     parts = [facts.python_version, facts.machine + how, conda, facts.python_executable]
@@ -132,7 +129,7 @@ def python(facts: MachineFacts) -> str:
 
 
 def torch(facts: MachineFacts) -> str:
-    """The version, or why there is none."""
+    """Returns the version, or the reason why there is none."""
     return facts.torch_version or f"none ({facts.torch_error or 'not installed'})"
 
 
@@ -147,7 +144,7 @@ def _fallback(facts: MachineFacts) -> str:
 
 
 def _limits(facts: MachineFacts) -> str:
-    """The watermarks of a run, in bytes where it is known what Metal recommends."""
+    """Returns the watermarks of a run, in bytes where Metal's recommendation is known."""
     high, low = limits(facts.environment)
     source = HIGH if HIGH in facts.environment else "memory_fraction"
     if high == 0:
@@ -173,7 +170,7 @@ def _finding(number: int, finding: Finding, width: int) -> list[str]:
 
 
 def _wrapped(label: str, text: str, width: int, indent: int | None = None) -> list[str]:
-    """`text` in lines, of which each command that fits on one is whole, so that it can be copied."""
+    """Returns `text` in lines. A command that fits on one line stays whole, so that it can be copied."""
     indent = len(label) if indent is None else indent
 
     def glue(command: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""Running a user's script inside a command, as `python script.py arguments` would run it."""
+"""Runs a user's script inside a command, as `python script.py arguments` would run it."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from typing import Any
 
 from ..errors import MisconfigurationException
 from ..refusal import INTERRUPTED
-from .completion import completes_files
+from .completion import completes
 
 
 def add_script_arguments(command: argparse.ArgumentParser) -> None:
-    """What every command takes that runs a script."""
-    completes_files(command.add_argument("--json", metavar="FILE", help="also write the report to FILE as JSON"))
+    """Adds the arguments of every command that runs a script."""
+    completes(command.add_argument("--json", metavar="FILE", help="also write the report to FILE as JSON"))
     command.add_argument(
         "--fallback",
         action="store_true",
         help="let operators without an MPS kernel run on the CPU: PYTORCH_ENABLE_MPS_FALLBACK=1, set in time",
     )
-    completes_files(command.add_argument("script", metavar="SCRIPT", help="a Python file"))
+    completes(command.add_argument("script", metavar="SCRIPT", help="a Python file"))
     add_rest(command)
 
 
 def add_rest(command: argparse.ArgumentParser) -> None:
-    """The script's own arguments."""
+    """Adds the script's own arguments."""
     rest = command.add_argument(
         "arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER, help="passed on to the script"
     )
     rest.required = False  # argparse before 3.13 names it beside a SCRIPT that is missing
-    completes_files(rest)
+    completes(rest)
 
 
 def check_paths(arguments: argparse.Namespace) -> None:
-    """Before anything takes time. Raises MisconfigurationException for a script or a folder that is not there."""
+    """Raises MisconfigurationException for a script or a folder that is not there, before anything takes time."""
     check_script(arguments.script)
     if arguments.json is None:
         return
@@ -64,6 +64,7 @@ def check_report(path: str) -> None:
 
 
 def check_script(path: str) -> None:
+    """Raises MisconfigurationException if there is no script at `path`."""
     if not Path(path).is_file():
         raise MisconfigurationException(f"There is no file {path} to run. Name a Python script.")
 
@@ -137,7 +138,7 @@ def _flushes(stream: Any) -> bool:
 
 
 def exit_status(end: SystemExit) -> int:
-    """As the interpreter has it: None is 0, a number itself, anything else is printed and 1."""
+    """Returns the exit status as the interpreter does: 0 for None, a number as it is, 1 for anything else, printed."""
     if end.code is None or isinstance(end.code, int):
         return end.code or 0
     print(end.code, file=sys.stderr)
@@ -145,19 +146,15 @@ def exit_status(end: SystemExit) -> int:
 
 
 def print_traceback(error: BaseException) -> None:
-    """From the script's own first line on: the frames that led into it are this package's and runpy's."""
+    """Prints the traceback from the script's own first line on, without the frames of this package and of runpy."""
     trace = error.__traceback__
-    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
         trace = trace.tb_next
     traceback.print_exception(type(error), error, trace)
 
 
-def _is_ours(file: str) -> bool:
-    return file == __file__ or file.startswith("<frozen runpy>") or file == runpy.__file__
-
-
 def write_json(path: str, report: dict[str, Any]) -> None:
-    """Raises MisconfigurationException when it cannot be written after all, as on a full disk."""
+    """Writes the report. Raises MisconfigurationException when that fails after all, as on a full disk."""
     try:
         with open(path, "w", encoding="utf-8") as file:
             file.write(json.dumps(report, indent=2) + "\n")

@@ -1,21 +1,17 @@
-"""`mps-trainer selftest`: whether training works on this machine."""
+"""`mps-trainer selftest`: tests whether training works on this machine."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..devices import DeviceRequest, gather_facts, resolve
 from ..devices.facts import FALLBACK
 from ..guards.watermarks import memory_limit
+from ..refusal import WRONG_INPUT
 from .script import check_report, write_json
-
-if TYPE_CHECKING:
-    from ..simulator import SimulatedMPS
-
-COULD_NOT_RUN = 2  # 1 is for a check that failed
 
 
 def add_parser(commands: Any) -> None:
@@ -36,23 +32,23 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="with operators without an MPS kernel on the CPU: PYTORCH_ENABLE_MPS_FALLBACK=1, set in time",
     )
-    command.set_defaults(run=run, failure=COULD_NOT_RUN)
+    command.set_defaults(run=run, failure=WRONG_INPUT)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the checks; 0, 1 or 2 as the help says."""
+    """Runs the checks; returns 0, 1 or 2 as the help says."""
     if arguments.json is not None:
         check_report(arguments.json)
     if arguments.fallback:
         os.environ[FALLBACK] = "1"  # before the import of torch below, which reads it
     if arguments.simulate:
-        from ..simulator import hide_cuda
+        from .. import simulator
 
-        hide_cuda()  # before the import of torch
+        simulator.hide_cuda()  # before the import of torch
     if sys.stderr.isatty():
         _tell("Loading torch and transformers ...\n")
     resolve(DeviceRequest(), gather_facts(memory_limit=memory_limit(None)))  # refuses what cannot train at all
-    simulated = _simulated() if arguments.simulate else None
+    simulated = simulator.activate() if arguments.simulate else None
     from ..selftest import CHECKS, run_selftest
 
     numbers = iter(range(1, len(CHECKS) + 1))
@@ -67,13 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if report.passed else 1
 
 
-def _simulated() -> SimulatedMPS:
-    from ..simulator import activate
-
-    return activate()
-
-
 def _tell(text: str) -> None:
-    """What goes on, beside what was asked for."""
+    """Writes progress to stderr."""
     sys.stderr.write(text)
     sys.stderr.flush()

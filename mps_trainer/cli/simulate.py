@@ -1,4 +1,4 @@
-"""`mps-trainer simulate`: run a script on the simulated mps device and report what it did there."""
+"""`mps-trainer simulate`: runs a script on the simulated mps device and reports what it did there."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import sys
 from typing import Any
 
 from ..devices.facts import FALLBACK
+from ..refusal import WRONG_INPUT
 from .script import add_script_arguments, check_paths, run_script, write_json
-
-# The status of a command that could not do its work; a script's own status is passed on.
-COULD_NOT_RUN = 2
 
 
 def add_parser(commands: Any) -> None:
@@ -33,20 +31,18 @@ def add_parser(commands: Any) -> None:
         help="draw the random numbers that the CPU would, to compare a run with one on the CPU",
     )
     add_script_arguments(command)
-    command.set_defaults(run=run, failure=COULD_NOT_RUN)
+    command.set_defaults(run=run, failure=WRONG_INPUT)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the script; its exit status."""
+    """Runs the script and returns its exit status."""
     check_paths(arguments)
     if arguments.fallback:
         os.environ[FALLBACK] = "1"  # before the import of torch below, which reads it
-    from ..simulator import hide_cuda
+    from .. import simulator
 
-    hide_cuda()
-    from ..simulator import activate
-
-    device = activate(memory=arguments.memory, same_draws_as_cpu=arguments.same_draws_as_cpu)
+    simulator.hide_cuda()
+    device = simulator.activate(memory=arguments.memory, same_draws_as_cpu=arguments.same_draws_as_cpu)
     status = run_script(arguments.script, arguments.arguments)
     report = device.report()
     print(report, file=sys.stderr)

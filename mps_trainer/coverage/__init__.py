@@ -1,4 +1,4 @@
-"""What of a training step would run on mps, for the installed torch, on any machine."""
+"""Checks on any machine which operators of a training step the installed torch runs on mps."""
 
 from .coverage_report import BlockingRead, CoverageReport, DtypeProblem, OperatorUse
 from .step import trace_step

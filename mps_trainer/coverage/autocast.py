@@ -1,4 +1,4 @@
-"""Autocast as mps does it, on tensors of the CPU.
+"""Makes autocast on CPU tensors cast as autocast on mps does.
 
 Which operators autocast runs in lower precision, which in float32 and which in the widest format of their arguments
 differs from device to device: on mps a layer norm, a softmax and a sum are float32, on the CPU they are not. A trace
@@ -28,7 +28,7 @@ _overrides: Any = None
 
 @contextlib.contextmanager
 def autocast_of_mps() -> Iterator[None]:
-    """Inside, `torch.autocast("cpu")` casts what `torch.autocast("mps")` would cast. Holds for the whole process."""
+    """Makes `torch.autocast("cpu")` cast as `torch.autocast("mps")` inside, in the whole process."""
     global _entered, _overrides
     with _lock:
         _entered += 1
@@ -50,7 +50,7 @@ def autocast_of_mps() -> Iterator[None]:
 
 @cache
 def _kernels() -> dict[str, Callable]:
-    """The kernels to register, by operator."""
+    """Returns the kernels to register, by operator."""
     policies = autocast_list(torch.__version__)
     kernels: dict[str, Callable] = {}
     for name in torch._C._dispatch_get_all_op_names():
@@ -76,7 +76,7 @@ def _overload(name: str) -> Any:
 
 
 def _casting(func: Any, target: Callable[[list[torch.dtype]], torch.dtype]) -> Callable:
-    """A kernel that casts the arguments to the format that `target` picks from theirs."""
+    """Returns a kernel that casts the arguments to the format that `target` picks from theirs."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with _no_autocast():
@@ -89,7 +89,7 @@ def _casting(func: Any, target: Callable[[list[torch.dtype]], torch.dtype]) -> C
 
 
 def _as_it_is(func: Any) -> Callable:
-    """A kernel that casts nothing. Where the CPU does not compute in that format, it does so in float32."""
+    """Returns a kernel that casts nothing. Where the CPU does not compute in that format, it computes in float32."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with _no_autocast():
@@ -109,7 +109,7 @@ def _no_autocast() -> contextlib.AbstractContextManager:
 
 
 def _cast(values: Any, dtype: torch.dtype) -> Any:
-    """`values` with their tensors in `dtype`; those of integers or float64 stay as they are."""
+    """Returns `values` with their tensors in `dtype`; those of integers or float64 stay as they are."""
 
     def cast(tensor: Tensor) -> Tensor:
         can_be = tensor.is_floating_point() and tensor.dtype is not torch.float64 and tensor.device.type == "cpu"

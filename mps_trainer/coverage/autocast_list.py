@@ -1,4 +1,4 @@
-"""The operators that autocast casts for on mps, and how it casts.
+"""Lists the operators that autocast casts for on mps, and how it casts.
 
 `python -m tools.apple_binary` read it from the builds of torch for Apple silicon, 2.6.0 to 2.15.0; a test of the
 acceptance tier compares the two again. The names of the policies are those of torch, ATen/autocast_mode.h.

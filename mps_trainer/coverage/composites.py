@@ -1,4 +1,4 @@
-"""What an operator that is made of others is made of on mps.
+"""Takes composite operators apart as mps would.
 
 The kernel that mps would take can be run on the CPU, where its parts are seen one by one, except where it asks for the
 device of its tensors. Those cases are listed here, with what mps takes instead (torch 2.13.0, ATen/native).
@@ -38,7 +38,7 @@ _CONVOLUTIONS = {
 def instead_on_mps(
     func: Any, args: tuple, kwargs: dict[str, Any], singular_values_only: bool
 ) -> tuple[str, ...] | None:
-    """The operators that mps takes where the CPU takes `func`; None where it takes `func` itself.
+    """Returns the operators that mps takes where the CPU takes `func`; None where it takes `func` itself.
 
     `singular_values_only`: the function of torch that was called wants no singular vectors.
     """
@@ -52,7 +52,7 @@ def instead_on_mps(
 
 
 def composite_key(func: Any, tensors: list[Tensor]) -> Any:
-    """The key of the kernel that mps would take for the composite operator `func`; None if there is none."""
+    """Returns the key of the kernel that mps would take for the composite operator `func`; None if there is none."""
     if any(tensor.layout != torch.strided for tensor in tensors):
         return None  # sparse tensors have kernels of their own, which the key would go past
     return next((key for key in _KEYS if func.has_kernel_for_dispatch_key(key)), None)
@@ -66,9 +66,9 @@ def _argument(func: Any, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 
 def waits_for_device(func: Any, args: tuple, kwargs: dict[str, Any], on_device: Any) -> bool:
-    """Whether the host has to wait for the result of `func`: it is a number, or its size depends on values.
+    """Returns True if the host has to wait for the result of `func`: it is a number, or its size depends on values.
 
-    `on_device` says of a tensor whether it is on the device.
+    `on_device(tensor)` is True for a tensor on the device.
     """
     name = func.name()
     if name in _INDEXED:
@@ -95,7 +95,7 @@ _INDEXED = {
 
 
 def _waits_for_mask(name: str, args: tuple, kwargs: dict[str, Any], on_device: Any) -> bool:
-    """A mask of booleans as an index has to be counted; integers need not be."""
+    """Returns True if an index is a mask of booleans, which has to be counted; integers need not be."""
     indices = args[1] if len(args) > 1 else kwargs.get("indices", ())
     masks = [index for index in indices if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)]
     if not any(on_device(mask) for mask in masks):
@@ -109,14 +109,14 @@ def _waits_for_mask(name: str, args: tuple, kwargs: dict[str, Any], on_device: A
 
 @cache
 def _tensors_only(func: Any) -> tuple[int, ...]:
-    """Positions of the arguments of `func` that have to be tensors and not numbers."""
+    """Returns the positions of the arguments of `func` that have to be tensors and not numbers."""
     if torch._C._should_allow_numbers_as_tensors(func._schema.name.split("::")[-1]):
         return ()
     return tuple(i for i, argument in enumerate(func._schema.arguments) if str(argument.type) == "Tensor")
 
 
 def numbers_to_tensors(func: Any, args: tuple) -> tuple:
-    """`args` as `func` takes them: torch shows a number that a kernel made a tensor of as a number again."""
+    """Returns `args` as `func` takes them: torch shows a number that a kernel made a tensor of as a number again."""
     wrong = [i for i in _tensors_only(func) if i < len(args) and isinstance(args[i], (bool, int, float, complex))]
     if not wrong:
         return args

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
+from ..devices.probes import FALLBACK
 from .source import SourceLine
 from .table import Support
 
-_SWITCH = "PYTORCH_ENABLE_MPS_FALLBACK"
 _WIDTHS = (14, 42, 28, 33)  # of the four columns; 120 with the gaps between them
 
 
@@ -28,16 +28,6 @@ class OperatorUse:
     distinct_shapes: int
     where: SourceLine | None
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "support": self.support.value,
-            "phase": self.phase,
-            "calls": self.calls,
-            "distinct_shapes": self.distinct_shapes,
-            "where": _line(self.where),
-        }
-
 
 @dataclass(frozen=True)
 class DtypeProblem:
@@ -54,16 +44,6 @@ class DtypeProblem:
     where: SourceLine | None = None
     calls: int = 1
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "what": self.what,
-            "dtype": self.dtype,
-            "fails": self.fails,
-            "remedy": self.remedy,
-            "where": _line(self.where),
-            "calls": self.calls,
-        }
-
 
 @dataclass(frozen=True)
 class LargeProduct:
@@ -79,16 +59,6 @@ class LargeProduct:
     batched: bool
     where: SourceLine | None
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "phase": self.phase,
-            "calls": self.calls,
-            "inner": self.inner,
-            "batched": self.batched,
-            "where": _line(self.where),
-        }
-
 
 @dataclass(frozen=True)
 class BlockingRead:
@@ -99,13 +69,10 @@ class BlockingRead:
     calls: int
     where: SourceLine | None
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"what": self.what, "phase": self.phase, "calls": self.calls, "where": _line(self.where)}
-
 
 @dataclass(frozen=True)
 class CoverageReport:
-    """The result of a trace: whether the steps would run on mps.
+    """Lists the operators, number formats and waits of a trace on mps.
 
     Args:
         torch_version: the torch whose operator table this holds for.
@@ -137,26 +104,16 @@ class CoverageReport:
         return 0 if self.ready else 1
 
     def with_support(self, support: Support) -> list[OperatorUse]:
-        """The operators of one kind, the most called first."""
+        """Returns the operators of one kind, the most called first."""
         return sorted((use for use in self.operators if use.support is support), key=lambda use: -use.calls)
 
     def to_dict(self) -> dict[str, Any]:
-        """In types that JSON has."""
-        return {
-            "ready": self.ready,
-            "torch_version": self.torch_version,
-            "fallback": self.fallback,
-            "operators": [use.to_dict() for use in self.operators],
-            "dtype_problems": [problem.to_dict() for problem in self.dtype_problems],
-            "large_products": [product.to_dict() for product in self.large_products],
-            "blocking_reads": [read.to_dict() for read in self.blocking_reads],
-            "batch_shapes": [dict(shapes) for shapes in self.batch_shapes],
-            "notes": list(self.notes),
-        }
+        """Returns every field and `ready` in types that JSON has."""
+        return {"ready": self.ready, **_plain(self)}
 
     def table(self, verbose: bool = False) -> str:
-        """The findings, most serious first, each with what to do, in 120 columns; `verbose` lists every operator."""
-        switch = f"{_SWITCH} is {'on' if self.fallback else 'off'}"
+        """Returns the findings in 120 columns, most serious first, with remedies; `verbose` lists all operators."""
+        switch = f"{FALLBACK} is {'on' if self.fallback else 'off'}"
         verdict = "Ready for mps" if self.ready else "Would fail on mps"
         lines = [f"{verdict}: torch {self.torch_version}, {switch}.", ""]
         rows = self._rows(verbose)
@@ -191,7 +148,7 @@ class CoverageReport:
         if use.support is Support.FAILS:
             if not use.name.startswith("aten::"):
                 return "Ask its library for an mps kernel: this machine's build has none. Or replace the operator."
-            return f"Set {_SWITCH}=1 before torch is imported, or replace the operator."
+            return f"Set {FALLBACK}=1 before torch is imported, or replace the operator."
         if use.support is Support.FALLS_BACK:
             return "Runs on the CPU, its tensors copied there and back each time. Replace it if it is called often."
         return "" if use.support is Support.NATIVE else "Nothing: made of operators that are listed too."
@@ -211,8 +168,15 @@ class CoverageReport:
         return [*lines, *(f"Note: {note}" for note in self.notes)]
 
 
-def _line(where: SourceLine | None) -> dict[str, Any] | None:
-    return None if where is None else where.to_dict()
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, Support):
+        return value.value
+    if not is_dataclass(value):
+        return value
+    text = {"text": value.text} if isinstance(value, SourceLine) else {}
+    return {name: _plain(each) for name, each in vars(value).items()} | text
 
 
 def _times(calls: int) -> str:
@@ -220,11 +184,10 @@ def _times(calls: int) -> str:
 
 
 def _where(where: SourceLine | None) -> str:
-    return "" if where is None else f"{where}\n{_cut(where.text, _WIDTHS[2])}"
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
+    if where is None:
+        return ""
+    text, width = where.text, _WIDTHS[2]
+    return f"{where}\n{text if len(text) <= width else text[: width - 1] + '…'}"
 
 
 def _dtype_row(problem: DtypeProblem) -> tuple[str, ...]:
@@ -246,7 +209,7 @@ def _read_row(read: BlockingRead) -> tuple[str, ...]:
 
 
 def _cells(row: tuple[str, ...]) -> list[str]:
-    """The lines of one row, each column wrapped to its width."""
+    """Returns the lines of one row, each column wrapped to its width."""
     columns = [
         [part for line in text.split("\n") for part in textwrap.wrap(line, width) or [""]]
         for text, width in zip(row, _WIDTHS, strict=True)

@@ -1,4 +1,4 @@
-"""Which part of a training step is running: forward, backward, optimizer, evaluation."""
+"""Tells which part of a training step is running: forward, backward, optimizer, evaluation."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Phases:
         return torch._C._current_graph_task_id() != -1
 
     def in_backward_of_torch(self) -> bool:
-        """Whether a gradient is computed by torch's own formula: not by a Function of Python, and not by a part of the
-        forward pass that is run again for its activations."""
+        """Returns True if torch's own formula computes a gradient: not a Function of Python, and not a forward pass
+        that is run again for its activations."""
         if not self.in_backward() or torch.is_grad_enabled():
             return False
         return not isinstance(torch._C._current_autograd_node(), torch.autograd.function.BackwardCFunction)
@@ -69,24 +69,20 @@ class Phases:
 
     def __enter__(self) -> Phases:
         original = nn.Module.__call__
-        phases = self
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if phases._depth == 0 and not phases.in_backward():  # in a backward pass: activations computed again
-                phases._begin(module, args, kwargs)
-            phases._depth += 1
+            if self._depth == 0 and not self.in_backward():  # in a backward pass: activations computed again
+                self._begin(module, args, kwargs)
+            self._depth += 1
             try:
                 return original(module, *args, **kwargs)
             finally:
-                phases._depth -= 1
+                self._depth -= 1
 
         nn.Module.__call__ = call  # type: ignore[method-assign]
         self._undo.callback(setattr, nn.Module, "__call__", original)
-        for register, hook in (
-            (register_optimizer_step_pre_hook, self._before_step),
-            (register_optimizer_step_post_hook, self._after_step),
-        ):
-            self._undo.callback(register(hook).remove)
+        self._undo.callback(register_optimizer_step_pre_hook(self._before_step).remove)
+        self._undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
         return self
 
     def __exit__(self, *error: Any) -> None:

@@ -1,9 +1,7 @@
-"""Calls of Python that cross between host and device, which tensors of the CPU do without a trace."""
+"""Watches Python calls that cross between host and device, which leave no operator on CPU tensors."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -22,11 +20,10 @@ class Recording(Protocol):
 
     recorder: Recorder
     residency: Residency
+    is_paused: bool
 
-    @property
-    def is_paused(self) -> bool: ...
     def paused(self) -> AbstractContextManager[None]: ...
-    def free_reads(self) -> AbstractContextManager[None]: ...
+    def having(self, **values: bool) -> AbstractContextManager[None]: ...
     def read(self, what: str) -> None: ...
 
 
@@ -77,7 +74,7 @@ class HostCalls(TorchFunctionMode):
         if func is Tensor.__getitem__ or func is Tensor.__setitem__:
             # Numbers to be put are made tensors on the device, lists of indices on the host.
             on_device = func is Tensor.__setitem__ and self.tracer.residency.on_device(args[0])
-            with self._set("factory_on_device", on_device):
+            with self.tracer.having(factory_on_device=on_device):
                 return func(*args, **kwargs)
         if func is Tensor.new_tensor:
             on_device = kwargs.get("device") is not None or self.tracer.residency.on_device(args[0])
@@ -85,10 +82,10 @@ class HostCalls(TorchFunctionMode):
         if func in _CHECKED_ON_CPU:
             return self._checked(func, args, kwargs)
         if func in _FLOAT64_ON_CPU:
-            with self._set("float64_is_of_the_cpu", True):
+            with self.tracer.having(float64_is_of_the_cpu=True):
                 return func(*args, **kwargs)
         if func in _SINGULAR_VALUES:
-            with self._set("singular_values_only", True):
+            with self.tracer.having(singular_values_only=True):
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
 
@@ -105,7 +102,7 @@ class HostCalls(TorchFunctionMode):
             return self._copy(result, tensor, on_device=False)
 
     def _copy(self, result: Tensor, source: Tensor, on_device: bool) -> Tensor:
-        """`result`, in storage of its own unless it has that already, noted as being on one side or the other."""
+        """Returns `result` in storage of its own, noted as being on the device or not."""
         # A leaf that is to gather a gradient stays what it is: users hold on to it.
         if result is source and not (source.is_leaf and source.requires_grad):
             result = source.clone()
@@ -134,7 +131,7 @@ class HostCalls(TorchFunctionMode):
 
     def _make(self, func: Any, args: tuple, kwargs: dict[str, Any], on_device: bool) -> Any:
         tracer = self.tracer
-        with self._set("factory_on_device", on_device):
+        with tracer.having(factory_on_device=on_device):
             result = func(*args, **kwargs)
         tensors = tensors_in(result)
         tracer.residency.put(tensors, on_device)
@@ -148,22 +145,12 @@ class HostCalls(TorchFunctionMode):
         classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
         if classes == -1 and tracer.residency.on_device(args[0]):
             tracer.read("one_hot without num_classes")
-        with tracer.free_reads():
+        with tracer.having(reads_are_free=True):
             return func(*args, **kwargs)
-
-    @contextlib.contextmanager
-    def _set(self, name: str, value: bool) -> Iterator[None]:
-        """The tracer's attribute `name` is `value` inside."""
-        outer = getattr(self.tracer, name)
-        setattr(self.tracer, name, value)
-        try:
-            yield
-        finally:
-            setattr(self.tracer, name, outer)
 
 
 def _target(args: tuple, kwargs: dict[str, Any]) -> Any:
-    """What `.to` is asked to go to: a string, a torch.device, another tensor; None if it is a number format alone."""
+    """Returns the target of `.to`: a string, a torch.device, another tensor; None for a number format alone."""
     if "device" in kwargs or "other" in kwargs:
         return kwargs.get("device", kwargs.get("other"))
     first = args[0] if args else None

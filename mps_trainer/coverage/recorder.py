@@ -1,8 +1,9 @@
-"""What a trace has seen so far, counted; the report is made from it."""
+"""Counts the operators, reads and number formats of a trace and makes the report of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -11,7 +12,7 @@ from ..devices.large_products import Product
 from .coverage_report import BlockingRead, CoverageReport, DtypeProblem, LargeProduct, OperatorUse
 from .residency import named_tensors, storage_key
 from .source import SourceLine
-from .table import OperatorTable
+from .table import OperatorTable, Support
 
 REFUSED_DTYPES = (torch.float64, torch.complex128)
 MOVED = "tensor copied to the device"
@@ -32,27 +33,28 @@ class Recorder:
         self.fallback = fallback
         self.notes: dict[str, None] = {}  # in order, each once
         self._operators: dict[tuple[str, str], _Count] = {}
-        self._reads: dict[tuple[str, str, SourceLine | None], int] = {}
+        self._reads: Counter[tuple[str, str, SourceLine | None]] = Counter()
         self._dtypes: dict[tuple[str, SourceLine | None], DtypeProblem] = {}
         self._products: dict[tuple[str, str, SourceLine | None], LargeProduct] = {}
         self._named: set[tuple[int | None, str]] = set()  # storages and names that need no other name
-        self._moved: dict[int, SourceLine | None] = {}
+        self._moved: dict[int | None, SourceLine | None] = {}
         self._batches: dict[tuple[tuple[str, str], ...], None] = {}
 
+    def support(self, name: str) -> Support:
+        return self.table.support(name, self.fallback)
+
     def operator(self, name: str, phase: str, tensors: Iterable[torch.Tensor], where: SourceLine | None) -> None:
-        count = self._operators.get((name, phase))
-        if count is None:
-            count = self._operators[name, phase] = _Count(where)
+        count = self._operators.setdefault((name, phase), _Count(where))
         count.calls += 1
         count.shapes.add(tuple((tensor.shape, tensor.dtype) for tensor in tensors))
 
     def read(self, what: str, phase: str, where: SourceLine | None) -> None:
-        key = (what, phase, where)
-        self._reads[key] = self._reads.get(key, 0) + 1
+        self._reads[what, phase, where] += 1
 
-    def product(self, name: str, phase: str, product: Product, where: SourceLine | None) -> None:
+    def product(self, name: str, phase: str, tensors: Sequence[torch.Tensor], where: SourceLine | None) -> None:
         """Notes a matrix product that some Macs may compute wrong; of several at one line the largest sum."""
-        if not product.may_be_wrong(self.table.torch_version):
+        product = matrix_product(name, tensors)
+        if product is None or not product.may_be_wrong(self.table.torch_version):
             return
         key = (name, phase, where)
         known = self._products.get(key, LargeProduct(name, phase, 0, 0, product.batched, where))
@@ -64,11 +66,8 @@ class Recorder:
     ) -> None:
         """Notes a tensor in a format that mps has not. The first to name a tensor's storage names it best."""
         key = (what, where)
-        known = self._dtypes.get(key)
-        if known is not None:
-            self._dtypes[key] = replace(known, calls=known.calls + 1)
-        else:
-            self._dtypes[key] = DtypeProblem(what, short(tensor.dtype), fails, remedy, where)
+        known = self._dtypes.get(key, DtypeProblem(what, short(tensor.dtype), fails, remedy, where, calls=0))
+        self._dtypes[key] = replace(known, calls=known.calls + 1)
 
     def module(self, module: torch.nn.Module) -> None:
         """Notes the parameters and buffers of `module` that are in a format that mps has not."""
@@ -86,9 +85,7 @@ class Recorder:
         if not self._is_new(tensor, name):
             return
         where = None
-        if (
-            key := storage_key(tensor)
-        ) is not None and key in self._moved:  # said in general terms when it was moved; now its name is known
+        if (key := storage_key(tensor)) in self._moved:  # noted without a name when it was moved
             where = self._moved.pop(key)
             self._dtypes.pop((MOVED, where), None)
         remedy = remedy or f"Make it {half(tensor.dtype)} in the dataset or the collator."
@@ -115,9 +112,7 @@ class Recorder:
 
     def report(self) -> CoverageReport:
         operators = [
-            OperatorUse(
-                name, self.table.support(name, self.fallback), phase, count.calls, len(count.shapes), count.where
-            )
+            OperatorUse(name, self.support(name), phase, count.calls, len(count.shapes), count.where)
             for (name, phase), count in self._operators.items()
         ]
         return CoverageReport(
@@ -139,5 +134,24 @@ def short(dtype: torch.dtype) -> str:
 
 
 def half(dtype: torch.dtype) -> str:
-    """The format of half the width, which mps has."""
+    """Returns the format of half the width, which mps has."""
     return "complex64" if dtype.is_complex else "float32"
+
+
+# The positions of the factors among an operator's tensors.
+_FACTORS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2), "addbmm": (1, 2), "linear": (0, 1)}
+
+
+def matrix_product(name: str, tensors: Sequence[torch.Tensor]) -> Product | None:
+    """Returns the product that the operator `name`, such as "aten::addmm.out", computes; None for any other operator.
+
+    Args:
+        tensors: those among its arguments, in their order.
+    """
+    operator = name.removeprefix("aten::").partition(".")[0].rstrip("_")
+    if operator not in _FACTORS or not name.startswith("aten::"):
+        return None
+    left, right = (tensors[position] for position in _FACTORS[operator])
+    if operator == "linear":
+        return Product(left.shape[:-1].numel(), left.shape[-1], right.shape[0])
+    return Product(left.shape[-2], left.shape[-1], right.shape[-1], batched=left.dim() == 3)

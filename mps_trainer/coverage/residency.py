@@ -1,4 +1,4 @@
-"""Which tensors would be on the device, told apart in a process where all of them are in host memory.
+"""Tracks which tensors would be on the device, in a process where all of them are in host memory.
 
 A read of a tensor that stays on the host waits for nothing, and an operator on one needs no kernel for mps: batches
 while they are put together, counters of the optimizer, whatever was read back. So every tensor that the trace meets
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 # Dead storages are forgotten when as many as this were noted since the last time.
 _SWEEP_EVERY = 20_000
@@ -22,7 +23,7 @@ class Residency:
     def __init__(self, default: bool) -> None:
         self.default = default
         # By address. The weak reference keeps the address from being given to another storage.
-        self._known: dict[int, tuple[torch.multiprocessing.reductions.StorageWeakRef, bool]] = {}
+        self._known: dict[int, tuple[StorageWeakRef, bool]] = {}
         self._until_sweep = _SWEEP_EVERY
 
     def on_device(self, tensor: torch.Tensor) -> bool:
@@ -38,24 +39,18 @@ class Residency:
             key = storage_key(tensor)
             if key is None:
                 continue
-            known = self._known.get(key)
-            if known is None:
-                self._note(key, tensor, on_device)
-            elif known[1] is not on_device:
+            if (known := self._known.get(key)) is not None:
                 self._known[key] = (known[0], on_device)
-
-    def _note(self, key: int, tensor: torch.Tensor, on_device: bool) -> None:
-        from torch.multiprocessing.reductions import StorageWeakRef
-
-        self._known[key] = (StorageWeakRef(tensor.untyped_storage()), on_device)
-        self._until_sweep -= 1
-        if self._until_sweep <= 0:
-            self._known = {key: known for key, known in self._known.items() if not known[0].expired()}
-            self._until_sweep = _SWEEP_EVERY
+                continue
+            self._known[key] = (StorageWeakRef(tensor.untyped_storage()), on_device)
+            self._until_sweep -= 1
+            if self._until_sweep <= 0:
+                self._known = {key: known for key, known in self._known.items() if not known[0].expired()}
+                self._until_sweep = _SWEEP_EVERY
 
 
 def storage_key(tensor: torch.Tensor) -> int | None:
-    """The address of the tensor's storage; None for a tensor that has none."""
+    """Returns the address of the tensor's storage; None for a tensor that has none."""
     try:
         return tensor.untyped_storage()._cdata
     except (NotImplementedError, RuntimeError):
@@ -63,7 +58,7 @@ def storage_key(tensor: torch.Tensor) -> int | None:
 
 
 def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in nested dictionaries, lists, tuples and modules (parameters and buffers), each with its path."""
+    """Yields the tensors in nested dictionaries, lists, tuples and modules, each with its path."""
     prefix = f"{name}." if name else ""
     if isinstance(value, torch.Tensor):
         yield name, value

@@ -1,4 +1,4 @@
-"""The Python line that asked for something."""
+"""Finds the Python line that asked for something."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import linecache
 import os
 import sys
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -34,16 +33,13 @@ class SourceLine:
     def text(self) -> str:
         return linecache.getline(self.file, self.line).strip()
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"file": self.file, "line": self.line, "text": self.text}
-
     def __str__(self) -> str:
-        """The last two parts of the path tell one `modeling.py` from another, and fit a table."""
+        """Returns two parts of the path, which tell one `modeling.py` from another, and the line."""
         return f"{os.sep.join(self.file.split(os.sep)[-2:])}:{self.line}"
 
 
 def current_line() -> SourceLine | None:
-    """The innermost line that is running and is neither torch's nor of this package's tracing; None if all are."""
+    """Returns the innermost running line outside torch and this package's tracing; None if there is none."""
     frame = sys._getframe(1)
     while frame is not None:
         if not frame.f_code.co_filename.startswith(_SKIPPED):
@@ -53,7 +49,7 @@ def current_line() -> SourceLine | None:
 
 
 def inside(file: str) -> bool:
-    """Whether torch's `file`, named from torch's folder on, is running and was called by current_line()."""
+    """Returns True if torch's `file`, relative to torch's folder, is running below current_line()."""
     wanted = _TORCH + file.replace("/", os.sep)
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_SKIPPED):

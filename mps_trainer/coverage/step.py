@@ -1,4 +1,4 @@
-"""One training step of a Trainer under the trace, on a copy, on the CPU."""
+"""Traces a training step of a Trainer, on a copy, on the CPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_ACCUMULATION = 2
 
 
 def trace_step(trainer: Trainer, batches: int = 1, *, fallback: bool | None = None) -> CoverageReport:
-    """What the Trainer's training step and one batch of its evaluation would do on mps.
+    """Traces the Trainer's training step and one batch of its evaluation as mps would run them.
 
     Runs whole steps (forward, loss, backward, clipping, optimizer) on the CPU until `batches` batches are done, at
     least one step. They run on a copy: the Trainer's weights, optimizer, state and random numbers stay as they are, no
@@ -62,7 +62,7 @@ def trace_step(trainer: Trainer, batches: int = 1, *, fallback: bool | None = No
 
 
 def _copy_on_cpu(trainer: Trainer) -> Trainer:
-    """A Trainer like `trainer` that shares nothing with it that training changes, and tells nobody of its events."""
+    """Returns a Trainer like `trainer` that shares nothing with it that training changes, without its callbacks."""
     from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
     from ..data.transfer import BatchTransfer
@@ -89,9 +89,7 @@ def _copy_on_cpu(trainer: Trainer) -> Trainer:
     stand_in._mt_use_precision(MixedPrecision(args.device, args.mixed_precision))
     stand_in._mt_num_items_probe = NumItemsProbe(stand_in.model)
     stand_in._mt_transfer = BatchTransfer(args.device)
-    stand_in._mt_attention_masks = AttentionMasks(
-        args.device, applies=True
-    )  # as on the device that this one stands for
+    stand_in._mt_attention_masks = AttentionMasks(args.device, applies=True)  # as on mps
     # The one callback that transformers warns without; it does nothing but ask for logs and checkpoints.
     handler = CallbackHandler([DefaultFlowCallback], stand_in.model, stand_in.processing_class, None, None)
     stand_in._mt_events = Events(args, handler)
@@ -105,7 +103,7 @@ def _copy_on_cpu(trainer: Trainer) -> Trainer:
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
     try:
         return copy.deepcopy(value, memo)
-    except Exception as error:  # whatever a module of somebody's own holds that cannot be copied
+    except Exception as error:  # a user's module may hold anything
         raise MisconfigurationException(
             f"{type(value).__name__} cannot be copied ({error}), and a step is traced on a copy so that yours stays "
             "as it is. Trace a step that you run yourself: `with Tracer() as tracer:`, then tracer.report()."
@@ -124,7 +122,7 @@ def _optimizer_on_cpu(optimizer: Any, memo: dict[int, Any]) -> Any:
 
 
 def _watch_batches(stand_in: Trainer, tracer: Tracer) -> None:
-    """From where the Trainer moves a batch to the device on, its tensors are there."""
+    """Marks the tensors of a batch as being on the device when the Trainer moves it there."""
     from ..training.trainer import Trainer
 
     prepare = stand_in._prepare_inputs
@@ -147,27 +145,23 @@ def _watch_batches(stand_in: Trainer, tracer: Tracer) -> None:
 
 
 def _maker(trainer: Trainer, column: str) -> str:
-    """What the dataset holds in a column, and who made a tensor of it, as far as that can be told."""
+    """Names the type of a column in the dataset and the collator that made a tensor of it, as far as known."""
     collator = trainer.data_collator
     name = getattr(collator, "__name__", type(collator).__name__)
     try:
         value = trainer.train_dataset[0][column]
     except Exception:  # a stream, items that are no dictionaries, a column that the collator adds
         return f", made by {name}"
-    first = value
-    while isinstance(first, (list, tuple)) and first:
-        first = first[0]
-    dtype = getattr(first, "dtype", None)
-    kind = (
-        f"{type(first).__module__.partition('.')[0]}'s {dtype}"
-        if dtype is not None
-        else f"Python {type(first).__name__}"
-    )
+    while isinstance(value, (list, tuple)) and value:
+        value = value[0]
+    kind = f"Python {type(value).__name__}"
+    if (dtype := getattr(value, "dtype", None)) is not None:
+        kind = f"{type(value).__module__.partition('.')[0]}'s {dtype}"
     return f", {kind} in the dataset, made a tensor by {name}"
 
 
 def _train(stand_in: Trainer, tracer: Tracer, batches: int) -> None:
-    """Whole steps by the Trainer's own loop, until `batches` batches are done."""
+    """Runs whole steps by the Trainer's own loop until `batches` batches are done."""
     stand_in.is_in_train = True
     stand_in.model.train()
     loop = stand_in._mt_begin_run()

@@ -1,4 +1,4 @@
-"""Which operators have an MPS kernel, read from the operator table that the installed torch ships.
+"""Tells which operators have an MPS kernel, from the operator table that the installed torch ships.
 
 `torchgen/packaged/ATen/native/native_functions.yaml` is what torch's own kernels are registered from, so the answer
 holds for the user's torch, on any machine. Names are those of the dispatcher: "aten::add.Tensor", "aten::linear".
@@ -36,7 +36,7 @@ _FORMAT = 4  # of the file in the cache, and of what counts as native in it
 
 
 class Support(str, Enum):
-    """What happens when an operator is called with tensors on mps."""
+    """The support of an operator on mps."""
 
     NATIVE = "native"  # an MPS kernel runs
     COMPOSITE = "composite"  # made of other operators, each of which has to be asked about in its turn
@@ -58,7 +58,7 @@ class OperatorTable:
     cpu: frozenset[str]
 
     def support(self, name: str, fallback: bool = False) -> Support:
-        """What becomes of the operator `name` on mps; `fallback`: was PYTORCH_ENABLE_MPS_FALLBACK on at the start.
+        """Returns how mps runs the operator `name`; `fallback`: was PYTORCH_ENABLE_MPS_FALLBACK on at the start.
 
         An operator that the table does not list (torchvision's, one of your own) has the kernels that this process
         registered for it; one that neither has an MPS kernel nor is composite fails.
@@ -74,15 +74,6 @@ class OperatorTable:
             return registered
         return Support.FALLS_BACK if fallback else Support.FAILS
 
-    def to_dict(self) -> dict[str, Any]:
-        """In types that JSON has; `from_dict` reads it back."""
-        return {
-            "torch_version": self.torch_version,
-            "native": sorted(self.native),
-            "composite": sorted(self.composite),
-            "cpu": sorted(self.cpu),
-        }
-
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> OperatorTable:
         return cls(
@@ -92,13 +83,13 @@ class OperatorTable:
 
 @lru_cache
 def always_falls_back(torch_version: str) -> frozenset[str]:
-    """The operators that this torch runs on the CPU with the fallback switch on or off."""
+    """Returns the operators that this torch runs on the CPU with the fallback switch on or off."""
     version = parse_version(torch_version)
     return frozenset(name for name, before in _FALLS_BACK_BEFORE.items() if before is None or version < before)
 
 
 def _registered(name: str) -> Support | None:
-    """What the dispatcher of this process has for mps under `name`; None if it has nothing but the fallback.
+    """Returns the support that this process registered for `name` on mps; None if there is only the fallback.
 
     Asks for kernels one by one: what the dispatcher computes for the key as a whole is the fallback's kernel for every
     operator, once a fallback is registered there, as a simulated mps device does.
@@ -109,7 +100,7 @@ def _registered(name: str) -> Support | None:
 
 
 def _has_kernel(name: str, key: str) -> bool:
-    """Whether this process registered a kernel for exactly this key of the dispatcher."""
+    """Returns True if this process registered a kernel for exactly this key of the dispatcher."""
     import torch
 
     try:
@@ -120,7 +111,7 @@ def _has_kernel(name: str, key: str) -> bool:
 
 @lru_cache(maxsize=1)
 def operator_table() -> OperatorTable:
-    """The table of the installed torch, from the user's cache folder or, the first time, parsed (about a second)."""
+    """Returns the table of the installed torch, from the cache folder or, the first time, parsed (about a second)."""
     import torch
 
     build = (torch.version.git_version or "unknown")[:12]
@@ -132,7 +123,7 @@ def operator_table() -> OperatorTable:
     except (OSError, ValueError, KeyError, TypeError):
         table = parse_operator_table()
     with contextlib.suppress(OSError):  # a read-only home costs the next process a second, and nothing else
-        _write_whole(path, json.dumps(table.to_dict()))
+        _write_whole(path, json.dumps(vars(table), default=sorted))
     return table
 
 
@@ -145,7 +136,7 @@ def _write_whole(path: Path, text: str) -> None:
 
 
 def parse_operator_table(folder: Path | None = None, torch_version: str | None = None) -> OperatorTable:
-    """Read torchgen's operator table. An operator without an entry of its own has what its structured delegate has.
+    """Parses torchgen's operator table. An operator without an entry of its own has what its structured delegate has.
 
     A few kernels are in no entry: torch registers them from Python, on every machine (torch._refs.linalg, 2.13.0).
 

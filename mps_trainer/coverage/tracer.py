@@ -1,4 +1,4 @@
-"""The trace: every operator of whatever runs inside `with Tracer()`, judged as mps would take it."""
+"""Traces the operators that run inside `with Tracer()` and judges each as mps would take it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from .autocast import autocast_of_mps
 from .composites import composite_key, instead_on_mps, numbers_to_tensors, waits_for_device
 from .coverage_report import CoverageReport
 from .phases import Phases
-from .products import matrix_product
 from .reads import HostCalls
 from .recorder import REFUSED_DTYPES, Recorder, half
 from .residency import Residency, named_tensors, tensors_in
@@ -46,13 +45,12 @@ class Tracer:
         self.residency = Residency(unknown_on_device)
         self.recorder = Recorder(operator_table(), self.fallback)
         self.phases = Phases(self._enter_module, self._before_step)
+        self.is_paused = False
         self.reads_are_free = False  # within what has been recorded as a read, or checks values on the CPU alone
         self.singular_values_only = False  # within functions that want no singular vectors
         self.float64_is_of_the_cpu = False  # within functions that count in float64 on the CPU alone
         self.factory_on_device: bool | None = None  # within a Python call of a factory: whether it names a device
-        self._table = self.recorder.table
         self._expanding: list[Any] = []
-        self._pauses = 0
         self._lines: dict[int, SourceLine | None] = {}  # of the forward calls, by their autograd node
         self._stack: contextlib.ExitStack | None = None
         self._mode = _Operators(self)
@@ -77,38 +75,30 @@ class Tracer:
         self._lines.clear()
 
     def report(self) -> CoverageReport:
-        """What was found so far."""
+        """Returns the findings so far."""
         return self.recorder.report()
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Files what runs inside under `name`, except backward passes, which are told apart by themselves."""
+        """Files operators inside under `name`, except those of backward passes."""
         return self.phases.named(name)
 
     def on_device(self, *values: Any) -> None:
-        """Says that the tensors in `values` (modules, dictionaries, lists) are on the device."""
+        """Marks the tensors in `values` (modules, dictionaries, lists) as being on the device."""
         self.residency.put(tensors_in(*values), True)
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> contextlib.AbstractContextManager[None]:
         """Records nothing inside."""
-        self._pauses += 1
-        try:
-            yield
-        finally:
-            self._pauses -= 1
+        return self.having(is_paused=True)
 
     @contextlib.contextmanager
-    def free_reads(self) -> Iterator[None]:
-        """Takes reads inside for free."""
-        outer, self.reads_are_free = self.reads_are_free, True
+    def having(self, **values: bool) -> Iterator[None]:
+        """Sets these attributes of the tracer inside."""
+        outer = {name: getattr(self, name) for name in values}
+        vars(self).update(values)
         try:
             yield
         finally:
-            self.reads_are_free = outer
-
-    @property
-    def is_paused(self) -> bool:
-        return self._pauses > 0
+            vars(self).update(outer)
 
     def read(self, what: str) -> None:
         """Records that the host waits for the device here."""
@@ -134,13 +124,12 @@ class Tracer:
             return func(*args, **kwargs)
         line = self._line()
         on_device = [tensor for tensor in tensors if self.residency.on_device(tensor)]
-        if (product := matrix_product(func.name(), tensors)) is not None:
-            self.recorder.product(func.name(), self.phases.now(), product, line)
-        support = self._table.support(func.name(), self.fallback)
+        self.recorder.product(func.name(), self.phases.now(), tensors, line)
+        support = self.recorder.support(func.name())
         with contextlib.ExitStack() as stack:
             if support in _ON_DEVICE and waits_for_device(func, args, kwargs, self.residency.on_device):
                 self.read(func.name())
-                stack.enter_context(self.free_reads())  # those of its parts are the same wait
+                stack.enter_context(self.having(reads_are_free=True))  # those of its parts are the same wait
             result = self._record_and_run(func, args, kwargs, on_device, line)
         results = tensors_in(result)
         if tensors and not any(tensor.dtype in REFUSED_DTYPES for tensor in on_device):
@@ -163,7 +152,7 @@ class Tracer:
         phase = self.phases.now()
         instead = instead_on_mps(func, args, kwargs, self.singular_values_only)
         name = func.name()
-        support = self._table.support(name, self.fallback)
+        support = self.recorder.support(name)
         if instead is None or support is Support.COMPOSITE:
             self.recorder.operator(name, phase, on_device, line)
         for other in instead or ():
@@ -202,7 +191,7 @@ class Tracer:
             self.recorder.dtype(f"result of {func.name()}", made, f"Ask for {half(made.dtype)} here.", line)
 
     def _line(self) -> SourceLine | None:
-        """The line that called the operator; for a gradient, the line whose gradient it is."""
+        """Returns the line that called the operator; for a gradient, the line of its forward operator."""
         if not self.phases.in_backward_of_torch():
             line = current_line()
             # The node of this call, if it has one, is the last that was made.
@@ -214,7 +203,7 @@ class Tracer:
     # Modules
 
     def _enter_module(self, module: torch.nn.Module, inputs: dict[str, Any], training: bool) -> None:
-        """A module that no other module called: the model, or a loss."""
+        """Notes a module that no other module called: the model, or a loss."""
         if self.is_paused:
             return
         with self.paused():
@@ -228,7 +217,7 @@ class Tracer:
                 self.recorder.batch(named)
 
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Parameters are on the device, and so is what an optimizer keeps for them, but for most counters of steps."""
+        """Marks parameters and optimizer states as being on the device, except most counters of steps."""
         self._lines.clear()  # the backward pass is over
         for group in optimizer.param_groups:
             counts_on_device = bool(group.get("fused") or group.get("capturable"))
@@ -260,7 +249,7 @@ def _takes_apart(kind: type) -> bool:
 
 
 def trace(fn: Callable, *args: Any, fallback: bool | None = None, **kwargs: Any) -> CoverageReport:
-    """Runs `fn(*args, **kwargs)` once under a trace, and says what of it would run on mps.
+    """Runs `fn(*args, **kwargs)` once under a trace and returns the report.
 
     Tensors made before the call count as being on the device; see `Tracer` for those made by it. What `fn` raises is
     not caught.

@@ -1,1 +1,1 @@
-"""What `mps-trainer config` asks and `mps-trainer launch` does. No part of training: it ends where a script begins."""
+"""Asks for the settings of a launch and starts a script with them. No part of training."""

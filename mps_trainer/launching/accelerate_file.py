@@ -1,17 +1,16 @@
-"""Accelerate's own file of settings: where it is, and what of it means the same here."""
+"""Finds Accelerate's own file of settings and takes over the ones that mean the same here."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import MisconfigurationException
 from ..home import in_home
 from ..refusal import shown
-from .settings import PRECISIONS, LaunchSettings, checked
+from .settings import PRECISIONS, InForce, LaunchSettings, checked
 
 # A file with one of these is Accelerate's.
 MARKS = ("compute_environment", "distributed_type")
@@ -47,20 +46,12 @@ _TPU = ("it is for TPUs", lambda value: not value)
 _UNKNOWN = ("it is not known here", lambda value: value is None)
 
 
-@dataclass(frozen=True)
-class TakenOver:
-    """What of a file means the same here, and for each key that has no such meaning why it was left."""
-
-    settings: LaunchSettings
-    left: dict[str, str]
-
-
 def is_accelerates(values: Mapping[Any, Any]) -> bool:
     return any(mark in values for mark in MARKS)
 
 
 def accelerate_file(environ: Mapping[str, str]) -> Path | None:
-    """Where Accelerate keeps its settings: the YAML file, or the JSON file of old where that is the only one.
+    """Returns the path of Accelerate's settings: the YAML file, or the older JSON file where that is the only one.
 
     None for a user without a home folder.
     """
@@ -71,16 +62,17 @@ def accelerate_file(environ: Mapping[str, str]) -> Path | None:
     return new if os.path.isfile(new) or not os.path.isfile(old) else old
 
 
-def take_over(values: Mapping[Any, Any], where: str) -> TakenOver:
-    """Reads what Accelerate has written.
+def take_over(values: Mapping[Any, Any], where: str) -> InForce:
+    """Reads the settings that Accelerate has written.
 
     Raises:
         MisconfigurationException: for a value of the wrong type under a key that is taken over.
     """
     place = values.get("compute_environment", "LOCAL_MACHINE")
     if place != "LOCAL_MACHINE":
-        return TakenOver(LaunchSettings(), {"compute_environment": f"{_word(place)} is another machine than this one"})
-    left: dict[str, str] = {}
+        left = {"compute_environment": f"{_word(place)} is another machine than this one"}
+        return InForce(left=left, is_accelerates=True)
+    left = {}
     kind = values.get("distributed_type") or "NO"  # YAML makes false of the bare word
     if known := isinstance(kind, str) and kind in _DEVICES:
         device = _DEVICES[str(kind)]
@@ -96,7 +88,7 @@ def take_over(values: Mapping[Any, Any], where: str) -> TakenOver:
     if isinstance(precision, str) and precision.lower() == "fp8":
         precision, left["mixed_precision"] = None, f"fp8 is none of {', '.join(PRECISIONS)}"
     count = values.get("num_processes")
-    if count == -1:  # nobody has said
+    if count == -1:  # not set
         count = None
     if not known and count not in (None, 1):
         count, left["num_processes"] = None, f"{_word(count)} is of that distributed_type"
@@ -105,7 +97,7 @@ def take_over(values: Mapping[Any, Any], where: str) -> TakenOver:
         mixed_precision=checked("mixed_precision", precision, where),
         num_processes=checked("num_processes", count, where),
     )
-    return TakenOver(settings, left)
+    return InForce(settings, left=left, is_accelerates=True)
 
 
 def _word(value: Any) -> str:

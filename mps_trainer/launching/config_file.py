@@ -1,11 +1,11 @@
-"""The file of settings: where it is, what is in force, and writing it whole or not at all."""
+"""Finds, reads and writes the file of settings."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +14,14 @@ from ..home import in_home, named
 from ..refusal import sentence
 from ..regular_file import read_bytes
 from .accelerate_file import accelerate_file, is_accelerates, take_over
-from .settings import DEFAULTS, LaunchSettings, read_settings
+from .settings import DEFAULTS, InForce, LaunchSettings, read_settings
 
 LARGEST = 50_000  # bytes; settings are a few hundred
 HEADER = "# Settings of `mps-trainer launch`, written by `mps-trainer config`. Flags go before them.\n"
 
 
-@dataclass(frozen=True)
-class InForce:
-    """Settings, the file that they are from (None for none), and which of its keys were not taken over, and why."""
-
-    settings: LaunchSettings = LaunchSettings()
-    path: Path | None = None
-    left: Mapping[str, str] = field(default_factory=dict)
-    is_accelerates: bool = False
-
-
 def user_file(environ: Mapping[str, str]) -> Path | None:
-    """config.yaml in `mps_trainer` under $XDG_CONFIG_HOME, or under `~/.config`; None without a home folder."""
+    """Returns config.yaml in `mps_trainer` under $XDG_CONFIG_HOME or `~/.config`; None without a home folder."""
     return in_home(Path(environ.get("XDG_CONFIG_HOME") or "~/.config") / "mps_trainer" / "config.yaml")
 
 
@@ -52,7 +42,7 @@ def file_to_write(named_file: str | None, environ: Mapping[str, str]) -> Path:
 
 
 def in_force(named_file: str | None, environ: Mapping[str, str]) -> InForce:
-    """The settings of the file that was named, else of the user's, else of Accelerate's, else none.
+    """Returns the settings of the named file, else of the user's, else of Accelerate's, else none.
 
     Raises:
         MisconfigurationException: if the one that was named is not there, or one cannot be read or understood.
@@ -64,12 +54,11 @@ def in_force(named_file: str | None, environ: Mapping[str, str]) -> InForce:
 
 
 def load(path: Path) -> InForce:
-    """What a file says, ours or Accelerate's. Raises MisconfigurationException where it cannot be had."""
+    """Reads a file of settings, ours or Accelerate's. Raises MisconfigurationException where it cannot be read."""
     values = _mapping(path)
     if not is_accelerates(values):
         return InForce(read_settings(values, str(path)), path)
-    taken = take_over(values, str(path))
-    return InForce(taken.settings, path, taken.left, is_accelerates=True)
+    return dataclasses.replace(take_over(values, str(path)), path=path)
 
 
 def _mapping(path: Path) -> Mapping[Any, Any]:
@@ -106,10 +95,10 @@ def _mapping(path: Path) -> Mapping[Any, Any]:
 
 
 def check_target(path: Path) -> None:
-    """Before anybody is asked anything.
+    """Checks that settings can be written to `path`, before any question is asked.
 
     Raises:
-        MisconfigurationException: if settings cannot be written to `path`, or what is there is somebody else's.
+        MisconfigurationException: if they cannot, or if the file there is not one of this package.
     """
     if os.path.exists(path):  # Path.exists() raises where a folder above may not be read
         try:
@@ -121,15 +110,11 @@ def check_target(path: Path) -> None:
                 f"{path} is Accelerate's, and is not written over. Without --config_file the settings go to a file of "
                 "their own, which goes before Accelerate's."
             )
-    folder = _first_that_exists(path.resolve().parent)
+    folder = next(one for one in path.resolve().parents if os.path.exists(one))
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise MisconfigurationException(
             f"{path} cannot be written: {folder} is no folder that you may write to. --config_file names another file."
         )
-
-
-def _first_that_exists(folder: Path) -> Path:
-    return next((one for one in (folder, *folder.parents) if os.path.exists(one)), folder)
 
 
 def write(settings: LaunchSettings, path: Path) -> None:

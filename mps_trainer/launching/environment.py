@@ -1,4 +1,4 @@
-"""From settings to the environment that a script begins with. Pure."""
+"""Turns settings into the environment that a script begins with. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ USE_CPU = "ACCELERATE_USE_CPU"
 
 
 def variables(settings: LaunchSettings) -> dict[str, str]:
-    """The variables that say what the settings say, to whoever reads them: torch, a Trainer, Accelerate.
+    """Returns the environment variables of the settings, for torch, a Trainer and Accelerate.
 
     `num_processes` has none, and neither has a GPU by its name: a script takes the one that is there.
     """
@@ -30,7 +30,7 @@ def variables(settings: LaunchSettings) -> dict[str, str]:
 
 
 def environment(flags: LaunchSettings, file: LaunchSettings, environ: Mapping[str, str]) -> dict[str, str]:
-    """All variables of a script. What was typed goes before what the shell has set, and that before the file."""
+    """Returns all variables of a script. Flags go before the shell's variables, and those before the file."""
     whole = {**variables(file), **environ, **variables(flags)}
     if whole.get(HIGH) != environ.get(HIGH):
         settle_low(whole)  # torch reads both at the same time, and a script may be without this Trainer
@@ -38,5 +38,5 @@ def environment(flags: LaunchSettings, file: LaunchSettings, environ: Mapping[st
 
 
 def set_aside(file: LaunchSettings, environ: Mapping[str, str]) -> dict[str, str]:
-    """Those of the shell's variables that go before the file, where it says otherwise."""
+    """Returns the shell's variables that go before the file and differ from it."""
     return {name: environ[name] for name, value in variables(file).items() if environ.get(name, value) != value}

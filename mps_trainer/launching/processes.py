@@ -1,4 +1,4 @@
-"""Starting a script: in the place of this process, or in several that torchrun starts and watches."""
+"""Starts a script: in place of this process, or in several that torchrun starts and watches."""
 
 from __future__ import annotations
 
@@ -28,32 +28,28 @@ def check_module(name: str, folder: str) -> None:
 
 
 def command_line(words: Sequence[str], module: bool) -> list[str]:
-    """What runs a script, or a module, as anybody would type it."""
+    """Returns the command that runs a script or a module, as one would type it."""
     return [sys.executable, *(["-m"] if module else []), *words]
 
 
-def needs_a_look(settings: LaunchSettings) -> bool:
-    """Whether the machine has to be looked at before the start, which takes an import of torch."""
-    return (settings.num_processes or 1) > 1 or settings.device not in (None, "auto", "cpu")
-
-
 def check_machine(settings: LaunchSettings, environ: Mapping[str, str], source: str) -> None:
-    """Looks whether this machine can do what the settings say, before any process is started.
+    """Checks that this machine can start the processes on the device, before any is started.
 
     Args:
-        environ: what the script will begin with.
-        source: who says it, for errors: a file, or the flags.
+        environ: the script's environment.
+        source: the file or the flags of the settings, for errors.
 
     Raises:
         MisconfigurationException: if it cannot.
     """
+    if settings.num_processes in (None, 1) and settings.device in (None, "auto", "cpu"):
+        return  # without an import of torch
     alone = {name: value for name, value in environ.items() if name not in (*LAUNCHER_INTEGERS, TASKS)}
-    facts = gather_facts(environ=alone)
-    check_facts(settings, facts, source)
+    check_facts(settings, gather_facts(environ=alone), source)
 
 
 def check_facts(settings: LaunchSettings, facts: MachineFacts, source: str) -> Decision:
-    """The same for a machine that is written down; the device that each process would begin with."""
+    """Returns the device of each process on a machine with these facts. Raises as `check_machine`."""
     named = settings.device if settings.device not in (None, "auto", "cpu") else None
     try:
         decision = resolve(DeviceRequest(accelerator=named or "auto"), facts)
@@ -71,7 +67,7 @@ def check_facts(settings: LaunchSettings, facts: MachineFacts, source: str) -> D
 
 
 def too_many(count: int, kind: str, there_are: int) -> str | None:
-    """What is wrong with that many processes on a kind of GPU of which the machine has some; None if nothing."""
+    """Returns an objection to `count` processes on `there_are` devices of a kind, or None."""
     if kind == "cpu" or count <= there_are:
         return None
     return (
@@ -81,18 +77,14 @@ def too_many(count: int, kind: str, there_are: int) -> str | None:
 
 
 def become(command: list[str], environ: Mapping[str, str]) -> NoReturn:
-    """Goes on as the script.
-
-    It begins as it would from the shell: its variables are there before anything is loaded, nothing of this process
-    is left in it, and its exit status and the signals that it gets are its own.
-    """
+    """Replaces this process by the script, which begins as it would from the shell and gets signals itself."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(command[0], command, environ)
 
 
 def torchrun(words: Sequence[str], module: bool, count: int) -> int:
-    """Runs the script in several processes; the exit status of the first that failed, or 128 and a signal's number.
+    """Runs the script in several processes and returns the exit status of the first that failed, or 128 + signal.
 
     Each is in a session of its own, so that Ctrl-C in a terminal reaches it once, from torchrun, which waits half a
     minute for it to end.
@@ -114,11 +106,11 @@ def torchrun(words: Sequence[str], module: bool, count: int) -> int:
 
 
 def torchrun_words(words: Sequence[str], module: bool, count: int) -> list[str]:
-    """The command line of torchrun. With an address of its own, for the name of a Mac need not be one."""
+    """Returns the command line of torchrun. It has an address, as the host name of a Mac need not resolve."""
     where = ["--standalone", "--local_addr", "127.0.0.1", "--nproc_per_node", str(count)]
     return [*where, *(["--module"] if module else []), *words]
 
 
 def shell_status(code: int) -> int:
-    """As a shell has it: 128 and the number of the signal that ended a process, which Python has as a negative."""
+    """Returns the exit status as a shell has it: 128 + signal where Python has a negative number."""
     return code if code >= 0 else 128 + signal.Signals(-code)

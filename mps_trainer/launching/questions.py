@@ -1,4 +1,4 @@
-"""The questions of `mps-trainer config`: which are asked on this machine, and what an answer may be."""
+"""Asks the questions of `mps-trainer config` that matter on this machine."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def questionnaire(
     ask: Callable[[str], str],
     tell: Callable[[str], None],
 ) -> LaunchSettings:
-    """Asks for each setting that matters on this machine until the answer will do.
+    """Asks for each setting that matters on this machine until the answer is valid.
 
     Args:
-        decision: what "auto" comes to here.
-        proposed: what an empty answer stands for.
+        decision: the device of "auto" here.
+        proposed: the settings that an empty answer takes.
         ask: shows a prompt and returns what was typed.
         tell: shows a line.
 
     Raises:
-        EOFError: as `ask` does, when there is nobody to answer.
+        EOFError: as `ask` does, when there is no more input.
     """
     settings = proposed.over(DEFAULTS)
 

@@ -1,11 +1,12 @@
-"""The settings of a launch: their names, what each may be, and which of two goes before the other."""
+"""Defines the settings of a launch: their names, their values, and which of two goes before the other."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ..errors import MisconfigurationException
@@ -19,13 +20,13 @@ MOST_MEMORY = 2  # as torch takes it
 
 @dataclass(frozen=True)
 class LaunchSettings:
-    """How a script is started. None is what nobody has said, which leaves it to what comes after: see `over`.
+    """The settings that start a script. None is not set and leaves the choice to other settings: see `over`.
 
     Args:
         device: "auto" (the first usable of mps, cuda, xpu, cpu), "cpu", or a GPU that has to be there.
-        mixed_precision: what a Trainer, or Accelerate, autocasts to: "no", "fp16", "bf16".
-        mps_fallback: whether operators without an MPS kernel run on the CPU.
-        num_processes: how many processes train together on this machine.
+        mixed_precision: the format that a Trainer, or Accelerate, autocasts to: "no", "fp16", "bf16".
+        mps_fallback: True runs operators without an MPS kernel on the CPU.
+        num_processes: the number of processes that train together on this machine.
         memory_fraction: the limit on mps, as a share of the maximum that Metal recommends; 0 is no limit.
     """
 
@@ -36,23 +37,33 @@ class LaunchSettings:
     memory_fraction: float | None = None
 
     def over(self, others: LaunchSettings) -> LaunchSettings:
-        """These, and where nobody has said anything, the others."""
+        """Returns these settings, with those of `others` where they are not set."""
         return dataclasses.replace(others, **self.given())
 
     def given(self) -> dict[str, Any]:
-        """Those that somebody has set."""
+        """Returns the settings that are set."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
-NAMES = tuple(field.name for field in dataclasses.fields(LaunchSettings))
+@dataclass(frozen=True)
+class InForce:
+    """Settings, their file (None for none), and the keys that were not taken over, each with the reason."""
+
+    settings: LaunchSettings = LaunchSettings()
+    path: Path | None = None
+    left: Mapping[str, str] = field(default_factory=dict)
+    is_accelerates: bool = False
+
+
+NAMES = tuple(each.name for each in dataclasses.fields(LaunchSettings))
 DEFAULTS = LaunchSettings("auto", "no", False, 1, None)
 
 
 def read_settings(values: Mapping[Any, Any], where: str) -> LaunchSettings:
-    """The settings that a file holds.
+    """Returns the settings that a file holds.
 
     Args:
-        where: what the values are from, which errors begin with.
+        where: the file of the values, which errors begin with.
 
     Raises:
         MisconfigurationException: for a key that is no setting, or a value that one cannot have.
@@ -66,21 +77,23 @@ def read_settings(values: Mapping[Any, Any], where: str) -> LaunchSettings:
 
 
 def checked(name: str, value: Any, where: str) -> Any:
-    """The value of a setting as it is kept. Raises MisconfigurationException if it cannot be one; None is one."""
+    """Returns the value of a setting as it is kept; None stays None. Raises MisconfigurationException for others."""
+    if value is None:
+        return None
     if name == "mixed_precision" and value is False:
-        value = "no"  # what YAML makes of the bare word
-    if value is None or (reading := _READINGS[name](value)) is not None:
-        return None if value is None else reading
+        value = "no"  # YAML reads the bare word as false
+    if (reading := _READINGS[name](value)) is not None:
+        return reading
     raise MisconfigurationException(f"{where} has {name}: {_shown(value)}. {explain(name)}")
 
 
 def explain(name: str) -> str:
-    """What a setting may be, as a sentence."""
+    """Returns the values that a setting may have, as a sentence."""
     return f"{name} is {_ACCEPTED[name]}."
 
 
 def typed(name: str, text: str) -> Any:
-    """What somebody has typed for a setting. Raises MisconfigurationException with what it may be."""
+    """Returns the value that was typed for a setting. Raises MisconfigurationException with the values it may have."""
     value: Any = text.strip().lower()
     if name == "memory_fraction" and value in ("none", "null"):
         return None
@@ -119,7 +132,7 @@ def _share(value: Any) -> float | None:
     return float(value) if number and 0 <= value <= MOST_MEMORY else None
 
 
-# what a setting is kept as, None for what it cannot be
+# Each returns a value as it is kept, None for an invalid one.
 _READINGS: dict[str, Callable[[Any], Any]] = {
     "device": _one_of(DEVICES),
     "mixed_precision": _one_of(PRECISIONS),

@@ -1,5 +1,5 @@
-"""The report of a run: what is recorded while it trains, and the page that is made of it afterwards.
+"""Records a run while it trains, and makes the report of it.
 
-`recorder.py` collects, `record.py` is what is kept of it in a file, `curves.py` and `summary.py` say what a page
-shows, `figures.py` draws it and `page.py` puts it together; `comparison.py` does so for several runs.
+`recorder.py` collects and `record.py` keeps the facts in a file. `curves.py` and `summary.py` choose the content of a
+page, `figures.py` draws it and `page.py` puts it together; `comparison.py` does so for several runs.
 """

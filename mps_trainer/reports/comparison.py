@@ -1,16 +1,17 @@
-"""The page that compares runs: their final metrics, their curves in the same charts, and what was different."""
+"""Makes the page that compares runs: final metrics, curves in the same charts, and differing arguments."""
 
 from __future__ import annotations
 
 import os
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from . import figures, summary
 from .curves import Chart, Curve, charts
 from .markup import card, chart_card, document, escape, grid, heading, paragraph, table, without_scripts
-from .record import RunRecord, replace
+from .record import RunRecord
 from .summary import LAST_LOSS, TRAINING_LOSS, Table
 from .words import duration, metric_name, number
 
@@ -19,13 +20,8 @@ NOT_KNOWN = "–"
 _OF_NO_MATTER = {"output_dir", "overwrite_output_dir", "resume_from_checkpoint", "logging_dir", "run_name"}
 
 
-def write_comparison(records: Sequence[RunRecord], path: str) -> None:
-    """Writes the page to `path`. Raises OSError."""
-    replace(path, comparison(records))
-
-
 def comparison(records: Sequence[RunRecord]) -> str:
-    """The whole file as text."""
+    """Returns the page as text."""
     drawn: dict[str, Any] = {}
     body = (
         f"<header>\n<h1>{len(records)} runs</h1>\n{_keys(records)}</header>\n"
@@ -39,7 +35,7 @@ def comparison(records: Sequence[RunRecord]) -> str:
 
 
 def told_apart(records: Sequence[RunRecord], folders: Sequence[str]) -> None:
-    """Gives runs of one name those of their folders instead, as far up as it takes."""
+    """Renames runs of one name after their folders, as far up as it takes to tell them apart."""
     names = [record.name for record in records]
     for record, folder in zip(records, folders, strict=True):
         if names.count(record.name) > 1:
@@ -52,7 +48,7 @@ def told_apart(records: Sequence[RunRecord], folders: Sequence[str]) -> None:
 
 
 def _keys(records: Sequence[RunRecord]) -> str:
-    """Each run with its colour and how it ended."""
+    """Returns each run with its colour and outcome."""
     lines = []
     for position, record in enumerate(records):
         _, _, sentence = summary.outcome(record)
@@ -62,7 +58,7 @@ def _keys(records: Sequence[RunRecord]) -> str:
 
 
 def metric_table(records: Sequence[RunRecord]) -> Table:
-    """A row for each run, a column for each metric that one of them has, then time and speed."""
+    """Returns a row for each run, a column for each metric that one of them has, then time and speed."""
     metrics = [summary.final_metrics(record) for record in records]
     names = list(dict.fromkeys(name for found in metrics for name in found))
     names.sort(key=lambda name: (name in (TRAINING_LOSS, LAST_LOSS), name.endswith("_loss")))
@@ -81,26 +77,23 @@ def _speed(record: RunRecord) -> str:
 
 
 def _curves(records: Sequence[RunRecord], drawn: dict[str, Any]) -> str:
-    """A chart for each thing that is measured, with a line for each run in the colour of its key."""
+    """Returns a chart for each measurement, with a line for each run in the colour of its key."""
     together: dict[tuple[str, str], Chart] = {}
     for position, record in enumerate(records):
         for chart in charts(record):
             for curve in chart.curves:
                 title = _title(chart, curve)
                 shared = together.setdefault(
-                    (chart.key, title),
-                    Chart(chart.key, title, [], chart.unit, chart.log, chart.from_zero),
+                    (chart.key, title), Chart(chart.key, title, [], chart.unit, chart.log, chart.from_zero)
                 )
                 shared.log = shared.log and chart.log
-                missing = position - len(shared.curves)  # the colour of a curve is its place
-                shared.curves += [Curve("")] * max(missing, 0)
-                if len(shared.curves) == position:
-                    shared.curves.append(Curve(record.name, curve.steps, curve.values, curve.marked))
+                if not shared.curves or shared.curves[-1].color != position:
+                    shared.curves.append(replace(curve, name=record.name, color=position))
     cards = []
     last = figures.last_step(together.values())
     order = {key: place for place, (key, _) in enumerate(together)}
     for place, (_, chart) in enumerate(sorted(together.items(), key=lambda item: order[item[0][0]])):
-        drawn[f"chart-{place}"] = _figure(chart, last)
+        drawn[f"chart-{place}"] = figures.line_figure(chart, last, labels=False)
         cards.append(chart_card(f"chart-{place}", chart.title, chart.unit))
     if not cards:
         return ""
@@ -116,15 +109,6 @@ def _title(chart: Chart, curve: Curve) -> str:
     return f"Memory, {curve.name}" if chart.key == "memory" else chart.title
 
 
-def _figure(chart: Chart, last_step: float) -> dict[str, Any]:
-    places = [place for place, curve in enumerate(chart.curves) if curve]
-    chart.curves = [chart.curves[place] for place in places]
-    figure = figures.line_figure(chart, last_step, labels=False)
-    for place, trace in zip(places, figure["data"], strict=True):
-        figures.paint(trace, place)
-    return figure
-
-
 def _differences(records: Sequence[RunRecord]) -> str:
     arguments, surroundings = argument_differences(records), surrounding_differences(records)
     unknown = [record.name for record in records if not record.arguments]
@@ -137,7 +121,7 @@ def _differences(records: Sequence[RunRecord]) -> str:
 
 
 def argument_differences(records: Sequence[RunRecord]) -> Table:
-    """Arguments that have not the same value in all runs whose arguments are known."""
+    """Returns the arguments that differ between runs whose arguments are known."""
     known = [record.arguments for record in records]
     names = sorted({name for arguments in known for name in arguments} - _OF_NO_MATTER)
     shown = Table(("argument", *(record.name for record in records)))

@@ -1,9 +1,9 @@
-"""From the record of a run to the curves of its charts: plain numbers, nothing drawn."""
+"""Turns the record of a run into the curves of its charts: plain numbers, nothing drawn."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .record import HELD, LIVE, OPERATIONS, RESIDENT, SECONDS, STEP, Event, RunRecord, is_finite
@@ -18,12 +18,13 @@ _SPEEDS = ("_runtime", "_per_second", "_model_preparation_time")
 
 @dataclass
 class Curve:
-    """One line: steps ascending, values finite. `marked`: each point is an evaluation, and is shown as one."""
+    """One line of a chart: steps ascending, values finite."""
 
     name: str
     steps: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
-    marked: bool = False
+    marked: bool = False  # each point is an evaluation, and is shown as one
+    color: int | None = None  # None: that of its place in the chart
 
     def __bool__(self) -> bool:
         return bool(self.steps)
@@ -35,34 +36,26 @@ class Curve:
 
 @dataclass
 class Chart:
-    """What is drawn in one frame.
-
-    Args:
-        unit: of the values, "" for none.
-        log: a logarithmic axis.
-        note: a sentence below it.
-    """
+    """The curves in one frame."""
 
     key: str
     title: str
     curves: list[Curve]
-    unit: str = ""
-    log: bool = False
+    unit: str = ""  # of the values
+    log: bool = False  # a logarithmic axis
     from_zero: bool = False
-    note: str = ""
 
 
 def charts(record: RunRecord) -> list[Chart]:
-    """Those for which the record has something to show."""
-    throughput, memory = samples_per_second(record), memory_curves(record)
+    """Returns the charts for which the record has values."""
     found = [
         Chart("loss", "Loss", losses(record)),
         *metric_charts(record),
         Chart("learning_rate", "Learning rate", [logged(record, "learning_rate", "learning rate")], from_zero=True),
         Chart("grad_norm", "Gradient norm", [logged(record, "grad_norm", "gradient norm")]),
-        Chart("throughput", "Throughput", [throughput], "samples/s", from_zero=True),
+        Chart("throughput", "Throughput", [samples_per_second(record)], "samples/s", from_zero=True),
         Chart("tokens", "Tokens", [tokens_per_second(record)], "tokens/s", from_zero=True),
-        Chart("memory", "Memory", memory, "GiB", from_zero=True),
+        Chart("memory", "Memory", memory_curves(record), "GiB", from_zero=True),
     ]
     for chart in found:
         chart.curves = [thinned(curve) for curve in chart.curves if curve]
@@ -72,14 +65,14 @@ def charts(record: RunRecord) -> list[Chart]:
 
 
 def logged(record: RunRecord, key: str, name: str, marked: bool = False) -> Curve:
-    """What the history has under `key`; values that are not finite are left out, which the time line tells."""
+    """Returns the finite values that the history has under `key`; the time line tells of the others."""
     points = {entry["step"]: entry[key] for entry in record.history if key in entry and is_finite(entry[key])}
     steps = sorted(points)
     return Curve(name, steps, [points[step] for step in steps], marked)
 
 
 def losses(record: RunRecord) -> list[Curve]:
-    """Of training and of each evaluation."""
+    """Returns the losses of training and of each evaluation."""
     names = [name for name in metric_names(record) if name.endswith("_loss")]
     evaluations = [logged(record, name, _evaluation(name), True) for name in names]
     return [logged(record, "loss", "training"), *evaluations]
@@ -91,7 +84,7 @@ def _evaluation(loss: str) -> str:
 
 
 def metric_names(record: RunRecord) -> list[str]:
-    """The metrics of evaluations, in the order in which they came first."""
+    """Returns the names of the metrics of evaluations, in the order in which they came first."""
     names: dict[str, None] = {}
     for entry in record.history:
         if "loss" in entry or "train_runtime" in entry:
@@ -103,7 +96,7 @@ def metric_names(record: RunRecord) -> list[str]:
 
 
 def metric_charts(record: RunRecord) -> list[Chart]:
-    """One for the metrics that are shares of 1, and one for each of the others."""
+    """Returns a chart for the metrics that are shares of 1, and one for each of the others."""
     curves = [
         logged(record, name, name.removeprefix("eval_").replace("_", " "), True)
         for name in metric_names(record)
@@ -116,13 +109,13 @@ def metric_charts(record: RunRecord) -> list[Chart]:
 
 
 def samples_per_second(record: RunRecord) -> Curve:
-    """Between two marks, without the time that evaluations took."""
+    """Returns the rate between marks, without the time of evaluations."""
     batch = record.data.get("batch") or 0
     return _rates(record, "samples/s", lambda before, after: (after[STEP] - before[STEP]) * batch)
 
 
 def tokens_per_second(record: RunRecord) -> Curve:
-    """With padding; from the operations that the Trainer counts, which are so many for each token."""
+    """Returns the rate of tokens with padding, from the operations that the Trainer counts for each token."""
     each = record.model.get("operations_per_token") or 0
     return _rates(
         record, "tokens/s", lambda before, after: (after[OPERATIONS] - before[OPERATIONS]) / each if each else 0
@@ -153,38 +146,34 @@ def _evaluating(events: list[Event], before: Any, after: Any) -> float:
 
 
 def memory_curves(record: RunRecord) -> list[Curve]:
-    """In GiB."""
+    """Returns memory at the marks in GiB."""
     device = str(record.device.get("device", "device"))
-    named = ((LIVE, f"tensors on {device}"), (HELD, f"held for {device}"), (RESIDENT, "process"))
-    return [_memory(record, column, name) for column, name in named]
-
-
-def _memory(record: RunRecord, column: int, name: str) -> Curve:
-    curve = Curve(name)
-    for session in record.sessions:
-        for mark in session.marks:
-            size = mark[column]
-            if size is not None and (not curve.steps or mark[STEP] > curve.steps[-1]):
+    curves = []
+    for column, name in ((LIVE, f"tensors on {device}"), (HELD, f"held for {device}"), (RESIDENT, "process")):
+        curve = Curve(name)
+        for mark in (mark for session in record.sessions for mark in session.marks):
+            if mark[column] is not None and (not curve.steps or mark[STEP] > curve.steps[-1]):
                 curve.steps.append(mark[STEP])
-                curve.values.append(size / 2**30)
-    return curve
+                curve.values.append(mark[column] / 2**30)
+        curves.append(curve)
+    return curves
 
 
-def thinned(curve: Curve, most: int = SHOWN) -> Curve:
-    """With at most about `most` points: of each stretch the lowest and the highest, so that no spike is lost."""
+def thinned(curve: Curve) -> Curve:
+    """Returns the curve with about SHOWN points: the lowest and the highest of each stretch, to keep spikes."""
     count = len(curve.steps)
-    if count <= most:
+    if count <= SHOWN:
         return curve
     kept = {0, count - 1}
-    width = -(-2 * count // most)
+    width = -(-2 * count // SHOWN)
     for start in range(0, count, width):
         stretch = range(start, min(start + width, count))
         kept |= {min(stretch, key=curve.values.__getitem__), max(stretch, key=curve.values.__getitem__)}
     order = sorted(kept)
-    return Curve(curve.name, [curve.steps[i] for i in order], [curve.values[i] for i in order], curve.marked)
+    return replace(curve, steps=[curve.steps[i] for i in order], values=[curve.values[i] for i in order])
 
 
 def _spans(curves: list[Curve]) -> bool:
-    """Whether the values are above 0 and spread over more than two powers of ten."""
+    """Returns True if the values are above 0 and spread over more than two powers of ten."""
     values = [value for curve in curves for value in curve.values]
     return bool(values) and min(values) > 0 and max(values) / min(values) > 100

@@ -1,4 +1,4 @@
-"""What a run trains, on what and with which arguments: everything of a report that does not change with the steps."""
+"""Describes model, data and arguments of a run: the part of a report that does not change with the steps."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import Any
 
 from ..data.buckets import buckets_of
 from ..data.lengths import lengths_in_column
-from ..devices.facts import for_a_report, gather_facts
 from ..distributed.sharded import class_of
 from ..training_args import TrainingArguments
-from ..version import __version__
 
 _SECRET = re.compile(r"(token|secret|password|api_?key)$", re.IGNORECASE)
 _MOST_BATCHES = 20_000  # of an epoch, whose lengths are looked at: a hundredth of a second
@@ -20,17 +18,12 @@ _MOST_EXAMPLES = 200_000
 
 
 def name_of(args: Any, folder: str) -> str:
-    """`run_name` if there is one, or else the folder's."""
+    """Returns `run_name` if there is one, or else the name of the folder."""
     return args.run_name or os.path.basename(os.path.abspath(folder)) or folder
 
 
-def device_of(args: Any) -> dict[str, Any]:
-    """The decision, as `Decision.to_dict()` has it."""
-    return args.decision.to_dict()
-
-
 def model_of(model: Any) -> dict[str, Any]:
-    """Its class and the number of its parameters; `operations_per_token` where the model tells what they are."""
+    """Returns the class and the parameters of a model; `operations_per_token` where they can be estimated."""
     parameters = list(model.parameters())
     known: dict[str, Any] = {
         "class": class_of(model).__name__,
@@ -45,7 +38,7 @@ def model_of(model: Any) -> dict[str, Any]:
 
 
 def data_of(args: Any, loader: Any, batch: int) -> dict[str, Any]:
-    """Batches, and lengths where they are known without going through the examples.
+    """Returns facts about batches, and lengths where they are known without going through the examples.
 
     Args:
         batch: examples in an update of all processes.
@@ -72,7 +65,7 @@ def data_of(args: Any, loader: Any, batch: int) -> dict[str, Any]:
 
 
 def _padded(sampler: Any) -> list[dict[str, int]]:
-    """For each padded length: how many batches of an epoch have it, and their tokens, real ones and all."""
+    """Counts batches of an epoch and their tokens, real ones and all, by padded length."""
     found: dict[int, dict[str, int]] = {}
     for batch in sampler.batches_of(0):
         lengths = sampler.lengths[batch]
@@ -102,7 +95,7 @@ def _spread(lengths: list[int]) -> dict[str, float]:
 
 
 def arguments_of(args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """All arguments, and those that differ from their defaults, each with both values. Secrets are left out."""
+    """Returns all arguments, and those that differ from their defaults with both values. Secrets are left out."""
     values = {name: shown(name, value) for name, value in args.to_dict().items()}
     known = next(base for base in type(args).__mro__ if base.__module__.startswith("mps_trainer."))
     defaults = {f.name: f.default for f in dataclasses.fields(args) if f.default is not dataclasses.MISSING}
@@ -114,7 +107,7 @@ def arguments_of(args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def shown(name: str, value: Any) -> Any:
-    """`value` in types that JSON has; the home folder is ~, because a report is shown to others."""
+    """Returns `value` in types that JSON has; the home folder is ~, because a report is shown to others."""
     if _SECRET.search(name) and value is not None:
         return "(hidden)"
     if isinstance(value, (bool, int, float)) or value is None:
@@ -129,9 +122,3 @@ def shown(name: str, value: Any) -> Any:
 def without_home(text: str) -> str:
     home = os.path.expanduser("~")
     return text.replace(home, "~") if len(home) > 1 else text
-
-
-def environment_of() -> dict[str, Any]:
-    """The facts of machine and process, as `mps-trainer doctor --json` has them, and this package's version."""
-    facts = for_a_report(gather_facts(environ=dict(os.environ)))
-    return {"mps_trainer": __version__, **facts.to_dict()}

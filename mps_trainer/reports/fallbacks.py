@@ -1,4 +1,4 @@
-"""Which operators of a run went to the CPU instead of mps, as far as that is known without a look at each step."""
+"""Finds the operators of a run that fell back to the CPU, as far as that is known without a look at each step."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class FallbackWatch:
         self._shown, warnings.showwarning = warnings.showwarning, self._show
 
     def end(self) -> dict[str, Any]:
-        """What is known: `text`, `operators` with name, calls and shapes (None: not counted), `complete`."""
+        """Returns `text`, `operators` with name, calls and shapes (None: not counted), and `complete`."""
         if not self._on_mps:
             return {"text": "Only a run on mps has operators that fall back.", "operators": [], "complete": True}
         if self._simulated is not None:
             return self._counted()
-        if warnings.showwarning == self._show:  # if not, somebody has put another in between, which calls this one
+        if warnings.showwarning == self._show:  # if not, another was put in between, which calls this one
             warnings.showwarning = self._shown
         return self._warned_of()
 

@@ -1,4 +1,4 @@
-"""Charts as figures of plotly: dictionaries that plotly.js draws in the browser.
+"""Makes charts into figures of plotly: dictionaries that plotly.js draws in the browser.
 
 A colour is written as the variable of the style sheet that has it, "var(--c0)"; the page puts its value in, anew when
 the reader changes between light and dark.
@@ -29,19 +29,19 @@ def color(number: int) -> str:
 
 
 def text(words: str) -> str:
-    """Words from a file, so that plotly takes none of them for markup."""
+    """Escapes words from a file, so that plotly takes none of them for markup."""
     return html.escape(words, quote=False)
 
 
 def line_figure(
     chart: Chart, last_step: float, breaks: Sequence[tuple[float, str]] = (), labels: bool = True
 ) -> dict[str, Any]:
-    """The curves of a chart over the steps.
+    """Returns the figure of a chart over the steps.
 
     Args:
-        last_step: where the axis ends, the same for all charts of a page.
-        breaks: steps at which something happened, each with the colour of its line.
-        labels: each curve has its name at its end; without, its colour is told elsewhere.
+        last_step: the end of the axis, the same for all charts of a page.
+        breaks: steps of resumes and faults, each with the colour of its line.
+        labels: writes the name of each curve at its end.
     """
     low, high = _range(chart)
     named = labels and len(chart.curves) > 1
@@ -55,10 +55,11 @@ def line_figure(
     }
     if named:
         layout["annotations"] = _end_labels(chart, low, high)
-    return {"data": [_trace(curve, number, chart) for number, curve in enumerate(chart.curves)], "layout": layout}
+    return {"data": [_trace(curve, place, chart) for place, curve in enumerate(chart.curves)], "layout": layout}
 
 
-def _trace(curve: Curve, number: int, chart: Chart) -> dict[str, Any]:
+def _trace(curve: Curve, place: int, chart: Chart) -> dict[str, Any]:
+    number = place if curve.color is None else curve.color
     few = len(curve.steps) <= _MARKERS
     point = "%{y:.5~g}" + (f" {chart.unit}" if chart.unit else "")
     return {
@@ -73,14 +74,8 @@ def _trace(curve: Curve, number: int, chart: Chart) -> dict[str, Any]:
     }
 
 
-def paint(trace: dict[str, Any], number: int) -> None:
-    """Gives a line of `line_figure` another colour than that of its place in the chart."""
-    trace["line"] |= {"color": color(number), "dash": _DASHES[number // COLORS % len(_DASHES)]}
-    trace["marker"]["color"] = color(number)
-
-
 def _range(chart: Chart) -> tuple[float, float]:
-    """Of the vertical axis, with some room above and below; exponents of 10 where it is logarithmic."""
+    """Returns the range of the vertical axis, with some room; exponents of 10 where it is logarithmic."""
     values = [value for curve in chart.curves for value in curve.values]
     low, high = min(values), max(values)
     if chart.log:
@@ -92,7 +87,7 @@ def _range(chart: Chart) -> tuple[float, float]:
 
 
 def _end_labels(chart: Chart, low: float, high: float) -> list[dict[str, Any]]:
-    """The name of each curve to the right of its end, none on top of another."""
+    """Returns the name of each curve to the right of its end, none on top of another."""
     places = []
     for number, curve in enumerate(chart.curves):
         value = math.log10(curve.last) if chart.log else curve.last
@@ -113,10 +108,10 @@ def _end_labels(chart: Chart, low: float, high: float) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _layout(right: int, left: int = _LEFT) -> dict[str, Any]:
+def _layout(right: int, left: int = _LEFT, top: int = _TOP) -> dict[str, Any]:
     return {
         "autosize": True,
-        "margin": {"l": left, "r": right, "t": _TOP, "b": _BOTTOM},
+        "margin": {"l": left, "r": right, "t": top, "b": _BOTTOM},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"family": _FONT, "size": 12, "color": "var(--soft)"},
@@ -145,7 +140,7 @@ def _step_ticks(last: float) -> dict[str, Any]:
 
 
 def last_step(charts: Iterable[Chart]) -> float:
-    return max((curve.steps[-1] for chart in charts for curve in chart.curves if curve), default=0)
+    return max((curve.steps[-1] for chart in charts for curve in chart.curves), default=0)
 
 
 def _value_ticks(chart: Chart) -> dict[str, Any]:
@@ -165,7 +160,7 @@ def _vertical(step: float, shade: str) -> dict[str, Any]:
 
 
 def breaks_of(record: RunRecord) -> list[tuple[float, str]]:
-    """The steps of resumes and faults."""
+    """Returns the steps of resumes and faults, each with its colour."""
     shades = {"resume": "var(--soft)", "fault": "var(--bad)", "stop": "var(--soft)"}
     found = {(event.step, shades[event.kind]) for event in record.events if event.kind in shades}
     return sorted(found)
@@ -177,7 +172,7 @@ _LANES = ("training", "evaluations", "checkpoints", "faults")
 
 
 def time_line(record: RunRecord) -> dict[str, Any] | None:
-    """What happened when, one lane for each kind; None for a record without times."""
+    """Returns the events over time, one lane for each kind; None for a record without times."""
     if not record.sessions or not record.seconds:
         return None
     unit, divisor = _unit(record.seconds)
@@ -233,22 +228,22 @@ def _event_trace(events: list[Event], lane: str, divisor: float) -> dict[str, An
     }  # fmt: skip
 
 
-def _short(words: str, most: int = 60) -> str:
-    return words if len(words) <= most else f"{words[: most - 1]}…"
+def _short(words: str) -> str:
+    return words if len(words) <= 60 else f"{words[:59]}…"
 
 
 # Padding
 
 
 def padding_figure(padded: list[dict[str, int]]) -> dict[str, Any] | None:
-    """Tokens of an epoch by the length that their batch is padded to, real ones and padding."""
+    """Returns the tokens of an epoch by padded length, real ones and padding."""
     if not padded:
         return None
     lengths = [str(entry["length"]) for entry in padded]
     real = [entry["real"] for entry in padded]
     rest = [entry["tokens"] - entry["real"] for entry in padded]
     layout = {
-        **_layout(right=14),
+        **_layout(right=14, top=34),
         "xaxis": _axis(title={"text": "padded to, tokens", "standoff": 6}, type="category", showgrid=False),
         "yaxis": _axis(tickformat="~s"),
         "barmode": "stack",
@@ -263,7 +258,6 @@ def padding_figure(padded: list[dict[str, int]]) -> dict[str, Any] | None:
             "font": {"color": "var(--text)"},
         },
     }
-    layout["margin"] = {**layout["margin"], "t": 34}
     bars = (("real tokens", real, "var(--c0)"), ("padding", rest, "var(--faint)"))
     return {
         "data": [

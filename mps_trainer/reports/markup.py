@@ -1,4 +1,4 @@
-"""Pieces of a page. Whatever comes from a file goes through `escape`, and nothing else writes markup."""
+"""Writes the pieces of a page. All text of a file goes through `escape`, and no other module writes markup."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def escape(words: str) -> str:
 
 
 def document(title: str, body: str, figures: dict[str, Any]) -> str:
-    """A whole page, with all that it needs: style, scripts, figures by the id of their places in `body`."""
+    """Returns a whole page with style, scripts and figures by the id of their places in `body`."""
     from plotly.offline import get_plotlyjs
 
     scripts = ""
@@ -45,7 +45,7 @@ def _file(name: str) -> str:
 
 
 def as_json(value: Any) -> str:
-    """For inside of a script element, which `<` could end."""
+    """Returns JSON for a script element, which `<` could end."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
@@ -71,7 +71,7 @@ def tile_row(tiles: Sequence[Tile]) -> str:
 
 
 def chart_card(key: str, title: str, unit: str = "", low: bool = False, note: str = "") -> str:
-    """The place of a figure."""
+    """Returns the place of a figure."""
     aside = f' <span class="soft">{escape(unit)}</span>' if unit else ""
     kind = "chart low" if low else "chart"
     return (
@@ -89,7 +89,7 @@ def card(inside: str) -> str:
 
 
 def table(shown: Table, kind: str = "") -> str:
-    """Scrolls by itself where it is wider than the page. With `kind` "narrow", numbers take no more than they need."""
+    """Returns a table that scrolls where it is wider than the page. `kind="narrow"` keeps number columns small."""
 
     def cell(tag: str, column: int, words: str) -> str:
         return f"<{tag}{_class('number' if column in shown.numbers else '')}>{escape(words)}</{tag}>"
@@ -102,7 +102,7 @@ def table(shown: Table, kind: str = "") -> str:
 
 
 def facts(rows: Sequence[Row]) -> str:
-    """Rows whose first cell is the name of the others; below each other on a phone."""
+    """Returns rows whose first cell names the others; below each other on a phone."""
     lines = (
         f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>\n'
         for name, *cells in rows

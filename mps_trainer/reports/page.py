@@ -1,8 +1,7 @@
-"""The page of one run: outcome and figures first, then the curves, then what is worth looking up."""
+"""Makes the page of one run: outcome and headline first, then the curves, then the details."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from . import figures, summary
@@ -21,19 +20,12 @@ from .markup import (
     tile_row,
     without_scripts,
 )
-from .record import NAME, PAGE, RunRecord, replace
+from .record import NAME, RunRecord
 from .words import date
 
 
-def write_page(record: RunRecord, folder: str, path: str | None = None) -> str:
-    """Writes the page, by default as `report.html` into `folder`; the path of the file. Raises OSError."""
-    path = os.path.join(folder, PAGE) if path is None else path
-    replace(path, page(record))
-    return path
-
-
 def page(record: RunRecord) -> str:
-    """The whole file as text."""
+    """Returns the page as text."""
     drawn: dict[str, Any] = {}
     body = (
         _head(record)
@@ -70,7 +62,7 @@ def _curves(record: RunRecord, drawn: dict[str, Any]) -> str:
 
 
 def _aside(chart: Chart) -> str:
-    """What of a chart its title does not say: unit, axis, and what a single curve is that has no name at its end."""
+    """Returns unit and axis of a chart, and the name of a single curve, which has none at its end."""
     alone = [chart.curves[0].name] if len(chart.curves) == 1 and chart.key in ("loss", "metrics", "memory") else []
     return ", ".join([*alone, *([chart.unit] if chart.unit else []), *(["logarithmic"] if chart.log else [])])
 
@@ -85,8 +77,9 @@ def _time_line(record: RunRecord, drawn: dict[str, Any]) -> str:
     if figure is None:
         return heading("Time line") + card(paragraph(f"{record.source} has no times: it says what, and not when."))
     drawn["time-line"] = figure
-    note = f"{summary.counts_of_events(record)} The clock stands still between two sessions of a run."
-    note = note if len(record.sessions) > 1 else summary.counts_of_events(record)
+    note = summary.counts_of_events(record)
+    if len(record.sessions) > 1:
+        note += " The clock stands still between two sessions of a run."
     return (
         heading("Time line")
         + chart_card("time-line", "What happened when", low=True, note=note)
@@ -102,9 +95,7 @@ def _shapes(record: RunRecord, drawn: dict[str, Any]) -> str:
     padded = summary.padding_table(record)
     if padded.rows:
         drawn["padding"] = figures.padding_figure(record.data["padded"])
-        parts.append(
-            grid([chart_card("padding", "Tokens of an epoch", "by padded length"), card(table(padded))])
-        )  # the table says what the bars do, to the last token
+        parts.append(grid([chart_card("padding", "Tokens of an epoch", "by padded length"), card(table(padded))]))
     return heading("Shapes and padding") + "".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""What is known of a run, as plain data, and the file that keeps it in the run's folder."""
+"""Keeps the facts of a run as plain data, and in a file in the run's folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import MisconfigurationException
-from ..regular_file import read_text
+from ..regular_file import read_bytes
 
 NAME = "run_record.json"
 PAGE = "report.html"
@@ -33,21 +33,13 @@ FINISHED, STOPPED, FAILED, RUNNING, UNKNOWN = "finished", "stopped", "failed", "
 
 @dataclass
 class Session:
-    """One process's part of a run: from its first step, or from where it was resumed, to where it ended.
+    """One process's part of a run: from its first step, or from where it was resumed, to where it ended."""
 
-    Args:
-        first_step: steps that were done when it began.
-        offset: seconds on the training clock when it began.
-        begun: seconds since 1970.
-        seconds: how long it has lasted.
-        marks: looks at clock and memory, see the columns above.
-    """
-
-    first_step: int
-    offset: float
-    begun: float
+    first_step: int  # steps that were done when it began
+    offset: float  # seconds on the training clock when it began
+    begun: float  # seconds since 1970
     seconds: float = 0.0
-    marks: list[list[Any]] = field(default_factory=list)
+    marks: list[list[Any]] = field(default_factory=list)  # of clock and memory, see the columns above
 
 
 @dataclass
@@ -63,17 +55,11 @@ class Event:
 
 @dataclass
 class RunRecord:
-    """All that a page shows of a run. `{}` and `[]` stand for what is not known.
-
-    Args:
-        history: the Trainer's `log_history`.
-        outcome: `kind` (one of the words above), `text`, `step`, `max_steps`.
-        source: the file that it was read from, for the page.
-    """
+    """All facts that a page shows of a run. `{}` and `[]` stand for unknown ones."""
 
     name: str
-    outcome: dict[str, Any]
-    history: list[dict[str, Any]] = field(default_factory=list)
+    outcome: dict[str, Any]  # `kind` (one of the words above), `text`, `step`, `max_steps`
+    history: list[dict[str, Any]] = field(default_factory=list)  # the Trainer's `log_history`
     sessions: list[Session] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     best: dict[str, Any] = field(default_factory=dict)
@@ -84,11 +70,11 @@ class RunRecord:
     arguments: dict[str, Any] = field(default_factory=dict)
     changed: dict[str, Any] = field(default_factory=dict)  # argument -> [its value, the default]
     environment: dict[str, Any] = field(default_factory=dict)
-    source: str = NAME
+    source: str = NAME  # the file that it was read from, for the page
 
     @property
     def seconds(self) -> float:
-        """On the training clock, of all sessions."""
+        """Seconds of all sessions on the training clock."""
         return self.sessions[-1].offset + self.sessions[-1].seconds if self.sessions else 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -102,7 +88,7 @@ class RunRecord:
 
     @classmethod
     def from_dict(cls, data: Any, source: str = NAME) -> RunRecord:
-        """Raises ValueError for what `to_dict()` cannot have written; the message says what is wrong, as a clause."""
+        """Reads the result of `to_dict()`. Raises ValueError for other data, with a clause that says what is wrong."""
         if not isinstance(data, dict):
             raise ValueError("it holds no JSON object")
         if data.get("format") != FORMAT:
@@ -128,8 +114,8 @@ class RunRecord:
 
 _NUMBER = (int, float)
 _YEAR_5000 = 95_617_584_000  # in seconds since 1970: a calendar ends
-# What the pages look into, by the part of the record that it is in. A value of another kind is taken for one that is
-# not known: the file may be of a later release, or somebody's who has written it by hand.
+# The values that pages show, by their part of the record. One of another kind counts as unknown: the file may be of a
+# later release, or edited by hand.
 _KINDS: dict[str, dict[str, Any]] = {
     "outcome": {"kind": str, "text": str, "step": _NUMBER, "max_steps": _NUMBER},
     "best": {"metric": _NUMBER, "step": _NUMBER, "name": str, "checkpoint": str},
@@ -187,29 +173,29 @@ def is_number(value: Any) -> bool:
 
 
 def is_finite(value: Any) -> bool:
-    """Whether it is a number that a chart has a place for."""
+    """Returns True for a number that a chart has a place for."""
     return is_number(value) and abs(value) < 1e300
 
 
 def read_history(entries: Any) -> list[dict[str, Any]]:
-    """Those entries of a `log_history` that have a step, with those of their values that are numbers."""
+    """Returns the entries of a `log_history` that have a step, with their values that are numbers."""
     if not isinstance(entries, list):
         return []
     numbers = [{k: v for k, v in entry.items() if is_number(v)} for entry in entries if isinstance(entry, dict)]
     return [entry for entry in numbers if is_finite(entry.get("step"))]
 
 
-def thinned(history: list[dict[str, Any]], most: int = KEPT_LOGS) -> list[dict[str, Any]]:
-    """`history` with about `most` logs of the loss at most, evenly spread; what is not one stays, as does the last."""
+def thinned(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns `history` with at most about KEPT_LOGS logs of the loss, evenly spread; the last and all others stay."""
     losses = [number for number, entry in enumerate(history) if "loss" in entry]
-    if len(losses) <= most:
+    if len(losses) <= KEPT_LOGS:
         return history
-    kept = set(losses[:: -(-len(losses) // most)]) | {losses[-1]}
+    kept = set(losses[:: -(-len(losses) // KEPT_LOGS)]) | {losses[-1]}
     return [entry for number, entry in enumerate(history) if "loss" not in entry or number in kept]
 
 
 def _fewer_events(events: list[Event]) -> list[Event]:
-    """Without the oldest checkpoints and evaluations of a run that has had too many of them."""
+    """Returns the events without the oldest checkpoints and evaluations beyond KEPT_EVENTS."""
     many = [event for event in events if event.kind in ("checkpoint", "evaluation")]
     gone = set(map(id, many[: max(len(many) - KEPT_EVENTS, 0)]))
     return [event for event in events if id(event) not in gone]
@@ -258,40 +244,35 @@ def is_foreign(path: str) -> bool:
 
 
 def is_recorded(folder: str) -> bool:
-    """Whether there is a record in `folder`."""
+    """Returns True if there is a record in `folder`."""
     return os.path.isfile(os.path.join(folder, NAME))
 
 
 def read(folder: str) -> RunRecord:
-    """The record in `folder`.
+    """Reads the record in `folder`.
 
     Raises:
         MisconfigurationException: if it is damaged.
         FileNotFoundError: if there is none.
     """
     path = os.path.join(folder, NAME)
+    data = load_json(path)
     try:
-        return RunRecord.from_dict(load_json(path))
+        return RunRecord.from_dict(data)
     except ValueError as error:
-        if isinstance(error, MisconfigurationException):
-            raise
         raise damaged(path, str(error)) from error
 
 
 def load_json(path: str) -> Any:
-    """Raises MisconfigurationException for what is not JSON, FileNotFoundError for what is not there."""
+    """Reads a file of JSON. Raises MisconfigurationException for any other, FileNotFoundError if there is none."""
     try:
-        text = read_text(path, LARGEST)
+        content = read_bytes(path, LARGEST)
     except FileNotFoundError:
         raise
-    except OSError as error:
-        raise damaged(path, error.strerror or str(error)) from error
-    except UnicodeDecodeError as error:
-        raise damaged(path, f"it is not JSON ({error})") from error
-    except ValueError as error:
-        raise damaged(path, str(error)) from error
+    except (OSError, ValueError) as error:
+        raise damaged(path, getattr(error, "strerror", None) or str(error)) from error
     try:
-        return json.loads(text)
+        return json.loads(content.decode())
     except ValueError as error:
         raise damaged(path, f"it is not JSON ({error})") from error
     except RecursionError as error:

@@ -1,4 +1,4 @@
-"""Collects the record of a run while it trains: at logs, saves and faults, and never at a step."""
+"""Collects the record of a run while it trains: at logs, saves and faults, never at a step."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 
 import psutil
 
+from ..devices.facts import for_a_report, gather_facts
 from ..errors import MisconfigurationException
 from ..guards.memory_table import measure
 from ..refusal import as_line
+from ..version import __version__
 from . import description, record
 from .fallbacks import FallbackWatch
 from .record import FAILED, FINISHED, RUNNING, STEP, STOPPED, Event, RunRecord, Session
@@ -24,13 +26,13 @@ _LASTING = ("begin", "resume", "warning", "fault", "stop")  # kinds of events th
 
 
 class Recorder:
-    """The record of the run that begins now.
+    """Records the run that begins now.
 
-    The host's clock and its own counters of memory are all that is read; the device is never waited for.
+    It reads the host's clock and counters of memory, and never waits for the device.
 
     Args:
-        folder: where the run's files go.
-        resumed_from: the checkpoint that it goes on from.
+        folder: the folder of the run's files.
+        resumed_from: the checkpoint that the run is resumed from.
         batch: examples in an update of all processes.
     """
 
@@ -47,7 +49,7 @@ class Recorder:
         self._described = False
         self.ended = False
         earlier = _earlier(resumed_from, state.global_step) if resumed_from is not None else None
-        self.record = earlier or RunRecord(description.name_of(args, folder), {})
+        self.record = earlier or RunRecord("", {})
         self.record.name = description.name_of(args, folder)
         self.session = Session(state.global_step, self.record.seconds, time.time())
         self.record.sessions.append(self.session)
@@ -62,11 +64,11 @@ class Recorder:
 
     @property
     def steps(self) -> int:
-        """That were made since it began."""
+        """Steps since the session began."""
         return self.state.global_step - self.session.first_step
 
     def log(self, logs: dict[str, Any]) -> None:
-        """After each log of the run."""
+        """Records a log of the run."""
         # not after an evaluation, whose time would lie before the mark and its event behind it
         if not self.ended and "loss" in logs and time.perf_counter() - self._looked >= self._apart:
             self._look()
@@ -77,7 +79,7 @@ class Recorder:
                 self.note("evaluation", self.state.global_step, name.removesuffix(_RUNTIME), took=value)
 
     def note(self, kind: str, step: int, text: str = "", took: float = 0.0) -> None:
-        """Adds an event, with the time that it is now; of warnings a hundred, as a run may warn at each log."""
+        """Adds an event at the present time; at most a hundred warnings, as a run may warn at each log."""
         if kind == "warning":
             self._warnings += 1
             if self._warnings > _WARNINGS:
@@ -85,12 +87,12 @@ class Recorder:
         self.record.events.append(Event(kind, step, self._now(), as_line(description.without_home(text)), took))
 
     def save_now_and_then(self) -> None:
-        """At a checkpoint: what is known by now, unless that was written a moment ago. Raises OSError."""
+        """Writes the record at a checkpoint, unless it was written a moment ago. Raises OSError."""
         if time.perf_counter() - self._saved >= _SAVED_APART:
             self.save()
 
     def save(self) -> None:
-        """Writes what is known by now. Raises OSError."""
+        """Writes the record so far. Raises OSError."""
         self.session.seconds = self._now() - self.session.offset
         self._update()
         os.makedirs(self.folder, exist_ok=True)  # that of a trial that has saved nothing
@@ -98,28 +100,25 @@ class Recorder:
         self._saved = time.perf_counter()
 
     def end(self, error: BaseException | None) -> None:
-        """After the last step, or when `error` has ended the run."""
-        step, most = self.state.global_step, self.state.max_steps
-        if not self.ended:
-            self._look()
-            self.session.seconds = self._now() - self.session.offset
-            self.record.fallback = self._merged(self._fallbacks.end())
-            if (more := self._warnings - _WARNINGS) > 0:
-                self.record.events.append(Event("warning", step, self._now(), f"{more} more warnings are not listed."))
-            self.ended = True
+        """Ends the record after the last step, or when `error` has ended the run."""
+        step = self.state.global_step
+        self._look()
+        self.session.seconds = self._now() - self.session.offset
+        self.record.fallback = self._merged(self._fallbacks.end())
+        if (more := self._warnings - _WARNINGS) > 0:
+            self.record.events.append(Event("warning", step, self._now(), f"{more} more warnings are not listed."))
+        self.ended = True
         if error is None:
-            text = "" if step >= most else "A callback ended it early."
-            self._set_outcome(FINISHED, text)
-            self.note("end", step, text)
-        elif isinstance(error, (KeyboardInterrupt, SystemExit)):
-            text = "by SIGINT (Ctrl-C)" if isinstance(error, KeyboardInterrupt) else f"with exit status {error.code}"
-            text = "by SIGTERM" if isinstance(error, SystemExit) and error.code == 143 else text
-            self._set_outcome(STOPPED, text)
-            self.note("stop", step, text)
+            kind, event, text = FINISHED, "end", "" if step >= self.state.max_steps else "A callback ended it early."
+        elif isinstance(error, KeyboardInterrupt):
+            kind, event, text = STOPPED, "stop", "by SIGINT (Ctrl-C)"
+        elif isinstance(error, SystemExit):
+            text = "by SIGTERM" if error.code == 143 else f"with exit status {error.code}"
+            kind, event = STOPPED, "stop"
         else:
-            text = as_line(f"{type(error).__name__}: {error}", 600)
-            self._set_outcome(FAILED, text)
-            self.note("fault", step, text)
+            kind, event, text = FAILED, "fault", as_line(f"{type(error).__name__}: {error}", 600)
+        self._set_outcome(kind, text)
+        self.note(event, step, text)
 
     def _set_outcome(self, kind: str, text: str) -> None:
         self.record.outcome = {
@@ -130,7 +129,7 @@ class Recorder:
         }
 
     def _now(self) -> float:
-        """On the training clock, which stands still when the run has ended."""
+        """Returns the time on the training clock, which stands still when the run has ended."""
         seconds = self.session.seconds if self.ended else time.perf_counter() - self._begun
         return round(self.session.offset + seconds, 4)
 
@@ -147,7 +146,7 @@ class Recorder:
             self._apart *= 2
 
     def _update(self) -> None:
-        """What is looked up when something is written, once, or each time."""
+        """Updates the facts that are looked up when the record is written, some of them once."""
         state, now = self.state, self.record
         now.outcome |= {"step": state.global_step, "max_steps": state.max_steps}
         now.history = record.read_history(state.log_history)
@@ -162,25 +161,26 @@ class Recorder:
             return
         self._described = True
         model, loader, self._model, self._loader = self._model, self._loader, None, None  # not to keep them from going
-        now.device = description.device_of(self._args)
+        now.device = self._args.decision.to_dict()
         now.model = description.model_of(model)
         now.data = description.data_of(self._args, loader, self._batch)
         now.arguments, now.changed = description.arguments_of(self._args)
-        now.environment = description.environment_of()
+        facts = for_a_report(gather_facts(environ=dict(os.environ)))
+        now.environment = {"mps_trainer": __version__, **facts.to_dict()}
         now.device["simulated"] = bool(now.environment.get("mps_simulated")) and now.device["type"] == "mps"
         recommended = measure(self._args.device).recommended
         if recommended is not None:
             now.device["memory"] = recommended
 
     def _merged(self, found: dict[str, Any]) -> dict[str, Any]:
-        """`found`, with the operators of the sessions before this one."""
+        """Returns `found` with the operators of earlier sessions."""
         before = [o for o in self.record.fallback.get("operators", []) if isinstance(o, dict)]
         named = {operator["name"] for operator in found["operators"]}
         return {**found, "operators": [*found["operators"], *(o for o in before if o.get("name") not in named)]}
 
 
 def _earlier(resumed_from: str, step: int) -> RunRecord | None:
-    """The record of the run up to `step`, from beside the checkpoint it is resumed from; None if there is none."""
+    """Returns the record of the run up to `step`, from the folder of the checkpoint; None if there is none."""
     folder = os.path.dirname(os.path.abspath(resumed_from))
     try:
         found = record.read(folder)

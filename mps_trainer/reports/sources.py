@@ -1,4 +1,4 @@
-"""Where the record of a run is found that has ended: its own file, or what a checkpoint tells of it."""
+"""Finds the record of a run that has ended: its own file, or the state in a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import re
 from ..errors import MisconfigurationException
 from .record import FINISHED, NAME, UNKNOWN, RunRecord, damaged, is_number, is_recorded, load_json, read, read_history
 
-# As checkpoints.manifest has them, which loads torch: a page is made without it.
+# As in checkpoints.manifest, which loads torch: a page is made without it.
 STATE = "trainer_state.json"
 _CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 
 
 def record_of(folder: str) -> RunRecord:
-    """What is known of the run in `folder`, an output folder or a checkpoint.
+    """Returns the record of the run in `folder`, an output folder or a checkpoint.
 
     Raises:
         MisconfigurationException: if there is no run in it, or its files are damaged.
@@ -34,7 +34,7 @@ def record_of(folder: str) -> RunRecord:
 
 
 def _state(folder: str) -> str | None:
-    """The newest `trainer_state.json` in an output folder: its own, which is written at the end, or a checkpoint's."""
+    """Returns the newest `trainer_state.json` of an output folder: its own, written at the end, or a checkpoint's."""
     names = [name for name in os.listdir(folder) if _CHECKPOINT.fullmatch(name)]
     newest = sorted(names, key=lambda name: int(name.rpartition("-")[2]), reverse=True)
     paths = [os.path.join(folder, name) for name in (STATE, *(os.path.join(name, STATE) for name in newest))]
@@ -42,7 +42,7 @@ def _state(folder: str) -> str | None:
 
 
 def from_state(path: str) -> RunRecord:
-    """A record with what a `trainer_state.json`, of this Trainer or of transformers', has: curves, and no times.
+    """Returns a record of a `trainer_state.json`, of this Trainer or of transformers': curves, and no times.
 
     Raises:
         MisconfigurationException: if it is damaged.
@@ -54,17 +54,19 @@ def from_state(path: str) -> RunRecord:
     if _CHECKPOINT.fullmatch(os.path.basename(folder)):
         folder = os.path.dirname(folder)
     history = read_history(state["log_history"])
-    step, most = (state.get(name) if is_number(state.get(name)) else 0 for name in ("global_step", "max_steps"))
     ended = any("train_runtime" in entry for entry in history)
-    best = {
-        "metric": state.get("best_metric") if is_number(state.get("best_metric")) else None,
-        "step": state.get("best_global_step") if is_number(state.get("best_global_step")) else None,
-    }
+    numbers = {name: value for name, value in state.items() if is_number(value)}
+    best = {"metric": numbers.get("best_metric"), "step": numbers.get("best_global_step")}
     return RunRecord(
         name=os.path.basename(folder) or folder,
-        outcome={"kind": FINISHED if ended else UNKNOWN, "text": "", "step": step, "max_steps": most},
+        outcome={
+            "kind": FINISHED if ended else UNKNOWN,
+            "text": "",
+            "step": numbers.get("global_step", 0),
+            "max_steps": numbers.get("max_steps", 0),
+        },
         history=history,
-        best=best if best["metric"] is not None else {},
-        data={"batch_per_device": state["train_batch_size"]} if is_number(state.get("train_batch_size")) else {},
+        best=best if "best_metric" in numbers else {},
+        data={"batch_per_device": numbers["train_batch_size"]} if "train_batch_size" in numbers else {},
         source=os.path.relpath(path, folder),
     )

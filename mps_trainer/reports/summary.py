@@ -1,4 +1,4 @@
-"""What the tables and the headline of a page say of a run: text and numbers, no markup."""
+"""Makes the text and numbers of the tables and the headline of a page; no markup."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..amounts import format_bytes
+from ..devices.facts import PACKAGES
 from . import curves
 from .record import FAILED, FINISHED, LIVE, RESIDENT, RUNNING, STOPPED, RunRecord, is_number
 from .words import date, duration, metric_name, number, share
@@ -16,12 +17,13 @@ Row = tuple[str, ...]
 
 GOOD, BAD, NEUTRAL = "good", "bad", "neutral"
 _SHOWN_OPERATORS = 30
+WHOLE_RUN = "train_samples_per_second"
 TRAINING_LOSS, LAST_LOSS = "training loss", "last logged loss"
 
 
 @dataclass
 class Tile:
-    """A figure of the headline, with what it is and a word more."""
+    """A figure of the headline with its label."""
 
     label: str
     value: str
@@ -38,7 +40,7 @@ class Table:
 
 
 def outcome(record: RunRecord) -> tuple[str, str, str]:
-    """A word for the badge, its tone, and a sentence."""
+    """Returns a word for the badge, its tone, and a sentence."""
     kind, text = record.outcome.get("kind"), str(record.outcome.get("text") or "")
     step, most = record.outcome.get("step") or 0, record.outcome.get("max_steps") or 0
     steps = f"{number(step)} of {number(most)} steps" if most else f"{number(step)} steps"
@@ -64,7 +66,7 @@ def _on(record: RunRecord) -> str:
 
 
 def final_metrics(record: RunRecord) -> dict[str, float]:
-    """The last value of each metric of evaluations, and of the training loss: of the whole run where it is known."""
+    """Returns the last value of each metric, and the training loss: of the whole run where it is known."""
     found: dict[str, float] = {}
     for name in curves.metric_names(record):
         found[name] = next(entry[name] for entry in reversed(record.history) if name in entry)
@@ -78,37 +80,30 @@ def final_metrics(record: RunRecord) -> dict[str, float]:
 
 
 def tiles(record: RunRecord) -> list[Tile]:
-    """The metrics first, the loss after them, then time, speed and memory."""
+    """Returns the headline: metrics, loss, time, speed and memory."""
     metrics = final_metrics(record)
     ordered = sorted(metrics, key=lambda name: (name in (TRAINING_LOSS, LAST_LOSS), name.endswith("_loss")))
     found = [Tile(metric_name(name), number(metrics[name]), _best(record, name)) for name in ordered[:6]]
     if record.seconds:
-        found.append(Tile("training time", duration(record.seconds), _sessions(record)))
+        count = len(record.sessions)
+        found.append(Tile("training time", duration(record.seconds), f"in {count} sessions" if count > 1 else ""))
     speed = curves.samples_per_second(record)
     if speed:
-        found.append(Tile("throughput", f"{number(statistics.median(speed.values))}", "samples/s, median"))
-    elif (overall := _overall_speed(record)) is not None:
-        found.append(Tile("throughput", number(overall), "samples/s, whole run"))
+        found.append(Tile("throughput", number(statistics.median(speed.values)), "samples/s, median"))
+    elif overall := [e[WHOLE_RUN] for e in record.history if WHOLE_RUN in e]:
+        found.append(Tile("throughput", number(overall[0]), "samples/s, whole run"))
     if (memory := _peak(record)) is not None:
         found.append(memory)
     return found
 
 
 def _best(record: RunRecord, name: str) -> str:
-    """Where a metric was best, for the one that decides which checkpoint is."""
+    """Returns the best value and its step for the metric that chooses the best checkpoint, else ""."""
     watched = "eval_" + str(record.best.get("name") or "").removeprefix("eval_")
     best, step = record.best.get("metric"), record.best.get("step")
     if name == watched and is_number(best):
         return f"best {number(best)}" + (f" at step {number(step)}" if step else "")
     return ""
-
-
-def _sessions(record: RunRecord) -> str:
-    return f"in {len(record.sessions)} sessions" if len(record.sessions) > 1 else ""
-
-
-def _overall_speed(record: RunRecord) -> float | None:
-    return next((e["train_samples_per_second"] for e in record.history if "train_samples_per_second" in e), None)
 
 
 def _peak(record: RunRecord) -> Tile | None:
@@ -125,7 +120,7 @@ def _peak(record: RunRecord) -> Tile | None:
 
 
 def device_rows(record: RunRecord) -> list[Row]:
-    """The decision: what was chosen and why, what was not and why not."""
+    """Returns the chosen device and the rejected ones, each with the reason."""
     device = record.device
     if not device:
         return []
@@ -139,7 +134,7 @@ def device_rows(record: RunRecord) -> list[Row]:
 
 
 def shape_rows(record: RunRecord) -> list[Row]:
-    """Batches and lengths: what is known of them, and what is not."""
+    """Returns the facts about batches and lengths."""
     data = record.data
     rows: list[Row] = []
     if "batch" in data:
@@ -189,13 +184,13 @@ def _padding_text(real: float, tokens: float) -> str:
 
 
 def padded_tokens(record: RunRecord) -> tuple[int, int]:
-    """Real tokens and all tokens of an epoch of length buckets; 0 and 0 where that is not known."""
+    """Returns the real tokens and all tokens of an epoch of length buckets; 0 and 0 if unknown."""
     padded = record.data.get("padded", [])
     return sum(entry["real"] for entry in padded), sum(entry["tokens"] for entry in padded)
 
 
 def tokens_per_example(record: RunRecord) -> float | None:
-    """With padding, from the operations that were counted; None where the model does not tell what a token takes."""
+    """Returns tokens with padding, from the counted operations; None if those of one token are unknown."""
     each, batch = record.model.get("operations_per_token"), record.data.get("batch")
     marks = [mark for session in record.sessions[-1:] for mark in session.marks]
     if not each or not batch or len(marks) < 2 or marks[-1][0] == marks[0][0]:
@@ -205,7 +200,7 @@ def tokens_per_example(record: RunRecord) -> float | None:
 
 
 def padding_table(record: RunRecord) -> Table:
-    """The batches of an epoch by the length they are padded to."""
+    """Returns the batches of an epoch by padded length."""
     table = Table(("padded to", "batches", "tokens", "padding"), numbers=(0, 1, 2, 3))
     for entry in record.data.get("padded", []):
         tokens = entry["tokens"]
@@ -215,7 +210,7 @@ def padding_table(record: RunRecord) -> Table:
 
 
 def fallback_table(record: RunRecord) -> tuple[str, Table]:
-    """What is known of operators that went to the CPU, in a sentence, and the operators."""
+    """Returns a sentence about the operators that fell back to the CPU, and the operators."""
     table = Table(("operator", "calls", "shapes"), numbers=(1, 2))
     operators = record.fallback.get("operators", [])
     for entry in operators[:_SHOWN_OPERATORS]:
@@ -232,7 +227,7 @@ _WORDS = {"begin": "began", "resume": "resumed", "stop": "stopped", "end": "ende
 
 
 def event_table(record: RunRecord) -> Table:
-    """The time line in words: all but the checkpoints and evaluations, of which the chart has marks."""
+    """Returns the time line in words, without checkpoints and evaluations, which the chart marks."""
     table = Table(("time", "step", "what"), numbers=(0, 1))
     for event in record.events:
         if event.kind in _TELLING:
@@ -244,7 +239,7 @@ def event_table(record: RunRecord) -> Table:
 
 
 def counts_of_events(record: RunRecord) -> str:
-    """How many checkpoints and evaluations, in a sentence."""
+    """Counts checkpoints and evaluations, in a sentence."""
     parts = []
     for kind in ("checkpoint", "evaluation"):
         count = sum(event.kind == kind for event in record.events)
@@ -257,7 +252,7 @@ def counts_of_events(record: RunRecord) -> str:
 
 
 def argument_table(record: RunRecord) -> Table:
-    """The arguments that differ from their defaults."""
+    """Returns the arguments that differ from their defaults."""
     table = Table(("argument", "value", "default"))
     for name, values in sorted(record.changed.items()):
         if isinstance(values, list) and len(values) == 2:
@@ -266,25 +261,22 @@ def argument_table(record: RunRecord) -> Table:
 
 
 def plain(value: Any) -> str:
-    """A value of an argument as a page shows it."""
+    """Returns the value of an argument as a page shows it."""
     if value is None or value == "":
         return "–"
-    if is_number(value) and isinstance(value, float) and math.isfinite(value):
+    if isinstance(value, float) and math.isfinite(value):
         return f"{value:g}"
     return ", ".join(map(plain, value)) if isinstance(value, list) and value else str(value)
 
 
-_PACKAGES = ("torch", "transformers", "datasets", "accelerate", "peft", "numpy", "safetensors")
-
-
 def environment_rows(record: RunRecord) -> list[Row]:
-    """Versions, machine and the variables that matter."""
+    """Returns versions, machine and the variables that matter."""
     facts = record.environment
     if not facts:
         return []
     packages, torch = facts.get("packages", {}), facts.get("torch_version")
     versions = {"mps_trainer": facts.get("mps_trainer"), **packages, "torch": torch}
-    named = ", ".join(f"{name} {versions[name]}" for name in ("mps_trainer", *_PACKAGES) if versions.get(name))
+    named = ", ".join(f"{name} {versions[name]}" for name in ("mps_trainer", *PACKAGES) if versions.get(name))
     system = "macOS" if facts.get("system") == "Darwin" else str(facts.get("system") or "")
     memory: Any = facts.get("memory_bytes")
     machine = [facts.get("chip"), facts.get("model"), f"{format_bytes(memory)} of memory" if is_number(memory) else ""]

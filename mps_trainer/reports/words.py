@@ -1,4 +1,4 @@
-"""Numbers, times and amounts as a page shows them."""
+"""Formats numbers, times and names as a page shows them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .record import is_finite, is_number
 
 
 def number(value: Any) -> str:
-    """Four digits that count; whole numbers with all of theirs."""
+    """Returns four significant digits; whole numbers with all of theirs."""
     if not is_number(value):
         return str(value)
     if not is_finite(value):
@@ -23,7 +23,7 @@ def number(value: Any) -> str:
 
 
 def duration(seconds: float) -> str:
-    """75 -> "1 min 15 s"."""
+    """Returns "1 min 15 s" for 75."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -37,7 +37,7 @@ def duration(seconds: float) -> str:
 
 
 def date(seconds: float) -> str:
-    """In the time zone of who makes the page."""
+    """Returns date and time in the local time zone."""
     try:
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
     except (ValueError, OverflowError, OSError):
@@ -49,5 +49,5 @@ def share(part: float, whole: float) -> str:
 
 
 def metric_name(name: str) -> str:
-    """eval_f1 -> "f1"; other evaluations keep their name in front."""
+    """Returns "f1" for eval_f1; other evaluations keep their name in front."""
     return "evaluation loss" if name == "eval_loss" else name.removeprefix("eval_").replace("_", " ")

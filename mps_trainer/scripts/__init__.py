@@ -1,4 +1,4 @@
-"""How a script of one's own begins and ends: flags, the folder it writes to, one line for what goes wrong.
+"""Begins and ends a script of your own: flags, the output folder, one line for each error.
 
 The examples are made with it, and each of their folders needs nothing else of the project.
 """
@@ -35,18 +35,18 @@ def run(
     """Runs the script `name`: `do(prepare(*parse()))`.
 
     Args:
-        parse: gives the arguments, of which the last are the TrainingArguments.
-        prepare: everything that comes before training, and finds out whether there can be any.
-        do: the training and what follows.
+        parse: returns the arguments; the last are the TrainingArguments.
+        prepare: does everything before training, and refuses a run that cannot begin.
+        do: trains, and does what follows.
 
     Returns:
-        The exit status: 0, 2 for what the person who typed the command can put right, 1 for what failed on the way,
-        130 when interrupted, of which one of several processes speaks. SIGTERM ends it with 143.
+        The exit status: 0, 2 for wrong input, 1 for a failure on the way, 130 when interrupted. SIGTERM ends it with
+        143.
 
     Raises:
-        Exception: what `do` raised and nobody foresaw; after hours of training it is shown with all that is known.
+        Exception: an unforeseen error of `do`; after hours of training it is shown with its traceback.
     """
-    begun, arguments = False, None
+    begun = False
     try:
         arguments = parse()
         with no_empty_folder_left(arguments[-1].output_dir):
@@ -58,7 +58,7 @@ def run(
     except CheckpointError as error:
         return refuse(_speaker(name), error, status=FAILED)
     except KeyboardInterrupt as error:
-        if text := str(error) or (_INTERRUPTED if _speaks(arguments) else ""):
+        if text := str(error) or ("" if process_number() else _INTERRUPTED):
             print(f"{name}: {text}", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
@@ -71,20 +71,15 @@ def run(
 
 
 def _speaker(name: str) -> str:
-    """Who refuses: the script, and which process of it if that is not the first.
+    """Returns the name of the script, with the number of the process if it is not the first.
 
-    What all processes refuse is said by the first one: the launcher ends the others when it has, for which they wait.
+    The first process reports what all refuse: the others wait for the launcher to end them.
     """
     number = process_number()
     if not number:
         return name
     time.sleep(FIRST_SPEAKS)
     return f"{name}: process {number}"
-
-
-def _speaks(arguments: tuple[Any, ...] | None) -> bool:
-    """Whether this is the first of the processes, or the only one."""
-    return arguments is None or getattr(arguments[-1], "process_index", 0) == 0
 
 
 def set_up_logging(training_args: TrainingArguments) -> None:

@@ -1,4 +1,4 @@
-"""Flags from dataclasses, each refusal in one line."""
+"""Parses flags into dataclasses, with each refusal in one line."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..errors import MisconfigurationException
 
 
 class OneLineParser(HfArgumentParser):
-    """Says what is wrong in one line, without the usage of a hundred flags before it."""
+    """Reports an error in one line, without the usage of a hundred flags before it."""
 
     def error(self, message: str) -> NoReturn:
         raise MisconfigurationException(f"{message.rstrip('.')}. `{self.prog} --help` lists the flags.")
 
     def parse(self, argv: list[str]) -> tuple[Any, ...]:
-        """One object for each of the parser's dataclasses.
+        """Returns one object for each of the parser's dataclasses.
 
         Raises:
             MisconfigurationException: for unknown flags, and for values that cannot be right.
@@ -38,7 +38,7 @@ class OneLineParser(HfArgumentParser):
 
 
 def given(argv: list[str]) -> set[str]:
-    """The names of the flags that were typed, as the dataclasses have them."""
+    """Returns the names of the typed flags, as the dataclasses have them."""
     return {word[2:].split("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
 
 

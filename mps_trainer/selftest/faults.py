@@ -1,4 +1,4 @@
-"""The check of the known faults of torch on mps: which of them this device shows."""
+"""Checks which of the known faults of torch on mps this device shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every check trains: a tiny BERT on random rows, always the same."""
+"""Trains a tiny BERT on random rows, always the same, for every check."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Lab:
 
     @property
     def fallback(self) -> bool:
-        """Whether operators without an MPS kernel run on the CPU in this process."""
+        """True if operators without an MPS kernel run on the CPU in this process."""
         return self.simulated.fallback if self.simulated else bool(self.facts.fallback_when_torch_loaded)
 
     @functools.cached_property
@@ -57,7 +57,7 @@ class Lab:
         callbacks: list[TrainerCallback] | None = None,
         **settings: Any,
     ) -> Trainer:
-        """A Trainer that has trained `model` (by default the tiny BERT without dropout) on a kind of device.
+        """Trains `model` (by default the tiny BERT without dropout) on a kind of device and returns the Trainer.
 
         The rate is constant and high, so that within 20 steps every parameter matters for the loss.
         """
@@ -87,7 +87,7 @@ class Lab:
 
 
 def tiny_bert(dropout: float = 0.0) -> nn.Module:
-    """Two layers of 32 numbers, the same weights each time.
+    """Returns a BERT of two layers and a width of 32, with the same weights each time.
 
     They are drawn fifteen times as wide as BERT's own (0.02), which makes every part of the model show in the loss: at
     0.02 a gelu of another formula changes it by 1e-7, which is what rounding does.
@@ -111,7 +111,7 @@ def tiny_bert(dropout: float = 0.0) -> nn.Module:
 
 
 def random_rows() -> list[dict[str, Any]]:
-    """Sequences of 8 to 16 words, padded; the label says in which half of the words the first one is."""
+    """Returns padded sequences of 8 to 16 words; the label says in which half of the words the first one is."""
     generator = torch.Generator().manual_seed(0)
     rows = []
     for _ in range(ROWS):
@@ -124,5 +124,5 @@ def random_rows() -> list[dict[str, Any]]:
 
 
 def losses(trainer: Trainer) -> list[float]:
-    """The loss of each step."""
+    """Returns the loss of each step."""
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

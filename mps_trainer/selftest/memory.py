@@ -1,4 +1,4 @@
-"""The checks of memory: a limit that holds, and a cache that is given back."""
+"""Checks that the memory limit holds and that the cache is given back."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Greedy(nn.Module):
 
 
 def limited(lab: Lab) -> tuple[str, dict[str, Any]]:
-    """Past `memory_fraction` an allocation is refused, with this package's error; the memory is never really taken."""
+    """Checks that an allocation past `memory_fraction` raises this package's error; no memory is really taken."""
     if lab.device.type != "mps":
         raise CheckSkipped(f"memory_guard limits memory on mps, and the device is {lab.device.type}")
     if (given := lab.facts.environment.get(HIGH)) is not None:
@@ -56,7 +56,7 @@ def limited(lab: Lab) -> tuple[str, dict[str, Any]]:
 
 
 def given_back(lab: Lab) -> tuple[str, dict[str, Any]]:
-    """What torch keeps of tensors that are gone can be given back to the system, as the guard does."""
+    """Checks that torch gives memory of deleted tensors back to the system, as the guard has it do."""
     if lab.device.type not in _SYNCHRONIZED:
         raise CheckSkipped(f"torch keeps no memory for later on {lab.device.type}")
     free_unused(lab.device)

@@ -1,4 +1,4 @@
-"""The checks that compare numbers: losses with those of the CPU, in three formats."""
+"""Compares losses with those of the CPU, in three formats."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .results import CheckFailed, CheckSkipped
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The largest relative difference to the CPU's float32 losses that is no fault, and why that one."""
+    """The largest relative difference to the CPU's float32 losses that passes, and the reason for it."""
 
     relative: float
     reason: str
@@ -35,21 +35,12 @@ EXACT = Tolerance(0.0, "the same operations in the same order")
 
 
 def as_on_the_cpu(lab: Lab) -> tuple[str, dict[str, Any]]:
-    """float32 losses step by step beside the CPU's; on the CPU itself a second run, bit for bit."""
-    if lab.device.type == "cpu":
-        return _compare(lab, EXACT)
-    return _compare(lab, TOLERANCES["fp32"])
+    """Compares float32 losses step by step with the CPU's; on the CPU itself with a second run, bit for bit."""
+    return _compare(lab, EXACT if lab.device.type == "cpu" else TOLERANCES["fp32"])
 
 
-def in_bf16(lab: Lab) -> tuple[str, dict[str, Any]]:
-    return _in_format(lab, "bf16")
-
-
-def in_fp16(lab: Lab) -> tuple[str, dict[str, Any]]:
-    return _in_format(lab, "fp16")
-
-
-def _in_format(lab: Lab, name: str) -> tuple[str, dict[str, Any]]:
+def in_format(lab: Lab, name: str) -> tuple[str, dict[str, Any]]:
+    """Compares the losses in bf16 or fp16 with the CPU's in float32."""
     if name not in ACCELERATORS[lab.device.type].precisions(lab.facts):
         old = lab.device.type == "mps" and name == "bf16"
         raise CheckSkipped(
@@ -66,7 +57,7 @@ def _compare(lab: Lab, tolerance: Tolerance, **settings: Any) -> tuple[str, dict
 
 
 def judge(expected: list[float], found: list[float], tolerance: Tolerance) -> tuple[str, dict[str, Any]]:
-    """What the comparison of two runs came to. Raises CheckFailed when the model that was `found` is another one."""
+    """Returns how two runs compare. Raises CheckFailed when the losses that were `found` differ too much."""
     figures: dict[str, Any] = {
         "losses": found,
         "cpu_losses": expected,

@@ -1,4 +1,4 @@
-"""The checks of single operators: one that mps lacks, and one that makes the host wait."""
+"""Checks single operators: one that mps lacks, and one that makes the host wait."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ READS = 50
 
 
 def fallback(lab: Lab) -> tuple[str, dict[str, Any]]:
-    """An operator without an MPS kernel runs on the CPU with the switch, and raises without it."""
+    """Checks that an operator without an MPS kernel runs on the CPU with the switch and raises without it."""
     if lab.device.type != "mps":
         raise CheckSkipped(f"{FALLBACK} is for mps, and the device is {lab.device.type}")
     table = operator_table()
@@ -49,7 +49,7 @@ def fallback(lab: Lab) -> tuple[str, dict[str, Any]]:
 
 
 def blocking_read(lab: Lab) -> tuple[str, dict[str, Any]]:
-    """What it costs to ask the device for a number; training asks once for each log."""
+    """Measures the time to read a number from the device; training reads once for each log."""
     if lab.device.type == "cpu":
         raise CheckSkipped("a value on the CPU is there without waiting")
     number = torch.zeros((), device=lab.device)
@@ -71,7 +71,7 @@ def blocking_read(lab: Lab) -> tuple[str, dict[str, Any]]:
 
 
 def _reads_between_logs(lab: Lab) -> int:
-    """Of 10 steps after the first and before the last, as the simulated device counts them."""
+    """Counts the reads of 10 steps, after the first and before the last, on the simulated device."""
     from ..simulator import SimulationCallback
 
     assert lab.simulated is not None

@@ -1,4 +1,4 @@
-"""A reproducer for each of the known faults: a small computation on a device, compared with the CPU.
+"""Reproduces each of the known faults: a small computation on a device, compared with the CPU.
 
 Each takes a device and returns a clause that says what came out wrong, or None. None takes more than a few seconds or
 more than 100 MB. They follow what the issues describe; on a Mac none of them has run yet.
@@ -28,7 +28,7 @@ _CHILD_SECONDS = 60
 
 
 def large_products(device: torch.device) -> str | None:
-    """Sums of 32,767 numbers and more, with other numbers right behind the operands, which must not count."""
+    """Sums 32,767 numbers and more, with other numbers right behind the operands, which must not count."""
     # from torch 2.14 on, sums of exactly 32,767 and 32,768 are what is left of the fault
     for inner in (40_000, *(() if parse_version(torch.__version__) >= MENDED_IN_2D else (INNER,))):
         a, b = _numbers((32, inner), (inner, 32))
@@ -50,7 +50,7 @@ def large_batched_products(device: torch.device) -> str | None:
 
 
 def linear_in_16_bits(device: torch.device) -> str | None:
-    """nn.Linear without bias over 3 dimensions, forward and backward, several times."""
+    """Runs nn.Linear without bias over 3 dimensions, forward and backward, several times."""
     weight, x, gradient = _numbers((1024, 1024), (2, 13, 1024), (2, 13, 1024))
     weight /= 32
     for _ in range(3):
@@ -75,7 +75,7 @@ def linear_of_strided(device: torch.device) -> str | None:
 
 
 def attention_of_few_queries(device: torch.device) -> str | None:
-    """Eight queries whose heads and length are swapped, as BERT does."""
+    """Attends with eight queries whose heads and length are swapped, as in BERT."""
     return _attention_differs(device, [tensor.transpose(1, 2) for tensor in _numbers(*3 * [(2, 8, 4, 64)])])
 
 
@@ -106,7 +106,7 @@ def causal_attention(device: torch.device) -> str | None:
 
 
 def norm_after_frozen(device: torch.device) -> str | None:
-    """The gradients of a LayerNorm whose input needs none."""
+    """Computes the gradients of a LayerNorm whose input needs none."""
     x, factors = _numbers((8, 16, 32), (32,))
 
     def gradients(where: torch.device) -> list[Tensor]:
@@ -121,7 +121,7 @@ def norm_after_frozen(device: torch.device) -> str | None:
 
 
 def broadcast_gradients(device: torch.device) -> str | None:
-    """The gradient of a sum, which is one number broadcast, through a linear layer."""
+    """Computes the gradient of a sum, one number broadcast, through a linear layer."""
     for shape, outputs in (((64, 16), 1), ((4, 64, 16), 1), ((4, 64, 16), 16)):
         (weight,) = _numbers((outputs, 16))
         x = torch.ones(shape, device=device, requires_grad=True)
@@ -157,7 +157,7 @@ def compiled_norm(device: torch.device) -> str | None:
 
 
 def transposed_weight(device: torch.device) -> str | None:
-    """In a process of its own on a Mac, because the fault ends the process."""
+    """Runs in a process of its own on a Mac, because the fault ends the process."""
     if _is_mac(device):
         return _in_a_process(transposed_weight_here)
     return transposed_weight_here(device)
@@ -170,7 +170,7 @@ def transposed_weight_here(device: torch.device) -> str | None:
 
 
 def embedding_gradients(device: torch.device) -> str | None:
-    """Gradients of an embedding of 8 words, from 320 tokens, five times."""
+    """Computes the gradients of an embedding of 8 words, from 320 tokens, five times."""
     words = torch.arange(320).reshape(10, 32) % 8
     table, factors = _numbers((8, 16), (10, 32, 16))
 
@@ -188,7 +188,7 @@ def embedding_gradients(device: torch.device) -> str | None:
 
 
 def dropout_again(device: torch.device) -> str | None:
-    """Dropout in activations that are computed again, as the Trainer has them computed."""
+    """Drops out activations that are recomputed with the Trainer's settings."""
     x = torch.ones(64, 64, device=device, requires_grad=True)
 
     def layer(x: Tensor) -> Tensor:
@@ -223,13 +223,13 @@ REPRODUCERS: dict[int, Reproducer] = {  # by issue
 
 
 def _numbers(*shapes: tuple[int, ...]) -> list[Tensor]:
-    """Normal numbers on the CPU, the same each time; the generator that training draws from stays as it is."""
+    """Returns normal numbers on the CPU, the same each time, without drawing from the global generator."""
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(shape, generator=generator) for shape in shapes]
 
 
 def _before_large_numbers(tensor: Tensor, device: torch.device) -> Tensor:
-    """`tensor` on the device, in memory that goes on with numbers that no sum can miss."""
+    """Returns `tensor` on the device, in memory that goes on with large numbers."""
     memory = torch.full((tensor.numel() + 2**20,), 1e4, device=device)
     memory[: tensor.numel()] = tensor.reshape(-1).to(device)
     return memory[: tensor.numel()].view(tensor.shape)
@@ -253,7 +253,7 @@ def _attention_differs(
     dtype: torch.dtype = torch.float32,
     is_causal: bool = False,
 ) -> str | None:
-    """Attention over query, key and value."""
+    """Returns how attention over query, key and value differs from the CPU; None if only by rounding."""
     query, key, value = tensors
     expected = F.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
     query, key, value = (tensor.to(device, dtype) for tensor in tensors)
@@ -266,7 +266,7 @@ def _is_mac(device: torch.device) -> bool:
 
 
 def _compiled(function: Callable[..., Tensor], device: torch.device) -> Callable[..., Tensor]:
-    """`function` compiled for Metal on a Mac, and as it is elsewhere."""
+    """Returns `function` compiled for Metal on a Mac, and as it is elsewhere."""
     return torch.compile(function) if _is_mac(device) else function
 
 

@@ -58,7 +58,7 @@ class SelftestReport:
         return all(check.status != FAILED for check in self.checks)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field and `passed`, in types that JSON has."""
+        """Returns every field and `passed` in types that JSON has."""
         return _of_json({"passed": self.passed, **dataclasses.asdict(self)})
 
     def __str__(self) -> str:
@@ -90,7 +90,7 @@ class SelftestReport:
 
 
 def _of_json(value: Any) -> Any:
-    """With nan and infinity, which JSON has no numbers for, as words."""
+    """Returns `value` with nan and infinity, which JSON lacks, as words."""
     if isinstance(value, dict):
         return {key: _of_json(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -99,7 +99,7 @@ def _of_json(value: Any) -> Any:
 
 
 def table(checks: Sequence[CheckResult]) -> list[str]:
-    """A line for each check; a long text goes on below itself."""
+    """Returns a line for each check; a long text goes on below itself."""
     width = max((len(check.name) for check in checks), default=0)
     lines = [f"{'check':<{width}}  {'result':<7}  {'s':>5}  what was found"]
     for check in checks:

@@ -1,4 +1,4 @@
-"""Running the checks one after another, whatever becomes of each."""
+"""Runs the checks one after another, whether or not one fails."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from ..arguments.precision import LAUNCHED
 from ..devices import DeviceRequest, gather_facts, resolve
@@ -21,12 +22,32 @@ from ..errors import MisconfigurationException
 from ..guards.watermarks import memory_limit
 from ..refusal import sentence
 from ..version import __version__
-from .checks import CHECKS, Check
+from .faults import reproduced
 from .lab import Lab
+from .memory import given_back, limited
+from .numbers import as_on_the_cpu, in_format
+from .operators import blocking_read, fallback
 from .results import FAILED, PASSED, SKIPPED, CheckFailed, CheckResult, CheckSkipped, SelftestReport
+from .saving import resumed, resumed_on_the_device
 
 if TYPE_CHECKING:
     from ..simulator import SimulatedMPS
+
+# Returns what was measured, in words and as figures. Raises CheckFailed or CheckSkipped; any other error is a failure.
+Check = Callable[[Lab], tuple[str, dict[str, Any]]]
+
+CHECKS: dict[str, Check] = {  # in this order
+    "losses as on the CPU": as_on_the_cpu,
+    "bf16": lambda lab: in_format(lab, "bf16"),
+    "fp16": lambda lab: in_format(lab, "fp16"),
+    "save and resume, CPU": lambda lab: resumed(lab, "cpu"),
+    "save and resume, device": resumed_on_the_device,
+    "memory limit": limited,
+    "memory given back": given_back,
+    "operator without kernel": fallback,
+    "blocking read": blocking_read,
+    "known faults": reproduced,
+}
 
 LIBRARIES = ("torch", "transformers", "safetensors", "numpy", "psutil")
 
@@ -58,7 +79,8 @@ def run_selftest(
             "without a launcher."
         )
     results = []
-    with _folder() as folder, _quiet(), _not_launched():
+    with _folder() as folder, _quiet(), mock.patch.dict(os.environ):
+        os.environ.pop(LAUNCHED, None)  # each check says by itself what it autocasts to
         lab = Lab(decision, facts, folder, simulated)
         for name, check in checks.items():
             begins(name)
@@ -79,7 +101,7 @@ def run_selftest(
 
 
 def run_check(name: str, check: Check, lab: Lab) -> CheckResult:
-    """What became of one check; what it raises is a failure in one line."""
+    """Runs one check. An error that it raises is a failure in one line."""
     start = time.perf_counter()
     figures: dict = {}
     try:
@@ -95,7 +117,7 @@ def run_check(name: str, check: Check, lab: Lab) -> CheckResult:
 
 
 def versions(python: str) -> dict[str, str]:
-    """Of Python, this package and the libraries that training depends on."""
+    """Returns the versions of Python, this package and the libraries that training depends on."""
     found = {"python": python, "mps_trainer": __version__}
     for name in LIBRARIES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -117,7 +139,7 @@ def _folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Inside, libraries and the Trainer warn nobody: what is wrong shows in a check."""
+    """Silences libraries and the Trainer inside: what is wrong shows in a check."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -126,14 +148,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-@contextlib.contextmanager
-def _not_launched() -> Iterator[None]:
-    """Inside, no launcher asks for a number format: each check says by itself what it autocasts to."""
-    asked = os.environ.pop(LAUNCHED, None)
-    try:
-        yield
-    finally:
-        if asked is not None:
-            os.environ[LAUNCHED] = asked

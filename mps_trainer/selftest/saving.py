@@ -1,4 +1,4 @@
-"""The checks that save in the middle of a run and go on from there."""
+"""Checks that a run resumed from a checkpoint in its middle ends as one that was not interrupted."""
 
 from __future__ import annotations
 
@@ -16,22 +16,20 @@ from .results import CheckFailed, CheckSkipped
 HALF, WHOLE = 4, 8  # steps
 
 
-def resumed_on_the_cpu(lab: Lab) -> tuple[str, dict[str, Any]]:
-    """A resumed run is the run that was not interrupted, in every bit; with dropout, whose draws are part of it."""
-    return _resumed(lab, "cpu", exactly=True)
-
-
 def resumed_on_the_device(lab: Lab) -> tuple[str, dict[str, Any]]:
-    """The same where a GPU may add in another order each time: the losses within what that comes to.
-
-    What was written has to be the weights in every bit, on any device.
-    """
+    """Compares a resumed run on the device with one that was not interrupted."""
     if lab.device.type == "cpu":
         raise CheckSkipped("the device is the CPU, which the line above is about")
-    return _resumed(lab, lab.device.type, exactly=False)
+    return resumed(lab, lab.device.type)
 
 
-def _resumed(lab: Lab, device: str, exactly: bool) -> tuple[str, dict[str, Any]]:
+def resumed(lab: Lab, device: str) -> tuple[str, dict[str, Any]]:
+    """Compares a resumed run with one that was not interrupted; with dropout, whose draws are part of it.
+
+    On the CPU they agree in every bit. A GPU may add in another order each time, so its losses agree within that.
+    The weights in the checkpoint are those of the model in every bit, on any device.
+    """
+    exactly = device == "cpu"
     folder = lab.folder / f"resumed-{device}"
     settings: dict[str, Any] = {"output_dir": str(folder), "max_steps": WHOLE}
     settings.update(save_strategy="steps", save_steps=HALF)

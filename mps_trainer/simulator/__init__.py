@@ -1,4 +1,4 @@
-"""An `mps` device for machines that have none: what a Mac refuses fails here, and what costs time there is counted.
+"""Simulates an `mps` device: what a Mac refuses fails here, and what costs time there is counted.
 
 Importing this package before torch takes CUDA out of the process where torch is built for it and there is no NVIDIA
 GPU; see `hide_cuda`.
@@ -32,14 +32,9 @@ __all__ = [
 
 # Loaded on first use: torch must not be imported before CUDA is hidden, and transformers takes a second.
 _EXPORTS = {
-    "OperatorCalls": ".simulation_report",
-    "Place": ".simulation_report",
-    "SimulatedMPS": ".session",
-    "SimulationCallback": ".callback",
-    "SimulationReport": ".simulation_report",
-    "StepFigures": ".callback",
-    "activate": ".session",
-    "simulated_mps": ".session",
+    **dict.fromkeys(("SimulationCallback", "StepFigures"), ".callback"),
+    **dict.fromkeys(("SimulatedMPS", "activate", "simulated_mps"), ".session"),
+    **dict.fromkeys(("OperatorCalls", "Place", "SimulationReport"), ".simulation_report"),
 }
 
 hide_unused_cuda()

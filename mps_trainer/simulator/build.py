@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import os
 import platform
+import runpy
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ..cache import cache_folder
@@ -36,7 +37,18 @@ def load_extension() -> ModuleType:
         SimulatorUnavailableError: on another system than Linux, with a torch for AMD's or Intel's GPUs, and without a
             compiler.
     """
-    return _import(build_device())
+    library = build_device()
+    spec = importlib.util.spec_from_file_location(MODULE, library)
+    assert spec is not None
+    assert spec.loader is not None
+    try:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        raise SimulatorUnavailableError(
+            f"The simulated mps device cannot be loaded: {error}. Delete {library.parent}, so that it is built anew."
+        ) from error
+    return module
 
 
 def build_device() -> Path:
@@ -52,35 +64,26 @@ def built(sources: Path, name: str) -> Path:
         raise SimulatorUnavailableError(_failures[library])
     if not library.exists():
         with _lock(library.parent):
-            if not library.exists():  # another process may have built it while this one waited
-                _build_or_remember(library, sources)
+            try:
+                if not library.exists():  # another process may have built it while this one waited
+                    _build(library, sources)
+            except (SimulatorUnavailableError, OSError) as error:
+                why = str(error)
+                if isinstance(error, OSError):
+                    why = f"The simulated mps device cannot be built in {library.parent}: {error.strerror or error}."
+                _failures[library] = why
+                raise SimulatorUnavailableError(why) from error
     return library
 
 
-_failures: dict[Path, str] = {}  # what was wrong with a build of this process; it is not tried again
-
-
-def _build_or_remember(library: Path, sources: Path) -> None:
-    try:
-        _build(library, sources)
-    except (SimulatorUnavailableError, OSError) as error:
-        why = str(error)
-        if isinstance(error, OSError):
-            why = f"The simulated mps device cannot be built in {library.parent}: {error.strerror or error}."
-        _failures[library] = why
-        raise SimulatorUnavailableError(why) from error
+_failures: dict[Path, str] = {}  # builds that failed in this process and are not tried again
 
 
 def torch_version() -> Any:
-    """Returns the module `torch.version` without importing torch, if that has not happened yet."""
+    """Returns the contents of `torch.version` without importing torch."""
     if "torch" in sys.modules:
         return sys.modules["torch"].version
-    spec = importlib.util.spec_from_file_location("torch_version", torch_folder() / "version.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return SimpleNamespace(**runpy.run_path(str(torch_folder() / "version.py")))
 
 
 def torch_folder() -> Path:
@@ -128,7 +131,7 @@ def _library(sources: Path, name: str) -> Path:
 
 @contextlib.contextmanager
 def _lock(folder: Path) -> Iterator[None]:
-    """Held by one process at a time; the system lets go of it when that process dies, however it dies."""
+    """Holds a lock for one process at a time; the system releases it when that process dies."""
     import fcntl
 
     try:
@@ -206,17 +209,3 @@ def _compile(folder_of_sources: Path, name: str, folder: Path, log: Path) -> Non
         f"The simulated mps device could not be compiled: {errors[0] if errors else 'the compiler gave no reason'}. "
         f"It is made for torch 2.13 to 2.15 and a compiler with C++20; all that the compiler said is in {log}."
     )
-
-
-def _import(library: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(MODULE, library)
-    assert spec is not None
-    assert spec.loader is not None
-    try:
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    except ImportError as error:
-        raise SimulatorUnavailableError(
-            f"The simulated mps device cannot be loaded: {error}. Delete {library.parent}, so that it is built anew."
-        ) from error
-    return module

@@ -1,4 +1,4 @@
-"""Figures of the simulated device for each step of a training run."""
+"""Records figures of the simulated device for each step of a training run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .session import SimulatedMPS
 
 @dataclass(frozen=True)
 class StepFigures:
-    """What one optimizer step did on the device, from the start of the step to its end. Sizes are bytes.
+    """Counts of one optimizer step on the device, from its start to its end. Sizes are bytes.
 
     Fetching and moving the batch belongs to it where the Trainer does that after `on_step_begin`.
     """
@@ -31,7 +31,7 @@ class SimulationCallback(TrainerCallback):
     """Records `StepFigures` of every step in `steps`. For this Trainer and for transformers' own.
 
     Args:
-        device: what `simulated_mps()` or `activate()` gave.
+        device: the result of `simulated_mps()` or `activate()`.
     """
 
     def __init__(self, device: SimulatedMPS) -> None:
@@ -48,7 +48,7 @@ class SimulationCallback(TrainerCallback):
         self.steps.append(StepFigures(step=state.global_step, bytes_live=now["bytes_live"], **changes))
 
     def median(self, name: str) -> float:
-        """The median over the steps of one of their figures, by its name."""
+        """Returns the median over the steps of the figure `name`."""
         return statistics.median(getattr(figures, name) for figures in self.steps)
 
     def _totals(self) -> dict[str, int]:

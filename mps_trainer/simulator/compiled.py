@@ -13,6 +13,7 @@ import ctypes
 import logging
 import re
 import traceback
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -58,9 +59,8 @@ class CompiledStep:
         return self.launches + sum(self.left.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """In types that JSON has."""
-        lists = {"graph_breaks": list(self.graph_breaks), "failures": list(self.failures)}
-        return {**asdict(self), **lists, "total": self.total}
+        """Returns every field and `total` for JSON."""
+        return {**asdict(self), "total": self.total}
 
     def __str__(self) -> str:
         own = sum(self.left.values())
@@ -149,7 +149,7 @@ class _Compiler:
         self.failures: list[str] = []
 
     def compile(self, graph: Any, inputs: Any) -> Any:
-        """A backend of torch.compile. A graph that Inductor cannot compile runs as it is."""
+        """Compiles a graph as a backend of torch.compile. One that Inductor cannot compile runs as it is."""
         from torch._inductor.compile_fx import compile_fx
 
         try:
@@ -163,7 +163,7 @@ class _Compiler:
 
     @contextlib.contextmanager
     def stubbed(self) -> Iterator[None]:
-        """Inside, Inductor compiles for a GPU that is not there, and remembers nothing of it afterwards."""
+        """Lets Inductor compile for an absent GPU inside; it remembers nothing of it afterwards."""
         import torch._dynamo
         import torch._inductor.utils as utils
 
@@ -184,7 +184,7 @@ class _Compiler:
 
     def _library(self, source: str) -> Any:
         """Stands in for torch.mps.compile_shader."""
-        library = _Library()
+        library = types.SimpleNamespace()
         for name, written in kernels_in(source).items():
             self.kernels += 1
             setattr(library, name, self._kernel(written))
@@ -201,20 +201,16 @@ class _Compiler:
         return run
 
 
-class _Library:
-    """Has a kernel for each attribute."""
-
-
 _WRITTEN = re.compile(r"\s*device \S+ (?:in_)?out_ptr")
 _KERNEL = re.compile(r"kernel void (\w+)\((.*?)\)\s*\{", re.DOTALL)
 
 
 def kernels_in(source: str) -> dict[str, tuple[int, ...]]:
     """Returns the kernels in a Metal source, each with the positions of the arguments that it writes."""
-    found: dict[str, tuple[int, ...]] = {}
-    for name, arguments in _KERNEL.findall(source):
-        found[name] = tuple(i for i, argument in enumerate(arguments.split(",")) if _WRITTEN.match(argument))
-    return found
+    return {
+        name: tuple(i for i, argument in enumerate(arguments.split(",")) if _WRITTEN.match(argument))
+        for name, arguments in _KERNEL.findall(source)
+    }
 
 
 def reason_of(error: BaseException) -> str:

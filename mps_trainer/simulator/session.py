@@ -1,4 +1,4 @@
-"""Switching the simulated device on and off in this process."""
+"""Switches the simulated device on and off in this process."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ..coverage.source import SourceLine, current_line
 from ..coverage.table import always_falls_back, operator_table
 from ..devices import facts
 from ..errors import MisconfigurationException
+from ..guards.watermarks import HIGH
 from .build import load_extension
 from .cuda import require_hidden
 from .simulation_report import SimulationReport, make_report
@@ -30,7 +31,7 @@ _current: SimulatedMPS | None = None
 
 
 class SimulatedMPS:
-    """The device while it is switched on: what it has counted, and its settings.
+    """The device while it is switched on, with its counts and settings.
 
     Made by `simulated_mps()` and `activate()`, not by hand.
     """
@@ -43,16 +44,16 @@ class SimulatedMPS:
         self._warned: set[str] = set()
 
     def counters(self) -> dict[str, Any]:
-        """The raw counts: blocking_reads, synchronizations, host_to_device(_bytes), device_to_host(_bytes),
+        """Returns the raw counts: blocking_reads, synchronizations, host_to_device(_bytes), device_to_host(_bytes),
         bytes_live, bytes_peak, bytes_held, and operators: {name: (calls, distinct shapes, whether it fell back)}."""
         return self._extension.counters()
 
     def report(self) -> SimulationReport:
-        """What was counted since the device was switched on, or since `reset()`."""
+        """Returns the counts since the device was switched on, or since `reset()`."""
         return make_report(self.counters(), self._lines, self.memory, self.fallback)
 
     def reset(self) -> None:
-        """Count from zero; the peak of memory starts at what is live."""
+        """Counts from zero again; the peak of memory starts at the live bytes."""
         self._lines.clear()
         self._warned.clear()
         self._extension.reset()
@@ -74,7 +75,7 @@ class SimulatedMPS:
 def simulated_mps(
     memory: int | str = DEFAULT_MEMORY, fallback: bool | None = None, same_draws_as_cpu: bool = False
 ) -> Iterator[SimulatedMPS]:
-    """This machine has an `mps` device inside the block.
+    """Gives this machine an `mps` device inside the block.
 
     Args:
         memory: what Metal would recommend as the maximum, in bytes or as "16GB"; an allocation past it fails with "MPS
@@ -89,21 +90,20 @@ def simulated_mps(
     Raises SimulatorUnavailableError where it cannot be simulated, and MisconfigurationException for a bad amount of
     memory or inside another such block.
     """
-    device = _switch_on(memory, fallback, same_draws_as_cpu)
+    global _current
+    device = activate(memory, fallback, same_draws_as_cpu)
     try:
         yield device
     finally:
-        _switch_off()
+        _current = None
+        device._extension.set_listener(None)
+        _set_active(device._extension, False)
 
 
 def activate(
     memory: int | str = DEFAULT_MEMORY, fallback: bool | None = None, same_draws_as_cpu: bool = False
 ) -> SimulatedMPS:
-    """As `simulated_mps()`, for the rest of the process."""
-    return _switch_on(memory, fallback, same_draws_as_cpu)
-
-
-def _switch_on(memory: int | str, fallback: bool | None, same_draws_as_cpu: bool) -> SimulatedMPS:
+    """Switches the device on for the rest of the process, with the settings of `simulated_mps()`."""
     global _current
     size, watermark = parse_bytes(memory), _watermark()
     if _current is not None:
@@ -124,16 +124,8 @@ def _switch_on(memory: int | str, fallback: bool | None, same_draws_as_cpu: bool
     return _current
 
 
-def _switch_off() -> None:
-    global _current
-    extension, _current = _extension, None
-    if extension is not None:
-        extension.set_listener(None)
-        _set_active(extension, False)
-
-
 def _install() -> ModuleType:
-    """The compiled device, in torch; the second time it is there already."""
+    """Returns the compiled device, registered with torch once per process."""
     global _extension
     if _extension is None:
         table = operator_table()
@@ -141,15 +133,10 @@ def _install() -> ModuleType:
         extension = load_extension()
         extension.install()
         extension.register_kernels(sorted(table.native), sorted(always_falls_back(table.torch_version) - table.native))
-        atexit.register(_shut_down)
+        atexit.register(extension.stop_autograd_thread)
+        atexit.register(extension.set_listener, None)  # the last registered runs first
         _extension = extension
     return _extension
-
-
-def _shut_down() -> None:
-    if _extension is not None:
-        _extension.set_listener(None)
-        _extension.stop_autograd_thread()
 
 
 def parse_bytes(amount: int | str) -> int:
@@ -170,16 +157,15 @@ def parse_bytes(amount: int | str) -> int:
 
 
 def _watermark() -> float:
-    """The share of the recommended maximum at which an allocation fails; 0 for never."""
-    text = os.environ.get("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "1.0")
+    """Returns the share of the recommended maximum at which an allocation fails; 0 for never."""
+    text = os.environ.get(HIGH, "1.0")
     try:
         ratio = float(text)
     except ValueError:
         ratio = -1.0
     if not 0 <= ratio <= 2:
         raise MisconfigurationException(
-            f"PYTORCH_MPS_HIGH_WATERMARK_RATIO is {text!r}, and it goes from 0.0 (no limit) to 2.0. Unset it, or set "
-            f"it to 1.0."
+            f"{HIGH} is {text!r}, and it goes from 0.0 (no limit) to 2.0. Unset it, or set it to 1.0."
         )
     return ratio
 

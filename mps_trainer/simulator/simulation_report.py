@@ -16,7 +16,7 @@ SHOWN_OPERATORS = 10
 
 @dataclass(frozen=True)
 class OperatorCalls:
-    """One operator: how often it ran and with how many different input shapes, each a graph that hardware compiles."""
+    """Calls of one operator and its distinct input shapes, each a graph that hardware compiles."""
 
     name: str
     calls: int
@@ -75,7 +75,7 @@ class SimulationReport:
         return sum(operator.shapes for operator in self.operators)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field and total, in types that JSON has."""
+        """Returns every field and total in types that JSON has."""
         totals = {"operator_calls": self.operator_calls, "distinct_shapes": self.distinct_shapes}
         return {**dataclasses.asdict(self), **totals}
 
@@ -103,7 +103,7 @@ class SimulationReport:
 def make_report(
     counters: dict[str, Any], lines: Counter[tuple[str, str, SourceLine | None]], memory: int, fallback: bool
 ) -> SimulationReport:
-    """From the counters of the device and the Python lines that made the host wait."""
+    """Makes the report from the counters of the device and the Python lines that made the host wait."""
     import torch
 
     counted = dict(counters)

@@ -1,4 +1,4 @@
-"""What makes torch's Python side see the device: what a build without MPS leaves out or has found to be missing."""
+"""Makes torch's Python side see the device, in builds without MPS and in caches that remember its absence."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _own_streams = {name: getattr(torch.mps, name) for name in _STREAMS if hasattr(t
 
 
 def set_visible(visible: bool) -> None:
-    """Tell torch, and the libraries that asked it, that there is an mps device, or that there is none."""
+    """Tells torch, and the libraries that asked it, that there is an mps device, or that there is none."""
     for name, own in _own_streams.items():
-        setattr(torch.mps, name, _default_stream if visible else own)
+        setattr(torch.mps, name, torch.accelerator.current_stream if visible else own)
     torch._C._has_mps = visible
     torch.backends.mps.simulated = visible  # type: ignore[attr-defined]
     if visible:
@@ -39,10 +39,6 @@ def set_visible(visible: bool) -> None:
                 forget()
 
 
-def _default_stream() -> torch.Stream:
-    return torch.accelerator.current_stream()
-
-
 def _refuse_shader(source: str) -> None:
     raise NotImplementedError(
         "A Metal shader cannot be compiled for the simulated mps device, which runs on the CPU. torch.compile makes "
@@ -52,7 +48,7 @@ def _refuse_shader(source: str) -> None:
 
 
 def _new_storage(cls: type, *args: Any, **kwargs: Any) -> torch.UntypedStorage:
-    """Storages on mps, which torch.load and storage.clone() ask for by the name of the device.
+    """Makes storages on mps, which torch.load and storage.clone() ask for by the name of the device.
 
     torch's own constructor knows the devices that it was built for.
     """

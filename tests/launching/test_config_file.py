@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.launching.config_file import InForce, check_target, in_force, load, user_file, write
-from mps_trainer.launching.settings import LaunchSettings
+from mps_trainer.launching.config_file import check_target, in_force, load, user_file, write
+from mps_trainer.launching.settings import InForce, LaunchSettings
 
 SETTINGS = LaunchSettings("cpu", "no", True, 2, 0.5)
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from dataclasses import replace
 
 import pytest
 
 from mps_trainer import DeviceUnavailableError, MachineFacts, MisconfigurationException
+from mps_trainer.launching import processes
 from mps_trainer.launching.processes import (
     check_facts,
+    check_machine,
     check_module,
     command_line,
-    needs_a_look,
     shell_status,
     torchrun_words,
 )
@@ -69,11 +71,18 @@ def test_a_gpu_that_is_named_and_not_there_is_refused(device):
     assert isinstance(refused.value.__cause__, DeviceUnavailableError)
 
 
-def test_the_machine_is_looked_at_only_where_it_matters():
+def test_the_machine_is_looked_at_only_where_it_matters(monkeypatch):
+    looked = []
+    monkeypatch.setattr(processes, "gather_facts", lambda environ: looked.append(environ) or GPUS)
     unseen = [LaunchSettings(), LaunchSettings("auto", num_processes=1), LaunchSettings("cpu")]
     seen = [LaunchSettings("mps"), LaunchSettings("cuda"), LaunchSettings("cpu", num_processes=2)]
-    assert not any(map(needs_a_look, unseen))
-    assert all(map(needs_a_look, seen))
+    for settings in unseen:
+        check_machine(settings, {}, "f")
+    assert not looked
+    for settings in seen:
+        with contextlib.suppress(MisconfigurationException):  # that machine has no mps
+            check_machine(settings, {}, "f")
+    assert len(looked) == 3
 
 
 def test_a_script_or_a_module_is_run_as_typed():

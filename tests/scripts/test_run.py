@@ -96,13 +96,15 @@ def test_the_log_has_the_level_that_was_asked_for(tmp_path, asked, level):
         library.setLevel(before[1])
 
 
-def test_one_of_several_processes_tells_that_it_was_interrupted(tmp_path, capsys):
+def test_one_of_several_processes_tells_that_it_was_interrupted(tmp_path, capsys, monkeypatch):
     def interrupted(job):
         raise KeyboardInterrupt
 
     said = []
     for rank in (0, 1):
-        args = SimpleNamespace(output_dir=str(tmp_path / "out"), process_index=rank)
+        for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
+            monkeypatch.setenv(name, str(value))
+        args = SimpleNamespace(output_dir=str(tmp_path / "out"))
         assert run("train.py", lambda args=args: (args,), lambda given: given, interrupted) == 130
         said.append(capsys.readouterr().err)
     assert said[0].startswith("train.py: Interrupted.")
