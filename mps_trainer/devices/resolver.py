@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import DeviceUnavailableError, MisconfigurationException
 from .accelerators import ACCELERATORS, Accelerator, Devices, MPSAccelerator
 from .accelerators.base import read_devices
+from .backends import refuse_backend, refuse_processes
 from .facts import FALLBACK, MachineFacts
 
 if TYPE_CHECKING:
@@ -99,8 +100,8 @@ def resolve(request: DeviceRequest, facts: MachineFacts) -> Decision:
     """
     choice = _choose(request, facts)
     chosen = ACCELERATORS[choice.name]
-    _refuse_backend(chosen, request.ddp_backend)
-    _refuse_processes(chosen, facts)
+    refuse_backend(chosen, request.ddp_backend)
+    refuse_processes(chosen, facts)
     return Decision(
         type=choice.name,
         index=_index(chosen, request.devices, facts),
@@ -225,40 +226,6 @@ def _rejected(name: str, choice: _Choice, facts: MachineFacts) -> Rejected:
     if obstacle is None:
         return Rejected(name, f"available, but {choice.others}", choice.switch.format(name=name))
     return Rejected(name, obstacle.cause, obstacle.remedy, obstacle.repairable)
-
-
-def _refuse_backend(chosen: type[Accelerator], backend: str | None) -> None:
-    if backend is None or backend in chosen.backends:
-        return
-    if not chosen.backends:
-        raise _mps_is_one_process(f"ddp_backend={backend!r} was requested")
-    needs = " or ".join(name for name, kind in ACCELERATORS.items() if backend in kind.backends)
-    why = f"it needs {needs}" if needs else "no accelerator of this package uses it"
-    raise MisconfigurationException(
-        f"ddp_backend={backend!r} cannot be used on {chosen.name()}: {why}. "
-        f"Take one of {', '.join(map(repr, chosen.backends))}, or leave ddp_backend out."
-    )
-
-
-def _refuse_processes(chosen: type[Accelerator], facts: MachineFacts) -> None:
-    processes = facts.world_size or 1
-    if processes == 1 or chosen.name() == "cpu":
-        return
-    if not chosen.backends:
-        raise _mps_is_one_process(f"The launcher started {processes} processes (WORLD_SIZE={processes})")
-    if facts.local_rank is None:
-        raise MisconfigurationException(
-            f"WORLD_SIZE is {processes} and LOCAL_RANK is not set, so this process cannot tell which "
-            f"{chosen.label} is its own. Start with torchrun, which sets both, or unset WORLD_SIZE."
-        )
-
-
-def _mps_is_one_process(what: str) -> MisconfigurationException:
-    return MisconfigurationException(
-        f"{what}, and the device is mps: mps trains on one device in one process, because a Mac has one GPU and no "
-        f"torch.distributed backend reaches it. Either run the script with plain python, without a launcher and "
-        f"without ddp_backend, or train with several processes on the CPU: use_cpu=True with ddp_backend='gloo'."
-    )
 
 
 def _index(chosen: type[Accelerator], devices: Devices, facts: MachineFacts) -> int | None:
