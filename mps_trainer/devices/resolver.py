@@ -1,4 +1,4 @@
-"""From what was asked for and what is true of the machine to one device, with the reason for every candidate.
+"""Chooses one device from a request and the facts of the machine, with the reason for every candidate.
 
 Pure: no I/O and no torch call, so a decision for any machine can be computed, and tested, on any other.
 """
@@ -24,7 +24,7 @@ ACCEPTED = ("auto", *ACCELERATORS, "gpu")
 
 @dataclass(frozen=True)
 class DeviceRequest:
-    """What the user asked for.
+    """The device that the user asks for.
 
     Args:
         accelerator: "auto" (the first usable of mps, cuda, xpu, cpu), "gpu" (the same without cpu), or one of "mps",
@@ -67,12 +67,12 @@ class Decision:
 
     @property
     def name(self) -> str:
-        """The device as torch spells it: "mps", "cuda:0", "cpu"."""
+        """Returns the device as torch spells it: "mps", "cuda:0", "cpu"."""
         return self.type if self.index is None else f"{self.type}:{self.index}"
 
     @property
     def device(self) -> torch.device:
-        """The torch.device; torch is imported here and not before."""
+        """Returns the torch.device; torch is imported here and not before."""
         import torch
 
         return torch.device(self.name)
@@ -86,12 +86,12 @@ class Decision:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field and the device's name, in types that JSON has."""
+        """Returns every field and the device's name, in types that JSON has."""
         return {"device": self.name, **dataclasses.asdict(self)}
 
 
 def resolve(request: DeviceRequest, facts: MachineFacts) -> Decision:
-    """Choose the device for this process.
+    """Chooses the device for this process.
 
     In this order: `use_cpu` or accelerator="cpu"; an accelerator asked for by name; mps; cuda; xpu; cpu.
 
@@ -122,7 +122,7 @@ class _Choice:
     reason: str
     others: str  # why an available candidate was passed over
     switch: str  # what would choose candidate {name} instead
-    by_order: bool = False  # nobody asked for this kind; it was the first usable
+    by_order: bool = False  # the kind was not asked for; it was the first usable
 
 
 def _choose(request: DeviceRequest, facts: MachineFacts) -> _Choice:
@@ -168,7 +168,7 @@ def _asked_accelerator(request: DeviceRequest) -> str:
 
 
 def is_true(value: str | None) -> bool:
-    """Whether Accelerate takes the value of one of its switches for true."""
+    """Returns True if Accelerate takes the value of one of its switches for true."""
     return value is not None and value.strip().lower() in ("1", "true", "t", "yes", "y", "on")
 
 
@@ -205,7 +205,7 @@ def _first_usable(asked: str, facts: MachineFacts) -> _Choice:
 
 
 def _nothing_trains(facts: MachineFacts) -> DeviceUnavailableError:
-    """Torch is missing; on a Mac whose Python is emulated, installing it there would be the wrong way on."""
+    """Returns the error for a missing torch; where Rosetta emulates Python, its remedy is a native Python."""
     missing = ACCELERATORS["cpu"].why_not(facts)
     assert missing is not None
     emulated = MPSAccelerator.why_not(facts) if facts.rosetta else None
@@ -229,7 +229,7 @@ def _rejected(name: str, choice: _Choice, facts: MachineFacts) -> Rejected:
 
 
 def _index(chosen: type[Accelerator], devices: Devices, facts: MachineFacts) -> int | None:
-    """Which of the chosen kind's devices is this process's own."""
+    """Returns the index of this process's device; None for mps and cpu, of which there is one."""
     asked = read_devices(devices)
     count = chosen.count(facts)
     wanted = chosen.choose_devices(devices, count)

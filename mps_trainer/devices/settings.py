@@ -23,7 +23,7 @@ LAUNCHER = (*(name for name in LAUNCHER_INTEGERS if not name.startswith("TORCHEL
 
 
 def switch_unreadable(facts: MachineFacts) -> bool:
-    """Whether a Mac's torch fails to load because of the switch."""
+    """Returns True if a Mac's torch fails to load because of the switch."""
     return facts.system == "Darwin" and probes.unreadable_switch(facts.environment.get(FALLBACK))
 
 
@@ -65,13 +65,8 @@ def switch_on(facts: MachineFacts) -> Finding | None:
 # --- the limits of memory on mps ---------------------------------------------------------------------------------
 
 
-def limits_refused(facts: MachineFacts) -> bool:
-    """Whether a Mac's torch refuses every allocation because of limits in the environment."""
-    return refused_limits(facts) is not None
-
-
 def refused_limits(facts: MachineFacts) -> Finding | None:
-    """A limit out of range, or the low one above the high one."""
+    """Returns a finding for a limit out of range, or a low one above the high one: torch refuses every allocation."""
     if facts.system != "Darwin" or facts.mps_allocation_ok or not _limits_in(facts):
         return None
     high = Ratio(facts.environment.get(HIGH, "1.7")).value  # torch's own, in force when its allocator is made
@@ -94,8 +89,8 @@ def refused_limits(facts: MachineFacts) -> Finding | None:
 
 
 def no_limit(facts: MachineFacts) -> Finding | None:
-    """A high watermark of 0, as it is or because torch finds no number."""
-    if HIGH not in facts.environment or not _has_mps(facts) or limits_refused(facts):
+    """Returns a finding for a high watermark of 0, as it is or because torch finds no number."""
+    if HIGH not in facts.environment or not _has_mps(facts) or refused_limits(facts):
         return None
     high = Ratio(facts.environment[HIGH])
     if high.value != 0:
@@ -112,9 +107,9 @@ def no_limit(facts: MachineFacts) -> Finding | None:
 
 
 def unclear_limits(facts: MachineFacts) -> Finding | None:
-    """Limits of which torch reads a part, or none of the low one."""
+    """Returns a finding for limits that torch reads in part, or a low one that it reads as 0."""
     wrong = [f"{name}={facts.environment[name]}" for name in _limits_in(facts) if _misread(facts, name)]
-    if not wrong or not _has_mps(facts) or limits_refused(facts):
+    if not wrong or not _has_mps(facts) or refused_limits(facts):
         return None
     read = ", ".join(f"{Ratio(text.partition('=')[2]).value:g}" for text in wrong)
     return Finding(
@@ -207,5 +202,5 @@ def little_disk(facts: MachineFacts) -> Finding | None:
 
 
 def _has_mps(facts: MachineFacts) -> bool:
-    """Whether what is said of mps is of interest here."""
+    """Returns True if mps works here."""
     return MPSAccelerator.why_not(facts) is None
