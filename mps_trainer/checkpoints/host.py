@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ..nested import tensors_in
+
 _JOINED = 32 << 20  # bytes of small tensors that come over together: each copy waits for the device
 
 
@@ -16,27 +18,13 @@ def on_host(value: Any) -> Any:
 
     Dictionaries, lists and tuples are gone through; anything else that they hold is taken as it is.
     """
-    tensors: dict[int, torch.Tensor] = {}
-    _collect(value, tensors)
-    return _replaced(value, _copies(list(tensors.values())))
+    return _replaced(value, _copies(list({id(tensor): tensor for tensor in tensors_in(value)}.values())))
 
 
 def nbytes(value: Any) -> int:
     """Bytes that `on_host(value)` would take."""
-    tensors: dict[int, torch.Tensor] = {}
-    _collect(value, tensors)
-    return sum(storage.nbytes() for storage in {_storage(t): t.untyped_storage() for t in tensors.values()}.values())
-
-
-def _collect(value: Any, found: dict[int, torch.Tensor]) -> None:
-    if isinstance(value, torch.Tensor):
-        found[id(value)] = value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            _collect(item, found)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _collect(item, found)
+    storages = {_storage(tensor): tensor.untyped_storage() for tensor in tensors_in(value)}
+    return sum(storage.nbytes() for storage in storages.values())
 
 
 def _replaced(value: Any, copies: dict[int, torch.Tensor]) -> Any:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..amounts import format_bytes
+from ..nested import tensors_in
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def measure(device: torch.device, model: Any = None, optimizer: Any = None) -> M
         *_totals(device),
         model=_held([*parameters, *buffers], device),
         gradients=_held((p.grad for p in parameters if p.grad is not None), device),
-        optimizer=_held(_tensors(state), device),
+        optimizer=_held(tensors_in(state), device),
     )
 
 
@@ -84,11 +85,3 @@ def _held(tensors: Iterable[torch.Tensor], device: torch.device) -> int:
             storage = tensor.untyped_storage()
             pieces[storage.data_ptr()] = storage.nbytes()
     return sum(pieces.values())
-
-
-def _tensors(state: Any) -> Iterator[torch.Tensor]:
-    if isinstance(state, torch.Tensor):
-        yield state
-    elif isinstance(state, (Mapping, list, tuple)):
-        for value in state.values() if isinstance(state, Mapping) else state:
-            yield from _tensors(value)
