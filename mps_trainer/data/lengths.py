@@ -77,25 +77,20 @@ def lengths_of(dataset: Any, column: str, processing_class: Any) -> list[int]:
             f"dataset no column '{column}'. Give it that column, or name another in length_column_name, with "
             "remove_unused_columns=False if the model does not take it; or use train_sampling_strategy='random'."
         )
-    if is_table(dataset) and (lengths := _column_lengths(dataset, name)) is not None:
+    if (lengths := lengths_in_column(dataset, name)) is not None:
         return lengths
     return [len(dataset[i][name]) for i in range(len(dataset))]  # a loop over a Dataset without IndexError has no end
 
 
 def lengths_in_column(dataset: Any, name: str) -> list[int] | None:
-    """The lengths of the lists in the column `name` of a table; None where that would mean going through examples."""
-    return _column_lengths(dataset, name) if is_table(dataset) and name in dataset.column_names else None
-
-
-def _column_lengths(dataset: Any, name: str) -> list[int] | None:
-    """The lengths of the lists in a column, without decoding them; None where that is not what examples show."""
+    """Returns the lengths of the lists in a table's column, without decoding them; None if examples may differ."""
+    if not is_table(dataset) or name not in dataset.column_names:
+        return None
     import pyarrow.compute as compute
     import pyarrow.types as types
 
-    column = dataset.data.schema.field(name).type if name in dataset.data.column_names else None
-    is_list = column is not None and any(
-        is_one(column) for is_one in (types.is_list, types.is_large_list, types.is_fixed_size_list)
-    )
+    column = dataset.data.schema.field(name).type
+    is_list = any(is_one(column) for is_one in (types.is_list, types.is_large_list, types.is_fixed_size_list))
     if not is_list or dataset.format["type"] == "custom":  # whose function may make the examples longer or shorter
         return None
     lengths: list[int] = []

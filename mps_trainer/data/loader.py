@@ -148,12 +148,8 @@ class PrefetchIterator(Iterator[Any]):
     def start(self) -> None:
         """Loads the first batch."""
         self._batches = self.loader.begin()
-        try:
-            for _ in range(self._skip):
-                next(self._batches, None)
-        except Exception as error:
-            explain_loading(error, self.loader, self._batches)
-            raise
+        for _ in range(self._skip):
+            self._next()
         if self._before_first is not None:
             self._before_first()
         before = _generators()
@@ -179,17 +175,20 @@ class PrefetchIterator(Iterator[Any]):
         return not self.draws or self._waiting is _END or self.before_waiting is not None
 
     def _load(self) -> None:
-        assert self._batches is not None
         self.before_waiting = None if self.snapshot is None else self.snapshot()
-        try:
-            self._waiting = next(self._batches, _END)
-        except Exception as error:
-            explain_loading(error, self.loader, self._batches)
-            raise
+        self._waiting = self._next()
         if self._waiting is _END:
             self.before_waiting = None
             self.loader.end_of_dataloader = True
             self.loader.iteration += 1
+
+    def _next(self) -> Any:
+        assert self._batches is not None
+        try:
+            return next(self._batches, _END)
+        except Exception as error:
+            explain_loading(error, self.loader, self._batches)
+            raise
 
 
 def _generators() -> tuple[Any, ...]:

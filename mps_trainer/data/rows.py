@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
@@ -26,7 +26,12 @@ def rows_of_batches(loader: Any, epoch: int, first: int, count: int = 1) -> list
     sampler: Any = loader.sampler if alone else loader.batch_sampler
     if isinstance(sampler, LaterBatches):
         sampler, first = sampler.batch_sampler, first + sampler.skip
-    batches = _one_by_one(_order(sampler, epoch)) if alone else _batches(sampler, epoch)
+    batches: Iterable[Iterable[int]] | None
+    if alone:
+        order = _order(sampler, epoch)
+        batches = None if order is None else ([row] for row in order)
+    else:
+        batches = _batches(sampler, epoch)
     if batches is None:
         return None
     return [int(row) for batch in itertools.islice(batches, first, first + count) for row in batch]
@@ -48,10 +53,6 @@ def _order(sampler: Any, epoch: int) -> Iterable[int] | None:
     if isinstance(sampler, SeededRandomSampler):
         return sampler.order_of(epoch)
     return range(len(sampler.data_source)) if type(sampler) is SequentialSampler else None
-
-
-def _one_by_one(order: Iterable[int] | None) -> Iterator[list[int]] | None:
-    return None if order is None else ([row] for row in order)
 
 
 def naming(rows: list[int]) -> str:

@@ -97,7 +97,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         return (share, True) if share else ([group[0][0]], False)
 
 
-def evenly(examples: list[Any], rank: int, size: int) -> list[Any]:
+def evenly(examples: Any, rank: int, size: int) -> Any:
     """The part of `examples` that process `rank` of `size` has; the first ones have one more where need be."""
     least, more = divmod(len(examples), size)
     begin = rank * least + min(rank, more)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
+
+from .shares import evenly
 
 
 class UnsplittableBatchError(ValueError):
@@ -43,14 +44,8 @@ def split(batch: Any, most: int) -> list[Any]:
     """
     size = examples_in(batch)
     count = max(-(-size // most), 1)
-    ends = [size * i // count for i in range(count + 1)]
-    # the larger ones first, as a loader gives them
-    lengths = sorted((end - start for start, end in itertools.pairwise(ends)), reverse=True)
-    parts, start = [], 0
-    for length in lengths:
-        parts.append(_part(batch, start, start + length, size))
-        start += length
-    return parts
+    shares = [evenly(range(size), number, count) for number in range(count)]
+    return [_part(batch, share.start, share.stop, size) for share in shares]
 
 
 def _part(data: Any, start: int, end: int, size: int) -> Any:
@@ -60,7 +55,7 @@ def _part(data: Any, start: int, end: int, size: int) -> Any:
         return type(data)({key: _part(value, start, end, size) for key, value in data.items()})  # type: ignore[call-arg]
     if not isinstance(data, (list, tuple)):
         return data
-    if len(data) == size and not any(_goes_through(entry, size) for entry in data):
+    if len(data) == size and not any(array.shape[0] == size for array in _arrays(data, nested=True)):
         return data[start:end]  # an entry for each example
     parts = [_part(value, start, end, size) for value in data]
     return type(data)(*parts) if hasattr(data, "_fields") else type(data)(parts)
@@ -74,11 +69,6 @@ def _part_of_array(array: Any, start: int, end: int, size: int) -> Any:
     if isinstance(array, torch.Tensor) and array.layout != torch.strided:
         raise UnsplittableBatchError("it has a sparse tensor")
     return array[start:end]
-
-
-def _goes_through(entry: Any, size: int) -> bool:
-    """Whether `entry` holds all examples, as one of several tensors in a tuple does."""
-    return any(array.shape[0] == size for array in _arrays(entry, nested=True))
 
 
 def _arrays(data: Any, nested: bool, depth: int = 0) -> Iterator[Any]:
