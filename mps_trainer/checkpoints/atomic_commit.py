@@ -10,7 +10,7 @@ import tempfile
 from safetensors import SafetensorError
 
 from . import folders, manifest
-from .durable import flush_tree
+from .files import flush_tree
 
 # How torch, C++ and safetensors say that a file could not be written, which they do not say with an OSError.
 _MESSAGES = (

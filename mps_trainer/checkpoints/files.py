@@ -1,11 +1,13 @@
-"""Reading and writing the files of a checkpoint. Nothing that is read here can run code."""
+"""Reads the files of a checkpoint, running no code from them, and brings those that are written to the disk."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
 import stat
+import sys
 from typing import Any
 
 import torch
@@ -96,3 +98,32 @@ def damaged(path: str, error: Exception) -> MisconfigurationException:
     message = getattr(error, "strerror", None) or (error.args[0] if error.args else "")
     why = ("".join(str(message).splitlines()[:1]) or type(error).__name__)[:200].rstrip(". ")
     return MisconfigurationException(f"{path} is damaged and cannot be read: {why}. Resume from another checkpoint.")
+
+
+def flush_tree(folder: str) -> None:
+    """Brings every file below `folder`, and the folders themselves, to the disk."""
+    for path, _, names in os.walk(folder):
+        for name in names:
+            flush(os.path.join(path, name))
+        flush(path)
+
+
+def flush(path: str) -> None:
+    """Brings a file's contents, or a folder's list of names, to the disk.
+
+    Raises:
+        OSError: if the disk is full or fails, which writing alone does not always show.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        if sys.platform == "darwin":
+            # fsync there leaves the data in the drive's own cache, which a battery that dies takes with it
+            import fcntl
+
+            with contextlib.suppress(OSError):  # not every file system has it
+                fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+                return
+        if os.name != "nt" or not os.path.isdir(path):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

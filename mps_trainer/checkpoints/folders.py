@@ -9,7 +9,7 @@ import shutil
 
 from ..errors import MisconfigurationException
 from . import manifest
-from .durable import flush
+from .files import flush
 from .manifest import STATE
 from .schema import shown
 

@@ -13,8 +13,7 @@ import zipfile
 from typing import Any
 
 from ..errors import MisconfigurationException
-from .durable import flush
-from .files import damaged, read_object
+from .files import damaged, flush, read_object
 from .schema import Kind, check, is_amount, is_count, is_size, or_none
 from .weights import is_weights, weight_files
 

@@ -27,13 +27,9 @@ def weight_files(folder: str) -> list[str]:
     for name in (WEIGHTS, PICKLED_WEIGHTS):
         if os.path.isfile(os.path.join(folder, name)):
             return [name]
-        if os.path.lexists(index := os.path.join(folder, index_of(name))):
+        if os.path.lexists(index := os.path.join(folder, f"{name}.index.json")):
             return _indexed(index)
     return []
-
-
-def index_of(name: str) -> str:
-    return f"{name}.index.json"
 
 
 def _indexed(index: str) -> list[str]:
