@@ -63,11 +63,9 @@ class NumberWatch:
                 bad.setdefault(step, ("gradient norm", value))
         if bad:
             self.steps += len(bad)
-            self.first = self.first or self._first(bad, dict(zip(norm_steps, rates, strict=True)))
-
-    def _first(self, bad: dict[int, tuple[str, float]], rates: dict[int, float | None]) -> NonFinite:
-        step = min(bad)
-        return NonFinite(*bad[step], step, rates.get(step))
+            if self.first is None:
+                step = min(bad)
+                self.first = NonFinite(*bad[step], step, dict(zip(norm_steps, rates, strict=True)).get(step))
 
     def take(self) -> tuple[NonFinite | None, int]:
         """The first since this was last called, and how many steps have such a number since then."""
