@@ -187,7 +187,7 @@ def _refuse_to_load() -> Any:
 
 
 def _report_facts(facts: MachineFacts, probes: Probes) -> dict[str, Any]:
-    from ..cache import cache_folder
+    from ..home import cache_folder
 
     mac = facts.system == "Darwin"
     linux = facts.system == "Linux"
