@@ -18,19 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from . import distributed
 from .arguments import checks, sharding
-from .arguments.checkpointing import CheckpointingArguments
 from .arguments.choices import Choice, ParallelMode, of_transformers
-from .arguments.data import DataArguments
 from .arguments.deprecated import DeprecatedArguments, apply_deprecated
-from .arguments.device import DeviceArguments
-from .arguments.evaluation import EvaluationArguments
-from .arguments.hub import HubArguments
-from .arguments.model import ModelArguments
-from .arguments.optimization import OptimizationArguments
-from .arguments.parallel import ParallelArguments
-from .arguments.precision import PrecisionArguments, launched_precision
-from .arguments.reporting import NOT_ASKED, ReportingArguments
-from .arguments.run import RunArguments
+from .arguments.groups import ArgumentGroups
+from .arguments.precision import launched_precision
+from .arguments.reporting import NOT_ASKED
 from .arguments.setters import Setters
 from .arguments.unsupported import refuse_what_cannot_be
 from .devices import Decision, DeviceRequest, gather_facts, resolve
@@ -43,21 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class TrainingArguments(
-    DeprecatedArguments,
-    DeviceArguments,
-    ParallelArguments,
-    HubArguments,
-    ModelArguments,
-    CheckpointingArguments,
-    EvaluationArguments,
-    ReportingArguments,
-    DataArguments,
-    PrecisionArguments,
-    OptimizationArguments,
-    Setters,
-    RunArguments,  # the last base gives the first fields: output_dir may be passed by position
-):
+class TrainingArguments(DeprecatedArguments, Setters, ArgumentGroups):
     """Everything that can be asked of a training run, with transformers' names, types and defaults.
 
     `HfArgumentParser` turns the fields into command-line flags, each field's `help` being its documentation.

@@ -19,34 +19,11 @@ from ..devices.accelerators.base import read_devices
 from ..refusal import shown
 from ..size import MOST_ITEMS, is_too_large, parts_of_value
 from .accelerator_config import accelerator_config
-from .checkpointing import CheckpointingArguments
 from .choices import DebugOption, IntervalStrategy, SchedulerType, of_transformers
-from .data import DataArguments
-from .device import DeviceArguments
-from .evaluation import EvaluationArguments
 from .fields import Bounds, bounds_of
-from .hub import HubArguments
-from .model import ModelArguments
-from .optimization import OptimizationArguments
-from .parallel import ParallelArguments
-from .precision import PrecisionArguments
-from .reporting import ReportingArguments
-from .run import RunArguments
+from .groups import ArgumentGroups
 
-_GROUPS = (
-    DataArguments,
-    OptimizationArguments,
-    ReportingArguments,
-    EvaluationArguments,
-    CheckpointingArguments,
-    ModelArguments,
-    DeviceArguments,
-    ParallelArguments,
-    PrecisionArguments,
-    HubArguments,
-    RunArguments,
-)
-_FIELDS = {field.name: field for group in _GROUPS for field in dataclasses.fields(group)}
+_FIELDS = {field.name: field for field in dataclasses.fields(ArgumentGroups)}
 
 
 def _enum_of(hint: Any) -> type[Enum] | None:
@@ -61,8 +38,7 @@ def _enum_of(hint: Any) -> type[Enum] | None:
 CHOICES: dict[str, type[Enum]] = {
     **{
         name: enum
-        for group in _GROUPS
-        for name, hint in typing.get_type_hints(group).items()
+        for name, hint in typing.get_type_hints(ArgumentGroups).items()
         if (enum := _enum_of(hint)) is not None
     },
     "evaluation_strategy": IntervalStrategy,
