@@ -1,4 +1,4 @@
-"""How batches are made and shared out: transformers' `AcceleratorConfig`, without its module's torch."""
+"""Settings of batches and how processes share them: transformers' `AcceleratorConfig`, without torch."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ class AcceleratorConfig:
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings, without what is true of one process only, as in transformers."""
+        """Returns the settings, without those of one process alone, as in transformers."""
         return {name: copy.deepcopy(value) for name, value in vars(self).items() if name != "use_configured_state"}
 
     def to_json_string(self) -> str:
         return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
 
     def __eq__(self, other: object) -> bool:
-        """Equal to another that says the same, transformers' too."""
+        """Returns True for settings with the same values, transformers' too."""
         as_dict = getattr(other, "to_dict", None)
         if as_dict is None:
             return NotImplemented
@@ -83,7 +83,7 @@ class AcceleratorConfig:
 
 
 def accelerator_config(value: Any) -> Any:
-    """What `value` stands for: None, a dictionary, JSON, the path of a JSON file, or settings as they are.
+    """Returns settings from None, a dictionary, JSON, the path of a JSON file, or an object with settings.
 
     Raises:
         NotAnObjectError: for a class instead of an object.

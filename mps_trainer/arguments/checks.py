@@ -120,7 +120,7 @@ def coerce(args: Any, hints: dict[str, Any]) -> None:
 
 
 def check_values(args: Any) -> None:
-    """Each field for itself."""
+    """Raises ValueError for the first field whose value is wrong by itself."""
     for name, words in WORDS.items():
         value = getattr(args, name)
         if value is not None and value not in words:
@@ -156,12 +156,12 @@ _FEWEST_AT_MOST = 64  # workers that wait for a network or a disk may be many on
 
 
 def _most_workers() -> int:
-    """Returns how many loading processes a slip of the finger cannot mean: they start until memory is used up."""
+    """Returns the most loading processes to accept: more can only be a typing error, and would fill the memory."""
     return max(_FEWEST_AT_MOST, 4 * (os.cpu_count() or 1))
 
 
 def check_combinations(args: Any) -> None:
-    """Fields that have to fit each other."""
+    """Raises ValueError for fields that do not go together."""
     for name in ("logging", "eval", "save"):
         if getattr(args, f"{name}_strategy") == "steps" and not getattr(args, f"{name}_steps"):
             raise refuse(f"{name}_steps", getattr(args, f"{name}_steps"), f"above 0 with {name}_strategy='steps'")
@@ -218,7 +218,7 @@ def _choice(name: str, value: Any) -> Enum:
 
 
 def _one_of(name: str, value: Any, words: dict[str, bool | None]) -> str:
-    """A word of `words`, or the word that a flag stands for."""
+    """Returns a word of `words`, or the word that a flag stands for."""
     flag = _FLAGS.get(str(value).lower())
     for word, meant in words.items():
         if value == word or (flag is not None and flag is meant):
@@ -276,7 +276,7 @@ def _encodable(path: str) -> bool:
 
 
 def _kind(hint: Any) -> Any:
-    """`hint` without None, where that leaves a single type."""
+    """Returns `hint` without None, if that leaves a single type."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         members = [member for member in typing.get_args(hint) if member is not type(None)]
         return members[0] if len(members) == 1 else None

@@ -1,4 +1,4 @@
-"""How a field of the arguments is declared."""
+"""Declares the fields of the arguments."""
 
 from __future__ import annotations
 
