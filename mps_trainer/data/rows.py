@@ -1,4 +1,4 @@
-"""Which rows of the dataset a batch was made from, worked out when somebody asks: no step remembers them."""
+"""Works out, on demand, which rows of the dataset a batch was made from: no step remembers them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHOWN = 32  # rows that a message names
 
 
 def rows_of_batches(loader: Any, epoch: int, first: int, count: int = 1) -> list[int] | None:
-    """Indices of the rows of `count` batches of an epoch, from the batch number `first` (from 0) on.
+    """Returns the indices of the rows of `count` batches of an epoch, from batch number `first` (from 0) on.
 
     None where the order cannot be drawn again: a stream, a sampler that keeps no seed, a loader of one's own.
     """
@@ -56,7 +56,7 @@ def _order(sampler: Any, epoch: int) -> Iterable[int] | None:
 
 
 def naming(rows: list[int]) -> str:
-    """`rows` in words: "row 7", "rows 3, 5, 9", and for many of them how many more there are."""
+    """Returns `rows` in words: "row 7", "rows 3, 5, 9", and the number of the rest if there are many."""
     shown = ", ".join(map(str, rows[:_SHOWN]))
     more = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
     return f"row{'s' if len(rows) != 1 else ''} {shown}{more}"

@@ -1,4 +1,4 @@
-"""Which examples of a batch that several processes train on together are whose."""
+"""Shares out the examples of a batch to the processes that train on it together."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class DistributedBatchSampler(Sampler[list[int]]):
 
     @property
     def sampler(self) -> Any:
-        """The order of the examples, where the batches are made from one."""
+        """Returns the sampler that the batches are made from, if there is one."""
         return getattr(self.batches, "sampler", None)
 
     @property
     def batch_size(self) -> int | None:
-        """Examples in a batch of this process."""
+        """Returns the number of examples in a batch of this process."""
         size = getattr(self.batches, "batch_size", None)
         return size if size is None or not self.whole else -(-size // self.size)
 
@@ -74,7 +74,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
             yield share
 
     def of(self, batches: Iterable[Any]) -> Iterator[list[int]]:
-        """This process's share of any batches; nothing where it only has a filler."""
+        """Yields this process's share of any batches; an empty one where it only has padding."""
         for share, is_own in self._shares(batches):
             yield share if is_own else []
 
@@ -98,7 +98,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
 
 
 def evenly(examples: Any, rank: int, size: int) -> Any:
-    """The part of `examples` that process `rank` of `size` has; the first ones have one more where need be."""
+    """Returns the part of `examples` that process `rank` of `size` has; the first ones have one more if need be."""
     least, more = divmod(len(examples), size)
     begin = rank * least + min(rank, more)
     return examples[begin : begin + least + (rank < more)]
@@ -145,17 +145,17 @@ class ShareOfStream(IterableDataset):
 
 
 def is_shared(loader: Any) -> bool:
-    """Whether each process has batches of its own."""
+    """Returns True if each process has batches of its own."""
     return shares_of(loader) is not None or isinstance(getattr(loader, "dataset", None), ShareOfStream)
 
 
 def is_padding(loader: Any, number: int) -> bool:
-    """Whether the batch `number` of this epoch of `loader` is another process's."""
+    """Returns True if the batch `number` of this epoch of `loader` is another process's."""
     share = shares_of(loader)
     return share is not None and number in share.padding_batches
 
 
 def shares_of(loader: Any) -> DistributedBatchSampler | None:
-    """What gives this process its share of the batches of `loader`; None if it has all of them."""
+    """Returns the sampler of this process's share of the batches of `loader`; None if it has all of them."""
     sampler = getattr(loader, "batch_sampler", None)
     return sampler if isinstance(sampler, DistributedBatchSampler) else None

@@ -1,4 +1,4 @@
-"""A batch cut into smaller ones that hold the same examples in the same order."""
+"""Splits a batch into smaller ones with the same examples in the same order."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .shares import evenly
 
 
 class UnsplittableBatchError(ValueError):
-    """Where one example of a batch ends and the next begins cannot be told; the message says why, as a clause."""
+    """A batch does not show where one example ends and the next begins; the message says why, as a clause."""
 
 
 def examples_in(batch: Any) -> int:
-    """How many examples `batch` holds: the first dimension that its tensors have in common.
+    """Returns the number of examples in `batch`: the first dimension that its tensors have in common.
 
     A first dimension of 1 is that of something which all examples share.
 
@@ -34,7 +34,7 @@ def examples_in(batch: Any) -> int:
 
 
 def split(batch: Any, most: int) -> list[Any]:
-    """`batch` in as few parts of at most `most` examples as there have to be, as even as they can be.
+    """Returns `batch` in as few, as even parts of at most `most` examples as possible.
 
     Tensors, arrays and lists with an entry for each example are cut, as views of what they are cut from; anything else
     goes into every part. Dictionaries, lists and tuples keep their type.
@@ -72,7 +72,7 @@ def _part_of_array(array: Any, start: int, end: int, size: int) -> Any:
 
 
 def _arrays(data: Any, nested: bool, depth: int = 0) -> Iterator[Any]:
-    """The tensors and arrays that have a dimension; without `nested`, those that are not in a list within a batch."""
+    """Yields tensors and arrays with a dimension; without `nested`, none from a list within the batch."""
     if isinstance(data, (torch.Tensor, np.ndarray)):
         if data.shape:
             yield data

@@ -1,4 +1,4 @@
-"""A batch, moved to the device in one copy."""
+"""Moves a batch to the device in one copy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HELD = 2**25  # bytes of host memory that copies in flight may hold
 
 
 def to_device(data: Any, device: torch.device) -> Any:
-    """`data` with every tensor in it on `device`; dictionaries, lists and tuples keep their type.
+    """Returns `data` with every tensor in it on `device`; dictionaries, lists and tuples keep their type.
 
     On mps, which has no float64, such tensors become float32: they are what NumPy makes of Python's floats.
     """
@@ -35,7 +35,7 @@ class BatchTransfer:
         self._held_bytes = 0
 
     def __call__(self, data: Any) -> Any:
-        """`data` on the device; see `to_device`."""
+        """Returns `data` on the device; see `to_device`."""
         if self.device.type == "cpu":
             return to_device(data, self.device)
         packable = [tensor for tensor in tensors_in(data) if _packs(tensor)]
@@ -49,7 +49,7 @@ class BatchTransfer:
         return _replaced(data, replace)
 
     def _move(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """`tensors` on the device, as parts of one buffer."""
+        """Returns `tensors` on the device, as parts of one buffer."""
         tensors = [tensor.to(_dtype_on(self.device, tensor)) for tensor in tensors]
         ends, size = [], 0
         for tensor in tensors:
@@ -77,7 +77,7 @@ class BatchTransfer:
 
 
 def _packs(tensor: torch.Tensor) -> bool:
-    """Whether a part of a buffer can stand for `tensor`."""
+    """Returns True if a part of a buffer can replace `tensor`."""
     return (
         type(tensor) is torch.Tensor
         and tensor.device.type == "cpu"
@@ -98,7 +98,7 @@ def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def _replaced(data: Any, replace: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """`data` with `replace` of each tensor in it in its place."""
+    """Returns `data` with `replace` of each tensor in its place."""
     if isinstance(data, torch.Tensor):
         return replace(data)
     if isinstance(data, Mapping):
