@@ -1,4 +1,4 @@
-"""The last steps of writing a checkpoint: manifest, disk, name; and what to make of a disk that cannot."""
+"""Commits a written checkpoint: manifest, flush, rename; and explains a disk that fails."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def read_json(path: str) -> Any:
 
 
 def read_object(path: str, required: list[str]) -> dict[str, Any]:
-    """A JSON object that has the keys `required`. Raises MisconfigurationException for anything else."""
+    """Returns a JSON object with the keys `required`. Raises MisconfigurationException for anything else."""
     value = read_json(path)
     if not isinstance(value, dict):
         raise damaged(path, TypeError("it holds no JSON object"))
@@ -57,7 +57,7 @@ def read_object(path: str, required: list[str]) -> dict[str, Any]:
 
 
 def read_tensors(path: str, allowed: list[Any] | None = None, required: list[str] | None = None) -> Any:
-    """What `torch.save` wrote, on the CPU: tensors and plain containers, and the constructors in `allowed`.
+    """Returns the tensors, plain containers and `allowed` objects that `torch.save` wrote, on the CPU.
 
     Args:
         required: keys that it must have, if it must be a dictionary.
@@ -94,7 +94,7 @@ def read_safetensors(path: str) -> dict[str, torch.Tensor]:
 
 
 def damaged(path: str, error: Exception) -> MisconfigurationException:
-    """The error for a file that cannot be what it should be, with the reason that `error` gives."""
+    """Returns the error for a damaged file, with the reason that `error` gives."""
     message = getattr(error, "strerror", None) or (error.args[0] if error.args else "")
     why = ("".join(str(message).splitlines()[:1]) or type(error).__name__)[:200].rstrip(". ")
     return MisconfigurationException(f"{path} is damaged and cannot be read: {why}. Resume from another checkpoint.")

@@ -1,4 +1,4 @@
-"""Copies of tensors in the host's memory, which the device or the next step cannot change."""
+"""Copies tensors to the host's memory, where the device or the next step cannot change them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _JOINED = 32 << 20  # bytes of small tensors that come over together: each copy 
 
 
 def on_host(value: Any) -> Any:
-    """`value` with a copy of each tensor in it on the host; tensors that share memory share it in the copy, too.
+    """Returns `value` with a copy of each tensor on the host; tensors that share memory do so in the copy, too.
 
     Dictionaries, lists and tuples are gone through; anything else that they hold is taken as it is.
     """
@@ -22,7 +22,7 @@ def on_host(value: Any) -> Any:
 
 
 def nbytes(value: Any) -> int:
-    """Bytes that `on_host(value)` would take."""
+    """Returns the bytes that `on_host(value)` would take."""
     storages = {_storage(tensor): tensor.untyped_storage() for tensor in tensors_in(value)}
     return sum(storage.nbytes() for storage in storages.values())
 
@@ -48,7 +48,7 @@ def _place(tensor: torch.Tensor) -> tuple:
 
 
 def _copies(tensors: list[torch.Tensor]) -> dict[int, torch.Tensor]:
-    """The copy of each tensor by its id."""
+    """Returns the copy of each tensor by its id."""
     sharing: dict[tuple, list[torch.Tensor]] = defaultdict(list)
     for tensor in tensors:
         sharing[_storage(tensor) if tensor.numel() else (id(tensor),)].append(tensor)
@@ -75,7 +75,7 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _with_storage(group: list[torch.Tensor]) -> dict[int, torch.Tensor]:
-    """Copies of tensors that lie in one storage, in a copy of it."""
+    """Returns copies of tensors of one storage, in a copy of it."""
     storage = _copy(torch.empty(0, dtype=torch.uint8, device=group[0].device).set_(group[0].untyped_storage()))
     copies = {}
     for tensor in group:
@@ -87,7 +87,7 @@ def _with_storage(group: list[torch.Tensor]) -> dict[int, torch.Tensor]:
 
 
 def _together(tensors: list[torch.Tensor]) -> dict[int, torch.Tensor]:
-    """Copies of a device's tensors of one type, brought over in pieces of `_JOINED` bytes."""
+    """Returns copies of a device's tensors of one type, brought over in pieces of `_JOINED` bytes."""
     copies: dict[int, torch.Tensor] = {}
     while tensors:
         taken: list[torch.Tensor] = []
