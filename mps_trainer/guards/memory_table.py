@@ -1,4 +1,4 @@
-"""What takes up the memory of the device, measured from the sizes of the tensors there."""
+"""Measures the memory of the device from the sizes of the tensors there."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class MemoryTable:
 
     @property
     def activations(self) -> int:
-        """What tensors hold besides: activations, and the batch."""
+        """Returns the bytes of all other tensors: activations, and the batch."""
         return max((self.live or 0) - self.model - self.gradients - self.optimizer, 0)
 
     def to_dict(self) -> dict[str, Any]:
@@ -49,7 +49,7 @@ class MemoryTable:
 
 
 def measure(device: torch.device, model: Any = None, optimizer: Any = None) -> MemoryTable:
-    """The memory of `device` now. Reads no tensor, and waits for nothing."""
+    """Returns the use of memory on `device` now. Reads no tensor, and waits for nothing."""
     parameters = list(model.parameters()) if model is not None else []
     buffers = list(model.buffers()) if model is not None else []
     state = getattr(optimizer, "state", None)
@@ -63,7 +63,7 @@ def measure(device: torch.device, model: Any = None, optimizer: Any = None) -> M
 
 
 def live_and_driver(device: torch.device) -> tuple[int, int]:
-    """Bytes in tensors, and bytes that the system has given to this process, on an mps device."""
+    """Returns the bytes in tensors, and those that the system gave this process, on an mps device."""
     return torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
 
 
@@ -78,7 +78,7 @@ def _totals(device: torch.device) -> tuple[int | None, int | None, int | None]:
 
 
 def _held(tensors: Iterable[torch.Tensor], device: torch.device) -> int:
-    """Bytes of the memory behind `tensors` on `device`, each piece once."""
+    """Returns the bytes of the memory behind `tensors` on `device`, each piece once."""
     pieces: dict[int, int] = {}
     for tensor in tensors:
         if tensor.device.type == device.type and tensor.layout == torch.strided:

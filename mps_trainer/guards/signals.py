@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM during a run: the step is finished and saved before the process ends."""
+"""Handles SIGINT and SIGTERM during a run: the step is finished and saved before the process ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DEFAULTS: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.S
 class SignalHandler:
     """Inside, a first SIGINT or SIGTERM is noted instead of ending the process; a second one ends it at once.
 
-    Only where the process would do what Python does by itself: a handler of somebody else's stays, a signal that is
+    Only where the process would do what Python does by itself: a foreign handler stays, a signal that is
     ignored is ignored, and outside the main thread nothing happens.
 
     Several processes end at the same step: a signal counts when all have agreed that it came to one of them. There a
@@ -97,7 +97,7 @@ class SignalHandler:
         return self._processes is None or self._processes.is_first
 
     def _in_child(self, signum: int) -> None:
-        """A worker that was forked: the run decides about Ctrl-C, which reaches every process of a terminal."""
+        """Ends a forked worker at SIGTERM alone: the run decides about Ctrl-C, which reaches it as well."""
         if signum == signal.SIGTERM:
             _end_at_once(signum)
 
@@ -124,7 +124,7 @@ def _end_at_once(signum: int) -> None:
 
 
 def _tell(text: str) -> None:
-    """Past Python's own buffers, which may be in use by what the signal has interrupted."""
+    """Writes past Python's own buffers, which the signal may have interrupted in use."""
     with contextlib.suppress(OSError):
         os.write(2, text.encode())
 
@@ -170,7 +170,7 @@ def _end_soon(signum: int, frame: FrameType | None) -> None:
 
 
 def how_to_go_on(checkpoint: str, argv: list[str], launcher: Sequence[str] = ("python",)) -> str:
-    """The command that resumes the run of the script with `argv`, or the call where that takes no such flag."""
+    """Returns the command that resumes the run of a script, or the call if it takes no such flag."""
     if not argv or not any(word.split("=")[0] == "--output_dir" for word in argv[1:]):
         return f"trainer.train(resume_from_checkpoint={checkpoint!r})"
     words, skipping = [], False
