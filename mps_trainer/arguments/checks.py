@@ -53,31 +53,7 @@ BOUNDS: dict[str, Bounds] = {
     name: bounds for name, field in _FIELDS.items() if (bounds := bounds_of(field)) is not None
 }
 
-JSON_FIELDS = (
-    "lr_scheduler_kwargs",
-    "activation_checkpointing_kwargs",
-    "gradient_checkpointing_kwargs",
-    "liger_kernel_config",
-)
-LISTS = ("label_names", "report_to", "include_for_metrics")
-# fields of several types, each with what makes one of them of a value
-READERS: dict[str, Callable[[str, Any], Any]] = {
-    "accelerator_config": lambda name, value: accelerator_config(value),
-    "debug": lambda name, value: _debug_options(name, value),
-    "include_num_input_tokens_seen": lambda name, value: _one_of(
-        name, value, {"all": True, "non_padding": None, "no": False}
-    ),
-    "optim_target_modules": lambda name, value: value if isinstance(value, str) and value else _names(name, value),
-    "trackio_static_space_id": lambda name, value: value if value is False else _text(name, value),
-    # see sharding.py
-    "fsdp": lambda name, value: value,
-    "fsdp_config": lambda name, value: value,
-    # refused whatever they say
-    "deepspeed": lambda name, value: value,
-    "parallelism_config": lambda name, value: value,
-}
 _LARGEST = 2**63 - 1  # what a length or a counter can be, in Python's iterators and in torch
-PATHS = ("output_dir", "resume_from_checkpoint", "logging_dir")
 
 _FLAGS = {  # those of HfArgumentParser
     **dict.fromkeys(("true", "yes", "t", "y", "1"), True),
@@ -103,20 +79,10 @@ def coerce(args: Any, hints: dict[str, Any]) -> None:
         kind = _kind(hint)
         if name in READERS:
             setattr(args, name, READERS[name](name, value))
-        elif name in CHOICES:
-            setattr(args, name, _choice(name, value))
-        elif name in JSON_FIELDS:
-            setattr(args, name, _mapping(name, value))
-        elif name in LISTS:
-            setattr(args, name, _names(name, value))
-        elif name in PATHS:
-            setattr(args, name, _path(name, value))
         elif kind in (bool, int, float):
             setattr(args, name, _number(name, value, kind))
-        elif name == "devices":
-            args.devices = list(value) if isinstance(value, tuple) else value  # as JSON has it
-        elif kind is str and not isinstance(value, str):
-            raise refuse(name, value, "text")
+        elif kind is str:
+            _text(name, value)
 
 
 def check_values(args: Any) -> None:
@@ -313,3 +279,34 @@ def _with_parents(path: str) -> Iterable[str]:
         yield path
         parent = os.path.dirname(path)
         path = "" if parent == path else parent
+
+
+def _unchanged(name: str, value: Any) -> Any:
+    return value
+
+
+# What makes the value of a field that is not just a flag, a number or text.
+READERS: dict[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(CHOICES, _choice),
+    **dict.fromkeys(("output_dir", "resume_from_checkpoint", "logging_dir"), _path),
+    **dict.fromkeys(("label_names", "report_to", "include_for_metrics"), _names),
+    **dict.fromkeys(
+        (
+            "lr_scheduler_kwargs",
+            "activation_checkpointing_kwargs",
+            "gradient_checkpointing_kwargs",
+            "liger_kernel_config",
+        ),
+        _mapping,
+    ),
+    "accelerator_config": lambda name, value: accelerator_config(value),
+    "debug": _debug_options,
+    "devices": lambda name, value: list(value) if isinstance(value, tuple) else value,  # as JSON has it
+    "include_num_input_tokens_seen": lambda name, value: _one_of(
+        name, value, {"all": True, "non_padding": None, "no": False}
+    ),
+    "optim_target_modules": lambda name, value: value if isinstance(value, str) and value else _names(name, value),
+    "trackio_static_space_id": lambda name, value: value if value is False else _text(name, value),
+    **dict.fromkeys(("fsdp", "fsdp_config"), _unchanged),  # see sharding.py
+    **dict.fromkeys(("deepspeed", "parallelism_config"), _unchanged),  # refused whatever they say
+}
