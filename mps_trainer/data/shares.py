@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from torch.utils.data import IterableDataset, Sampler
@@ -11,40 +12,35 @@ from torch.utils.data import IterableDataset, Sampler
 from .order import tell_epoch
 
 
+@dataclass(eq=False, repr=False)
 class DistributedBatchSampler(Sampler[list[int]]):
-    """The batches of one process, of those of all. All processes have equally many.
+    """The batches of one process. All processes have equally many.
 
-    Several batches that `batches` gives one after the other are one batch of all processes: the first process has the
-    first of them. What the end of an epoch leaves for fewer than all of them is shared out evenly in training, so that
-    an update has the examples that it has with one process, and no example twice. A process that is left without one
-    is given an example that is another's, to have something to compute with: see `padding_batches`.
+    Consecutive batches of `batches` make one batch of all processes: the first process has the first of them. The end
+    of an epoch, with too few batches for all, is shared out evenly in training, so that an update has the examples
+    that it has with one process, and no example twice. A process that is left without an example computes with
+    another's: see `padding_batches`.
 
     Args:
         batches: a batch sampler.
         rank: of this process, from 0.
-        size: processes.
-        whole: whether each batch that `batches` gives is one of all processes, to be split between them.
-        even: whether to share the end of an epoch out evenly. If not, the last processes have none of it.
+        size: number of processes.
+        whole: each batch of `batches` is one of all processes, to be split between them.
+        even: share out the end of an epoch evenly. If not, the last processes have none of it.
         drop_last: leave out the end of an epoch if there are not batches for all processes.
 
     Attributes:
         padding_batches: numbers, in this epoch, of batches whose examples are another process's, and do not count.
     """
 
-    def __init__(
-        self,
-        batches: Any,
-        rank: int,
-        size: int,
-        *,
-        whole: bool = False,
-        even: bool = True,
-        drop_last: bool = False,
-    ) -> None:
-        self.batches = batches
-        self.rank, self.size = rank, size
-        self.whole, self.even, self.drop_last = whole, even, drop_last
-        self.padding_batches: set[int] = set()
+    batches: Any
+    rank: int
+    size: int
+    _: KW_ONLY
+    whole: bool = False
+    even: bool = True
+    drop_last: bool = False
+    padding_batches: set[int] = field(default_factory=set, init=False)
 
     @property
     def sampler(self) -> Any:
@@ -104,23 +100,25 @@ def evenly(examples: Any, rank: int, size: int) -> Any:
     return examples[begin : begin + least + (rank < more)]
 
 
+@dataclass(eq=False, repr=False)
 class ShareOfStream(IterableDataset):
-    """The examples of one process, of those of a stream that every process reads.
+    """One process's examples of a stream that every process reads.
 
     Args:
         dataset: gives the same examples in every process.
         batch_size: examples of one process in a batch.
-        even: share out evenly what does not fill a batch of all processes, where a process that is left without an
-            example has the last one as well, which then counts more than once. If not, the last processes have none.
-        drop_last: leave it out.
+        even: share out evenly the examples that do not fill a batch of all processes; a process that is left without
+            one has the last one as well, which then counts more than once. If not, the last processes have none.
+        drop_last: leave those examples out.
     """
 
-    def __init__(
-        self, dataset: Any, batch_size: int, rank: int, size: int, *, even: bool = True, drop_last: bool = False
-    ) -> None:
-        self.dataset = dataset
-        self.batch_size, self.rank, self.size = batch_size, rank, size
-        self.even, self.drop_last = even, drop_last
+    dataset: Any
+    batch_size: int
+    rank: int
+    size: int
+    _: KW_ONLY
+    even: bool = True
+    drop_last: bool = False
 
     def set_epoch(self, epoch: int) -> None:
         tell_epoch(epoch, self.dataset)
