@@ -15,6 +15,7 @@ from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from ..errors import MisconfigurationException, explain
+from ..guards.callbacks import first_line
 from .rows import naming, rows_of_batches
 
 _MOST = 256  # rows of a batch up to which each is looked at by itself
@@ -149,11 +150,8 @@ def _in_this_process(error: Exception) -> tuple[Any, list[int] | None]:
 
 def _said(error: Exception) -> str:
     """Returns the last line of a worker's message, which begins with the traceback; the first of any other."""
-    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    if not lines:
-        return "it says nothing."
-    text = lines[-1].partition(": ")[2] if lines[0].startswith("Caught ") else lines[0]
-    return text if text.endswith((".", "!", "?")) else f"{text}."
+    text = str(error).strip()
+    return first_line(text.splitlines()[-1].partition(": ")[2] if text.startswith("Caught ") else text)
 
 
 def _find(dataset: Any, collate: Callable, rows: list[int], batched: bool, said: str) -> str:

@@ -37,8 +37,8 @@ def _raiser(error: Exception) -> Any:
     return None
 
 
-def first_line(error: BaseException) -> str:
-    """Returns the first line of the message of `error`, as a sentence."""
-    lines = str(error).strip().splitlines()
+def first_line(message: object) -> str:
+    """Returns the first line of an error, or of its message, as a sentence."""
+    lines = str(message).strip().splitlines()
     text = lines[0].strip() if lines else "it says nothing."
     return text if text.endswith((".", "!", "?")) else f"{text}."
