@@ -181,7 +181,7 @@ class TrainingArguments(DeprecatedArguments, Setters, ArgumentGroups):
     def mixed_precision(self, value: str) -> None:
         self.fp16, self.bf16, self._launched_in = value == "fp16", value == "bf16", value
 
-    # of what is refused here, for code that looks for it
+    # attributes of refused features, for code that looks for them
     _launched_in = "no"  # ACCELERATE_MIXED_PRECISION when the arguments were made
     deepspeed_plugin = hf_deepspeed_config = fsdp_plugin_args = None
     _no_sync_in_gradient_accumulation = True

@@ -20,8 +20,8 @@ class AcceleratorConfig:
 
     Args:
         split_batches: the batch size is that of all processes together.
-        dispatch_batches: changes nothing: every process loads what is its own.
-        even_batches: changes nothing: no example is used twice, and processes share what is left evenly.
+        dispatch_batches: changes nothing: every process loads its own batches.
+        even_batches: changes nothing: no example is used twice, and processes share the rest evenly.
         use_seedable_sampler: the order of an epoch follows from its number and a seed; otherwise it is drawn from
             torch's generator.
         non_blocking: copies to the device do not wait for each other; cuda with pinned memory only.

@@ -53,7 +53,7 @@ BOUNDS: dict[str, Bounds] = {
     name: bounds for name, field in _FIELDS.items() if (bounds := bounds_of(field)) is not None
 }
 
-_LARGEST = 2**63 - 1  # what a length or a counter can be, in Python's iterators and in torch
+_LARGEST = 2**63 - 1  # the largest length or counter of Python's iterators and of torch
 
 _FLAGS = {  # those of HfArgumentParser
     **dict.fromkeys(("true", "yes", "t", "y", "1"), True),

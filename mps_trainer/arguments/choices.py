@@ -122,7 +122,7 @@ class SamplingStrategy(Choice):
 
 
 class ParallelMode(Enum):
-    """How the work is spread; transformers' values."""
+    """Modes of parallel training; transformers' values."""
 
     NOT_PARALLEL = "not_parallel"
     NOT_DISTRIBUTED = "not_distributed"

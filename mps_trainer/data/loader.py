@@ -23,7 +23,7 @@ from .worker_seeds import WorkerSeeds
 if TYPE_CHECKING:
     from ..distributed import Processes
 
-_KEPT = (  # what a loader made from another takes over, beside the dataset and what says which examples are a batch
+_KEPT = (  # settings that a loader made from another takes over, beside the dataset and the batching
     "num_workers",
     "collate_fn",
     "pin_memory",
@@ -131,8 +131,8 @@ class PrefetchIterator(Iterator[Any]):
 
     Attributes:
         snapshot: if set, called before each batch is loaded; gives the random number generators' state.
-        before_waiting: what it gave for the batch that is loaded and not yet given, None if there is none. A run that
-            goes on from a checkpoint loads that batch again, with the same draws.
+        before_waiting: the state before the batch that is loaded and not yet given; None without one. A resumed run
+            loads that batch again, with the same draws.
         draws: whether loading the first batch changed the state of Python's, NumPy's or torch's generator.
     """
 

@@ -1,4 +1,4 @@
-"""Which backends of torch.distributed a device can use, and whether several processes can train on it. Pure.
+"""Refuses backends of torch.distributed, and several processes, that the chosen device cannot use. Pure.
 
 Each accelerator lists its backends; mps has none, so gloo, nccl and several processes are refused there.
 """

@@ -141,7 +141,7 @@ def gather_facts(
     Args:
         memory_limit: the share of the recommended maximum to which memory will be limited; None for torch's own.
 
-    Raises MisconfigurationException when one of torchrun's variables, or srun's, is not what it should be.
+    Raises MisconfigurationException for a wrong value of one of torchrun's variables, or srun's.
     """
     probes = probes or Probes()
     environ = os.environ if environ is None else environ

@@ -30,7 +30,7 @@ class DeviceRequest:
         accelerator: "auto" (the first usable of mps, cuda, xpu, cpu), "gpu" (the same without cpu), or one of "mps",
             "cuda", "xpu", "cpu".
         devices: "auto", a number, -1 for all, or a list of indices. One process trains on one device.
-        use_cpu: train on the CPU whatever the machine has; goes before `accelerator`.
+        use_cpu: train on the CPU, even if the machine has a GPU; goes before `accelerator`.
         ddp_backend: backend of torch.distributed; None leaves it to the device.
     """
 
@@ -55,7 +55,7 @@ class Decision:
     """The device of this process and the reasons. `str()` is for people, `to_dict()` for machines."""
 
     type: str  # "mps", "cuda", "xpu" or "cpu"
-    index: int | None  # which of several; None for mps and cpu, of which there is one
+    index: int | None  # None for mps and cpu, which have one device
     reason: str
     rejected: tuple[Rejected, ...] = ()
     notes: tuple[str, ...] = ()  # what the user should know before training
@@ -95,7 +95,7 @@ def resolve(request: DeviceRequest, facts: MachineFacts) -> Decision:
 
     In this order: `use_cpu` or accelerator="cpu"; an accelerator asked for by name; mps; cuda; xpu; cpu.
 
-    Raises DeviceUnavailableError when what was asked for by name cannot run here, with the cause found and its remedy,
+    Raises DeviceUnavailableError if an accelerator asked for by name cannot run here, with the cause and its remedy,
     and MisconfigurationException when the request contradicts itself, the device or the launcher.
     """
     choice = _choose(request, facts)

@@ -11,7 +11,7 @@ from .finding import ERROR, NOTE, WARNING, Finding
 from .probes import FALLBACK, switched_on
 
 _GIB = 1024**3
-# The smallest Macs have 8, of which macOS takes some 3.
+# The smallest Macs have 8, and macOS takes about 3 of them.
 LITTLE_MEMORY = 8 * _GIB
 # Each checkpoint of a model of 100 million parameters takes 1.2 GB: the weights, and AdamW's two numbers for each.
 LITTLE_DISK = 5 * _GIB

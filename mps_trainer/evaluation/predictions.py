@@ -92,7 +92,7 @@ class Predictions:
 class Batches:
     """Tensors, or lists, tuples and dictionaries of them, batch by batch; joined once, and copied to the host once.
 
-    A copy for each batch would make the host wait for the device each time; a join for each, copy what is there again.
+    A copy for each batch would make the host wait for the device each time; a join for each would copy all again.
 
     Args:
         join: whether `arrays` gives them as one.

@@ -18,7 +18,7 @@ Devices = int | str | list[int] | tuple[int, ...] | None
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why an accelerator cannot be used on a machine, and what would make it available.
+    """The cause that keeps a machine from using an accelerator, and the remedy.
 
     Both are clauses without a capital or a full stop, so that they fit into a sentence. `repairable` says that the
     hardware is in this machine and software stands in its way. `name` is that of the doctor's finding about it.
@@ -43,7 +43,7 @@ class Accelerator:
 
     @classmethod
     def name(cls) -> str:
-        """The name that `accelerator=` takes, and torch's device type."""
+        """Returns the name that `accelerator=` takes, which is torch's device type."""
         return cls.kind
 
     @classmethod
@@ -125,7 +125,7 @@ class Accelerator:
 def read_devices(devices: Devices) -> int | str | list[int]:
     """Returns `devices`, in any of Lightning's spellings, as "auto", a number (-1: all) or a list of indices.
 
-    Raises MisconfigurationException for what is none of them, for 0 and for indices below 0 or given twice.
+    Raises MisconfigurationException for other values, and for indices below 0 or given twice.
     """
     if devices is None or devices == "auto":
         return "auto"
