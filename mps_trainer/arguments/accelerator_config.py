@@ -90,17 +90,13 @@ def accelerator_config(value: Any) -> Any:
         MisconfigurationException: for anything else.
     """
     config = _read(value)
-    if config.use_configured_state and not _accelerate_has_a_state():
+    states = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
+    if config.use_configured_state and not getattr(states, "_shared_state", None):
         raise MisconfigurationException(
             "accelerator_config has use_configured_state=True, but there is no state of Accelerate's. Please define "
             "this beforehand, with accelerate.PartialState(), or leave it out: to one process it makes no difference."
         )
     return config
-
-
-def _accelerate_has_a_state() -> bool:
-    states = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
-    return bool(getattr(states, "_shared_state", None))
 
 
 def _read(value: Any) -> Any:

@@ -260,21 +260,13 @@ def _names(name: str, value: Any) -> list[str]:
     return list(names)
 
 
-def _not_for_tpus(name: str, value: Any) -> bool:
-    if _flag(name, value):
-        raise MisconfigurationException(
-            f"fsdp_config: {name}=True is not supported: there is no TPU here. Leave it out."
-        )
-    return False
+def _never(why: str) -> Callable[[str, Any], bool]:
+    def read(name: str, value: Any) -> bool:
+        if _flag(name, value):
+            raise MisconfigurationException(f"fsdp_config: {name}=True is not supported: {why}. Leave it out.")
+        return False
 
-
-def _not_loaded_by_one(name: str, value: Any) -> bool:
-    if _flag(name, value):
-        raise MisconfigurationException(
-            f"fsdp_config: {name}=True is not supported: every process loads the model, from files that processes on "
-            "one machine share in its cache. Leave it out."
-        )
-    return False
+    return read
 
 
 def _precision(name: str, value: Any) -> dict[str, Any]:
@@ -298,10 +290,6 @@ def _format(name: str, value: Any) -> str:
     return word
 
 
-def _anything(name: str, value: Any) -> Any:
-    return value
-
-
 KEYS: dict[str, Callable[[str, Any], Any]] = {
     "version": _version,
     "reshard_after_forward": _flag,
@@ -312,8 +300,9 @@ KEYS: dict[str, Callable[[str, Any], Any]] = {
     "transformer_layer_cls_to_wrap": _names,
     "min_num_params": _number,
     "mixed_precision_policy": _precision,
-    "cpu_ram_efficient_loading": _not_loaded_by_one,
-    "xla": _not_for_tpus,
-    "xla_fsdp_v2": _not_for_tpus,
-    **dict.fromkeys(_WITHOUT_EFFECT, _anything),
+    "cpu_ram_efficient_loading": _never(
+        "every process loads the model, from files that processes on one machine share in its cache"
+    ),
+    **dict.fromkeys(("xla", "xla_fsdp_v2"), _never("there is no TPU here")),
+    **dict.fromkeys(_WITHOUT_EFFECT, lambda name, value: value),
 }
