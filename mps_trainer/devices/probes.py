@@ -6,6 +6,7 @@ standard library alone.
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 import re
@@ -62,12 +63,6 @@ if "torch" not in sys.modules:
 def fallback_switch() -> bool:
     """Returns True if PYTORCH_ENABLE_MPS_FALLBACK was on when torch was loaded, or is on before it is."""
     return bool(_watch.fallback_when_loaded(sys.modules) if "torch" in sys.modules else _watch._is_on())
-
-
-def _import_torch() -> Any:
-    import torch
-
-    return torch
 
 
 def physical_memory() -> int | None:
@@ -164,7 +159,7 @@ class Probes:
     release: Callable[[], str] = platform.release
     mac_version: Callable[[], str] = lambda: platform.mac_ver()[0]
     sysctl: Callable[[str], int | None] = sysctl_int
-    import_torch: Callable[[], Any] = _import_torch
+    import_torch: Callable[[], Any] = lambda: importlib.import_module("torch")
     fallback_when_torch_loaded: Callable[[], bool | None] = lambda: _watch.fallback_when_loaded(sys.modules)
     sysctl_text: Callable[[str], str | None] = sysctl_text
     memory: Callable[[], int | None] = physical_memory

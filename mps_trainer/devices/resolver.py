@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DeviceUnavailableError, MisconfigurationException
 from .accelerators import ACCELERATORS, Accelerator, Devices, MPSAccelerator
-from .accelerators.base import read_devices
+from .accelerators.base import read_devices, torch_missing
 from .backends import refuse_backend, refuse_processes
 from .facts import FALLBACK, MachineFacts
 
@@ -173,8 +173,7 @@ def is_true(value: str | None) -> bool:
 
 
 def _cpu(facts: MachineFacts, asked: str, why: str, switch: str) -> _Choice:
-    obstacle = ACCELERATORS["cpu"].why_not(facts)
-    if obstacle is not None:
+    if ACCELERATORS["cpu"].why_not(facts) is not None:
         raise _nothing_trains(facts)
     set_aside = "" if asked in ("auto", "cpu") else f", so the request for accelerator={asked!r} was set aside"
     return _Choice("cpu", why + set_aside, why, switch)
@@ -184,13 +183,12 @@ def _first_usable(asked: str, facts: MachineFacts) -> _Choice:
     names = tuple(ACCELERATORS) if asked == "auto" else GPUS
     for name in names:
         if ACCELERATORS[name].why_not(facts) is None:
-            return _Choice(
-                name,
-                f"accelerator={asked!r} takes the first usable of {', '.join(names)}" + _evidence(name, facts),
-                f"{name} comes first",
-                "accelerator={name!r} chooses it",
-                by_order=True,
-            )
+            reason = f"accelerator={asked!r} takes the first usable of {', '.join(names)}"
+            if name == "mps":
+                system = "macOS" if facts.system == "Darwin" else facts.system
+                version = f"{system} {facts.os_version}, torch {facts.torch_version}"
+                reason += f", and an allocation on mps worked ({version})"
+            return _Choice(name, reason, f"{name} comes first", "accelerator={name!r} chooses it", by_order=True)
     if asked == "auto":
         raise _nothing_trains(facts)
     obstacles = {name: ACCELERATORS[name].why_not(facts) for name in names}
@@ -206,19 +204,11 @@ def _first_usable(asked: str, facts: MachineFacts) -> _Choice:
 
 def _nothing_trains(facts: MachineFacts) -> DeviceUnavailableError:
     """Returns the error for a missing torch; where Rosetta emulates Python, its remedy is a native Python."""
-    missing = ACCELERATORS["cpu"].why_not(facts)
-    assert missing is not None
+    missing = torch_missing(facts)
     emulated = MPSAccelerator.why_not(facts) if facts.rosetta else None
     remedy = emulated.remedy if emulated else missing.remedy
     cause = f"{missing.cause}, and {emulated.cause}" if emulated else missing.cause
     return DeviceUnavailableError(f"Nothing can be trained here: {cause}. What to do: {remedy}.", cause, remedy)
-
-
-def _evidence(name: str, facts: MachineFacts) -> str:
-    if name == "mps":
-        system = "macOS" if facts.system == "Darwin" else facts.system
-        return f", and an allocation on mps worked ({system} {facts.os_version}, torch {facts.torch_version})"
-    return ""
 
 
 def _rejected(name: str, choice: _Choice, facts: MachineFacts) -> Rejected:
@@ -236,7 +226,8 @@ def _index(chosen: type[Accelerator], devices: Devices, facts: MachineFacts) -> 
     if chosen is MPSAccelerator:
         return None
     one_each = asked in ("auto", 1)  # every process takes the one of its local rank
-    local_size = _local_world_size(facts)
+    processes = facts.world_size or 1
+    local_size = processes if facts.local_world_size is None else min(facts.local_world_size, processes)
     if not one_each and len(wanted) != local_size:
         raise _wrong_number(chosen, devices, len(wanted), local_size)
     if chosen.name() == "cpu":
@@ -254,11 +245,6 @@ def _at_most(count: int, facts: MachineFacts) -> str:
     if not facts.slurm:
         return f"torchrun --nproc_per_node {count}"
     return f"srun --ntasks-per-node={count}, or show each all GPUs of its node: --gpus-per-node, not --gpus-per-task"
-
-
-def _local_world_size(facts: MachineFacts) -> int:
-    processes = facts.world_size or 1
-    return processes if facts.local_world_size is None else min(facts.local_world_size, processes)
 
 
 def _wrong_number(
