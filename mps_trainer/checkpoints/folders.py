@@ -70,7 +70,9 @@ def checkpoint_to_resume(requested: str | bool | None, output_dir: str) -> str |
         )
     others = _whole_others(folder)
     way_on = f"The last good checkpoint beside it is {others[-1]}." if others else "There is no good one beside it."
-    raise MisconfigurationException(f"The checkpoint {folder} is damaged: {why}. {way_on}{_if_on_purpose(folder)}")
+    if os.path.isfile(os.path.join(folder, manifest.NAME)):
+        way_on += f" If it was changed on purpose, remove {manifest.NAME} from it, and it is taken as it is."
+    raise MisconfigurationException(f"The checkpoint {folder} is damaged: {why}. {way_on}")
 
 
 def _newest_whole(output_dir: str) -> str:
@@ -135,12 +137,6 @@ def _whole_others(folder: str) -> list[str]:
     beside = os.path.dirname(os.path.abspath(folder))
     others = [path for path in find_checkpoints(beside) if path != os.path.abspath(folder)]
     return [path for path in others if manifest.fault(path) is None]
-
-
-def _if_on_purpose(folder: str) -> str:
-    if not os.path.isfile(os.path.join(folder, manifest.NAME)):
-        return ""
-    return f" If it was changed on purpose, remove {manifest.NAME} from it, and it is taken as it is."
 
 
 # Writing: beside the name, then whole under it

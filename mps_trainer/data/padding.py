@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, MutableMapping
 from itertools import chain
 from typing import Any
 
@@ -71,12 +71,12 @@ class PadToBucket:
     def _extended(self, batch: Any) -> Any:
         """Returns `batch`, which has tensors by name, in the length of its bucket."""
         inputs = (getattr(self.tokenizer, "model_input_names", None) or ["input_ids"])[0]
-        tokens = batch.get(inputs) if isinstance(batch, Mapping) else None
-        mask = batch.get(_MASK) if isinstance(batch, Mapping) else None
-        flat = all(isinstance(each, torch.Tensor) and each.ndim == 2 for each in (tokens, mask))
-        if not isinstance(tokens, torch.Tensor) or not flat:
-            return batch  # choices of several texts, masks of pairs of tokens
-        size, length = tokens.shape[:2]
+        if not isinstance(batch, MutableMapping):
+            return batch
+        for name in (inputs, _MASK):
+            if not isinstance(value := batch.get(name), torch.Tensor) or value.ndim != 2:
+                return batch  # choices of several texts, masks of pairs of tokens
+        size, length = batch[inputs].shape
         missing = self.buckets.length_for(length) - length
         left = getattr(self.tokenizer, "padding_side", "right") == "left"
         for name, value in batch.items():

@@ -69,7 +69,9 @@ class SignalHandler:
             name = signal.Signals(signum).name
             if self._speaks:
                 saving = "saving a checkpoint" + (" if the other processes still run" if self._processes else "")
-                _tell(f"\n{name}: finishing the step and {saving}. Once more stops at once, without saving.\n")
+                text = f"\n{name}: finishing the step and {saving}. Once more stops at once, without saving.\n"
+                with contextlib.suppress(OSError):  # not print: Python's buffers may be what the signal interrupted
+                    os.write(2, text.encode())
 
     def ask(self, may_stop: bool | None = None) -> None:
         """Asks the other processes whether a signal has come, without waiting for what they say.
@@ -121,12 +123,6 @@ def _end_at_once(signum: int) -> None:
         raise KeyboardInterrupt
     signal.signal(signum, signal.SIG_DFL)
     os.kill(os.getpid(), signum)
-
-
-def _tell(text: str) -> None:
-    """Writes past Python's own buffers, which the signal may have interrupted in use."""
-    with contextlib.suppress(OSError):
-        os.write(2, text.encode())
 
 
 @contextlib.contextmanager
