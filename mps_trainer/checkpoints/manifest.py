@@ -59,8 +59,7 @@ def note_whole(folder: str) -> None:
 
 def written(folder: str) -> float | None:
     """Returns when the manifest was written, in seconds since 1970; None if it does not say or is damaged."""
-    when = _entry(folder, "written")
-    return None if when is None else float(when)
+    return _entry(folder, "written")
 
 
 def save_number(folder: str) -> int | None:

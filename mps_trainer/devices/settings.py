@@ -5,7 +5,6 @@ from __future__ import annotations
 from ..amounts import format_bytes
 from ..guards.watermarks import HIGH, LOW, MOST, Ratio, limits
 from . import probes
-from .accelerators import MPSAccelerator
 from .facts import LAUNCHER_INTEGERS, MachineFacts
 from .finding import ERROR, NOTE, WARNING, Finding
 from .probes import FALLBACK, switched_on
@@ -40,7 +39,7 @@ def unreadable_switch(facts: MachineFacts) -> Finding | None:
 
 
 def late_switch(facts: MachineFacts) -> Finding | None:
-    if not facts.fallback_set_too_late or not _has_mps(facts):
+    if not facts.fallback_set_too_late or not facts.mps_allocation_ok:
         return None
     return Finding(
         "late-switch",
@@ -52,7 +51,7 @@ def late_switch(facts: MachineFacts) -> Finding | None:
 
 def switch_on(facts: MachineFacts) -> Finding | None:
     on = switched_on(facts.environment.get(FALLBACK)) and not switch_unreadable(facts)
-    if not on or facts.fallback_set_too_late or not _has_mps(facts):
+    if not on or facts.fallback_set_too_late or not facts.mps_allocation_ok:
         return None
     return Finding(
         "switch-on",
@@ -90,7 +89,7 @@ def refused_limits(facts: MachineFacts) -> Finding | None:
 
 def no_limit(facts: MachineFacts) -> Finding | None:
     """Returns a finding for a high watermark of 0, as it is or because torch finds no number."""
-    if HIGH not in facts.environment or not _has_mps(facts) or refused_limits(facts):
+    if HIGH not in facts.environment or not facts.mps_allocation_ok:
         return None
     high = Ratio(facts.environment[HIGH])
     if high.value != 0:
@@ -109,7 +108,7 @@ def no_limit(facts: MachineFacts) -> Finding | None:
 def unclear_limits(facts: MachineFacts) -> Finding | None:
     """Returns a finding for limits that torch reads in part, or a low one that it reads as 0."""
     wrong = [f"{name}={facts.environment[name]}" for name in _limits_in(facts) if _misread(facts, name)]
-    if not wrong or not _has_mps(facts) or refused_limits(facts):
+    if not wrong or not facts.mps_allocation_ok:
         return None
     read = ", ".join(f"{Ratio(text.partition('=')[2]).value:g}" for text in wrong)
     return Finding(
@@ -121,7 +120,7 @@ def unclear_limits(facts: MachineFacts) -> Finding | None:
 
 
 def limits_beyond(facts: MachineFacts) -> Finding | None:
-    if HIGH not in facts.environment or not _has_mps(facts) or not 1 < limits(facts.environment)[0] <= MOST:
+    if HIGH not in facts.environment or not facts.mps_allocation_ok or not 1 < limits(facts.environment)[0] <= MOST:
         return None
     return Finding(
         "limits-beyond",
@@ -144,7 +143,7 @@ def _misread(facts: MachineFacts, name: str) -> bool:
 
 
 def several_processes(facts: MachineFacts) -> Finding | None:
-    if (facts.world_size or 1) == 1 or not _has_mps(facts):
+    if (facts.world_size or 1) == 1 or not facts.mps_allocation_ok:
         return None
     return Finding(
         "several-processes",
@@ -166,7 +165,7 @@ def one_process_of_torchrun(facts: MachineFacts) -> Finding | None:
 
 
 def fast_math(facts: MachineFacts) -> Finding | None:
-    if not switched_on(facts.environment.get("PYTORCH_MPS_FAST_MATH")) or not _has_mps(facts):
+    if not switched_on(facts.environment.get("PYTORCH_MPS_FAST_MATH")) or not facts.mps_allocation_ok:
         return None
     return Finding(
         "fast-math",
@@ -179,7 +178,7 @@ def fast_math(facts: MachineFacts) -> Finding | None:
 def little_memory(facts: MachineFacts) -> Finding | None:
     if facts.memory_bytes is None or facts.memory_bytes > LITTLE_MEMORY:
         return None
-    shared = ", which the GPU shares with macOS and every program" if _has_mps(facts) else ""
+    shared = ", which the GPU shares with macOS and every program" if facts.mps_allocation_ok else ""
     return Finding(
         "little-memory",
         WARNING,
@@ -199,8 +198,3 @@ def little_disk(facts: MachineFacts) -> Finding | None:
         "checkpoints and what is swapped go",
         "free some disk space, or point HF_HOME, MPS_TRAINER_CACHE and --output_dir to another disk",
     )
-
-
-def _has_mps(facts: MachineFacts) -> bool:
-    """Returns True if mps works here."""
-    return MPSAccelerator.why_not(facts) is None
