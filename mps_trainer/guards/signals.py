@@ -57,8 +57,9 @@ class SignalHandler:
                     signal.signal(signum, default)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:
-            self._in_child(signum)
+        if os.getpid() != self._process:  # a forked worker, which Ctrl-C reaches as well: the run decides
+            if signum == signal.SIGTERM:
+                _end_at_once(signum)
         elif self._received:
             if self._processes is None or time.monotonic() - self._received_at > GRACE:
                 _end_at_once(signum)
@@ -97,11 +98,6 @@ class SignalHandler:
     @property
     def _speaks(self) -> bool:
         return self._processes is None or self._processes.is_first
-
-    def _in_child(self, signum: int) -> None:
-        """Ends a forked worker at SIGTERM alone: the run decides about Ctrl-C, which reaches it as well."""
-        if signum == signal.SIGTERM:
-            _end_at_once(signum)
 
     def end(self, message: str) -> NoReturn:
         """Ends the run as the signal would have: KeyboardInterrupt with `message`, or exit status 143.
