@@ -35,7 +35,7 @@ def seal(unfinished: str, folder: str, step: int) -> None:
     manifest.note_whole(folder)
 
 
-def why_not_written(error: BaseException, folder: str | None = None) -> str | None:
+def why_not_written(error: BaseException, folder: str) -> str | None:
     """Returns why the disk did not take what was written, in words; None if `error` says something else.
 
     Args:
@@ -57,10 +57,8 @@ def why_not_written(error: BaseException, folder: str | None = None) -> str | No
     return _in_words(error.__context__) or _ask_the_disk(folder) or text.splitlines()[0]
 
 
-def _ask_the_disk(folder: str | None) -> str | None:
+def _ask_the_disk(folder: str) -> str | None:
     """Returns why a file of a mebibyte cannot be written to `folder`; None if it can."""
-    if folder is None:
-        return None
     try:
         os.makedirs(folder, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
