@@ -97,7 +97,9 @@ def check_values(args: Any) -> None:
             raise refuse(name, value, str(bounds))
         if isinstance(value, int) and value > _LARGEST:
             raise refuse(name, value, f"at most {_LARGEST}")
-    if args.dataloader_num_workers > (most := _most_workers()):
+    # more can only be a slip of the finger: they start until memory is used up
+    most = max(_FEWEST_AT_MOST, 4 * (os.cpu_count() or 1))
+    if args.dataloader_num_workers > most:
         raise refuse(
             "dataloader_num_workers",
             args.dataloader_num_workers,
@@ -119,11 +121,6 @@ def check_values(args: Any) -> None:
 
 
 _FEWEST_AT_MOST = 64  # workers that wait for a network or a disk may be many on few processors
-
-
-def _most_workers() -> int:
-    """Returns the most loading processes to accept: more can only be a typing error, and would fill the memory."""
-    return max(_FEWEST_AT_MOST, 4 * (os.cpu_count() or 1))
 
 
 def check_combinations(args: Any) -> None:

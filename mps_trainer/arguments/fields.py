@@ -56,11 +56,6 @@ def option(
     return dataclasses.field(default=default, metadata={"help": text, **metadata})
 
 
-def option_list(help: str) -> Any:
-    """Returns a field that takes several values, none by default."""
-    return dataclasses.field(default_factory=list, metadata={"help": help})
-
-
 def bounds_of(field: dataclasses.Field[Any]) -> Bounds | None:
     """Returns the bounds with which `option` declared a field; None for a field without."""
     return getattr(field.metadata.get("help"), "bounds", None)
