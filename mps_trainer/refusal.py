@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import reprlib
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 TRACEBACK = "MPS_TRAINER_TRACEBACK"  # set to 1: every refusal comes with its traceback
@@ -52,7 +51,9 @@ def print_traceback_if_asked(error: BaseException) -> None:
 
 def as_line(text: str, longest: int = LONGEST) -> str:
     """Returns `text` on one line of at most `longest` characters, with control characters written out."""
-    line = "".join(_visible(" ".join(text[: 10 * longest].split())))
+    line = " ".join(text[: 10 * longest].split())
+    # a lone surrogate cannot be encoded, an escape sequence would colour or clear the screen
+    line = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)
     return line if len(line) <= longest else line[: longest - 3] + "..."
 
 
@@ -90,9 +91,3 @@ def _digits(number: int) -> str:
         return repr(number)
     except ValueError:  # more digits than Python is willing to write
         return f"<a number of {number.bit_length()} bits>"
-
-
-def _visible(text: str) -> Iterator[str]:
-    for character in text:
-        # a lone surrogate cannot be encoded, an escape sequence would colour or clear the screen
-        yield character if character.isprintable() else ascii(character)[1:-1]

@@ -43,10 +43,6 @@ def _storage(tensor: torch.Tensor) -> tuple:
     return str(tensor.device), tensor.untyped_storage().data_ptr()
 
 
-def _place(tensor: torch.Tensor) -> tuple:
-    return tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride()
-
-
 def _copies(tensors: list[torch.Tensor]) -> dict[int, torch.Tensor]:
     """Returns the copy of each tensor by its id."""
     sharing: dict[tuple, list[torch.Tensor]] = defaultdict(list)
@@ -60,7 +56,8 @@ def _copies(tensors: list[torch.Tensor]) -> dict[int, torch.Tensor]:
             joined[group[0].dtype].append(group[0])
         elif alone:
             copies[id(group[0])] = _copy(group[0])
-        elif len({_place(tensor) for tensor in group}) == 1:  # tied weights
+        elif len({(each.dtype, each.storage_offset(), each.size(), each.stride()) for each in group}) == 1:
+            # tied weights
             copies.update(dict.fromkeys(map(id, group), _copy(group[0])))
         else:
             copies.update(_with_storage(group))

@@ -110,7 +110,8 @@ def padded_directly(tokenizer: Any, examples: list[Any], length: int) -> BatchEn
     lengths = [len(row) for row in columns[inputs]]
     if padding[inputs] is None or not min(lengths):
         return None
-    real = _real_positions(lengths, length, tokenizer.padding_side)
+    places = np.arange(length) if tokenizer.padding_side == "right" else np.arange(length)[::-1]
+    real = places < np.asarray(lengths)[:, None]  # True where a token is
     padded: dict[str, Any] = {}
     for name, rows in columns.items():
         if name not in padding:
@@ -126,12 +127,6 @@ def padded_directly(tokenizer: Any, examples: list[Any], length: int) -> BatchEn
     if isinstance(columns[inputs][0], (torch.Tensor, np.ndarray)):
         others = {name: to_py_obj(rows) for name, rows in others.items()}  # as tokenizer.pad does, for the types' sake
     return BatchEncoding({**padded, **BatchEncoding(others, tensor_type="pt")})
-
-
-def _real_positions(lengths: list[int], length: int, side: str) -> np.ndarray:
-    """Returns True for the positions of a batch that hold tokens."""
-    places = np.arange(length) if side == "right" else np.arange(length)[::-1]
-    return places < np.asarray(lengths)[:, None]
 
 
 def _joined(rows: list[Any], lengths: list[int]) -> np.ndarray | None:
