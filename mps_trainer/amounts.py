@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def format_bytes(size: float) -> str:
-    """1536 -> "1.5 KiB"."""
+    """Returns a size in words: "1.5 KiB" for 1536."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1024 or unit == "GiB":
             break

@@ -6,11 +6,11 @@ import logging
 
 
 class MisconfigurationException(ValueError):
-    """What was asked for cannot be done as asked; the message says what happened, why, and what to do next."""
+    """A request that cannot be met; the message says what happened, why, and what to do next."""
 
 
 class MissingPackageError(MisconfigurationException, ImportError):
-    """What was asked for needs a package that is not installed. An `ImportError`, as in transformers."""
+    """A package is needed that is not installed. An `ImportError`, as in transformers."""
 
 
 class ConflictingOptimizersError(MisconfigurationException, RuntimeError):
@@ -18,7 +18,7 @@ class ConflictingOptimizersError(MisconfigurationException, RuntimeError):
 
 
 class UnknownSettingError(MisconfigurationException, TypeError):
-    """A setting that what it is for does not take. A `TypeError`, as in transformers."""
+    """A setting is not known to its receiver. A `TypeError`, as in transformers."""
 
 
 class DeviceUnavailableError(MisconfigurationException):
@@ -42,25 +42,25 @@ class NotAnObjectError(MisconfigurationException, NotImplementedError):
 
 
 class SearchUnavailableError(MisconfigurationException, RuntimeError):
-    """Hyper-parameters cannot be searched for with what there is. A `RuntimeError`, as in transformers."""
+    """A search for hyper-parameters cannot run. A `RuntimeError`, as in transformers."""
 
 
 class UnknownMetricError(MisconfigurationException, KeyError):
-    """A metric is to decide something and is not among those of the evaluation. A `KeyError`, as in transformers."""
+    """A metric that decides something is not in the evaluation. A `KeyError`, as in transformers."""
 
     __str__ = Exception.__str__  # a KeyError shows its message in quotes
 
 
 class CheckpointError(OSError):
-    """The last checkpoint of a run could not be written: the disk is full, or the folder is not to be written to."""
+    """The last checkpoint of a run could not be written: the disk is full, or writing is not allowed."""
 
 
 class NonFiniteLossError(MisconfigurationException, ArithmeticError):
-    """The loss or the norm of the gradients is no finite number, and `stop_on_nan` asked to stop at that.
+    """The loss or the norm of the gradients is not finite, and `stop_on_nan` stops the run.
 
-    `step` is the optimizer step that was not made, counted from 1; `learning_rate` is what it would have been made
-    with, `rows` the indices of its examples in the training dataset (None where they cannot be told), and `checkpoint`
-    the folder to go on from, which tries that step again (None if there is none).
+    `step` is the optimizer step that was not made, counted from 1, `learning_rate` its learning rate, `rows` the
+    indices of its examples in the training dataset (None if unknown), and `checkpoint` the folder to resume from,
+    which tries that step again (None if there is none).
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class AnotherProcessFailedError(RuntimeError):
 
 
 def explain(error: BaseException, explanation: str) -> None:
-    """Adds to an error of somebody else's what this package knows of it; type and message stay.
+    """Adds an explanation to a foreign error, whose type and message stay.
 
-    A note, which Python shows below the traceback; before 3.11 there are none, and it is logged. What was explained
-    first, nearest to where it happened, stays.
+    Python shows it below the traceback, as a note; before 3.11 there are no notes, and it is logged. The first
+    explanation, nearest to the fault, stays.
     """
     if explanation_of(error) is not None:
         return
@@ -98,7 +98,7 @@ def explain(error: BaseException, explanation: str) -> None:
 
 
 def explanation_of(error: BaseException) -> str | None:
-    """What `explain` has added to `error`, or to the one that it came from, one line; None if nothing was."""
+    """Returns the one line that `explain` added to `error`, or to an error that it came from; None without."""
     seen: BaseException | None = error
     while seen is not None:
         if (explanation := getattr(seen, "_explanation", None)) is not None:

@@ -1,7 +1,8 @@
-"""Paths in the user's home folder, which a container that runs as an unknown user id does not have."""
+"""Folders of the user. A container that runs as an unknown user id has no home folder."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from .errors import MisconfigurationException
@@ -20,3 +21,12 @@ def named(flag: str, path: str) -> Path:
     if (found := in_home(path)) is None:
         raise MisconfigurationException(f"{flag} {path}: there is no such home folder. Write the path without ~.")
     return found
+
+
+def cache_folder() -> Path | None:
+    """Returns the folder for files that are made once per torch version, which need not exist yet.
+
+    $MPS_TRAINER_CACHE, or `mps_trainer` under $XDG_CACHE_HOME or under `~/.cache`; None for a user without a home.
+    """
+    own = os.environ.get("MPS_TRAINER_CACHE")
+    return in_home(own or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "mps_trainer")

@@ -1,17 +1,16 @@
-"""How a command ends that cannot do what it was asked: one line on stderr and an exit status, no traceback."""
+"""Ends a command that cannot do its work: one line on stderr and an exit status, no traceback."""
 
 from __future__ import annotations
 
 import os
 import reprlib
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 TRACEBACK = "MPS_TRAINER_TRACEBACK"  # set to 1: every refusal comes with its traceback
 WRONG_INPUT = 2  # the person who typed the command can put it right
 FAILED = 1  # a run that had begun
-UNFORESEEN = 1  # as Python's own for an error that nobody caught
+UNFORESEEN = 1  # as Python's own for an uncaught error
 INTERRUPTED = 130  # 128 and the number of SIGINT, as shells have it
 
 LONGEST = 1000  # characters of a line: a file may be quoted in it, and may be of one line
@@ -32,7 +31,7 @@ def refuse(program: str, error: BaseException, status: int = WRONG_INPUT, instea
 
 
 def refuse_unforeseen(program: str, error: BaseException) -> int:
-    """The same for an error that no check foresaw: its type is named, and how to see where it comes from."""
+    """Says on stderr that an error came that no check foresaw: its type, and how to get the traceback."""
     print_traceback_if_asked(error)
     hint = "" if wants_traceback() else f" {TRACEBACK}=1 shows where it comes from."
     print(f"{program}: error: {type(error).__name__}: {sentence(error)}{hint}", file=sys.stderr)
@@ -51,19 +50,21 @@ def print_traceback_if_asked(error: BaseException) -> None:
 
 
 def as_line(text: str, longest: int = LONGEST) -> str:
-    """`text` on one line of at most `longest` characters, with what a terminal would obey written out."""
-    line = "".join(_visible(" ".join(text[: 10 * longest].split())))
+    """Returns `text` on one line of at most `longest` characters, with control characters written out."""
+    line = " ".join(text[: 10 * longest].split())
+    # a lone surrogate cannot be encoded, an escape sequence would colour or clear the screen
+    line = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)
     return line if len(line) <= longest else line[: longest - 3] + "..."
 
 
 def sentence(error: BaseException, longest: int = 400) -> str:
-    """The message of a library's error as one line that ends in a full stop, or its type where it has none."""
+    """Returns the message of a library's error as one line that ends in a full stop; its type if it has none."""
     line = as_line(str(error), longest) or type(error).__name__
     return line if line.endswith(".") else line + "."
 
 
 def shown(value: Any) -> str:
-    """`value` as Python writes it, cut off in the middle where that is long.
+    """Returns `value` as Python writes it, cut off in the middle if that is long.
 
     A few lines of YAML can be a list of 2**30 numbers, and a number of 5000 digits cannot be written at all.
     """
@@ -90,9 +91,3 @@ def _digits(number: int) -> str:
         return repr(number)
     except ValueError:  # more digits than Python is willing to write
         return f"<a number of {number.bit_length()} bits>"
-
-
-def _visible(text: str) -> Iterator[str]:
-    for character in text:
-        # a lone surrogate cannot be encoded, an escape sequence would colour or clear the screen
-        yield character if character.isprintable() else ascii(character)[1:-1]

@@ -1,4 +1,4 @@
-"""`TrainingArguments`: what the user asked for. The device is worked out on first use, not before."""
+"""`TrainingArguments`: the settings of a run. The device is worked out on first use, not before."""
 
 from __future__ import annotations
 
@@ -18,19 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from . import distributed
 from .arguments import checks, sharding
-from .arguments.checkpointing import CheckpointingArguments
 from .arguments.choices import Choice, ParallelMode, of_transformers
-from .arguments.data import DataArguments
 from .arguments.deprecated import DeprecatedArguments, apply_deprecated
-from .arguments.device import DeviceArguments
-from .arguments.evaluation import EvaluationArguments
-from .arguments.hub import HubArguments
-from .arguments.model import ModelArguments
-from .arguments.optimization import OptimizationArguments
-from .arguments.parallel import ParallelArguments
-from .arguments.precision import PrecisionArguments, launched_precision
-from .arguments.reporting import NOT_ASKED, ReportingArguments
-from .arguments.run import RunArguments
+from .arguments.groups import ArgumentGroups
+from .arguments.precision import launched_precision
+from .arguments.reporting import NOT_ASKED
 from .arguments.setters import Setters
 from .arguments.unsupported import refuse_what_cannot_be
 from .devices import Decision, DeviceRequest, gather_facts, resolve
@@ -43,22 +35,8 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class TrainingArguments(
-    DeprecatedArguments,
-    DeviceArguments,
-    ParallelArguments,
-    HubArguments,
-    ModelArguments,
-    CheckpointingArguments,
-    EvaluationArguments,
-    ReportingArguments,
-    DataArguments,
-    PrecisionArguments,
-    OptimizationArguments,
-    Setters,
-    RunArguments,  # the last base gives the first fields: output_dir may be passed by position
-):
-    """Everything that can be asked of a training run, with transformers' names, types and defaults.
+class TrainingArguments(DeprecatedArguments, Setters, ArgumentGroups):
+    """All settings of a training run, with transformers' names, types and defaults.
 
     `HfArgumentParser` turns the fields into command-line flags, each field's `help` being its documentation.
     Building the arguments checks their values, and touches no device, makes no folder and imports no torch.
@@ -90,7 +68,7 @@ class TrainingArguments(
         sharding.settle(self)
 
     def _settle_unset(self) -> None:
-        """What None stands for in a field that is never None afterwards, and fields with two names."""
+        """Replaces None in fields that are never None afterwards, and merges fields with two names."""
         if self.report_to in ("none", ["none"]) and self.report_to is not NOT_ASKED:
             self.report = False
         for name in ("hub_token", "push_to_hub_token"):
@@ -107,7 +85,7 @@ class TrainingArguments(
             self.activation_checkpointing = self.gradient_checkpointing = False
 
     def _derive(self) -> None:
-        """Fields whose default depends on other fields."""
+        """Sets fields whose default depends on other fields."""
         self.output_dir = os.path.expanduser(self.output_dir)
         self.do_eval = self.do_eval or self.eval_strategy != "no"
         if self.eval_strategy == "steps" and not self.eval_steps:
@@ -138,14 +116,14 @@ class TrainingArguments(
                 setattr(self, name, of_transformers(value))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the device: whoever loads or copies the arguments may be on another machine."""
+        """Returns the fields without the device: the arguments may be loaded or copied on another machine."""
         return {name: value for name, value in vars(self).items() if name not in ("decision", "device")}
 
     # The device
 
     @functools.cached_property
     def decision(self) -> Decision:
-        """Which device, and why; see `mps_trainer.devices`. Decided on first access and logged then.
+        """Returns the chosen device and the reasons. Decided on first access and logged then.
 
         Raises:
             DeviceUnavailableError: if an accelerator asked for by name cannot run on this machine.
@@ -166,7 +144,7 @@ class TrainingArguments(
 
     @functools.cached_property
     def device(self) -> torch.device:
-        """The device of this process. With several processes, their process group exists from here on."""
+        """Returns the device of this process; with several processes, sets up their process group first."""
         if self.decision.world_size > 1:
             offloads = bool(self.fsdp and self.fsdp_config.get("cpu_offload"))  # type: ignore[union-attr]
             distributed.init_process_group(self.decision, self.ddp_backend, self.ddp_timeout_delta, host_too=offloads)
@@ -174,7 +152,7 @@ class TrainingArguments(
 
     @property
     def n_gpu(self) -> int:
-        """Accelerators that this process uses: 1, or 0 on the CPU. One process never uses several."""
+        """Returns the number of accelerators that this process uses: 1, or 0 on the CPU."""
         return 0 if self.decision.type == "cpu" else 1
 
     @property
@@ -191,19 +169,19 @@ class TrainingArguments(
 
     @property
     def place_model_on_device(self) -> bool | None:
-        """Whether the Trainer moves the model to the device; None leaves it to the Trainer. For subclasses."""
+        """Returns whether the Trainer moves the model; None leaves it to the Trainer. For subclasses."""
         return None
 
     @property
     def mixed_precision(self) -> str:
-        """What autocast computes in: fp16, bf16 or no. The fields go before what a launcher asks for."""
+        """Returns autocast's format: fp16, bf16 or no. The fields go before what a launcher asks for."""
         return "fp16" if self.fp16 else "bf16" if self.bf16 else self._launched_in
 
     @mixed_precision.setter
     def mixed_precision(self, value: str) -> None:
         self.fp16, self.bf16, self._launched_in = value == "fp16", value == "bf16", value
 
-    # of what is refused here, for code that looks for it
+    # attributes of refused features, for code that looks for them
     _launched_in = "no"  # ACCELERATE_MIXED_PRECISION when the arguments were made
     deepspeed_plugin = hf_deepspeed_config = fsdp_plugin_args = None
     _no_sync_in_gradient_accumulation = True
@@ -212,17 +190,17 @@ class TrainingArguments(
 
     @property
     def world_size(self) -> int:
-        """Number of processes that train together."""
+        """Returns the number of processes that train together."""
         return self.decision.world_size
 
     @property
     def process_index(self) -> int:
-        """Rank of this process among all, from 0."""
+        """Returns the rank of this process among all, from 0."""
         return self.decision.rank
 
     @property
     def local_process_index(self) -> int:
-        """Rank of this process among those on its machine, from 0."""
+        """Returns the rank of this process among those on its machine, from 0."""
         return self.decision.local_rank
 
     @property
@@ -255,22 +233,22 @@ class TrainingArguments(
 
     @property
     def train_batch_size(self) -> int:
-        """Examples in a training batch of this process."""
+        """Returns the number of examples in a training batch of this process."""
         return self.per_device_train_batch_size
 
     @property
     def eval_batch_size(self) -> int:
-        """Examples in an evaluation batch of this process."""
+        """Returns the number of examples in an evaluation batch of this process."""
         return self.per_device_eval_batch_size
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
-        """Warm-up in steps, of `num_training_steps` in all."""
+        """Returns the steps of warm-up, out of `num_training_steps` in all."""
         if self.warmup_steps >= 1:
             return int(self.warmup_steps)
         return math.ceil(num_training_steps * self.warmup_steps)
 
     def get_process_log_level(self) -> int:
-        """The level that this process logs at: `log_level` if it is one that logs, else `log_level_replica`."""
+        """Returns the level that this process logs at, from `log_level` or `log_level_replica`."""
         from transformers.utils import logging as transformers_logging
 
         name = self.log_level if self.should_log else self.log_level_replica
@@ -280,7 +258,7 @@ class TrainingArguments(
     # As data
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain values; tokens are replaced by their name."""
+        """Returns the fields as plain values; tokens are replaced by their name."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.init}
         return {name: f"<{name.upper()}>" if name.endswith("_token") else _plain(v) for name, v in values.items()}
 
@@ -288,7 +266,7 @@ class TrainingArguments(
         return json.dumps(self.to_dict(), indent=2, default=str)
 
     def to_sanitized_dict(self) -> dict[str, Any]:
-        """The fields as bool, int, float or str only, as trackers of hyper-parameters want them."""
+        """Returns the fields as bool, int, float or str only, as trackers of hyper-parameters want them."""
         values = {
             **self.to_dict(),
             "train_batch_size": self.train_batch_size,

@@ -40,7 +40,7 @@ class Area:
 
 
 AREAS = {
-    "device resolution": Area(60, ("devices/resolver.py",)),
+    "device resolution": Area(60, ("devices/resolver.py", "devices/backends.py")),
     "other device code": Area(40, ("devices/facts.py", "devices/findings.py", "devices/accelerators/*.py")),
     "checkpoints": Area(110, ("checkpoints/*.py",)),
     "the loop": Area(40, ("training/loop.py", "evaluation/best_metric.py", "training/plan.py")),

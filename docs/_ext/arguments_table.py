@@ -17,8 +17,8 @@ from docutils.parsers.rst import Directive
 from tables import table
 
 from mps_trainer.arguments.deprecated import DeprecatedArguments
+from mps_trainer.arguments.groups import ArgumentGroups
 from mps_trainer.arguments.unsupported import REFUSALS
-from mps_trainer.training_args import TrainingArguments
 
 _PREFIX = "Deprecated: "
 
@@ -36,8 +36,7 @@ class Row:
 
 def groups() -> dict[str, list[Row]]:
     """The fields that are not deprecated, by the subject of the module that declares them, in its order."""
-    groups = [base for base in reversed(TrainingArguments.__bases__) if dataclasses.is_dataclass(base)]
-    bases = [base for base in groups if base is not DeprecatedArguments]
+    bases = list(reversed(ArgumentGroups.__bases__))
     return {_subject(base): [_row(field) for field in dataclasses.fields(base)] for base in bases}
 
 

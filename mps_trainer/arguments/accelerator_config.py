@@ -1,4 +1,4 @@
-"""How batches are made and shared out: transformers' `AcceleratorConfig`, without its module's torch."""
+"""Settings of batches and how processes share them: transformers' `AcceleratorConfig`, without torch."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class AcceleratorConfig:
 
     Args:
         split_batches: the batch size is that of all processes together.
-        dispatch_batches: changes nothing: every process loads what is its own.
-        even_batches: changes nothing: no example is used twice, and processes share what is left evenly.
+        dispatch_batches: changes nothing: every process loads its own batches.
+        even_batches: changes nothing: no example is used twice, and processes share the rest evenly.
         use_seedable_sampler: the order of an epoch follows from its number and a seed; otherwise it is drawn from
             torch's generator.
         non_blocking: copies to the device do not wait for each other; cuda with pinned memory only.
@@ -66,14 +66,14 @@ class AcceleratorConfig:
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings, without what is true of one process only, as in transformers."""
+        """Returns the settings, without those of one process alone, as in transformers."""
         return {name: copy.deepcopy(value) for name, value in vars(self).items() if name != "use_configured_state"}
 
     def to_json_string(self) -> str:
         return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
 
     def __eq__(self, other: object) -> bool:
-        """Equal to another that says the same, transformers' too."""
+        """Returns True for settings with the same values, transformers' too."""
         as_dict = getattr(other, "to_dict", None)
         if as_dict is None:
             return NotImplemented
@@ -83,24 +83,20 @@ class AcceleratorConfig:
 
 
 def accelerator_config(value: Any) -> Any:
-    """What `value` stands for: None, a dictionary, JSON, the path of a JSON file, or settings as they are.
+    """Returns settings from None, a dictionary, JSON, the path of a JSON file, or an object with settings.
 
     Raises:
         NotAnObjectError: for a class instead of an object.
         MisconfigurationException: for anything else.
     """
     config = _read(value)
-    if config.use_configured_state and not _accelerate_has_a_state():
+    states = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
+    if config.use_configured_state and not getattr(states, "_shared_state", None):
         raise MisconfigurationException(
             "accelerator_config has use_configured_state=True, but there is no state of Accelerate's. Please define "
             "this beforehand, with accelerate.PartialState(), or leave it out: to one process it makes no difference."
         )
     return config
-
-
-def _accelerate_has_a_state() -> bool:
-    states = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
-    return bool(getattr(states, "_shared_state", None))
 
 
 def _read(value: Any) -> Any:

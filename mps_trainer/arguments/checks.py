@@ -19,34 +19,11 @@ from ..devices.accelerators.base import read_devices
 from ..refusal import shown
 from ..size import MOST_ITEMS, is_too_large, parts_of_value
 from .accelerator_config import accelerator_config
-from .checkpointing import CheckpointingArguments
 from .choices import DebugOption, IntervalStrategy, SchedulerType, of_transformers
-from .data import DataArguments
-from .device import DeviceArguments
-from .evaluation import EvaluationArguments
 from .fields import Bounds, bounds_of
-from .hub import HubArguments
-from .model import ModelArguments
-from .optimization import OptimizationArguments
-from .parallel import ParallelArguments
-from .precision import PrecisionArguments
-from .reporting import ReportingArguments
-from .run import RunArguments
+from .groups import ArgumentGroups
 
-_GROUPS = (
-    DataArguments,
-    OptimizationArguments,
-    ReportingArguments,
-    EvaluationArguments,
-    CheckpointingArguments,
-    ModelArguments,
-    DeviceArguments,
-    ParallelArguments,
-    PrecisionArguments,
-    HubArguments,
-    RunArguments,
-)
-_FIELDS = {field.name: field for group in _GROUPS for field in dataclasses.fields(group)}
+_FIELDS = {field.name: field for field in dataclasses.fields(ArgumentGroups)}
 
 
 def _enum_of(hint: Any) -> type[Enum] | None:
@@ -61,8 +38,7 @@ def _enum_of(hint: Any) -> type[Enum] | None:
 CHOICES: dict[str, type[Enum]] = {
     **{
         name: enum
-        for group in _GROUPS
-        for name, hint in typing.get_type_hints(group).items()
+        for name, hint in typing.get_type_hints(ArgumentGroups).items()
         if (enum := _enum_of(hint)) is not None
     },
     "evaluation_strategy": IntervalStrategy,
@@ -77,31 +53,7 @@ BOUNDS: dict[str, Bounds] = {
     name: bounds for name, field in _FIELDS.items() if (bounds := bounds_of(field)) is not None
 }
 
-JSON_FIELDS = (
-    "lr_scheduler_kwargs",
-    "activation_checkpointing_kwargs",
-    "gradient_checkpointing_kwargs",
-    "liger_kernel_config",
-)
-LISTS = ("label_names", "report_to", "include_for_metrics")
-# fields of several types, each with what makes one of them of a value
-READERS: dict[str, Callable[[str, Any], Any]] = {
-    "accelerator_config": lambda name, value: accelerator_config(value),
-    "debug": lambda name, value: _debug_options(name, value),
-    "include_num_input_tokens_seen": lambda name, value: _one_of(
-        name, value, {"all": True, "non_padding": None, "no": False}
-    ),
-    "optim_target_modules": lambda name, value: value if isinstance(value, str) and value else _names(name, value),
-    "trackio_static_space_id": lambda name, value: value if value is False else _text(name, value),
-    # see sharding.py
-    "fsdp": lambda name, value: value,
-    "fsdp_config": lambda name, value: value,
-    # refused whatever they say
-    "deepspeed": lambda name, value: value,
-    "parallelism_config": lambda name, value: value,
-}
-_LARGEST = 2**63 - 1  # what a length or a counter can be, in Python's iterators and in torch
-PATHS = ("output_dir", "resume_from_checkpoint", "logging_dir")
+_LARGEST = 2**63 - 1  # the largest length or counter of Python's iterators and of torch
 
 _FLAGS = {  # those of HfArgumentParser
     **dict.fromkeys(("true", "yes", "t", "y", "1"), True),
@@ -127,24 +79,14 @@ def coerce(args: Any, hints: dict[str, Any]) -> None:
         kind = _kind(hint)
         if name in READERS:
             setattr(args, name, READERS[name](name, value))
-        elif name in CHOICES:
-            setattr(args, name, _choice(name, value))
-        elif name in JSON_FIELDS:
-            setattr(args, name, _mapping(name, value))
-        elif name in LISTS:
-            setattr(args, name, _names(name, value))
-        elif name in PATHS:
-            setattr(args, name, _path(name, value))
         elif kind in (bool, int, float):
             setattr(args, name, _number(name, value, kind))
-        elif name == "devices":
-            args.devices = list(value) if isinstance(value, tuple) else value  # as JSON has it
-        elif kind is str and not isinstance(value, str):
-            raise refuse(name, value, "text")
+        elif kind is str:
+            _text(name, value)
 
 
 def check_values(args: Any) -> None:
-    """Each field for itself."""
+    """Raises ValueError for the first field whose value is wrong by itself."""
     for name, words in WORDS.items():
         value = getattr(args, name)
         if value is not None and value not in words:
@@ -155,7 +97,9 @@ def check_values(args: Any) -> None:
             raise refuse(name, value, str(bounds))
         if isinstance(value, int) and value > _LARGEST:
             raise refuse(name, value, f"at most {_LARGEST}")
-    if args.dataloader_num_workers > (most := _most_workers()):
+    # more can only be a slip of the finger: they start until memory is used up
+    most = max(_FEWEST_AT_MOST, 4 * (os.cpu_count() or 1))
+    if args.dataloader_num_workers > most:
         raise refuse(
             "dataloader_num_workers",
             args.dataloader_num_workers,
@@ -179,13 +123,8 @@ def check_values(args: Any) -> None:
 _FEWEST_AT_MOST = 64  # workers that wait for a network or a disk may be many on few processors
 
 
-def _most_workers() -> int:
-    """Returns how many loading processes a slip of the finger cannot mean: they start until memory is used up."""
-    return max(_FEWEST_AT_MOST, 4 * (os.cpu_count() or 1))
-
-
 def check_combinations(args: Any) -> None:
-    """Fields that have to fit each other."""
+    """Raises ValueError for fields that do not go together."""
     for name in ("logging", "eval", "save"):
         if getattr(args, f"{name}_strategy") == "steps" and not getattr(args, f"{name}_steps"):
             raise refuse(f"{name}_steps", getattr(args, f"{name}_steps"), f"above 0 with {name}_strategy='steps'")
@@ -242,7 +181,7 @@ def _choice(name: str, value: Any) -> Enum:
 
 
 def _one_of(name: str, value: Any, words: dict[str, bool | None]) -> str:
-    """A word of `words`, or the word that a flag stands for."""
+    """Returns a word of `words`, or the word that a flag stands for."""
     flag = _FLAGS.get(str(value).lower())
     for word, meant in words.items():
         if value == word or (flag is not None and flag is meant):
@@ -300,7 +239,7 @@ def _encodable(path: str) -> bool:
 
 
 def _kind(hint: Any) -> Any:
-    """`hint` without None, where that leaves a single type."""
+    """Returns `hint` without None, if that leaves a single type."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         members = [member for member in typing.get_args(hint) if member is not type(None)]
         return members[0] if len(members) == 1 else None
@@ -337,3 +276,34 @@ def _with_parents(path: str) -> Iterable[str]:
         yield path
         parent = os.path.dirname(path)
         path = "" if parent == path else parent
+
+
+def _unchanged(name: str, value: Any) -> Any:
+    return value
+
+
+# What makes the value of a field that is not just a flag, a number or text.
+READERS: dict[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(CHOICES, _choice),
+    **dict.fromkeys(("output_dir", "resume_from_checkpoint", "logging_dir"), _path),
+    **dict.fromkeys(("label_names", "report_to", "include_for_metrics"), _names),
+    **dict.fromkeys(
+        (
+            "lr_scheduler_kwargs",
+            "activation_checkpointing_kwargs",
+            "gradient_checkpointing_kwargs",
+            "liger_kernel_config",
+        ),
+        _mapping,
+    ),
+    "accelerator_config": lambda name, value: accelerator_config(value),
+    "debug": _debug_options,
+    "devices": lambda name, value: list(value) if isinstance(value, tuple) else value,  # as JSON has it
+    "include_num_input_tokens_seen": lambda name, value: _one_of(
+        name, value, {"all": True, "non_padding": None, "no": False}
+    ),
+    "optim_target_modules": lambda name, value: value if isinstance(value, str) and value else _names(name, value),
+    "trackio_static_space_id": lambda name, value: value if value is False else _text(name, value),
+    **dict.fromkeys(("fsdp", "fsdp_config"), _unchanged),  # see sharding.py
+    **dict.fromkeys(("deepspeed", "parallelism_config"), _unchanged),  # refused whatever they say
+}

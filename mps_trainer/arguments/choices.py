@@ -18,7 +18,7 @@ class Choice(str, Enum):
 
 
 def of_transformers(choice: Enum) -> Enum:
-    """transformers' own member of the same name where its module is loaded already, else `choice`, which equals it.
+    """Returns transformers' own member of the same name if its module is loaded, else `choice`, which equals it.
 
     Loading the module for it would load torch, which takes longer than all that a script's --help does.
     """
@@ -122,7 +122,7 @@ class SamplingStrategy(Choice):
 
 
 class ParallelMode(Enum):
-    """How the work is spread; transformers' values."""
+    """Modes of parallel training; transformers' values."""
 
     NOT_PARALLEL = "not_parallel"
     NOT_DISTRIBUTED = "not_distributed"

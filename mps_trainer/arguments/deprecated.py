@@ -152,7 +152,7 @@ def _instead(old: str, new: str, value: Any) -> str:
 
 
 def _apply_lists_and_settings(args: Any) -> None:
-    """Fields that have become a part of another."""
+    """Moves the values of fields that have become a part of another."""
     if args.include_inputs_for_metrics:
         _warn(args, "include_inputs_for_metrics", "Use `include_for_metrics=['inputs']`.")
         args.include_for_metrics = sorted({*args.include_for_metrics, "inputs"})
@@ -208,7 +208,7 @@ def _warn(args: Any, old: str, instead: str) -> None:
 
 
 def _callers_level(args: Any) -> int:
-    """The stacklevel, for `_warn`, of the line that asked for the arguments.
+    """Returns the stacklevel, for `_warn`, of the line that asked for the arguments.
 
     Between the two lie the methods of `args`, which a subclass may have extended, and whoever builds on request.
     """

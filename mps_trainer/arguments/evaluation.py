@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .choices import IntervalStrategy
-from .fields import option, option_list
+from .fields import option
 
 
 @dataclass
@@ -24,7 +24,9 @@ class EvaluationArguments:
         True, "Join the predictions of all batches; otherwise each batch stays an entry of a list."
     )
     eval_use_gather_object: bool = option(False, "With several processes, gather objects that are not tensors.")
-    include_for_metrics: list[str] = option_list("What compute_metrics gets besides predictions: inputs, loss.")
+    include_for_metrics: list[str] = field(
+        default_factory=list, metadata={"help": "What compute_metrics gets besides predictions: inputs, loss."}
+    )
     batch_eval_metrics: bool = option(
         False, "Call compute_metrics after each batch, with compute_result=True after the last."
     )

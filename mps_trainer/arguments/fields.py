@@ -1,4 +1,4 @@
-"""How a field of the arguments is declared."""
+"""Declares the fields of the arguments."""
 
 from __future__ import annotations
 
@@ -54,11 +54,6 @@ def option(
     if ge is not None:
         text.bounds = Bounds(ge, le, lt)
     return dataclasses.field(default=default, metadata={"help": text, **metadata})
-
-
-def option_list(help: str) -> Any:
-    """Returns a field that takes several values, none by default."""
-    return dataclasses.field(default_factory=list, metadata={"help": help})
 
 
 def bounds_of(field: dataclasses.Field[Any]) -> Bounds | None:

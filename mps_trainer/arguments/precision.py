@@ -31,7 +31,7 @@ class PrecisionArguments:
 
 
 def launched_precision(environ: Mapping[str, str]) -> str:
-    """What a launcher asks to autocast to: "fp16", "bf16" or "no".
+    """Returns the format that a launcher asks to autocast to: "fp16", "bf16" or "no".
 
     Raises:
         MisconfigurationException: if it is anything else.

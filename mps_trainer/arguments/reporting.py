@@ -8,8 +8,8 @@ from typing import Literal
 from .choices import DebugOption, IntervalStrategy
 from .fields import option
 
-# The default of report_to, told from a "none" that somebody wrote by being another object: its type and value have to
-# be those of transformers'. A script's parser hands a default on as it is.
+# The default of report_to, whose type and value have to be transformers': another object than a "none" that a user
+# wrote, so that identity tells them apart. A script's parser hands a default on as it is.
 NOT_ASKED = "".join(["no", "ne"])
 
 

@@ -10,10 +10,10 @@ _Self = TypeVar("_Self", bound="Setters")
 
 
 class Setters:
-    """transformers' `set_*` methods: names and defaults are its own, which are not all those of the fields."""
+    """transformers' `set_*` methods, with its names and defaults, which are not always those of the fields."""
 
     def check(self) -> None:
-        """Makes the values right after they have changed; raises for those that cannot be."""
+        """Makes the values right after a change; raises for wrong ones."""
         raise NotImplementedError
 
     def set_training(
@@ -28,7 +28,7 @@ class Setters:
         activation_checkpointing: bool = False,
         gradient_checkpointing: bool | None = None,
     ) -> _Self:
-        """What is trained with, and for how long; do_train becomes true."""
+        """Sets how to train and for how long; do_train becomes true."""
         checkpointing = activation_checkpointing if gradient_checkpointing is None else gradient_checkpointing
         return self._set(
             do_train=True,
@@ -52,7 +52,7 @@ class Setters:
         delay: float | None = None,
         loss_only: bool = False,
     ) -> _Self:
-        """When and how to evaluate; do_eval follows from the strategy."""
+        """Sets when and how to evaluate; do_eval follows from the strategy."""
         _require_steps(strategy, steps)
         return self._set(
             eval_strategy=strategy,
@@ -65,7 +65,7 @@ class Setters:
         )
 
     def set_testing(self: _Self, batch_size: int = 8, loss_only: bool = False) -> _Self:
-        """How to predict; do_predict becomes true."""
+        """Sets how to predict; do_predict becomes true."""
         return self._set(do_predict=True, per_device_eval_batch_size=batch_size, prediction_loss_only=loss_only)
 
     def set_save(
@@ -75,7 +75,7 @@ class Setters:
         total_limit: int | None = None,
         on_each_node: bool = False,
     ) -> _Self:
-        """When to save checkpoints, and how many of them to keep."""
+        """Sets when to save checkpoints, and how many to keep."""
         _require_steps(strategy, steps)
         return self._set(
             save_strategy=strategy, save_steps=steps, save_total_limit=total_limit, save_on_each_node=on_each_node
@@ -92,7 +92,7 @@ class Setters:
         on_each_node: bool = False,
         replica_level: str = "passive",
     ) -> _Self:
-        """When to log, and to whom."""
+        """Sets when to log, and to whom."""
         _require_steps(strategy, steps)
         return self._set(
             logging_strategy=strategy,
@@ -114,7 +114,7 @@ class Setters:
         always_push: bool = False,
         revision: str | None = None,
     ) -> _Self:
-        """Where and when to upload; push_to_hub becomes true."""
+        """Sets where and when to upload; push_to_hub becomes true."""
         return self._set(
             push_to_hub=True,
             hub_model_id=model_id,
@@ -135,7 +135,7 @@ class Setters:
         epsilon: float = 1e-8,
         args: str | None = None,
     ) -> _Self:
-        """Which optimizer, with which settings."""
+        """Sets the optimizer and its settings."""
         return self._set(
             optim=name,
             learning_rate=learning_rate,
@@ -149,7 +149,7 @@ class Setters:
     def set_lr_scheduler(
         self: _Self, name: str = "linear", num_epochs: float = 3.0, max_steps: int = -1, warmup_steps: float = 0
     ) -> _Self:
-        """Which schedule of the learning rate, and over how many steps."""
+        """Sets the schedule of the learning rate, and the number of steps."""
         return self._set(
             lr_scheduler_type=name, num_train_epochs=num_epochs, max_steps=max_steps, warmup_steps=warmup_steps
         )
@@ -169,7 +169,7 @@ class Setters:
         ignore_data_skip: bool = False,
         sampler_seed: int | None = None,
     ) -> _Self:
-        """How batches are loaded."""
+        """Sets how batches are loaded."""
         return self._set(
             per_device_train_batch_size=train_batch_size,
             per_device_eval_batch_size=eval_batch_size,
@@ -186,7 +186,7 @@ class Setters:
         )
 
     def _set(self: _Self, **values: Any) -> _Self:
-        """All of `values` or, if one of them cannot be, none."""
+        """Sets all of `values` or, if one of them is refused, none."""
         before = {name: getattr(self, name) for name in values}
         vars(self).update(values)
         try:

@@ -1,7 +1,7 @@
-"""Whether a model is sharded over the processes, and how: what `fsdp` and `fsdp_config` may be.
+"""Settings of sharding a model over processes: the values of `fsdp` and `fsdp_config`.
 
-The keys are transformers'. What is of PyTorch's first FSDP, of TPUs, or of loading is named here as well, so that a
-file that somebody has is either followed or answered.
+The keys are transformers'. Those of PyTorch's first FSDP, of TPUs and of loading are known too, so that an existing
+file is either followed or answered.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def settle(args: Any) -> None:
 
 
 def without_effect(args: Any) -> list[str]:
-    """What of `fsdp_config` changes nothing, a sentence for each."""
+    """Returns a sentence for each setting of `fsdp_config` that changes nothing."""
     config = args.fsdp_config
     if not args.fsdp:
         return ["fsdp_config has an effect with fsdp=True only."] if config else []
@@ -105,7 +105,7 @@ def without_effect(args: Any) -> list[str]:
 
 
 def _asked(value: Any) -> tuple[Any, dict[str, Any]]:
-    """Whether sharding is asked for, and what the options of earlier releases stand for."""
+    """Returns whether sharding is asked for, and the settings that the options of earlier releases stand for."""
     if value is None or isinstance(value, bool):
         return value, {}
     words = value.split() if isinstance(value, str) else value
@@ -130,7 +130,7 @@ def _asked(value: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _read(value: Any) -> dict[str, Any]:
-    """A dictionary, JSON, or the JSON in the file of that path, with names as transformers has them."""
+    """Returns the settings from a dictionary, JSON, or the path of a JSON file, with transformers' names."""
     source = "fsdp_config"
     if isinstance(value, (str, os.PathLike)) and os.fspath(value):
         text = os.fspath(value)
@@ -159,7 +159,7 @@ def _read(value: Any) -> dict[str, Any]:
 
 
 def _without_prefix(given: dict[str, Any]) -> dict[str, Any]:
-    """Names as transformers has them; one that is there with its prefix as well has to mean the same."""
+    """Returns the settings with transformers' names; a name given with its prefix as well has to mean the same."""
     config: dict[str, Any] = {}
     for key, item in given.items():
         name = key.removeprefix("fsdp_")
@@ -260,25 +260,17 @@ def _names(name: str, value: Any) -> list[str]:
     return list(names)
 
 
-def _not_for_tpus(name: str, value: Any) -> bool:
-    if _flag(name, value):
-        raise MisconfigurationException(
-            f"fsdp_config: {name}=True is not supported: there is no TPU here. Leave it out."
-        )
-    return False
+def _never(why: str) -> Callable[[str, Any], bool]:
+    def read(name: str, value: Any) -> bool:
+        if _flag(name, value):
+            raise MisconfigurationException(f"fsdp_config: {name}=True is not supported: {why}. Leave it out.")
+        return False
 
-
-def _not_loaded_by_one(name: str, value: Any) -> bool:
-    if _flag(name, value):
-        raise MisconfigurationException(
-            f"fsdp_config: {name}=True is not supported: every process loads the model, from files that processes on "
-            "one machine share in its cache. Leave it out."
-        )
-    return False
+    return read
 
 
 def _precision(name: str, value: Any) -> dict[str, Any]:
-    """Formats of the parameters in use, of the exchange of gradients, and of outputs, by torch's names."""
+    """Returns the formats of parameters in use, of exchanged gradients, and of outputs, by torch's names."""
     if isinstance(value, str):
         return {"param_dtype": _format(name, value), "reduce_dtype": "float32"}
     known = ("param_dtype", "reduce_dtype", "output_dtype", "cast_forward_inputs")
@@ -298,10 +290,6 @@ def _format(name: str, value: Any) -> str:
     return word
 
 
-def _anything(name: str, value: Any) -> Any:
-    return value
-
-
 KEYS: dict[str, Callable[[str, Any], Any]] = {
     "version": _version,
     "reshard_after_forward": _flag,
@@ -312,8 +300,9 @@ KEYS: dict[str, Callable[[str, Any], Any]] = {
     "transformer_layer_cls_to_wrap": _names,
     "min_num_params": _number,
     "mixed_precision_policy": _precision,
-    "cpu_ram_efficient_loading": _not_loaded_by_one,
-    "xla": _not_for_tpus,
-    "xla_fsdp_v2": _not_for_tpus,
-    **dict.fromkeys(_WITHOUT_EFFECT, _anything),
+    "cpu_ram_efficient_loading": _never(
+        "every process loads the model, from files that processes on one machine share in its cache"
+    ),
+    **dict.fromkeys(("xla", "xla_fsdp_v2"), _never("there is no TPU here")),
+    **dict.fromkeys(_WITHOUT_EFFECT, lambda name, value: value),
 }

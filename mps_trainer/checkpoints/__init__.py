@@ -1,1 +1,1 @@
-"""What a run leaves on disk to go on from: written whole or not at all, chosen, read without running code."""
+"""A run's files to resume from: written whole or not at all, chosen, read without running code."""

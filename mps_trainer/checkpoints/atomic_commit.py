@@ -1,4 +1,4 @@
-"""The last steps of writing a checkpoint: manifest, disk, name; and what to make of a disk that cannot."""
+"""Commits a written checkpoint: manifest, flush, rename; and explains a disk that fails."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tempfile
 from safetensors import SafetensorError
 
 from . import folders, manifest
-from .durable import flush_tree
+from .files import flush_tree
 
 # How torch, C++ and safetensors say that a file could not be written, which they do not say with an OSError.
 _MESSAGES = (
@@ -35,7 +35,7 @@ def seal(unfinished: str, folder: str, step: int) -> None:
     manifest.note_whole(folder)
 
 
-def why_not_written(error: BaseException, folder: str | None = None) -> str | None:
+def why_not_written(error: BaseException, folder: str) -> str | None:
     """Returns why the disk did not take what was written, in words; None if `error` says something else.
 
     Args:
@@ -57,10 +57,8 @@ def why_not_written(error: BaseException, folder: str | None = None) -> str | No
     return _in_words(error.__context__) or _ask_the_disk(folder) or text.splitlines()[0]
 
 
-def _ask_the_disk(folder: str | None) -> str | None:
+def _ask_the_disk(folder: str) -> str | None:
     """Returns why a file of a mebibyte cannot be written to `folder`; None if it can."""
-    if folder is None:
-        return None
     try:
         os.makedirs(folder, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:

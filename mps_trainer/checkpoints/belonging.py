@@ -1,7 +1,7 @@
-"""Whether an optimizer's or a schedule's saved state is one that this run's can go on with.
+"""Checks that this run's optimizer or schedule can continue with a saved state.
 
-torch's own load_state_dict() does not ask: it takes another model's momenta, whose shapes a kernel over all
-parameters does not look at either, and it takes any dictionary for a schedule's.
+torch's own load_state_dict() does not: it takes another model's momenta, whose shapes a kernel over all parameters
+does not check either, and any dictionary for a schedule's state.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _number(value: Any) -> Any:
 def _kind_of_torch(optimizer: torch.optim.Optimizer) -> str | None:
     """Returns the name of the optimizer of torch that `optimizer` is, AdamW as Adam; None for any other.
 
-    A subclass of somebody else's may keep anything beside torch's values.
+    A foreign subclass may keep anything beside torch's values.
     """
     if type(optimizer).__module__.partition(".")[0] not in ("torch", "mps_trainer"):
         return None
@@ -239,7 +239,7 @@ def _is_method(part: Any, name: str) -> bool:
 
 
 def _is_setting(value: Any) -> bool:
-    """Numbers and what is made of them."""
+    """Returns True for numbers and what is made of them."""
     return not isinstance(value, bool) and isinstance(value, (int, float, tuple))
 
 

@@ -1,11 +1,13 @@
-"""Reading and writing the files of a checkpoint. Nothing that is read here can run code."""
+"""Reads the files of a checkpoint, running no code from them, and brings those that are written to the disk."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
 import stat
+import sys
 from typing import Any
 
 import torch
@@ -44,7 +46,7 @@ def read_json(path: str) -> Any:
 
 
 def read_object(path: str, required: list[str]) -> dict[str, Any]:
-    """A JSON object that has the keys `required`. Raises MisconfigurationException for anything else."""
+    """Returns a JSON object with the keys `required`. Raises MisconfigurationException for anything else."""
     value = read_json(path)
     if not isinstance(value, dict):
         raise damaged(path, TypeError("it holds no JSON object"))
@@ -55,7 +57,7 @@ def read_object(path: str, required: list[str]) -> dict[str, Any]:
 
 
 def read_tensors(path: str, allowed: list[Any] | None = None, required: list[str] | None = None) -> Any:
-    """What `torch.save` wrote, on the CPU: tensors and plain containers, and the constructors in `allowed`.
+    """Returns the tensors, plain containers and `allowed` objects that `torch.save` wrote, on the CPU.
 
     Args:
         required: keys that it must have, if it must be a dictionary.
@@ -92,7 +94,36 @@ def read_safetensors(path: str) -> dict[str, torch.Tensor]:
 
 
 def damaged(path: str, error: Exception) -> MisconfigurationException:
-    """The error for a file that cannot be what it should be, with the reason that `error` gives."""
+    """Returns the error for a damaged file, with the reason that `error` gives."""
     message = getattr(error, "strerror", None) or (error.args[0] if error.args else "")
     why = ("".join(str(message).splitlines()[:1]) or type(error).__name__)[:200].rstrip(". ")
     return MisconfigurationException(f"{path} is damaged and cannot be read: {why}. Resume from another checkpoint.")
+
+
+def flush_tree(folder: str) -> None:
+    """Brings every file below `folder`, and the folders themselves, to the disk."""
+    for path, _, names in os.walk(folder):
+        for name in names:
+            flush(os.path.join(path, name))
+        flush(path)
+
+
+def flush(path: str) -> None:
+    """Brings a file's contents, or a folder's list of names, to the disk.
+
+    Raises:
+        OSError: if the disk is full or fails, which writing alone does not always show.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        if sys.platform == "darwin":
+            # fsync there leaves the data in the drive's own cache, which a battery that dies takes with it
+            import fcntl
+
+            with contextlib.suppress(OSError):  # not every file system has it
+                fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+                return
+        if os.name != "nt" or not os.path.isdir(path):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""The checkpoint folders of a run: found, chosen to resume from, and removed when there are too many."""
+"""Finds a run's checkpoint folders, chooses the one to resume from, and removes those that are too many."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shutil
 
 from ..errors import MisconfigurationException
 from . import manifest
-from .durable import flush
+from .files import flush
 from .manifest import STATE
 from .schema import shown
 
@@ -27,13 +27,13 @@ def checkpoint_folder(output_dir: str, step: int) -> str:
 
 
 def step_of(folder: str) -> int:
-    """The step in the name of a checkpoint's folder; -1 for another name."""
+    """Returns the step in the name of a checkpoint's folder; -1 for another name."""
     match = _FOLDER.fullmatch(os.path.basename(folder))
     return int(match[1]) if match else -1
 
 
 def find_checkpoints(output_dir: str) -> list[str]:
-    """Checkpoint folders in `output_dir`, the oldest step first."""
+    """Returns the checkpoint folders in `output_dir`, the oldest step first."""
     if not os.path.isdir(output_dir):
         return []
     names = (name for name in os.listdir(output_dir) if os.path.isdir(os.path.join(output_dir, name)))
@@ -41,7 +41,7 @@ def find_checkpoints(output_dir: str) -> list[str]:
 
 
 def checkpoint_to_resume(requested: str | bool | None, output_dir: str) -> str | None:
-    """The folder to resume from, whole: the one named, the newest whole one in `output_dir` for True, or None.
+    """Returns the whole checkpoint to resume from: the one named, for True the newest in `output_dir`, or None.
 
     A damaged checkpoint that is newer is skipped with a warning that says why.
 
@@ -70,7 +70,9 @@ def checkpoint_to_resume(requested: str | bool | None, output_dir: str) -> str |
         )
     others = _whole_others(folder)
     way_on = f"The last good checkpoint beside it is {others[-1]}." if others else "There is no good one beside it."
-    raise MisconfigurationException(f"The checkpoint {folder} is damaged: {why}. {way_on}{_if_on_purpose(folder)}")
+    if os.path.isfile(os.path.join(folder, manifest.NAME)):
+        way_on += f" If it was changed on purpose, remove {manifest.NAME} from it, and it is taken as it is."
+    raise MisconfigurationException(f"The checkpoint {folder} is damaged: {why}. {way_on}")
 
 
 def _newest_whole(output_dir: str) -> str:
@@ -137,22 +139,16 @@ def _whole_others(folder: str) -> list[str]:
     return [path for path in others if manifest.fault(path) is None]
 
 
-def _if_on_purpose(folder: str) -> str:
-    if not os.path.isfile(os.path.join(folder, manifest.NAME)):
-        return ""
-    return f" If it was changed on purpose, remove {manifest.NAME} from it, and it is taken as it is."
-
-
 # Writing: beside the name, then whole under it
 
 
 def unfinished_folder(output_dir: str, step: int) -> str:
-    """The name under which a checkpoint is written."""
+    """Returns the name under which a checkpoint is written."""
     return os.path.join(output_dir, f"{_UNFINISHED}{step}")
 
 
 def put_in_place(unfinished: str, folder: str) -> None:
-    """Gives a folder that is written, and on the disk, its name. One that had the name before gives way."""
+    """Gives a folder that is written and flushed its name, in place of one that had it before."""
     replaced = f"{unfinished}{_REPLACED}"
     if os.path.isdir(folder):
         os.rename(folder, replaced)
@@ -167,7 +163,7 @@ def is_left_over(name: str) -> bool:
 
 
 def clear_left_overs(output_dir: str) -> None:
-    """Removes checkpoints that a run which was killed had not finished; one that was to be replaced is put back."""
+    """Removes checkpoints that a killed run had not finished; puts back one that was to be replaced."""
     if not os.path.isdir(output_dir):
         return
     for match in filter(None, map(_LEFT_OVER.fullmatch, sorted(os.listdir(output_dir)))):
@@ -182,7 +178,7 @@ def clear_left_overs(output_dir: str) -> None:
 
 
 def rotate(output_dir: str, limit: int | None, kept: set[str | None], earlier: set[str]) -> None:
-    """Removes the oldest checkpoints until `limit` are left; never those that are `kept`, the newest and the best.
+    """Removes the oldest checkpoints until `limit` are left, but none of `kept`: the newest and the best.
 
     Those of an `earlier` run, whatever their steps, are older than all of this run.
     """
@@ -198,7 +194,7 @@ def rotate(output_dir: str, limit: int | None, kept: set[str | None], earlier: s
 
 
 def remove(folder: str) -> None:
-    """Removes a checkpoint that is not needed any more; under another name first, so that no half of one is left."""
+    """Removes a checkpoint: renames it first, so that no half of one is left."""
     parting = os.path.join(os.path.dirname(folder), f"{_UNFINISHED}removed-{os.path.basename(folder)}")
     try:
         os.rename(folder, parting)

@@ -1,4 +1,4 @@
-"""Copies of tensors in the host's memory, which the device or the next step cannot change."""
+"""Copies tensors to the host's memory, where the device or the next step cannot change them."""
 
 from __future__ import annotations
 
@@ -8,35 +8,23 @@ from typing import Any
 
 import torch
 
+from ..nested import tensors_in
+
 _JOINED = 32 << 20  # bytes of small tensors that come over together: each copy waits for the device
 
 
 def on_host(value: Any) -> Any:
-    """`value` with a copy of each tensor in it on the host; tensors that share memory share it in the copy, too.
+    """Returns `value` with a copy of each tensor on the host; tensors that share memory do so in the copy, too.
 
     Dictionaries, lists and tuples are gone through; anything else that they hold is taken as it is.
     """
-    tensors: dict[int, torch.Tensor] = {}
-    _collect(value, tensors)
-    return _replaced(value, _copies(list(tensors.values())))
+    return _replaced(value, _copies(list({id(tensor): tensor for tensor in tensors_in(value)}.values())))
 
 
 def nbytes(value: Any) -> int:
-    """Bytes that `on_host(value)` would take."""
-    tensors: dict[int, torch.Tensor] = {}
-    _collect(value, tensors)
-    return sum(storage.nbytes() for storage in {_storage(t): t.untyped_storage() for t in tensors.values()}.values())
-
-
-def _collect(value: Any, found: dict[int, torch.Tensor]) -> None:
-    if isinstance(value, torch.Tensor):
-        found[id(value)] = value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            _collect(item, found)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _collect(item, found)
+    """Returns the bytes that `on_host(value)` would take."""
+    storages = {_storage(tensor): tensor.untyped_storage() for tensor in tensors_in(value)}
+    return sum(storage.nbytes() for storage in storages.values())
 
 
 def _replaced(value: Any, copies: dict[int, torch.Tensor]) -> Any:
@@ -55,12 +43,8 @@ def _storage(tensor: torch.Tensor) -> tuple:
     return str(tensor.device), tensor.untyped_storage().data_ptr()
 
 
-def _place(tensor: torch.Tensor) -> tuple:
-    return tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride()
-
-
 def _copies(tensors: list[torch.Tensor]) -> dict[int, torch.Tensor]:
-    """The copy of each tensor by its id."""
+    """Returns the copy of each tensor by its id."""
     sharing: dict[tuple, list[torch.Tensor]] = defaultdict(list)
     for tensor in tensors:
         sharing[_storage(tensor) if tensor.numel() else (id(tensor),)].append(tensor)
@@ -72,7 +56,8 @@ def _copies(tensors: list[torch.Tensor]) -> dict[int, torch.Tensor]:
             joined[group[0].dtype].append(group[0])
         elif alone:
             copies[id(group[0])] = _copy(group[0])
-        elif len({_place(tensor) for tensor in group}) == 1:  # tied weights
+        elif len({(each.dtype, each.storage_offset(), each.size(), each.stride()) for each in group}) == 1:
+            # tied weights
             copies.update(dict.fromkeys(map(id, group), _copy(group[0])))
         else:
             copies.update(_with_storage(group))
@@ -87,7 +72,7 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _with_storage(group: list[torch.Tensor]) -> dict[int, torch.Tensor]:
-    """Copies of tensors that lie in one storage, in a copy of it."""
+    """Returns copies of tensors of one storage, in a copy of it."""
     storage = _copy(torch.empty(0, dtype=torch.uint8, device=group[0].device).set_(group[0].untyped_storage()))
     copies = {}
     for tensor in group:
@@ -99,7 +84,7 @@ def _with_storage(group: list[torch.Tensor]) -> dict[int, torch.Tensor]:
 
 
 def _together(tensors: list[torch.Tensor]) -> dict[int, torch.Tensor]:
-    """Copies of a device's tensors of one type, brought over in pieces of `_JOINED` bytes."""
+    """Returns copies of a device's tensors of one type, brought over in pieces of `_JOINED` bytes."""
     copies: dict[int, torch.Tensor] = {}
     while tensors:
         taken: list[torch.Tensor] = []

@@ -1,4 +1,4 @@
-"""One run at a time in an output folder."""
+"""Allows one run at a time in an output folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TAKEN = (errno.EACCES, errno.EAGAIN)
 
 @contextlib.contextmanager
 def only_run_in(output_dir: str) -> Iterator[None]:
-    """Inside, no other run trains into `output_dir`. The lock ends with the process, however that ends.
+    """Keeps other runs from training into `output_dir` inside. The lock ends with the process, however that ends.
 
     Where the file system has no locks, only runs of this process are kept out.
 
@@ -69,7 +69,7 @@ def _taken(path: str, holder: str) -> MisconfigurationException:
 
 
 def _locked(path: str) -> int | None:
-    """The descriptor of the file that is locked; None where that cannot be done."""
+    """Returns the descriptor of the locked file; None where locking is not possible."""
     if fcntl is None:
         return None
     while True:

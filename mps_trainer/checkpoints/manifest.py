@@ -1,4 +1,4 @@
-"""The list of a checkpoint's files with their sizes and checksums, the last file that is written into it."""
+"""Lists a checkpoint's files with sizes and checksums; the list is the last file written into it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import zipfile
 from typing import Any
 
 from ..errors import MisconfigurationException
-from .durable import flush
-from .files import damaged, read_object
+from .files import damaged, flush, read_object
 from .schema import Kind, check, is_amount, is_count, is_size, or_none
 from .weights import is_weights, weight_files
 
@@ -60,8 +59,7 @@ def note_whole(folder: str) -> None:
 
 def written(folder: str) -> float | None:
     """Returns when the manifest was written, in seconds since 1970; None if it does not say or is damaged."""
-    when = _entry(folder, "written")
-    return None if when is None else float(when)
+    return _entry(folder, "written")
 
 
 def save_number(folder: str) -> int | None:
@@ -77,7 +75,7 @@ def _entry(folder: str, name: str) -> Any:
 
 
 def read(folder: str) -> dict[str, Any]:
-    """The manifest of `folder`.
+    """Returns the manifest of `folder`.
 
     Raises:
         MisconfigurationException: for a file that is damaged, or that `write` cannot have written.
@@ -113,10 +111,10 @@ def _some(names: list[str]) -> str:
 
 
 def fault(folder: str) -> str | None:
-    """What is wrong with a checkpoint, as a clause that names the file; None for a whole one.
+    """Returns what is wrong with a checkpoint, as a clause that names the file; None for a whole one.
 
-    One with a manifest has to have every file in it, byte by byte; further files are nobody's business. One without,
-    which transformers wrote, has to have files that are not cut off, as far as their formats show that.
+    With a manifest, every listed file has to be there, byte by byte; other files are ignored. Without one, as
+    transformers writes it, no file may be cut off, as far as its format shows that.
     """
     if not os.path.isdir(folder):
         return "there is no such folder"
@@ -147,7 +145,7 @@ def checksum(path: str) -> str:
 
 
 def _files(folder: str) -> list[tuple[str, str]]:
-    """Names, with / between folders, and paths of all files but the manifest itself."""
+    """Returns names, with / between folders, and paths of all files but the manifest itself."""
     found = []
     for path, _, names in os.walk(folder):
         found += [os.path.join(path, name) for name in names]
@@ -239,14 +237,14 @@ def _fault_of_form(name: str, path: str) -> str | None:
 
 
 def _is_whole_archive(path: str) -> bool:
-    """Whether a zip file has its end. What is no zip file, as an older torch.save wrote, says nothing of itself."""
+    """Returns True unless a zip file is cut off; other files, as of an older torch.save, tell nothing."""
     with open(path, "rb") as file:
         begin = file.read(2)
     return zipfile.is_zipfile(path) or begin not in (b"PK", b"P", b"")
 
 
 def _is_whole_safetensors(path: str) -> bool:
-    """Whether the file is as long as its header says: eight bytes of length, the header, the tensors."""
+    """Returns True if the file is as long as its header says: 8 bytes of length, header, tensors."""
     size = os.path.getsize(path)
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")

@@ -1,4 +1,4 @@
-"""The kinds of value that a checkpoint's files hold, and the check of a table of them: anybody may edit a file."""
+"""Checks the types of values in a checkpoint's files, which may have been edited."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Tensors of which each process writes its part, and which any number of processes reads again.
+"""Writes tensors by parts, each process its own, to be read again by any number of processes.
 
-By PyTorch's Distributed Checkpoint, with its storage in safetensors: its own format keeps the list of what is where as
-a pickle, which could run code when it is read. Here a file's header says so.
+Uses PyTorch's Distributed Checkpoint with its storage in safetensors: its own format lists the parts in a pickle,
+which could run code when it is read. Here the files' headers list them.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ def _parts(folder: str) -> list[str]:
 
 
 def _first_of(error: Any) -> BaseException:
-    """What the first process that failed says, for all: an OSError if there is one, which tells of a full disk."""
+    """Returns the first process's error, for all: an OSError if there is one, which tells of a full disk."""
     failed = [failure[0] for failure in error.failures.values()]
     return next((each for each in failed if isinstance(each, OSError)), failed[0])
 
 
 def listed(checkpoint: str, what: str) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """Shape and number format of the tensors that are there, by name.
+    """Returns shape and number format of the stored tensors, by name.
 
     Raises:
         MisconfigurationException: for damaged files.
@@ -83,7 +83,7 @@ def listed(checkpoint: str, what: str) -> dict[str, tuple[torch.Size, torch.dtyp
 
 
 def read_into(checkpoint: str, what: str, tensors: dict[str, torch.Tensor]) -> None:
-    """Fills `tensors`, whole or parts of this process, in their place; needs no other process.
+    """Fills `tensors`, whole or parts of this process, in place; needs no other process.
 
     Raises:
         MisconfigurationException: for damaged files, or shapes that do not fit.
@@ -101,7 +101,7 @@ def read_into(checkpoint: str, what: str, tensors: dict[str, torch.Tensor]) -> N
 
 
 def read(checkpoint: str, what: str) -> dict[str, torch.Tensor]:
-    """All tensors that are there, whole, on the host.
+    """Returns all stored tensors, whole, on the host.
 
     Raises:
         MisconfigurationException: for damaged files.

@@ -1,4 +1,4 @@
-"""A checkpoint's trainer_state.json, each value of the type that the run goes on to reckon with."""
+"""Reads a checkpoint's trainer_state.json, and checks that each value has the type that the run needs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .schema import (
 
 
 def read_state(folder: str) -> dict[str, Any]:
-    """What the state in `folder` says, by name. Names that are not known here are left as they are.
+    """Returns the state in `folder`, by name. Unknown names are left as they are.
 
     Raises:
         MisconfigurationException: for a file that is damaged, lacks a value or has one of another type.
@@ -35,7 +35,7 @@ def read_state(folder: str) -> dict[str, Any]:
 
 
 def entries_of(saved: Any) -> list[Any]:
-    """The states of the callbacks of one class: one, or a list where there were several."""
+    """Returns the states of the callbacks of one class: one, or a list where there were several."""
     return saved if isinstance(saved, list) else [saved]
 
 

@@ -1,4 +1,4 @@
-"""The files of a checkpoint that hold the model's weights: one file, or an index and its parts."""
+"""Finds the files of a checkpoint with the model's weights: one file, or an index and its parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def is_weights(name: str) -> bool:
 
 
 def weight_files(folder: str) -> list[str]:
-    """Names of the files with the weights: safetensors, or what torch.save wrote of tensors alone.
+    """Returns the names of the files with the weights: safetensors, or pickles of tensors alone.
 
     Raises:
         MisconfigurationException: if they have an index that is damaged.
@@ -27,17 +27,13 @@ def weight_files(folder: str) -> list[str]:
     for name in (WEIGHTS, PICKLED_WEIGHTS):
         if os.path.isfile(os.path.join(folder, name)):
             return [name]
-        if os.path.lexists(index := os.path.join(folder, index_of(name))):
+        if os.path.lexists(index := os.path.join(folder, f"{name}.index.json")):
             return _indexed(index)
     return []
 
 
-def index_of(name: str) -> str:
-    return f"{name}.index.json"
-
-
 def _indexed(index: str) -> list[str]:
-    """The names in an index, none of which leads out of its folder."""
+    """Returns the names in an index, none of which leads out of its folder."""
     parts = read_object(index, ["weight_map"])["weight_map"]
     if not isinstance(parts, dict) or not parts:
         raise damaged(index, ValueError("its weight_map is no table of file names"))

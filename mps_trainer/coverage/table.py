@@ -16,8 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..cache import cache_folder
 from ..devices.facts import parse_version
+from ..home import cache_folder
 
 # These are registered by hand to run on the CPU whatever the fallback switch says (torch, MPSFallback.mm), until the
 # release that brought each a kernel of its own.

@@ -35,7 +35,7 @@ class LengthBuckets:
 
     @classmethod
     def fitted(cls, lengths: Sequence[int] | np.ndarray, count: int = 7) -> LengthBuckets:
-        """The at most `count` lengths with which examples of these `lengths` need the fewest padded tokens.
+        """Returns the at most `count` lengths with which examples of these `lengths` need the fewest padded tokens.
 
         Each is a multiple of 8, or the length of the longest example, which is the last.
 
@@ -54,14 +54,14 @@ class LengthBuckets:
         return cls(_cheapest(edges[taken], np.cumsum(examples[taken]), count))
 
     def length_for(self, length: int) -> int:
-        """The padded length of a batch whose longest example has `length` tokens.
+        """Returns the padded length of a batch whose longest example has `length` tokens.
 
         Beyond the last bucket, the next multiple of 8: an evaluation may have longer examples than training.
         """
         return int(self.lengths_for(np.asarray([length]))[0])
 
     def lengths_for(self, lengths: np.ndarray) -> np.ndarray:
-        """`length_for` of each."""
+        """Returns `length_for` of each length."""
         buckets = np.asarray(self.lengths)
         found = buckets[np.minimum(np.searchsorted(buckets, lengths), len(buckets) - 1)]
         return np.where(lengths > buckets[-1], -(-lengths // _STEP) * _STEP, found)
@@ -71,7 +71,7 @@ class LengthBuckets:
 
 
 def _cheapest(edges: np.ndarray, below: np.ndarray, count: int) -> tuple[int, ...]:
-    """At most `count` of `edges`, the last among them, with the fewest padded tokens in all.
+    """Returns at most `count` of `edges`, the last among them, with the fewest padded tokens in all.
 
     Args:
         below: for each edge, the examples that are no longer.
@@ -160,16 +160,16 @@ class BucketBatchSampler(Sampler[list[int]]):
         self.epoch += 1
 
     def batches_of(self, epoch: int) -> Iterator[list[int]]:
-        """The batches of any epoch."""
+        """Returns the batches of any epoch."""
         for batch in self._batches(epoch):
             yield batch[self.rank :: self.num_replicas].tolist()
 
     def order(self) -> np.ndarray:
-        """The indices of the examples, of all processes, in the order in which the epoch to come visits them."""
+        """Returns the indices of all processes' examples, in the order of the epoch to come."""
         return np.concatenate([*self._batches(self.epoch), np.empty(0, np.int64)])
 
     def padded_per_real(self) -> float:
-        """Tokens of padded batches for each token of an example."""
+        """Returns the tokens of padded batches for each token of an example."""
         batches = self._batches(self.epoch)
         longest = np.array([self.lengths[batch].max() for batch in batches], dtype=np.int64)
         sizes = np.array([len(batch) for batch in batches], dtype=np.int64)
@@ -183,7 +183,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         )
 
     def _batches(self, epoch: int) -> list[np.ndarray]:
-        """The batches of an epoch, each with the examples of all processes."""
+        """Returns the batches of an epoch, each with the examples of all processes."""
         size = self.batch_size * self.num_replicas
         generator = torch.Generator().manual_seed(self.seed + epoch)
         order = np.arange(len(self.lengths))
@@ -202,7 +202,7 @@ class BucketBatchSampler(Sampler[list[int]]):
 
 
 def buckets_of(loader: Any) -> BucketBatchSampler | None:
-    """The sampler of a loader whose batches are made from length buckets; None for any other."""
+    """Returns the sampler of a loader whose batches are made from length buckets; None for any other."""
     share = shares_of(loader)
     sampler = getattr(loader, "batch_sampler", None) if share is None else share.batches
     return sampler if isinstance(sampler, BucketBatchSampler) else None

@@ -1,4 +1,4 @@
-"""Columns of a dataset that the model's forward() takes; the rest never reach it."""
+"""Keeps the columns of a dataset that the model's forward() takes; the others never reach it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ logger = logging.getLogger(__name__)
 
 
 def signature_columns(model: Any, label_names: list[str]) -> list[str]:
-    """Names that may be columns of a batch for `model`: the arguments of forward(), and the labels' names."""
+    """Returns the names that columns of a batch may have: forward()'s arguments and the labels' names."""
     arguments = list(inspect.signature(_base_model(model).forward).parameters)
     return list(dict.fromkeys([*arguments, "label", "label_ids", *label_names]))
 
 
 def is_table(dataset: Any) -> bool:
-    """Whether it is a `datasets.Dataset`, whose columns can be left out before any row is read; no stream is one."""
-    datasets = sys.modules.get("datasets")  # nobody has one without having imported it
+    """Returns True for a `datasets.Dataset`, whose columns can be dropped before any row is read; no stream is one."""
+    datasets = sys.modules.get("datasets")  # without it loaded there is no Dataset
     return datasets is not None and isinstance(dataset, datasets.Dataset)
 
 
 def without_unused_columns(dataset: Any, columns: list[str], model_name: str, description: str | None = None) -> Any:
-    """`dataset`, a `datasets.Dataset`, with just those of its columns that are in `columns`.
+    """Returns `dataset`, a `datasets.Dataset`, with only those of its columns that are in `columns`.
 
     Args:
         description: what the dataset is for, in the message that says which columns went.
@@ -48,7 +48,7 @@ def without_unused_columns(dataset: Any, columns: list[str], model_name: str, de
 
 
 class ColumnRemover(RemoveColumnsCollator):
-    """transformers' collator, which leaves out of examples what is no input of the model; quick where nothing is."""
+    """transformers' collator that drops unused columns from examples, but quick where there are none."""
 
     def __call__(self, features: list[Any]) -> Any:
         known = self._known
@@ -62,7 +62,7 @@ class ColumnRemover(RemoveColumnsCollator):
 
 
 def _base_model(model: Any) -> Any:
-    """The model that adapters were put on; `model` itself if it has none."""
+    """Returns the model under adapters; `model` itself if it has none."""
     if hasattr(model, "get_base_model"):
         return model.get_base_model()
     peft = sys.modules.get("peft")

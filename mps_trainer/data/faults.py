@@ -1,4 +1,4 @@
-"""Why a batch could not be loaded: which row, column or worker is to blame. It runs once something has failed."""
+"""Explains why a batch could not be loaded: which row, column or worker is at fault. Runs after a failure only."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from ..errors import MisconfigurationException, explain
+from ..guards.callbacks import first_line
 from .rows import naming, rows_of_batches
 
 _MOST = 256  # rows of a batch up to which each is looked at by itself
@@ -28,7 +29,7 @@ _ON = "Checkpoints that were written are whole: resume_from_checkpoint=True goes
 
 
 def explain_loading(error: Exception, loader: Any, batches: Any) -> None:
-    """Adds to `error`, raised where the next of `batches` was loaded, what is to blame for it.
+    """Explains `error`, raised when the next of `batches` was loaded.
 
     Args:
         loader: an `EpochLoader`.
@@ -46,7 +47,7 @@ def explain_loading(error: Exception, loader: Any, batches: Any) -> None:
 
 
 def why_worker_died(error: BaseException, batches: Any) -> str | None:
-    """Which worker of a DataLoader ended, how, and what to do; None if `error` does not come from that.
+    """Returns which worker of a DataLoader ended, how, and what to do; None for other errors.
 
     torch says so, unless a batch that the worker had sent is fetched first: then a connection breaks.
     """
@@ -78,7 +79,7 @@ def refuse_in_starting_process() -> None:
 
 
 def explain_starting(error: Exception) -> None:
-    """Adds to `error`, raised where workers were to start, that a spawned one gets all it needs pickled."""
+    """Explains `error`, raised when workers were to start, if something could not be pickled."""
     if isinstance(error, pickle.PicklingError) or re.search(r"pickle|local object", str(error)):
         explain(
             error,
@@ -90,14 +91,14 @@ def explain_starting(error: Exception) -> None:
 
 
 def explain_worker(error: Exception, batches: Any) -> None:
-    """The same for an error that came elsewhere: a process hears of it in the middle of whatever it does."""
+    """Explains `error` if it tells of a dead worker, which interrupts whatever this process does."""
     text = why_worker_died(error, getattr(batches, "_batches", None))
     if text is not None:
         explain(error, text)
 
 
 def _one_ends(workers: list[Any]) -> bool:
-    """Whether a worker has ended badly, or does so within a second: its connections go before the process does."""
+    """Returns True if a worker has ended badly, or does within a second: its connections go before the process."""
     deadline = time.monotonic() + (1.0 if workers else 0.0)
     while not (found := any(worker.exitcode for worker in workers)) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -134,7 +135,7 @@ def _why_batch_failed(error: Exception, loader: Any, batches: Any) -> str | None
 
 
 def _in_this_process(error: Exception) -> tuple[Any, list[int] | None]:
-    """torch's iterator and the rows that it was loading, if that was in this process."""
+    """Returns torch's iterator and the rows that it was loading, if that was in this process."""
     trace = error.__traceback__
     while trace is not None:
         inside = trace.tb_frame.f_locals
@@ -148,16 +149,13 @@ def _in_this_process(error: Exception) -> tuple[Any, list[int] | None]:
 
 
 def _said(error: Exception) -> str:
-    """The last line of what a worker sends, which has the traceback before it; the first of anything else."""
-    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    if not lines:
-        return "it says nothing."
-    text = lines[-1].partition(": ")[2] if lines[0].startswith("Caught ") else lines[0]
-    return text if text.endswith((".", "!", "?")) else f"{text}."
+    """Returns the last line of a worker's message, which begins with the traceback; the first of any other."""
+    text = str(error).strip()
+    return first_line(text.splitlines()[-1].partition(": ")[2] if text.startswith("Caught ") else text)
 
 
 def _find(dataset: Any, collate: Callable, rows: list[int], batched: bool, said: str) -> str:
-    """What is wrong with a batch of `rows`, found by making it again, whole and in parts."""
+    """Returns what is wrong with a batch of `rows`, found by making it again, whole and in parts."""
     examples = []
     for row in rows:
         try:
@@ -190,7 +188,7 @@ def _find(dataset: Any, collate: Callable, rows: list[int], batched: bool, said:
 
 
 def _culprits(examples: list[Any], works: Callable[[list[Any]], bool]) -> list[int]:
-    """Positions of the examples that fail by themselves; else of the one without which the others work."""
+    """Returns the positions of the examples that fail alone; else of the one without which the others work."""
     if not 1 < len(examples) <= _MOST:
         return [0] if len(examples) == 1 else []
     alone = [i for i, example in enumerate(examples) if not works([example])]
@@ -201,7 +199,7 @@ def _culprits(examples: list[Any], works: Callable[[list[Any]], bool]) -> list[i
 
 
 def _column(examples: list[Any], works: Callable[[list[Any]], bool]) -> str | None:
-    """The column without which `examples` work; None if there is no such one."""
+    """Returns the column without which `examples` work; None if there is no such one."""
     if not all(isinstance(example, Mapping) for example in examples):
         return None
     for name in dict.fromkeys(name for example in examples for name in example):
@@ -211,7 +209,7 @@ def _column(examples: list[Any], works: Callable[[list[Any]], bool]) -> str | No
 
 
 def _oddity(examples: list[Any], culprits: list[int], column: str) -> str:
-    """What the column has in the examples at fault, and in the others where that is something else."""
+    """Returns the kind of the column in the examples at fault, and in the others if that differs."""
     kinds = [_kind(example[column]) if column in example else "missing" for example in examples]
     others = Counter(kind for i, kind in enumerate(kinds) if i not in culprits).most_common()
     if not culprits:

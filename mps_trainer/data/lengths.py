@@ -1,4 +1,4 @@
-"""Orders that put examples of like length together: transformers' samplers, given the lengths of a dataset."""
+"""Groups examples of similar length: transformers' samplers, given the lengths of a dataset."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LENGTH_STRATEGIES = ("group_by_length", "batch_rebalance", "bucket_by_length")
 def group_by_length(
     dataset: Any, batch_size: int, column: str, processing_class: Any, generator: torch.Generator | None = None
 ) -> Sampler[int]:
-    """Random batches of `batch_size` examples, those of a batch of similar length.
+    """Returns random batches of `batch_size` examples of similar length.
 
     Args:
         column: of the dataset, with the lengths; where it has none, the model's first input is measured.
@@ -35,7 +35,7 @@ def group_by_length(
 def rebalanced_batches(
     dataset: Any, batch_size: int, accumulation: int, column: str, processing_class: Any, drop_last: bool
 ) -> Sampler[list[int]]:
-    """Batches of unlike size and like cost; the `accumulation` batches of an update have `batch_size` each on average.
+    """Returns batches of differing size and equal cost; an update's `accumulation` batches average `batch_size`.
 
     Raises:
         MisconfigurationException: for a release of transformers without them; or as in `group_by_length`.
@@ -58,12 +58,12 @@ def rebalanced_batches(
 
 
 def is_batch_sampler(sampler: Any) -> bool:
-    """Whether `sampler` gives batches of its own making, so that no batch size applies."""
+    """Returns True if `sampler` makes the batches itself, so that no batch size applies."""
     return isinstance(sampler, BucketBatchSampler) or type(sampler).__name__ == "BatchRebalanceSampler"
 
 
 def lengths_of(dataset: Any, column: str, processing_class: Any) -> list[int]:
-    """The length of each example: the dataset's `column`, or that of the model's first input."""
+    """Returns the length of each example: the dataset's `column`, or the length of the model's first input."""
     if is_table(dataset) and column in dataset.column_names:
         lengths = dataset[column][:]
         return lengths.tolist() if hasattr(lengths, "tolist") else list(lengths)
@@ -77,25 +77,20 @@ def lengths_of(dataset: Any, column: str, processing_class: Any) -> list[int]:
             f"dataset no column '{column}'. Give it that column, or name another in length_column_name, with "
             "remove_unused_columns=False if the model does not take it; or use train_sampling_strategy='random'."
         )
-    if is_table(dataset) and (lengths := _column_lengths(dataset, name)) is not None:
+    if (lengths := lengths_in_column(dataset, name)) is not None:
         return lengths
     return [len(dataset[i][name]) for i in range(len(dataset))]  # a loop over a Dataset without IndexError has no end
 
 
 def lengths_in_column(dataset: Any, name: str) -> list[int] | None:
-    """The lengths of the lists in the column `name` of a table; None where that would mean going through examples."""
-    return _column_lengths(dataset, name) if is_table(dataset) and name in dataset.column_names else None
-
-
-def _column_lengths(dataset: Any, name: str) -> list[int] | None:
-    """The lengths of the lists in a column, without decoding them; None where that is not what examples show."""
+    """Returns the lengths of the lists in a table's column, without decoding them; None if examples may differ."""
+    if not is_table(dataset) or name not in dataset.column_names:
+        return None
     import pyarrow.compute as compute
     import pyarrow.types as types
 
-    column = dataset.data.schema.field(name).type if name in dataset.data.column_names else None
-    is_list = column is not None and any(
-        is_one(column) for is_one in (types.is_list, types.is_large_list, types.is_fixed_size_list)
-    )
+    column = dataset.data.schema.field(name).type
+    is_list = any(is_one(column) for is_one in (types.is_list, types.is_large_list, types.is_fixed_size_list))
     if not is_list or dataset.format["type"] == "custom":  # whose function may make the examples longer or shorter
         return None
     lengths: list[int] = []

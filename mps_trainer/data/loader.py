@@ -1,4 +1,4 @@
-"""Loaders of batches: prepared for epochs, one batch ahead, or begun in the middle of an epoch."""
+"""Loaders of batches: prepared for epochs, prefetching, and resumed in the middle of an epoch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .worker_seeds import WorkerSeeds
 if TYPE_CHECKING:
     from ..distributed import Processes
 
-_KEPT = (  # what a loader made from another takes over, beside the dataset and what says which examples are a batch
+_KEPT = (  # settings that a loader made from another takes over, beside the dataset and the batching
     "num_workers",
     "collate_fn",
     "pin_memory",
@@ -52,7 +52,7 @@ class EpochLoader(DataLoader):
     made_for: Any = None  # the dataset of an evaluation whose workers persist, before columns were removed
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch of the next pass."""
+        """Sets the epoch of the next pass."""
         self.iteration = epoch
         batch_sampler = self.batch_sampler
         sampler = self.sampler if batch_sampler is None else getattr(batch_sampler, "sampler", None)
@@ -62,7 +62,7 @@ class EpochLoader(DataLoader):
         return PrefetchIterator(self)
 
     def begin(self) -> Iterator[Any]:
-        """The batches of one pass, none of them loaded ahead."""
+        """Returns the batches of one pass, without prefetching."""
         self.set_epoch(self.iteration)
         self.end_of_dataloader = False
         seeds = worker_seeds_of(self)
@@ -84,7 +84,7 @@ class EpochLoader(DataLoader):
 
     @property
     def total_batch_size(self) -> int | None:
-        """Examples in a batch over all processes."""
+        """Returns the number of examples in a batch over all processes."""
         share = shares_of(self)
         size = self.batch_size if self.batch_size is not None else getattr(self.batch_sampler, "batch_size", None)
         return size if share is None or size is None else size * share.size
@@ -102,7 +102,7 @@ def worker_seeds_of(loader: Any) -> WorkerSeeds | None:
 
 
 def _unwatched(batches: Iterator[Any]) -> Iterator[Any]:
-    """`batches`, of a loader without workers, without a note for torch's profiler at each, which takes 0.02 ms."""
+    """Returns the `batches` of a loader without workers minus a note to torch's profiler, 0.02 ms for each."""
     load = getattr(batches, "_next_data", None)
     if type(batches) is not _SingleProcessDataLoaderIter or load is None or torch.autograd._profiler_enabled():
         return batches
@@ -131,8 +131,8 @@ class PrefetchIterator(Iterator[Any]):
 
     Attributes:
         snapshot: if set, called before each batch is loaded; gives the random number generators' state.
-        before_waiting: what it gave for the batch that is loaded and not yet given, None if there is none. A run that
-            goes on from a checkpoint loads that batch again, with the same draws.
+        before_waiting: the state before the batch that is loaded and not yet given; None without one. A resumed run
+            loads that batch again, with the same draws.
         draws: whether loading the first batch changed the state of Python's, NumPy's or torch's generator.
     """
 
@@ -148,12 +148,8 @@ class PrefetchIterator(Iterator[Any]):
     def start(self) -> None:
         """Loads the first batch."""
         self._batches = self.loader.begin()
-        try:
-            for _ in range(self._skip):
-                next(self._batches, None)
-        except Exception as error:
-            explain_loading(error, self.loader, self._batches)
-            raise
+        for _ in range(self._skip):
+            self._next()
         if self._before_first is not None:
             self._before_first()
         before = _generators()
@@ -170,30 +166,33 @@ class PrefetchIterator(Iterator[Any]):
         return batch
 
     def close(self) -> None:
-        """Lets the workers go, which would otherwise end with the process."""
+        """Lets the workers go, which otherwise end with the process."""
         self._batches, self._waiting = iter(()), _END
 
     @property
     def may_be_left(self) -> bool:
-        """Whether a later pass can begin after the batch last given, and come to the same batches."""
+        """Returns True if a later pass can resume after the batch last given, and come to the same batches."""
         return not self.draws or self._waiting is _END or self.before_waiting is not None
 
     def _load(self) -> None:
-        assert self._batches is not None
         self.before_waiting = None if self.snapshot is None else self.snapshot()
-        try:
-            self._waiting = next(self._batches, _END)
-        except Exception as error:
-            explain_loading(error, self.loader, self._batches)
-            raise
+        self._waiting = self._next()
         if self._waiting is _END:
             self.before_waiting = None
             self.loader.end_of_dataloader = True
             self.loader.iteration += 1
 
+    def _next(self) -> Any:
+        assert self._batches is not None
+        try:
+            return next(self._batches, _END)
+        except Exception as error:
+            explain_loading(error, self.loader, self._batches)
+            raise
+
 
 def _generators() -> tuple[Any, ...]:
-    """Where the generators stand, to be compared."""
+    """Returns the states of the generators, to be compared."""
     _, keys, position, *_ = np.random.get_state(legacy=True)
     return random.getstate(), keys.tobytes(), position, torch.get_rng_state().numpy().tobytes()  # type: ignore[union-attr]
 
@@ -208,7 +207,7 @@ def prepare_loader(
     whole: bool = False,
     even: bool = True,
 ) -> Any:
-    """`loader` as an `EpochLoader`, as transformers' Trainer has Accelerate prepare it; not a `DataLoader`: as it is.
+    """Returns a `DataLoader` as an `EpochLoader`, as transformers' Trainer has Accelerate prepare it; others as is.
 
     Args:
         seedable: a `RandomSampler` draws each epoch from `data_seed` + epoch, not from torch's global generator. It
@@ -234,7 +233,7 @@ def prepare_loader(
 
 
 def _shared(loader: EpochLoader, processes: Processes, whole: bool, even: bool) -> EpochLoader:
-    """`loader` with the batches of this process, of those of all.
+    """Returns `loader` with this process's share of the batches.
 
     Raises:
         MisconfigurationException: for a loader that does not make the batches, whose dataset gives them.
@@ -259,7 +258,7 @@ def _shared(loader: EpochLoader, processes: Processes, whole: bool, even: bool) 
 def epoch_batches(
     loader: Any, epoch: int, skip: int = 0, before_first: Callable[[], None] | None = None, exactly: bool = False
 ) -> Iterator[Any]:
-    """The batches of an epoch in the order that belongs to it, without the first `skip`.
+    """Returns the batches of an epoch in its order, without the first `skip`.
 
     Where the order is known beforehand, the batches left out are not even loaded; but `exactly`, with workers, whose
     generators would not be where they were. `loader` may be anything that gives
@@ -283,7 +282,7 @@ def epoch_batches(
 
 
 def order_of(loader: Any) -> SeededRandomSampler | BucketBatchSampler | None:
-    """What gives `loader` its order of examples by seed and epoch; None if it has another."""
+    """Returns the sampler that orders a loader's examples by seed and epoch; None if it has another."""
     sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
     return sampler if isinstance(sampler, SeededRandomSampler) else buckets_of(loader)
 
@@ -300,12 +299,12 @@ def close_workers(loader: Any) -> None:
 
 
 def length_of(loader: Any) -> int | None:
-    """Batches in an epoch, or None for a stream that does not know."""
+    """Returns the number of batches in an epoch; None for a stream that does not know."""
     return len(loader) if has_length(loader) else None
 
 
 def num_examples(loader: Any, batch_size: int) -> int:
-    """Examples that `loader` goes through, estimated from its batches where it has no dataset of known length."""
+    """Returns the number of examples of `loader`, estimated from its batches if its dataset has no length."""
     try:
         dataset = loader.dataset
         return len(dataset.dataset if isinstance(dataset, ShareOfStream) else dataset)
@@ -314,7 +313,7 @@ def num_examples(loader: Any, batch_size: int) -> int:
 
 
 def _batching(loader: DataLoader) -> dict[str, Any]:
-    """The settings of `loader` that say which examples are a batch."""
+    """Returns the settings of `loader` that decide which examples make a batch."""
     if isinstance(loader.dataset, IterableDataset):
         return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
     if loader.batch_size is None and loader.batch_sampler is None:
@@ -325,7 +324,7 @@ def _batching(loader: DataLoader) -> dict[str, Any]:
 
 
 def _without_first(loader: Any, skip: int, reached: Callable[[], None] | None) -> DataLoader | None:
-    """A loader for one pass that leaves out the first batches; None if they have to be loaded to get past them."""
+    """Returns a loader for one pass without the first batches; None if they have to be loaded."""
     kind = EpochLoader if isinstance(loader, EpochLoader) else DataLoader
     if not isinstance(loader, DataLoader) or type(loader).__iter__ is not kind.__iter__:
         return None

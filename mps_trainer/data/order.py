@@ -41,7 +41,7 @@ class SeededRandomSampler(RandomSampler):
         self.epoch += 1
 
     def order_of(self, epoch: int) -> Iterator[int]:
-        """The order of any epoch, beside the one that is being gone through."""
+        """Returns the order of any epoch, without disturbing the pass in progress."""
         again = copy.copy(self)
         again.generator, again.epoch = torch.Generator(), epoch
         return iter(again)
@@ -69,7 +69,7 @@ class SeededOrder(Sampler[int]):
 
 
 class LaterBatches(BatchSampler):
-    """What `batch_sampler` gives, without its first `skip` batches, whose examples are not loaded.
+    """A batch sampler's batches without the first `skip`, whose examples are not loaded.
 
     Args:
         reached: called when these are past, before the first batch that is given is loaded.

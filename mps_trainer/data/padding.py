@@ -1,8 +1,8 @@
-"""Batches padded to the length of their bucket."""
+"""Pads batches to the length of their bucket."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, MutableMapping
 from itertools import chain
 from typing import Any
 
@@ -59,7 +59,7 @@ class PadToBucket:
         return batch
 
     def _pads_plainly(self) -> bool:
-        """Whether all that the collator does is to pad to the longest example."""
+        """Returns True if the collator only pads to the longest example."""
         collator = self.collator
         return (
             type(collator) is DataCollatorWithPadding
@@ -69,14 +69,14 @@ class PadToBucket:
         )
 
     def _extended(self, batch: Any) -> Any:
-        """`batch`, which has tensors by name, in the length of its bucket."""
+        """Returns `batch`, which has tensors by name, in the length of its bucket."""
         inputs = (getattr(self.tokenizer, "model_input_names", None) or ["input_ids"])[0]
-        tokens = batch.get(inputs) if isinstance(batch, Mapping) else None
-        mask = batch.get(_MASK) if isinstance(batch, Mapping) else None
-        flat = all(isinstance(each, torch.Tensor) and each.ndim == 2 for each in (tokens, mask))
-        if not isinstance(tokens, torch.Tensor) or not flat:
-            return batch  # choices of several texts, masks of pairs of tokens
-        size, length = tokens.shape[:2]
+        if not isinstance(batch, MutableMapping):
+            return batch
+        for name in (inputs, _MASK):
+            if not isinstance(value := batch.get(name), torch.Tensor) or value.ndim != 2:
+                return batch  # choices of several texts, masks of pairs of tokens
+        size, length = batch[inputs].shape
         missing = self.buckets.length_for(length) - length
         left = getattr(self.tokenizer, "padding_side", "right") == "left"
         for name, value in batch.items():
@@ -96,7 +96,7 @@ class PadToBucket:
 
 
 def padded_directly(tokenizer: Any, examples: list[Any], length: int) -> BatchEncoding | None:
-    """What `tokenizer.pad` gives for `length`; None where it would not simply put lists of token ids side by side."""
+    """Returns the batch of `tokenizer.pad` for `length`; None if it would not just put lists of ids side by side."""
     kind = type(tokenizer)
     if kind.pad is not PreTrainedTokenizerBase.pad or kind._pad is not PreTrainedTokenizerBase._pad:
         return None
@@ -110,7 +110,8 @@ def padded_directly(tokenizer: Any, examples: list[Any], length: int) -> BatchEn
     lengths = [len(row) for row in columns[inputs]]
     if padding[inputs] is None or not min(lengths):
         return None
-    real = _real_positions(lengths, length, tokenizer.padding_side)
+    places = np.arange(length) if tokenizer.padding_side == "right" else np.arange(length)[::-1]
+    real = places < np.asarray(lengths)[:, None]  # True where a token is
     padded: dict[str, Any] = {}
     for name, rows in columns.items():
         if name not in padding:
@@ -128,14 +129,8 @@ def padded_directly(tokenizer: Any, examples: list[Any], length: int) -> BatchEn
     return BatchEncoding({**padded, **BatchEncoding(others, tensor_type="pt")})
 
 
-def _real_positions(lengths: list[int], length: int, side: str) -> np.ndarray:
-    """Which positions of a batch hold tokens."""
-    places = np.arange(length) if side == "right" else np.arange(length)[::-1]
-    return places < np.asarray(lengths)[:, None]
-
-
 def _joined(rows: list[Any], lengths: list[int]) -> np.ndarray | None:
-    """All numbers of `rows`, which are as long as `lengths` says, in one array; None for rows of another kind."""
+    """Returns all numbers of `rows`, as long as `lengths` says, in one array; None for rows of another kind."""
     if [len(row) for row in rows] != lengths:
         return None
     if isinstance(rows[0], list):

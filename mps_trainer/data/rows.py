@@ -1,9 +1,9 @@
-"""Which rows of the dataset a batch was made from, worked out when somebody asks: no step remembers them."""
+"""Works out, on demand, which rows of the dataset a batch was made from: no step remembers them."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
@@ -16,7 +16,7 @@ _SHOWN = 32  # rows that a message names
 
 
 def rows_of_batches(loader: Any, epoch: int, first: int, count: int = 1) -> list[int] | None:
-    """Indices of the rows of `count` batches of an epoch, from the batch number `first` (from 0) on.
+    """Returns the indices of the rows of `count` batches of an epoch, from batch number `first` (from 0) on.
 
     None where the order cannot be drawn again: a stream, a sampler that keeps no seed, a loader of one's own.
     """
@@ -26,7 +26,12 @@ def rows_of_batches(loader: Any, epoch: int, first: int, count: int = 1) -> list
     sampler: Any = loader.sampler if alone else loader.batch_sampler
     if isinstance(sampler, LaterBatches):
         sampler, first = sampler.batch_sampler, first + sampler.skip
-    batches = _one_by_one(_order(sampler, epoch)) if alone else _batches(sampler, epoch)
+    batches: Iterable[Iterable[int]] | None
+    if alone:
+        order = _order(sampler, epoch)
+        batches = None if order is None else ([row] for row in order)
+    else:
+        batches = _batches(sampler, epoch)
     if batches is None:
         return None
     return [int(row) for batch in itertools.islice(batches, first, first + count) for row in batch]
@@ -50,12 +55,8 @@ def _order(sampler: Any, epoch: int) -> Iterable[int] | None:
     return range(len(sampler.data_source)) if type(sampler) is SequentialSampler else None
 
 
-def _one_by_one(order: Iterable[int] | None) -> Iterator[list[int]] | None:
-    return None if order is None else ([row] for row in order)
-
-
 def naming(rows: list[int]) -> str:
-    """`rows` in words: "row 7", "rows 3, 5, 9", and for many of them how many more there are."""
+    """Returns `rows` in words: "row 7", "rows 3, 5, 9", and the number of the rest if there are many."""
     shown = ", ".join(map(str, rows[:_SHOWN]))
     more = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
     return f"row{'s' if len(rows) != 1 else ''} {shown}{more}"

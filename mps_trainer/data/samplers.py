@@ -1,4 +1,4 @@
-"""The order of the examples, in training and in evaluations: what `train_sampling_strategy` asks for."""
+"""Chooses the order of the examples in training and in evaluations: `train_sampling_strategy`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Which examples of a batch that several processes train on together are whose."""
+"""Shares out the examples of a batch to the processes that train on it together."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from torch.utils.data import IterableDataset, Sampler
@@ -11,49 +12,44 @@ from torch.utils.data import IterableDataset, Sampler
 from .order import tell_epoch
 
 
+@dataclass(eq=False, repr=False)
 class DistributedBatchSampler(Sampler[list[int]]):
-    """The batches of one process, of those of all. All processes have equally many.
+    """The batches of one process. All processes have equally many.
 
-    Several batches that `batches` gives one after the other are one batch of all processes: the first process has the
-    first of them. What the end of an epoch leaves for fewer than all of them is shared out evenly in training, so that
-    an update has the examples that it has with one process, and no example twice. A process that is left without one
-    is given an example that is another's, to have something to compute with: see `padding_batches`.
+    Consecutive batches of `batches` make one batch of all processes: the first process has the first of them. The end
+    of an epoch, with too few batches for all, is shared out evenly in training, so that an update has the examples
+    that it has with one process, and no example twice. A process that is left without an example computes with
+    another's: see `padding_batches`.
 
     Args:
         batches: a batch sampler.
         rank: of this process, from 0.
-        size: processes.
-        whole: whether each batch that `batches` gives is one of all processes, to be split between them.
-        even: whether to share the end of an epoch out evenly. If not, the last processes have none of it.
+        size: number of processes.
+        whole: each batch of `batches` is one of all processes, to be split between them.
+        even: share out the end of an epoch evenly. If not, the last processes have none of it.
         drop_last: leave out the end of an epoch if there are not batches for all processes.
 
     Attributes:
         padding_batches: numbers, in this epoch, of batches whose examples are another process's, and do not count.
     """
 
-    def __init__(
-        self,
-        batches: Any,
-        rank: int,
-        size: int,
-        *,
-        whole: bool = False,
-        even: bool = True,
-        drop_last: bool = False,
-    ) -> None:
-        self.batches = batches
-        self.rank, self.size = rank, size
-        self.whole, self.even, self.drop_last = whole, even, drop_last
-        self.padding_batches: set[int] = set()
+    batches: Any
+    rank: int
+    size: int
+    _: KW_ONLY
+    whole: bool = False
+    even: bool = True
+    drop_last: bool = False
+    padding_batches: set[int] = field(default_factory=set, init=False)
 
     @property
     def sampler(self) -> Any:
-        """The order of the examples, where the batches are made from one."""
+        """Returns the sampler that the batches are made from, if there is one."""
         return getattr(self.batches, "sampler", None)
 
     @property
     def batch_size(self) -> int | None:
-        """Examples in a batch of this process."""
+        """Returns the number of examples in a batch of this process."""
         size = getattr(self.batches, "batch_size", None)
         return size if size is None or not self.whole else -(-size // self.size)
 
@@ -74,7 +70,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
             yield share
 
     def of(self, batches: Iterable[Any]) -> Iterator[list[int]]:
-        """This process's share of any batches; nothing where it only has a filler."""
+        """Yields this process's share of any batches; an empty one where it only has padding."""
         for share, is_own in self._shares(batches):
             yield share if is_own else []
 
@@ -97,30 +93,32 @@ class DistributedBatchSampler(Sampler[list[int]]):
         return (share, True) if share else ([group[0][0]], False)
 
 
-def evenly(examples: list[Any], rank: int, size: int) -> list[Any]:
-    """The part of `examples` that process `rank` of `size` has; the first ones have one more where need be."""
+def evenly(examples: Any, rank: int, size: int) -> Any:
+    """Returns the part of `examples` that process `rank` of `size` has; the first ones have one more if need be."""
     least, more = divmod(len(examples), size)
     begin = rank * least + min(rank, more)
     return examples[begin : begin + least + (rank < more)]
 
 
+@dataclass(eq=False, repr=False)
 class ShareOfStream(IterableDataset):
-    """The examples of one process, of those of a stream that every process reads.
+    """One process's examples of a stream that every process reads.
 
     Args:
         dataset: gives the same examples in every process.
         batch_size: examples of one process in a batch.
-        even: share out evenly what does not fill a batch of all processes, where a process that is left without an
-            example has the last one as well, which then counts more than once. If not, the last processes have none.
-        drop_last: leave it out.
+        even: share out evenly the examples that do not fill a batch of all processes; a process that is left without
+            one has the last one as well, which then counts more than once. If not, the last processes have none.
+        drop_last: leave those examples out.
     """
 
-    def __init__(
-        self, dataset: Any, batch_size: int, rank: int, size: int, *, even: bool = True, drop_last: bool = False
-    ) -> None:
-        self.dataset = dataset
-        self.batch_size, self.rank, self.size = batch_size, rank, size
-        self.even, self.drop_last = even, drop_last
+    dataset: Any
+    batch_size: int
+    rank: int
+    size: int
+    _: KW_ONLY
+    even: bool = True
+    drop_last: bool = False
 
     def set_epoch(self, epoch: int) -> None:
         tell_epoch(epoch, self.dataset)
@@ -145,17 +143,17 @@ class ShareOfStream(IterableDataset):
 
 
 def is_shared(loader: Any) -> bool:
-    """Whether each process has batches of its own."""
+    """Returns True if each process has batches of its own."""
     return shares_of(loader) is not None or isinstance(getattr(loader, "dataset", None), ShareOfStream)
 
 
 def is_padding(loader: Any, number: int) -> bool:
-    """Whether the batch `number` of this epoch of `loader` is another process's."""
+    """Returns True if the batch `number` of this epoch of `loader` is another process's."""
     share = shares_of(loader)
     return share is not None and number in share.padding_batches
 
 
 def shares_of(loader: Any) -> DistributedBatchSampler | None:
-    """What gives this process its share of the batches of `loader`; None if it has all of them."""
+    """Returns the sampler of this process's share of the batches of `loader`; None if it has all of them."""
     sampler = getattr(loader, "batch_sampler", None)
     return sampler if isinstance(sampler, DistributedBatchSampler) else None

@@ -1,21 +1,22 @@
-"""A batch cut into smaller ones that hold the same examples in the same order."""
+"""Splits a batch into smaller ones with the same examples in the same order."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
+from .shares import evenly
+
 
 class UnsplittableBatchError(ValueError):
-    """Where one example of a batch ends and the next begins cannot be told; the message says why, as a clause."""
+    """A batch does not show where one example ends and the next begins; the message says why, as a clause."""
 
 
 def examples_in(batch: Any) -> int:
-    """How many examples `batch` holds: the first dimension that its tensors have in common.
+    """Returns the number of examples in `batch`: the first dimension that its tensors have in common.
 
     A first dimension of 1 is that of something which all examples share.
 
@@ -33,7 +34,7 @@ def examples_in(batch: Any) -> int:
 
 
 def split(batch: Any, most: int) -> list[Any]:
-    """`batch` in as few parts of at most `most` examples as there have to be, as even as they can be.
+    """Returns `batch` in as few, as even parts of at most `most` examples as possible.
 
     Tensors, arrays and lists with an entry for each example are cut, as views of what they are cut from; anything else
     goes into every part. Dictionaries, lists and tuples keep their type.
@@ -43,14 +44,8 @@ def split(batch: Any, most: int) -> list[Any]:
     """
     size = examples_in(batch)
     count = max(-(-size // most), 1)
-    ends = [size * i // count for i in range(count + 1)]
-    # the larger ones first, as a loader gives them
-    lengths = sorted((end - start for start, end in itertools.pairwise(ends)), reverse=True)
-    parts, start = [], 0
-    for length in lengths:
-        parts.append(_part(batch, start, start + length, size))
-        start += length
-    return parts
+    shares = [evenly(range(size), number, count) for number in range(count)]
+    return [_part(batch, share.start, share.stop, size) for share in shares]
 
 
 def _part(data: Any, start: int, end: int, size: int) -> Any:
@@ -60,7 +55,7 @@ def _part(data: Any, start: int, end: int, size: int) -> Any:
         return type(data)({key: _part(value, start, end, size) for key, value in data.items()})  # type: ignore[call-arg]
     if not isinstance(data, (list, tuple)):
         return data
-    if len(data) == size and not any(_goes_through(entry, size) for entry in data):
+    if len(data) == size and not any(array.shape[0] == size for array in _arrays(data, nested=True)):
         return data[start:end]  # an entry for each example
     parts = [_part(value, start, end, size) for value in data]
     return type(data)(*parts) if hasattr(data, "_fields") else type(data)(parts)
@@ -76,13 +71,8 @@ def _part_of_array(array: Any, start: int, end: int, size: int) -> Any:
     return array[start:end]
 
 
-def _goes_through(entry: Any, size: int) -> bool:
-    """Whether `entry` holds all examples, as one of several tensors in a tuple does."""
-    return any(array.shape[0] == size for array in _arrays(entry, nested=True))
-
-
 def _arrays(data: Any, nested: bool, depth: int = 0) -> Iterator[Any]:
-    """The tensors and arrays that have a dimension; without `nested`, those that are not in a list within a batch."""
+    """Yields tensors and arrays with a dimension; without `nested`, none from a list within the batch."""
     if isinstance(data, (torch.Tensor, np.ndarray)):
         if data.shape:
             yield data

@@ -1,18 +1,20 @@
-"""A batch, moved to the device in one copy."""
+"""Moves a batch to the device in one copy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+
+from ..nested import tensors_in
 
 _ALIGNED = 16  # bytes: where a tensor begins in the buffer that holds all of them; any number format may begin there
 _HELD = 2**25  # bytes of host memory that copies in flight may hold
 
 
 def to_device(data: Any, device: torch.device) -> Any:
-    """`data` with every tensor in it on `device`; dictionaries, lists and tuples keep their type.
+    """Returns `data` with every tensor in it on `device`; dictionaries, lists and tuples keep their type.
 
     On mps, which has no float64, such tensors become float32: they are what NumPy makes of Python's floats.
     """
@@ -33,10 +35,10 @@ class BatchTransfer:
         self._held_bytes = 0
 
     def __call__(self, data: Any) -> Any:
-        """`data` on the device; see `to_device`."""
+        """Returns `data` on the device; see `to_device`."""
         if self.device.type == "cpu":
             return to_device(data, self.device)
-        packable = [tensor for tensor in _tensors(data) if _packs(tensor)]
+        packable = [tensor for tensor in tensors_in(data) if _packs(tensor)]
         if len(packable) < 2 and self.device.type != "mps":
             return to_device(data, self.device)
         moved = dict(zip(map(id, packable), self._move(packable), strict=True)) if packable else {}
@@ -47,8 +49,8 @@ class BatchTransfer:
         return _replaced(data, replace)
 
     def _move(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """`tensors` on the device, as parts of one buffer."""
-        tensors = [self._in_its_format(tensor) for tensor in tensors]
+        """Returns `tensors` on the device, as parts of one buffer."""
+        tensors = [tensor.to(_dtype_on(self.device, tensor)) for tensor in tensors]
         ends, size = [], 0
         for tensor in tensors:
             size = -(-size // _ALIGNED) * _ALIGNED + tensor.numel() * tensor.element_size()
@@ -73,12 +75,9 @@ class BatchTransfer:
             self._held_bytes += host.nbytes
         return buffer
 
-    def _in_its_format(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.float() if self.device.type == "mps" and tensor.dtype == torch.float64 else tensor
-
 
 def _packs(tensor: torch.Tensor) -> bool:
-    """Whether a part of a buffer can stand for `tensor`."""
+    """Returns True if a part of a buffer can replace `tensor`."""
     return (
         type(tensor) is torch.Tensor
         and tensor.device.type == "cpu"
@@ -90,24 +89,16 @@ def _packs(tensor: torch.Tensor) -> bool:
     )
 
 
+def _dtype_on(device: torch.device, tensor: torch.Tensor) -> torch.dtype:
+    return torch.float32 if device.type == "mps" and tensor.dtype == torch.float64 else tensor.dtype
+
+
 def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    dtype = torch.float32 if device.type == "mps" and tensor.dtype == torch.float64 else tensor.dtype
-    return tensor.to(device=device, dtype=dtype, non_blocking=device.type == "cuda")
-
-
-def _tensors(data: Any) -> Iterator[torch.Tensor]:
-    if isinstance(data, torch.Tensor):
-        yield data
-    elif isinstance(data, Mapping):
-        for value in data.values():
-            yield from _tensors(value)
-    elif isinstance(data, (list, tuple)):
-        for value in data:
-            yield from _tensors(value)
+    return tensor.to(device=device, dtype=_dtype_on(device, tensor), non_blocking=device.type == "cuda")
 
 
 def _replaced(data: Any, replace: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """`data` with `replace` of each tensor in it in its place."""
+    """Returns `data` with `replace` of each tensor in its place."""
     if isinstance(data, torch.Tensor):
         return replace(data)
     if isinstance(data, Mapping):

@@ -1,4 +1,4 @@
-"""Passes of worker processes that persist: what they draw depends on the pass, not on the passes before.
+"""Seeds worker processes that persist, in each pass, so that a pass does not depend on the passes before.
 
 PyTorch seeds a worker once, when it starts. Workers that persist draw on from pass to pass, and those of a resumed run
 would have to load every batch since the first to come to the same numbers. Nor do they hear of `set_epoch`.

@@ -1,4 +1,4 @@
-"""Which device a run trains on, and why: facts of the machine in, a decision with its reasons out."""
+"""Chooses the device of a run: facts of the machine in, a decision with its reasons out."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What is true of this machine, gathered in one place as plain data.
+"""Facts about this machine, gathered in one place as plain data.
 
-Nothing else in the package learns about the machine from `platform`, `sys` or `os.environ`, `probes.py` aside, which
-this file asks. So any Mac, virtual machine or cluster node can be written down as a table row.
+Only this file and `probes.py`, which it asks, read `platform`, `sys` or `os.environ` to learn about the machine. So
+any Mac, virtual machine or cluster node can be written down as a table row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..guards.watermarks import settle_low
 from .probes import FALLBACK, Probes, switched_on, sysctl_text, unreadable_switch
 from .slurm import slurm_facts
 
-# The variables that change where or how a run trains; the others in the environment are nobody's business here.
+# The variables that change where or how a run trains.
 RECORDED_VARIABLES = (
     FALLBACK,
     "PYTORCH_MPS_HIGH_WATERMARK_RATIO",
@@ -101,27 +101,27 @@ class MachineFacts:
 
     @property
     def fallback_set_too_late(self) -> bool:
-        """Whether PYTORCH_ENABLE_MPS_FALLBACK is on now and was off when torch read it, which it does once."""
+        """Returns True if PYTORCH_ENABLE_MPS_FALLBACK is on now and was off when torch read it, which it does once."""
         return switched_on(self.environment.get(FALLBACK)) and self.fallback_when_torch_loaded is False
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field, in types that JSON has."""
+        """Returns every field, in types that JSON has."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> MachineFacts:
-        """The facts that `to_dict()` wrote. Keys it does not know raise TypeError."""
+        """Returns the facts that `to_dict()` wrote. Unknown keys raise TypeError."""
         values: dict[str, Any] = {name: dict(v) if isinstance(v, Mapping) else v for name, v in data.items()}
         return cls(**values)
 
 
 def macos() -> str | None:
-    """The version of macOS, None on any other system."""
+    """Returns the version of macOS; None on any other system."""
     return macos_version(platform.mac_ver()[0], platform.release()) if platform.system() == "Darwin" else None
 
 
 def apple_chip() -> str | None:
-    """The name of a Mac's chip, such as "Apple M2 Pro"; None on any other system."""
+    """Returns the name of a Mac's chip, such as "Apple M2 Pro"; None on any other system."""
     return sysctl_text(CHIP) if platform.system() == "Darwin" else None
 
 
@@ -130,7 +130,7 @@ def gather_facts(
     environ: MutableMapping[str, str] | None = None,
     memory_limit: float | None = None,
 ) -> MachineFacts:
-    """Ask this machine and this process everything that the choice of a device depends on.
+    """Asks this machine and this process everything that the choice of a device depends on.
 
     Imports torch, and makes one tensor on the mps device where torch reports one. A torch that is missing or broken is
     a fact (`torch_version` None), not an error.
@@ -141,7 +141,7 @@ def gather_facts(
     Args:
         memory_limit: the share of the recommended maximum to which memory will be limited; None for torch's own.
 
-    Raises MisconfigurationException when one of torchrun's variables, or srun's, is not what it should be.
+    Raises MisconfigurationException for a wrong value of one of torchrun's variables, or srun's.
     """
     probes = probes or Probes()
     environ = os.environ if environ is None else environ
@@ -164,7 +164,7 @@ def gather_facts(
 
 
 def gather_all_facts(probes: Probes | None = None, environ: MutableMapping[str, str] | None = None) -> MachineFacts:
-    """`gather_facts()`, and besides what only a report wants: chip, memory, disk, versions of packages.
+    """Returns `gather_facts()` and the facts for a report: chip, memory, disk, versions of packages.
 
     The user's home folder is ~ in every text, because a report is shown to others. torch is not imported with a value
     of its fallback switch with which it fails to load: it ends the process.
@@ -177,7 +177,7 @@ def gather_all_facts(probes: Probes | None = None, environ: MutableMapping[str, 
 
 
 def for_a_report(facts: MachineFacts, probes: Probes | None = None) -> MachineFacts:
-    """The facts of this machine that `gather_facts()` gave, and besides what `gather_all_facts()` has."""
+    """Returns `facts`, gathered on this machine, with `gather_all_facts()`'s facts for a report added."""
     more = _report_facts(facts, probes or Probes())
     return MachineFacts(**{name: _without_home(value) for name, value in {**vars(facts), **more}.items()})
 
@@ -187,7 +187,7 @@ def _refuse_to_load() -> Any:
 
 
 def _report_facts(facts: MachineFacts, probes: Probes) -> dict[str, Any]:
-    from ..cache import cache_folder
+    from ..home import cache_folder
 
     mac = facts.system == "Darwin"
     linux = facts.system == "Linux"
@@ -233,7 +233,7 @@ def _platform_facts(probes: Probes) -> dict[str, Any]:
 
 
 def macos_version(reported: str, darwin_release: str) -> str:
-    """The version of macOS, where `platform.mac_ver()` may tell an old program an old-style number.
+    """Returns the version of macOS, also where `platform.mac_ver()` tells an old program an old number.
 
     A Python built with an SDK older than macOS 11 is told 10.16 for every later macOS, and one built with an SDK older
     than macOS 26 is told 16 for 26 (cpython issue 135675). The Darwin kernel's release is not disguised: 21.4 is macOS
@@ -288,7 +288,7 @@ def _mps_facts(torch: Any) -> dict[str, Any]:
 
 
 def process_number(environ: Mapping[str, str] = os.environ) -> int:
-    """Which of several processes this is, from 0, before torch is loaded; 0 where the variables are wrong."""
+    """Returns the rank of this process, from 0, before torch is loaded; 0 where the variables are wrong."""
     try:
         return _launcher_facts(environ)["rank"] or 0
     except MisconfigurationException:
@@ -336,6 +336,6 @@ def _check_rank(facts: Mapping[str, Any], rank: str, size: str) -> None:
 
 
 def parse_version(text: str | None) -> tuple[int, ...]:
-    """The first two numbers of a version such as "2.9.0+cpu" or "14.5"; () when it does not begin with a number."""
+    """Returns the first two numbers of a version such as "2.9.0+cpu" or "14.5"; () if there is none."""
     match = re.match(r"(\d+)(?:\.(\d+))?", text or "")
     return () if match is None else (int(match[1]), int(match[2] or 0))

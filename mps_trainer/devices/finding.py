@@ -1,4 +1,4 @@
-"""What a finding is."""
+"""A finding about a machine, and the severities."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ class Finding:
     device: str | None = None  # the finding is why this one is not used
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field, in types that JSON has."""
+        """Returns every field, in types that JSON has."""
         return {**dataclasses.asdict(self), "details": list(self.details)}

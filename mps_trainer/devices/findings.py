@@ -1,4 +1,4 @@
-"""From the facts of a machine to what is wrong with it: each finding with its remedy, what gains most first.
+"""Judges the facts of a machine: each finding has its remedy, the most helpful first.
 
 Pure, as deciding is: the facts of any machine can be judged on any other. This file has the findings about what a
 machine can train on, `settings.py` those about how it is set up.
@@ -30,18 +30,19 @@ NATIVE_CONDA = (
 
 
 def findings(facts: MachineFacts) -> tuple[Finding, ...]:
-    """What is to be said of this machine: first what keeps it from training on its best device, notes last.
+    """Returns the findings about a machine: what keeps it from training on its best device first, notes last.
 
     Within one severity the order is that of `CHECKS`, by what the remedy gains. () when all is well.
     """
     found = [finding for check in CHECKS if (finding := check(facts)) is not None]
-    if not any(finding.severity == ERROR for finding in found):
-        found += [finding for finding in [_refused(facts)] if finding is not None]
+    has_error = any(finding.severity == ERROR for finding in found)
+    if not has_error and (refused := _refused(facts)) is not None:
+        found.append(refused)
     return tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
 def decide(facts: MachineFacts) -> tuple[Decision | None, str]:
-    """The decision for "auto", or None and why nothing can be trained as things are."""
+    """Returns the decision for "auto"; or None, and why nothing can be trained."""
     try:
         return resolve(DeviceRequest(), facts), ""
     except MisconfigurationException as error:
@@ -49,7 +50,7 @@ def decide(facts: MachineFacts) -> tuple[Decision | None, str]:
 
 
 def trains_on(facts: MachineFacts) -> str | None:
-    """The kind of device that "auto" gets; None when nothing can be trained."""
+    """Returns the kind of device that "auto" gets; None if nothing can be trained."""
     decision, _ = decide(facts)
     return None if decision is None else decision.type
 
@@ -66,7 +67,7 @@ def _refused(facts: MachineFacts) -> Finding | None:
 
 
 def _mac_gpu(facts: MachineFacts) -> Finding | None:
-    """Rosetta, an Intel or a virtual Mac, torch or macOS that do not fit, no Metal device, a failed allocation."""
+    """Returns what keeps torch from a Mac's GPU, or makes it slow."""
     if facts.system != "Darwin":
         return None
     if facts.rosetta and facts.mps_allocation_ok:
@@ -84,42 +85,20 @@ def _mac_gpu(facts: MachineFacts) -> Finding | None:
     what = obstacle.cause
     if not facts.rosetta and facts.machine != "arm64":
         what += f", and this package needs {_dotted(MINIMUM_TORCH)}"
-    return Finding(_name(facts), severity, what, remedy, device="mps")
-
-
-def _name(facts: MachineFacts) -> str:
-    """In the order in which MPSAccelerator.why_not looks."""
-    return next(
-        name
-        for name, holds in (
-            ("rosetta", facts.rosetta),
-            ("intel-mac", facts.machine != "arm64"),
-            ("torch", facts.torch_version is None),
-            ("torch-without-mps", not facts.mps_built),
-            ("virtual-mac", facts.virtual_machine and (facts.mps_available or not _macos_too_old(facts))),
-            ("old-macos", not facts.mps_available and _macos_too_old(facts)),
-            ("no-metal", not facts.mps_available),
-            ("failed-allocation", True),
-        )
-        if holds
-    )
-
-
-def _macos_too_old(facts: MachineFacts) -> bool:
-    return () < parse_version(facts.os_version) < minimum_macos(facts.torch_version)
+    return Finding(obstacle.name, severity, what, remedy, device="mps")
 
 
 def _is_of_settings(facts: MachineFacts, obstacle: Obstacle) -> bool:
-    """Whether a variable is the cause, which has a finding of its own."""
-    if settings.switch_unreadable(facts) and obstacle.cause == torch_missing(facts).cause:
+    """Returns True if the cause is an environment variable, which has a finding of its own."""
+    if settings.switch_unreadable(facts) and obstacle.name == "torch":
         return True
-    return settings.limits_refused(facts) and "watermark ratio" in (facts.mps_allocation_error or "")
+    return "watermark ratio" in (facts.mps_allocation_error or "") and settings.refused_limits(facts) is not None
 
 
 def _torch_remedy(facts: MachineFacts, obstacle: Obstacle) -> str:
-    """The obstacle's own, unless the error says more about what is wrong with the torch that is there."""
+    """Returns the obstacle's own remedy, or a better one where torch's error tells more."""
     error = facts.torch_error or ""
-    if facts.torch_version is not None or obstacle.cause != torch_missing(facts).cause:
+    if obstacle.name != "torch":
         return obstacle.remedy
     if "incompatible architecture" in error:
         return (
@@ -135,7 +114,7 @@ def _torch_remedy(facts: MachineFacts, obstacle: Obstacle) -> str:
 
 
 def _torch(facts: MachineFacts) -> Finding | None:
-    """On other systems; on a Mac a torch that is missing is what keeps the GPU idle."""
+    """Returns a finding where torch is missing; `_mac_gpu` has a Mac's."""
     if facts.system == "Darwin" or facts.torch_version is not None:
         return None
     obstacle = torch_missing(facts)
@@ -156,7 +135,7 @@ def _old_torch(facts: MachineFacts) -> Finding | None:
 
 
 def _newer_torch(facts: MachineFacts, least: tuple[int, ...] = MINIMUM_TORCH) -> str:
-    """How to get torch `least` or a later one on this system."""
+    """Returns how to get torch `least` or a later one on this system."""
     if facts.rosetta:
         return f"in a native Python: python -m pip install -U 'torch>={_dotted(least)}'"
     macos = parse_version(facts.os_version) if facts.system == "Darwin" else ()
@@ -184,7 +163,7 @@ def _transformers(facts: MachineFacts) -> Finding | None:
 
 
 def _wrong_results(facts: MachineFacts) -> Finding | None:
-    """The known faults of this torch on this Mac, and the least update that ends all that an update can end."""
+    """Returns the known faults of this torch on this Mac, and the smallest update that ends all it can."""
     if trains_on(facts) != "mps" or facts.system != "Darwin" or facts.mps_simulated:
         return None
     faults = known_faults(facts.torch_version, facts.os_version, facts.chip)
@@ -214,7 +193,7 @@ def _wrong_results(facts: MachineFacts) -> Finding | None:
 
 
 def _cuda(facts: MachineFacts) -> Finding | None:
-    """GPUs that NVIDIA's driver lists or a variable hides, and torch cannot use."""
+    """Returns a finding for GPUs that NVIDIA's driver lists or a variable hides, and torch cannot use."""
     if facts.system == "Darwin" or facts.torch_version is None or facts.cuda_count:
         return None
     obstacle = CUDAAccelerator.why_not(facts)
@@ -233,7 +212,7 @@ def _cuda(facts: MachineFacts) -> Finding | None:
 
 
 def _xpu(facts: MachineFacts) -> Finding | None:
-    """An XPU build that sees no GPU: somebody chose that build."""
+    """Returns a finding for an XPU build, which was chosen on purpose, that sees no GPU."""
     if facts.system == "Darwin" or facts.torch_version is None or not facts.xpu_built or facts.xpu_count:
         return None
     obstacle = XPUAccelerator.why_not(facts)
@@ -269,7 +248,7 @@ def _idle_gpus(facts: MachineFacts) -> Finding | None:
 
 
 def _container_on_a_mac(facts: MachineFacts) -> Finding | None:
-    """Docker Desktop runs containers on a kernel of its own, named linuxkit; one for arm64 most likely on a Mac."""
+    """Returns a finding for an arm64 container of Docker Desktop, whose kernel is named linuxkit."""
     if "linuxkit" not in facts.os_version or facts.machine not in ("aarch64", "arm64"):
         return None
     return Finding(

@@ -50,7 +50,7 @@ class KnownFault:
 
     @property
     def can_be_updated_away(self) -> bool:
-        """True if a newer torch or macOS is known to be free of it."""
+        """Returns True if a newer torch or macOS is known to be free of it."""
         return self.torch_before is not None or self.macos_before is not None
 
     def __str__(self) -> str:
@@ -200,7 +200,7 @@ KNOWN_FAULTS = (
 def known_faults(
     torch_version: str | None, macos_version: str | None, chip: str | None = None
 ) -> tuple[KnownFault, ...]:
-    """Those of `KNOWN_FAULTS` to warn of on this machine; none where a version is not known.
+    """Returns the `KNOWN_FAULTS` to warn of on this machine; none where a version is not known.
 
     Args:
         chip: such as "Apple M2 Pro"; None: not known, and faults of certain chips are left out.
@@ -212,7 +212,7 @@ def known_faults(
 
 
 def is_chip(chip: str | None, names: tuple[str, ...]) -> bool:
-    """True if `chip`, such as "Apple M2 Pro", is one of `names`, such as "M2"."""
+    """Returns True if `chip`, such as "Apple M2 Pro", is one of `names`, such as "M2"."""
     return any(f"{chip} ".startswith(f"Apple {name} ") for name in names)
 
 

@@ -28,7 +28,7 @@ class Product:
     batched: bool = False
 
     def may_be_wrong(self, torch_version: str) -> bool:
-        """True if M1 and M2 compute it wrong with this torch."""
+        """Returns True if M1 and M2 compute it wrong with this torch."""
         large = self.inner >= INNER and min(self.rows, self.columns) >= OUTER
         return large and (self.batched or parse_version(torch_version) < MENDED_IN_2D)
 
@@ -42,17 +42,17 @@ class Layer:
     learns: bool = True
 
     def has_large_gradient(self, tokens: int) -> bool:
-        """True if the gradient of its weight, from a batch of so many tokens, is such a product."""
+        """Returns True if the gradient of its weight, from a batch of so many tokens, is such a product."""
         return self.learns and tokens >= INNER and min(self.inputs, self.outputs) >= OUTER
 
 
 def concerns(torch_version: str, chip: str | None) -> bool:
-    """True on a machine that computes the products of linear layers wrong."""
+    """Returns True on a machine that computes the products of linear layers wrong."""
     return is_chip(chip, M1_AND_M2) and parse_version(torch_version) < MENDED_IN_2D
 
 
 def wide_layers(layers: Mapping[str, Layer]) -> list[str]:
-    """The names of the layers whose own size makes a product wrong, in any batch of 16 tokens or more."""
+    """Returns the names of the layers whose size makes a product wrong in any batch of 16 tokens or more."""
     return [
         name
         for name, layer in layers.items()

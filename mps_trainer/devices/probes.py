@@ -1,11 +1,12 @@
-"""The questions that can be put to this machine, each a tiny function, and the watch for the load of torch.
+"""The questions put to this machine, each a tiny function, and the watch for the load of torch.
 
-Only `facts.py` asks them. The top of this file imports the standard library only: `mps_trainer/__init__` imports it to
-see the moment at which torch is loaded.
+Only `facts.py` asks them. `mps_trainer/__init__` imports this file to see torch being loaded, so its top imports the
+standard library alone.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 import re
@@ -18,17 +19,17 @@ FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
 
 
 def switched_on(value: str | None) -> bool:
-    """Whether torch takes this value of its fallback switch for on: any number but 0."""
+    """Returns True if torch takes this value of its fallback switch for on: any number but 0."""
     return value is not None and value.strip() not in ("", "0")
 
 
 def unreadable_switch(value: str | None) -> bool:
-    """Whether torch fails to load with this value of its fallback switch, which it reads with C++'s std::stoi."""
+    """Returns True if torch, which reads its fallback switch by std::stoi, fails to load with this value."""
     return value is not None and re.match(r"\s*[+-]?[0-9]", value) is None
 
 
 class _TorchLoadWatch:
-    """A finder that finds nothing: it notes whether the fallback switch is on each time somebody looks for torch.
+    """A finder that finds nothing: it notes whether the fallback switch is on at each look-up of torch.
 
     The last look-up before the load is the one that counts, because `importlib.util.find_spec("torch")` looks without
     loading (transformers does that). The first look-up of a module inside torch says that the load is under way.
@@ -60,18 +61,12 @@ if "torch" not in sys.modules:
 
 
 def fallback_switch() -> bool:
-    """Whether PYTORCH_ENABLE_MPS_FALLBACK was on when torch was loaded, or is now if it has yet to be loaded."""
+    """Returns True if PYTORCH_ENABLE_MPS_FALLBACK was on when torch was loaded, or is on before it is."""
     return bool(_watch.fallback_when_loaded(sys.modules) if "torch" in sys.modules else _watch._is_on())
 
 
-def _import_torch() -> Any:
-    import torch
-
-    return torch
-
-
 def physical_memory() -> int | None:
-    """Bytes of the machine's memory; None where the system does not say."""
+    """Returns the bytes of the machine's memory; None where the system does not say."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -79,7 +74,7 @@ def physical_memory() -> int | None:
 
 
 def _sysctl(name: str) -> bytes | None:
-    """The value of one of macOS's sysctls, without a subprocess; None where the name or the call is unknown."""
+    """Returns a value of macOS's sysctl, without a subprocess; None where the name or the call is unknown."""
     try:
         import ctypes
 
@@ -95,19 +90,19 @@ def _sysctl(name: str) -> bytes | None:
 
 
 def sysctl_int(name: str) -> int | None:
-    """An integer of any width, such as hw.memsize (64 bits) or sysctl.proc_translated (32)."""
+    """Returns an integer of any width, such as hw.memsize (64 bits) or sysctl.proc_translated (32)."""
     value = _sysctl(name)
     return None if value is None else int.from_bytes(value, sys.byteorder, signed=True)
 
 
 def sysctl_text(name: str) -> str | None:
-    """A text such as machdep.cpu.brand_string."""
+    """Returns a text such as machdep.cpu.brand_string."""
     value = _sysctl(name)
     return None if value is None else value.rstrip(b"\0").decode(errors="replace") or None
 
 
 def _version_of(package: str) -> str | None:
-    """The installed version of a package, without an import of it."""
+    """Returns the installed version of a package, without importing it."""
     from importlib import metadata
 
     try:
@@ -117,7 +112,7 @@ def _version_of(package: str) -> str | None:
 
 
 def _free_bytes(folder: str) -> int | None:
-    """Free space where `folder` is or would be made; None where that cannot be told."""
+    """Returns the free space where `folder` is or would be made; None where that is unknown."""
     import shutil
 
     while not os.path.exists(folder) and folder != os.path.dirname(folder):
@@ -129,7 +124,7 @@ def _free_bytes(folder: str) -> int | None:
 
 
 def _linux_chip() -> str | None:
-    """The name of the processor; None where Linux does not say, as on arm64."""
+    """Returns the name of the processor; None where Linux does not say, as on arm64."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             names = (line.partition(":")[2].strip() for line in file if line.startswith("model name"))
@@ -139,7 +134,7 @@ def _linux_chip() -> str | None:
 
 
 def _recommended_bytes() -> int | None:
-    """What Metal recommends as the most to hold on mps; None where torch does not say."""
+    """Returns the most that Metal recommends to hold on mps; None where torch does not say."""
     import torch
 
     try:
@@ -164,7 +159,7 @@ class Probes:
     release: Callable[[], str] = platform.release
     mac_version: Callable[[], str] = lambda: platform.mac_ver()[0]
     sysctl: Callable[[str], int | None] = sysctl_int
-    import_torch: Callable[[], Any] = _import_torch
+    import_torch: Callable[[], Any] = lambda: importlib.import_module("torch")
     fallback_when_torch_loaded: Callable[[], bool | None] = lambda: _watch.fallback_when_loaded(sys.modules)
     sysctl_text: Callable[[str], str | None] = sysctl_text
     memory: Callable[[], int | None] = physical_memory

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import typing
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +30,7 @@ class Recorded:
 
 
 def read_facts(path: str) -> Recorded:
-    """The facts in the file at `path`: the whole output of `doctor --json`, or its "facts" alone.
+    """Returns the facts in the file at `path`: the whole output of `doctor --json`, or its "facts" alone.
 
     A key that is missing, as in a file of an older version, has its default. A key that is unknown is left out where a
     newer version wrote the file. Raises MisconfigurationException for one that is unknown otherwise, for a value of
@@ -80,17 +79,13 @@ def _content(path: str) -> dict[str, Any]:
 def _check(path: str, name: str, value: Any, kind: Any) -> None:
     options = typing.get_args(kind) if typing.get_origin(kind) is not dict else ()
     accepted = [typing.get_origin(option) or option for option in (options or (kind,))]
-    fits = type(value) in accepted and (type(value) is not dict or _texts(value))
-    if not fits:
+    has_texts = type(value) is not dict or all(type(text) is str for text in value.values())
+    if type(value) not in accepted or not has_texts:
         should = " or ".join(_NAMES[option] for option in accepted)
         raise _refused(path, f'its "{name}" is {_shown(value)}, and should be {should}')
     least = LAUNCHER_INTEGERS.get(name.upper(), 0)
     if type(value) is int and value < least:
         raise _refused(path, f'its "{name}" is {_shown(value)}, and should be at least {least}')
-
-
-def _texts(values: Mapping[Any, Any]) -> bool:
-    return all(type(value) is str for value in values.values())
 
 
 def _release(version: str) -> tuple[int, ...]:
@@ -99,7 +94,7 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def names(keys: tuple[str, ...]) -> str:
-    """The first few of them, quoted, and how many there are besides."""
+    """Returns the first few names, quoted, and how many more there are."""
     shown = [f'"{key[:60]}"' for key in keys[:5]]
     return ", ".join(shown) + (f" and {len(keys) - 5} more" if len(keys) > 5 else "")
 

@@ -1,4 +1,4 @@
-"""From what was asked for and what is true of the machine to one device, with the reason for every candidate.
+"""Chooses one device from a request and the facts of the machine, with the reason for every candidate.
 
 Pure: no I/O and no torch call, so a decision for any machine can be computed, and tested, on any other.
 """
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import DeviceUnavailableError, MisconfigurationException
 from .accelerators import ACCELERATORS, Accelerator, Devices, MPSAccelerator
-from .accelerators.base import read_devices
+from .accelerators.base import read_devices, torch_missing
+from .backends import refuse_backend, refuse_processes
 from .facts import FALLBACK, MachineFacts
 
 if TYPE_CHECKING:
@@ -23,13 +24,13 @@ ACCEPTED = ("auto", *ACCELERATORS, "gpu")
 
 @dataclass(frozen=True)
 class DeviceRequest:
-    """What the user asked for.
+    """The device that the user asks for.
 
     Args:
         accelerator: "auto" (the first usable of mps, cuda, xpu, cpu), "gpu" (the same without cpu), or one of "mps",
             "cuda", "xpu", "cpu".
         devices: "auto", a number, -1 for all, or a list of indices. One process trains on one device.
-        use_cpu: train on the CPU whatever the machine has; goes before `accelerator`.
+        use_cpu: train on the CPU, even if the machine has a GPU; goes before `accelerator`.
         ddp_backend: backend of torch.distributed; None leaves it to the device.
     """
 
@@ -54,7 +55,7 @@ class Decision:
     """The device of this process and the reasons. `str()` is for people, `to_dict()` for machines."""
 
     type: str  # "mps", "cuda", "xpu" or "cpu"
-    index: int | None  # which of several; None for mps and cpu, of which there is one
+    index: int | None  # None for mps and cpu, which have one device
     reason: str
     rejected: tuple[Rejected, ...] = ()
     notes: tuple[str, ...] = ()  # what the user should know before training
@@ -66,12 +67,12 @@ class Decision:
 
     @property
     def name(self) -> str:
-        """The device as torch spells it: "mps", "cuda:0", "cpu"."""
+        """Returns the device as torch spells it: "mps", "cuda:0", "cpu"."""
         return self.type if self.index is None else f"{self.type}:{self.index}"
 
     @property
     def device(self) -> torch.device:
-        """The torch.device; torch is imported here and not before."""
+        """Returns the torch.device; torch is imported here and not before."""
         import torch
 
         return torch.device(self.name)
@@ -85,22 +86,22 @@ class Decision:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field and the device's name, in types that JSON has."""
+        """Returns every field and the device's name, in types that JSON has."""
         return {"device": self.name, **dataclasses.asdict(self)}
 
 
 def resolve(request: DeviceRequest, facts: MachineFacts) -> Decision:
-    """Choose the device for this process.
+    """Chooses the device for this process.
 
     In this order: `use_cpu` or accelerator="cpu"; an accelerator asked for by name; mps; cuda; xpu; cpu.
 
-    Raises DeviceUnavailableError when what was asked for by name cannot run here, with the cause found and its remedy,
+    Raises DeviceUnavailableError if an accelerator asked for by name cannot run here, with the cause and its remedy,
     and MisconfigurationException when the request contradicts itself, the device or the launcher.
     """
     choice = _choose(request, facts)
     chosen = ACCELERATORS[choice.name]
-    _refuse_backend(chosen, request.ddp_backend)
-    _refuse_processes(chosen, facts)
+    refuse_backend(chosen, request.ddp_backend)
+    refuse_processes(chosen, facts)
     return Decision(
         type=choice.name,
         index=_index(chosen, request.devices, facts),
@@ -121,7 +122,7 @@ class _Choice:
     reason: str
     others: str  # why an available candidate was passed over
     switch: str  # what would choose candidate {name} instead
-    by_order: bool = False  # nobody asked for this kind; it was the first usable
+    by_order: bool = False  # the kind was not asked for; it was the first usable
 
 
 def _choose(request: DeviceRequest, facts: MachineFacts) -> _Choice:
@@ -167,13 +168,12 @@ def _asked_accelerator(request: DeviceRequest) -> str:
 
 
 def is_true(value: str | None) -> bool:
-    """Whether Accelerate takes the value of one of its switches for true."""
+    """Returns True if Accelerate takes the value of one of its switches for true."""
     return value is not None and value.strip().lower() in ("1", "true", "t", "yes", "y", "on")
 
 
 def _cpu(facts: MachineFacts, asked: str, why: str, switch: str) -> _Choice:
-    obstacle = ACCELERATORS["cpu"].why_not(facts)
-    if obstacle is not None:
+    if ACCELERATORS["cpu"].why_not(facts) is not None:
         raise _nothing_trains(facts)
     set_aside = "" if asked in ("auto", "cpu") else f", so the request for accelerator={asked!r} was set aside"
     return _Choice("cpu", why + set_aside, why, switch)
@@ -183,13 +183,12 @@ def _first_usable(asked: str, facts: MachineFacts) -> _Choice:
     names = tuple(ACCELERATORS) if asked == "auto" else GPUS
     for name in names:
         if ACCELERATORS[name].why_not(facts) is None:
-            return _Choice(
-                name,
-                f"accelerator={asked!r} takes the first usable of {', '.join(names)}" + _evidence(name, facts),
-                f"{name} comes first",
-                "accelerator={name!r} chooses it",
-                by_order=True,
-            )
+            reason = f"accelerator={asked!r} takes the first usable of {', '.join(names)}"
+            if name == "mps":
+                system = "macOS" if facts.system == "Darwin" else facts.system
+                version = f"{system} {facts.os_version}, torch {facts.torch_version}"
+                reason += f", and an allocation on mps worked ({version})"
+            return _Choice(name, reason, f"{name} comes first", "accelerator={name!r} chooses it", by_order=True)
     if asked == "auto":
         raise _nothing_trains(facts)
     obstacles = {name: ACCELERATORS[name].why_not(facts) for name in names}
@@ -204,20 +203,12 @@ def _first_usable(asked: str, facts: MachineFacts) -> _Choice:
 
 
 def _nothing_trains(facts: MachineFacts) -> DeviceUnavailableError:
-    """Torch is missing; on a Mac whose Python is emulated, installing it there would be the wrong way on."""
-    missing = ACCELERATORS["cpu"].why_not(facts)
-    assert missing is not None
+    """Returns the error for a missing torch; where Rosetta emulates Python, its remedy is a native Python."""
+    missing = torch_missing(facts)
     emulated = MPSAccelerator.why_not(facts) if facts.rosetta else None
     remedy = emulated.remedy if emulated else missing.remedy
     cause = f"{missing.cause}, and {emulated.cause}" if emulated else missing.cause
     return DeviceUnavailableError(f"Nothing can be trained here: {cause}. What to do: {remedy}.", cause, remedy)
-
-
-def _evidence(name: str, facts: MachineFacts) -> str:
-    if name == "mps":
-        system = "macOS" if facts.system == "Darwin" else facts.system
-        return f", and an allocation on mps worked ({system} {facts.os_version}, torch {facts.torch_version})"
-    return ""
 
 
 def _rejected(name: str, choice: _Choice, facts: MachineFacts) -> Rejected:
@@ -227,49 +218,16 @@ def _rejected(name: str, choice: _Choice, facts: MachineFacts) -> Rejected:
     return Rejected(name, obstacle.cause, obstacle.remedy, obstacle.repairable)
 
 
-def _refuse_backend(chosen: type[Accelerator], backend: str | None) -> None:
-    if backend is None or backend in chosen.backends:
-        return
-    if not chosen.backends:
-        raise _mps_is_one_process(f"ddp_backend={backend!r} was requested")
-    needs = " or ".join(name for name, kind in ACCELERATORS.items() if backend in kind.backends)
-    why = f"it needs {needs}" if needs else "no accelerator of this package uses it"
-    raise MisconfigurationException(
-        f"ddp_backend={backend!r} cannot be used on {chosen.name()}: {why}. "
-        f"Take one of {', '.join(map(repr, chosen.backends))}, or leave ddp_backend out."
-    )
-
-
-def _refuse_processes(chosen: type[Accelerator], facts: MachineFacts) -> None:
-    processes = facts.world_size or 1
-    if processes == 1 or chosen.name() == "cpu":
-        return
-    if not chosen.backends:
-        raise _mps_is_one_process(f"The launcher started {processes} processes (WORLD_SIZE={processes})")
-    if facts.local_rank is None:
-        raise MisconfigurationException(
-            f"WORLD_SIZE is {processes} and LOCAL_RANK is not set, so this process cannot tell which "
-            f"{chosen.label} is its own. Start with torchrun, which sets both, or unset WORLD_SIZE."
-        )
-
-
-def _mps_is_one_process(what: str) -> MisconfigurationException:
-    return MisconfigurationException(
-        f"{what}, and the device is mps: mps trains on one device in one process, because a Mac has one GPU and no "
-        f"torch.distributed backend reaches it. Either run the script with plain python, without a launcher and "
-        f"without ddp_backend, or train with several processes on the CPU: use_cpu=True with ddp_backend='gloo'."
-    )
-
-
 def _index(chosen: type[Accelerator], devices: Devices, facts: MachineFacts) -> int | None:
-    """Which of the chosen kind's devices is this process's own."""
+    """Returns the index of this process's device; None for mps and cpu, of which there is one."""
     asked = read_devices(devices)
     count = chosen.count(facts)
     wanted = chosen.choose_devices(devices, count)
     if chosen is MPSAccelerator:
         return None
     one_each = asked in ("auto", 1)  # every process takes the one of its local rank
-    local_size = _local_world_size(facts)
+    processes = facts.world_size or 1
+    local_size = processes if facts.local_world_size is None else min(facts.local_world_size, processes)
     if not one_each and len(wanted) != local_size:
         raise _wrong_number(chosen, devices, len(wanted), local_size)
     if chosen.name() == "cpu":
@@ -287,11 +245,6 @@ def _at_most(count: int, facts: MachineFacts) -> str:
     if not facts.slurm:
         return f"torchrun --nproc_per_node {count}"
     return f"srun --ntasks-per-node={count}, or show each all GPUs of its node: --gpus-per-node, not --gpus-per-task"
-
-
-def _local_world_size(facts: MachineFacts) -> int:
-    processes = facts.world_size or 1
-    return processes if facts.local_world_size is None else min(facts.local_world_size, processes)
 
 
 def _wrong_number(

@@ -5,13 +5,12 @@ from __future__ import annotations
 from ..amounts import format_bytes
 from ..guards.watermarks import HIGH, LOW, MOST, Ratio, limits
 from . import probes
-from .accelerators import MPSAccelerator
 from .facts import LAUNCHER_INTEGERS, MachineFacts
 from .finding import ERROR, NOTE, WARNING, Finding
 from .probes import FALLBACK, switched_on
 
 _GIB = 1024**3
-# The smallest Macs have 8, of which macOS takes some 3.
+# The smallest Macs have 8, and macOS takes about 3 of them.
 LITTLE_MEMORY = 8 * _GIB
 # Each checkpoint of a model of 100 million parameters takes 1.2 GB: the weights, and AdamW's two numbers for each.
 LITTLE_DISK = 5 * _GIB
@@ -23,7 +22,7 @@ LAUNCHER = (*(name for name in LAUNCHER_INTEGERS if not name.startswith("TORCHEL
 
 
 def switch_unreadable(facts: MachineFacts) -> bool:
-    """Whether a Mac's torch fails to load because of the switch."""
+    """Returns True if a Mac's torch fails to load because of the switch."""
     return facts.system == "Darwin" and probes.unreadable_switch(facts.environment.get(FALLBACK))
 
 
@@ -40,7 +39,7 @@ def unreadable_switch(facts: MachineFacts) -> Finding | None:
 
 
 def late_switch(facts: MachineFacts) -> Finding | None:
-    if not facts.fallback_set_too_late or not _has_mps(facts):
+    if not facts.fallback_set_too_late or not facts.mps_allocation_ok:
         return None
     return Finding(
         "late-switch",
@@ -52,7 +51,7 @@ def late_switch(facts: MachineFacts) -> Finding | None:
 
 def switch_on(facts: MachineFacts) -> Finding | None:
     on = switched_on(facts.environment.get(FALLBACK)) and not switch_unreadable(facts)
-    if not on or facts.fallback_set_too_late or not _has_mps(facts):
+    if not on or facts.fallback_set_too_late or not facts.mps_allocation_ok:
         return None
     return Finding(
         "switch-on",
@@ -65,13 +64,8 @@ def switch_on(facts: MachineFacts) -> Finding | None:
 # --- the limits of memory on mps ---------------------------------------------------------------------------------
 
 
-def limits_refused(facts: MachineFacts) -> bool:
-    """Whether a Mac's torch refuses every allocation because of limits in the environment."""
-    return refused_limits(facts) is not None
-
-
 def refused_limits(facts: MachineFacts) -> Finding | None:
-    """A limit out of range, or the low one above the high one."""
+    """Returns a finding for a limit out of range, or a low one above the high one: torch refuses every allocation."""
     if facts.system != "Darwin" or facts.mps_allocation_ok or not _limits_in(facts):
         return None
     high = Ratio(facts.environment.get(HIGH, "1.7")).value  # torch's own, in force when its allocator is made
@@ -94,8 +88,8 @@ def refused_limits(facts: MachineFacts) -> Finding | None:
 
 
 def no_limit(facts: MachineFacts) -> Finding | None:
-    """A high watermark of 0, as it is or because torch finds no number."""
-    if HIGH not in facts.environment or not _has_mps(facts) or limits_refused(facts):
+    """Returns a finding for a high watermark of 0, as it is or because torch finds no number."""
+    if HIGH not in facts.environment or not facts.mps_allocation_ok:
         return None
     high = Ratio(facts.environment[HIGH])
     if high.value != 0:
@@ -112,9 +106,9 @@ def no_limit(facts: MachineFacts) -> Finding | None:
 
 
 def unclear_limits(facts: MachineFacts) -> Finding | None:
-    """Limits of which torch reads a part, or none of the low one."""
+    """Returns a finding for limits that torch reads in part, or a low one that it reads as 0."""
     wrong = [f"{name}={facts.environment[name]}" for name in _limits_in(facts) if _misread(facts, name)]
-    if not wrong or not _has_mps(facts) or limits_refused(facts):
+    if not wrong or not facts.mps_allocation_ok:
         return None
     read = ", ".join(f"{Ratio(text.partition('=')[2]).value:g}" for text in wrong)
     return Finding(
@@ -126,7 +120,7 @@ def unclear_limits(facts: MachineFacts) -> Finding | None:
 
 
 def limits_beyond(facts: MachineFacts) -> Finding | None:
-    if HIGH not in facts.environment or not _has_mps(facts) or not 1 < limits(facts.environment)[0] <= MOST:
+    if HIGH not in facts.environment or not facts.mps_allocation_ok or not 1 < limits(facts.environment)[0] <= MOST:
         return None
     return Finding(
         "limits-beyond",
@@ -149,7 +143,7 @@ def _misread(facts: MachineFacts, name: str) -> bool:
 
 
 def several_processes(facts: MachineFacts) -> Finding | None:
-    if (facts.world_size or 1) == 1 or not _has_mps(facts):
+    if (facts.world_size or 1) == 1 or not facts.mps_allocation_ok:
         return None
     return Finding(
         "several-processes",
@@ -171,7 +165,7 @@ def one_process_of_torchrun(facts: MachineFacts) -> Finding | None:
 
 
 def fast_math(facts: MachineFacts) -> Finding | None:
-    if not switched_on(facts.environment.get("PYTORCH_MPS_FAST_MATH")) or not _has_mps(facts):
+    if not switched_on(facts.environment.get("PYTORCH_MPS_FAST_MATH")) or not facts.mps_allocation_ok:
         return None
     return Finding(
         "fast-math",
@@ -184,7 +178,7 @@ def fast_math(facts: MachineFacts) -> Finding | None:
 def little_memory(facts: MachineFacts) -> Finding | None:
     if facts.memory_bytes is None or facts.memory_bytes > LITTLE_MEMORY:
         return None
-    shared = ", which the GPU shares with macOS and every program" if _has_mps(facts) else ""
+    shared = ", which the GPU shares with macOS and every program" if facts.mps_allocation_ok else ""
     return Finding(
         "little-memory",
         WARNING,
@@ -204,8 +198,3 @@ def little_disk(facts: MachineFacts) -> Finding | None:
         "checkpoints and what is swapped go",
         "free some disk space, or point HF_HOME, MPS_TRAINER_CACHE and --output_dir to another disk",
     )
-
-
-def _has_mps(facts: MachineFacts) -> bool:
-    """Whether what is said of mps is of interest here."""
-    return MPSAccelerator.why_not(facts) is None

@@ -1,4 +1,4 @@
-"""The place of a process in a step of Slurm, which `srun` tells it in variables of its own. Pure."""
+"""Reads the place of a process in a step of Slurm from the variables that `srun` sets. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIRST_PORT, PORTS = 20000, 12768
 
 
 def slurm_facts(environ: Mapping[str, str]) -> dict[str, Any]:
-    """What torchrun would say of the processes of a step, and that they are a step's; {} outside of one.
+    """Returns torchrun's facts for a process of a step, and that it is one of a step; {} outside of one.
 
     A step of one task is one process, and so is the shell of `sbatch` and `salloc`, which is in no step. `MASTER_ADDR`
     and `MASTER_PORT` go before the first host of the step and a port that follows from the job.
@@ -46,7 +46,7 @@ def slurm_facts(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _tasks_here(environ: Mapping[str, str]) -> int:
-    """How many tasks the step has on this node: of "2(x3),1" two on each of the nodes 0 to 2, one on node 3."""
+    """Returns how many tasks this node has: "2(x3),1" is two on each of the nodes 0 to 2, one on node 3."""
     name = "SLURM_STEP_TASKS_PER_NODE"
     node = _number(environ, "SLURM_NODEID")
     for part in _text(environ, name).split(","):
@@ -60,7 +60,7 @@ def _tasks_here(environ: Mapping[str, str]) -> int:
 
 
 def _first_host(environ: Mapping[str, str]) -> str:
-    """Of "node[03-05,07],gpu1" the host node03."""
+    """Returns the first host of a list: node03 for "node[03-05,07],gpu1"."""
     name = "SLURM_STEP_NODELIST"
     first = re.match(r"(?:[\w.-]|\[[0-9]+[0-9,-]*\])+(?=,|$)", _text(environ, name))
     if first is None:
@@ -69,7 +69,7 @@ def _first_host(environ: Mapping[str, str]) -> str:
 
 
 def _port(environ: Mapping[str, str]) -> int:
-    """Another one for each job, and for each step of it, whose addresses may still be in use."""
+    """Returns a port that differs from job to job, and from step to step, whose addresses may still be in use."""
     step = _number(environ, "SLURM_STEP_ID") if "SLURM_STEP_ID" in environ else 0
     return FIRST_PORT + (_number(environ, "SLURM_JOB_ID") + 1000 * step) % PORTS
 

@@ -1,4 +1,4 @@
-"""The batches of an evaluation: which is the last, and as many in all processes."""
+"""Iterates over the batches of an evaluation: tells the last one, and keeps processes in step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metric that decides which checkpoint is the best."""
+"""Finds the best checkpoint by its metric."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One batch of an evaluation: whether it has a loss, its labels, and the logits among the outputs for it."""
+"""Reads one batch of an evaluation: whether it has a loss, its labels, and the logits of its outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The outputs of an evaluation, kept until there are metrics of them."""
+"""Keeps the outputs of an evaluation until its metrics are computed."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ class Predictions:
                 getattr(self, name).to_host()
 
     def gather(self, processes: Processes) -> None:
-        """Takes in the batches of all processes, in the order in which one process alone would have had them."""
+        """Takes in the batches of all processes, in the order of a single process."""
         for name in _KEPT:
             getattr(self, name).gather(processes)
 
     def by_batch(self) -> Iterator[tuple[Any, ...]]:
-        """The four of each batch, after `gather`; None for what there is none of."""
+        """Yields the four of each batch, after `gather`; None for a kind without any."""
         return zip_longest(*(getattr(self, name).on_host for name in _KEPT))
 
     def to_numpy(self) -> None:
-        """Afterwards the four are arrays, or lists of one for each batch; None where there was nothing."""
+        """Makes the four arrays, or lists of one for each batch; None where there was nothing."""
         for name in _KEPT:
             setattr(self, name, getattr(self, name).arrays())
 
@@ -81,7 +81,7 @@ class Predictions:
                 setattr(self, name, _map(sort, [getattr(self, name)]))
 
     def mean_loss(self, finite_only: bool) -> float | None:
-        """Mean over the examples; over those with a finite loss, if there are any, with `finite_only`."""
+        """Returns the mean over the examples; with `finite_only`, over those with a finite loss if there are any."""
         losses = np.concatenate(self.losses) if isinstance(self.losses, list) and self.losses else self.losses
         if not isinstance(losses, np.ndarray):
             return None
@@ -92,7 +92,7 @@ class Predictions:
 class Batches:
     """Tensors, or lists, tuples and dictionaries of them, batch by batch; joined once, and copied to the host once.
 
-    A copy for each batch would make the host wait for the device each time; a join for each, copy what is there again.
+    A copy for each batch would make the host wait for the device each time; a join for each would copy all again.
 
     Args:
         join: whether `arrays` gives them as one.
@@ -121,7 +121,7 @@ class Batches:
         self.on_host = [batch for batches in in_turn for batch in batches if batch is not _NOTHING]
 
     def arrays(self) -> Any:
-        """All batches as one, or a list of them, in NumPy's arrays; None if there are none."""
+        """Returns all batches as one, or a list of them, in NumPy's arrays; None if there are none."""
         self.to_host()
         if not self.on_host:
             return None
@@ -129,15 +129,15 @@ class Batches:
 
 
 def _by_itself(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` in memory of its own, where it is a part of its batch, which would all be kept for its sake."""
+    """Returns a copy of a tensor that is a part of its batch, which would all be kept for its sake."""
     shares = tensor.device.type != "cpu" and tensor.untyped_storage().nbytes() > tensor.nbytes
     return tensor.clone() if shares else tensor
 
 
 def joined(batches: list[Any]) -> Any:
-    """One batch of all; its second dimension, if the batches differ in that, padded at the end with the ignored label.
+    """Returns one batch of all, as transformers' nested_concat joins two.
 
-    As transformers' nested_concat joins two.
+    If they differ in the second dimension, it is padded at the end with the ignored label.
     """
     if len(batches) == 1:
         return batches[0]
@@ -158,7 +158,7 @@ def _concatenated(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _map(function: Callable[..., Any], values: list[Any]) -> Any:
-    """`function` of the tensors, or arrays, that have the same place in each of `values`.
+    """Returns `function` of the tensors, or arrays, that have the same place in each of `values`.
 
     Raises:
         TypeError: for what is neither a tensor nor made of tensors.

@@ -1,1 +1,1 @@
-"""What keeps a run alive, or ends it with its work saved, when the machine or the data fail it."""
+"""Keeps a run alive, or ends it with its work saved, when the machine or the data fail."""

@@ -1,4 +1,4 @@
-"""Which callback an error came from."""
+"""Names the callback that an error came from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _TELLERS = ("tell", "call_event")  # functions that go through the callbacks: th
 
 
 def explain_callback(error: Exception, event: str, step: int) -> None:
-    """Adds to `error`, which a callback has raised at `event`, the callback's class and where in the run it was.
+    """Explains `error`, raised by a callback at `event`: the callback's class and where in the run it was.
 
     `step` is the number of optimizer steps that are done.
     """
@@ -27,7 +27,7 @@ def explain_callback(error: Exception, event: str, step: int) -> None:
 
 
 def _raiser(error: Exception) -> Any:
-    """The callback whose method was called last by who tells the event."""
+    """Returns the callback whose method was called last; None if the error came from elsewhere."""
     trace = error.__traceback__
     while trace is not None:
         frame = trace.tb_frame
@@ -37,8 +37,8 @@ def _raiser(error: Exception) -> Any:
     return None
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of what `error` says, as a sentence."""
-    lines = str(error).strip().splitlines()
+def first_line(message: object) -> str:
+    """Returns the first line of an error, or of its message, as a sentence."""
+    lines = str(message).strip().splitlines()
     text = lines[0].strip() if lines else "it says nothing."
     return text if text.endswith((".", "!", "?")) else f"{text}."

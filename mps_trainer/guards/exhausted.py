@@ -1,4 +1,4 @@
-"""The error that says that memory ran out: what held how much, and what would help most."""
+"""The error for memory that ran out: what held how much, and what would help most."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .memory_table import MemoryTable, measure
 # How torch's allocators say it. Those of cuda and xpu have a type of their own besides.
 _MESSAGES = ("out of memory", "DefaultCPUAllocator: can't allocate memory", "CUDNN_STATUS_NOT_SUPPORTED")
 
-TRAINING, EVALUATION, PREDICTION, PLACING = "training", "evaluation", "prediction", "placing the model"
+TRAINING, PLACING = "training", "placing the model"
 
 # The share of what activations take that each remedy saves, as a rule of thumb to order them by. Halving goes on until
 # one example is left; checkpointing keeps the input of each layer; autocast keeps about half of the activations in 16
@@ -27,10 +27,10 @@ _REMEDIES = 3
 
 
 class DeviceOutOfMemoryError(MisconfigurationException, torch.OutOfMemoryError):
-    """The memory of the device does not suffice for what was asked. A `RuntimeError`, and torch's own kind of one.
+    """The device has too little memory. A `RuntimeError`, and torch's own kind of one.
 
-    `memory` is what held how much when it ran out; `remedies` what to do, the likeliest to help first. What the
-    allocator said is the `__cause__`.
+    `memory` is the use of memory at that moment, `remedies` what to do, the likeliest to help first, and `__cause__`
+    the allocator's error.
     """
 
     def __init__(self, message: str, memory: MemoryTable, remedies: list[str]) -> None:
@@ -79,7 +79,7 @@ def explained(describe: Callable[[], RunDescription], doing: str) -> Iterator[No
 
     Args:
         describe: returns the run as it is when it is called, which is when memory has run out.
-        doing: one of the words above.
+        doing: one of the words above, "evaluation" or "prediction".
     """
     try:
         yield

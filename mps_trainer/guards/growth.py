@@ -1,4 +1,4 @@
-"""Memory on mps that grows while the tensors do not: kept within a limit, and given back before it gets there."""
+"""Limits memory on mps that grows while the tensors do not, and releases it before the limit is reached."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 # Batches of ever new lengths leave buffers of ever new sizes behind (pytorch issues 77753, 132596). Up to this
 # multiple of what tensors took at their most, what torch keeps for later is worth its memory.
 _TIMES = 1.3
-_WORTHWHILE = 1 / 16  # of the recommended maximum: as little is not missed by anybody
+_WORTHWHILE = 1 / 16  # of the recommended maximum: smaller amounts do not matter
 
 
 class MemoryGuard:
@@ -52,7 +52,7 @@ class MemoryGuard:
         )
 
     def maybe_release(self) -> None:
-        """Gives back what is not used, if it has become too much. To be called now and then, not at each step."""
+        """Releases unused memory if it has become too much. To be called now and then, not at each step."""
         live, held = live_and_driver(self.device)
         needed = max(_peak(live), self._left)
         too_much = max(_TIMES * needed, needed + self._worthwhile)
@@ -70,7 +70,7 @@ class MemoryGuard:
 
 
 def free_unused(device: torch.device) -> None:
-    """Gives memory that no tensor uses back to the system."""
+    """Releases memory that no tensor uses to the system."""
     module = getattr(torch, device.type, None)
     # the graphs are those that mps has compiled; not in every torch
     for name in ("empty_cache", "clear_graph_cache"):
@@ -79,7 +79,7 @@ def free_unused(device: torch.device) -> None:
 
 
 def _peak(live: int) -> int:
-    """The most bytes that tensors have had; an older torch does not tell, and what is `live` has to do."""
+    """Returns the most bytes that tensors have had; `live` where an older torch does not tell."""
     try:
         return max(torch.accelerator.max_memory_allocated(), live)
     except (AttributeError, RuntimeError):
@@ -87,5 +87,5 @@ def _peak(live: int) -> int:
 
 
 def make_guard(args: Any) -> MemoryGuard | None:
-    """The guard that `args` ask for, None for none."""
+    """Returns the guard that `args` ask for; None for none."""
     return MemoryGuard(args.device, args.memory_fraction) if args.memory_guard and args.device.type == "mps" else None

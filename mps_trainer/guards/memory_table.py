@@ -1,16 +1,17 @@
-"""What takes up the memory of the device, measured from the sizes of the tensors there."""
+"""Measures the memory of the device from the sizes of the tensors there."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..amounts import format_bytes
+from ..nested import tensors_in
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class MemoryTable:
 
     @property
     def activations(self) -> int:
-        """What tensors hold besides: activations, and the batch."""
+        """Returns the bytes of all other tensors: activations, and the batch."""
         return max((self.live or 0) - self.model - self.gradients - self.optimizer, 0)
 
     def to_dict(self) -> dict[str, Any]:
@@ -48,7 +49,7 @@ class MemoryTable:
 
 
 def measure(device: torch.device, model: Any = None, optimizer: Any = None) -> MemoryTable:
-    """The memory of `device` now. Reads no tensor, and waits for nothing."""
+    """Returns the use of memory on `device` now. Reads no tensor, and waits for nothing."""
     parameters = list(model.parameters()) if model is not None else []
     buffers = list(model.buffers()) if model is not None else []
     state = getattr(optimizer, "state", None)
@@ -57,12 +58,12 @@ def measure(device: torch.device, model: Any = None, optimizer: Any = None) -> M
         *_totals(device),
         model=_held([*parameters, *buffers], device),
         gradients=_held((p.grad for p in parameters if p.grad is not None), device),
-        optimizer=_held(_tensors(state), device),
+        optimizer=_held(tensors_in(state), device),
     )
 
 
 def live_and_driver(device: torch.device) -> tuple[int, int]:
-    """Bytes in tensors, and bytes that the system has given to this process, on an mps device."""
+    """Returns the bytes in tensors, and those that the system gave this process, on an mps device."""
     return torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
 
 
@@ -77,18 +78,10 @@ def _totals(device: torch.device) -> tuple[int | None, int | None, int | None]:
 
 
 def _held(tensors: Iterable[torch.Tensor], device: torch.device) -> int:
-    """Bytes of the memory behind `tensors` on `device`, each piece once."""
+    """Returns the bytes of the memory behind `tensors` on `device`, each piece once."""
     pieces: dict[int, int] = {}
     for tensor in tensors:
         if tensor.device.type == device.type and tensor.layout == torch.strided:
             storage = tensor.untyped_storage()
             pieces[storage.data_ptr()] = storage.nbytes()
     return sum(pieces.values())
-
-
-def _tensors(state: Any) -> Iterator[torch.Tensor]:
-    if isinstance(state, torch.Tensor):
-        yield state
-    elif isinstance(state, (Mapping, list, tuple)):
-        for value in state.values() if isinstance(state, Mapping) else state:
-            yield from _tensors(value)

@@ -1,4 +1,4 @@
-"""Losses and gradient norms that are no finite numbers: when the first came, and when they are worth a word."""
+"""Watches for losses and gradient norms that are not finite: when the first came, and when to warn."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class NonFinite:
 
 
 class NumberWatch:
-    """Looks through what was read from the device anyway.
+    """Looks through numbers that were read from the device anyway.
 
     Args:
         scaled: a gradient scaler leaves out updates whose gradients overflow. That is how it finds its scale, so an
@@ -63,14 +63,12 @@ class NumberWatch:
                 bad.setdefault(step, ("gradient norm", value))
         if bad:
             self.steps += len(bad)
-            self.first = self.first or self._first(bad, dict(zip(norm_steps, rates, strict=True)))
-
-    def _first(self, bad: dict[int, tuple[str, float]], rates: dict[int, float | None]) -> NonFinite:
-        step = min(bad)
-        return NonFinite(*bad[step], step, rates.get(step))
+            if self.first is None:
+                step = min(bad)
+                self.first = NonFinite(*bad[step], step, dict(zip(norm_steps, rates, strict=True)).get(step))
 
     def take(self) -> tuple[NonFinite | None, int]:
-        """The first since this was last called, and how many steps have such a number since then."""
+        """Returns the first since the last call, and the number of steps with such a number since then."""
         taken = self.first, self.steps
         self.first, self.steps = None, 0
         return taken

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM during a run: the step is finished and saved before the process ends."""
+"""Handles SIGINT and SIGTERM during a run: the step is finished and saved before the process ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DEFAULTS: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.S
 class SignalHandler:
     """Inside, a first SIGINT or SIGTERM is noted instead of ending the process; a second one ends it at once.
 
-    Only where the process would do what Python does by itself: a handler of somebody else's stays, a signal that is
+    Only where the process would do what Python does by itself: a foreign handler stays, a signal that is
     ignored is ignored, and outside the main thread nothing happens.
 
     Several processes end at the same step: a signal counts when all have agreed that it came to one of them. There a
@@ -57,8 +57,9 @@ class SignalHandler:
                     signal.signal(signum, default)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:
-            self._in_child(signum)
+        if os.getpid() != self._process:  # a forked worker, which Ctrl-C reaches as well: the run decides
+            if signum == signal.SIGTERM:
+                _end_at_once(signum)
         elif self._received:
             if self._processes is None or time.monotonic() - self._received_at > GRACE:
                 _end_at_once(signum)
@@ -69,7 +70,9 @@ class SignalHandler:
             name = signal.Signals(signum).name
             if self._speaks:
                 saving = "saving a checkpoint" + (" if the other processes still run" if self._processes else "")
-                _tell(f"\n{name}: finishing the step and {saving}. Once more stops at once, without saving.\n")
+                text = f"\n{name}: finishing the step and {saving}. Once more stops at once, without saving.\n"
+                with contextlib.suppress(OSError):  # not print: Python's buffers may be what the signal interrupted
+                    os.write(2, text.encode())
 
     def ask(self, may_stop: bool | None = None) -> None:
         """Asks the other processes whether a signal has come, without waiting for what they say.
@@ -96,11 +99,6 @@ class SignalHandler:
     def _speaks(self) -> bool:
         return self._processes is None or self._processes.is_first
 
-    def _in_child(self, signum: int) -> None:
-        """A worker that was forked: the run decides about Ctrl-C, which reaches every process of a terminal."""
-        if signum == signal.SIGTERM:
-            _end_at_once(signum)
-
     def end(self, message: str) -> NoReturn:
         """Ends the run as the signal would have: KeyboardInterrupt with `message`, or exit status 143.
 
@@ -121,12 +119,6 @@ def _end_at_once(signum: int) -> None:
         raise KeyboardInterrupt
     signal.signal(signum, signal.SIG_DFL)
     os.kill(os.getpid(), signum)
-
-
-def _tell(text: str) -> None:
-    """Past Python's own buffers, which may be in use by what the signal has interrupted."""
-    with contextlib.suppress(OSError):
-        os.write(2, text.encode())
 
 
 @contextlib.contextmanager
@@ -170,7 +162,7 @@ def _end_soon(signum: int, frame: FrameType | None) -> None:
 
 
 def how_to_go_on(checkpoint: str, argv: list[str], launcher: Sequence[str] = ("python",)) -> str:
-    """The command that resumes the run of the script with `argv`, or the call where that takes no such flag."""
+    """Returns the command that resumes the run of a script, or the call if it takes no such flag."""
     if not argv or not any(word.split("=")[0] == "--output_dir" for word in argv[1:]):
         return f"trainer.train(resume_from_checkpoint={checkpoint!r})"
     words, skipping = [], False

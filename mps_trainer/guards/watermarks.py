@@ -35,12 +35,12 @@ class Ratio:
 
     @property
     def is_number(self) -> bool:
-        """Whether torch reads all of it."""
+        """Returns True if torch reads all of it."""
         return _NUMBER.fullmatch(self.text.rstrip()) is not None
 
 
 def limits(environ: Mapping[str, str]) -> tuple[float, float]:
-    """The high and the low watermark of a run with `memory_fraction` as it is by default, from the environment."""
+    """Returns the high and the low watermark of a run with the default `memory_fraction`, from the environment."""
     high = Ratio(environ[HIGH]).value if HIGH in environ else memory_limit(None)
     if LOW in environ:
         return high, Ratio(environ[LOW]).value
@@ -48,7 +48,7 @@ def limits(environ: Mapping[str, str]) -> tuple[float, float]:
 
 
 def memory_limit(fraction: float | None) -> float:
-    """What the setting `memory_fraction` stands for: by itself all that Metal recommends, past which a Mac swaps."""
+    """Returns the limit for a `memory_fraction`: by default all that Metal recommends, past which a Mac swaps."""
     return 1.0 if fraction is None else fraction
 
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from ..cache import cache_folder
 from ..errors import MisconfigurationException
+from ..home import cache_folder
 
 SOURCES = Path(__file__).parent / "csrc"
 MODULE = "mps_simulator"

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.checkpoints import durable, manifest
+from mps_trainer.checkpoints import files, manifest
 from mps_trainer.checkpoints.files import damaged, read_safetensors, read_tensors
 from mps_trainer.checkpoints.state import read_state
 from mps_trainer.random_state import rng_state, set_rng
@@ -78,7 +78,7 @@ def test_a_mac_is_asked_to_empty_the_drives_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "fcntl", lambda file, command: asked.append((os.fstat(file).st_ino, command)))
     monkeypatch.setattr(os, "fsync", lambda descriptor: asked.append("fsync"))
     (tmp_path / "file").write_text("x")
-    durable.flush(str(tmp_path / "file"))
+    files.flush(str(tmp_path / "file"))
     assert asked == [((tmp_path / "file").stat().st_ino, 51)]
 
 
@@ -95,7 +95,7 @@ def test_a_file_system_that_cannot_do_so_is_asked_for_less(tmp_path, monkeypatch
     monkeypatch.setattr(os, "fsync", lambda descriptor: asked.append(os.fstat(descriptor).st_ino))
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "file").write_text("x")
-    durable.flush_tree(str(tmp_path))
+    files.flush_tree(str(tmp_path))
     places = [tmp_path, tmp_path / "inner", tmp_path / "inner" / "file"]
     assert sorted(asked) == sorted(place.stat().st_ino for place in places)
 

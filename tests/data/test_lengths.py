@@ -13,13 +13,13 @@ EXPECTED = [len(row["input_ids"]) for row in ROWS]
 @pytest.fixture
 def column(monkeypatch):
     """Counts the times that lengths come from the column."""
-    calls, original = [], lengths._column_lengths
+    calls, original = [], lengths.lengths_in_column
 
     def count(dataset, name):
         calls.append(result := original(dataset, name))
         return result
 
-    monkeypatch.setattr(lengths, "_column_lengths", count)
+    monkeypatch.setattr(lengths, "lengths_in_column", count)
     return calls
 
 
@@ -27,7 +27,7 @@ def column(monkeypatch):
 def test_a_column_of_lists_is_measured_whatever_the_format(column, form):
     table = datasets.Dataset.from_list(ROWS).with_format(form)
     if form == "arrow":
-        assert lengths._column_lengths(table, "input_ids") == EXPECTED
+        assert lengths.lengths_in_column(table, "input_ids") == EXPECTED
     else:
         assert lengths_of(table, "length", None) == EXPECTED
         assert column == [EXPECTED]

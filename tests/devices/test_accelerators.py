@@ -111,13 +111,6 @@ def test_precisions():
     assert "fp64" in CPUAccelerator.precisions(pc())
 
 
-def test_backends():
-    assert MPSAccelerator.backends == ()
-    assert CUDAAccelerator.backends == ("nccl", "gloo")
-    assert CPUAccelerator.backends == ("gloo", "mpi", "ccl")
-    assert XPUAccelerator.backends == ("xccl", "ccl")
-
-
 @pytest.mark.parametrize(("machine", "name"), [("m3_macos_15", "mps"), ("linux_8_cuda", "cuda:0"), ("linux", "cpu")])
 def test_a_decision_gives_a_torch_device_and_json(machine, name):
     decision = resolve(DeviceRequest(), MACHINES[machine])

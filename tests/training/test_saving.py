@@ -326,8 +326,8 @@ def test_training_goes_on_when_permission_is_lost(make_trainer, tmp_path, caplog
     ],
     ids=repr,
 )
-def test_a_disk_that_fails_is_told_from_a_program_that_does(error, why):
-    found = atomic_commit.why_not_written(error)
+def test_a_disk_that_fails_is_told_from_a_program_that_does(tmp_path, error, why):
+    found = atomic_commit.why_not_written(error, str(tmp_path))
     assert found == why or (why == "[" and found.startswith(why))
 
 

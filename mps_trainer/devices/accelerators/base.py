@@ -1,4 +1,4 @@
-"""What every kind of accelerator answers, in Lightning's vocabulary, and how a request for devices is read."""
+"""The methods of every kind of accelerator, in Lightning's vocabulary, and the reading of a request for devices."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ Devices = int | str | list[int] | tuple[int, ...] | None
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why an accelerator cannot be used on a machine, and what would make it available.
+    """The cause that keeps a machine from using an accelerator, and the remedy.
 
     Both are clauses without a capital or a full stop, so that they fit into a sentence. `repairable` says that the
-    hardware is in this machine and software stands in its way.
+    hardware is in this machine and software stands in its way. `name` is that of the doctor's finding about it.
     """
 
     cause: str
     remedy: str
     repairable: bool = False
+    name: str = ""
 
 
 class Accelerator:
@@ -42,27 +43,27 @@ class Accelerator:
 
     @classmethod
     def name(cls) -> str:
-        """The name that `accelerator=` takes, and torch's device type."""
+        """Returns the name that `accelerator=` takes, which is torch's device type."""
         return cls.kind
 
     @classmethod
     def why_not(cls, facts: MachineFacts) -> Obstacle | None:
-        """What keeps the machine from training on this kind of device; None when nothing does."""
+        """Returns what keeps the machine from training on this kind of device; None if nothing does."""
         raise NotImplementedError
 
     @classmethod
     def count(cls, facts: MachineFacts) -> int:
-        """How many devices of this kind the machine has that can be used."""
+        """Returns how many usable devices of this kind the machine has."""
         raise NotImplementedError
 
     @classmethod
     def precisions(cls, facts: MachineFacts) -> tuple[str, ...]:
-        """The floating-point types a tensor may have there, out of fp32, fp16, bf16 and fp64; () when unusable."""
+        """Returns the floating-point types of tensors there, out of fp32, fp16, bf16 and fp64; () if unusable."""
         raise NotImplementedError
 
     @classmethod
     def choose_devices(cls, devices: Devices, count: int) -> Sequence[int]:
-        """The indices that `devices` asks for, out of `count`. Raises MisconfigurationException when it cannot be."""
+        """Returns the indices that `devices` asks for, out of `count`. Raises MisconfigurationException for others."""
         asked = read_devices(devices)
         if asked in (0, []):
             raise no_devices(cls.kind, devices)
@@ -77,22 +78,22 @@ class Accelerator:
 
     @classmethod
     def is_available(cls) -> bool:
-        """Whether this machine can train on this kind of device."""
+        """Returns True if this machine can train on this kind of device."""
         return cls.why_not(gather_facts()) is None
 
     @classmethod
     def auto_device_count(cls) -> int:
-        """The number of devices that "auto" stands for on this machine."""
+        """Returns the number of devices that "auto" stands for on this machine."""
         return cls.count(gather_facts())
 
     @classmethod
     def parse_devices(cls, devices: Devices) -> Any:
-        """What `devices` asks for on this machine. Raises MisconfigurationException for what is not there."""
+        """Returns what `devices` asks for on this machine. Raises MisconfigurationException if it is not there."""
         return cls.choose_devices(devices, cls.auto_device_count())
 
     @classmethod
     def get_parallel_devices(cls, devices: Devices) -> list[torch.device]:
-        """One torch.device for each index; a list of indices is taken as parsed already."""
+        """Returns one torch.device for each index; a list of indices is taken as parsed already."""
         import torch
 
         indices = list(devices) if isinstance(devices, (list, tuple)) else cls.parse_devices(devices)
@@ -100,16 +101,16 @@ class Accelerator:
 
     @classmethod
     def get_device_stats(cls, device: Any) -> dict[str, Any]:
-        """Figures of one device and of the machine, by name: `_bytes` are bytes, `_percent` go from 0 to 100."""
+        """Returns figures of a device and of the machine: `_bytes` are bytes, `_percent` go from 0 to 100."""
         raise NotImplementedError
 
     @classmethod
     def setup(cls, trainer: Any) -> None:
-        """Nothing; Lightning's Trainer calls it before its model goes to the device."""
+        """Does nothing; Lightning's Trainer calls it before its model goes to the device."""
 
     @classmethod
     def setup_device(cls, device: torch.device) -> None:
-        """Make `device` this process's own. Raises MisconfigurationException when it is of another kind."""
+        """Makes `device` this process's own. Raises MisconfigurationException if it is of another kind."""
         if device.type != cls.kind:
             raise MisconfigurationException(
                 f"{cls.__name__} cannot set up the device {device}: it is for {cls.kind} devices. "
@@ -118,13 +119,13 @@ class Accelerator:
 
     @classmethod
     def teardown(cls) -> None:
-        """Give back what the accelerator holds beyond live tensors."""
+        """Releases the memory that torch keeps on the device beyond live tensors."""
 
 
 def read_devices(devices: Devices) -> int | str | list[int]:
-    """`devices` as "auto", a number (-1: all) or a list of indices, whichever of Lightning's spellings it came in.
+    """Returns `devices`, in any of Lightning's spellings, as "auto", a number (-1: all) or a list of indices.
 
-    Raises MisconfigurationException for what is none of them, for 0 and for indices below 0 or given twice.
+    Raises MisconfigurationException for other values, and for indices below 0 or given twice.
     """
     if devices is None or devices == "auto":
         return "auto"
@@ -148,14 +149,13 @@ def read_devices(devices: Devices) -> int | str | list[int]:
 
 
 def torch_missing(facts: MachineFacts) -> Obstacle:
-    """The obstacle shared by every kind: without torch nothing trains."""
+    """Returns the obstacle of every kind of device where torch is missing."""
     if facts.torch_error is None or facts.torch_error.startswith("ModuleNotFoundError: No module named 'torch'"):
-        return Obstacle("torch is not installed in this Python", "install it: python -m pip install torch", True)
-    return Obstacle(
-        f"torch is installed but cannot be imported ({facts.torch_error})",
-        "reinstall it: python -m pip install --force-reinstall torch",
-        True,
-    )
+        cause, remedy = "torch is not installed in this Python", "install it: python -m pip install torch"
+    else:
+        cause = f"torch is installed but cannot be imported ({facts.torch_error})"
+        remedy = "reinstall it: python -m pip install --force-reinstall torch"
+    return Obstacle(cause, remedy, True, "torch")
 
 
 def no_devices(kind: str, devices: Devices) -> MisconfigurationException:

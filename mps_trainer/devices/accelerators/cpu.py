@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class CPUAccelerator(Accelerator):
-    """What "devices" counts here is processes, as in Lightning."""
+    """The CPU: "devices" counts processes, as in Lightning."""
 
     kind = "cpu"
     label = "CPU"
@@ -35,7 +35,7 @@ class CPUAccelerator(Accelerator):
 
     @classmethod
     def choose_devices(cls, devices: Devices, count: int = 1) -> Sequence[int]:
-        """As many entries as processes are asked for. Raises MisconfigurationException for a list of indices."""
+        """Returns an entry for each process asked for. Raises MisconfigurationException for a list of indices."""
         asked = read_devices(devices)
         if isinstance(asked, list):
             raise MisconfigurationException(
@@ -48,17 +48,17 @@ class CPUAccelerator(Accelerator):
 
     @classmethod
     def parse_devices(cls, devices: Devices) -> int:
-        """The number of processes asked for; "auto" is 1. Needs no look at the machine."""
+        """Returns the number of processes asked for; "auto" is 1. Needs no look at the machine."""
         return len(cls.choose_devices(devices))
 
     @classmethod
     def get_parallel_devices(cls, devices: Devices) -> list[torch.device]:
-        """The CPU, once for each process asked for."""
+        """Returns the CPU, once for each process asked for."""
         import torch
 
         return [torch.device("cpu")] * cls.parse_devices(devices)
 
     @classmethod
     def get_device_stats(cls, device: Any = None) -> dict[str, Any]:
-        """What this process and this machine hold and do."""
+        """Returns figures of this process and this machine."""
         return host_stats()

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from ..facts import MachineFacts
-from .base import Accelerator, Obstacle, torch_missing
-from .host import host_stats
-
-if TYPE_CHECKING:
-    import torch
+from .base import Obstacle, torch_missing
+from .gpu import GPUAccelerator
 
 
-class CUDAAccelerator(Accelerator):
-    """One process trains on one of them; torchrun starts a process for each."""
-
+class CUDAAccelerator(GPUAccelerator):
     kind = "cuda"
     label = "CUDA GPU"
     backends = ("nccl", "gloo")
@@ -47,32 +40,3 @@ class CUDAAccelerator(Accelerator):
         # bfloat16 works on every card and is fast from compute capability 8.0 on; asking which one this is would
         # create a context on the GPU, in processes that may not use it.
         return () if cls.why_not(facts) else ("fp32", "fp16", "bf16", "fp64")
-
-    @classmethod
-    def get_device_stats(cls, device: Any) -> dict[str, Any]:
-        """What live tensors hold, what torch holds for them, and all there is; torch.cuda.memory_stats besides.
-
-        All of them are kept by the host: nothing waits for the device.
-        """
-        import torch
-
-        return {
-            **torch.cuda.memory_stats(device),
-            "cuda_allocated_bytes": torch.cuda.memory_allocated(device),
-            "cuda_reserved_bytes": torch.cuda.memory_reserved(device),
-            "cuda_total_bytes": torch.cuda.get_device_properties(device).total_memory,
-            **host_stats(),
-        }
-
-    @classmethod
-    def setup_device(cls, device: torch.device) -> None:
-        super().setup_device(device)
-        import torch
-
-        torch.cuda.set_device(device)
-
-    @classmethod
-    def teardown(cls) -> None:
-        import torch
-
-        torch.cuda.empty_cache()

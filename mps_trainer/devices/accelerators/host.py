@@ -1,4 +1,4 @@
-"""What the process and the machine around the accelerator hold and do, through psutil."""
+"""Memory of the process and the machine, and the load of the processors, through psutil."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SHORTEST = 0.1  # seconds: the clocks behind the percentage tick a hundred time
 class ProcessorLoad:
     """The percentage of all processors' time that was used between two looks, by whatever program.
 
-    psutil's own `cpu_percent()` answers its first call with 0.0, and shares its last look with everybody who calls it.
+    psutil's own `cpu_percent()` answers its first call with 0.0, and shares its last look with all its callers.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class ProcessorLoad:
         self._begun = False
 
     def look(self) -> float | None:
-        """From 0 to 100, since the last look; None the first time. Sooner than 0.1 s, the last answer again."""
+        """Returns the load since the last look, 0 to 100: None the first time, the last answer within 0.1 s."""
         import psutil
 
         now = time.monotonic()
@@ -41,7 +41,7 @@ _load = ProcessorLoad()
 
 
 def host_stats() -> dict[str, Any]:
-    """What this process and this machine hold in memory, and `cpu_percent`.
+    """Returns the memory of this process and this machine, and `cpu_percent`.
 
     `cpu_percent` is of all processors, since the last call; the first call in a process has none.
     """

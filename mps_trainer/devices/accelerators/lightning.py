@@ -1,4 +1,4 @@
-"""Handing an accelerator of this package to Lightning, which asks whether it is one of its own kind."""
+"""Passes an accelerator of this package off as Lightning's own, which Lightning asks for."""
 
 from __future__ import annotations
 

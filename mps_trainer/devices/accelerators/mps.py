@@ -56,6 +56,7 @@ class MPSAccelerator(Accelerator):
             return Obstacle(
                 f"this is an Intel Mac ({facts.machine}), for which torch has had no builds since 2.2",
                 "train on an Apple-silicon Mac (M1 or later)",
+                name="intel-mac",
             )
         if facts.torch_version is None:
             return torch_missing(facts)
@@ -64,6 +65,7 @@ class MPSAccelerator(Accelerator):
                 f"torch {facts.torch_version} was built without MPS",
                 "install the arm64 build from PyPI, which has it: python -m pip install --force-reinstall torch",
                 True,
+                "torch-without-mps",
             )
         return _unavailable(facts) if not facts.mps_available else _allocation_failed(facts)
 
@@ -81,7 +83,7 @@ class MPSAccelerator(Accelerator):
 
     @classmethod
     def parse_devices(cls, devices: Devices) -> list[int]:
-        """Always [0]; the answer needs no look at the machine. Raises MisconfigurationException for anything else."""
+        """Returns [0], without a look at the machine. Raises MisconfigurationException for anything else."""
         return cls.choose_devices(devices, 1)
 
     @classmethod
@@ -98,12 +100,12 @@ class MPSAccelerator(Accelerator):
 
     @classmethod
     def get_parallel_devices(cls, devices: Devices) -> list[torch.device]:
-        """[torch.device("mps", 0)]. Raises MisconfigurationException for anything but the one device."""
+        """Returns [torch.device("mps", 0)]. Raises MisconfigurationException for anything but the one device."""
         return super().get_parallel_devices(cls.parse_devices(devices))
 
     @classmethod
     def get_device_stats(cls, device: Any = None) -> dict[str, Any]:
-        """What live tensors hold, what Metal holds for this process, and the maximum that Metal recommends.
+        """Returns the bytes of live tensors, those that Metal holds for this process, and its recommended maximum.
 
         All of them are kept by the host: nothing waits for the device.
         """
@@ -125,7 +127,7 @@ class MPSAccelerator(Accelerator):
 
 
 def minimum_macos(torch_version: str | None) -> tuple[int, ...]:
-    """The first macOS on which this torch release runs MPS, as (major, minor)."""
+    """Returns the first macOS on which this torch release runs MPS, as (major, minor)."""
     version = parse_version(torch_version)
     return next((macos for torch_from, macos in MINIMUM_MACOS if version >= torch_from), MINIMUM_MACOS[-1][1])
 
@@ -137,6 +139,7 @@ def _emulated(facts: MachineFacts) -> Obstacle:
         f"this Python{which} is an x86_64 build that Rosetta emulates on an Apple-silicon Mac{failure}",
         NATIVE_PYTHON,
         True,
+        "rosetta",
     )
 
 
@@ -149,12 +152,14 @@ def _unavailable(facts: MachineFacts) -> Obstacle:
         return Obstacle(
             "this is a virtual Mac without a Metal device",
             f"train on a real Apple-silicon Mac; {OTHER_VIRTUAL_MACS}",
+            name="virtual-mac",
         )
     # torch's own message then blames macOS 14.0+, which is not the cause: a sandboxed process gets no Metal device.
     return Obstacle(
         f"torch {facts.torch_version} has MPS, and macOS {facts.os_version} gives this process no Metal device",
         "run outside any sandbox, in a terminal of a logged-in user, and install the latest macOS update",
         True,
+        "no-metal",
     )
 
 
@@ -167,6 +172,7 @@ def _macos_too_old(facts: MachineFacts, minimum: tuple[int, ...]) -> Obstacle:
         f"{'.'.join(map(str, minimum))} on",
         remedy,
         True,
+        "old-macos",
     )
 
 
@@ -176,23 +182,21 @@ def _allocation_failed(facts: MachineFacts) -> Obstacle:
         return Obstacle(
             f"this is a virtual Mac: torch reports MPS, but an allocation on it failed ({error})",
             f"train on a real Apple-silicon Mac; {OTHER_VIRTUAL_MACS}",
+            name="virtual-mac",
         )
+    cause = f"torch reports MPS, but an allocation on it failed ({error})"
     if "watermark ratio" in error:
-        return Obstacle(
-            f"torch refuses the limits of memory that are in the environment ({error})",
+        cause = f"torch refuses the limits of memory that are in the environment ({error})"
+        remedy = (
             "unset PYTORCH_MPS_HIGH_WATERMARK_RATIO and PYTORCH_MPS_LOW_WATERMARK_RATIO, or set them between 0 and 2, "
-            "the low one not above the high one",
-            True,
+            "the low one not above the high one"
         )
-    if facts.virtual_machine is False:
-        return Obstacle(
-            f"torch reports MPS, but an allocation on it failed ({error})",
-            "free some of this Mac's memory: close other programs, and unset PYTORCH_MPS_HIGH_WATERMARK_RATIO",
-            True,
+    elif facts.virtual_machine is False:
+        remedy = "free some of this Mac's memory: close other programs, and unset PYTORCH_MPS_HIGH_WATERMARK_RATIO"
+    else:
+        cause += ", as it does on some virtual Macs"
+        remedy = (
+            "train on a real Apple-silicon Mac; if this is one, free some of its memory and "
+            "unset PYTORCH_MPS_HIGH_WATERMARK_RATIO"
         )
-    return Obstacle(
-        f"torch reports MPS, but an allocation on it failed ({error}), as it does on some virtual Macs",
-        "train on a real Apple-silicon Mac; if this is one, free some of its memory and "
-        "unset PYTORCH_MPS_HIGH_WATERMARK_RATIO",
-        True,
-    )
+    return Obstacle(cause, remedy, True, "failed-allocation")

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from ..facts import MachineFacts
-from .base import Accelerator, Obstacle, torch_missing
-from .host import host_stats
-
-if TYPE_CHECKING:
-    import torch
+from .base import Obstacle, torch_missing
+from .gpu import GPUAccelerator
 
 
-class XPUAccelerator(Accelerator):
-    """One process trains on one of them; torchrun starts a process for each."""
-
+class XPUAccelerator(GPUAccelerator):
     kind = "xpu"
     label = "Intel GPU"
     backends = ("xccl", "ccl")
@@ -48,33 +41,3 @@ class XPUAccelerator(Accelerator):
     def precisions(cls, facts: MachineFacts) -> tuple[str, ...]:
         # Arc cards emulate fp64 or lack it, so it is not promised.
         return () if cls.why_not(facts) else ("fp32", "fp16", "bf16")
-
-    @classmethod
-    def get_device_stats(cls, device: Any) -> dict[str, Any]:
-        """What live tensors hold, what torch holds for them, and all there is; torch.xpu.memory_stats besides.
-
-        All of them are kept by the host: nothing waits for the device.
-        """
-        import torch
-
-        return {
-            **torch.xpu.memory_stats(device),
-            "xpu_allocated_bytes": torch.xpu.memory_allocated(device),
-            "xpu_reserved_bytes": torch.xpu.memory_reserved(device),
-            "xpu_total_bytes": torch.xpu.get_device_properties(device).total_memory,
-            **host_stats(),
-        }
-
-    @classmethod
-    def setup_device(cls, device: torch.device) -> None:
-        super().setup_device(device)
-        import torch
-
-        torch.xpu.set_device(device)
-
-    @classmethod
-    def teardown(cls) -> None:
-        import torch
-
-        if torch.xpu.is_available():
-            torch.xpu.empty_cache()
