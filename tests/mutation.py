@@ -44,7 +44,7 @@ AREAS = {
     "other device code": Area(40, ("devices/facts.py", "devices/findings.py", "devices/accelerators/*.py")),
     "checkpoints": Area(110, ("checkpoints/*.py",)),
     "the loop": Area(40, ("training/loop.py", "evaluation/best_metric.py", "training/plan.py")),
-    "loss weighting": Area(50, ("training/loss.py", "training/items.py")),
+    "loss weighting": Area(50, ("training/loss.py",)),
     "the Trainer": Area(60, ("training/trainer.py", "training/saver.py", "training/run_*.py")),
     "data order": Area(40, ("data/order.py", "data/shares.py", "data/buckets.py", "training/data_rng.py")),
 }

@@ -69,7 +69,7 @@ def _copy_on_cpu(trainer: Trainer) -> Trainer:
     from ..devices import DeviceRequest, gather_facts, resolve
     from ..training.activation_checkpointing import enable_activation_checkpointing
     from ..training.events import Events
-    from ..training.items import NumItemsProbe
+    from ..training.loss import NumItemsProbe
     from ..training.masks import AttentionMasks
     from ..training.precision import MixedPrecision
 

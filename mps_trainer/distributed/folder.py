@@ -6,10 +6,17 @@ import contextlib
 import os
 import uuid
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
+from ..arguments.sharding import SHARDED
+from ..checkpoints import folders
+from ..checkpoints.background import Background
 from ..checkpoints.lock import only_run_in
 from ..errors import MisconfigurationException
 from .processes import Processes
+
+if TYPE_CHECKING:
+    from ..training_args import TrainingArguments
 
 
 def require_shared(folder: str, processes: Processes, why: str) -> None:
@@ -61,3 +68,29 @@ def only_run_of_all_in(folder: str, processes: Processes, writes: bool) -> Itera
             shared = " If that is this run, the machines share the folder: leave save_on_each_node out."
             raise MisconfigurationException(refusals[0] + (shared if processes.is_distributed else ""))
         yield
+
+
+@contextlib.contextmanager
+def own_run_folder(run_dir: str, args: TrainingArguments, processes: Processes) -> Iterator[None]:
+    """Inside, no other process trains into the output folder, and nothing half written is in `run_dir`.
+
+    Raises:
+        MisconfigurationException: if another run is there, or a process does not see a folder that all have to share.
+    """
+    if (why := _why_shared(args)) is not None:
+        require_shared(run_dir, processes, why)
+    with only_run_of_all_in(args.output_dir, processes, args.should_save):
+        if args.should_save:
+            Background.settle()
+            folders.clear_left_overs(run_dir)
+        yield
+
+
+def _why_shared(args: TrainingArguments) -> str | None:
+    """Returns the reason why all processes have to see one output folder; None if they need not."""
+    config: Any = args.fsdp_config
+    if args.fsdp and config.get("state_dict_type") == SHARDED:
+        return "each writes its part of a checkpoint there"
+    if args.load_best_model_at_end and not args.save_on_each_node:
+        return "load_best_model_at_end=True has all of them read the best checkpoint"
+    return None

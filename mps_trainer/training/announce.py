@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from transformers.trainer_callback import TrainerState
@@ -13,7 +13,9 @@ from ..data.buckets import buckets_of
 from ..data.loader import length_of
 from ..overrides import Overrides
 from ..training_args import TrainingArguments
-from .plan import StepPlan
+
+if TYPE_CHECKING:
+    from .plan import StepPlan
 
 # The logger whose level scripts for transformers set, and whose lines they and their users look for.
 logger = logging.getLogger("transformers.trainer")

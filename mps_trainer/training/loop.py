@@ -28,11 +28,10 @@ from .announce import announce
 from .data_rng import DataRngState
 from .events import Events
 from .gradients import Gradients
-from .history import BatchHistory
 from .hooks import Checkpointing, Hooks, Stateful, StatePair
 from .meter import LossMeter
 from .microbatches import MicrobatchSplitter
-from .nonfinite import ModelBuffers, NonFiniteReporter, StopOnNan
+from .nonfinite import BatchHistory, ModelBuffers, NonFiniteReporter, StopOnNan
 from .optimizer import follows_metric
 from .plan import StepPlan
 from .precision import MixedPrecision

@@ -15,10 +15,10 @@ from transformers.trainer_callback import TrainerState
 from ..checkpoints import folders, manifest
 from ..checkpoints.manager import CheckpointManager, Writer
 from ..checkpoints.rng import file_of, read_rng
-from ..random_state import rng_state, set_rng
 from ..checkpoints.weights import WEIGHTS
 from ..distributed import Processes
 from ..distributed.sharded import is_sharded
+from ..random_state import rng_state, set_rng
 from ..training_args import TrainingArguments
 from . import checkpoint, model_files
 from .checkpoint import OPTIMIZER, SCALER, SCHEDULER

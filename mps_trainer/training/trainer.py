@@ -39,6 +39,7 @@ from ..data.samplers import eval_sampler, fitted_buckets, train_sampler
 from ..data.split import split
 from ..data.transfer import BatchTransfer
 from ..distributed import Processes, absent_named
+from ..distributed.folder import own_run_folder
 from ..errors import MisconfigurationException
 from ..evaluation import outputs
 from ..evaluation.best_metric import record_if_best, watched_metric
@@ -58,10 +59,10 @@ from .accelerator import Accelerator
 from .adamw import total_norm
 from .checkpoint import OPTIMIZER, SCALER, SCHEDULER
 from .counts import flos_per_token, main_input, tokens_in
+from .ending import ending_in_order
 from .events import Events
 from .hooks import Hooks, SavingHooks, StatePair
 from .introspection import accepts_loss_kwargs, base_model, require_trainable, spans_devices
-from .items import NumItemsProbe, items_of
 from .logged import SavableLogs, as_cell
 from .loop import TrainingRun
 from .masks import AttentionMasks
@@ -71,7 +72,6 @@ from .plan import StepPlan
 from .precision import MixedPrecision
 from .preparation import prepared_for_training
 from .replicas import add_nothing, inside
-from .run_folder import ending_in_order, own_run_folder
 from .run_state import begin_state, load_callbacks, new_state
 from .saver import WRITERS, CheckpointSaver, Contents
 from .shards import total_norm as norm_of_shards
@@ -414,7 +414,7 @@ class Trainer:
         self.label_names = find_labels(type(base)) if args.label_names is None else args.label_names
         self.can_return_loss = can_return_loss(type(base))
         self.model_accepts_loss_kwargs = accepts_loss_kwargs(model)
-        self._mt_num_items_probe = NumItemsProbe(model)
+        self._mt_num_items_probe = losses.NumItemsProbe(model)
         self._signature_columns = None
         config: Any = getattr(model, "config", None)
         if config is not None:
@@ -479,7 +479,7 @@ class Trainer:
         uses = self.model_accepts_loss_kwargs and may_use
         if not (uses or self._mt_has_own_loss):
             return None
-        return items_of(batch_samples, losses.shifts_labels(base_model(self.model)))
+        return losses.items_of(batch_samples, losses.shifts_labels(base_model(self.model)))
 
     def _mt_divisors(self, batches: list[Any]) -> list[float | None]:
         """Returns the divisor for the loss of each batch of an update; None for one without items and loss."""

@@ -14,8 +14,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from mps_trainer.training.items import NumItemsProbe, items_of
-from mps_trainer.training.loss import predicts_next_token, shifts_labels
+from mps_trainer.training.loss import NumItemsProbe, items_of, predicts_next_token, shifts_labels
 
 LABELS = torch.tensor([[-100, 5, 6], [7, -100, -100]])
 
