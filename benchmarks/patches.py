@@ -28,7 +28,8 @@ ROUNDS, STEPS = 7, 8
 
 @contextlib.contextmanager
 def without_masks() -> Iterator[None]:
-    from mps_trainer.training import masks, trainer
+    from mps_trainer import trainer
+    from mps_trainer.model.patches import masks
 
     def made(device: torch.device) -> masks.AttentionMasks:
         return masks.AttentionMasks(device, applies=False)
@@ -41,7 +42,7 @@ def without(name: str) -> Callable[[], Any]:
     """Returns a context in which the preparation of a model leaves out one of its patches."""
 
     def context() -> Any:
-        from mps_trainer.training import preparation
+        from mps_trainer.model import preparation
 
         return mock.patch.object(preparation, name, return_value=contextlib.nullcontext())
 
@@ -50,9 +51,9 @@ def without(name: str) -> Callable[[], Any]:
 
 @contextlib.contextmanager
 def without_adamw() -> Iterator[None]:
-    from mps_trainer.training import optimizer
+    from mps_trainer.optim import factory
 
-    with mock.patch.object(optimizer, "AdamW", torch.optim.AdamW):
+    with mock.patch.object(factory, "AdamW", torch.optim.AdamW):
         yield
 
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from .data.padding import PadToBucket
     from .devices import Decision, DeviceRequest, MachineFacts, MPSAccelerator, gather_facts, resolve
     from .errors import DeviceUnavailableError, MisconfigurationException, NonFiniteLossError
-    from .training import Trainer
-    from .training.seq2seq import Seq2SeqTrainer
+    from .trainer import Trainer
+    from .trainer_seq2seq import Seq2SeqTrainer
     from .training_args import TrainingArguments
     from .training_args_seq2seq import Seq2SeqTrainingArguments
 
@@ -35,9 +35,9 @@ _EXPORTS = {
     "MisconfigurationException": ".errors",
     "NonFiniteLossError": ".errors",
     "PadToBucket": ".data.padding",
-    "Seq2SeqTrainer": ".training.seq2seq",
+    "Seq2SeqTrainer": ".trainer_seq2seq",
     "Seq2SeqTrainingArguments": ".training_args_seq2seq",
-    "Trainer": ".training",
+    "Trainer": ".trainer",
     "TrainingArguments": ".training_args",
     "gather_facts": ".devices",
     "resolve": ".devices",

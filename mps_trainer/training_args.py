@@ -26,7 +26,7 @@ from .arguments.reporting import NOT_ASKED
 from .arguments.setters import Setters
 from .arguments.unsupported import refuse_what_cannot_be
 from .devices import Decision, DeviceRequest, gather_facts, resolve
-from .guards.watermarks import memory_limit
+from .devices.watermarks import memory_limit
 
 if TYPE_CHECKING:
     import torch

@@ -10,9 +10,9 @@ from transformers.trainer_callback import ProgressCallback as TransformersProgre
 from ..amounts import format_bytes
 from ..data.loader import length_of, num_examples
 from ..terminal import on_terminal
-from .bars import Bar, memory_in_use, samples_per_second
 from .overview import first_lines
-from .tenths import Tenths
+from .progress_bars import Bar, memory_in_use, samples_per_second
+from .progress_lines import Tenths
 
 _SHOWN = {"loss": "loss {:.4f}", "learning_rate": "lr {:.2e}", "grad_norm": "grad norm {:.3g}"}
 _UNITS = ("flos", "runtime")

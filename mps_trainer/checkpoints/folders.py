@@ -9,9 +9,9 @@ import shutil
 
 from ..errors import MisconfigurationException
 from . import manifest
-from .files import flush
 from .manifest import STATE
-from .schema import shown
+from .storage.files import flush
+from .storage.schema import shown
 
 logger = logging.getLogger(__name__)
 

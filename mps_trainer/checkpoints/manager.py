@@ -17,8 +17,8 @@ from transformers.trainer_callback import TrainerState
 
 from ..errors import CheckpointError
 from . import folders
-from .atomic_commit import seal, why_not_written
 from .background import Background
+from .storage.atomic_commit import seal, why_not_written
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ import zipfile
 from typing import Any
 
 from ..errors import MisconfigurationException
-from .files import damaged, flush, read_object
-from .schema import Kind, check, is_amount, is_count, is_size, or_none
-from .weights import is_weights, weight_files
+from .storage.files import damaged, flush, read_object
+from .storage.schema import Kind, check, is_amount, is_count, is_size, or_none
+from .storage.weights import is_weights, weight_files
 
 NAME = "manifest.json"
 STATE = "trainer_state.json"  # every checkpoint has one

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ..data.data_rng import NESTED
 from ..random_state import rng_state, set_rng
-from ..training.data_rng import NESTED
-from .files import damaged, read_tensors
+from .storage.files import damaged, read_tensors
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..errors import MisconfigurationException
-from .files import damaged, read_json
+from .storage.files import damaged, read_json
 
 FOLDER = "shards"
 WEIGHTS, OPTIMIZER = "model", "optimizer"  # in it, a folder each

@@ -5,21 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from .files import read_object
 from .folders import STATE
-from .schema import (
-    AMOUNT,
-    COUNT,
-    FLAG,
-    Kind,
-    check,
-    is_amount,
-    is_count,
-    is_number,
-    is_size,
-    is_text,
-    or_none,
-)
+from .storage.files import read_object
+from .storage.schema import AMOUNT, COUNT, FLAG, Kind, check, is_amount, is_count, is_number, is_size, is_text, or_none
 
 
 def read_state(folder: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from transformers.trainer_callback import DefaultFlowCallback, TrainerCallback
 
 from .. import coverage
 from ..coverage import CoverageReport, Tracer, trace_step
-from ..training import Trainer
+from ..trainer import Trainer
 
 
 class StepTraced(BaseException):

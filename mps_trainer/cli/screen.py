@@ -13,7 +13,7 @@ from ..devices.facts import MachineFacts
 from ..devices.finding import ERROR, NOTE, Finding
 from ..devices.findings import decide, findings
 from ..devices.probes import FALLBACK, switched_on, unreadable_switch
-from ..guards.watermarks import HIGH, LOW, limits
+from ..devices.watermarks import HIGH, LOW, limits
 from ..refusal import as_line
 
 NARROWEST, WIDEST = 60, 100

@@ -16,7 +16,7 @@ from .residency import named_tensors
 from .tracer import Tracer
 
 if TYPE_CHECKING:
-    from ..training.trainer import Trainer
+    from ..trainer import Trainer
 
 # What a step of more batches does is the same from the second on.
 _MOST_ACCUMULATION = 2
@@ -38,7 +38,7 @@ def trace_step(trainer: Trainer, batches: int = 1, *, fallback: bool | None = No
         MisconfigurationException: if there is nothing to train on, or the model cannot be copied.
     """
     from ..random_state import rng_state, set_rng
-    from ..training.trainer import Trainer
+    from ..trainer import Trainer
 
     if not isinstance(trainer, Trainer):
         raise MisconfigurationException(
@@ -65,13 +65,13 @@ def _copy_on_cpu(trainer: Trainer) -> Trainer:
     """Returns a Trainer like `trainer` that shares nothing with it that training changes, without its callbacks."""
     from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
+    from ..callbacks.events import Events
     from ..data.transfer import BatchTransfer
     from ..devices import DeviceRequest, gather_facts, resolve
-    from ..training.activation_checkpointing import enable_activation_checkpointing
-    from ..training.events import Events
-    from ..training.loss import NumItemsProbe
-    from ..training.masks import AttentionMasks
-    from ..training.precision import MixedPrecision
+    from ..loop.loss import NumItemsProbe
+    from ..model.activation_checkpointing import enable_activation_checkpointing
+    from ..model.patches.masks import AttentionMasks
+    from ..model.precision import MixedPrecision
 
     stand_in = copy.copy(trainer)
     args = stand_in.args = copy.copy(trainer.args)
@@ -123,7 +123,7 @@ def _optimizer_on_cpu(optimizer: Any, memo: dict[int, Any]) -> Any:
 
 def _watch_batches(stand_in: Trainer, tracer: Tracer) -> None:
     """Marks the tensors of a batch as being on the device when the Trainer moves it there."""
-    from ..training.trainer import Trainer
+    from ..trainer import Trainer
 
     prepare = stand_in._prepare_inputs
     casts = type(stand_in)._prepare_inputs is Trainer._prepare_inputs
@@ -196,7 +196,7 @@ def _evaluate(stand_in: Trainer, tracer: Tracer) -> None:
 
 
 def _evaluation_batches(stand_in: Trainer) -> Iterator[Any]:
-    from ..training.trainer import Trainer
+    from ..trainer import Trainer
 
     dataset = stand_in.eval_dataset
     if dataset is None and type(stand_in).get_eval_dataloader is Trainer.get_eval_dataloader:

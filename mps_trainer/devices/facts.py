@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import MisconfigurationException
-from ..guards.watermarks import settle_low
 from .probes import FALLBACK, Probes, switched_on, sysctl_text, unreadable_switch
 from .slurm import slurm_facts
+from .watermarks import settle_low
 
 # The variables that change where or how a run trains.
 RECORDED_VARIABLES = (

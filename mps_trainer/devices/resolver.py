@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import DeviceUnavailableError, MisconfigurationException
 from .accelerators import ACCELERATORS, Accelerator, Devices, MPSAccelerator
 from .accelerators.base import read_devices, torch_missing
-from .backends import refuse_backend, refuse_processes
+from .distributed_backends import refuse_backend, refuse_processes
 from .facts import FALLBACK, MachineFacts
 
 if TYPE_CHECKING:

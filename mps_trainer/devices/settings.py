@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ..amounts import format_bytes
-from ..guards.watermarks import HIGH, LOW, MOST, Ratio, limits
 from . import probes
 from .facts import LAUNCHER_INTEGERS, MachineFacts
 from .finding import ERROR, NOTE, WARNING, Finding
 from .probes import FALLBACK, switched_on
+from .watermarks import HIGH, LOW, MOST, Ratio, limits
 
 _GIB = 1024**3
 # The smallest Macs have 8, and macOS takes about 3 of them.

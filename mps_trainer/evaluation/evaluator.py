@@ -20,8 +20,8 @@ from ..data import shares
 from ..data.buckets import buckets_of
 from ..distributed import Processes, absent_named
 from ..distributed.sharded import reshard_after
-from ..guards.exhausted import DeviceOutOfMemoryError, RunDescription, explained
-from ..guards.growth import free_unused
+from ..guards.memory_growth import free_unused
+from ..guards.out_of_memory import DeviceOutOfMemoryError, RunDescription, explained
 from ..random_state import rng_state, set_rng
 from ..training_args import TrainingArguments
 from .batches import in_step, watching_for_last

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ..arguments.precision import LAUNCHED
 from ..devices.facts import FALLBACK
-from ..guards.watermarks import HIGH, settle_low
+from ..devices.watermarks import HIGH, settle_low
 from .settings import LaunchSettings
 
 USE_CPU = "ACCELERATE_USE_CPU"

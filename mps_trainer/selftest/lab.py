@@ -12,7 +12,7 @@ from torch import nn
 from transformers.trainer_callback import PrinterCallback, TrainerCallback
 
 from ..devices import Decision, MachineFacts
-from ..training import Trainer
+from ..trainer import Trainer
 from ..training_args import TrainingArguments
 
 if TYPE_CHECKING:

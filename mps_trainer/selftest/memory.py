@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from ..amounts import format_bytes
-from ..guards.exhausted import DeviceOutOfMemoryError
-from ..guards.growth import free_unused
+from ..devices.watermarks import HIGH, memory_limit
+from ..guards.memory_growth import free_unused
 from ..guards.memory_table import measure
-from ..guards.watermarks import HIGH, memory_limit
+from ..guards.out_of_memory import DeviceOutOfMemoryError
 from .lab import Lab
 from .results import CheckFailed, CheckSkipped
 

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..devices.facts import parse_version
 from ..devices.large_products import INNER, MENDED_IN_2D
-from ..training.activation_checkpointing import checkpoint_settings
+from ..model.activation_checkpointing import checkpoint_settings
 
 Reproducer = Callable[[torch.device], str | None]
 

@@ -18,8 +18,8 @@ from ..arguments.precision import LAUNCHED
 from ..devices import DeviceRequest, gather_facts, resolve
 from ..devices.facts import apple_chip, for_a_report
 from ..devices.known_faults import known_faults
+from ..devices.watermarks import memory_limit
 from ..errors import MisconfigurationException
-from ..guards.watermarks import memory_limit
 from ..refusal import sentence
 from ..version import __version__
 from .faults import reproduced

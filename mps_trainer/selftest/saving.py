@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..training import Trainer
+from ..trainer import Trainer
 from .lab import Lab, losses, tiny_bert
 from .numbers import TOLERANCES
 from .results import CheckFailed, CheckSkipped

@@ -15,8 +15,8 @@ from typing import Any
 from ..coverage.source import SourceLine, current_line
 from ..coverage.table import always_falls_back, operator_table
 from ..devices import facts
+from ..devices.watermarks import HIGH
 from ..errors import MisconfigurationException
-from ..guards.watermarks import HIGH
 from .build import load_extension
 from .cuda import require_hidden
 from .simulation_report import SimulationReport, make_report

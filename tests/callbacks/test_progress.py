@@ -9,7 +9,7 @@ import pytest
 from transformers import PrinterCallback, TrainerCallback
 from transformers.trainer_callback import ProgressCallback as TransformersProgressCallback
 
-from mps_trainer.callbacks import ProgressCallback, bars, tenths
+from mps_trainer.callbacks import ProgressCallback, progress_bars, progress_lines
 from tests.conftest import examples
 
 NUMBER = r"[\d.e+-]+"
@@ -19,8 +19,8 @@ INSIDE = rf"\[\d\d:\d\d<\d\d:\d\d, [\d,.]+ samples/s, {NUMBER} [MG]iB\]"
 @pytest.fixture
 def at_once(monkeypatch):
     """Lines and bars that otherwise wait a second, so that a short test has them."""
-    monkeypatch.setattr(tenths, "SHORTEST", 0.0)
-    monkeypatch.setattr(bars, "_EVERY", 0.0)
+    monkeypatch.setattr(progress_lines, "SHORTEST", 0.0)
+    monkeypatch.setattr(progress_bars, "_EVERY", 0.0)
 
 
 def lines_of(capfd, begins="step"):
@@ -120,7 +120,7 @@ def test_evaluation_outside_a_run_has_a_bar_that_stays(make_trainer, terminal):
 
 def test_a_stream_is_counted_in_batches(terminal, at_once):
     screen = terminal()
-    bar = bars.Bar(8, bars.torch.device("cpu"), total=None, desc="evaluation")
+    bar = progress_bars.Bar(8, progress_bars.torch.device("cpu"), total=None, desc="evaluation")
     bar.update(3)
     bar.close()
     assert re.search(rf"evaluation 3 batches \[\d\d:\d\d, [\d,.]+ samples/s, {NUMBER} [MG]iB\]", screen.end())
@@ -129,7 +129,7 @@ def test_a_stream_is_counted_in_batches(terminal, at_once):
 def test_a_bar_that_tqdm_is_told_to_leave_out_is_left_out(terminal):
     """As by TQDM_DISABLE=1, which is read when tqdm is imported."""
     screen = terminal()
-    bar = bars.Bar(8, bars.torch.device("cpu"), total=2, desc="training", disable=True)
+    bar = progress_bars.Bar(8, progress_bars.torch.device("cpu"), total=2, desc="training", disable=True)
     bar.update()
     bar.leave_out(1.0)
     bar.write("a line")
@@ -142,7 +142,7 @@ def test_a_bar_that_tqdm_is_told_to_leave_out_is_left_out(terminal):
 
 def laid_out(columns, **given):
     settings = {"name": "training", "position": (5, 10), "elapsed": 70.0, "left": 3700.0, "speed": 12.345}
-    return bars.layout(**{**settings, "memory": 3 * 2**30, "columns": columns, **given})
+    return progress_bars.layout(**{**settings, "memory": 3 * 2**30, "columns": columns, **given})
 
 
 def test_what_has_no_room_is_left_out_and_the_time_left_goes_last():
@@ -165,12 +165,12 @@ def clock(monkeypatch):
     class Clock:
         now = 1000.0
 
-    monkeypatch.setattr(tenths.time, "perf_counter", lambda: Clock.now)
+    monkeypatch.setattr(progress_lines.time, "perf_counter", lambda: Clock.now)
     return Clock
 
 
 def test_time_that_went_into_evaluations_is_no_part_of_the_rate_but_of_the_time_left(clock):
-    lines = tenths.Tenths(total=20, examples=8)
+    lines = progress_lines.Tenths(total=20, examples=8)
     clock.now += 10  # ten steps in ten seconds
     clock.now += 30  # an evaluation
     lines.leave_out(30)
@@ -179,7 +179,7 @@ def test_time_that_went_into_evaluations_is_no_part_of_the_rate_but_of_the_time_
 
 
 def test_a_resumed_run_counts_what_it_does_itself(clock):
-    lines = tenths.Tenths(total=20, examples=8, begun_at=10)
+    lines = progress_lines.Tenths(total=20, examples=8, begun_at=10)
     clock.now += 10
     assert lines.speed(15) == "4.0 samples/s"
     assert lines.clocks(15) == "00:10<00:10"

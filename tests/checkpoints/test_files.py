@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import save_file
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.checkpoints import files, manifest
-from mps_trainer.checkpoints.files import damaged, read_safetensors, read_tensors
+from mps_trainer.checkpoints import manifest
 from mps_trainer.checkpoints.state import read_state
+from mps_trainer.checkpoints.storage import files
+from mps_trainer.checkpoints.storage.files import damaged, read_safetensors, read_tensors
 from mps_trainer.random_state import rng_state, set_rng
 
 

@@ -10,8 +10,9 @@ import torch
 from transformers import EarlyStoppingCallback
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.checkpoints import files, manifest
+from mps_trainer.checkpoints import manifest
 from mps_trainer.checkpoints.folders import checkpoint_to_resume
+from mps_trainer.checkpoints.storage import files
 
 STATE, OPTIMIZER, SCHEDULER, RNG = "trainer_state.json", "optimizer.pt", "scheduler.pt", "rng_state.pth"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"

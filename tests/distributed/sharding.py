@@ -12,9 +12,9 @@ from torch import nn
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, TrainerCallback
 
 from mps_trainer import NonFiniteLossError, Trainer
+from mps_trainer.distributed import fsdp
+from mps_trainer.distributed.full_state import full_state_dict, local
 from mps_trainer.reports.description import model_of
-from mps_trainer.training import shards
-from mps_trainer.training.gathered import full_state_dict, local
 from tests.conftest import Classifier, accuracy, examples, logged
 from tests.distributed.scenarios import (
     Stream,
@@ -55,7 +55,7 @@ def gpt(dropout: float = 0.0, layers: int = 2) -> GPT2LMHeadModel:
 
 
 def blocks_of(model: nn.Module) -> list[str]:
-    return [name for name, module in model.named_modules() if shards.is_sharded(module)]
+    return [name for name, module in model.named_modules() if fsdp.is_sharded(module)]
 
 
 def held(trainer: Trainer) -> tuple[int, int]:

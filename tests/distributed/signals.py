@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from transformers import TrainerCallback
 
 from mps_trainer import Trainer
-from mps_trainer.training.gathered import full_state_dict
+from mps_trainer.distributed.full_state import full_state_dict
 from tests.conftest import Classifier, examples, logged
 from tests.distributed.scenarios import SCENARIOS, arguments, scenario
 from tests.distributed.sharding import gpt, padded, sentences, spread

@@ -17,15 +17,14 @@ import torch
 from torch.utils.data import IterableDataset
 from transformers import TrainerCallback
 
-from mps_trainer import DeviceRequest, MachineFacts, Trainer, TrainingArguments, resolve
-from mps_trainer.checkpoints import lock
+from mps_trainer import DeviceRequest, MachineFacts, Trainer, TrainingArguments, resolve, trainer_checks
+from mps_trainer.checkpoints.storage import lock
 from mps_trainer.devices.large_products import Layer, warning_of_width
 from mps_trainer.devices.recorded import read_facts
-from mps_trainer.distributed import Processes
+from mps_trainer.distributed import Processes, fsdp
 from mps_trainer.errors import explanation_of
+from mps_trainer.model.precision import MixedPrecision
 from mps_trainer.simulator import simulated_mps
-from mps_trainer.training import shards, validation
-from mps_trainer.training.precision import MixedPrecision
 
 from .machines import MACHINES, ROSETTA, mac, mac_without_mps
 
@@ -157,12 +156,12 @@ def _() -> None:
 @provokes("fitting-in-several")
 def _() -> None:
     args = TrainingArguments("out", use_cpu=True, auto_find_batch_size=True)
-    validation.check_processes(args, Processes(0, 2))
+    trainer_checks.check_processes(args, Processes(0, 2))
 
 
 provokes("sharding-in-one")(lambda: trainer(fsdp=True))
 provokes("sharding-no-block")(
-    lambda: shards.find_blocks(torch.nn.Sequential(Line()), {"transformer_layer_cls_to_wrap": ["BertLayer"]})
+    lambda: fsdp.find_blocks(torch.nn.Sequential(Line()), {"transformer_layer_cls_to_wrap": ["BertLayer"]})
 )
 provokes("sharding-key")(lambda: TrainingArguments(fsdp=True, fsdp_config={"state_dict_typ": "SHARDED_STATE_DICT"}))
 provokes("not-accepted")(lambda: TrainingArguments(eval_strategy="step"))
@@ -272,7 +271,7 @@ def _told() -> str:
     records: list[logging.LogRecord] = []
     handler = logging.Handler()
     handler.emit = records.append  # type: ignore[method-assign]
-    logger = logging.getLogger("mps_trainer.training.nonfinite")
+    logger = logging.getLogger("mps_trainer.loop.nonfinite")
     logger.addHandler(handler)
     sequential(NAN, max_steps=3, logging_steps=3).train()
     logger.removeHandler(handler)

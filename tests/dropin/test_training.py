@@ -247,7 +247,7 @@ def test_nan_losses_are_filtered_alike(both):
 
 
 def test_memory_that_is_not_used_is_given_back_as_often_as_asked(make_trainer, monkeypatch):
-    from mps_trainer.training import trainer as trainer_module
+    from mps_trainer import trainer as trainer_module
 
     given_back = []
     trainer = make_trainer(max_steps=5, torch_empty_cache_steps=2)

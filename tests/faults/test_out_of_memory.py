@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mps_trainer import Trainer
-from mps_trainer.guards.exhausted import DeviceOutOfMemoryError
+from mps_trainer.guards.out_of_memory import DeviceOutOfMemoryError
 from tests.conftest import Classifier, assert_same_weights, examples, logged, weights
 
 MESSAGES = {

@@ -47,7 +47,7 @@ def test_a_run_leaves_a_record_and_a_page(report_of, device, tmp_path):
 
 def test_no_step_is_looked_at(report_of, monkeypatch):
     from mps_trainer.callbacks import RunReport
-    from mps_trainer.training.events import _OF_STEPS, Events
+    from mps_trainer.callbacks.events import _OF_STEPS, Events
 
     trainer, _ = report_of()
     handler = trainer.callback_handler

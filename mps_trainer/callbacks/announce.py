@@ -1,0 +1,67 @@
+"""The lines at log level info that say what a run is about to do."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from transformers.trainer_callback import TrainerState
+
+from ..data.buckets import buckets_of
+from ..data.loader import length_of
+from ..overrides import Overrides
+from ..training_args import TrainingArguments
+from .overview import expected_checkpoints
+
+if TYPE_CHECKING:
+    from ..loop.plan import StepPlan
+
+# The logger whose level scripts for transformers set, and whose lines they and their users look for.
+logger = logging.getLogger("transformers.trainer")
+
+
+def announce(
+    args: TrainingArguments,
+    model: nn.Module,
+    loader: Any,
+    plan: StepPlan,
+    state: TrainerState,
+    overrides: Overrides,
+    *,
+    batch_size: int,
+    update_size: int,
+    num_examples: int | None,
+) -> None:
+    """Logs the sizes of data, batches and model, and where a resumed run goes on.
+
+    Args:
+        batch_size: examples in a batch of one process.
+        update_size: examples in an optimizer step of all processes.
+        num_examples: in the training dataset; None if its length is unknown.
+    """
+    if not logger.isEnabledFor(logging.INFO):
+        return
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    known = length_of(loader) is not None
+    rows = {
+        "Device": f"{args.device}: {args.decision.reason}",
+        "Num examples": f"{num_examples:,}" if num_examples is not None else "unknown",
+        "Num Epochs": f"{plan.epochs:,}" if known else "as many as the steps take",
+        "Batch size per device": f"{batch_size:,}",
+        "Gradient Accumulation steps": f"{args.gradient_accumulation_steps:,}",
+        "Examples in an optimization step": f"{update_size:,}",
+        "Total optimization steps": f"{plan.max_steps:,}",
+        "Number of trainable parameters": f"{trainable:,}",
+    }
+    logger.info("***** Running training *****")
+    for name, value in rows.items():
+        logger.info("  %s = %s", name, value)
+    if (buckets := buckets_of(loader)) is not None:
+        logger.info("  Length buckets: %s", buckets)
+    logger.info("  Checkpoints: %s", expected_checkpoints(args, state, model))
+    for text in overrides.texts():
+        logger.info("  Off: %s", text)
+    if state.global_step:
+        step = state.global_step
+        logger.info("  Going on after step %d, in epoch %d", step, plan.epoch_of(step))

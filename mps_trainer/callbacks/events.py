@@ -1,0 +1,98 @@
+"""Telling callbacks what happens, step by step, at no cost where nobody listens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers.trainer_callback import CallbackHandler, TrainerCallback, TrainerControl, TrainerState
+
+from ..guards.callbacks import explain_callback
+from .run_report import reports_among
+
+# Those of each step, with TrainerCallback's own method, which does nothing. transformers' handler tells the others.
+_OF_STEPS = {
+    event: getattr(TrainerCallback, event)
+    for event in (
+        "on_step_begin",
+        "on_substep_end",
+        "on_pre_optimizer_step",
+        "on_optimizer_step",
+        "on_step_end",
+        "on_prediction_step",
+    )
+}
+
+
+class Events:
+    """Tells the callbacks of a handler what happens, and holds what they are told: arguments, state and control.
+
+    At the events of each step, only callbacks that do something there are called, in the handler's order and with its
+    arguments. A callback that has TrainerCallback's own empty method is passed over.
+    """
+
+    def __init__(self, args: Any, handler: CallbackHandler) -> None:
+        self.args, self.handler = args, handler
+        self.control = TrainerControl()
+        self.state = TrainerState()
+
+    def fire(self, event: str, **details: Any) -> None:
+        """Tells every callback that `event` has come."""
+        try:
+            if not details and self.covers(event):
+                self.control = self.tell(event)
+            else:
+                self.control = getattr(self.handler, event)(self.args, self.state, self.control, **details)
+        except Exception as error:
+            explain_callback(error, event, self.state.global_step)
+            raise
+
+    def note(self, kind: str, text: str = "") -> None:
+        """Puts on the time line of the run's report what no callback is told."""
+        for report in reports_among(self.handler.callbacks):
+            report.note(kind, self.state.global_step, text)
+
+    def covers(self, event: str) -> bool:
+        """Returns True for an event that `tell` may tell: not with a handler of somebody's own, or a changed one."""
+        own = vars(self.handler)
+        return (
+            event in _OF_STEPS and type(self.handler) is CallbackHandler and not ("call_event" in own or event in own)
+        )
+
+    def has_listener(self, event: str) -> bool:
+        """Returns True if a callback does something at `event`."""
+        return any(_listens(callback, event) for callback in self.handler.callbacks)
+
+    def tell(self, event: str) -> Any:
+        """Calls the callbacks that do something at `event`, and returns the control that they leave behind."""
+        control = self.control
+        if event == "on_step_begin":
+            control.should_log = control.should_evaluate = control.should_save = False
+        handler, nothing = self.handler, _OF_STEPS[event]
+        for callback in handler.callbacks:
+            method = getattr(callback, event)
+            if getattr(method, "__func__", method) is nothing:
+                continue
+            result = method(
+                self.args,
+                self.state,
+                control,
+                model=handler.model,
+                processing_class=handler.processing_class,
+                optimizer=handler.optimizer,
+                lr_scheduler=handler.lr_scheduler,
+                train_dataloader=handler.train_dataloader,
+                eval_dataloader=handler.eval_dataloader,
+            )
+            if result is not None:
+                control = result
+        return control
+
+
+def _listens(callback: Any, event: str) -> bool:
+    """Returns True if `callback` has a method of its own for `event`, found without asking the callback for it."""
+    kind = type(callback)
+    return (
+        getattr(kind, event, None) is not getattr(TrainerCallback, event)
+        or event in object.__getattribute__(callback, "__dict__")
+        or kind.__getattribute__ is not object.__getattribute__  # answers as it likes
+    )

@@ -1,0 +1,176 @@
+"""Checkpoints: the files of a run at one step, written and read.
+
+Names and contents are transformers', so that a run that it began goes on here, and one that began here goes on there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..data.data_rng import ORDER_SEED
+from ..distributed.fsdp import is_shard
+from ..distributed.full_state import parted_state
+from ..errors import MisconfigurationException
+from . import shards
+from .compatibility import require_belonging
+from .folders import checkpoint_folder
+from .rng import FILE as RNG_FILE
+from .rng import files_of, read_rng
+from .storage import schema
+from .storage.files import damaged, read_tensors
+
+if TYPE_CHECKING:
+    from transformers.trainer_callback import TrainerState
+
+
+logger = logging.getLogger(__name__)
+
+OPTIMIZER = "optimizer.pt"
+SCHEDULER = "scheduler.pt"
+SCALER = "scaler.pt"
+LOOP = "loop"  # in the file of the generators: where the loop stands between two logs; transformers reads past it
+AT_A_TIME = "examples_at_a_time"  # in there: what auto_find_batch_size has found; None as long as whole batches fit
+
+
+def save_parts(parts: Mapping[str, Any], folder: str) -> None:
+    """Writes the state of each of `parts` to the file of its name."""
+    for name, part in parts.items():
+        torch.save(state_of(part), os.path.join(folder, name))
+
+
+def state_of(part: Any) -> Any:
+    """Returns what a checkpoint keeps of `part`: its state_dict(), or `part` if it is a state already."""
+    return part if isinstance(part, dict) else part.state_dict()
+
+
+def save_shards(model: torch.nn.Module, optimizer: Any, folder: str, group: Any) -> None:
+    """Writes this process's part of the weights, and of the state of `optimizer` if there is one.
+
+    Raises:
+        OSError: if the disk of one of the processes does not take it, in all of them.
+    """
+    weights: dict[int, tuple[str, torch.Tensor]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        weights.setdefault(id(tensor), (name, tensor.detach()))  # tied ones once
+    shards.write(folder, shards.WEIGHTS, dict(weights.values()), group)
+    if optimizer is not None:
+        shards.write(folder, shards.OPTIMIZER, _tensors_and_rest(optimizer)[0], group)
+
+
+def save_rest_of_optimizer(optimizer: Any, folder: str) -> None:
+    """Writes what of the state of `optimizer` is no tensor, which all processes have alike."""
+    torch.save(_tensors_and_rest(optimizer)[1], os.path.join(folder, shards.REST))
+
+
+def _tensors_and_rest(optimizer: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    packed = optimizer.state_dict()
+    tensors: dict[str, torch.Tensor] = {}
+    others: dict[Any, dict[str, Any]] = {}
+    for index, values in packed["state"].items():
+        others[index] = {name: value for name, value in values.items() if not torch.is_tensor(value)}
+        tensors.update({f"{index}.{name}": value for name, value in values.items() if torch.is_tensor(value)})
+    return tensors, {"state": others, "param_groups": packed["param_groups"]}
+
+
+def _read_shards(optimizer: Any, folder: str) -> Any:
+    """The state of an optimizer that each process wrote a part of: of what is sharded now, this process's part."""
+    saved = read_tensors(os.path.join(folder, shards.REST), required=["state", "param_groups"])
+    parameters = dict(enumerate(_parameters(optimizer)))
+    tensors: dict[str, torch.Tensor] = {}
+    for name, (shape, dtype) in shards.listed(folder, shards.OPTIMIZER).items():
+        index, _, of = name.partition(".")
+        like = parameters.get(int(index)) if index.isdigit() else None
+        is_part = is_shard(like) and like.shape == shape  # type: ignore[union-attr]
+        tensors[name] = torch.zeros_like(like, dtype=dtype).detach() if is_part else torch.empty(shape, dtype=dtype)  # type: ignore[arg-type]
+        saved["state"].setdefault(int(index) if index.isdigit() else index, {})[of] = tensors[name]
+    shards.read_into(folder, shards.OPTIMIZER, tensors)
+    return saved
+
+
+def position_of_all(saved: dict[str, Any] | None, folder: str, size: int) -> dict[str, Any]:
+    """Returns where the run stood; its loss is the mean over the processes of then, if those were more or fewer."""
+    position, files = position_of(saved, folder), files_of(folder)
+    if not position or len(files) in (1, size):
+        return position
+    made_by = [position_of(read_rng(folder, rank, len(files)), folder) for rank in range(len(files))]
+    sums = [each["sum"] for each in made_by if each]
+    return {**position, "sum": sum(sums) / len(sums)}
+
+
+def position_of(saved: dict[str, Any] | None, folder: str) -> dict[str, Any]:
+    """Where the loop stood; {} where the checkpoint does not say, as one that transformers wrote.
+
+    Raises:
+        MisconfigurationException: for what is no such place.
+    """
+    path, saved = os.path.join(folder, RNG_FILE), saved or {}
+    schema.check(path, saved, {ORDER_SEED: (schema.is_seed, "a whole number")})
+    position: dict[str, Any] = saved.get(LOOP, {})
+    schema.check(path, position, _POSITION, within=LOOP)
+    of_epoch = ("batches", "epoch_has_ended") if "epoch" in position else ()
+    schema.check(path, position, {}, (*_OF_METER, *of_epoch) if position else (), within=LOOP)
+    return position
+
+
+_OF_METER: tuple[str, ...] = ("sum", "total", "first_step", "last_read_step")
+_POSITION: dict[str, schema.Kind] = {
+    **dict.fromkeys(("sum", "total"), schema.NUMBER),
+    **dict.fromkeys(("first_step", "last_read_step", "epoch", "batches"), schema.COUNT),
+    "epoch_has_ended": schema.FLAG,
+    "due": (
+        lambda value: isinstance(value, list) and all(each in ("evaluate", "save") for each in value),
+        "a list of evaluate and save",
+    ),
+    AT_A_TIME: (schema.or_none(schema.is_size), "a whole number of at least 1"),
+}
+
+
+def restore_parts(parts: Mapping[str, Any], folder: str) -> None:
+    """Loads the state of each of `parts` from the file of its name; warns if there is none.
+
+    Raises:
+        MisconfigurationException: if a file is damaged or another run's.
+    """
+    for name, part in parts.items():
+        _restore(part, folder, name)
+
+
+def _restore(part: Any, folder: str, name: str) -> None:
+    path = os.path.join(folder, name)
+    in_shards = name == OPTIMIZER and shards.has_shards(folder, shards.OPTIMIZER)
+    if in_shards:
+        path = os.path.join(folder, shards.REST)
+    if not os.path.isfile(path):
+        if os.path.lexists(path):
+            raise damaged(path, ValueError("it is a folder, or a link that leads nowhere"))
+        logger.warning("%s has no %s: that part of the run starts anew.", folder, name)
+        return
+    saved = _read_shards(part, folder) if in_shards else read_tensors(path)
+    try:
+        require_belonging(saved, part)
+        if name == OPTIMIZER and not in_shards and any(map(is_shard, _parameters(part))):
+            saved = parted_state(saved, part)
+        part.load_state_dict(saved)
+    except Exception as error:
+        why = f"it has no {error}" if isinstance(error, KeyError) else schema.first_line(error)
+        raise MisconfigurationException(
+            f"{path} does not belong to this run: {why}. Resume with the model and optimizer that it was saved from, "
+            "or train from the beginning."
+        ) from error
+
+
+def _parameters(optimizer: Any) -> list[Any]:
+    return [parameter for group in getattr(optimizer, "param_groups", []) for parameter in group["params"]]
+
+
+def note_best(state: TrainerState, folder: str, earlier: set[str]) -> None:
+    """Records where the best weights are, which may be the checkpoint that is about to exist."""
+    if state.best_global_step:
+        best = checkpoint_folder(folder.removesuffix(os.path.basename(folder)), state.best_global_step)
+        if best == folder or (os.path.isdir(best) and best not in earlier):
+            state.best_model_checkpoint = best

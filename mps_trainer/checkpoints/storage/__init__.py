@@ -1,0 +1,1 @@
+"""Files on the disk: durable, locked, and read without running what is in them."""

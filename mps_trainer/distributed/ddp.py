@@ -1,0 +1,88 @@
+"""A replica of the model in each process, whose gradients torch's DistributedDataParallel averages."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from . import fsdp
+
+if TYPE_CHECKING:
+    from ..training_args import TrainingArguments
+
+
+def replicated(model: nn.Module, args: TrainingArguments) -> DistributedDataParallel:
+    """`model` as one of the replicas that the processes train; all begin with the first one's weights."""
+    settings: dict[str, Any] = {
+        "find_unused_parameters": _finds_unused(model, args),
+        "bucket_cap_mb": args.ddp_bucket_cap_mb,
+        "broadcast_buffers": args.ddp_broadcast_buffers,
+        "static_graph": args.ddp_static_graph,
+    }
+    given = {name: value for name, value in settings.items() if value is not None}
+    return DistributedDataParallel(model, gradient_as_bucket_view=True, **given)
+
+
+def _finds_unused(model: nn.Module, args: TrainingArguments) -> bool:
+    """As the arguments say, or else unless activations are computed anew, which it does not go with."""
+    if args.ddp_find_unused_parameters is not None:
+        return args.ddp_find_unused_parameters
+    return not (args.gradient_checkpointing or _recomputes(model))
+
+
+def _recomputes(model: nn.Module) -> bool:
+    """Whether a model of transformers does so, under the name that its release has for it."""
+    name = "is_activation_checkpointing"
+    return bool(getattr(model, name if hasattr(type(model), name) else "is_gradient_checkpointing", False))
+
+
+def inside(model: Any) -> Any:
+    """The model of a replica, or `model` itself."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def no_sync(model: nn.Module, wanted: bool) -> contextlib.AbstractContextManager:
+    """Inside, if `wanted`, gradients stay with the process: more of them come before the weights are updated."""
+    if not wanted:
+        return contextlib.nullcontext()
+    if isinstance(model, DistributedDataParallel):
+        return model.no_sync()
+    return fsdp.no_sync(model) if fsdp.is_sharded(model) else contextlib.nullcontext()
+
+
+def add_nothing(
+    model: nn.Module,
+    inputs: dict[str, Any],
+    forward: Callable[[], contextlib.AbstractContextManager],
+    compute_loss: Callable[[nn.Module, dict[str, Any]], torch.Tensor],
+    backward: Callable[[torch.Tensor], None],
+) -> None:
+    """Runs forward and backward without adding to the gradients, where the other processes wait for this one.
+
+    Args:
+        forward: returns the context of a forward pass.
+        compute_loss: `(model, inputs) -> loss`.
+        backward: computes the gradients of a loss.
+    """
+    if not fsdp.is_sharded(model):
+        with forward():
+            model(**inputs)
+            loss = nothing_of(model)
+        backward(loss)
+        return
+    # each block waits for that of the others, in both directions: what they compute is computed here
+    with fsdp.adding_nothing(model):
+        with forward():
+            loss = compute_loss(model, inputs).sum()
+        backward(loss)
+
+
+def nothing_of(model: nn.Module) -> torch.Tensor:
+    """A loss of 0 whose gradients, all of them 0, go through every parameter of `model` that is trained."""
+    parts = [parameter.sum() for parameter in model.parameters() if parameter.requires_grad]
+    return torch.stack([part.float() for part in parts]).sum() * 0.0

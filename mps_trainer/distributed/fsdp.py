@@ -1,0 +1,283 @@
+"""A model whose parameters, gradients and optimizer are spread over the processes, by PyTorch's FSDP2.
+
+Each block of the model is whole while it computes, and otherwise each process has a part of each parameter. torch
+does the work; here is decided which modules are blocks, and what is done around it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from ..arguments.sharding import BY_SIZE, WHOLE
+from ..errors import MisconfigurationException
+from . import Processes
+from .sharded import class_of, is_sharded
+
+if TYPE_CHECKING:
+    from ..training_args import TrainingArguments
+
+logger = logging.getLogger(__name__)
+
+# their parameters are used without them being called
+_NOT_CALLED = (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList, nn.ParameterDict)
+
+
+def is_shard(tensor: Any) -> bool:
+    """Whether `tensor` is one of which each process has a part."""
+    return hasattr(tensor, "full_tensor")
+
+
+def sharded(
+    model: nn.Module, args: TrainingArguments, processes: Processes, recompute_settings: dict[str, Any]
+) -> nn.Module:
+    """Shards `model` over the processes in place, unless it is sharded, and returns it.
+
+    All processes begin with the first one's weights.
+
+    Args:
+        recompute_settings: settings of `torch.utils.checkpoint.checkpoint`, for `activation_checkpointing`.
+
+    Raises:
+        MisconfigurationException: if it has not the blocks that the arguments name, or torch cannot shard it.
+    """
+    if is_sharded(model):
+        return model
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    config: Any = args.fsdp_config
+    blocks = find_blocks(model, config)
+    if not blocks and processes.is_first and (remedy := _remedy_for_no_blocks(config)) is not None:
+        logger.warning(
+            "fsdp: %s has no block, so that the whole model is gathered at once in each step. %s in fsdp_config.",
+            type(model).__name__,
+            remedy,
+        )
+    for unit in (*blocks, model):
+        _require_one_format(unit)
+    _begin_alike(model, args.device)
+    if config.get("activation_checkpointing"):
+        _recompute(blocks, recompute_settings)
+    mesh = init_device_mesh(args.device.type, (processes.size,))
+    settings = {"mesh": mesh, **_policies(args)}
+    after = config.get("reshard_after_forward", True)
+    try:
+        for block in blocks:
+            fully_shard(block, reshard_after_forward=after, mp_policy=_precision(args, True), **settings)
+        # what is in no block stays whole from the first use in a step to the last
+        fully_shard(model, mp_policy=_precision(args, False), **settings)
+    except (ValueError, NotImplementedError, AssertionError, RuntimeError) as error:
+        raise MisconfigurationException(
+            f"fsdp=True, but PyTorch cannot shard {class_of(model).__name__}: {str(error).splitlines()[0]} Leave fsdp "
+            "out, or name other blocks with transformer_layer_cls_to_wrap in fsdp_config."
+        ) from error
+    if hasattr(model, "generate"):
+        register_fsdp_forward_method(model, "generate")
+    logger.info("Sharded over %d processes, in %d blocks and what is around them.", processes.size, len(blocks))
+    return model
+
+
+def _remedy_for_no_blocks(config: dict[str, Any]) -> str | None:
+    """None where the arguments ask for none, which was said when they were checked."""
+    policy = config.get("auto_wrap_policy")
+    if policy == BY_SIZE:
+        return "Give a smaller min_num_params" if config.get("min_num_params") else None
+    return None if policy == WHOLE else "Name the class of its blocks with transformer_layer_cls_to_wrap"
+
+
+def _policies(args: TrainingArguments) -> dict[str, Any]:
+    from torch.distributed.fsdp import CPUOffloadPolicy
+
+    config: Any = args.fsdp_config
+    offloads = config.get("cpu_offload") and args.device.type != "cpu"
+    return {"offload_policy": CPUOffloadPolicy()} if offloads else {}
+
+
+def _precision(args: TrainingArguments, is_block: bool) -> Any:
+    """The format of parameters in use. Inputs of the model keep theirs: labels may be among them."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    config: Any = args.fsdp_config
+    given = dict(config.get("mixed_precision_policy") or {})
+    dtype = {"bf16": "bfloat16", "fp16": "float16"}.get(args.mixed_precision)
+    if not given and dtype is not None:
+        given = {"param_dtype": dtype, "reduce_dtype": "float32"}
+    casts = given.pop("cast_forward_inputs", is_block)
+    formats = {name: value and getattr(torch, value) for name, value in given.items()}
+    return MixedPrecisionPolicy(**formats, cast_forward_inputs=casts)
+
+
+# Blocks
+
+
+def find_blocks(model: nn.Module, config: dict[str, Any]) -> list[nn.Module]:
+    """The modules of `model` that are gathered by themselves, those within others first.
+
+    One with a parameter that is also another's, such as the embedding of a head that is tied to it, is left out: it
+    is whole for as long as any of them needs it.
+
+    Raises:
+        MisconfigurationException: if the model has no module of a class that is named.
+    """
+    policy = config.get("auto_wrap_policy")
+    if policy == WHOLE:
+        return []
+    if policy == BY_SIZE:
+        found = _by_size(model, config["min_num_params"]) if config.get("min_num_params") else []
+    else:
+        found = _by_class(model, config.get("transformer_layer_cls_to_wrap"))
+    return _without_tied(found, model)
+
+
+def _by_class(model: nn.Module, names: list[str] | None) -> list[nn.Module]:
+    inner = [module for module in model.modules() if module is not model]
+    wanted = set(names or getattr(model, "_no_split_modules", None) or ())
+    missing = sorted(wanted - {type(module).__name__ for module in inner}) if names else []
+    if missing:
+        lists = [child for module in model.modules() if isinstance(module, nn.ModuleList) for child in module]
+        has = sorted({type(child).__name__ for child in lists}) or sorted({type(module).__name__ for module in inner})
+        raise MisconfigurationException(
+            f"fsdp_config: transformer_layer_cls_to_wrap names {', '.join(missing)}, of which {type(model).__name__} "
+            f"has none. {'Its blocks may be ' + ', '.join(has[:8]) if has else 'Leave it out'}."
+        )
+    return [module for module in reversed(inner) if type(module).__name__ in wanted]
+
+
+def _by_size(model: nn.Module, least: int) -> list[nn.Module]:
+    """Modules with at least `least` parameters that are not in a smaller one of them."""
+    found: list[nn.Module] = []
+    seen: set[nn.Module] = set()
+
+    def left_of(module: nn.Module) -> int:
+        if module in seen:
+            return 0
+        seen.add(module)
+        left = sum(parameter.numel() for parameter in module.parameters(recurse=False))
+        if isinstance(module, nn.MultiheadAttention):  # uses its child's parameters without calling it
+            left = sum(parameter.numel() for parameter in module.parameters())
+        else:
+            left += sum(map(left_of, module.children()))
+        if left < least or module is model or isinstance(module, _NOT_CALLED):
+            return left
+        found.append(module)
+        return 0
+
+    left_of(model)
+    return found
+
+
+def _without_tied(blocks: list[nn.Module], model: nn.Module) -> list[nn.Module]:
+    def counted(module: nn.Module) -> dict[int, int]:
+        ids = [id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False)]
+        return {each: ids.count(each) for each in set(ids)} if len(ids) != len(set(ids)) else dict.fromkeys(ids, 1)
+
+    everywhere = counted(model)
+    return [block for block in blocks if all(everywhere[each] == times for each, times in counted(block).items())]
+
+
+def _require_one_format(module: nn.Module) -> None:
+    formats = {parameter.dtype for parameter in module.parameters() if parameter.requires_grad}
+    if len(formats) > 1:
+        named = " and ".join(sorted(str(each).removeprefix("torch.") for each in formats))
+        raise MisconfigurationException(
+            f"fsdp=True, and {type(module).__name__} has trained parameters in {named}: those that are gathered "
+            "together have to have one number format. Convert the model with .to(torch.float32) before training."
+        )
+
+
+# Around torch's work
+
+
+def _begin_alike(model: nn.Module, device: torch.device) -> None:
+    """Gives every process the first one's weights and buffers, in memory that lies in order, as torch wants it."""
+    import torch.distributed as dist
+
+    everything = itertools.chain(model.parameters(), model.buffers())
+    for tensor in {id(each): each for each in everything}.values():
+        there = tensor.detach().to(device).contiguous()
+        dist.broadcast(there, 0)
+        if isinstance(tensor, nn.Parameter) and not tensor.is_contiguous():
+            tensor.data = there
+        elif there.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(there)
+
+
+def _recompute(blocks: list[nn.Module], settings: dict[str, Any]) -> None:
+    """Has each block compute its activations again in the backward pass, from the parameters gathered for that."""
+    if not blocks:
+        raise MisconfigurationException(
+            "activation_checkpointing in fsdp_config computes each block again, and no block of this model is known. "
+            "Name their class with transformer_layer_cls_to_wrap."
+        )
+    for block in blocks:
+        block.forward = _recomputing(block, settings)
+
+
+def _recomputing(block: nn.Module, settings: dict[str, Any]) -> Callable[..., Any]:
+    forward = block.forward
+
+    @functools.wraps(forward)
+    def recomputed(*args: Any, **kwargs: Any) -> Any:
+        if block.training and torch.is_grad_enabled():
+            return checkpoint(forward, *args, **settings, **kwargs)
+        return forward(*args, **kwargs)
+
+    return recomputed
+
+
+@contextlib.contextmanager
+def no_sync(model: Any) -> Iterator[None]:
+    """Inside, gradients stay with the process, whole: more of them come before the weights are updated."""
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)
+
+
+@contextlib.contextmanager
+def adding_nothing(model: Any) -> Iterator[None]:
+    """Inside, a pass forward and backward gives each parameter a gradient of 0, whatever the activations are.
+
+    A loss of 0 would not: where an activation is infinite or no number, 0 times it is none either.
+    """
+    handles: list[Any] = []
+
+    def watch(module: nn.Module, given: Any) -> None:
+        """The parameters that were gathered for this block a moment ago, which are those that get the gradients."""
+        for parameter in module.parameters():
+            if parameter.requires_grad and not is_shard(parameter):
+                handles.append(parameter.register_hook(torch.zeros_like))
+
+    for module in model.modules():
+        if is_sharded(module):
+            handles.append(module.register_forward_pre_hook(watch))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+    """Clips the gradients to `max_norm`; their norm before that, of all processes' parts, on the device."""
+    trained = [parameter for parameter in parameters if parameter.grad is not None]
+    norm = total_norm(trained, norm_type)
+    torch.nn.utils.clip_grads_with_norm_(trained, max_norm, norm)
+    return norm
+
+
+def total_norm(parameters: Iterable[nn.Parameter], norm_type: float = 2.0) -> torch.Tensor:
+    """The norm of the gradients of `parameters`, of all processes' parts."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm: Any = torch.nn.utils.get_total_norm(gradients, norm_type)
+    return norm.full_tensor() if is_shard(norm) else norm

@@ -1,0 +1,101 @@
+"""What is sharded over the processes as one process has it, and back: weights, and the state of an optimizer.
+
+All functions but those that say otherwise have to be called by all processes, because each has a part.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from .fsdp import is_shard
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` with the parts of all processes, on the host."""
+    gathered: Any = tensor
+    return (gathered.full_tensor() if is_shard(tensor) else gathered).detach().cpu()
+
+
+def full_state_dict(model: nn.Module, keep: bool = True) -> dict[str, torch.Tensor]:
+    """The weights of `model`; tied ones are one tensor. Nothing in a process that is not to `keep` them."""
+    made: dict[int, torch.Tensor] = {}
+    weights: dict[str, torch.Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in made:
+            gathered = whole(tensor)
+            made[id(tensor)] = gathered if keep else torch.empty(0)
+        if keep:
+            weights[name] = made[id(tensor)]
+    return weights
+
+
+def whole_state(optimizer: torch.optim.Optimizer, keep: bool = True) -> dict[str, Any]:
+    """What `optimizer.state_dict()` gives in one process; without the tensors where they are not to be kept."""
+    packed = optimizer.state_dict()
+    state: dict[Any, dict[str, Any]] = {}
+    for index, values in packed["state"].items():
+        gathered = {name: whole(each) if torch.is_tensor(each) else each for name, each in values.items()}
+        if keep:
+            state[index] = gathered
+    return {**packed, "state": state}
+
+
+def put_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> Any:
+    """Gives each process its part of `weights`, which all have; the names that were missing and that are unknown.
+
+    Raises:
+        RuntimeError: for a shape that does not fit.
+    """
+    state = model.state_dict(keep_vars=True)
+    for name, tensor in weights.items():
+        if name not in state:
+            continue
+        if state[name].shape != tensor.shape:
+            raise RuntimeError(
+                f"size mismatch for {name}: {list(tensor.shape)} in the checkpoint, {list(state[name].shape)} in the "
+                "model."
+            )
+        with torch.no_grad():
+            if is_shard(state[name]):
+                local(state[name]).copy_(_own_part(tensor, state[name]))
+            else:
+                state[name].copy_(tensor)
+    missing = [name for name in state if name not in weights]
+    return nn.modules.module._IncompatibleKeys(missing, [name for name in weights if name not in state])
+
+
+def parted_state(saved: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """`saved`, an optimizer's state in one process, with each process's parts of what is as large as a parameter."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    indices = [index for group in saved["param_groups"] for index in group["params"]]
+    of = dict(zip(indices, parameters, strict=True))
+    state = {
+        index: {name: _like(value, of[index]) for name, value in values.items()}
+        for index, values in saved["state"].items()
+    }
+    return {**saved, "state": state}
+
+
+def local(tensor: Any) -> torch.Tensor:
+    """This process's part of `tensor`, in its memory; needs no other process."""
+    return tensor.to_local() if is_shard(tensor) else tensor
+
+
+def _like(value: Any, parameter: Any) -> Any:
+    if not torch.is_tensor(value) or not is_shard(parameter) or value.shape != parameter.shape:
+        return value
+    from torch.distributed.tensor import DTensor
+
+    part = _own_part(value, parameter).to(local(parameter).device)
+    layout = {"device_mesh": parameter.device_mesh, "placements": parameter.placements, "run_check": False}
+    return DTensor.from_local(part, **layout, shape=parameter.shape, stride=parameter.stride())
+
+
+def _own_part(tensor: torch.Tensor, parameter: Any) -> torch.Tensor:
+    from torch.distributed.tensor import distribute_tensor
+
+    there = tensor.to(parameter.device_mesh.device_type).contiguous()
+    return distribute_tensor(there, parameter.device_mesh, parameter.placements).to_local()

@@ -1,0 +1,46 @@
+"""The end of a run, whether it finishes or fails."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from ..callbacks import close_display, reports_among
+from ..callbacks.events import Events
+from ..data.loader import close_workers
+from .run import TrainingRun
+
+
+@contextlib.contextmanager
+def ending_in_order(
+    run: Callable[[], TrainingRun | None], events: Events, wait_for_save: Callable[[], None]
+) -> Iterator[None]:
+    """At the end, workers and reports end with the run; at an error, also bars and the checkpoint being written.
+
+    Args:
+        run: returns the run that is under way, None before there is one.
+        wait_for_save: waits for the checkpoint that is being written.
+    """
+    try:
+        yield
+        _end_reports(events, None)
+    except BaseException as error:
+        if (ended := run()) is not None:
+            if isinstance(error, RuntimeError):
+                ended.data_rng.explain(error)
+            ended.data_rng.close()
+        close_display(events.handler.callbacks)
+        if not isinstance(error, KeyboardInterrupt):  # which is not to wait
+            with contextlib.suppress(Exception):
+                wait_for_save()
+        _end_reports(events, error)
+        raise
+    finally:
+        if (ended := run()) is not None:
+            ended.data_rng.close()  # a run may end within an epoch; its workers would be killed when Python exits
+            close_workers(ended.loader)
+
+
+def _end_reports(events: Events, error: BaseException | None) -> None:
+    for report in reports_among(events.handler.callbacks):
+        report.end(error)

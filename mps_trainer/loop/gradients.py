@@ -1,0 +1,88 @@
+"""The gradients of a run: clipped within the optimizer's step where nobody looks at them before, and cleared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+from ..callbacks.events import Events
+from ..optim.adamw import AdamW
+from ..overrides import Overrides
+from .accelerator import Accelerator
+
+
+class Gradients:
+    """Clips and clears the gradients of `model`, with as few kernels and as little Python as the run allows."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: Any, accelerator: Accelerator, events: Events, overrides: Overrides
+    ) -> None:
+        self.model, self.optimizer, self.accelerator, self.events = model, optimizer, accelerator, events
+        groups = getattr(optimizer, "param_groups", [])
+        optimized = {id(parameter) for group in groups for parameter in group["params"]}
+        parameters = list(model.parameters())
+        self._others = [parameter for parameter in parameters if id(parameter) not in optimized]
+        has_all = optimized <= {id(parameter) for parameter in parameters}
+        as_usual = type(accelerator) is Accelerator and "clip_grad_norm_" not in vars(accelerator)
+        self._may_clip = (
+            has_all
+            and type(optimizer) is AdamW
+            and as_usual
+            and overrides.allow("clipping within the optimizer's step", "_clip_grad_norm", "_get_grad_norm")
+        )
+        self._may_clear = has_all and type(model).zero_grad is nn.Module.zero_grad
+
+    def clip_at_step(self, max_norm: float) -> torch.Tensor | None:
+        """Returns their norm and clips them to `max_norm` in the step that follows; None if that cannot wait for it.
+
+        A callback between clipping and step must see them clipped, and one after the step, too; so must a function
+        that a user has put in the place of the optimizer's step.
+        """
+        events = self.events
+        watched = any(
+            not events.covers(event) or events.has_listener(event)
+            for event in ("on_pre_optimizer_step", "on_optimizer_step")
+        )
+        if watched or not self._may_clip or self._others_are_trained() or _step_is_replaced(self.optimizer):
+            return None
+        self.accelerator.unscale_gradients()
+        return self.optimizer.clip_at_step(max_norm)
+
+    def clear(self) -> None:
+        """Sets them to None."""
+        if not self._may_clear or self._others_are_trained():
+            self.model.zero_grad()
+            return
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    def discard(self) -> None:
+        """Clears them, and the clip factor that the next step was to apply."""
+        self.clear()
+        if isinstance(self.optimizer, AdamW):
+            self.optimizer.forget_clipping()
+
+    def _others_are_trained(self) -> bool:
+        """Returns True if there are gradients that the optimizer does not know: layers may be thawed during a run."""
+        return any(parameter.requires_grad for parameter in self._others)
+
+
+def _step_is_replaced(optimizer: AdamW) -> bool:
+    """Returns True if a hook calls `optimizer.step`; a schedule does, and only notes that it was called."""
+    step = vars(optimizer).get("step")
+    return step is not None and getattr(step, "__code__", None) not in _OF_SCHEDULES
+
+
+def _codes_of_schedules() -> set[object]:
+    """Returns the code of the function that torch's schedules put in the place of a step."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    step = vars(optimizer).get("step")
+    return set() if step is None else {step.__code__}
+
+
+_OF_SCHEDULES = _codes_of_schedules()

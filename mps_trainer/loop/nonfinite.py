@@ -1,0 +1,206 @@
+"""What a run does about a loss or gradient norm that is no finite number: say so, or with `stop_on_nan` stop."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..callbacks.events import Events
+from ..data.rows import naming, rows_of_batches
+from ..distributed import Processes
+from ..distributed.full_state import local
+from ..errors import NonFiniteLossError
+from ..guards.numbers import OVERFLOWS, NonFinite, NumberWatch
+from ..model.precision import MixedPrecision
+from .gradients import Gradients
+from .hooks import Checkpointing, Stateful
+from .meter import LossMeter
+from .plan import StepPlan
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class BatchOrigin:
+    """The batches of a step: `count` batches of an epoch from the batch `first` on, both counted from 0.
+
+    `rows` are the indices of the examples in the training dataset, None where they cannot be told.
+    """
+
+    epoch: int
+    first: int
+    count: int
+    rows: list[int] | None
+
+    def __str__(self) -> str:
+        if self.rows is not None:
+            return f"{naming(self.rows)} of the training dataset"
+        which = f"batch {self.first}" if self.count == 1 else f"batches {self.first} to {self.first + self.count - 1}"
+        return f"{which} of epoch {self.epoch}, counted from 0"
+
+
+class BatchHistory:
+    """Knows where each epoch began, which is enough to find the batches of any step in it.
+
+    Args:
+        is_plain: whether the batches of an update are taken from the loader one after the other. Where a subclass
+            takes them its own way, the rows cannot be told.
+    """
+
+    def __init__(self, loader: Any, plan: StepPlan, is_plain: bool) -> None:
+        self.loader, self.plan, self.is_plain = loader, plan, is_plain
+        self._begun: list[tuple[int, int, int]] = []
+
+    def begin(self, epoch: int, step: int, done: int) -> None:
+        """Notes that the update after `step` begins with the batch `done` of `epoch`."""
+        self._begun.append((step, epoch, done))
+
+    def origin(self, step: int) -> BatchOrigin:
+        """Returns the batches that the update after `step` was, or is to be, made from."""
+        start, epoch, done = max((begun for begun in self._begun if begun[0] <= step), default=(step, 0, 0))
+        first = done + (step - start) * self.plan.accumulation
+        count = self.plan.batches_in_update(first)
+        rows = rows_of_batches(self.loader, epoch, first, count) if self.is_plain else None
+        return BatchOrigin(epoch, first, count, rows)
+
+
+class NonFiniteReporter:
+    """Says of a number that is not finite where it came from, and what to do about it."""
+
+    def __init__(self, watch: NumberWatch, history: BatchHistory, events: Events, mixed_precision: str) -> None:
+        self.watch, self.history, self.events = watch, history, events
+        self.remedy = "lower learning_rate" + (", use bf16 instead of fp16" if mixed_precision == "fp16" else "")
+
+    def warn(self) -> None:
+        """Warns of the first such number since this was last called."""
+        found, steps = self.watch.take()
+        if found is None:
+            return
+        happened = self.describe(found, found.rate)
+        self.events.note("warning", f"The {happened}")
+        more = "" if steps == 1 else f" It is the first of {steps} such steps since the last log."
+        logger.warning(
+            "The %s%s What to do: %s, or look at those examples. With stop_on_nan=True a run ends before such a step, "
+            "with a checkpoint to go on from.",
+            happened,
+            more,
+            self.remedy,
+        )
+
+    def describe(self, found: NonFinite, learning_rate: float | None) -> str:
+        """Returns what the number was, in which step, and from which examples."""
+        was = f"{found.what} was {found.value} at step {found.step + 1}"
+        if self.watch.scaled and found.what != "loss":
+            was += f", in the last of {OVERFLOWS} steps in a row that the scaler of fp16 left out"
+        at = "" if learning_rate is None else f"learning rate {learning_rate:g}, "
+        return f"{was} ({at}{self.history.origin(found.step)})."
+
+
+class ModelBuffers:
+    """The buffers that a checkpoint has, such as the running means of a BatchNorm, which a forward pass changes."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def state_dict(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Returns each buffer with a copy of it."""
+        return [
+            (buffer, buffer.clone())
+            for module in self.model.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None and name not in module._non_persistent_buffers_set
+        ]
+
+    def load_state_dict(self, state: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Copies the values back."""
+        with torch.no_grad():
+            for buffer, value in state:
+                buffer.copy_(value)
+
+
+class StopOnNan:
+    """Looks at each update before it is made, for one wait, and stops the run at the first that would do harm.
+
+    Args:
+        parts: what an update changes before its end, by name. Weights, optimizer and schedule are not among it.
+    """
+
+    def __init__(
+        self,
+        parts: Mapping[str, Stateful],
+        meter: LossMeter,
+        reporter: NonFiniteReporter,
+        gradients: Gradients,
+        precision: MixedPrecision,
+        checkpointing: Checkpointing,
+        get_learning_rate: Callable[[], float],
+        processes: Processes,
+        saves: bool,
+    ) -> None:
+        self.parts, self.meter, self.reporter, self.gradients = parts, meter, reporter, gradients
+        self.precision, self.checkpointing, self.processes = precision, checkpointing, processes
+        self.get_learning_rate, self.saves = get_learning_rate, saves
+        self._before: dict[str, Any] = {}
+
+    def begin_update(self) -> None:
+        """Notes how the run stands before an update, none of whose batches have been asked for."""
+        self._before = {name: part.state_dict() for name, part in self.parts.items()}
+
+    def check(self, grad_norm: Any, step: int) -> float | None:
+        """Returns the norm of the gradients of the update that follows `step`, as a number.
+
+        Raises:
+            NonFiniteLossError: if it, or a loss of the update, is not finite. Everything is as before the update then,
+                and in a checkpoint.
+        """
+        norm = self.meter.settle(grad_norm, step)
+        if self.meter.watch.first is not None:
+            found, _ = self.meter.watch.take()
+            assert found is not None
+            raise self._stop(found)
+        return norm
+
+    def _stop(self, found: NonFinite) -> NonFiniteLossError:
+        step, rate = found.step, self.get_learning_rate()
+        happened = self.reporter.describe(found, rate)
+        self.gradients.discard()
+        self.precision.abandon_step()
+        for name, part in self.parts.items():
+            part.load_state_dict(self._before[name])
+        checkpoint, saved = self._checkpoint(step)
+        remedy = f"What to do: {self.reporter.remedy}, or look at those examples"
+        then = "." if checkpoint is None else f"; then go on with resume_from_checkpoint={checkpoint!r}."
+        message = f"The {happened} That step was not made. {saved} {remedy}{then}"
+        rows = self.reporter.history.origin(step).rows
+        return NonFiniteLossError(message, step + 1, rate, rows, checkpoint)
+
+    def _checkpoint(self, step: int) -> tuple[str | None, str]:
+        """Returns the folder to go on from, and what to say of it."""
+        model = self.gradients.model
+        if self.processes.all_reduce_max([not _are_finite(model)])[0]:  # of a sharded model, in any part
+            # saved now, they could push out a checkpoint that is worth more
+            self.checkpointing.wait()
+            newest = self.checkpointing.newest()
+            return newest, f"The weights after step {step} are not finite either, so they were not saved."
+        self.checkpointing.save()
+        if not self.saves:
+            return None, "The main process has saved a checkpoint of before it."
+        self.checkpointing.wait()
+        folder = self.checkpointing.folder()
+        return (
+            (folder, f"{folder} is the run before it.") if os.path.isdir(folder) else (None, "No checkpoint is left.")
+        )
+
+
+def _are_finite(model: nn.Module) -> bool:
+    return all(
+        bool(torch.isfinite(local(parameter)).all())
+        for parameter in model.parameters()
+        if parameter.is_floating_point()
+    )

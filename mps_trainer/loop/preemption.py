@@ -1,0 +1,143 @@
+"""Ending a run because a signal asked for it, in a place from which a resumed run goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+from ..callbacks.events import Events
+from ..distributed import Processes
+from ..guards.signals import SignalHandler, how_to_go_on
+from ..random_state import rng_state, set_rng
+from ..training_args import TrainingArguments
+from .hooks import Checkpointing
+
+
+class EvaluationLeftError(BaseException):
+    """A signal came during an evaluation, which a resumed run will begin again. Past a user's `except Exception`."""
+
+
+class PreemptionHandler:
+    """Saves a checkpoint when a signal came, before anything else that the step is to be followed by.
+
+    Args:
+        signals: has noted the signal.
+        log: logs the losses since the last log, if there are any.
+
+    Attributes:
+        due: of "evaluate" and "save", what a resumed run does first: it comes after the step of its checkpoint.
+    """
+
+    def __init__(
+        self,
+        signals: SignalHandler,
+        events: Events,
+        args: TrainingArguments,
+        processes: Processes,
+        checkpointing: Checkpointing,
+        log: Callable[[], None],
+    ) -> None:
+        self.signals, self.events, self.args, self.processes = signals, events, args, processes
+        self.checkpointing, self.log = checkpointing, log
+        self.due: list[str] = []
+        self._before_evaluation: tuple[dict[str, Any], int] | None = None
+
+    @property
+    def should_end(self) -> bool:
+        """True if a signal came and every process may stop here."""
+        return self.signals.signum is not None and self.signals.all_may_stop
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Inside, a signal can cut an evaluation short: `save_and_end` takes back what that has changed by then."""
+        if self.args.save_on_signal and self.signals.all_may_stop:
+            self._before_evaluation = rng_state(), len(self.events.state.log_history)
+        yield
+        if self._before_evaluation is not None:
+            self.signals.agree()
+        self._before_evaluation = None
+
+    def leave_evaluation_if_asked(self, together: bool) -> None:
+        """Raises EvaluationLeftError if a signal came and the evaluation can be begun again.
+
+        Args:
+            together: all processes come here after each batch, so that they can leave together.
+        """
+        if self._before_evaluation is None:
+            return
+        if together:
+            self.signals.agree()
+            self.signals.ask()  # is heard after the next batch
+        if self.signals.signum is not None:
+            raise EvaluationLeftError
+
+    def evaluate_at_start(self, evaluate: Callable[[], Any]) -> None:
+        """Evaluates before the first step; a signal ends that and the run, with nothing to save."""
+        try:
+            with self.evaluating():
+                evaluate()
+        except EvaluationLeftError:
+            self.signals.end("Stopped in the evaluation before the first step, with nothing new to save.")
+
+    def ask_for_what_is_due(self) -> bool:
+        """Asks, as a callback would, for what a signal kept the run before this one from. False if that is nothing."""
+        if not self.due:
+            return False
+        control = self.events.control
+        control.should_evaluate, control.should_save = "evaluate" in self.due, "save" in self.due
+        self.due = []
+        return True
+
+    def save_and_end(self, max_steps: int) -> NoReturn:
+        """Saves a checkpoint and ends the run. What the step was to be followed by is left for a resumed run.
+
+        Raises:
+            KeyboardInterrupt, SystemExit: see `SignalHandler.end`.
+        """
+        control, was_evaluating = self.events.control, self._before_evaluation is not None
+        if self._before_evaluation is not None:
+            rng, entries = self._before_evaluation
+            set_rng(rng)
+            del self.events.state.log_history[entries:]
+        if control.should_log:
+            self.log()
+        if control.should_evaluate or was_evaluating:
+            self.due = ["evaluate", *(["save"] if control.should_save else [])]
+        self.checkpointing.save()
+        self.checkpointing.wait()
+        self.signals.end(self._message(max_steps))
+
+    def end_if_asked(self, max_steps: int) -> None:
+        """Ends a run that had come to its end when a signal came, with a checkpoint of its last step.
+
+        With `load_best_model_at_end` the weights are the best ones by now, and their checkpoint is there.
+        """
+        self.signals.agree()
+        if self.signals.signum is None:
+            return
+        state, is_saved = self.events.state, self.checkpointing.is_saved()
+        has_best = self.args.load_best_model_at_end and state.best_model_checkpoint is not None
+        if not is_saved and not has_best:
+            self.save_and_end(max_steps)
+        step = state.global_step
+        self.signals.end(f"Stopped when training had ended, after step {step}, and before what was to follow it.")
+
+    def _launcher(self, machines: int) -> list[str]:
+        """Returns what started this process: Python, or torchrun on one machine or several."""
+        python, size = sys.executable or "python", self.processes.size
+        if size == 1:
+            return [python]
+        several = ["--nnodes", str(machines), "--node_rank", "..."] if machines > 1 else []
+        return [python, "-m", "torch.distributed.run", *several, "--nproc_per_node", str(size // machines)]
+
+    def _message(self, max_steps: int) -> str:
+        step = self.events.state.global_step
+        machines = self.processes.gather(self.args.local_process_index).count(0)
+        if (unsaved := self.checkpointing.unsaved()) is not None:
+            return f"Stopped after step {step}, but {unsaved}"
+        folder = self.checkpointing.folder()
+        takes_flags = "transformers.hf_argparser" in sys.modules
+        way_on = how_to_go_on(folder, sys.argv if takes_flags else [], self._launcher(machines))
+        return f"Stopped after step {step} of {max_steps} and saved {folder}. To go on: {way_on}"

@@ -1,0 +1,122 @@
+"""The state of a run: at its beginning, and resumed from a checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+from transformers.trainer_callback import ExportableState, TrainerControl, TrainerState
+
+from ..callbacks.events import Events
+from ..checkpoints import folders
+from ..checkpoints.compatibility import require_exported
+from ..checkpoints.state import entries_of, read_state
+from ..checkpoints.storage.files import damaged
+from ..training_args import TrainingArguments
+
+logger = logging.getLogger(__name__)
+of_transformers = logging.getLogger("transformers.trainer")  # for what its users look for under its name
+
+
+def new_state(events: Events) -> TrainerState:
+    """Returns a state at step 0 with what the callbacks want kept in checkpoints."""
+    state = TrainerState(stateful_callbacks=_exportable(events))
+    if state.epoch is None:  # as it is in some releases of transformers
+        state.epoch = 0
+    return state
+
+
+def stateful_callbacks(events: Events) -> dict[str, Any]:
+    """Returns what the callbacks and the control want kept in a checkpoint, by the names of their classes."""
+    return TrainerState(stateful_callbacks=_exportable(events)).stateful_callbacks
+
+
+def _exportable(events: Events) -> list[Any]:
+    return [part for part in (*events.handler.callbacks, events.control) if isinstance(part, ExportableState)]
+
+
+def begin_state(
+    events: Events,
+    args: TrainingArguments,
+    resume_from: str | None,
+    load_callback_state: Callable[[str], None],
+    max_steps: int,
+    **settings: Any,
+) -> None:
+    """Makes the state that of a run about to begin, or of the checkpoint `resume_from`.
+
+    Args:
+        load_callback_state: the Trainer's method that gives the callbacks their state; takes the path of the file.
+        settings: more fields of the state, which a checkpoint does not decide.
+    """
+    events.state = new_state(events)
+    if resume_from is not None:
+        _resume(events, resume_from, args, load_callback_state)
+    for name, value in {"max_steps": max_steps, **settings}.items():
+        setattr(events.state, name, value)
+    events.state.compute_steps(args, max_steps)
+
+
+def _resume(events: Events, folder: str, args: TrainingArguments, load_callback_state: Callable[[str], None]) -> None:
+    """Makes the state that of a checkpoint; warns of arguments that have changed, and of what is gone."""
+    saved = read_state(folder)
+    fields = {field.name for field in dataclasses.fields(TrainerState)}
+    known = {name: value for name, value in saved.items() if name in fields}
+    callbacks = known.pop("stateful_callbacks", None) or {}
+    state = events.state = TrainerState(**{**known, "stateful_callbacks": None})
+    _find_best_checkpoint(state, folder)
+    try:
+        from transformers.trainer_utils import compare_trainer_and_checkpoint_args
+    except ImportError:  # a method of transformers' Trainer in the first releases of 5
+        pass
+    else:
+        # auto_find_batch_size has its own way to go on with another size
+        if state.train_batch_size is not None and not args.auto_find_batch_size:
+            compare_trainer_and_checkpoint_args(args, state)
+    state.stateful_callbacks = callbacks
+    load_callback_state(os.path.join(folder, folders.STATE))
+    events.state.stateful_callbacks = stateful_callbacks(events)
+
+
+def _find_best_checkpoint(state: TrainerState, folder: str) -> None:
+    """Looks for the best checkpoint beside `folder` if it is gone from its place; forgets it if it is not there."""
+    best = state.best_model_checkpoint
+    if best is None or os.path.isdir(best):
+        return
+    moved = os.path.join(os.path.dirname(os.path.abspath(folder)), os.path.basename(best))
+    state.best_model_checkpoint = moved if os.path.isdir(moved) else None
+    if state.best_model_checkpoint is None:
+        logger.warning("The best checkpoint, %s, does not exist any more: the next best takes its place.", best)
+        state.best_metric = state.best_global_step = None
+
+
+def load_callbacks(events: Events, path: str) -> None:
+    """Gives callbacks the state that `stateful_callbacks` of the run's state, read from `path`, has of them.
+
+    Raises:
+        MisconfigurationException: for a state that a callback does not take.
+    """
+    present = [*events.handler.callbacks, events.control]
+    for name, saved in events.state.stateful_callbacks.items():
+        same = [part for part in present if isinstance(part, ExportableState) and type(part).__name__ == name]
+        if not same:
+            of_transformers.warning(f"The checkpoint has the state of a callback {name}, which this run has not.")
+        for part, entry in zip(same, entries_of(saved), strict=False):
+            try:
+                require_exported(entry, part)
+                again: Any = type(part)(**entry.get("args", {}))
+            except Exception as error:
+                raise damaged(path, ValueError(f"{name} does not take its state: {error}")) from error
+            vars(again).update(entry.get("attributes", {}))
+            _replace(events, part, again)
+
+
+def _replace(events: Events, old: Any, new: Any) -> None:
+    if isinstance(old, TrainerControl):
+        events.control = new
+    else:
+        events.handler.callbacks.remove(old)
+        events.handler.callbacks.append(new)  # the last to be called from here on, as in transformers

@@ -1,0 +1,1 @@
+"""The model: its preparation, its number format, its patches."""

@@ -1,0 +1,48 @@
+"""What a model says about itself: which columns are labels, whether it gives a loss, how it was built."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import nn
+
+from ..distributed.ddp import inside
+
+
+def base_model(model: Any) -> Any:
+    """The model that PEFT has put its adapters into, or `model` itself; that of a replica."""
+    model = inside(model)
+    if not hasattr(model, "peft_config"):
+        return model
+    get = getattr(model, "get_base_model", None)
+    if get is not None:
+        return get()
+    inner = getattr(model, "base_model", model)  # a mixed model of PEFT has no such method
+    return getattr(inner, "model", inner)
+
+
+def accepts_loss_kwargs(model: nn.Module) -> bool:
+    """Whether forward() takes arguments of the loss, such as num_items_in_batch."""
+    model = base_model(model)
+    if hasattr(model, "accepts_loss_kwargs"):
+        return bool(model.accepts_loss_kwargs)
+    parameters = inspect.signature(model.forward).parameters.values()
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def spans_devices(model: nn.Module) -> bool:
+    """Whether `from_pretrained(device_map=...)` has spread the model over several accelerators."""
+    places = set((getattr(model, "hf_device_map", None) or {}).values())
+    return len(places - {"cpu", "disk"}) > 1
+
+
+def require_trainable(model: nn.Module) -> None:
+    """Raises ValueError for a quantized model that has no adapters to train."""
+    if not getattr(model, "is_quantized", False):
+        return
+    try:
+        from transformers.trainer_utils import validate_quantization_for_training
+    except ImportError:  # not in the first releases of transformers 5
+        return
+    validate_quantization_for_training(model)

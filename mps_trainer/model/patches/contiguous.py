@@ -1,0 +1,82 @@
+"""What mps needs of a model before it is trained: parameters that lie in memory one number after the other.
+
+torch's kernels for mps have lost updates to others: they computed into a copy, and before macOS 15 nothing brought it
+back (pytorch issue 118115 for the step of an optimizer, 165257 for random numbers). A parameter that was transposed,
+or a model in channels_last, then does not learn, without a word.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...devices.known_faults import known_faults
+
+logger = logging.getLogger(__name__)
+
+
+def make_contiguous(model: nn.Module, optimizer: Any = None) -> list[str]:
+    """Makes the parameters of `model` contiguous, and their state in `optimizer` if there is one already.
+
+    Each stays the object that it is, so that tied ones stay tied and an optimizer keeps them. Where several lie in the
+    same memory, they still do if they lie there alike; otherwise they are left as they are, with a warning.
+
+    Returns:
+        The names of those that were changed.
+    """
+    named = [(name, p) for name, p in model.named_parameters() if p.layout == torch.strided]
+    strided = [(name, parameter) for name, parameter in named if not parameter.is_contiguous()]
+    if not strided:
+        return []
+    places: dict[int, set[Any]] = {}  # by memory
+    for _, parameter in named:
+        places.setdefault(_memory(parameter), set()).add(_place(parameter))
+    changed: list[str] = []
+    kept: list[str] = []
+    made: dict[int, torch.Tensor] = {}
+    for name, parameter in strided:
+        memory = _memory(parameter)
+        if len(places[memory]) > 1:
+            kept.append(name)
+            continue
+        if memory not in made:
+            made[memory] = parameter.data.contiguous()
+        parameter.data = made[memory]
+        changed.append(name)
+        for value in _state(optimizer, parameter):
+            value.data = value.data.contiguous()
+    if kept:
+        logger.warning(
+            "%s: not contiguous, and in the memory of other parameters, so left as they are. Some releases of torch "
+            "lose updates of such parameters on mps: tie them by giving both modules the same parameter instead.",
+            ", ".join(kept),
+        )
+    if changed:
+        logger.info("Made contiguous for mps: %s.", ", ".join(changed))
+    return changed
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+def _state(optimizer: Any, parameter: nn.Parameter) -> list[torch.Tensor]:
+    """What an optimizer keeps for each number of `parameter`."""
+    states = getattr(optimizer, "state", None) or {}
+    values = states[parameter].values() if parameter in states else ()
+    return [value for value in values if isinstance(value, torch.Tensor) and value.shape == parameter.shape]
+
+
+@functools.cache
+def warn_of_known_faults(macos_version: str | None, chip: str | None) -> None:
+    """Once in a process: what this torch is known to get wrong on this Mac."""
+    for fault in known_faults(torch.__version__, macos_version, chip):
+        logger.warning("torch %s on macOS %s has a known fault: %s.", torch.__version__, macos_version, fault)

@@ -1,0 +1,115 @@
+"""Prepares the model for a run, and undoes what may not last longer."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..devices.facts import apple_chip, macos
+from ..errors import MisconfigurationException
+from ..overrides import Overrides
+from ..training_args import TrainingArguments
+from .activation_checkpointing import enable_activation_checkpointing
+from .introspection import base_model
+from .large_product_warning import told_of_large_products
+from .patches.contiguous import make_contiguous, warn_of_known_faults
+from .patches.dropout import dropout_in_one_kernel
+from .patches.embeddings import embedding_gradients_in_place
+
+
+@contextlib.contextmanager
+def prepared_for_training(
+    model: nn.Module,
+    args: TrainingArguments,
+    *,
+    optimizer: torch.optim.Optimizer | None,
+    processing_class: Any,
+    noise_alpha: float | None,
+    is_distributed: bool,
+    overrides: Overrides,
+    move_to_device: Callable[[nn.Module, torch.device], None],
+) -> Iterator[None]:
+    """Prepares the model as the arguments ask, puts it in training mode, and removes its hooks at the end.
+
+    Args:
+        noise_alpha: for `noisy_embeddings`.
+        overrides: the methods that a subclass replaced.
+        move_to_device: called with the model and `args.device` if nothing has moved it there yet.
+    """
+    if args.use_liger_kernel:
+        _use_liger_kernels(model, args.liger_kernel_config)
+    if args.fp16_full_eval or args.bf16_full_eval:
+        move_to_device(model, args.device)  # left where it was when the Trainer was made
+    if args.activation_checkpointing:
+        enable_activation_checkpointing(model, args)
+    _align_special_tokens(model, processing_class)
+    if args.device.type == "mps":
+        warn_of_known_faults(macos(), apple_chip())
+        make_contiguous(model, optimizer)
+    if "underflow_overflow" in args.debug:
+        from transformers.debug_utils import DebugUnderflowOverflow
+
+        DebugUnderflowOverflow(model)
+    model.train()
+    with (
+        noisy_embeddings(model, noise_alpha),
+        dropout_in_one_kernel(model, args.device),
+        embedding_gradients_in_place(model, args, is_distributed, overrides),
+        told_of_large_products(model, args.device, apple_chip()),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def noisy_embeddings(model: nn.Module, alpha: float | None) -> Iterator[None]:
+    """Inside, embeddings come with noise in training mode (NEFTune, arXiv 2310.05914); without, if `alpha` is None."""
+    if alpha is None:
+        yield
+        return
+    get = getattr(base_model(model), "get_input_embeddings", None)
+    if get is None:
+        raise MisconfigurationException(
+            f"neftune_noise_alpha={alpha}, but {type(model).__name__} has no get_input_embeddings(), so there is "
+            "nothing to add noise to. Leave it out, or give the model that method."
+        )
+    hook = get().register_forward_hook(lambda module, _, output: add_noise(output, alpha) if module.training else None)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def add_noise(embeddings: torch.Tensor, alpha: float) -> torch.Tensor:
+    """`embeddings`, batch x length x width, with uniform noise of at most alpha / sqrt(length * width)."""
+    bound = alpha / math.sqrt(embeddings.size(1) * embeddings.size(2))
+    return embeddings + torch.zeros_like(embeddings).uniform_(-bound, bound)
+
+
+def _use_liger_kernels(model: nn.Module, config: dict[str, bool] | None) -> None:
+    try:
+        from liger_kernel.transformers import _apply_liger_kernel_to_instance
+    except ImportError as error:
+        raise MisconfigurationException(
+            "use_liger_kernel=True, but the package liger-kernel is not installed. Its kernels are written in Triton, "
+            "which does not run on mps: leave it out there; elsewhere, pip install liger-kernel."
+        ) from error
+    _apply_liger_kernel_to_instance(model=base_model(model), **(config or {}))
+
+
+def _align_special_tokens(model: Any, processing_class: Any) -> None:
+    """Gives the model's configuration the special tokens of the tokenizer, which a user may have changed."""
+    if processing_class is None or not hasattr(model, "config"):
+        return
+    from transformers import PreTrainedTokenizerBase, ProcessorMixin
+
+    if isinstance(processing_class, (PreTrainedTokenizerBase, ProcessorMixin)):
+        try:
+            from transformers.trainer_utils import align_special_tokens
+        except ImportError:  # a method of transformers' Trainer in the first releases of 5
+            return
+        align_special_tokens(model, processing_class)

@@ -1,0 +1,261 @@
+"""The optimizer and its schedule, from the arguments."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import optimization as their_optimization
+from transformers.trainer_pt_utils import LayerWiseDummyOptimizer, LayerWiseDummyScheduler, get_parameter_names
+
+from ..arguments.choices import OptimizerNames, SchedulerType
+from ..distributed.fsdp import is_shard
+from ..errors import MisconfigurationException, MissingPackageError, UnknownSettingError
+from ..training_args import TrainingArguments
+from .adamw import AdamW
+
+logger = logging.getLogger(__name__)
+
+_NO_DECAY_NAMES = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
+# Devices whose AdamW is one kernel over all parameters. On mps it is not torch's default, and without it AdamW goes
+# through the parameters one by one (586 operators a step instead of 268 for a BERT of two layers).
+_FUSED_DEVICES = {"mps", "cuda", "xpu", "cpu"}
+_REFUSED: dict[str, str] = {
+    OptimizerNames.ADAMW_TORCH_XLA: "it is for TPUs, which are not supported",
+    OptimizerNames.ADAMW_TORCH_NPU_FUSED: "it is for Ascend NPUs, which are not supported",
+    OptimizerNames.LOMO: "it updates the weights inside of the backward pass, which this Trainer does not do",
+    OptimizerNames.ADALOMO: "it updates the weights inside of the backward pass, which this Trainer does not do",
+}
+# GreedyLR is not in the first releases of transformers 5.
+_FOLLOW_METRIC = (torch.optim.lr_scheduler.ReduceLROnPlateau, getattr(their_optimization, "GreedyLR", ()))
+_NO_SETTINGS = (SchedulerType.CONSTANT, SchedulerType.CONSTANT_WITH_WARMUP)
+
+
+def decay_parameter_names(model: nn.Module) -> list[str]:
+    """Names of the parameters that weight decay is for: all but LayerNorm's, biases, and norms by name.
+
+    transformers' rule. A BatchNorm or GroupNorm is exempt if its name says "norm", such as `norm` or `final_norm`.
+    """
+    return get_parameter_names(model, [nn.LayerNorm], _NO_DECAY_NAMES)
+
+
+def parameter_groups(model: nn.Module, decay: list[str], weight_decay: float) -> list[dict[str, Any]]:
+    """Two groups of the trainable parameters: with weight decay, and without."""
+    trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    names = set(decay)
+    return [
+        {"params": [p for name, p in trainable.items() if name in names], "weight_decay": weight_decay},
+        {"params": [p for name, p in trainable.items() if name not in names], "weight_decay": 0.0},
+    ]
+
+
+class _Settings(dict):
+    """`optim_args` by name; remembers which of them were asked for."""
+
+    def __init__(self, given: dict[str, str]) -> None:
+        super().__init__(given)
+        self.asked: set[Any] = set()
+
+    def __contains__(self, name: object) -> bool:
+        self.asked.add(name)
+        return super().__contains__(name)
+
+    def get(self, name: Any, default: Any = None) -> Any:
+        self.asked.add(name)
+        return super().get(name, default)
+
+    def pop(self, name: Any, *default: Any) -> Any:
+        self.asked.add(name)
+        return super().pop(name, *default)
+
+
+def class_and_settings(args: TrainingArguments, model: nn.Module | None = None) -> tuple[Any, dict[str, Any]]:
+    """The class that `args.optim` names, or a factory of optimizers, and its settings, as transformers gives them."""
+    reason = _REFUSED.get(args.optim)
+    if reason is not None:
+        raise MisconfigurationException(
+            f"optim='{_word(args.optim)}' is not supported: {reason}. Use optim='adamw_torch_fused', or 'adafactor' "
+            "to save memory."
+        )
+    try:
+        kind, settings = _from_transformers(args, model, _parse(args.optim_args))
+    except ImportError as error:
+        raise MissingPackageError(
+            f"optim='{_word(args.optim)}' cannot be used here: {error} Or use one that torch alone provides, such as "
+            "optim='adamw_torch_fused'."
+        ) from error
+    except MisconfigurationException:
+        raise
+    except ValueError as error:
+        raise MisconfigurationException(
+            f"optim='{_word(args.optim)}' with optim_args={args.optim_args!r} cannot be used: {error}"
+        ) from error
+    if args.optim == OptimizerNames.ADAMW_TORCH_FUSED and args.device.type not in _FUSED_DEVICES:
+        settings.pop("fused", None)
+    return kind, settings
+
+
+def _word(choice: Any) -> str:
+    """The word of an argument that is a member of an enum, or was set to the word itself later on."""
+    return str(getattr(choice, "value", choice))
+
+
+def _parse(optim_args: str | None) -> dict[str, str]:
+    parts = [part for part in (optim_args or "").replace(" ", "").split(",") if part]
+    pairs = [part.partition("=") for part in parts]
+    if not all(name and value and "=" not in value for name, _, value in pairs):
+        raise MisconfigurationException(
+            f"optim_args={optim_args!r} cannot be read: it must be name=value, separated by commas, such as "
+            "'momentum=0.9,nesterov=true'."
+        )
+    return {name: value for name, _, value in pairs}
+
+
+def _from_transformers(args: Any, model: Any, optim_args: dict[str, str]) -> tuple[Any, dict[str, Any]]:
+    try:
+        from transformers import trainer_optimizer as theirs
+    except ImportError:  # the first releases of transformers 5 have it as a method
+        from transformers.trainer import Trainer
+
+        return Trainer.get_optimizer_cls_and_kwargs(args, model)
+    given = _Settings(optim_args)
+    context = theirs.OptimizerContext(
+        args=args,
+        model=model,
+        optimizer_kwargs={"lr": args.learning_rate},
+        adam_kwargs={"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon},
+        optim_args=given,
+    )
+    handler = theirs._OPTIMIZER_HANDLERS.get(args.optim)
+    if handler is None:
+        raise MisconfigurationException(
+            f"optim='{_word(args.optim)}' is not in the installed release of transformers."
+        )
+    kind, settings = handler(context)
+    unread = [name for name in optim_args if name not in given.asked and name not in settings]
+    if unread:
+        logger.warning(
+            "optim_args: optim='%s' has no %s here, which is ignored.", _word(args.optim), ", ".join(unread)
+        )
+    return kind, settings
+
+
+def make_optimizer(
+    kind: Any, settings: dict[str, Any], groups: list[dict[str, Any]], model: nn.Module
+) -> torch.optim.Optimizer:
+    """An optimizer of class `kind`, or what the factory `kind` makes for `model`.
+
+    Three settings stand for the groups: "params" (GaLore, APOLLO), "model", and "optimizer_dict" (their layer-wise
+    kinds, where the work is in hooks and the optimizer a dummy).
+    """
+    if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
+        return kind()(model, **settings)
+    settings = dict(settings)
+    what: Any = groups
+    for name in ("params", "model", "optimizer_dict"):
+        what = settings.pop(name, what)
+    if kind is torch.optim.AdamW and settings.get("fused") and not any(map(is_shard, model.parameters())):
+        kind = AdamW  # the same with fewer kernels
+    optimizer = kind(what, **settings)
+    if "bitsandbytes" in str(kind) and settings.get("optim_bits") == 8:
+        _keep_embeddings_at_32_bits(model)
+    return optimizer
+
+
+def _keep_embeddings_at_32_bits(model: nn.Module) -> None:
+    """The optimizer's state for embeddings: at 8 bits they make training unstable (bitsandbytes keeps its own so)."""
+    import bitsandbytes
+
+    manager = bitsandbytes.optim.GlobalOptimManager.get_instance()
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            manager.register_module_override(module, "weight", {"optim_bits": 32})
+
+
+def groups_of(optimizer: Any) -> list[dict[str, Any]]:
+    """Returns the optimizer's groups of parameters.
+
+    Raises:
+        ValueError: if there is no optimizer yet.
+    """
+    if optimizer is None:
+        raise ValueError("There is no optimizer yet: call create_optimizer() or train() first.")
+    return optimizer.param_groups
+
+
+def group_of(optimizer: Any, param: str | nn.Parameter | None, model: nn.Module) -> Any:
+    """Returns the group that has `param`, or the parameter of that name in `model`; else the parameters of each group.
+
+    Raises:
+        ValueError: if there is no optimizer yet.
+    """
+    groups = groups_of(optimizer)
+    if isinstance(param, str):
+        param = dict(model.named_parameters()).get(param)
+    for group in groups:
+        if any(member is param for member in group["params"]):
+            return group
+    return [group["params"] for group in groups]
+
+
+def learning_rate(optimizer: Any, scheduler: Any) -> float:
+    """Returns the schedule's last learning rate, of the first group."""
+    rate = optimizer.param_groups[0]["lr"] if follows_metric(scheduler) else scheduler.get_last_lr()[0]
+    return rate.item() if torch.is_tensor(rate) else rate
+
+
+def set_mode(optimizer: Any, training: bool) -> None:
+    """Tells an optimizer that has modes, such as a schedule-free one, that the weights are to train or to be used."""
+    switch = getattr(optimizer, "train" if training else "eval", None)
+    if callable(switch):
+        switch()
+
+
+def make_scheduler(args: TrainingArguments, optimizer: torch.optim.Optimizer, steps: int) -> Any:
+    """transformers' schedule for `args` over `steps` steps.
+
+    A layer-wise optimizer has one for each parameter, stepped by a hook after the one that updates the parameter.
+    """
+    if isinstance(optimizer, LayerWiseDummyOptimizer):
+        schedules = {p: make_scheduler(args, each, steps) for p, each in optimizer.optimizer_dict.items()}
+        for parameter in schedules:
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(lambda parameter: schedules[parameter].step())
+        return _LayerWiseSchedule(optimizer_dict=optimizer.optimizer_dict, lr=optimizer.defaults["lr"])
+    if args.lr_scheduler_kwargs and args.lr_scheduler_type in _NO_SETTINGS:
+        logger.warning(
+            "lr_scheduler_kwargs=%s is ignored: lr_scheduler_type='%s' has no settings.",
+            args.lr_scheduler_kwargs,
+            _word(args.lr_scheduler_type),
+        )
+    try:
+        return their_optimization.get_scheduler(
+            _word(args.lr_scheduler_type),
+            optimizer=optimizer,
+            num_warmup_steps=args.get_warmup_steps(steps),
+            num_training_steps=steps,
+            scheduler_specific_kwargs=args.lr_scheduler_kwargs,
+        )
+    except (TypeError, ValueError) as error:
+        raise UnknownSettingError(
+            f"lr_scheduler_type='{_word(args.lr_scheduler_type)}' cannot be made with "
+            f"lr_scheduler_kwargs={args.lr_scheduler_kwargs}: {error}. Give this "
+            "schedule its own settings, and no others."
+        ) from error
+
+
+class _LayerWiseSchedule(LayerWiseDummyScheduler):
+    """Shows the first parameter's learning rate, and does nothing.
+
+    transformers' own gives the rates of all parameters for a dummy that has one, which torch 2.13 refuses.
+    """
+
+    def get_lr(self) -> list[float]:
+        return super().get_lr()[:1]
+
+
+def follows_metric(scheduler: Any) -> bool:
+    """Whether the schedule is stepped with a metric after an evaluation, not after each step."""
+    return isinstance(scheduler, _FOLLOW_METRIC)

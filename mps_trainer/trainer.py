@@ -1,0 +1,1448 @@
+"""`Trainer`: the public face. It has each method that a subclass may override; parts do the work."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import transformers.training_args  # noqa: F401 - the enums that the arguments take their members from
+from torch import nn
+from torch.utils.data import DataLoader, Sampler
+from transformers.trainer_callback import CallbackHandler, TrainerCallback, TrainerControl, TrainerState
+from transformers.trainer_pt_utils import log_metrics, save_metrics, save_state
+from transformers.trainer_utils import (
+    EvalLoopOutput,
+    EvalPrediction,
+    PredictionOutput,
+    TrainerMemoryTracker,
+    TrainOutput,
+    default_compute_objective,
+    speed_metrics,
+)
+from transformers.utils.generic import can_return_loss, find_labels
+
+from . import trainer_checks, trainer_setup
+from .callbacks import all_callbacks, call_first_who_add_to_logs, jit_checkpoint, reports_among
+from .callbacks.events import Events
+from .checkpoints import folders, model_files
+from .checkpoints.output_folder import own_run_folder
+from .checkpoints.run_files import OPTIMIZER, SCALER, SCHEDULER
+from .data import dataloaders
+from .data.buckets import BucketBatchSampler, LengthBuckets, buckets_of
+from .data.columns import ColumnRemover, is_table, signature_columns, without_unused_columns
+from .data.faults import refuse_in_starting_process
+from .data.loader import close_workers, num_examples
+from .data.samplers import eval_sampler, fitted_buckets, train_sampler
+from .data.split import split
+from .data.transfer import BatchTransfer
+from .distributed import Processes, absent_named
+from .distributed.ddp import add_nothing, inside
+from .distributed.fsdp import total_norm as norm_of_shards
+from .errors import MisconfigurationException
+from .evaluation import outputs
+from .evaluation.best_metric import record_if_best, watched_metric
+from .evaluation.evaluator import Evaluator, in_batches_that_fit, in_eval_mode
+from .evaluation.logged import SavableLogs, as_cell
+from .evaluation.metrics import plain
+from .guards.memory_growth import free_unused, make_guard
+from .guards.out_of_memory import PLACING, TRAINING, RunDescription, explained
+from .hub import card, upload
+from .loop import loss as losses
+from .loop.accelerator import Accelerator
+from .loop.counts import flos_per_token, main_input, tokens_in
+from .loop.ending import ending_in_order
+from .loop.hooks import Hooks, SavingHooks, StatePair
+from .loop.microbatches import sizes_to_begin_with
+from .loop.plan import StepPlan
+from .loop.run import TrainingRun
+from .loop.run_state import begin_state, load_callbacks, new_state
+from .loop.saver import WRITERS, CheckpointSaver, Contents
+from .model.introspection import accepts_loss_kwargs, base_model, require_trainable, spans_devices
+from .model.patches.masks import AttentionMasks
+from .model.precision import MixedPrecision
+from .model.preparation import prepared_for_training
+from .model.wrapping import is_placed, wrapped
+from .optim import factory as optim
+from .optim.adamw import total_norm
+from .optim.factory import follows_metric, set_mode
+from .overrides import Overrides
+from .search import backends, trials
+from .terminal import lost_output_ignored
+from .training_args import TrainingArguments
+
+logger = logging.getLogger(__name__)
+
+
+class Trainer:
+    """Trains, evaluates and predicts with a model; transformers' `Trainer`, on the device that this machine has.
+
+    Args:
+        model: any module whose forward() takes a batch's entries by name and returns a loss, first or under "loss",
+            when labels are given. It is moved to `args.device`.
+        args: defaults to `TrainingArguments()`.
+        data_collator: makes a batch from a list of items. Default: pads with `processing_class` if that can pad.
+        train_dataset, eval_dataset: map-style or iterable; `eval_dataset` may be a dictionary of datasets by name.
+        processing_class: tokenizer or processor; saved with the model.
+        model_init: makes the model instead, anew for each call of train().
+        compute_loss_func: `(outputs, labels, num_items_in_batch) -> loss`, normalised over `num_items_in_batch`, the
+            number of labels in the whole update.
+        compute_metrics: `EvalPrediction -> dict` of metrics.
+        callbacks: added to the default ones.
+        optimizers: an optimizer and a schedule to use instead of those that the arguments describe.
+        optimizer_cls_and_kwargs: a class and its settings to use instead of `args.optim`.
+        preprocess_logits_for_metrics: `(logits, labels) -> logits`, applied to each batch before they are gathered.
+        tokenizer: deprecated name of `processing_class`.
+
+    Raises:
+        MisconfigurationException: for arguments that contradict each other or that the device cannot do.
+    """
+
+    model_wrapped: nn.Module  # compiled, if the arguments ask for it; otherwise the model
+    # transformers' Trainer has these, and libraries ask; the arguments that would set them are refused
+    is_deepspeed_enabled = is_fsdp_xla_enabled = False
+    deepspeed = None
+    # True in a subclass whose compute_loss normalises over num_items_in_batch, False if it is the mean of its batch
+    loss_is_scaled_for_ga: bool | None = None
+    current_gradient_accumulation_steps: int = 1
+    current_flos: float = 0.0  # since they were last added to the state's
+    ignore_keys_for_eval: list[str] | None = None
+    model_preparation_time: float | None = None  # seconds, once a model was made ready for evaluation alone
+    hub_model_id: str | None = None  # owner/name, once init_hf_repo has been called
+    push_in_progress: Any = None
+    hp_name: Callable[[Any], str] | None = None
+    hp_search_backend: Any = None  # transformers' HPSearchBackend while a search runs
+    objective: Any = None  # of the trial's latest evaluation
+    _trial: Any = None
+    _signature_columns: list[str] | None = None  # what may reach the model; None until it is first asked for
+    _created_lr_scheduler = False  # whether `lr_scheduler` is from here: such a one is for one train() only
+    _mt_run: TrainingRun | None = None  # the one that is under way
+    _mt_loss_divisor: float = 1.0  # of the batch whose step comes next
+    _mt_loss_is_normalised: bool | None = None  # over the update, by compute_loss; None if it did not run
+    _mt_tokens_before: int = 0  # seen when the run began or resumed
+    _mt_flos_per_token: int | None = None
+    _mt_length_buckets: LengthBuckets | None = None  # of the training data; None until they are first asked for
+    _mt_examples_at_a_time: int | None = None  # that a resumed run begins with; None: whole batches
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        args: TrainingArguments | None = None,
+        data_collator: Callable | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        model_init: Callable[..., nn.Module] | None = None,
+        compute_loss_func: Callable | None = None,
+        compute_metrics: Callable[[EvalPrediction], dict] | None = None,
+        callbacks: list[TrainerCallback | type[TrainerCallback]] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        optimizer_cls_and_kwargs: tuple[type, dict[str, Any]] | None = None,
+        preprocess_logits_for_metrics: Callable | None = None,
+        *,
+        tokenizer: Any = None,
+    ) -> None:
+        self.args = args = args or TrainingArguments(output_dir="tmp_trainer")
+        self._mt_overrides = Overrides.of(self, Trainer)
+        args.use_transformers_choices()
+        self._mt_processes = Processes.of(args)
+        self.is_fsdp_enabled = bool(args.fsdp)
+        self._memory_tracker = TrainerMemoryTracker(args.skip_memory_metrics)
+        self._memory_tracker.start()
+        trainer_setup.apply_arguments(args)
+        self.processing_class = trainer_setup.processing_class_of(processing_class, tokenizer)
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        self.model_init = model_init
+        self.compute_loss_func = compute_loss_func
+        self.compute_metrics = compute_metrics
+        self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
+        self.optimizer, self.lr_scheduler = optimizers
+        self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
+        self.neftune_noise_alpha = args.neftune_noise_alpha
+        self.data_collator: Any = data_collator
+        trainer_checks.check_model(model, model_init)
+        trainer_checks.check_optimizers(optimizers, optimizer_cls_and_kwargs, model_init)
+        trainer_checks.check_processes(args, self._mt_processes)
+        trainer_checks.check_sharding(args, self._mt_processes, model, optimizers)
+        has_own_loader = self._mt_overrides.has("get_eval_dataloader")
+        trainer_checks.check_evaluation(args, eval_dataset, compute_metrics, has_own_loader)
+        trainer_checks.check_training(args, train_dataset, data_collator)
+
+        self._mt_memory_guard = make_guard(args)
+        self._train_batch_size = args.train_batch_size
+        self._mt_use_precision(MixedPrecision(args.device, args.mixed_precision))
+        self._mt_transfer, self._mt_attention_masks = BatchTransfer(args.device), AttentionMasks(args.device)
+        self.is_in_train = False
+        self._mt_use_model(model if model is not None else self.call_model_init())
+        self.label_smoother = trainer_setup.label_smoother(args, self.model)
+        self.data_collator = self.data_collator or trainer_setup.default_collator(self.processing_class)
+
+        for callback in (jit := jit_checkpoint(args)):
+            callback.set_trainer(self)
+        added = all_callbacks(args, jit, callbacks or [])
+        handler = CallbackHandler(added, self.model, self.processing_class, self.optimizer, self.lr_scheduler)
+        self._mt_events = Events(args, handler)
+        self._mt_saver = self._mt_new_saver()
+        call_first_who_add_to_logs(self.callback_handler.callbacks)
+        if args.push_to_hub:
+            self.init_hf_repo()
+        if args.should_save:
+            model_files.make_folder(args.output_dir)
+        self.state = new_state(self._mt_events)
+        self.state.is_local_process_zero = self.is_local_process_zero()
+        self.state.is_world_process_zero = self.is_world_process_zero()
+        self._mt_events.fire("on_init_end")
+        self._memory_tracker.stop_and_update_metrics()
+
+    # A run
+
+    @lost_output_ignored()
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
+        """Trains the model.
+
+        Args:
+            resume_from_checkpoint: a checkpoint folder, or True for the newest in `args.output_dir`.
+            trial: the trial of a search for hyper-parameters; see hyperparameter_search.
+            ignore_keys_for_eval: keys of the model's outputs to leave out of predictions in evaluations.
+
+        Raises:
+            MisconfigurationException: if there is nothing to train on or the checkpoint does not fit.
+        """
+        refuse_in_starting_process()
+        self._memory_tracker.start()
+        self._mt_overrides = Overrides.of(self, Trainer)
+        self._mt_events.args = self.args
+        if self.train_dataset is None and not self._mt_overrides.has("get_train_dataloader"):
+            raise MisconfigurationException("There is nothing to train on: give the Trainer a train_dataset.")
+        self.ignore_keys_for_eval = ignore_keys_for_eval
+        if self.model_init is not None:
+            trainer_setup.seed_all(self.args)
+            self._mt_use_model(self.call_model_init(trial))
+        self._hp_search_setup(trial)
+        self.args.output_dir = os.path.abspath(self.args.output_dir)  # a callback may change the working folder
+        model_files.make_folder(self.args.output_dir)
+        run_dir, processes = self._get_output_dir(trial), self._mt_processes
+        with absent_named(self._mt_what_comes), own_run_folder(run_dir, self.args, processes):
+            self._mt_saver, self.is_in_train = self._mt_new_saver(), True
+            try:
+                with ending_in_order(lambda: self._mt_run, self._mt_events, self._mt_saver.wait):
+                    return self._mt_train(run_dir, resume_from_checkpoint, trial)
+            finally:
+                self._mt_run, self.is_in_train = None, False
+                self._mt_close_workers()
+
+    def _mt_train(self, run_dir: str, resume_from_checkpoint: str | bool | None, trial: Any) -> TrainOutput:
+        """Trains the model into `run_dir`, which is this run's alone."""
+        resume_from = self._mt_processes.first_does(
+            lambda: folders.checkpoint_to_resume(resume_from_checkpoint, run_dir)
+        )
+        if self.model_init is not None:  # the optimizer of an earlier run does not know the new model
+            self.optimizer = self.lr_scheduler = None
+        elif self._created_lr_scheduler:  # a schedule is for one run; the optimizer stays, with what it has learnt
+            self.lr_scheduler = None
+        self._created_lr_scheduler = False
+        self._train_batch_size, self._mt_examples_at_a_time = sizes_to_begin_with(self.args, resume_from)
+        for report in reports_among(self.callback_handler.callbacks):
+            batch, whole = self.get_total_train_batch_size(self.args), run_dir == self.args.output_dir
+            report.expect(run_dir, resume_from, batch, draws=whole)
+        prepared = prepared_for_training(
+            self.model,
+            self.args,
+            optimizer=self.optimizer,
+            processing_class=self.processing_class,
+            noise_alpha=self.neftune_noise_alpha,
+            is_distributed=self._mt_processes.is_distributed,
+            overrides=self._mt_overrides,
+            move_to_device=self._move_model_to_device,
+        )
+        with absent_named(self._mt_what_comes), explained(self._mt_describe_run, TRAINING), prepared:
+            return self._mt_begin_run(resume_from, trial).run()
+
+    def _mt_begin_run(self, resume_from: str | None = None, trial: Any = None) -> TrainingRun:
+        """Returns a run with all that it needs made, which goes on from the checkpoint `resume_from`."""
+        args, run_dir = self.args, self._get_output_dir(trial)
+        loader = self.callback_handler.train_dataloader = self.get_train_dataloader()
+        plan = StepPlan.of(loader, args)
+        model = self.model_wrapped = self._wrap_model(self.model)
+        self.create_optimizer_and_scheduler(plan.max_steps)
+        set_mode(self.optimizer, training=True)
+        self.accelerator.prepare(model, self.optimizer)
+        self._mt_begin_state(plan, resume_from)
+        self._mt_saver.note_earlier(run_dir, None if resume_from is None else self.state.global_step)
+        self._mt_run = run = TrainingRun(
+            args=args,
+            model=model,
+            optimizer=self.optimizer,
+            lr_scheduler=self.lr_scheduler,
+            loader=loader,
+            plan=plan,
+            accelerator=self.accelerator,
+            precision=self._mt_precision,
+            processes=self._mt_processes,
+            events=self._mt_events,
+            hooks=self._mt_hooks(model, trial),
+            checkpointing=self._mt_saver.checkpointing(
+                run_dir,
+                save=functools.partial(self._save_checkpoint, model, trial),
+                load=(self._load_from_checkpoint, self._load_optimizer_and_scheduler, self._load_scaler),
+                load_rng=self._load_rng_state,
+            ),
+            overrides=self._mt_overrides,
+            counts=StatePair(lambda: (self.current_flos, self.state.num_input_tokens_seen), self._mt_set_counts),
+            memory_guard=self._mt_memory_guard,
+            batch_size=self._train_batch_size,
+            update_size=self.get_total_train_batch_size(args),
+            examples_at_a_time=self._mt_examples_at_a_time,
+            num_examples=None if plan.batches_per_epoch is None else self.num_examples(loader),
+        )
+        if args.save_async and args.save_strategy != "no":
+            self._mt_overrides.allow("saving while training goes on", *WRITERS)
+        if resume_from is not None:
+            run.resume(resume_from)
+        self._mt_tokens_before = self.state.num_input_tokens_seen
+        return run
+
+    def _mt_begin_state(self, plan: StepPlan, resume_from: str | None) -> None:
+        """Makes `state` that of the run about to begin, or of its checkpoint; tells the handler what is trained."""
+        begin_state(
+            self._mt_events,
+            self.args,
+            resume_from,
+            self._load_callback_state,
+            max_steps=plan.max_steps,
+            num_train_epochs=plan.epochs,
+            train_batch_size=self._mt_examples_at_a_time or self._train_batch_size,
+            is_local_process_zero=self.is_local_process_zero(),
+            is_world_process_zero=self.is_world_process_zero(),
+        )
+        if self.hp_search_backend is not None and self._trial is not None:
+            trials.set_state(self.state, self._trial, self.hp_name)
+        handler = self.callback_handler
+        handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
+
+    def _mt_hooks(self, model: nn.Module, trial: Any) -> Hooks:
+        """Returns the methods that a run calls."""
+
+        def log_evaluate_save(loss: Any, norm: Any, epoch: float | None, start: float, rate: float | None) -> None:
+            ignored = self.ignore_keys_for_eval
+            self._maybe_log_save_evaluate(loss, norm, model, trial, epoch, ignored, start, learning_rate=rate)
+
+        return Hooks(
+            get_batch_samples=self.get_batch_samples,
+            divisors=self._mt_divisors,
+            item_counts=self._mt_item_counts,
+            split_batch=self.split_batch,
+            training_step=self._mt_training_step,
+            take_part=self._mt_take_part,
+            count_batch=self._mt_count_batch,
+            clip_grad_norm=self._clip_grad_norm,
+            get_grad_norm=lambda model, clipped: self._get_grad_norm(model, grad_norm=clipped),
+            get_learning_rate=self._get_learning_rate,
+            log_evaluate_save=log_evaluate_save,
+            evaluate_at_start=lambda: self._evaluate(trial, self.ignore_keys_for_eval, skip_scheduler=True),
+            log=self.log,
+            store_flos=self.store_flos,
+            end=self._mt_end_run,
+        )
+
+    def _mt_training_step(
+        self, model: nn.Module, batch: Any, num_items: Any, divisor: float, batches: int
+    ) -> torch.Tensor:
+        self.current_gradient_accumulation_steps, self._mt_loss_divisor = batches, divisor
+        return self.training_step(model, batch, num_items)
+
+    def _mt_end_run(self, metrics: dict[str, float]) -> None:
+        """Does what comes after the last step: the log of the whole run, the best weights, and the last event."""
+        self._finalize_training(metrics)
+        if self.args.load_best_model_at_end:
+            self._load_best_model()
+        self._mt_saver.keep_only_best(self._get_output_dir(self._trial))
+        self._mt_events.fire("on_train_end")
+        self._finish_current_push()
+        self._mt_saver.require_saved()
+
+    def _mt_what_comes(self) -> str:
+        if self._mt_run is None:
+            return "the begin of training"
+        step = self.state.global_step
+        return f"step {step + 1}" if step < self.state.max_steps else "the end of training"
+
+    def _mt_describe_run(self) -> RunDescription:
+        """Describes the run for an error about memory, which may come before __init__ has ended."""
+        return RunDescription(
+            args=self.args,
+            model=getattr(self, "model", None),
+            optimizer=self.optimizer,
+            autocast_dtype=self._mt_precision.dtype,
+            state=getattr(self, "state", None),
+            has_metrics=self.compute_metrics is not None,
+            is_training=self.is_in_train,
+        )
+
+    # The model
+
+    def _mt_use_precision(self, precision: MixedPrecision) -> None:
+        """Sets the number format of forward and backward passes."""
+        self._mt_precision = precision
+        prepare = functools.partial(dataloaders.prepare, args=self.args, processes=self._mt_processes)
+        self.accelerator = Accelerator(self.args, precision, prepare_loader=prepare)
+        self.gather_function = self.accelerator.gather_for_metrics
+
+    def _mt_use_model(self, model: nn.Module) -> None:
+        """Makes `model` the Trainer's, on the device, with all that is learnt from it."""
+        args, base = self.args, base_model(model)
+        require_trainable(model)
+        bitsandbytes = getattr(model, "quantization_method", None) == "bitsandbytes"  # has no .to()
+        self.is_model_parallel = spans_devices(model)
+        self.place_model_on_device = is_placed(model, args)
+        if self.place_model_on_device and not bitsandbytes:
+            with explained(self._mt_describe_run, PLACING):
+                self._move_model_to_device(model, args.device)
+        self.model = self.model_wrapped = model
+        self._mt_flos_per_token = None
+        self.label_names = find_labels(type(base)) if args.label_names is None else args.label_names
+        self.can_return_loss = can_return_loss(type(base))
+        self.model_accepts_loss_kwargs = accepts_loss_kwargs(model)
+        self._mt_num_items_probe = losses.NumItemsProbe(model)
+        self._signature_columns = None
+        config: Any = getattr(model, "config", None)
+        if config is not None:
+            config.use_cache = args.use_cache
+
+    def call_model_init(self, trial: Any = None) -> nn.Module:
+        """Returns a new model from `model_init`, which takes no argument or the trial.
+
+        Raises:
+            RuntimeError: if it takes more, or returns None.
+        """
+        assert self.model_init is not None
+        return trials.new_model(self.model_init, trial)
+
+    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
+        """Moves the model as a whole, before anything else is done with it."""
+        model.to(device)
+
+    def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
+        """Returns the model as the loops call it: compiled, sharded, or one of several replicas in training."""
+        return wrapped(model, self.model_wrapped, self.args, self._mt_processes, training)
+
+    def get_num_trainable_parameters(self) -> int:
+        """Returns the number of parameters that training changes."""
+        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+
+    @property
+    def tokenizer(self) -> Any:
+        """Deprecated name of `processing_class`."""
+        trainer_setup.warn_of_tokenizer()
+        return self.processing_class
+
+    @tokenizer.setter
+    def tokenizer(self, processing_class: Any) -> None:
+        self.processing_class = processing_class
+
+    def end(self) -> None:
+        """Ends the trackers and leaves the group of processes, at the end of a script; needless with one process."""
+        self.accelerator.end_training()
+
+    # The batches of an update
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], torch.Tensor | int | None]:
+        """Returns the next batches of an epoch, at most `num_batches`, and how many items all of them have."""
+        batches = list(itertools.islice(epoch_iterator, num_batches))
+        items = self._get_num_items_in_batch(batches, device)
+        run, processes = self._mt_run, self._mt_processes
+        if processes.is_distributed:
+            padding = set() if run is None else run.padding_after(run.update_begins_at, len(batches))
+            items = losses.own_items(items, batches, padding, lambda own: self._get_num_items_in_batch(own, device))
+            # what one process has learnt of the model's loss, another may not have: all ask, or none
+            asks = self.model_accepts_loss_kwargs or self._mt_has_own_loss
+            if asks and self.args.average_tokens_across_devices:
+                items = losses.items_of_all(items, processes)
+        return batches, items
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:
+        """Returns the number of labels in all batches that enter the loss; None if nothing uses it."""
+        may_use = self._mt_num_items_probe.is_used is not False or self.label_smoother
+        uses = self.model_accepts_loss_kwargs and may_use
+        if not (uses or self._mt_has_own_loss):
+            return None
+        return losses.items_of(batch_samples, losses.shifts_labels(base_model(self.model)))
+
+    def _mt_divisors(self, batches: list[Any]) -> list[float | None]:
+        """Returns the divisor for the loss of each batch of an update; None for one without items and loss."""
+        if not self._mt_processes.is_distributed:
+            return losses.divisors(self._mt_item_counts(batches)) if len(batches) > 1 else [1.0]
+        padding = set() if self._mt_run is None else self._mt_run.padding_among_last(len(batches))
+        counts = self._mt_item_counts(batches)
+        return losses.divisors_of_all(counts, padding, self._mt_processes, self.args.average_tokens_across_devices)
+
+    def _mt_item_counts(self, batches: list[Any]) -> list[int | None]:
+        shifted = losses.shifts_labels(base_model(self.model))
+        return [losses.count_items(batch, self.label_names, shifted) for batch in batches]
+
+    def split_batch(self, batch: Any, most: int) -> list[Any]:
+        """Splits `batch` into parts of at most `most` examples, in their order; for `auto_find_batch_size`.
+
+        Tensors with an entry for each example are cut. Override it for batches in which these do not all have the
+        examples in their first dimension.
+
+        Raises:
+            UnsplittableBatchError: if it cannot be told where an example ends.
+        """
+        return split(batch, most)
+
+    def get_total_train_batch_size(self, args: TrainingArguments) -> int:
+        """Returns the examples in an optimizer step of all processes."""
+        return self._train_batch_size * args.gradient_accumulation_steps * args.world_size
+
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Returns a batch on the device.
+
+        Raises:
+            ValueError: if it is empty.
+        """
+        if not inputs:
+            raise ValueError(
+                "A batch came out empty, so the model has no input. Check that the dataset has columns that "
+                f"{type(self.model).__name__}.forward takes: {', '.join(getattr(self, '_mt_signature_columns', []))}."
+            )
+        return self._prepare_input(inputs)
+
+    def _prepare_input(self, data: Any) -> Any:
+        """Returns a tensor, or anything made of tensors, on the device."""
+        return self._mt_transfer(data)
+
+    # The loss
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        """Runs forward and backward for one batch; returns its part of the update's loss, detached, on the device."""
+        if not inside(model).training:  # there was an evaluation
+            model.train()
+            set_mode(self.optimizer, training=True)
+        inputs = self._prepare_inputs(inputs)
+        self._mt_loss_is_normalised = None
+        with self.compute_loss_context_manager():
+            loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+        every = self.args.torch_empty_cache_steps
+        if every is not None and self.state.global_step % every == 0:
+            free_unused(self.args.device)
+        if not self._mt_is_share_of_update(num_items_in_batch):
+            if self._mt_loss_divisor != 1:
+                loss = loss / self._mt_loss_divisor
+        elif self._mt_processes.is_distributed and self.args.average_tokens_across_devices:
+            loss = loss * self._mt_processes.size  # gradients are averaged, and this is one of several parts of a sum
+        self.accelerator.backward(loss)
+        return loss.detach()
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        """Returns the loss of one batch, the mean over its items; with `return_outputs`, a pair of it and the outputs.
+
+        The Trainer weighs the losses of accumulated batches by their items. A loss of yours that is already normalised
+        over `num_items_in_batch`, the items of the whole update, needs `loss_is_scaled_for_ga = True`; one that is the
+        mean of its own batch, False. Where that is None, a loss that does not come from here counts as normalised if
+        the model takes `num_items_in_batch` (`model_accepts_loss_kwargs`), as it does in transformers.
+        """
+        self._mt_loss_is_normalised = self.compute_loss_func is not None and num_items_in_batch is not None
+        takes_labels = self.label_smoother is not None or self.compute_loss_func is not None
+        labels = inputs.pop("labels", None) if takes_labels else None
+        items = num_items_in_batch if self.model_accepts_loss_kwargs else None
+        outputs = model(**inputs) if items is None else self._mt_num_items_probe.forward(model, inputs, items)
+        if self.compute_loss_func is not None:
+            loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
+        elif labels is not None and self.label_smoother is not None:
+            smoothed = losses.smoothed_loss(self.label_smoother, model, outputs, labels, items)
+            loss, self._mt_loss_is_normalised = smoothed
+        else:
+            loss = losses.loss_of(outputs, inputs)
+            self._mt_loss_is_normalised = bool(self._mt_num_items_probe.is_used) and num_items_in_batch is not None
+        return (loss, outputs) if return_outputs else loss
+
+    def compute_loss_context_manager(self) -> contextlib.AbstractContextManager:
+        """Returns the context of each forward pass: autocast if asked for; on mps, masks that do not wait for it."""
+        contexts: list[contextlib.AbstractContextManager] = []
+        if self._mt_attention_masks.applies:
+            contexts.append(self._mt_attention_masks.in_use())
+        if self._mt_precision.dtype is not None:
+            contexts.append(self._mt_precision.autocast())
+        if self._mt_overrides.has("autocast_smart_context_manager"):
+            contexts.append(self.autocast_smart_context_manager())
+        if not contexts:
+            return contextlib.nullcontext()
+        stack = contextlib.ExitStack()
+        for context in contexts:
+            stack.enter_context(context)
+        return stack
+
+    def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> contextlib.AbstractContextManager:
+        """Returns a context for the forward pass that a subclass may add to it; here, one that does nothing."""
+        return contextlib.nullcontext()
+
+    def _mt_take_part(
+        self, model: nn.Module, inputs: dict[str, Any], num_items: torch.Tensor | int | None = None
+    ) -> None:
+        """Runs a backward pass that adds nothing, where this process has no loss and the others wait for it."""
+        add_nothing(
+            model,
+            self._prepare_inputs(inputs),
+            forward=self.compute_loss_context_manager,
+            compute_loss=functools.partial(self.compute_loss, num_items_in_batch=num_items),
+            backward=self.accelerator.backward,
+        )
+
+    @property
+    def _mt_has_own_loss(self) -> bool:
+        """True if the loss is a function's or a subclass's, which may use the number of items."""
+        replaced = self._mt_overrides.has("compute_loss", "training_step", "get_batch_samples")
+        return replaced or self.compute_loss_func is not None
+
+    def _mt_is_share_of_update(self, num_items_in_batch: torch.Tensor | int | None) -> bool:
+        """True if the loss that compute_loss just gave is normalised over the whole update already."""
+        if self.loss_is_scaled_for_ga is not None:
+            return self.loss_is_scaled_for_ga
+        if self._mt_loss_is_normalised is not None:
+            return self._mt_loss_is_normalised
+        normalised = self.model_accepts_loss_kwargs and num_items_in_batch is not None
+        if normalised and self._mt_loss_divisor != 1:
+            losses.warn_of_assumption(type(self).__name__)
+        return normalised
+
+    # Gradients, optimizer and schedule
+
+    def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
+        """Clips the gradients to `args.max_grad_norm`; returns their norm before that, on the device.
+
+        Where nobody looks at them in between, the optimizer's step does it: see `Gradients`.
+        """
+        if self._mt_run is not None and model is self._mt_run.model:
+            norm = self._mt_run.gradients.clip_at_step(self.args.max_grad_norm)
+            if norm is not None:
+                return norm
+        return self.accelerator.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        """Returns the norm of the gradients for the log: `grad_norm`, or measured where nothing was clipped."""
+        if grad_norm is not None:
+            return grad_norm
+        self.accelerator.unscale_gradients()
+        if self.is_fsdp_enabled:
+            return norm_of_shards(model.parameters())
+        return total_norm([p.grad for p in model.parameters() if p.grad is not None])
+
+    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
+        """Makes the optimizer, then the schedule over `num_training_steps` steps."""
+        self.create_optimizer()
+        self.create_scheduler(num_training_steps=num_training_steps)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """Returns the optimizer; without one, makes and keeps one for `model`, by default the Trainer's.
+
+        It comes from `optimizer_cls_and_kwargs` if the Trainer was given that, else from `args.optim`.
+
+        Raises:
+            MisconfigurationException: what `get_optimizer_cls_and_kwargs` raises.
+        """
+        if self.optimizer is None:
+            model = self.model if model is None else model
+            if self.is_fsdp_enabled:
+                model = self._wrap_model(model)  # it updates the parts that this process will have
+            decay = self.get_decay_parameter_names(model)
+            groups = optim.parameter_groups(model, decay, self.args.weight_decay)
+            kind, settings = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, model)
+            self.optimizer = optim.make_optimizer(kind, settings, groups, model)
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
+        """Returns the schedule; without one, makes and keeps one for `optimizer`, by default the Trainer's.
+
+        Raises:
+            UnknownSettingError: for `lr_scheduler_kwargs` that the schedule does not take.
+        """
+        if self.lr_scheduler is None:
+            optimizer = self.optimizer if optimizer is None else optimizer
+            self.lr_scheduler = optim.make_scheduler(self.args, optimizer, num_training_steps)
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: nn.Module | None = None) -> tuple[Any, Any]:
+        """Returns the class and the settings of the optimizer that `args.optim` names.
+
+        Args:
+            args: `optim`, `optim_args`, `learning_rate`, `adam_*` and for some optimizers others are read.
+            model: what to optimize; GaLore and APOLLO need it.
+
+        Raises:
+            MissingPackageError: if the optimizer is of a package that is not installed.
+            MisconfigurationException: for settings that the optimizer cannot have, or an optimizer that is not
+                supported.
+        """
+        return optim.class_and_settings(args, model)
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Returns the names of the parameters with weight decay: all but LayerNorm's, biases, and norms by name."""
+        return optim.decay_parameter_names(model)
+
+    def get_learning_rates(self) -> list[float]:
+        """Returns the learning rate of each group of the optimizer.
+
+        Raises:
+            ValueError: if there is no optimizer yet.
+        """
+        return [group["lr"] for group in optim.groups_of(self.optimizer)]
+
+    def get_optimizer_group(self, param: str | nn.Parameter | None = None) -> Any:
+        """Returns the optimizer's group that has `param`, or the parameter of that name.
+
+        Without `param`, or if no group has it: the list of parameters of each group.
+
+        Raises:
+            ValueError: if there is no optimizer yet.
+        """
+        return optim.group_of(self.optimizer, param, self.model)
+
+    def _get_learning_rate(self) -> float:
+        """Returns the learning rate to log: the schedule's last one, of the first group."""
+        return optim.learning_rate(self.optimizer, self.lr_scheduler)
+
+    # Tokens and operations
+
+    def _mt_count_batch(self, inputs: Any) -> None:
+        self.current_flos += float(self.floating_point_ops(inputs))
+        self._track_num_input_tokens(inputs)
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """Returns an estimate for forward and backward of a batch; 0 if the model or the batch does not tell enough.
+
+        See `flos_per_token`.
+        """
+        tensor = main_input(inputs, self._mt_main_input_name)
+        if tensor is None:
+            return 0
+        if self._mt_flos_per_token is None:
+            self._mt_flos_per_token = flos_per_token(self.model)
+        return self._mt_flos_per_token * tensor.numel()
+
+    def store_flos(self) -> None:
+        """Adds the operations counted since the last call to `state.total_flos`."""
+        self.state.total_flos += self._mt_processes.sum([self.current_flos])[0]
+        self.current_flos = 0.0
+
+    def _track_num_input_tokens(self, inputs: Any) -> None:
+        """Adds the tokens of a batch to `state.num_input_tokens_seen`, if the arguments ask for it."""
+        which = self.args.include_num_input_tokens_seen
+        if which == "no":
+            return
+        padding = getattr(self.processing_class, "pad_token_id", None)
+        number = tokens_in(inputs, self._mt_main_input_name, which == "non_padding", padding)
+        if number is not None:
+            self.state.num_input_tokens_seen += int(self._mt_processes.sum([number])[0])
+
+    @property
+    def _mt_main_input_name(self) -> str:
+        return getattr(self.model, "main_input_name", "input_ids")
+
+    def _mt_set_counts(self, counts: tuple[float, int]) -> None:
+        """Takes back what was counted since."""
+        self.current_flos, self.state.num_input_tokens_seen = counts
+
+    # Loaders
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Returns the loader of `train_dataset`, shuffled anew each epoch unless the arguments say otherwise.
+
+        An override may return anything that gives batches when it is gone through, a list of them as well.
+
+        Raises:
+            MisconfigurationException: if there is no `train_dataset`.
+        """
+        if self.train_dataset is None:
+            raise MisconfigurationException("There is nothing to train on: give the Trainer a train_dataset.")
+        return self._get_dataloader(
+            dataset=self.train_dataset,
+            description="Training",
+            batch_size=self._train_batch_size,
+            sampler_fn=self._get_train_sampler,
+            is_training=True,
+        )
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
+        """Returns the loader of `eval_dataset`, in its own order unless the arguments say otherwise.
+
+        It is the same one again where its workers stay alive.
+
+        Args:
+            eval_dataset: a dataset, the name of one in the dictionary that the Trainer has, or None for the Trainer's.
+
+        Raises:
+            MisconfigurationException: if there is none.
+        """
+        key, dataset = dataloaders.eval_dataset_named(eval_dataset, self.eval_dataset)
+        make = functools.partial(
+            self._get_dataloader,
+            dataset=dataset,
+            description="Evaluation",
+            batch_size=self.args.eval_batch_size,
+            sampler_fn=self._get_eval_sampler,
+            dataloader_key=key,
+        )
+        if not self.args.dataloader_persistent_workers:
+            return make()
+        kept = self.__dict__.get("_eval_dataloaders", {}).get(key)
+        return dataloaders.kept_or_made(kept, dataset, make, self.state.global_step)
+
+    def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
+        """Returns the loader of `test_dataset` for predictions, in the order of an evaluation."""
+        return self._get_dataloader(
+            dataset=test_dataset,
+            description="test",
+            batch_size=self.args.eval_batch_size,
+            sampler_fn=self._get_eval_sampler,
+        )
+
+    def _get_dataloader(
+        self,
+        dataset: Any,
+        description: str,
+        batch_size: int,
+        sampler_fn: Callable | None = None,
+        is_training: bool = False,
+        dataloader_key: str | None = None,
+    ) -> DataLoader:
+        """Returns the loader of `dataset`, as the arguments describe it.
+
+        Args:
+            description: what it is for, in messages.
+            sampler_fn: gives the order of the dataset, once its unused columns are gone; not called for a stream.
+            is_training: workers are given seeds, which transformers does for training only.
+            dataloader_key: under which to keep the loader, if its workers stay alive.
+        """
+        kept, collator = dataset, self.data_collator
+        if is_table(dataset):
+            kept = self._remove_unused_columns(dataset, description=description)
+        else:
+            collator = self._get_collator_with_removed_columns(collator, description=description)
+        loader = dataloaders.make_dataloader(
+            kept, collator, self.args, batch_size, sampler_fn, is_training, self.processing_class
+        )
+        split = is_training and buckets_of(loader) is not None
+        loader = dataloaders.prepare(loader, self.args, self._mt_processes, whole=split or None, even=is_training)
+        if dataloader_key is not None and self.args.dataloader_persistent_workers:
+            dataloaders.make_persistent(loader, dataset, dataloader_key, self.args.seed)
+            self.__dict__.setdefault("_eval_dataloaders", {})[dataloader_key] = loader
+        return loader
+
+    def _mt_close_workers(self, *loaders: Any) -> None:
+        """Ends the worker processes of `loaders` and of the evaluations' loaders that persist between passes."""
+        for loader in (*loaders, *self.__dict__.pop("_eval_dataloaders", {}).values()):
+            close_workers(loader)
+
+    def num_examples(self, dataloader: DataLoader) -> int:
+        """Returns the examples in `dataloader`; estimated from its batches if its dataset has no length."""
+        return num_examples(dataloader, self.args.per_device_train_batch_size)
+
+    num_tokens = staticmethod(dataloaders.num_tokens)
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:
+        """Returns the order of `train_dataset`, by default the Trainer's, as `args.train_sampling_strategy` says.
+
+        A `RandomSampler` that this returns is given a seed for each epoch (see `prepare_loader`). None for a dataset
+        without length.
+        """
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        sampler = train_sampler(dataset, self.args, self._train_batch_size, self.processing_class, self._mt_processes)
+        if isinstance(sampler, BucketBatchSampler):
+            self._mt_length_buckets = sampler.buckets
+        return sampler
+
+    def _get_eval_sampler(self, eval_dataset: Any) -> Sampler | None:
+        """Returns the dataset's own order; by length, always alike, if training is. None for one without length.
+
+        `evaluation_loop` puts sorted examples back into the dataset's order. With `eval_do_concat_batches=False` it
+        cannot, so they are not sorted.
+        """
+        return eval_sampler(eval_dataset, self.args, self.processing_class, self._mt_training_buckets)
+
+    def _mt_training_buckets(self) -> LengthBuckets | None:
+        """Returns the length buckets of `train_dataset`, also before training; None if it cannot be measured."""
+        if self._mt_length_buckets is None:
+            self._mt_length_buckets = fitted_buckets(
+                self.train_dataset, self.args, self.processing_class, self._remove_unused_columns
+            )
+        return self._mt_length_buckets
+
+    @property
+    def _mt_signature_columns(self) -> list[str]:
+        """The names of what may reach the model."""
+        self._set_signature_columns_if_needed()
+        return self._signature_columns or []
+
+    def _set_signature_columns_if_needed(self) -> None:
+        """Sets `_signature_columns` to the arguments of the model's forward() and the labels' names, if it is None."""
+        if self._signature_columns is None:
+            self._signature_columns = signature_columns(self.model, self.label_names)
+
+    def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
+        """Returns `dataset`, a `datasets.Dataset`, without the columns that the model does not take.
+
+        Raises:
+            ValueError: if no column is left.
+        """
+        if not self.args.remove_unused_columns:
+            return dataset
+        return without_unused_columns(dataset, self._mt_signature_columns, type(self.model).__name__, description)
+
+    def _get_collator_with_removed_columns(self, data_collator: Callable, description: str | None = None) -> Callable:
+        """Returns `data_collator`, which gets of each example, a dictionary, only what the model takes."""
+        if not self.args.remove_unused_columns:
+            return data_collator
+        name = type(self.model).__name__
+        return ColumnRemover(data_collator, self._mt_signature_columns, logger, name, description)
+
+    # Evaluation
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Returns metrics on `eval_dataset`, and logs them; a dictionary of datasets gives those of all of them.
+
+        Args:
+            eval_dataset: a dataset, a dictionary of datasets, or the name of one in the dictionary that the Trainer
+                has. Default: what the Trainer has.
+            ignore_keys: keys of the model's outputs to leave out of the predictions.
+            metric_key_prefix: what the names of the metrics begin with.
+        """
+        datasets = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(datasets, dict):
+            given = {name: name for name in datasets} if eval_dataset is None else datasets
+            each = [self.evaluate(part, ignore_keys, f"{metric_key_prefix}_{name}") for name, part in given.items()]
+            return {name: value for metrics in each for name, value in metrics.items()}
+        self._memory_tracker.start()
+        make_loader = functools.partial(self.get_eval_dataloader, eval_dataset)
+        output = self._mt_evaluate(
+            make_loader(),  # an override may choose compute_metrics here
+            make_loader,
+            description="Evaluation",
+            prediction_loss_only=True if self.compute_metrics is None else None,  # nobody would look at predictions
+            ignore_keys=ignore_keys,
+            metric_key_prefix=metric_key_prefix,
+        )
+        self.log(output.metrics)
+        self._mt_events.fire("on_evaluate", metrics=output.metrics)
+        self._memory_tracker.stop_and_update_metrics(output.metrics)
+        return output.metrics
+
+    def predict(
+        self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
+    ) -> PredictionOutput:
+        """Returns predictions for `test_dataset`, with labels and metrics if it has labels; logs nothing."""
+        self._memory_tracker.start()
+        make_loader = functools.partial(self.get_test_dataloader, test_dataset)
+        output = self._mt_evaluate(
+            make_loader(),
+            make_loader,
+            description="Prediction",
+            ignore_keys=ignore_keys,
+            metric_key_prefix=metric_key_prefix,
+        )
+        self._mt_events.fire("on_predict", metrics=output.metrics)
+        self._memory_tracker.stop_and_update_metrics(output.metrics)
+        return PredictionOutput(output.predictions, output.label_ids, output.metrics)
+
+    def _mt_evaluate(self, loader: Any, make_loader: Callable[[], Any], **settings: Any) -> EvalLoopOutput:
+        """Returns what `evaluation_loop` gives, with its speed, in batches that fit into memory."""
+        return in_batches_that_fit(
+            self.evaluation_loop,
+            loader,
+            make_loader,
+            settings,
+            args=self.args,
+            is_in_train=self.is_in_train,
+            describe_run=self._mt_describe_run,
+            close_workers=self._mt_close_workers,
+            note=self._mt_events.note,
+        )
+
+    def evaluation_loop(
+        self,
+        dataloader: DataLoader,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Returns predictions, labels and metrics for all batches, and leaves the model in eval mode."""
+        loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
+        model = self._mt_model_for_evaluation()
+        evaluator = Evaluator(
+            args=self.args,
+            model=model,
+            is_sharded=self.is_fsdp_enabled,
+            preparation_time=self.model_preparation_time,
+            processes=self._mt_processes,
+            gradient_state=self.accelerator.gradient_state,
+            prediction_step=self.prediction_step,
+            preprocess_logits=self.preprocess_logits_for_metrics,
+            compute_metrics=self.compute_metrics,
+            main_input=lambda inputs: self._prepare_input(inputs[self._mt_main_input_name]),
+            fire=self._mt_events.fire,
+            leave_if_asked=None if self._mt_run is None else self._mt_run.preemption.leave_evaluation_if_asked,
+        )
+        self.callback_handler.eval_dataloader = dataloader
+        return evaluator.run(dataloader, description, loss_only, ignore_keys, metric_key_prefix)
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[torch.Tensor | None, Any, Any]:
+        """Returns loss, logits and labels of one batch, each None where there is none."""
+        has_loss = outputs.has_loss(inputs, self.label_names, self.can_return_loss)
+        items = self._get_num_items_in_batch([inputs], self.args.device) if has_loss else None
+        counts = {} if items is None else {"num_items_in_batch": items}
+        inputs = self._prepare_inputs(inputs)
+        # before the loss is computed, which may take them out of the inputs
+        labels = outputs.labels_of(inputs, self.label_names) if has_loss else None
+        with torch.no_grad(), self.compute_loss_context_manager():
+            if has_loss:
+                if self.args.use_liger_kernel and prediction_loss_only:
+                    inputs = {**inputs, "skip_logits": True}
+                loss, given = self.compute_loss(model, inputs, return_outputs=True, **counts)
+                loss = loss.detach().float().mean()
+            else:
+                loss, given = None, model(**inputs)
+        if prediction_loss_only:
+            return loss, None, None
+        ignore_keys = outputs.keys_to_ignore(self.model) if ignore_keys is None else ignore_keys
+        return loss, outputs.logits_of(given, has_loss, ignore_keys), labels
+
+    def _mt_model_for_evaluation(self) -> nn.Module:
+        """Returns the model in eval mode, and notes how long that took if nothing has used it before."""
+        begun = time.time()
+        model = self._wrap_model(self.model, training=False)
+        if not self._mt_processes.is_distributed:  # a replica, which is for training, stays what wraps the model
+            self.model_wrapped = model
+        if not self.accelerator._models:
+            self.accelerator.prepare_model(model, device_placement=self.place_model_on_device)
+            self.model_preparation_time = round(time.time() - begun, 4)
+        model = in_eval_mode(model, self.args, self.is_in_train)
+        set_mode(self.optimizer, training=False)
+        return model
+
+    # After a step, and at the end
+
+    def _maybe_log_save_evaluate(
+        self,
+        tr_loss: Any,
+        grad_norm: Any,
+        model: nn.Module,
+        trial: Any,
+        epoch: float | None,
+        ignore_keys_for_eval: list[str] | None,
+        start_time: float,
+        learning_rate: float | None = None,
+    ) -> None:
+        """Does what the callbacks asked for. `tr_loss` is the sum of losses since the last log, on the device."""
+        loop = self._mt_run
+        if self.control.should_log and loop is not None and self.state.global_step > loop.meter.last_read_step:
+            loop.log(grad_norm, learning_rate)
+        if self.control.should_evaluate:
+            with contextlib.nullcontext() if loop is None else loop.preemption.evaluating():
+                metrics = self._evaluate(trial, ignore_keys_for_eval)
+            is_best = self._determine_best_metric(metrics=metrics, trial=trial)
+            if self.args.save_strategy == "best":
+                self.control.should_save = is_best
+        if self.control.should_save:
+            self._save_checkpoint(model, trial)
+            self._mt_saver.tell(self._get_output_dir(trial))
+
+    def _evaluate(
+        self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
+    ) -> dict[str, float]:
+        """Evaluates at a step of a run, and steps a schedule that follows the metric."""
+        metrics = self.evaluate(ignore_keys=ignore_keys_for_eval)
+        self._report_to_hp_search(trial, self.state.global_step, metrics)
+        if follows_metric(self.lr_scheduler) and not skip_scheduler:
+            self.lr_scheduler.step(watched_metric(self.args, metrics, self._mt_savable_logs.number))
+        return metrics
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Returns True if this evaluation is the best so far, and records its metric if it is."""
+        return record_if_best(self.args, self.state, metrics, self._mt_savable_logs.number)
+
+    def _finalize_training(self, metrics: dict[str, float]) -> None:
+        """Logs the metrics of the whole run, with the memory that it took if the arguments ask for it."""
+        self._memory_tracker.stop_and_update_metrics(metrics)
+        self.log(metrics)
+
+    # Models and checkpoints
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Writes weights (safetensors), configuration, tokenizer and arguments to `output_dir`, or the run's.
+
+        Uploads them with `push_to_hub=True`, unless it is a part of a checkpoint. A sharded model is gathered for it,
+        so that all processes have to call it.
+        """
+        weights = self._mt_saver.full_weights()
+        given = {} if weights is None else {"state_dict": weights}
+        self._save(self.args.output_dir if output_dir is None else output_dir, **given)
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        """Writes the files of `save_model`; with `state_dict`, those weights instead of the model's."""
+        if self.args.should_save:
+            folder = self.args.output_dir if output_dir is None else output_dir
+            processing_class = model_files.processor_to_save(self.processing_class, self.data_collator)
+            model_files.save(self.model, processing_class, self.args, folder, state_dict)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """Loads a checkpoint's weights, or PEFT adapters, into `model`, by default the Trainer's."""
+        model_files.load_weights(self.model if model is None else model, resume_from_checkpoint)
+
+    def _load_best_model(self) -> None:
+        """Goes back to the weights of the best checkpoint; says so if the best evaluation has none."""
+        self._mt_saver.load_best()
+
+    def _mt_new_saver(self) -> CheckpointSaver:
+        """Returns the saver of a run, which knows nothing of the run before."""
+        return CheckpointSaver(self._mt_contents, self._mt_events, self._mt_processes, self._mt_savable_logs.save)
+
+    def _mt_contents(self) -> Contents:
+        """Returns what a checkpoint is made of now."""
+        return Contents(
+            args=self.args,
+            model=self.model,
+            processing_class=model_files.processor_to_save(self.processing_class, self.data_collator),
+            optimizer=self.optimizer,
+            lr_scheduler=self.lr_scheduler,
+            scaler=self._mt_precision.scaler,
+            run=self._mt_run,
+        )
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Writes `checkpoint-<step>` into the run's folder and removes those beyond the limit.
+
+        Where it is safe the files are written while training goes on; where the disk does not take them, training goes
+        on as well, and `train` raises CheckpointError at its end if that was the last one.
+        """
+        self.store_flos()
+        hooks = SavingHooks(
+            self.save_model,
+            self._save_optimizer_and_scheduler,
+            self._save_scaler,
+            self._save_rng_state,
+            self._rotate_checkpoints,
+            self._push_from_checkpoint,
+        )
+        self._mt_saver.save(self._get_output_dir(trial), hooks)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """Writes `optimizer.pt` and `scheduler.pt`."""
+        self._mt_saver.save_parts(output_dir, OPTIMIZER, SCHEDULER)
+
+    def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
+        """Loads optimizer and schedule from a checkpoint, as far as it has them; nothing without one."""
+        self._mt_saver.load_parts(checkpoint_folder, OPTIMIZER, SCHEDULER)
+
+    def _save_scaler(self, output_dir: str) -> None:
+        """Writes `scaler.pt`, with float16 only."""
+        self._mt_saver.save_parts(output_dir, SCALER)
+
+    def _load_scaler(self, checkpoint_folder: str | None) -> None:
+        """Loads the gradient scaler of float16 from a checkpoint; nothing without one."""
+        self._mt_saver.load_parts(checkpoint_folder, SCALER)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Writes the state of each process's random number generators."""
+        self._mt_saver.save_rng(output_dir)
+
+    def _load_rng_state(self, checkpoint_folder: str | None) -> None:
+        """Sets the generators to where they were when the checkpoint was made, if it says so."""
+        self._mt_saver.load_rng(checkpoint_folder)
+
+    def _load_callback_state(self, path: str) -> None:
+        """Gives callbacks the state that `state.stateful_callbacks`, read from `path`, has of them, if asked to."""
+        if self.args.restore_callback_states_from_checkpoint:
+            load_callbacks(self._mt_events, path)
+
+    def _rotate_checkpoints(
+        self, use_mtime: bool = False, output_dir: str | None = None, state: TrainerState | None = None
+    ) -> None:
+        """Removes an overwritten run's checkpoints, now that there is one of this run, and those beyond the limit.
+
+        Args:
+            use_mtime: no matter; checkpoints of an earlier run are known and the others have steps.
+            output_dir: default the run's folder.
+            state: of when the newest checkpoint was made; default that of now.
+        """
+        run_dir = self._get_output_dir(self._trial) if output_dir is None else output_dir
+        self._mt_saver.rotate(run_dir, self.state if state is None else state)
+
+    # The hub
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """Creates the repository if there is none yet: `args.hub_model_id`, or the output folder's name.
+
+        Args:
+            token: default `args.hub_token`.
+            private: default `args.hub_private_repo`; a repository that exists stays what it is.
+
+        Raises:
+            MisconfigurationException: if the hub refuses the token or the name.
+        """
+        if self.is_world_process_zero():
+            self.hub_model_id = upload.create_repository(self.args, token, private)
+            self.push_in_progress = None
+
+    def create_model_card(
+        self,
+        language: str | None = None,
+        license: str | None = None,
+        tags: str | list[str] | None = None,
+        model_name: str | None = None,
+        finetuned_from: str | None = None,
+        tasks: str | list[str] | None = None,
+        dataset_tags: str | list[str] | None = None,
+        dataset: str | list[str] | None = None,
+        dataset_args: str | list[str] | None = None,
+    ) -> None:
+        """Writes `README.md` into the output folder: what was trained from what, how, where, and with which results.
+
+        transformers' card, with the data, the device and why, the precision and more versions. Everything is optional.
+        The tags of a card that is there already are kept, and PEFT's card stays PEFT's. A card that somebody has
+        written or changed is kept as `README.before.md`.
+        """
+        if not self.is_world_process_zero():
+            return
+        from transformers.modelcard import TrainingSummary
+
+        summarize = functools.partial(TrainingSummary.from_trainer, self)
+        model = {"language": language, "license": license, "tags": tags, "model_name": model_name}
+        origin = {"finetuned_from": finetuned_from, "tasks": tasks}
+        data = {"dataset_tags": dataset_tags, "dataset": dataset, "dataset_args": dataset_args}
+        settings: dict[str, Any] = {**model, **origin, **data}
+        card.write(summarize, settings, self.args, self.model, self.state, self.train_dataset, self.eval_dataset)
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Saves the model, writes its card and uploads the output folder without its checkpoints.
+
+        Args:
+            blocking: wait for the upload; False gives a Future of it.
+            token, revision, private: default `args.hub_token`, `args.hub_revision`, `args.hub_private_repo`.
+            kwargs: for `create_model_card`.
+
+        Returns:
+            huggingface_hub's CommitInfo, or a Future of one; None in processes other than the main one.
+        """
+        self._mt_events.fire("on_push_begin")
+        token = self.args.hub_token if token is None else token
+        if self.hub_model_id is None:
+            self.init_hf_repo(token=token, private=private)
+        self.save_model(_internal_call=True)
+        if not self.is_world_process_zero():
+            return None
+        self.create_model_card(**card.settings_for_upload(kwargs, self.args, self.model))
+        self._finish_current_push()
+        return upload.upload_model(self.args, self.hub_model_id, commit_message, blocking, token, revision)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Uploads what `args.hub_strategy` asks for at a save, in the background.
+
+        Nothing is uploaded while the upload before goes on, unless `args.hub_always_push`. A hub that fails is a
+        warning: the checkpoint is on disk.
+        """
+        if self.is_world_process_zero():
+            push, repository = self.push_in_progress, self.hub_model_id
+            self.push_in_progress = upload.push_checkpoint(
+                push, repository, checkpoint_folder, self.args, self.state, self.processing_class, self._mt_events.fire
+            )
+
+    def _finish_current_push(self) -> None:
+        """Waits for the uploads under way; one that failed is a warning."""
+        if self.push_in_progress is not None:
+            upload.finish(self.push_in_progress, self.hub_model_id, self.args.output_dir)
+            self.push_in_progress = None
+
+    # The search for hyper-parameters
+
+    def hyperparameter_search(
+        self,
+        hp_space: Callable[[Any], dict[str, Any]] | None = None,
+        compute_objective: Callable[[dict[str, float]], Any] | None = None,
+        n_trials: int = 20,
+        direction: str | list[str] = "minimize",
+        backend: Any = None,
+        hp_name: Callable[[Any], str] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Trains `n_trials` times with other arguments each time; returns the best run (`BestRun`).
+
+        Args:
+            hp_space: `trial -> {field of the arguments: value}`. Default: transformers' for the back end.
+            compute_objective: `metrics -> number`, or numbers if `direction` is a list. Default: the evaluation loss,
+                or the sum of all other metrics if there are any.
+            direction: "minimize" or "maximize"; a list of them gives the list of the best runs.
+            backend: "optuna", "ray" or "wandb". Default: the first of them that is installed.
+            hp_name: `trial -> name` of the trial's folder in `output_dir`. Default: `run-<number>`.
+            kwargs: for the back end, such as optuna's `sampler`, `pruner`, `timeout` and `catch`.
+
+        Raises:
+            SearchUnavailableError: without a `model_init`.
+            SearchUnavailableError: if the back end is not installed; says what to install.
+        """
+        chosen, runner = backends.available_backend(backend)
+        backends.require_searchable(self.model_init, self._mt_processes)
+        self.hp_space = runner.default_hp_space if hp_space is None else hp_space
+        self.hp_name = hp_name
+        self.compute_objective = default_compute_objective if compute_objective is None else compute_objective
+        self.hp_search_backend = chosen
+        try:
+            return runner.run(self, n_trials, direction, **kwargs)
+        finally:
+            self.hp_search_backend = None
+            for report in reports_among(self.callback_handler.callbacks):
+                report.end_search(self.args.output_dir)
+
+    def _hp_search_setup(self, trial: Any) -> None:
+        """Sets the arguments that the trial chose, cast to the types of the values that they replace."""
+        self._trial = trial
+        if self.hp_search_backend is not None and trial is not None:
+            trials.set_arguments(self.args, trial, self.hp_search_backend.value, self.hp_space)
+
+    def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
+        """Reports the metrics of a trial to the search. Raises optuna.TrialPruned if the trial is to end."""
+        if self.hp_search_backend is None or trial is None:
+            return
+        metrics = dict(metrics)
+        self.objective = self.compute_objective(metrics)
+        if self.hp_search_backend.value == "optuna":
+            backends.report_to_optuna(trial, self.objective, step, lambda: self._mt_events.fire("on_train_end"))
+        elif self.hp_search_backend.value == "ray":
+            save = self._tune_save_checkpoint if self.control.should_save else None
+            backends.report_to_ray({**metrics, "objective": self.objective}, save)
+
+    def _tune_save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Writes what Ray Tune needs to resume a trial into a folder of its own in `checkpoint_dir`."""
+        folder = folders.checkpoint_folder(checkpoint_dir, self.state.global_step)
+        self.save_model(folder, _internal_call=True)
+        if self.args.should_save:
+            self.state.stateful_callbacks["TrainerControl"] = self.control.state()
+            self._mt_savable_logs.save(self.state, os.path.join(folder, folders.STATE))
+            self._mt_saver.save_parts(folder, OPTIMIZER, SCHEDULER)
+
+    def _get_output_dir(self, trial: Any) -> str:
+        """Returns the folder for checkpoints: `args.output_dir`, or in a search a folder of the trial's own in it."""
+        output_dir = self.args.output_dir
+        if self.hp_search_backend is None or trial is None:
+            return output_dir
+        return os.path.join(output_dir, trials.folder_name(trial, self.hp_search_backend.value, self.hp_name))
+
+    # Events
+
+    @property
+    def callback_handler(self) -> CallbackHandler:
+        """transformers' handler, which calls the callbacks."""
+        return self._mt_events.handler
+
+    @callback_handler.setter
+    def callback_handler(self, handler: CallbackHandler) -> None:
+        self._mt_events.handler = handler
+
+    @property
+    def state(self) -> TrainerState:
+        """The state of the run: transformers' `TrainerState`."""
+        return self._mt_events.state
+
+    @state.setter
+    def state(self, state: TrainerState) -> None:
+        self._mt_events.state = state
+
+    @property
+    def control(self) -> TrainerControl:
+        """The requests of the callbacks: transformers' `TrainerControl`."""
+        return self._mt_events.control
+
+    @control.setter
+    def control(self, control: TrainerControl) -> None:
+        self._mt_events.control = control
+
+    def add_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
+        """Adds a callback, or one of the class, after the others."""
+        self.callback_handler.add_callback(callback)
+        call_first_who_add_to_logs(self.callback_handler.callbacks)
+
+    def pop_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> TrainerCallback | None:
+        """Removes and returns the callback, or the first of the class; None if there is none."""
+        return self.callback_handler.pop_callback(callback)
+
+    def remove_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
+        """Removes the callback, or the first of the class."""
+        self.callback_handler.remove_callback(callback)
+
+    # Logs and processes
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Adds `logs`, with epoch and step, to the history and tells the callbacks."""
+        if self.state.epoch is not None:
+            logs["epoch"] = self.state.epoch
+        if self.args.include_num_input_tokens_seen != "no":
+            seen = self.state.num_input_tokens_seen
+            logs["num_input_tokens_seen"] = seen
+            if start_time is not None:
+                logs.update(speed_metrics("train", start_time, num_tokens=seen - self._mt_tokens_before))
+        self.state.log_history.append({**self._mt_savable_logs.of(logs), "step": self.state.global_step})
+        self._mt_events.fire("on_log", logs=logs)
+
+    save_state = save_state
+
+    def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
+        """Prints metrics as a table, by the first process alone."""
+        shown = {name: plain(value) for name, value in metrics.items()}
+        log_metrics(self, split, {name: as_cell(value) for name, value in shown.items()})
+
+    def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True) -> None:
+        """Writes `<split>_results.json`, and all_results.json if `combined`, without what JSON cannot hold."""
+        save_metrics(self, split, self._mt_savable_logs.of(metrics), combined)
+
+    @functools.cached_property
+    def _mt_savable_logs(self) -> SavableLogs:
+        return SavableLogs()
+
+    def is_local_process_zero(self) -> bool:
+        """Returns True in the first process of each machine."""
+        return self.args.local_process_index == 0
+
+    def is_world_process_zero(self) -> bool:
+        """Returns True in the first process of all."""
+        return self.args.process_index == 0

@@ -1,0 +1,132 @@
+"""Checks that what a Trainer was given fits together, before anything is loaded or moved."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .arguments import sharding
+from .checkpoints import shards
+from .distributed import Processes
+from .errors import ConflictingOptimizersError, MisconfigurationException, MissingModelError
+from .training_args import TrainingArguments
+
+logger = logging.getLogger(__name__)
+
+
+def check_model(model: Any, model_init: Any) -> None:
+    """Raises an error unless exactly one of the two is given."""
+    if model is None and model_init is None:
+        raise MissingModelError(
+            "`Trainer` requires either a `model` or `model_init` argument: give it one of the two."
+        )
+    if model is not None and model_init is not None:
+        raise MisconfigurationException(
+            "`Trainer` requires either a `model` or `model_init` argument, but not both: leave one of them out."
+        )
+
+
+def check_optimizers(optimizers: tuple[Any, Any], optimizer_cls_and_kwargs: Any, model_init: Any) -> None:
+    """Raises ConflictingOptimizersError if what is given names two optimizers, or two models."""
+    optimizer, schedule = optimizers
+    if optimizer_cls_and_kwargs is not None and optimizer is not None:
+        raise ConflictingOptimizersError(
+            "Both `optimizers` and `optimizer_cls_and_kwargs` were given, and each names an optimizer. "
+            "Give one of the two."
+        )
+    if model_init is not None and (optimizer is not None or schedule is not None):
+        raise ConflictingOptimizersError(
+            "Both `model_init` and `optimizers` were given, but each train() makes a new model, which an "
+            "optimizer made before does not know. Give `optimizer_cls_and_kwargs` instead, or override "
+            "create_optimizer_and_scheduler in a subclass."
+        )
+
+
+def check_processes(args: TrainingArguments, processes: Processes) -> None:
+    """Raises MisconfigurationException if the arguments ask for what works in one process only."""
+    if processes.is_distributed and args.auto_find_batch_size:
+        raise MisconfigurationException(
+            f"auto_find_batch_size=True works in one process, and this is one of {processes.size}: memory may run out "
+            "in one of them only, while the others wait for it. Give a per_device_train_batch_size that fits, and "
+            "gradient_accumulation_steps for the rest."
+        )
+
+
+def check_sharding(args: TrainingArguments, processes: Processes, model: Any, optimizers: tuple[Any, Any]) -> None:
+    """Raises MisconfigurationException if `args.fsdp` does not go with what else was given."""
+    if processes.is_first:
+        for sentence in sharding.without_effect(args):
+            logger.warning("%s", sentence)
+    if not args.fsdp:
+        return
+    if not processes.is_distributed:
+        only = "mps trains in one process only" if args.device.type == "mps" else "this is one"
+        raise MisconfigurationException(
+            f"fsdp=True shards the model over several processes, and {only}. Start the script with torchrun "
+            f"--nproc_per_node 2{' and --use_cpu' if args.device.type == 'mps' else ''}, or leave fsdp out."
+        )
+    from torch.distributed import fsdp
+
+    if not hasattr(fsdp, "fully_shard"):
+        raise MisconfigurationException(
+            f"fsdp=True needs torch 2.6 or newer, and this is {torch.__version__}. Update it, or leave fsdp out."
+        )
+    config: Any = args.fsdp_config
+    if config.get("state_dict_type") == sharding.SHARDED:
+        shards.require_able()
+    if any(part is not None for part in optimizers):
+        raise ConflictingOptimizersError(
+            "`optimizers` was given with fsdp=True, and knows the parameters from before they are sharded. Give "
+            "`optimizer_cls_and_kwargs` instead, or override create_optimizer_and_scheduler in a subclass."
+        )
+    for attribute, what in (("peft_config", "PEFT's adapters"), ("quantization_method", "a quantized model")):
+        if getattr(model, attribute, None) is not None:
+            raise MisconfigurationException(
+                f"fsdp=True does not go with {what} here, where nobody has tried it. Leave fsdp out: without it the "
+                "processes have a replica each, of which little is trained."
+            )
+
+
+def check_evaluation(
+    args: TrainingArguments, eval_dataset: Any, compute_metrics: Callable | None, has_own_loader: bool
+) -> None:
+    """Raises MisconfigurationException if the evaluations that `args` ask for lack something.
+
+    Args:
+        has_own_loader: True if a subclass overrides get_eval_dataloader, which may then do without `eval_dataset`.
+    """
+    if args.eval_strategy != "no" and eval_dataset is None and not has_own_loader:
+        raise MisconfigurationException(
+            f"eval_strategy={str.__str__(args.eval_strategy)!r}, but there is no eval_dataset. Give the Trainer one, "
+            "or set eval_strategy='no'."
+        )
+    metric = compute_metrics if args.batch_eval_metrics else None
+    if metric is not None and "compute_result" not in inspect.signature(metric).parameters:
+        raise MisconfigurationException(
+            "batch_eval_metrics=True calls compute_metrics after each batch, and yours has no argument "
+            "`compute_result` to tell the last one by. Add compute_result=False to it, and return the metrics of "
+            "all batches when it is true."
+        )
+    if args.save_strategy == "best" and args.metric_for_best_model is None:
+        raise MisconfigurationException(
+            "save_strategy='best', but nothing says what is best: `args.metric_for_best_model` must be provided, "
+            "'loss' for one."
+        )
+
+
+def check_training(args: TrainingArguments, dataset: Any, collator: Any) -> None:
+    """Raises MisconfigurationException for data without an end, and TypeError for a collator that is no function."""
+    if collator is not None and not callable(collator):
+        raise TypeError(
+            f"The data_collator is a {type(collator).__name__}, which cannot be called. Give a function, or an object "
+            "with __call__, that makes a batch from a list of items."
+        )
+    if dataset is not None and not hasattr(dataset, "__len__") and args.max_steps <= 0:
+        raise MisconfigurationException(
+            "The training dataset does not know its length, so num_train_epochs cannot say where to stop. "
+            "Set max_steps."
+        )

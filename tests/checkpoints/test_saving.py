@@ -1,0 +1,439 @@
+"""Checkpoints written beside training, and disks that do not take them."""
+
+import errno
+import io
+import logging
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, PreTrainedModel, TrainerCallback
+
+from mps_trainer import Trainer
+from mps_trainer.checkpoints import manager, manifest, model_files
+from mps_trainer.checkpoints.background import Background
+from mps_trainer.checkpoints.folders import find_checkpoints
+from mps_trainer.checkpoints.storage import atomic_commit
+from mps_trainer.errors import CheckpointError
+from tests.conftest import assert_same_weights, weights
+
+SAVING = {"save_strategy": "steps", "save_steps": 2, "max_steps": 6, "learning_rate": 1e-2}
+
+
+def bert(kind=BertForSequenceClassification):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    return kind(BertConfig(vocab_size=50, **sizes))
+
+
+def sentences(kind):
+    tokens = torch.randint(1, 50, (24, 6), generator=torch.Generator().manual_seed(0))
+    return [{"input_ids": row, "labels": row if kind == "tied" else int(row.sum() % 2)} for row in tokens]
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Checkpoints get their names only while it is open."""
+    opened = threading.Event()
+    opened.set()
+
+    def seal(*args):
+        assert opened.wait(20)
+        atomic_commit.seal(*args)
+
+    monkeypatch.setattr(manager, "seal", seal)
+    return opened
+
+
+def names(trainer):
+    return [os.path.basename(folder) for folder in find_checkpoints(trainer.args.output_dir)]
+
+
+def contents(trainer):
+    """The names of the files of every checkpoint."""
+    return {
+        folder.rpartition("-")[2]: sorted(os.listdir(folder)) for folder in find_checkpoints(trainer.args.output_dir)
+    }
+
+
+@pytest.mark.parametrize("kind", ["plain", "bert", "tied"])
+def test_the_files_are_the_same_as_those_written_while_training_waits(make_trainer, make_model, tmp_path, kind):
+    def run(save_async):
+        model = {"plain": make_model, "bert": bert, "tied": lambda: bert(BertForMaskedLM)}[kind]()
+        data = {} if kind == "plain" else {"train_dataset": sentences(kind), "eval_dataset": None}
+        folder = str(tmp_path / str(save_async))
+        trainer = make_trainer({"model": model, **data}, output_dir=folder, save_async=save_async, **SAVING)
+        trainer.train()
+        return trainer
+
+    beside, waited = run(True), run(False)
+    assert contents(beside) == contents(waited)
+    for one, other in zip(*(find_checkpoints(trainer.args.output_dir) for trainer in (beside, waited)), strict=True):
+        assert_same_weights(*(load_file(os.path.join(folder, "model.safetensors")) for folder in (one, other)))
+        for name in ("optimizer.pt", "scheduler.pt"):
+            mine, theirs = (torch.load(os.path.join(folder, name), weights_only=True) for folder in (one, other))
+            assert str(mine) == str(theirs)
+
+
+@pytest.mark.every_device
+def test_training_goes_on_while_a_checkpoint_is_written(make_trainer, gate):
+    seen = []
+
+    class Watch(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 2:
+                gate.clear()
+
+        def on_step_begin(self, args, state, control, **kwargs):
+            if state.global_step == 3:  # the step after the save has been trained
+                seen.append(names(trainer))
+                gate.set()
+
+    trainer = make_trainer({"callbacks": [Watch()]}, **SAVING)
+    trainer.train()
+    assert seen == [[]]
+    assert names(trainer) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+
+
+@pytest.mark.every_device
+def test_what_is_written_is_of_its_step_and_not_of_later_ones(make_trainer, gate, tmp_path):
+    at_two = {}
+
+    class Hold(TrainerCallback):
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            if state.global_step == 2:
+                gate.clear()
+                at_two.update(weights(model))
+            if state.global_step == 3:
+                gate.set()
+
+    trainer = make_trainer({"callbacks": [Hold()]}, **SAVING)
+    trainer.train()
+    resumed = make_trainer(output_dir=str(tmp_path / "other"), **{**SAVING, "max_steps": 2})
+    resumed.train(resume_from_checkpoint=os.path.join(trainer.args.output_dir, "checkpoint-2"))
+    assert_same_weights(weights(resumed.model), at_two)
+
+
+def test_a_save_waits_for_the_one_before_it(make_trainer, gate, monkeypatch):
+    under_way, most = [], []
+
+    def seal(*args):
+        under_way.append(1)
+        most.append(len(under_way))
+        threading.Event().wait(0.05)
+        atomic_commit.seal(*args)
+        under_way.pop()
+
+    monkeypatch.setattr(manager, "seal", seal)
+    trainer = make_trainer(**{**SAVING, "save_steps": 1})
+    trainer.train()
+    assert most == [1] * 6
+    assert len(names(trainer)) == 6
+
+
+def test_what_goes_wrong_beside_training_is_an_error_at_the_next_step(make_trainer, monkeypatch):
+    def seal(*args):
+        raise KeyError("a fault of the program")
+
+    monkeypatch.setattr(manager, "seal", seal)
+    trainer = make_trainer(**{**SAVING, "max_steps": 200})
+    with pytest.raises(KeyError, match="a fault of the program"):
+        trainer.train()
+    assert trainer.state.global_step < 200
+
+
+class Listens(TrainerCallback):
+    def on_save(self, args, state, control, **kwargs):
+        assert os.path.isdir(os.path.join(args.output_dir, f"checkpoint-{state.global_step}"))
+
+
+class Overrides(Trainer):
+    def _save(self, output_dir=None, state_dict=None):
+        super()._save(output_dir, state_dict)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "settings", "beside"),
+    [
+        ({}, {}, True),
+        ({"callbacks": [Listens()]}, {}, False),
+        ({"kind": Overrides}, {}, False),
+        ({}, {"save_async": False}, False),
+        ({}, {"save_on_each_node": True}, False),
+    ],
+    ids=["safe", "on_save is listened to", "overridden", "not wanted", "on each node"],
+)
+def test_it_is_written_beside_training_only_where_that_is_safe(make_trainer, monkeypatch, trainer, settings, beside):
+    threads = set()
+    monkeypatch.setattr(
+        manager, "seal", lambda *args: (threads.add(threading.current_thread().name), atomic_commit.seal(*args))
+    )
+    make_trainer(trainer, **SAVING, **settings).train()
+    assert threads == ({"checkpoint"} if beside else {threading.main_thread().name})
+
+
+def test_not_where_a_second_copy_would_crowd_the_memory(make_trainer, monkeypatch):
+    from mps_trainer.checkpoints import snapshot
+
+    monkeypatch.setattr(snapshot, "physical_memory", lambda: 8 * 100)
+    test_it_is_written_beside_training_only_where_that_is_safe(make_trainer, monkeypatch, {}, {}, beside=False)
+
+
+def test_a_callback_may_change_what_was_saved(make_trainer):
+    class Changes(TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            path = os.path.join(args.output_dir, f"checkpoint-{state.global_step}", "trainer_state.json")
+            with open(path, "a") as file:
+                file.write("\n")
+
+    trainer = make_trainer({"callbacks": [Changes()]}, **SAVING)
+    trainer.train()
+    assert [manifest.fault(folder) for folder in find_checkpoints(trainer.args.output_dir)] == [None] * 3
+
+
+# A disk that does not take it
+
+
+@pytest.fixture
+def small_files(monkeypatch):
+    """Files cannot grow beyond a size: what a quota does. Call it with the size, or None for no limit.
+
+    What the tests print goes into files, too, so it is kept in memory meanwhile.
+    """
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    def limit(size):
+        for name in ("stdout", "stderr"):
+            monkeypatch.setattr(sys, name, io.StringIO())
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before[0] if size is None else size, before[1]))
+
+    yield limit
+    limit(None)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+class LimitFrom(TrainerCallback):
+    """From one step to another no file may be larger than some bytes."""
+
+    def __init__(self, limit, first, last, size):
+        self.limit, self.first, self.last, self.size = limit, first, last, size
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step in (self.first, self.last):
+            Background.settle()  # what was begun before
+        if state.global_step == self.first:
+            self.limit(self.size)
+        if state.global_step == self.last:
+            self.limit(None)
+
+
+@pytest.mark.parametrize("save_async", [True, False])
+@pytest.mark.parametrize("size", [100, 700, 3000], ids=["weights", "optimizer", "late"])
+def test_training_goes_on_with_the_last_checkpoint_when_the_disk_is_full(
+    make_trainer, small_files, caplog, save_async, size
+):
+    settings = {**SAVING, "max_steps": 8, "save_async": save_async, "logging_strategy": "no"}
+    trainer = make_trainer({"callbacks": [LimitFrom(small_files, 4, 7, size)]}, **settings)
+    assert trainer.train().global_step == 8
+    assert names(trainer) == ["checkpoint-2", "checkpoint-8"]
+    told = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(told) == 2
+    assert "checkpoint-4 could not be saved: " in told[0].getMessage()
+    assert f"The last one is {find_checkpoints(trainer.args.output_dir)[0]}." in told[0].getMessage()
+    assert not [name for name in os.listdir(trainer.args.output_dir) if name.startswith("tmp")]
+    resumed = make_trainer(**settings)
+    assert resumed.train(resume_from_checkpoint=True).global_step == 8
+
+
+@pytest.mark.parametrize("save_async", [True, False])
+def test_a_last_checkpoint_that_failed_is_tried_once_more(make_trainer, small_files, caplog, save_async):
+    class Frees(TrainerCallback):
+        """There is room again, after the last save has failed."""
+
+        def on_epoch_end(self, args, state, control, **kwargs):
+            trainer._mt_saver.wait()
+            small_files(None)
+
+    callbacks = [LimitFrom(small_files, 6, -1, 100), Frees()]
+    trainer = make_trainer({"callbacks": callbacks}, **SAVING, save_async=save_async)
+    assert trainer.train().global_step == 6
+    assert names(trainer) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+
+
+@pytest.mark.parametrize("save_async", [True, False])
+def test_a_last_checkpoint_that_cannot_be_saved_is_an_error_at_the_end(make_trainer, small_files, save_async):
+    trainer = make_trainer({"callbacks": [LimitFrom(small_files, 5, -1, 100)]}, **SAVING, save_async=save_async)
+    with pytest.raises(CheckpointError) as failed:
+        trainer.train()
+    last = find_checkpoints(trainer.args.output_dir)[-1]
+    assert last.endswith("checkpoint-4")
+    assert "checkpoint-6 could not be saved: file too large." in str(failed.value)
+    assert f"The last one is {last}." in str(failed.value)
+    assert trainer.state.global_step == 6
+    assert "train_loss" in trainer.state.log_history[-1]  # all else was done
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give its permission to write away and take it back")
+@pytest.mark.parametrize("save_async", [True, False])
+def test_training_goes_on_when_permission_is_lost(make_trainer, tmp_path, caplog, save_async):
+    class Nobody(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 3:
+                trainer._mt_saver.wait()
+                os.chmod(args.output_dir, 0o555)
+                os.seteuid(65534)
+            if state.global_step == 5:
+                trainer._mt_saver.wait()
+                os.seteuid(0)
+                os.chmod(args.output_dir, 0o755)
+
+    trainer = make_trainer({"callbacks": [Nobody()]}, **SAVING, save_async=save_async)
+    try:
+        trainer.train()
+    finally:
+        os.seteuid(0)
+    assert names(trainer) == ["checkpoint-2", "checkpoint-6"]
+    assert "checkpoint-4 could not be saved: permission denied" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "the disk is full"),
+        (OSError(errno.EROFS, "Read-only file system"), "permission denied"),
+        (OSError(errno.EIO, "Input/output error"), "input/output error"),
+        (RuntimeError("[enforce fail] PytorchStreamWriter failed writing file data/0: file write failed"), "["),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "the disk quota is used up"),
+        (RuntimeError("open file failed with strerror: No space left on device"), "the disk is full"),
+        (RuntimeError("open file failed, file path: a, errno: 13, strerror: Permission denied"), "permission denied"),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), None),
+        (OSError("Can't load the configuration"), None),
+        (
+            SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+            "the disk is full",
+        ),
+        (SafetensorError("Error while serializing: shapes differ"), None),
+        (Exception("No space left on device (os error 28)"), "the disk is full"),
+        (KeyError("weight"), None),
+    ],
+    ids=repr,
+)
+def test_a_disk_that_fails_is_told_from_a_program_that_does(tmp_path, error, why):
+    found = atomic_commit.why_not_written(error, str(tmp_path))
+    assert found == why or (why == "[" and found.startswith(why))
+
+
+@pytest.mark.parametrize("message", ["basic_ios::clear: iostream error", "[enforce fail] . unexpected pos 64 vs 0"])
+def test_the_disk_is_asked_where_the_error_does_not_say_why(tmp_path, monkeypatch, message):
+    error = RuntimeError(message)
+    assert atomic_commit.why_not_written(error, str(tmp_path)) == message  # there is room again
+    assert list(tmp_path.iterdir()) == []
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert atomic_commit.why_not_written(error, str(tmp_path)) == "the disk is full"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="only root of a Linux mounts a small disk")
+@pytest.mark.parametrize("room", ["size=4m,nr_inodes=12", "size=40k", "size=24k,nr_inodes=100", "size=4m,nr_inodes=6"])
+def test_training_goes_on_while_a_small_disk_is_full(make_trainer, tmp_path, caplog, room):
+    run = tmp_path / "run"
+    run.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", room, "none", str(run)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("nothing can be mounted here")
+    try:
+        trainer = make_trainer(**{**SAVING, "save_steps": 1, "max_steps": 3})
+        with pytest.raises(CheckpointError, match="the disk is full"):
+            trainer.train()
+        assert trainer.state.global_step == 3
+        assert "could not be saved: the disk is full" in caplog.text
+        assert not [path for path in os.listdir(run) if path.startswith("tmp-")]
+    finally:
+        subprocess.run(["umount", str(run)], check=True)
+
+
+def test_a_best_checkpoint_that_was_not_saved_is_not_the_best(make_trainer, small_files):
+    class Falling:
+        value = 10.0
+
+        def __call__(self, prediction):
+            self.value -= 1
+            return {"score": self.value}
+
+    settings = {
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "metric_for_best_model": "score",
+        "greater_is_better": False,
+    }
+    callbacks = [LimitFrom(small_files, 3, 5, 100)]
+    trainer = make_trainer({"callbacks": callbacks, "compute_metrics": Falling()}, **SAVING, **settings)
+    best = []
+
+    class Note(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            trainer._mt_saver.wait()
+            best.append(os.path.basename(state.best_model_checkpoint or ""))
+
+    trainer.add_callback(Note())
+    trainer.train()
+    assert best == ["", "", "checkpoint-2", "checkpoint-2", "checkpoint-2", "checkpoint-2"]
+    assert trainer.state.best_model_checkpoint.endswith("checkpoint-6")
+
+
+def test_nobody_is_told_of_a_checkpoint_that_was_not_saved(make_trainer, small_files):
+    told = []
+
+    class Uses(TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            told.append(state.global_step)
+
+    settings = {**SAVING, "max_steps": 8}
+    make_trainer({"callbacks": [Uses(), LimitFrom(small_files, 4, 7, 100)]}, **settings).train()
+    assert told == [2, 8]
+
+
+def test_what_went_wrong_in_a_run_that_was_interrupted_is_not_of_the_next(make_trainer, monkeypatch):
+    def fails(*args):
+        raise KeyError("of the first run")
+
+    class Interrupts(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 2:
+                args.save_on_signal = False
+                trainer._save_checkpoint(trainer.model, None)
+                raise KeyboardInterrupt
+
+    callback = Interrupts()
+    trainer = make_trainer({"callbacks": [callback]}, **{**SAVING, "save_steps": 100})
+    with monkeypatch.context() as patch:
+        patch.setattr(manager, "seal", fails)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+        Background.settle()
+    trainer.remove_callback(callback)
+    assert trainer.train().global_step == 6
+
+
+def test_the_process_that_is_to_save_writes_the_model_though_it_is_not_the_first_of_all(
+    make_args, tmp_path, monkeypatch
+):
+    """With save_on_each_node the first one of each machine; transformers would leave it to the first of all."""
+    monkeypatch.setattr(PreTrainedModel, "should_save_on_this_rank", lambda self, is_main: False, raising=False)
+    sizes = {"hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 4}
+    model = BertForSequenceClassification(BertConfig(vocab_size=8, max_position_embeddings=8, **sizes))
+    model_files.save(model, None, make_args(), str(tmp_path))
+    assert {"config.json", "model.safetensors"} <= set(os.listdir(tmp_path))
+    assert "should_save_on_this_rank" not in vars(model)

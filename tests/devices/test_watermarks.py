@@ -1,0 +1,89 @@
+"""The two limits of torch's allocator fit each other, and what the user has set stays."""
+
+import pytest
+
+from mps_trainer import MPSAccelerator, gather_facts
+from mps_trainer.devices.probes import Probes
+from mps_trainer.devices.watermarks import HIGH, LOW, Ratio, limits, settle_low
+from tests.devices.machines import mac
+
+
+@pytest.mark.parametrize(
+    ("environ", "high", "low"),
+    [
+        ({}, None, None),  # torch's own limits fit each other
+        ({}, 1.0, "0.82"),
+        ({}, 0.0, None),  # no limit
+        ({}, 2.0, None),
+        ({HIGH: "0.7"}, None, "0.58"),  # alone, torch refuses every allocation: invalid low watermark ratio 1.4
+        ({HIGH: "0.7"}, 1.0, "0.58"),  # the environment goes before the setting
+        ({HIGH: "0.0"}, 1.0, None),
+        ({LOW: "0.3"}, 1.0, "0.3"),
+        ({HIGH: "0.5", LOW: "0.9"}, 1.0, "0.9"),  # torch says that this is wrong
+        ({HIGH: "much"}, 1.0, None),
+    ],
+    ids=str,
+)
+def test_the_low_one_is_set_where_it_would_not_fit(environ, high, low):
+    settle_low(environ, high)
+    assert environ.get(LOW) == low
+    if low is not None and HIGH in environ and low != "0.9":
+        assert float(low) <= float(environ[HIGH])
+
+
+@pytest.mark.parametrize(("system", "low"), [("Darwin", "0.41"), ("Linux", None)])
+def test_it_is_set_on_a_mac_before_its_allocator_is_made(system, low):
+    environ, seen = {}, []
+
+    def import_torch():
+        seen.append(environ.get(LOW))
+        raise ImportError
+
+    probes = Probes(system=lambda: system, mac_version=lambda: "15.5", import_torch=import_torch)
+    facts = gather_facts(probes, environ, memory_limit=0.5)
+    assert seen == [low]
+    assert LOW not in facts.environment  # the user's
+
+
+def test_limits_that_torch_refuses_are_the_reason():
+    refused = mac("15.5", "2.13.0", mps_allocation_ok=False, mps_allocation_error="invalid low watermark ratio 1.4")
+    obstacle = MPSAccelerator.why_not(refused)
+    assert "limits of memory" in obstacle.cause
+    assert "PYTORCH_MPS_LOW_WATERMARK_RATIO" in obstacle.remedy
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "is_number"),
+    [
+        ("0.8", 0.8, True),
+        (" 1 ", 1.0, True),
+        ("+.5e0", 0.5, True),
+        ("1.", 1.0, True),
+        ("-1", -1.0, True),
+        ("inf", float("inf"), True),
+        ("0.7GB", 0.7, False),
+        ("0,7", 0.0, False),
+        ("1_0", 1.0, False),
+        ("much", 0.0, False),
+        ("", 0.0, False),
+        ("²", 0.0, False),
+    ],
+)
+def test_a_limit_is_read_as_torch_reads_it(text, value, is_number):
+    assert (Ratio(text).value, Ratio(text).is_number) == (value, is_number)
+
+
+@pytest.mark.parametrize(
+    ("environ", "high", "low"),
+    [
+        ({}, 1.0, 0.82),
+        ({HIGH: "0.5"}, 0.5, 0.41),
+        ({HIGH: "0.5", LOW: "0.2"}, 0.5, 0.2),
+        ({LOW: "0"}, 1.0, 0.0),
+        ({HIGH: "0"}, 0.0, 1.4),
+        ({HIGH: "1.8"}, 1.8, 1.4),
+    ],
+    ids=str,
+)
+def test_the_limits_of_a_run(environ, high, low):
+    assert limits(environ) == (high, pytest.approx(low, abs=0.005))

@@ -1,0 +1,171 @@
+"""Batches of ever new lengths do not make the memory that mps holds grow without end."""
+
+import gc
+import logging
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+from transformers import TrainerCallback
+
+from mps_trainer.devices.watermarks import HIGH
+from tests import installed_torch
+from tests.conftest import on_device
+
+MIB = 2**20
+TIMES = 1.5
+LOG = 10  # steps
+GROWS = installed_torch() < (2, 14)  # from there on torch splits and joins free blocks (pytorch pull request 188045)
+
+
+class Reader(nn.Module):
+    """64 MiB of tables that are not trained, and a layer that needs twelve tensors as long as the text in passing."""
+
+    def __init__(self):
+        super().__init__()
+        tables = [nn.Parameter(torch.zeros(2**21), requires_grad=False) for _ in range(8)]
+        self.tables = nn.ParameterList(tables)
+        self.head = nn.Linear(1, 2)
+
+    def forward(self, x, labels=None):
+        needed = [torch.empty(x.numel(), 64, device=x.device) for _ in range(12)]
+        logits = self.head(x.float().mean(1, keepdim=True) / len(needed))
+        return {"loss": nn.functional.cross_entropy(logits, labels)}
+
+
+class Texts(Dataset):
+    """Of random lengths, or all of one."""
+
+    def __init__(self, longest=950, of_one_length=False):
+        generator = torch.Generator().manual_seed(0)
+        shortest = longest if of_one_length else 1
+        self.lengths = torch.randint(shortest, longest + 1, (2000,), generator=generator).tolist()
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __getitem__(self, index):
+        return {"x": torch.full((self.lengths[index],), 7), "labels": index % 2}
+
+
+def padded(rows):
+    texts = nn.utils.rnn.pad_sequence([row["x"] for row in rows], batch_first=True)
+    return {"x": texts, "labels": torch.tensor([row["labels"] for row in rows])}
+
+
+class Watch(TrainerCallback):
+    """What is held for each byte that tensors have taken at most, after each log."""
+
+    def __init__(self):
+        self.ratios = []
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step and state.global_step % LOG == 0:
+            self.ratios.append(torch.mps.driver_allocated_memory() / torch.accelerator.max_memory_allocated())
+
+
+@pytest.fixture
+def ratios(make_trainer):
+    def run(steps, data=None, **settings):
+        gc.collect()
+        with on_device("mps", memory="256MB"):
+            watch = Watch()
+            given = {"train_dataset": data or Texts(), "eval_dataset": None, "data_collator": padded}
+            make_trainer(
+                {"model": Reader(), "callbacks": [watch], **given},
+                **{"use_cpu": False, "max_steps": steps, "logging_steps": LOG, "per_device_train_batch_size": 4},
+                **settings,
+            ).train()
+        return watch.ratios
+
+    return run
+
+
+@pytest.mark.parametrize("steps", [500, pytest.param(5000, marks=pytest.mark.acceptance)])
+def test_what_is_held_stays_near_what_is_used(ratios, caplog, steps):
+    with caplog.at_level(logging.INFO, logger="mps_trainer.guards"):
+        guarded = ratios(steps)
+    assert max(guarded) < TIMES
+    given_back = [record.getMessage() for record in caplog.records if "giving back" in record.getMessage()]
+    assert len(given_back) < steps / LOG  # a line each, and not at every log
+    assert bool(given_back) == GROWS
+    assert all("\n" not in line for line in given_back)
+
+
+def test_without_the_guard_it_grows_until_torch_2_13(ratios):
+    assert (max(ratios(500, memory_guard=False)) > TIMES) == GROWS
+
+
+def test_batches_of_one_length_are_left_alone(ratios, caplog):
+    with caplog.at_level(logging.INFO, logger="mps_trainer.guards"):
+        ratios(50, Texts(of_one_length=True))
+    assert not [record for record in caplog.records if "giving back" in record.getMessage()]
+
+
+def test_what_cannot_be_given_back_is_not_tried_again_at_each_log(make_trainer, caplog):
+    gc.collect()
+    with on_device("mps", memory="512MB"), caplog.at_level(logging.INFO, logger="mps_trainer.guards"):
+        trainer = make_trainer(use_cpu=False)
+        tensors = [torch.empty(5 * MIB, dtype=torch.uint8, device="mps") for _ in range(60)]  # 6 in a heap
+        kept = tensors[::6]
+        del tensors
+        torch.accelerator.reset_peak_memory_stats()
+        for _ in range(5):
+            trainer._mt_memory_guard.maybe_release()
+    assert sum("giving back" in record.getMessage() for record in caplog.records) == 1
+    assert kept
+
+
+@pytest.fixture
+def limit_of():
+    """The limit, in MiB, at which an allocation fails."""
+
+    def find():
+        with pytest.raises(RuntimeError, match="max allowed") as caught:
+            torch.empty(3 * 2**30, dtype=torch.uint8, device="mps")
+        return caught.value.args[0].partition("max allowed: ")[2].partition(")")[0]
+
+    return find
+
+
+@pytest.mark.parametrize(
+    ("settings", "environ", "limit"),
+    [
+        ({}, None, "1.00 GiB"),
+        ({"memory_fraction": 0.5}, None, "512.00 MiB"),
+        ({"memory_guard": False, "memory_fraction": 0.5}, None, "1.00 GiB"),
+        ({"memory_fraction": 0.5}, "1.5", "1.50 GiB"),
+        ({}, "1.5", "1.50 GiB"),
+    ],
+    ids=str,
+)
+def test_the_limit_is_that_of_the_environment_or_of_the_arguments(
+    make_trainer, limit_of, monkeypatch, caplog, settings, environ, limit
+):
+    if environ:
+        monkeypatch.setenv(HIGH, environ)
+    with on_device("mps", memory="1GB"):
+        make_trainer(use_cpu=False, **settings)
+        assert limit_of() == limit
+    warned = [record.getMessage() for record in caplog.records if "no effect" in record.getMessage()]
+    assert len(warned) == (environ is not None and "memory_fraction" in settings)
+
+
+def test_no_limit(make_trainer):
+    with on_device("mps", memory="1MB"):
+        make_trainer(use_cpu=False, memory_fraction=0.0)
+        torch.empty(3 * MIB, dtype=torch.uint8, device="mps")
+
+
+def test_nothing_is_guarded_on_the_cpu(make_trainer):
+    assert make_trainer(max_steps=1)._mt_memory_guard is None
+
+
+def test_steps_between_two_logs_are_left_alone(mps, make_trainer, monkeypatch):
+    from mps_trainer.guards.memory_growth import MemoryGuard
+
+    looks = []
+    monkeypatch.setattr(MemoryGuard, "maybe_release", lambda self: looks.append(1))
+    make_trainer(max_steps=12, logging_steps=5).train()
+    assert len(looks) == 2

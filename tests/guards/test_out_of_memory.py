@@ -1,0 +1,184 @@
+"""Running out of memory ends in an error that says what held how much and what would help."""
+
+import gc
+import re
+
+import pytest
+import torch
+from torch import nn
+from transformers import BertConfig, BertForSequenceClassification
+
+from mps_trainer import MisconfigurationException
+from mps_trainer.guards.memory_table import MemoryTable, measure
+from mps_trainer.guards.out_of_memory import DeviceOutOfMemoryError
+from tests.conftest import Classifier, accuracy, examples, logged, on_device
+
+
+@pytest.fixture
+def small(request):
+    """A simulated device whose memory is `request.param`."""
+    gc.collect()  # tensors of other tests would count
+    with on_device("mps", memory=request.param) as device:
+        yield device
+
+
+def bert(**settings):
+    config = BertConfig(
+        **{"vocab_size": 100, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, **settings},
+        intermediate_size=128,
+    )
+    torch.manual_seed(0)
+    return BertForSequenceClassification(config)
+
+
+def rows(length=128, count=64):
+    return [{"input_ids": torch.full((length,), 7), "labels": i % 2} for i in range(count)]
+
+
+@pytest.fixture
+def ends(make_trainer):
+    """Trains until memory runs out, and gives the error."""
+
+    def run(model, data, **settings):
+        given = {"model": model, "train_dataset": data, "eval_dataset": None}
+        with pytest.raises(DeviceOutOfMemoryError) as caught:
+            make_trainer(given, **{"use_cpu": False, "max_steps": 3, **settings}).train()
+        return caught.value
+
+    return run
+
+
+@pytest.mark.parametrize("small", ["24MB"], indirect=True)
+def test_too_large_a_batch_is_to_be_made_smaller(small, ends):
+    error = ends(bert(), rows(), per_device_train_batch_size=64, gradient_accumulation_steps=3)
+    assert isinstance(error, MisconfigurationException)
+    assert isinstance(error, torch.OutOfMemoryError)  # which is a RuntimeError
+    message = str(error)
+    assert message.startswith("mps ran out of memory in training in step 1. Held: tensors ")
+    assert "\n" not in message
+    assert re.search(r"recommended maximum 24\.0 MiB, limit 24\.00 MiB; \S+ \w+ more were asked for", message)
+    assert (
+        "(1) auto_find_batch_size=True, or per_device_train_batch_size=32 with gradient_accumulation_steps=6"
+        in message
+    )
+    assert [remedy.partition("=")[0] for remedy in error.remedies[1:]] == ["activation_checkpointing", "bf16"]
+    memory = error.memory
+    assert memory.activations > 10 * memory.model > 0
+    assert memory.live <= memory.recommended == 24 * 2**20
+    assert memory.optimizer == memory.gradients == 0
+
+
+@pytest.mark.parametrize("small", ["6MB"], indirect=True)
+def test_remedies_that_are_in_use_are_not_named_again(small, ends):
+    settings = {"auto_find_batch_size": True, "activation_checkpointing": True, "bf16": True}
+    error = ends(bert(hidden_size=256), rows(512), **settings)
+    assert "auto_find_batch_size cannot split the batch: it has one example" in str(error)
+    assert len(error.remedies) == 3
+    assert not any(remedy.startswith(tuple(settings)) for remedy in error.remedies)
+
+
+@pytest.mark.parametrize("small", ["12MB"], indirect=True)
+def test_an_optimizer_that_takes_too_much_is_named_first(small, ends):
+    class Wide(Classifier):
+        def __init__(self):
+            super().__init__()
+            self.hidden = nn.Linear(4, 2**18)  # 5 MiB, and as much in gradients
+            self.squeeze = nn.MaxPool1d(2**15)
+
+        def forward(self, x, labels=None):
+            logits = self.head(self.norm(self.squeeze(self.hidden(x))))
+            return {"loss": nn.functional.cross_entropy(logits, labels)}
+
+    error = ends(Wide(), examples(4), per_device_train_batch_size=1)
+    assert "adapters" in error.remedies[0]
+    assert error.remedies[1].startswith("optim='adafactor'")
+    assert error.memory.gradients == error.memory.model
+
+
+@pytest.mark.parametrize("small", ["1MB"], indirect=True)
+def test_a_model_that_does_not_fit(small, make_trainer):
+    with pytest.raises(DeviceOutOfMemoryError, match=r"in placing the model\. .*\(1\) take a smaller model"):
+        make_trainer({"model": bert(vocab_size=10**4)}, use_cpu=False)
+
+
+class Scores(nn.Module):
+    """Memory by the row: 64 KiB in evaluation; in training next to nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(4, 2)
+
+    def forward(self, x, labels=None):
+        logits = self.line(x)
+        if not self.training:
+            logits = logits + (x[:, :1] * torch.ones(1, 2**14, device=x.device)).mean() * 0
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+@pytest.mark.parametrize("small", ["1MB"], indirect=True)
+def test_an_evaluation_that_does_not_fit(small, make_trainer):
+    trainer = make_trainer(
+        {"model": Scores(), "compute_metrics": accuracy}, use_cpu=False, per_device_eval_batch_size=16
+    )
+    for evaluate in (trainer.evaluate, lambda: trainer.predict(examples(24))):
+        with pytest.raises(DeviceOutOfMemoryError, match=r"\(1\) per_device_eval_batch_size=8; \(2\) eval_acc"):
+            evaluate()
+
+
+@pytest.mark.parametrize("small", ["1MB"], indirect=True)
+def test_an_evaluation_in_a_run_goes_on_with_half_the_batch(small, make_trainer, caplog):
+    made = []
+    for size in (16, 4):
+        torch.manual_seed(0)
+        trainer = make_trainer(
+            {"model": Scores(), "compute_metrics": accuracy},
+            **{"use_cpu": False, "per_device_eval_batch_size": size, "auto_find_batch_size": True},
+            **{"eval_strategy": "steps", "eval_steps": 2, "max_steps": 4},
+        )
+        trainer.train()
+        made.append(trainer)
+    first, second = made
+    assert first.args.per_device_eval_batch_size < 16
+    assert sum("Memory ran out in an evaluation" in record.getMessage() for record in caplog.records) == 1
+    for name in ("loss", "eval_accuracy"):
+        assert logged(first, name) == logged(second, name)
+    assert logged(first, "eval_loss") == pytest.approx(logged(second, "eval_loss"), abs=1e-6)
+
+
+def test_the_error_describes_the_run_at_the_time_of_the_error(make_trainer):
+    class Fails(Classifier):
+        def forward(self, x, labels=None):
+            if trainer.state.global_step == 2:
+                raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes")
+            return super().forward(x, labels)
+
+    trainer = make_trainer({"model": Fails()})
+    with pytest.raises(DeviceOutOfMemoryError, match=r"in training in step 3\.") as caught:
+        trainer.train()
+    memory = caught.value.memory
+    assert memory.optimizer > memory.model > 0
+
+
+def test_other_errors_are_left_alone(make_trainer):
+    class Broken(Classifier):
+        def forward(self, x, labels=None):
+            raise RuntimeError("shapes do not fit")
+
+    with pytest.raises(RuntimeError, match=r"^shapes do not fit$"):
+        make_trainer({"model": Broken()}, auto_find_batch_size=True).train()
+
+
+def test_memory_is_measured_from_the_tensors(mps, make_trainer):
+    trainer = make_trainer({"model": Classifier(0.0)}, max_steps=1)
+    trainer.train()
+    trained = sum(p.numel() * 4 for p in trainer.model.parameters())
+    trainer.model(x=torch.ones(2, 4, device="mps"), labels=torch.ones(2, dtype=torch.long, device="mps"))[
+        "loss"
+    ].backward()
+    table = measure(trainer.args.device, trainer.model, trainer.optimizer)
+    assert table.model == table.gradients == trained
+    assert 2 * trained <= table.optimizer <= 2 * trained + 8 * len(list(trainer.model.parameters()))
+    assert table.to_dict()["activations"] == table.live - table.model - table.gradients - table.optimizer
+    tied = nn.ModuleList([nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)])
+    tied[1].weight = tied[0].weight
+    assert measure(torch.device("cpu"), tied) == MemoryTable("cpu", model=64)

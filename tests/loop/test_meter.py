@@ -1,0 +1,70 @@
+"""The mean loss between two logs."""
+
+import pytest
+import torch
+
+from mps_trainer import Trainer
+from mps_trainer.loop.meter import LossMeter
+
+
+def filled(losses, skip_nonfinite=True):
+    meter = LossMeter(torch.device("cpu"), skip_nonfinite)
+    for step, loss in enumerate(losses):
+        meter.add(torch.tensor(loss), step)
+    return meter
+
+
+def test_reading_gives_the_mean_since_the_last_reading():
+    meter = filled([1.0, 2.0, 3.0])
+    assert meter.read(3, None) == (2.0, None)
+    meter.add(torch.tensor(5.0), 3)
+    assert meter.read(4, torch.tensor(0.5)) == (5.0, 0.5)
+    assert meter.mean(4) == 11 / 4
+
+
+def test_nonfinite_loss_counts_as_the_mean_of_the_others():
+    # the running sum over the steps so far, as transformers' filter has it
+    assert filled([2.0, float("nan"), float("inf")]).read(3, None)[0] == (2 + 2 / 2 + 3 / 3) / 3
+
+
+def test_nonfinite_loss_shows_when_it_is_not_filtered():
+    assert str(filled([2.0, float("nan")], skip_nonfinite=False).read(2, None)[0]) == "nan"
+
+
+def test_state_carries_the_sum_between_logs_over():
+    first = filled([1.0, 2.0])
+    second = LossMeter(torch.device("cpu"), True)
+    second.load_state_dict(first.state_dict())
+    second.add(torch.tensor(6.0), 2)
+    assert second.read(3, None)[0] == 3.0
+
+
+def test_a_loss_that_is_part_of_something_large_does_not_keep_it():
+    meter = LossMeter(torch.device("cpu"), True)
+    meter.add(torch.ones(1000)[3], 0)
+    assert meter._losses[0].untyped_storage().nbytes() == 4
+    assert meter.read(1, None)[0] == 1.0
+
+
+def test_a_subclass_may_use_one_tensor_for_all_its_losses(make_trainer):
+    class Saving(Trainer):
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            loss = super().training_step(model, inputs, num_items_in_batch)
+            self.losses = [*getattr(self, "losses", []), loss.item()]
+            self.buffer = getattr(self, "buffer", torch.zeros(())).copy_(loss)
+            return self.buffer
+
+    trainer = make_trainer({"kind": Saving}, max_steps=4, logging_steps=4)
+    trainer.train()
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(sum(trainer.losses) / 4)
+
+
+@pytest.mark.parametrize("batches", [1, 511, 512, 513, 1025])
+def test_losses_of_an_update_that_is_begun_again_are_forgotten(batches):
+    meter = LossMeter(torch.device("cpu"), skip_nonfinite=False)
+    meter.add(torch.tensor(3.0), 0)
+    for _ in range(batches):
+        meter.add(torch.tensor(100.0), 1)
+    meter.take_back(1)
+    meter.add(torch.tensor(5.0), 1)
+    assert meter.read(2, None)[0] == 4.0

@@ -1,0 +1,53 @@
+"""How many steps a run has, and where a step lies."""
+
+import pytest
+
+from mps_trainer.loop.plan import StepPlan
+
+
+@pytest.mark.parametrize(
+    ("batches", "accumulation", "max_steps", "epochs", "updates", "steps", "begun"),
+    [
+        (10, 1, -1, 3, 10, 30, 3),
+        (10, 3, -1, 2, 4, 8, 2),
+        (10, 20, -1, 2, 1, 2, 2),
+        (10, 1, -1, 0.5, 10, 5, 1),
+        (10, 1, -1, 2.55, 10, 26, 3),
+        (10, 1, 7, 3, 10, 7, 1),
+        (10, 1, 25, 1, 10, 25, 3),
+        (10, 1, -1, 0, 10, 0, 0),
+    ],
+)
+def test_steps_follow_from_batches_accumulation_and_limits(
+    batches, accumulation, max_steps, epochs, updates, steps, begun
+):
+    plan = StepPlan.make(batches, accumulation, max_steps, epochs)
+    assert (plan.updates_per_epoch, plan.max_steps, plan.epochs) == (updates, steps, begun)
+
+
+def test_position_in_an_epoch_counts_batches_not_updates():
+    plan = StepPlan.make(10, 3, -1, 2)
+    assert [(plan.epoch_of(step), plan.batches_done(step)) for step in (0, 1, 3, 4, 5)] == [
+        (0, 0),
+        (0, 3),
+        (0, 9),
+        (1, 0),
+        (1, 3),
+    ]
+
+
+def test_progress_is_a_fraction_of_the_epoch():
+    plan = StepPlan.make(10, 3, -1, 2)
+    assert plan.progress(1, 3) == 1.3
+    assert plan.progress(0, 10) == 1.0
+
+
+def test_stream_without_length_needs_a_number_of_steps():
+    with pytest.raises(ValueError, match=r"does not know its length.*Set max_steps"):
+        StepPlan.make(None, 1, -1, 3)
+    assert StepPlan.make(None, 2, 6, 3).progress(0, 6) == 0.5
+
+
+def test_empty_dataset_is_refused():
+    with pytest.raises(ValueError, match="nothing to train on"):
+        StepPlan.make(0, 1, -1, 3)

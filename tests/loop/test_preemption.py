@@ -1,0 +1,190 @@
+"""A signal during a run: saved where it stands, and gone on with as if nothing had been."""
+
+import os
+import random
+import signal
+
+import numpy as np
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from mps_trainer.checkpoints.folders import find_checkpoints
+from tests.checkpoints.test_run_files import without_times
+from tests.conftest import assert_same_weights, logged, weights
+from tests.guards.test_signals import default_handlers  # noqa: F401
+
+pytestmark = pytest.mark.every_device
+
+SETTINGS = {  # 5 batches of 8 make an epoch
+    "max_steps": 12,
+    "logging_steps": 3,
+    "learning_rate": 1e-2,
+    "eval_strategy": "steps",
+    "eval_steps": 2,
+    "save_strategy": "steps",
+    "save_steps": 4,
+}
+
+
+class SignalAt(TrainerCallback):
+    """Sends this process a signal at the nth time of an event."""
+
+    def __init__(self, event, number, signum=signal.SIGTERM):
+        self.left = number
+        setattr(self, event, self._count)
+        self.signum = signum
+
+    def _count(self, args, state, control, **kwargs):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), self.signum)
+
+
+def interrupted(make_trainer, callback, **settings):
+    trainer = make_trainer({"callbacks": [callback]}, **settings)
+    with pytest.raises((SystemExit, KeyboardInterrupt)) as ended:
+        trainer.train()
+    return trainer, ended.value
+
+
+WHERE = {
+    "at the beginning of a step": ("on_step_begin", 3, 3),
+    "in a step": ("on_pre_optimizer_step", 7, 7),
+    "before an evaluation": ("on_step_end", 6, 6),
+    "before an evaluation and a save": ("on_step_end", 8, 8),
+    "in an evaluation": ("on_prediction_step", 5, 4),  # 3 batches each
+    "in the last batch of one": ("on_prediction_step", 6, 4),
+    "at a log": ("on_log", 2, 3),
+    "after an evaluation": ("on_evaluate", 2, 4),
+    "after a save": ("on_save", 1, 4),
+    "at the end of an epoch": ("on_step_end", 10, 10),
+    "as an epoch ends": ("on_epoch_end", 1, 5),
+    "as an epoch begins": ("on_epoch_begin", 2, 6),
+    "in the last step": ("on_step_end", 12, 12),
+}
+
+
+@pytest.mark.parametrize("where", WHERE.values(), ids=WHERE.keys())
+@pytest.mark.parametrize(
+    "more", [{}, {"gradient_accumulation_steps": 2, "eval_strategy": "epoch"}], ids=["", "epochs"]
+)
+def test_a_run_that_is_resumed_equals_one_that_was_left_alone(make_trainer, tmp_path, where, more):
+    event, number, _ = where
+    settings = {**SETTINGS, **more}
+    listening = SignalAt(event, 0)  # who listens decides about how gradients are clipped
+    whole = make_trainer({"callbacks": [listening]}, output_dir=str(tmp_path / "whole"), **settings)
+    whole.train()
+    stopped, ended = interrupted(make_trainer, SignalAt(event, number), **settings)
+    assert ended.code == 143
+    resumed = make_trainer({"callbacks": [listening]}, **settings)
+    assert resumed.train(resume_from_checkpoint=True).global_step == 12
+    assert_same_weights(weights(whole.model), weights(resumed.model))
+    assert without_times(whole.state.log_history) == without_times(resumed.state.log_history)
+    names = [os.path.basename(path) for path in find_checkpoints(resumed.args.output_dir)]
+    assert set(names) == {"checkpoint-4", "checkpoint-8", "checkpoint-12", f"checkpoint-{stopped.state.global_step}"}
+
+
+@pytest.mark.parametrize("where", WHERE.values(), ids=WHERE.keys())
+def test_the_step_is_finished_and_no_more(make_trainer, where):
+    event, number, step = where
+    trainer, _ = interrupted(make_trainer, SignalAt(event, number), **SETTINGS)
+    assert trainer.state.global_step == step
+    assert find_checkpoints(trainer.args.output_dir)[-1].endswith(f"checkpoint-{step}")
+
+
+class Drawing:
+    """A collator that draws from the generators, as the masks of a masked language model do."""
+
+    def __call__(self, items):
+        noise = torch.rand(len(items), 4) + random.random() + np.random.rand()
+        points = torch.stack([item["x"] for item in items]) + noise
+        return {"x": points, "labels": torch.tensor([item["labels"] for item in items])}
+
+
+@pytest.mark.parametrize("number", [1, 2, 4, 5, 6, 9, 10, 12])
+def test_a_collator_that_draws_draws_the_same_again(make_trainer, tmp_path, number):
+    def make(callback, **settings):
+        return make_trainer({"callbacks": [callback], "data_collator": Drawing()}, **SETTINGS, **settings)
+
+    whole = make(SignalAt("on_step_end", 0), output_dir=str(tmp_path / "whole"))
+    whole.train()
+    stopped = make(SignalAt("on_step_end", number))
+    with pytest.raises(SystemExit):
+        stopped.train()
+    # one step more where it is not known with what the batch ahead was drawn
+    assert stopped.state.global_step in (number, number + 1)
+    resumed = make(SignalAt("on_step_end", 0))
+    resumed.train(resume_from_checkpoint=True)
+    assert_same_weights(weights(whole.model), weights(resumed.model))
+
+
+def test_an_evaluation_is_left_and_not_waited_for(make_trainer):
+    trainer, _ = interrupted(make_trainer, SignalAt("on_prediction_step", 1), **SETTINGS)
+    assert trainer.state.global_step == 2
+    assert logged(trainer, "eval_loss") == []
+
+
+def test_an_interrupt_is_one_with_the_way_on(make_trainer):
+    trainer, ended = interrupted(make_trainer, SignalAt("on_step_end", 2, signal.SIGINT), **SETTINGS)
+    folder = os.path.join(trainer.args.output_dir, "checkpoint-2")
+    assert type(ended) is KeyboardInterrupt
+    assert str(ended).startswith(f"Stopped after step 2 of 12 and saved {folder}. To go on: ")
+    assert folder in str(ended).split("To go on: ")[1]
+
+
+def test_a_run_that_saves_nothing_is_saved_all_the_same(make_trainer):
+    trainer, _ = interrupted(make_trainer, SignalAt("on_step_end", 2), **{**SETTINGS, "save_strategy": "no"})
+    assert [os.path.basename(path) for path in find_checkpoints(trainer.args.output_dir)] == ["checkpoint-2"]
+
+
+def test_without_save_on_signal_an_interrupt_is_pythons_own(make_trainer):
+    settings = {**SETTINGS, "save_on_signal": False}
+    trainer, ended = interrupted(make_trainer, SignalAt("on_step_end", 2, signal.SIGINT), **settings)
+    assert str(ended) == ""
+    assert find_checkpoints(trainer.args.output_dir) == []
+
+
+def test_a_second_one_stops_at_once_and_leaves_the_last_whole_checkpoint(make_trainer):
+    class Twice(SignalAt):
+        def _count(self, args, state, control, **kwargs):
+            if state.global_step == 6:
+                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), signal.SIGINT)
+
+    _, ended = interrupted(make_trainer, Twice("on_step_end", 0), **SETTINGS)
+    assert str(ended) == ""
+    resumed = make_trainer(**SETTINGS)
+    resumed.train(resume_from_checkpoint=True)
+    assert find_checkpoints(resumed.args.output_dir)[0].endswith("checkpoint-4")
+    assert resumed.state.global_step == 12
+
+
+@pytest.mark.parametrize(("signum", "kind"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])
+def test_a_signal_after_the_last_step_ends_the_run_when_it_is_done(make_trainer, signum, kind):
+    trainer, ended = interrupted(make_trainer, SignalAt("on_train_end", 1, signum), **SETTINGS)
+    assert type(ended) is kind
+    assert "train_loss" in trainer.state.log_history[-1]
+    assert find_checkpoints(trainer.args.output_dir)[-1].endswith("checkpoint-12")
+
+
+def test_a_checkpoint_that_a_callback_asks_for_draws_the_same_again(make_trainer, tmp_path):
+    class Asks(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_save = state.global_step == 7
+
+    def make(folder):
+        parts = {"callbacks": [Asks()], "data_collator": Drawing()}
+        return make_trainer(parts, output_dir=str(tmp_path / folder), **{**SETTINGS, "save_strategy": "no"})
+
+    whole, resumed = make("whole"), make("resumed")
+    whole.train()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-7"))
+    assert_same_weights(weights(whole.model), weights(resumed.model))
+
+
+def test_an_evaluation_before_the_first_step_is_left_as_well(make_trainer):
+    trainer, ended = interrupted(make_trainer, SignalAt("on_prediction_step", 1), eval_on_start=True, **SETTINGS)
+    assert ended.code == 143
+    assert (trainer.state.global_step, trainer.state.log_history) == (0, [])
+    assert find_checkpoints(trainer.args.output_dir) == []

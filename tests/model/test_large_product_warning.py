@@ -1,0 +1,135 @@
+"""On an affected Mac, a run says by name which layers get wrong gradients; elsewhere it says and does nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from mps_trainer.model import large_product_warning, preparation
+from mps_trainer.model.large_product_warning import linear_layers, told_of_large_products
+
+MPS = torch.device("mps")
+
+
+@pytest.fixture(autouse=True)
+def anew():
+    large_product_warning._warn_once.cache_clear()
+    yield
+    large_product_warning._warn_once.cache_clear()
+
+
+@pytest.fixture
+def m1(monkeypatch):
+    monkeypatch.setattr(large_product_warning.torch, "__version__", "2.13.0")
+    return "Apple M1"
+
+
+class LanguageModel(nn.Module):
+    def __init__(self, words: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, 16)
+        self.projection = nn.Linear(16, 16)
+        self.lm_head = nn.Linear(16, words, bias=False)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.projection(self.embedding(input_ids))
+
+
+def hooks(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if module._forward_pre_hooks]
+
+
+def told(caplog) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "may be wrong" in record.getMessage()]
+
+
+def test_a_head_is_named_once(m1, caplog):
+    model = LanguageModel(40_000)
+    for _ in range(2):
+        with told_of_large_products(model, MPS, m1):
+            model(input_ids=torch.zeros(2, 8, dtype=torch.long))
+    (warning,) = told(caplog)
+    assert warning.startswith("Gradients that come through lm_head (40,000 outputs) may be wrong")
+
+
+def test_the_first_batch_with_too_many_tokens_is_told_and_the_hook_is_removed(m1, caplog):
+    model = LanguageModel(32)
+    with told_of_large_products(model, MPS, m1):
+        model(torch.zeros(2, 8, dtype=torch.long))
+        assert told(caplog) == []
+        model(torch.zeros(8, 4096, dtype=torch.long))
+        assert not hooks(model)
+        model(torch.zeros(8, 4096, dtype=torch.long))
+    (warning,) = told(caplog)
+    assert "projection and 1 more layer, from a batch of 32,768 tokens" in warning
+
+
+@pytest.mark.parametrize(
+    ("device", "chip", "version"),
+    [
+        ("cpu", "Apple M1", "2.13.0"),
+        ("mps", "Apple M3", "2.13.0"),
+        ("mps", "Apple M1", "2.14.0"),
+        ("mps", None, "2.13.0"),
+    ],
+)
+def test_other_machines_are_left_alone(device, chip, version, caplog, monkeypatch):
+    monkeypatch.setattr(large_product_warning.torch, "__version__", version)
+    model = LanguageModel(40_000)
+    with told_of_large_products(model, torch.device(device), chip):
+        assert not hooks(model)
+    assert told(caplog) == []
+
+
+def test_no_hook_is_left_behind(m1):
+    model = LanguageModel(32)
+    with pytest.raises(ZeroDivisionError), told_of_large_products(model, MPS, m1):
+        raise ZeroDivisionError
+    assert not hooks(model)
+
+
+def test_frozen_layers_do_not_learn():
+    model = LanguageModel(32)
+    model.lm_head.weight.requires_grad_(False)
+    assert {name: layer.learns for name, layer in linear_layers(model).items()} == {
+        "projection": True,
+        "lm_head": False,
+    }
+
+
+def test_patches_of_images_are_counted_as_tokens(m1, caplog):
+    from transformers import ViTConfig, ViTForImageClassification
+
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 16}
+    model = ViTForImageClassification(ViTConfig(**shape, image_size=8, patch_size=1, num_channels=1))
+    with told_of_large_products(model, MPS, m1):
+        model(torch.zeros(500, 1, 8, 8))
+        assert told(caplog) == []
+        model(torch.zeros(505, 1, 8, 8))
+    (warning,) = told(caplog)
+    assert "from a batch of 32,825 tokens" in warning
+
+
+def test_the_layers_of_gpt2_are_watched(m1, caplog):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=1, vocab_size=32, n_positions=8))
+    assert linear_layers(model)["transformer.h.0.attn.c_attn"].outputs == 48
+    block = model.transformer.h[0].mlp
+    with told_of_large_products(block, MPS, m1):
+        with torch.no_grad():
+            block(torch.zeros(8, 4096, 16))  # an evaluation
+        assert told(caplog) == []
+        block(torch.zeros(8, 4096, 16))
+    (warning,) = told(caplog)
+    assert "Gradients of c_fc and 1 more layer, from a batch of 32,768 tokens" in warning
+
+
+def test_a_run_on_mps_warns(mps, make_trainer, monkeypatch, caplog):
+    monkeypatch.setattr(preparation, "apple_chip", lambda: "Apple M2")
+    monkeypatch.setattr(large_product_warning.torch, "__version__", "2.13.0")
+    trainer = make_trainer(max_steps=1)
+    trainer.model.wide = nn.Linear(16, 40_000)
+    trainer.train()
+    assert any("Gradients that come through wide (40,000 outputs)" in text for text in told(caplog))

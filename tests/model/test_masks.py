@@ -1,0 +1,132 @@
+"""transformers' models get the masks that they would make themselves, and nobody waits for the device."""
+
+import pytest
+import torch
+from transformers import (
+    BartConfig,
+    BartForSequenceClassification,
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    T5Config,
+    T5ForConditionalGeneration,
+    masking_utils,
+)
+
+from mps_trainer import Trainer
+from mps_trainer.model.patches.masks import AttentionMasks
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+
+
+def bert(attention="sdpa"):
+    config = BertConfig(vocab_size=50, **SMALL)
+    config._attn_implementation = attention
+    return BertForSequenceClassification(config)
+
+
+def gpt2(attention="sdpa"):
+    config = GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=2, pad_token_id=0)
+    config._attn_implementation = attention
+    return GPT2ForSequenceClassification(config)
+
+
+def bart(attention="sdpa"):
+    config = BartConfig(
+        vocab_size=50, d_model=16, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=16, decoder_ffn_dim=16,
+        encoder_attention_heads=2, decoder_attention_heads=2, eos_token_id=2,
+    )  # fmt: skip
+    config._attn_implementation = attention
+    return BartForSequenceClassification(config)
+
+
+def batch(padded):
+    tokens = torch.arange(3, 35).reshape(4, 8) % 40 + 3
+    tokens[:, -1] = 2
+    mask = torch.ones(4, 8, dtype=torch.long)
+    if padded:
+        tokens[1, 5:], mask[1, 5:], tokens[1, 4] = 0, 0, 2
+    return {"input_ids": tokens, "attention_mask": mask}
+
+
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("make", [bert, gpt2, bart])
+def test_outputs_are_those_with_the_masks_of_transformers(mps, make, attention, padded):
+    torch.manual_seed(0)
+    model, inputs = make(attention).eval(), batch(padded)
+    expected = model(**inputs).logits.detach()
+    model.to("mps")
+    masks = AttentionMasks(torch.device("mps"))
+    with masks.in_use():
+        found = model(**{name: tensor.to("mps") for name, tensor in inputs.items()}).logits
+    # another kernel of attention, which rounds otherwise, computes on the CPU
+    torch.testing.assert_close(found.detach().cpu(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("make", [bert, gpt2])
+def test_nobody_waits_for_the_device(mps, make, padded):
+    model, inputs = make().to("mps"), {name: tensor.to("mps") for name, tensor in batch(padded).items()}
+    before = mps.counters()["blocking_reads"]
+    with AttentionMasks(torch.device("mps")).in_use():
+        model(**inputs)
+    assert mps.counters()["blocking_reads"] == before
+    model(**inputs)
+    assert mps.counters()["blocking_reads"] > before  # which is what transformers does by itself
+
+
+def test_transformers_has_its_own_functions_back_afterwards():
+    functions = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
+    before = functions["sdpa"]
+    context = AttentionMasks(torch.device("mps")).in_use()
+    context.__enter__()
+    assert functions["sdpa"] is not before
+    with pytest.raises(KeyError):
+        context.gen.throw(KeyError())
+    assert functions["sdpa"] is before
+    assert "sdpa" not in functions._local_mapping
+
+
+def test_a_mask_function_of_ones_own_is_called_and_stays():
+    functions, called = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS, []
+
+    def own(*args, **kwargs):
+        called.append(kwargs["q_length"])
+        return masking_utils.sdpa_mask(*args, **kwargs)
+
+    functions["sdpa"] = own
+    try:
+        with AttentionMasks(torch.device("mps")).in_use():
+            bert()(**batch(padded=True))
+        assert called == [8]
+        assert functions["sdpa"] is own
+    finally:
+        del functions["sdpa"]
+
+
+class HidingBert(BertForSequenceClassification):
+    """Lets nobody attend to the last tokens of a batch that has no padding."""
+
+    def forward(self, input_ids, attention_mask=None, labels=None):
+        attention_mask[:, 4:] = 0
+        return super().forward(input_ids, attention_mask=attention_mask, labels=labels)
+
+
+def test_a_mask_that_the_model_changes_counts(mps, make_args):
+    torch.manual_seed(0)
+    model = HidingBert(bert().config)
+    examples = [{"input_ids": torch.arange(3, 11), "attention_mask": torch.ones(8, dtype=torch.long), "labels": 1}] * 8
+    seen = []
+    model.bert.encoder.layer[0].register_forward_pre_hook(lambda module, args: seen.append(args[1]))
+    Trainer(model, make_args(max_steps=1), train_dataset=examples).train()
+    assert torch.isinf(seen[0][..., 4:]).all()
+    assert not seen[0][..., :4].any()
+
+
+def test_an_encoder_decoder_trains(mps, make_args):
+    config = T5Config(vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    rows = [{**{name: row[i] for name, row in batch(True).items()}, "labels": torch.arange(4)} for i in range(4)]
+    trainer = Trainer(T5ForConditionalGeneration(config), make_args(max_steps=2), train_dataset=rows)
+    assert trainer.train().training_loss > 0
