@@ -47,7 +47,7 @@ class Seq2SeqTrainer(Trainer):
         metric_key_prefix: str = "eval",
         **gen_kwargs: Any,
     ) -> dict[str, float]:
-        """As `Trainer.evaluate`; `gen_kwargs` go to the model's generate(), before what the arguments say."""
+        """Evaluates as `Trainer.evaluate` does; `gen_kwargs` go to generate() and win over the arguments."""
         self._gen_kwargs = generation.with_defaults(gen_kwargs, self.args)
         return super().evaluate(eval_dataset, ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix)
 
@@ -58,7 +58,7 @@ class Seq2SeqTrainer(Trainer):
         metric_key_prefix: str = "test",
         **gen_kwargs: Any,
     ) -> PredictionOutput:
-        """As `Trainer.predict`; predictions are the generated tokens, padded to one length."""
+        """Predicts as `Trainer.predict` does; predictions are the generated tokens, padded to one length."""
         self._gen_kwargs = generation.with_defaults(gen_kwargs, self.args)
         return super().predict(test_dataset, ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix)
 

@@ -84,7 +84,7 @@ def _save_what_goes_with_it(processing_class: Any, args: TrainingArguments, fold
 
 
 def _save_arguments(args: TrainingArguments, path: str) -> None:
-    """For whoever wants to look at them: nothing here reads the file, because reading it could run code."""
+    """Writes the arguments for people to read: no code here reads the file, because unpickling could run code."""
     try:
         torch.save(args, path)
     except (pickle.PicklingError, AttributeError, TypeError) as error:  # a class inside a function, for one
@@ -191,7 +191,7 @@ def _load_by_library(model: Any, folder: str) -> bool:
 
 
 def _sharing_memory_with_loaded(model: nn.Module, missing: set[str]) -> set[str]:
-    """Which of the names that are absent from a file are tied to a parameter that is in it."""
+    """Returns the names absent from a file that are tied to a parameter in it."""
     state = model.state_dict(keep_vars=True)
     # the part that a process has of a sharded one may be empty, and then lies nowhere
     place = {name: id(tensor) if is_shard(tensor) else tensor.data_ptr() for name, tensor in state.items()}
@@ -214,7 +214,7 @@ def _writing_here(model: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_bars() -> Iterator[None]:
-    """transformers draws a bar for each file that it writes, across the one of the run."""
+    """Hides the bar that transformers draws for each file, which would break the run's own."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

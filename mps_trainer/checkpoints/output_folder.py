@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def require_shared(folder: str, processes: Processes, why: str) -> None:
-    """All processes have to call it.
+    """Raises unless all processes see one folder; all of them have to call it.
 
     Args:
         why: they have to see the same `folder`, for the error.

@@ -78,7 +78,7 @@ def _tensors_and_rest(optimizer: Any) -> tuple[dict[str, torch.Tensor], dict[str
 
 
 def _read_shards(optimizer: Any, folder: str) -> Any:
-    """The state of an optimizer that each process wrote a part of: of what is sharded now, this process's part."""
+    """Returns the optimizer's state that all processes wrote in parts; this process's part of what is sharded now."""
     saved = read_tensors(os.path.join(folder, shards.REST), required=["state", "param_groups"])
     parameters = dict(enumerate(_parameters(optimizer)))
     tensors: dict[str, torch.Tensor] = {}
@@ -103,7 +103,7 @@ def position_of_all(saved: dict[str, Any] | None, folder: str, size: int) -> dic
 
 
 def position_of(saved: dict[str, Any] | None, folder: str) -> dict[str, Any]:
-    """Where the loop stood; {} where the checkpoint does not say, as one that transformers wrote.
+    """Returns the loop's state; {} if the checkpoint has none, as one that transformers wrote.
 
     Raises:
         MisconfigurationException: for what is no such place.

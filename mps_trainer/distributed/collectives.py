@@ -46,7 +46,7 @@ def gather_for_metrics(value: Any, processes: Processes, as_objects: bool = Fals
 
 
 def reduce(value: Any, processes: Processes, reduction: str = "sum") -> Any:
-    """The "sum", "mean" or "max" of tensors over all processes; themselves with reduction "none".
+    """Returns the "sum", "mean" or "max" of tensors over all processes; the tensors themselves with "none".
 
     Raises:
         MisconfigurationException: for another reduction.
@@ -96,7 +96,7 @@ def _has_items(value: Any) -> bool:
 
 
 def _tensors(value: Any) -> list[torch.Tensor] | None:
-    """The tensors that `value` is made of; None where it is made of anything else, or of nothing."""
+    """Returns the tensors in `value`; None if it contains anything else, or nothing."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -109,7 +109,7 @@ def _tensors(value: Any) -> list[torch.Tensor] | None:
 
 
 def _map(function: Callable[..., Any], first: Any, *others: Any) -> Any:
-    """`function` of the tensors that have the same place in each; what is no tensor stays the first one's."""
+    """Applies `function` to the tensors at the same place in each; everything else is taken from the first."""
     import torch
 
     if isinstance(first, torch.Tensor):

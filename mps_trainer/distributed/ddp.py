@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def replicated(model: nn.Module, args: TrainingArguments) -> DistributedDataParallel:
-    """`model` as one of the replicas that the processes train; all begin with the first one's weights."""
+    """Returns `model` as one of the replicas that the processes train; all begin with the first one's weights."""
     settings: dict[str, Any] = {
         "find_unused_parameters": _finds_unused(model, args),
         "bucket_cap_mb": args.ddp_bucket_cap_mb,
@@ -29,20 +29,20 @@ def replicated(model: nn.Module, args: TrainingArguments) -> DistributedDataPara
 
 
 def _finds_unused(model: nn.Module, args: TrainingArguments) -> bool:
-    """As the arguments say, or else unless activations are computed anew, which it does not go with."""
+    """Returns the arguments' choice; by default True, unless activation checkpointing, which conflicts, is on."""
     if args.ddp_find_unused_parameters is not None:
         return args.ddp_find_unused_parameters
     return not (args.gradient_checkpointing or _recomputes(model))
 
 
 def _recomputes(model: nn.Module) -> bool:
-    """Whether a model of transformers does so, under the name that its release has for it."""
+    """Returns True if a model of transformers uses activation checkpointing, whatever its release calls it."""
     name = "is_activation_checkpointing"
     return bool(getattr(model, name if hasattr(type(model), name) else "is_gradient_checkpointing", False))
 
 
 def inside(model: Any) -> Any:
-    """The model of a replica, or `model` itself."""
+    """Returns the model inside a replica, or `model` itself."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
@@ -83,6 +83,6 @@ def add_nothing(
 
 
 def nothing_of(model: nn.Module) -> torch.Tensor:
-    """A loss of 0 whose gradients, all of them 0, go through every parameter of `model` that is trained."""
+    """Returns a loss of 0 with a gradient of 0 for every trainable parameter of `model`."""
     parts = [parameter.sum() for parameter in model.parameters() if parameter.requires_grad]
     return torch.stack([part.float() for part in parts]).sum() * 0.0

@@ -32,7 +32,7 @@ _NOT_CALLED = (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList, nn
 
 
 def is_shard(tensor: Any) -> bool:
-    """Whether `tensor` is one of which each process has a part."""
+    """Returns True if each process has a part of `tensor`."""
     return hasattr(tensor, "full_tensor")
 
 
@@ -87,7 +87,7 @@ def sharded(
 
 
 def _remedy_for_no_blocks(config: dict[str, Any]) -> str | None:
-    """None where the arguments ask for none, which was said when they were checked."""
+    """Returns the advice for a model without blocks; None if the arguments ask for none."""
     policy = config.get("auto_wrap_policy")
     if policy == BY_SIZE:
         return "Give a smaller min_num_params" if config.get("min_num_params") else None
@@ -103,7 +103,7 @@ def _policies(args: TrainingArguments) -> dict[str, Any]:
 
 
 def _precision(args: TrainingArguments, is_block: bool) -> Any:
-    """The format of parameters in use. Inputs of the model keep theirs: labels may be among them."""
+    """Returns the number format of parameters in use. Inputs keep theirs, because labels may be among them."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     config: Any = args.fsdp_config
@@ -120,7 +120,7 @@ def _precision(args: TrainingArguments, is_block: bool) -> Any:
 
 
 def find_blocks(model: nn.Module, config: dict[str, Any]) -> list[nn.Module]:
-    """The modules of `model` that are gathered by themselves, those within others first.
+    """Returns the modules of `model` that are gathered one at a time, inner ones first.
 
     One with a parameter that is also another's, such as the embedding of a head that is tied to it, is left out: it
     is whole for as long as any of them needs it.
@@ -253,7 +253,7 @@ def adding_nothing(model: Any) -> Iterator[None]:
     handles: list[Any] = []
 
     def watch(module: nn.Module, given: Any) -> None:
-        """The parameters that were gathered for this block a moment ago, which are those that get the gradients."""
+        """Zeroes the gradients of the parameters that were just gathered for this block."""
         for parameter in module.parameters():
             if parameter.requires_grad and not is_shard(parameter):
                 handles.append(parameter.register_hook(torch.zeros_like))
@@ -277,7 +277,7 @@ def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float, norm_typ
 
 
 def total_norm(parameters: Iterable[nn.Parameter], norm_type: float = 2.0) -> torch.Tensor:
-    """The norm of the gradients of `parameters`, of all processes' parts."""
+    """Returns the norm of the gradients of `parameters`, over all processes' parts."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm: Any = torch.nn.utils.get_total_norm(gradients, norm_type)
     return norm.full_tensor() if is_shard(norm) else norm

@@ -14,13 +14,13 @@ from .fsdp import is_shard
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` with the parts of all processes, on the host."""
+    """Returns `tensor` with the parts of all processes, on the host."""
     gathered: Any = tensor
     return (gathered.full_tensor() if is_shard(tensor) else gathered).detach().cpu()
 
 
 def full_state_dict(model: nn.Module, keep: bool = True) -> dict[str, torch.Tensor]:
-    """The weights of `model`; tied ones are one tensor. Nothing in a process that is not to `keep` them."""
+    """Returns the whole weights of `model`; tied ones are one tensor. Empty in a process that does not `keep` them."""
     made: dict[int, torch.Tensor] = {}
     weights: dict[str, torch.Tensor] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -33,7 +33,7 @@ def full_state_dict(model: nn.Module, keep: bool = True) -> dict[str, torch.Tens
 
 
 def whole_state(optimizer: torch.optim.Optimizer, keep: bool = True) -> dict[str, Any]:
-    """What `optimizer.state_dict()` gives in one process; without the tensors where they are not to be kept."""
+    """Returns the whole `optimizer.state_dict()`, without tensors in a process that does not keep them."""
     packed = optimizer.state_dict()
     state: dict[Any, dict[str, Any]] = {}
     for index, values in packed["state"].items():
@@ -68,7 +68,7 @@ def put_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> Any:
 
 
 def parted_state(saved: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """`saved`, an optimizer's state in one process, with each process's parts of what is as large as a parameter."""
+    """Returns `saved`, the whole state of an optimizer, with tensors as large as a parameter sharded."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     indices = [index for group in saved["param_groups"] for index in group["params"]]
     of = dict(zip(indices, parameters, strict=True))
@@ -80,7 +80,7 @@ def parted_state(saved: dict[str, Any], optimizer: torch.optim.Optimizer) -> dic
 
 
 def local(tensor: Any) -> torch.Tensor:
-    """This process's part of `tensor`, in its memory; needs no other process."""
+    """Returns this process's part of `tensor`, in its memory; needs no other process."""
     return tensor.to_local() if is_shard(tensor) else tensor
 
 

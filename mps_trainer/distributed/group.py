@@ -74,7 +74,7 @@ def _join(decision: Decision, backend: str, timeout: timedelta) -> None:
 
 
 def _reaching(device: str, asked: str | None) -> str:
-    """The backend that was asked for, or the first of the device's that this torch has for the device."""
+    """Returns the requested backend, or the first that this torch has for the device."""
     import torch.distributed as dist
 
     # A backend counts that torch was built with and that takes the device's tensors: either is said of others, too.
@@ -111,7 +111,7 @@ def leave() -> None:
 
 @contextlib.contextmanager
 def first(is_first: bool, desc: str) -> Iterator[None]:
-    """The process for which `is_first` holds does the block before all others."""
+    """Runs the block in the process with `is_first` before all others."""
     import torch.distributed as dist
 
     def wait() -> None:

@@ -59,26 +59,26 @@ class Processes:
         return self.rank == 0
 
     def wait(self) -> None:
-        """Until all have come here."""
+        """Waits until all processes have come here."""
         if self.is_distributed:
             import torch.distributed as dist
 
             dist.barrier(group=self.group)
 
     def sum(self, numbers: Sequence[float]) -> list[float]:
-        """The sum over all processes of each of `numbers`, of which all have as many."""
+        """Returns the sum over all processes of each of `numbers`; all processes pass equally many."""
         return self._reduced(numbers, "SUM")()
 
     def all_reduce_max(self, numbers: Sequence[float]) -> list[float]:
-        """The highest in any process of each of `numbers`, of which all have as many."""
+        """Returns the maximum over all processes of each of `numbers`; all processes pass equally many."""
         return self._reduced(numbers, "MAX")()
 
     def all_reduce_max_later(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
-        """The same without waiting for the others: what is returned waits, and gives the numbers."""
+        """Starts `all_reduce_max` and returns a function that waits for its result."""
         return self._reduced(numbers, "MAX")
 
     def gather(self, thing: T) -> list[T]:
-        """What each process gives, in the order of their ranks. Anything that can be pickled.
+        """Returns the values of all processes in the order of their ranks. Values are pickled.
 
         Raises:
             AnotherProcessFailedError: in the others, if what one gives cannot be pickled.
@@ -103,7 +103,7 @@ class Processes:
         return [thing if rank == self.rank else pickle.loads(given) for rank, (given, _) in enumerate(everybodys)]
 
     def first_does(self, work: Callable[[], T]) -> T:
-        """What `work` gives in the first process, in all of them. What it raises there ends all of them.
+        """Runs `work` in the first process and returns its result in all of them. Its error ends all of them.
 
         Raises:
             MisconfigurationException: in the others, with what the first one's says.

@@ -98,7 +98,7 @@ class RankMonitor:
         return dict(sorted(found.items()))
 
     def _asked(self) -> dict[int, tuple[str, str]]:
-        """The answers of those who give one."""
+        """Returns the answers of the processes that give one."""
         number = self.store.add("asked", 1)
         answers: dict[int, tuple[str, str]] = {}
         until = time.monotonic() + PATIENCE
@@ -134,7 +134,7 @@ class RankMonitor:
             answered = asked
 
     def _let_others_end(self) -> None:
-        """Without this, torch would print what it thinks of a store that went away while it was asked."""
+        """Waits for the others, because torch prints an error about a store that goes away while it is asked."""
         self.store.set("closed", "")
         until = time.monotonic() + 3 * EVERY
 

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def is_sharded(model: Any) -> bool:
-    """Whether torch has sharded `model`. What does that need not be loaded for the answer."""
+    """Returns True if torch has sharded `model`, without importing torch's FSDP."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     kind = getattr(fsdp, "FSDPModule", None)
     return kind is not None and isinstance(model, kind)
 
 
 def class_of(model: nn.Module) -> type:
-    """The model's own class, of which torch makes one of the same name with FSDP before it."""
+    """Returns the model's own class, without the one that torch's FSDP derives from it."""
     return type(model).__mro__[2] if is_sharded(model) else type(model)
 
 

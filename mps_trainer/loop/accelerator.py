@@ -64,7 +64,7 @@ class _State(SimpleNamespace):
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """In the place of a function that is another process's to call."""
+    """Does nothing: stands in for a function that another process calls."""
 
 
 class Accelerator:
@@ -141,7 +141,7 @@ class Accelerator:
         return self.process_index == self.num_processes - 1
 
     def wait_for_everyone(self) -> None:
-        """Until all processes have come here."""
+        """Waits until all processes have come here."""
         self.processes.wait()
 
     def main_process_first(self) -> contextlib.AbstractContextManager:
@@ -151,7 +151,7 @@ class Accelerator:
         return self._args.main_process_first(local=True)
 
     def on_main_process(self, function: Callable) -> Callable:
-        """`function`, which does nothing in the other processes."""
+        """Returns `function`, or one that does nothing in the other processes."""
         return function if self.is_main_process else _nothing
 
     def on_local_main_process(self, function: Callable) -> Callable:
@@ -165,28 +165,28 @@ class Accelerator:
             print(*args, **kwargs)
 
     def gather(self, tensor: Any) -> Any:
-        """A tensor, or what is made of tensors, of all processes: joined in the first dimension."""
+        """Returns the tensors of all processes, joined in the first dimension; containers of tensors too."""
         return collectives.gather(tensor, self.processes)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """The same for what was predicted: no example comes twice, so that none has to be taken out again.
+        """Returns what `gather` returns: no example comes twice here, so none has to be dropped.
 
         Objects that are not made of tensors, and those of `use_gather_object`, come in one list of all processes.
         """
         return collectives.gather_for_metrics(input_data, self.processes, use_gather_object)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """The "sum", "mean" or "max" over all processes. `scale` changes nothing, as in Accelerate but on TPUs."""
+        """Returns the "sum", "mean" or "max" over all processes. `scale` is ignored, as in Accelerate outside TPUs."""
         return collectives.reduce(tensor, self.processes, reduction)
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
-        """Made as long in `dim` as the longest of all processes, with `pad_index`."""
+        """Returns tensors padded with `pad_index` in `dim` to the longest of all processes."""
         return collectives.pad(tensor, self.processes, dim, pad_index, pad_first)
 
     # Objects
 
     def prepare(self, *objects: Any, device_placement: Any = None) -> Any:
-        """Each of `objects` ready for the Trainer: models on the device, loaders in its order, others as they are."""
+        """Returns `objects` ready for the Trainer: models on the device, loaders in its order, others as they are."""
         ready = tuple(self._prepare_one(item) for item in objects)
         return ready[0] if len(ready) == 1 else ready
 
@@ -200,7 +200,7 @@ class Accelerator:
     def prepare_model(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> nn.Module:
-        """The model on the device, unless `device_placement` is False."""
+        """Returns the model, moved to the device unless `device_placement` is False."""
         if model not in self._models:
             self._models.append(model)
         return model if device_placement is False or fsdp.is_sharded(model) else model.to(self.device)
@@ -222,7 +222,7 @@ class Accelerator:
         keep_torch_compile: bool = True,
         recursive: bool = False,
     ) -> nn.Module:
-        """The model inside DataParallel, DistributedDataParallel and, if not `keep_torch_compile`, torch.compile."""
+        """Returns the model inside replicas and, unless `keep_torch_compile`, inside torch.compile."""
         compiled = model if hasattr(model, "_orig_mod") else None
         inner: Any = model._orig_mod if compiled is not None else model
         while isinstance(inner, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
@@ -230,7 +230,7 @@ class Accelerator:
         return compiled if compiled is not None and keep_torch_compile else inner
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
-        """The weights; of a sharded model whole ones in the first process, and none in the others."""
+        """Returns the weights; those of a sharded model are whole in the first process, and empty in the others."""
         if fsdp.is_sharded(model):
             return full_state_dict(model, keep=self.is_main_process)
         return (self.unwrap_model(model, keep_torch_compile=False) if unwrap else model).state_dict()
@@ -252,7 +252,7 @@ class Accelerator:
             torch.save(obj, f)
 
     def save_model(self, model: nn.Module, save_directory: Any, **kwargs: Any) -> None:
-        """The weights of `model` as `model.safetensors` in `save_directory`."""
+        """Writes the weights of `model` to `model.safetensors` in `save_directory`."""
         from safetensors.torch import save_model
 
         os.makedirs(save_directory, exist_ok=True)
@@ -264,10 +264,10 @@ class Accelerator:
         save_model(inner, os.path.join(save_directory, "model.safetensors"), metadata={"format": "pt"})
 
     def log(self, values: dict[str, Any], step: int | None = None, log_kwargs: dict[str, Any] | None = None) -> None:
-        """Nothing: Accelerate would tell its trackers, and a Trainer has none of them. `Trainer.log` tells its own."""
+        """Does nothing: a Trainer has none of Accelerate's trackers. `Trainer.log` tells its own."""
 
     def end_training(self) -> None:
-        """The processes part. Trackers end with their callbacks."""
+        """Ends the process group. Trackers end with their callbacks."""
         leave()
 
     # The step

@@ -81,7 +81,7 @@ class LossMeter:
             self._norms = []
 
     def settle(self, norm: torch.Tensor | float | None, step: int) -> float | None:
-        """The norm of the gradients of an update that is not made yet: one wait, which brings its losses, too."""
+        """Returns the norm of the gradients of an update that is not made yet. One wait brings its losses too."""
         if not isinstance(norm, torch.Tensor):
             self.add_norm(norm, step, None)
             self._drain(None)
@@ -103,7 +103,7 @@ class LossMeter:
                     self._joined.pop()
 
     def read(self, step: int, grad_norm: torch.Tensor | float | None) -> tuple[float, float | None]:
-        """Mean loss of the steps since the last reading, and the gradient norm: one wait for the device."""
+        """Returns the mean loss since the last reading, and the gradient norm. Waits for the device once."""
         norm = self._drain(grad_norm)
         steps = max(step - self.last_read_step, 1)
         loss_sum = self.processes.sum([float(self._sum)])[0] / self.processes.size
@@ -113,7 +113,7 @@ class LossMeter:
         return loss_sum / steps, norm
 
     def mean(self, step: int) -> float:
-        """Mean loss of all steps up to `step`."""
+        """Returns the mean loss of all steps up to `step`."""
         if step > self.last_read_step:
             self.read(step, None)
         return self.total / max(step - self.first_step, 1)
@@ -164,7 +164,7 @@ class LossMeter:
         return [self._join(numbers)] if numbers else []
 
     def _join(self, numbers: list[torch.Tensor]) -> torch.Tensor:
-        """`numbers` in one vector, in float32; those of one format, as the norms of a model in bfloat16, cast once."""
+        """Returns `numbers` as one vector in float32; numbers of one format are cast together."""
         kind = numbers[0].dtype, numbers[0].device
         if all((each.dtype, each.device) == kind and each.dim() == 0 for each in numbers):
             return torch.stack(numbers).detach().to(device=self.device, dtype=torch.float32)

@@ -37,7 +37,7 @@ class StepPlan:
 
     @classmethod
     def make(cls, batches: int | None, accumulation: int, max_steps: int, num_train_epochs: float) -> StepPlan:
-        """The plan for `batches` in an epoch and the limits that the arguments set.
+        """Returns the plan for `batches` in an epoch and the limits that the arguments set.
 
         Raises:
             ValueError: for an empty dataset, or for a stream without a limit in steps.
@@ -62,7 +62,7 @@ class StepPlan:
         return cls(batches, accumulation, updates, max_steps, math.ceil(max_steps / updates))
 
     def epoch_of(self, step: int) -> int:
-        """The epoch in which the step after `step` lies."""
+        """Returns the epoch of the step after `step`."""
         return step // self.updates_per_epoch
 
     def batches_done(self, step: int) -> int:

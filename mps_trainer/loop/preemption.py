@@ -12,7 +12,7 @@ from ..distributed import Processes
 from ..guards.signals import SignalHandler, how_to_go_on
 from ..random_state import rng_state, set_rng
 from ..training_args import TrainingArguments
-from .hooks import Checkpointing
+from .hooks import Checkpointing, Stateful, StatePair
 
 
 class EvaluationLeftError(BaseException):
@@ -42,7 +42,14 @@ class PreemptionHandler:
         self.signals, self.events, self.args, self.processes = signals, events, args, processes
         self.checkpointing, self.log = checkpointing, log
         self.due: list[str] = []
-        self._before_evaluation: tuple[dict[str, Any], int] | None = None
+        self._changed_by_evaluation: dict[str, Stateful] = {
+            "rng": StatePair(rng_state, set_rng),
+            "log_history": StatePair(lambda: list(events.state.log_history), self._set_log_history),
+        }
+        self._before_evaluation: dict[str, Any] | None = None
+
+    def _set_log_history(self, entries: list[dict[str, Any]]) -> None:
+        self.events.state.log_history[:] = entries  # in place: a callback may hold the list
 
     @property
     def should_end(self) -> bool:
@@ -53,7 +60,7 @@ class PreemptionHandler:
     def evaluating(self) -> Iterator[None]:
         """Inside, a signal can cut an evaluation short: `save_and_end` takes back what that has changed by then."""
         if self.args.save_on_signal and self.signals.all_may_stop:
-            self._before_evaluation = rng_state(), len(self.events.state.log_history)
+            self._before_evaluation = {name: part.state_dict() for name, part in self._changed_by_evaluation.items()}
         yield
         if self._before_evaluation is not None:
             self.signals.agree()
@@ -82,7 +89,7 @@ class PreemptionHandler:
             self.signals.end("Stopped in the evaluation before the first step, with nothing new to save.")
 
     def ask_for_what_is_due(self) -> bool:
-        """Asks, as a callback would, for what a signal kept the run before this one from. False if that is nothing."""
+        """Requests what a signal prevented in the run before. Returns False if that is nothing."""
         if not self.due:
             return False
         control = self.events.control
@@ -98,9 +105,8 @@ class PreemptionHandler:
         """
         control, was_evaluating = self.events.control, self._before_evaluation is not None
         if self._before_evaluation is not None:
-            rng, entries = self._before_evaluation
-            set_rng(rng)
-            del self.events.state.log_history[entries:]
+            for name, part in self._changed_by_evaluation.items():
+                part.load_state_dict(self._before_evaluation[name])
         if control.should_log:
             self.log()
         if control.should_evaluate or was_evaluating:

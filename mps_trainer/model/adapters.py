@@ -14,7 +14,7 @@ _FILES = ("adapter_model.safetensors", "adapter_model.bin")
 
 
 def has_adapters(folder: str) -> bool:
-    """Whether `folder` is a checkpoint of adapters: its own, or in a folder for each of several."""
+    """Returns True if `folder` is a checkpoint of adapters: one in it, or one in each of several subfolders."""
     return _has_files(folder) or bool(_subfolders(folder))
 
 

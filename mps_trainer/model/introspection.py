@@ -11,7 +11,7 @@ from ..distributed.ddp import inside
 
 
 def base_model(model: Any) -> Any:
-    """The model that PEFT has put its adapters into, or `model` itself; that of a replica."""
+    """Returns the model under PEFT's adapters and torch's replica, or `model` itself."""
     model = inside(model)
     if not hasattr(model, "peft_config"):
         return model
@@ -23,7 +23,7 @@ def base_model(model: Any) -> Any:
 
 
 def accepts_loss_kwargs(model: nn.Module) -> bool:
-    """Whether forward() takes arguments of the loss, such as num_items_in_batch."""
+    """Returns True if forward() takes arguments of the loss, such as num_items_in_batch."""
     model = base_model(model)
     if hasattr(model, "accepts_loss_kwargs"):
         return bool(model.accepts_loss_kwargs)
@@ -32,7 +32,7 @@ def accepts_loss_kwargs(model: nn.Module) -> bool:
 
 
 def spans_devices(model: nn.Module) -> bool:
-    """Whether `from_pretrained(device_map=...)` has spread the model over several accelerators."""
+    """Returns True if `from_pretrained(device_map=...)` has spread the model over several accelerators."""
     places = set((getattr(model, "hf_device_map", None) or {}).values())
     return len(places - {"cpu", "disk"}) > 1
 

@@ -44,7 +44,7 @@ class MixedPrecision:
         loss.backward(**kwargs)
 
     def _one_like(self, loss: torch.Tensor) -> torch.Tensor:
-        """The gradient that backward begins with, which torch would make anew for each batch."""
+        """Returns the gradient that backward begins with, which torch would make anew for each batch."""
         one = self._one
         if one is None or one._version or (one.dtype, one.device) != (loss.dtype, loss.device):
             self._one = one = torch.ones_like(loss, requires_grad=False)  # anew if a hook has changed it in place
@@ -78,7 +78,7 @@ class MixedPrecision:
         return bool(stepped)
 
     def abandon_step(self) -> None:
-        """For a step that is not made: the next one's gradients are unscaled anew. Reads the scale."""
+        """Abandons a step, so that the gradients of the next are unscaled anew. Reads the scale."""
         if self.scaler is not None:
             state, self.scaler = self.scaler.state_dict(), torch.amp.GradScaler(self.device.type)
             self.scaler.load_state_dict(state)

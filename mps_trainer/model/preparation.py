@@ -85,7 +85,7 @@ def noisy_embeddings(model: nn.Module, alpha: float | None) -> Iterator[None]:
 
 
 def add_noise(embeddings: torch.Tensor, alpha: float) -> torch.Tensor:
-    """`embeddings`, batch x length x width, with uniform noise of at most alpha / sqrt(length * width)."""
+    """Returns `embeddings`, batch x length x width, plus uniform noise of at most alpha / sqrt(length * width)."""
     bound = alpha / math.sqrt(embeddings.size(1) * embeddings.size(2))
     return embeddings + torch.zeros_like(embeddings).uniform_(-bound, bound)
 

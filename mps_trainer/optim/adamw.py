@@ -30,7 +30,7 @@ _settings = itemgetter("lr", "betas", "eps", "weight_decay")
 
 
 def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """The 2-norm of all `gradients` together, on their device and in their format, as torch's get_total_norm gives it.
+    """Returns the 2-norm of all `gradients`, on their device and in their format, as torch's get_total_norm does.
 
     In pieces that are joined first where a kernel costs more than a copy: on mps, and for few numbers on the CPU.
     """
@@ -45,7 +45,7 @@ def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _pieces(gradients: list[torch.Tensor]) -> Iterable[torch.Tensor]:
-    """`gradients` joined to vectors; large ones as they are."""
+    """Returns `gradients` joined to vectors; large ones as they are."""
     waiting: list[torch.Tensor] = []
     size = 0
     for gradient in gradients:
@@ -74,7 +74,7 @@ class _Group:
     steps: list[torch.Tensor]  # one tensor, as often as there are parameters
 
     def is_as_before(self) -> bool:
-        """Whether the members still have one kernel's settings and the parameters that were found."""
+        """Returns True if the members still share one kernel's settings and have the parameters that were found."""
         first = self.members[0]
         return (
             all(map(_is_usual, self.members))
@@ -122,17 +122,17 @@ class AdamW(torch.optim.AdamW):
         return norm
 
     def forget_clipping(self) -> None:
-        """For a step that is not made after `clip_at_step`."""
+        """Discards the pending clip factor when no step follows `clip_at_step`."""
         self._clipped = None
 
     def _epsilon(self, max_norm: float, device: torch.device) -> torch.Tensor:
-        """What clipping adds to the norm, on `device`."""
+        """Returns the epsilon that clipping adds to the norm, on `device`."""
         if self._epsilon_of is None or self._epsilon_of[0] != (max_norm, device):
             self._epsilon_of = (max_norm, device), torch.full((), _EPSILON / max_norm, device=device)
         return self._epsilon_of[1]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update: one kernel for all groups of the same settings."""
+        """Makes one update, with one kernel for all groups of the same settings."""
         if self._has_hooks():
             return _step_with_hooks(self, closure)
         return self._own_step(closure)
@@ -205,7 +205,7 @@ class AdamW(torch.optim.AdamW):
     # What the kernels take
 
     def _gradients(self) -> list[list[torch.Tensor]] | None:
-        """The gradients by group; None where the step is torch's."""
+        """Returns the gradients by group; None where torch's own step runs."""
         if self._groups is not None and not self._is_as_found(self._groups):
             self._groups = None
         if self._groups is None and not self._find_groups():
@@ -214,7 +214,7 @@ class AdamW(torch.optim.AdamW):
         return [[parameter.grad for parameter in group.parameters] for group in self._groups]  # type: ignore[misc]
 
     def _are_current(self, gradients: list[list[torch.Tensor]]) -> bool:
-        """Whether the parameters still have `gradients`."""
+        """Returns True if the parameters still have `gradients`."""
         return self._groups is not None and all(
             parameter.grad is gradient
             for group, grads in zip(self._groups, gradients, strict=True)
@@ -222,7 +222,7 @@ class AdamW(torch.optim.AdamW):
         )
 
     def _is_as_found(self, groups: list[_Group]) -> bool:
-        """Whether nobody has changed settings, parameters or state, and the same parameters have gradients."""
+        """Returns True if settings, parameters and state are unchanged and the same parameters have gradients."""
         if any(parameter.grad is not None for parameter in self._untrained):
             return False
         if len(self.state) != sum(len(group.parameters) for group in groups):
@@ -273,7 +273,7 @@ class AdamW(torch.optim.AdamW):
         return _Group(members, len(everything), parameters, means, squares, steps)
 
     def _count_separately(self) -> None:
-        """A counter for each parameter from now on, as torch's step wants."""
+        """Gives each parameter a counter of its own from now on, as torch's step wants."""
         self._groups, self._shares_counter = None, False
         if self._counter is not None:
             self._replace_steps(self.state, self._counter)
@@ -288,7 +288,7 @@ class AdamW(torch.optim.AdamW):
     # State
 
     def state_dict(self) -> dict[str, Any]:
-        """What torch.optim.AdamW would give, with a counter for each parameter."""
+        """Returns the state_dict of torch.optim.AdamW, with a counter for each parameter."""
         packed = super().state_dict()
         if self._counter is not None:
             packed["state"] = {key: dict(each) for key, each in packed["state"].items()}
@@ -333,12 +333,12 @@ def _alike(groups: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 
 def _is_usual(group: dict[str, Any]) -> bool:
-    """Whether a group has nothing that the one kernel leaves out."""
+    """Returns True if a group uses no option that the fused kernel lacks."""
     return _options(group) == _USUAL and isinstance(group["lr"], (int, float))
 
 
 def _are_alike(parameters: list[torch.Tensor]) -> bool:
-    """Whether one kernel can take them all: one device, one number format, dense."""
+    """Returns True if one kernel can take them all: one device, one number format, dense."""
     first = parameters[0]
     return all(
         type(parameter) in (torch.nn.Parameter, torch.Tensor)

@@ -34,7 +34,7 @@ _NO_SETTINGS = (SchedulerType.CONSTANT, SchedulerType.CONSTANT_WITH_WARMUP)
 
 
 def decay_parameter_names(model: nn.Module) -> list[str]:
-    """Names of the parameters that weight decay is for: all but LayerNorm's, biases, and norms by name.
+    """Returns the names of the parameters with weight decay: all but biases, LayerNorm's, and norms by name.
 
     transformers' rule. A BatchNorm or GroupNorm is exempt if its name says "norm", such as `norm` or `final_norm`.
     """
@@ -42,7 +42,7 @@ def decay_parameter_names(model: nn.Module) -> list[str]:
 
 
 def parameter_groups(model: nn.Module, decay: list[str], weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups of the trainable parameters: with weight decay, and without."""
+    """Returns two groups of the trainable parameters: with weight decay, and without."""
     trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     names = set(decay)
     return [
@@ -72,7 +72,7 @@ class _Settings(dict):
 
 
 def class_and_settings(args: TrainingArguments, model: nn.Module | None = None) -> tuple[Any, dict[str, Any]]:
-    """The class that `args.optim` names, or a factory of optimizers, and its settings, as transformers gives them."""
+    """Returns the class, or factory, that `args.optim` names and its settings, as transformers does."""
     reason = _REFUSED.get(args.optim)
     if reason is not None:
         raise MisconfigurationException(
@@ -98,7 +98,7 @@ def class_and_settings(args: TrainingArguments, model: nn.Module | None = None) 
 
 
 def _word(choice: Any) -> str:
-    """The word of an argument that is a member of an enum, or was set to the word itself later on."""
+    """Returns an argument's value as a string, whether it is an enum's member or a string."""
     return str(getattr(choice, "value", choice))
 
 
@@ -145,7 +145,7 @@ def _from_transformers(args: Any, model: Any, optim_args: dict[str, str]) -> tup
 def make_optimizer(
     kind: Any, settings: dict[str, Any], groups: list[dict[str, Any]], model: nn.Module
 ) -> torch.optim.Optimizer:
-    """An optimizer of class `kind`, or what the factory `kind` makes for `model`.
+    """Returns an optimizer of class `kind`, or the one that the factory `kind` makes for `model`.
 
     Three settings stand for the groups: "params" (GaLore, APOLLO), "model", and "optimizer_dict" (their layer-wise
     kinds, where the work is in hooks and the optimizer a dummy).
@@ -165,7 +165,7 @@ def make_optimizer(
 
 
 def _keep_embeddings_at_32_bits(model: nn.Module) -> None:
-    """The optimizer's state for embeddings: at 8 bits they make training unstable (bitsandbytes keeps its own so)."""
+    """Keeps the state for embeddings at 32 bits: at 8 bits training is unstable (bitsandbytes does so for its own)."""
     import bitsandbytes
 
     manager = bitsandbytes.optim.GlobalOptimManager.get_instance()
@@ -214,7 +214,7 @@ def set_mode(optimizer: Any, training: bool) -> None:
 
 
 def make_scheduler(args: TrainingArguments, optimizer: torch.optim.Optimizer, steps: int) -> Any:
-    """transformers' schedule for `args` over `steps` steps.
+    """Returns transformers' schedule for `args` over `steps` steps.
 
     A layer-wise optimizer has one for each parameter, stepped by a hook after the one that updates the parameter.
     """
@@ -257,5 +257,5 @@ class _LayerWiseSchedule(LayerWiseDummyScheduler):
 
 
 def follows_metric(scheduler: Any) -> bool:
-    """Whether the schedule is stepped with a metric after an evaluation, not after each step."""
+    """Returns True if the schedule is stepped with a metric after an evaluation, not after each step."""
     return isinstance(scheduler, _FOLLOW_METRIC)

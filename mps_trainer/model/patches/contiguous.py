@@ -69,7 +69,7 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _state(optimizer: Any, parameter: nn.Parameter) -> list[torch.Tensor]:
-    """What an optimizer keeps for each number of `parameter`."""
+    """Returns the tensors that an optimizer keeps for each element of `parameter`."""
     states = getattr(optimizer, "state", None) or {}
     values = states[parameter].values() if parameter in states else ()
     return [value for value in values if isinstance(value, torch.Tensor) and value.shape == parameter.shape]
@@ -77,6 +77,6 @@ def _state(optimizer: Any, parameter: nn.Parameter) -> list[torch.Tensor]:
 
 @functools.cache
 def warn_of_known_faults(macos_version: str | None, chip: str | None) -> None:
-    """Once in a process: what this torch is known to get wrong on this Mac."""
+    """Warns, once in a process, of what this torch gets wrong on this Mac."""
     for fault in known_faults(torch.__version__, macos_version, chip):
         logger.warning("torch %s on macOS %s has a known fault: %s.", torch.__version__, macos_version, fault)

@@ -28,7 +28,7 @@ class OneKernelDropout(nn.Dropout):
         return torch.native_dropout(input, self.p, True)[0]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copies, and what is saved of a model during a run, are `nn.Dropout`s."""
+        """Makes copies, and what is saved of a model during a run, `nn.Dropout`s."""
         return copyreg._reconstructor, (nn.Dropout, object, None), self.__dict__  # type: ignore[attr-defined]
 
 

@@ -72,7 +72,7 @@ class InPlaceEmbedding(nn.Embedding):
         return _Rows.apply(weight, input, self.padding_idx, getattr(self, KEPT))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copies, and what is saved of a model during a run, are `nn.Embedding`s."""
+        """Makes copies, and what is saved of a model during a run, `nn.Embedding`s."""
         state = {name: value for name, value in self.__dict__.items() if name != KEPT}
         return copyreg._reconstructor, (nn.Embedding, object, None), state  # type: ignore[attr-defined]
 
@@ -110,5 +110,5 @@ def _gains(module: nn.Module) -> bool:
 
 
 def _is_watched(weight: torch.Tensor) -> bool:
-    """Whether a hook waits for the gradient, which comes past it here."""
+    """Returns True if a hook waits for the gradient, which would not reach it here."""
     return bool(weight._backward_hooks) or bool(getattr(weight, "_post_accumulate_grad_hooks", None))

@@ -74,7 +74,7 @@ class AttentionMasks:
 
 
 def _is_padding_alone(kwargs: Mapping[str, Any]) -> bool:
-    """Whether every token may attend to every token that is no padding, and the model could do without a mask."""
+    """Returns True if every token may attend to all tokens but padding, so that the model could do without a mask."""
     given = kwargs["attention_mask"]
     return (
         kwargs.get("mask_function") is masking_utils.bidirectional_mask_function
