@@ -62,7 +62,7 @@ class Contents:
 
 
 class CheckpointSaver:
-    """Saves checkpoints and loads their files; checkpoint.py and model_files.py write and read them.
+    """Saves checkpoints and loads their files; run_files.py and model_files.py write and read them.
 
     Args:
         contents: returns what a checkpoint is made of, as it is when it is called.
