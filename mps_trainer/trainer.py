@@ -55,7 +55,7 @@ from .guards.memory_growth import free_unused, make_guard
 from .guards.out_of_memory import PLACING, TRAINING, RunDescription, explained
 from .hub import card, upload
 from .loop import loss as losses
-from .loop.accelerator import Accelerator
+from .loop.accelerate_facade import Accelerator
 from .loop.counts import flos_per_token, main_input, tokens_in
 from .loop.ending import ending_in_order
 from .loop.hooks import Hooks, SavingHooks, StatePair

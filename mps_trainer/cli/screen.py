@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ..amounts import format_bytes
 from ..devices.accelerators import MPSAccelerator
 from ..devices.facts import MachineFacts
-from ..devices.finding import ERROR, NOTE, Finding
+from ..devices.finding_type import ERROR, NOTE, Finding
 from ..devices.findings import decide, findings
 from ..devices.probes import FALLBACK, switched_on, unreadable_switch
 from ..devices.watermarks import HIGH, LOW, limits

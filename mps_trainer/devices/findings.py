@@ -15,7 +15,7 @@ from .accelerators import CUDAAccelerator, MPSAccelerator, XPUAccelerator
 from .accelerators.base import Obstacle, torch_missing
 from .accelerators.mps import MINIMUM_MACOS, minimum_macos
 from .facts import MachineFacts, parse_version
-from .finding import ERROR, NOTE, SEVERITIES, WARNING, Finding
+from .finding_type import ERROR, NOTE, SEVERITIES, WARNING, Finding
 from .known_faults import known_faults
 from .resolver import Decision, DeviceRequest, is_true, resolve
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..amounts import format_bytes
 from . import probes
 from .facts import LAUNCHER_INTEGERS, MachineFacts
-from .finding import ERROR, NOTE, WARNING, Finding
+from .finding_type import ERROR, NOTE, WARNING, Finding
 from .probes import FALLBACK, switched_on
 from .watermarks import HIGH, LOW, MOST, Ratio, limits
 

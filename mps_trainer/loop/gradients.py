@@ -11,7 +11,7 @@ from torch.optim import lr_scheduler
 from ..callbacks.events import Events
 from ..optim.adamw import AdamW
 from ..overrides import Overrides
-from .accelerator import Accelerator
+from .accelerate_facade import Accelerator
 
 
 class Gradients:

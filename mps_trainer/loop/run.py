@@ -29,7 +29,7 @@ from ..model.precision import MixedPrecision
 from ..optim.factory import follows_metric
 from ..overrides import Overrides
 from ..training_args import TrainingArguments
-from .accelerator import Accelerator
+from .accelerate_facade import Accelerator
 from .gradients import Gradients
 from .hooks import Checkpointing, Hooks, Stateful, StatePair
 from .meter import LossMeter

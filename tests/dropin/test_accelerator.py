@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
-from mps_trainer.loop.accelerator import Accelerator
+from mps_trainer.loop.accelerate_facade import Accelerator
 
 from .conftest import assert_same_logs, bert_classifier, sentences
 
