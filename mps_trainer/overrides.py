@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+def methods_of(kind: type) -> dict[str, Any]:
+    """Returns the methods and properties of a class by name."""
+    return {name: getattr(kind, name) for name in vars(kind)}
 
 
 class Overrides:
-    """The names of the methods that a subclass, or an instance, has put in the place of the Trainer's own.
+    """The names of the methods that a subclass, an instance or a patch has put in the place of the Trainer's own.
 
     Attributes:
         slower: what the run does the slower way because of that, each with the methods that are to blame.
@@ -17,12 +23,10 @@ class Overrides:
         self.slower: dict[str, tuple[str, ...]] = {}
 
     @classmethod
-    def of(cls, instance: object, base: type) -> Overrides:
-        """Returns those of `instance`, compared with the methods of `base`."""
+    def of(cls, instance: object, methods: Mapping[str, Any]) -> Overrides:
+        """Returns those of `instance`, compared with `methods`, what `methods_of` gave before anything was patched."""
         kind, own = type(instance), vars(instance)
-        return cls(
-            name for name in dir(base) if name in own or getattr(kind, name, None) is not getattr(base, name, None)
-        )
+        return cls(name for name, method in methods.items() if name in own or getattr(kind, name, None) is not method)
 
     def has(self, *names: str) -> bool:
         """Returns True if one of the methods is replaced."""

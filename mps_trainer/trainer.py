@@ -72,7 +72,7 @@ from .model.wrapping import is_placed, wrapped
 from .optim import factory as optim
 from .optim.adamw import total_norm
 from .optim.factory import follows_metric, set_mode
-from .overrides import Overrides
+from .overrides import Overrides, methods_of
 from .search import backends, trials
 from .terminal import lost_output_ignored
 from .training_args import TrainingArguments
@@ -149,7 +149,7 @@ class Trainer:
         tokenizer: Any = None,
     ) -> None:
         self.args = args = args or TrainingArguments(output_dir="tmp_trainer")
-        self._mt_overrides = Overrides.of(self, Trainer)
+        self._mt_overrides = Overrides.of(self, _METHODS)
         args.use_transformers_choices()
         self._mt_processes = Processes.of(args)
         self.is_fsdp_enabled = bool(args.fsdp)
@@ -187,7 +187,7 @@ class Trainer:
             callback.set_trainer(self)
         added = all_callbacks(args, jit, callbacks or [])
         handler = CallbackHandler(added, self.model, self.processing_class, self.optimizer, self.lr_scheduler)
-        self._mt_events = Events(args, handler)
+        self.callback_handler, self.control = handler, TrainerControl()
         self._mt_saver = self._mt_new_saver()
         call_first_who_add_to_logs(self.callback_handler.callbacks)
         if args.push_to_hub:
@@ -221,8 +221,7 @@ class Trainer:
         """
         refuse_in_starting_process()
         self._memory_tracker.start()
-        self._mt_overrides = Overrides.of(self, Trainer)
-        self._mt_events.args = self.args
+        self._mt_overrides = Overrides.of(self, _METHODS)
         if self.train_dataset is None and not self._mt_overrides.has("get_train_dataloader"):
             raise MisconfigurationException("There is nothing to train on: give the Trainer a train_dataset.")
         self.ignore_keys_for_eval = ignore_keys_for_eval
@@ -283,8 +282,8 @@ class Trainer:
         self._mt_run = run = TrainingRun(
             args=args,
             model=model,
-            optimizer=self.optimizer,
-            lr_scheduler=self.lr_scheduler,
+            optimizer=lambda: self.optimizer,
+            lr_scheduler=lambda: self.lr_scheduler,
             loader=loader,
             plan=plan,
             accelerator=self.accelerator,
@@ -294,9 +293,9 @@ class Trainer:
             hooks=self._mt_hooks(model, trial),
             checkpointing=self._mt_saver.checkpointing(
                 run_dir,
-                save=functools.partial(self._save_checkpoint, model, trial),
+                save=lambda: self._save_checkpoint(model, trial),
                 load=(self._load_from_checkpoint, self._load_optimizer_and_scheduler, self._load_scaler),
-                load_rng=self._load_rng_state,
+                load_rng=lambda folder: self._load_rng_state(folder),
             ),
             overrides=self._mt_overrides,
             counts=StatePair(lambda: (self.current_flos, self.state.num_input_tokens_seen), self._mt_set_counts),
@@ -304,7 +303,7 @@ class Trainer:
             batch_size=self._train_batch_size,
             update_size=self.get_total_train_batch_size(args),
             examples_at_a_time=self._mt_examples_at_a_time,
-            num_examples=None if plan.batches_per_epoch is None else self.num_examples(loader),
+            num_examples=lambda: None if plan.batches_per_epoch is None else self.num_examples(loader),
         )
         if args.save_async and args.save_strategy != "no":
             self._mt_overrides.allow("saving while training goes on", *WRITERS)
@@ -332,27 +331,27 @@ class Trainer:
         handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
 
     def _mt_hooks(self, model: nn.Module, trial: Any) -> Hooks:
-        """Returns the methods that a run calls."""
+        """Returns the methods that a run calls; a callback may still replace those of transformers' names."""
 
         def log_evaluate_save(loss: Any, norm: Any, epoch: float | None, start: float, rate: float | None) -> None:
             ignored = self.ignore_keys_for_eval
             self._maybe_log_save_evaluate(loss, norm, model, trial, epoch, ignored, start, learning_rate=rate)
 
         return Hooks(
-            get_batch_samples=self.get_batch_samples,
+            get_batch_samples=lambda batches, number, device: self.get_batch_samples(batches, number, device),
             divisors=self._mt_divisors,
             item_counts=self._mt_item_counts,
-            split_batch=self.split_batch,
+            split_batch=lambda batch, most: self.split_batch(batch, most),
             training_step=self._mt_training_step,
             take_part=self._mt_take_part,
             count_batch=self._mt_count_batch,
-            clip_grad_norm=self._clip_grad_norm,
+            clip_grad_norm=lambda model: self._clip_grad_norm(model),
             get_grad_norm=lambda model, clipped: self._get_grad_norm(model, grad_norm=clipped),
-            get_learning_rate=self._get_learning_rate,
+            get_learning_rate=lambda: self._get_learning_rate(),
             log_evaluate_save=log_evaluate_save,
             evaluate_at_start=lambda: self._evaluate(trial, self.ignore_keys_for_eval, skip_scheduler=True),
-            log=self.log,
-            store_flos=self.store_flos,
+            log=lambda logs, start: self.log(logs, start),
+            store_flos=lambda: self.store_flos(),
             end=self._mt_end_run,
         )
 
@@ -395,8 +394,9 @@ class Trainer:
     def _mt_use_precision(self, precision: MixedPrecision) -> None:
         """Sets the number format of forward and backward passes."""
         self._mt_precision = precision
-        prepare = functools.partial(dataloaders.prepare, args=self.args, processes=self._mt_processes)
-        self.accelerator = Accelerator(self.args, precision, prepare_loader=prepare)
+        self.accelerator = Accelerator(
+            self.args, precision, lambda loader: dataloaders.prepare(loader, self.args, self._mt_processes)
+        )
         self.gather_function = self.accelerator.gather_for_metrics
 
     def _mt_use_model(self, model: nn.Module) -> None:
@@ -1002,8 +1002,8 @@ class Trainer:
             processes=self._mt_processes,
             gradient_state=self.accelerator.gradient_state,
             prediction_step=self.prediction_step,
-            preprocess_logits=self.preprocess_logits_for_metrics,
-            compute_metrics=self.compute_metrics,
+            preprocess_logits=lambda: self.preprocess_logits_for_metrics,
+            compute_metrics=lambda: self.compute_metrics,
             main_input=lambda inputs: self._prepare_input(inputs[self._mt_main_input_name]),
             fire=self._mt_events.fire,
             leave_if_asked=None if self._mt_run is None else self._mt_run.preemption.leave_evaluation_if_asked,
@@ -1370,6 +1370,10 @@ class Trainer:
 
     # Events
 
+    @functools.cached_property
+    def _mt_events(self) -> Events:
+        return Events(lambda: self.args)
+
     @property
     def callback_handler(self) -> CallbackHandler:
         """transformers' handler, which calls the callbacks."""
@@ -1446,3 +1450,6 @@ class Trainer:
     def is_world_process_zero(self) -> bool:
         """Returns True in the first process of all."""
         return self.args.process_index == 0
+
+
+_METHODS = methods_of(Trainer)  # a library may patch the class later on

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -31,22 +32,22 @@ def announce(
     *,
     batch_size: int,
     update_size: int,
-    num_examples: int | None,
+    num_examples: Callable[[], int | None],
 ) -> None:
     """Logs the sizes of data, batches and model, and where a resumed run goes on.
 
     Args:
         batch_size: examples in a batch of one process.
         update_size: examples in an optimizer step of all processes.
-        num_examples: in the training dataset; None if its length is unknown.
+        num_examples: returns those in the training dataset; None if its length is unknown.
     """
     if not logger.isEnabledFor(logging.INFO):
         return
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    known = length_of(loader) is not None
+    known, examples = length_of(loader) is not None, num_examples()
     rows = {
         "Device": f"{args.device}: {args.decision.reason}",
-        "Num examples": f"{num_examples:,}" if num_examples is not None else "unknown",
+        "Num examples": "unknown" if examples is None else f"{examples:,}",
         "Num Epochs": f"{plan.epochs:,}" if known else "as many as the steps take",
         "Batch size per device": f"{batch_size:,}",
         "Gradient Accumulation steps": f"{args.gradient_accumulation_steps:,}",

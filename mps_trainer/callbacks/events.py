@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from transformers.trainer_callback import CallbackHandler, TrainerCallback, TrainerControl, TrainerState
@@ -28,12 +29,22 @@ class Events:
 
     At the events of each step, only callbacks that do something there are called, in the handler's order and with its
     arguments. A callback that has TrainerCallback's own empty method is passed over.
+
+    Args:
+        args: returns the arguments of the Trainer.
     """
 
-    def __init__(self, args: Any, handler: CallbackHandler) -> None:
-        self.args, self.handler = args, handler
+    handler: CallbackHandler
+
+    def __init__(self, args: Callable[[], Any]) -> None:
+        self._args = args
         self.control = TrainerControl()
         self.state = TrainerState()
+
+    @property
+    def args(self) -> Any:
+        """The arguments of the Trainer, which may get others."""
+        return self._args()
 
     def fire(self, event: str, **details: Any) -> None:
         """Tells every callback that `event` has come."""

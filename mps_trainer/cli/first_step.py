@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.abc
+import importlib.machinery
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
-
-import transformers.trainer
-from transformers.trainer_callback import DefaultFlowCallback, TrainerCallback
 
 from .. import coverage
 from ..coverage import CoverageReport, Tracer, trace_step
@@ -32,28 +31,31 @@ class _StepsDone(BaseException):
 @contextlib.contextmanager
 def stop_at_first_step(batches: int) -> Iterator[None]:
     """Makes train() of both Trainers, and `coverage.trace`, trace a step and raise StepTraced inside."""
-    train_theirs, traced = transformers.trainer.Trainer.train, coverage.trace
 
-    def train(trainer: Any, *args: Any, **kwargs: Any) -> None:
+    def train_ours(trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         raise StepTraced(trace_step(trainer, batches=batches), trainer)
 
-    def train_transformers(trainer: Any, *args: Any, **kwargs: Any) -> None:
-        raise StepTraced(_trace_transformers(trainer, train_theirs, batches), trainer)
-
-    @functools.wraps(traced)
+    @functools.wraps(coverage.trace)
     def trace(*args: Any, **kwargs: Any) -> None:
         raise StepTraced(traced(*args, **kwargs))
 
-    with (
-        mock.patch.object(Trainer, "train", train),
-        mock.patch.object(transformers.trainer.Trainer, "train", train_transformers),
-        mock.patch.object(coverage, "trace", trace),
-    ):
+    def patch_transformers(module: Any) -> None:
+        train = module.Trainer.train
+        undo.callback(setattr, module.Trainer, "train", train)
+        module.Trainer.train = lambda trainer, *args, **kwargs: _trace_transformers(trainer, train, batches)
+
+    traced = coverage.trace
+    with contextlib.ExitStack() as undo:
+        undo.callback(setattr, Trainer, "train", Trainer.train)
+        undo.callback(setattr, coverage, "trace", traced)
+        Trainer.train, coverage.trace = train_ours, trace  # type: ignore[method-assign,assignment]
+        undo.enter_context(_when_imported("transformers.trainer", patch_transformers))
         yield
 
 
-def _trace_transformers(trainer: Any, train: Callable[[Any], Any], batches: int) -> CoverageReport:
+def _trace_transformers(trainer: Any, train: Callable[[Any], Any], batches: int) -> None:
     """Traces whole steps of transformers' Trainer, without its callbacks, and one batch of evaluation."""
+    from transformers.trainer_callback import DefaultFlowCallback, TrainerCallback
 
     class Stop(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -71,4 +73,46 @@ def _trace_transformers(trainer: Any, train: Callable[[Any], Any], batches: int)
         with tracer, tracer.phase("evaluation"):
             batch = next(iter(trainer.get_eval_dataloader()))
             trainer.prediction_step(trainer.model, batch, prediction_loss_only=False)
-    return tracer.report()
+    raise StepTraced(tracer.report(), trainer)
+
+
+@contextlib.contextmanager
+def _when_imported(name: str, patch: Callable[[Any], None]) -> Iterator[None]:
+    """Calls `patch` with the module `name` once it is imported.
+
+    Importing it here would take seconds, and read the variables of `datasets` before the script sets them.
+    """
+    if name in sys.modules:
+        patch(sys.modules[name])
+        yield
+        return
+    finder = _Watch(name, patch)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        if finder in sys.meta_path:
+            sys.meta_path.remove(finder)
+
+
+class _Watch(importlib.abc.MetaPathFinder):
+    """Finds one module the way the other finders do, and patches it when it has been executed."""
+
+    def __init__(self, name: str, patch: Callable[[Any], None]) -> None:
+        self.name, self.patch = name, patch
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def execute_and_patch(module: Any) -> None:
+            execute(module)
+            self.patch(module)
+
+        spec.loader.exec_module = execute_and_patch  # type: ignore[method-assign]
+        return spec

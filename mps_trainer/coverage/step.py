@@ -92,7 +92,8 @@ def _copy_on_cpu(trainer: Trainer) -> Trainer:
     stand_in._mt_attention_masks = AttentionMasks(args.device, applies=True)  # as on mps
     # The one callback that transformers warns without; it does nothing but ask for logs and checkpoints.
     handler = CallbackHandler([DefaultFlowCallback], stand_in.model, stand_in.processing_class, None, None)
-    stand_in._mt_events = Events(args, handler)
+    stand_in._mt_events = Events(lambda: args)
+    stand_in._mt_events.handler = handler
     stand_in._mt_saver = stand_in._mt_new_saver()
     stand_in.state, stand_in.control = trainer.state, copy.deepcopy(trainer.control)  # the run makes a new state
     if args.activation_checkpointing:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -71,7 +71,7 @@ class PadToBucket:
     def _extended(self, batch: Any) -> Any:
         """Returns `batch`, which has tensors by name, in the length of its bucket."""
         inputs = (getattr(self.tokenizer, "model_input_names", None) or ["input_ids"])[0]
-        if not isinstance(batch, MutableMapping):
+        if not isinstance(batch, Mapping):
             return batch
         for name in (inputs, _MASK):
             if not isinstance(value := batch.get(name), torch.Tensor) or value.ndim != 2:
@@ -79,12 +79,17 @@ class PadToBucket:
         size, length = batch[inputs].shape
         missing = self.buckets.length_for(length) - length
         left = getattr(self.tokenizer, "padding_side", "right") == "left"
+        padded = {}
         for name, value in batch.items():
             if missing and isinstance(value, torch.Tensor) and value.shape[:2] == (size, length):
                 if name == "labels" and value.is_floating_point():
                     continue  # one for each class, not for each token
                 ends = [0, 0] * (value.ndim - 2) + ([missing, 0] if left else [0, missing])
-                batch[name] = torch.nn.functional.pad(value, ends, value=self._padding_of(name, inputs))
+                padded[name] = torch.nn.functional.pad(value, ends, value=self._padding_of(name, inputs))
+        if not hasattr(batch, "__setitem__"):
+            return {**batch, **padded}
+        for name, value in padded.items():
+            batch[name] = value
         return batch
 
     def _padding_of(self, name: str, inputs: str) -> int:

@@ -41,8 +41,8 @@ class Evaluator:
         preparation_time: seconds that it took to make the model ready; None if nothing had to be done.
         gradient_state: told by `end_of_dataloader` which batch is the last.
         prediction_step: `(model, inputs, prediction_loss_only, ignore_keys) -> (loss, logits, labels)`.
-        preprocess_logits: `(logits, labels) -> logits` to keep; None: as they are.
-        compute_metrics: `EvalPrediction -> metrics`; None: there are none.
+        preprocess_logits: returns `(logits, labels) -> logits` to keep, or None; it is asked at each batch.
+        compute_metrics: returns `EvalPrediction -> metrics`, or None; it is asked when metrics are due.
         main_input: `inputs -> value` on the device, for metrics that ask for inputs.
         fire: tells the callbacks of an event.
         leave_if_asked: `together`: raises if a signal asks for the end of the run; None outside of one.
@@ -55,8 +55,8 @@ class Evaluator:
     processes: Processes
     gradient_state: Any
     prediction_step: Callable[..., tuple[torch.Tensor | None, Any, Any]]
-    preprocess_logits: Callable[[Any, Any], Any] | None
-    compute_metrics: Callable[..., Mapping[str, Any]] | None
+    preprocess_logits: Callable[[], Callable[[Any, Any], Any] | None]
+    compute_metrics: Callable[[], Callable[..., Mapping[str, Any]] | None]
     main_input: Callable[[Any], Any]
     fire: Callable[[str], None]
     leave_if_asked: Callable[[bool], None] | None
@@ -79,8 +79,8 @@ class Evaluator:
             for inputs, counts in self._batches(loader, is_shared, uneven):
                 size = find_batch_size(inputs) or args.eval_batch_size
                 loss, logits, labels = self.prediction_step(self.model, inputs, loss_only, ignore_keys=ignore_keys)
-                if logits is not None and self.preprocess_logits is not None:
-                    logits = self.preprocess_logits(logits, labels)
+                if logits is not None and (preprocess := self.preprocess_logits()) is not None:
+                    logits = preprocess(logits, labels)
                 if counts:
                     seen += size
                     wanted = self.main_input(inputs) if "inputs" in args.include_for_metrics else None
@@ -88,7 +88,7 @@ class Evaluator:
                     self.fire("on_prediction_step")
                 if self.leave_if_asked is not None:
                     self.leave_if_asked(evenly or uneven)
-                if counts and by_batch and self.compute_metrics and logits is not None and labels is not None:
+                if counts and by_batch and self.compute_metrics() and logits is not None and labels is not None:
                     losses = None if loss is None else loss.repeat(size)
                     results = self._metrics_of_batch(losses, logits, labels, inputs)
         if is_shared:
@@ -129,7 +129,8 @@ class Evaluator:
 
     def _metrics(self, losses: Any, logits: Any, labels: Any, inputs: Any, **settings: bool) -> Mapping[str, Any]:
         """Returns what compute_metrics makes of predictions; {} without labels."""
-        if self.compute_metrics is None or logits is None or labels is None:
+        compute_metrics = self.compute_metrics()
+        if compute_metrics is None or logits is None or labels is None:
             return {}
         wanted = self.args.include_for_metrics
         prediction = EvalPrediction(
@@ -138,7 +139,7 @@ class Evaluator:
             losses=losses if "loss" in wanted else None,
             inputs=inputs if "inputs" in wanted else None,
         )
-        return self.compute_metrics(prediction, **settings)
+        return compute_metrics(prediction, **settings)
 
 
 def in_batches_that_fit(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,9 +19,28 @@ class Gradients:
     """Clips and clears the gradients of `model`, with as few kernels and as little Python as the run allows."""
 
     def __init__(
-        self, model: nn.Module, optimizer: Any, accelerator: Accelerator, events: Events, overrides: Overrides
+        self,
+        model: nn.Module,
+        optimizer: Callable[[], Any],
+        accelerator: Accelerator,
+        events: Events,
+        overrides: Overrides,
     ) -> None:
-        self.model, self.optimizer, self.accelerator, self.events = model, optimizer, accelerator, events
+        self.model, self.accelerator, self.events, self.overrides = model, accelerator, events, overrides
+        self._current_optimizer = optimizer
+        self._look_at(optimizer())
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer of the Trainer, which a callback may replace."""
+        optimizer = self._current_optimizer()
+        if optimizer is not self._optimizer:
+            self._look_at(optimizer)
+        return optimizer
+
+    def _look_at(self, optimizer: Any) -> None:
+        """Finds out what may be done in fewer kernels with this optimizer."""
+        self._optimizer, model, accelerator = optimizer, self.model, self.accelerator
         groups = getattr(optimizer, "param_groups", [])
         optimized = {id(parameter) for group in groups for parameter in group["params"]}
         parameters = list(model.parameters())
@@ -31,7 +51,7 @@ class Gradients:
             has_all
             and type(optimizer) is AdamW
             and as_usual
-            and overrides.allow("clipping within the optimizer's step", "_clip_grad_norm", "_get_grad_norm")
+            and self.overrides.allow("clipping within the optimizer's step", "_clip_grad_norm", "_get_grad_norm")
         )
         self._may_clear = has_all and type(model).zero_grad is nn.Module.zero_grad
 
@@ -41,30 +61,31 @@ class Gradients:
         A callback between clipping and step must see them clipped, and one after the step, too; so must a function
         that a user has put in the place of the optimizer's step.
         """
-        events = self.events
+        events, optimizer = self.events, self.optimizer
         watched = any(
             not events.covers(event) or events.has_listener(event)
             for event in ("on_pre_optimizer_step", "on_optimizer_step")
         )
-        if watched or not self._may_clip or self._others_are_trained() or _step_is_replaced(self.optimizer):
+        if watched or not self._may_clip or self._others_are_trained() or _step_is_replaced(optimizer):
             return None
         self.accelerator.unscale_gradients()
-        return self.optimizer.clip_at_step(max_norm)
+        return optimizer.clip_at_step(max_norm)
 
     def clear(self) -> None:
         """Sets them to None."""
+        optimizer = self.optimizer
         if not self._may_clear or self._others_are_trained():
             self.model.zero_grad()
             return
-        for group in self.optimizer.param_groups:
+        for group in optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
 
     def discard(self) -> None:
         """Clears them, and the clip factor that the next step was to apply."""
         self.clear()
-        if isinstance(self.optimizer, AdamW):
-            self.optimizer.forget_clipping()
+        if isinstance(optimizer := self.optimizer, AdamW):
+            optimizer.forget_clipping()
 
     def _others_are_trained(self) -> bool:
         """Returns True if there are gradients that the optimizer does not know: layers may be thawed during a run."""

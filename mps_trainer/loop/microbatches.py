@@ -46,7 +46,7 @@ class MicrobatchSplitter:
     divisors: Callable[[list[Any]], list[float | None]]
     item_counts: Callable[[list[Any]], list[int | None]]
     split_batch: Callable[[Any, int], list[Any]]
-    optimizer: Any
+    optimizer: Callable[[], Any]
     events: Events
     device: torch.device
     batch_size: int
@@ -59,7 +59,7 @@ class MicrobatchSplitter:
             NothingLeftToSplitError: if not even a single example fits, or batches cannot be split.
         """
         # one that updates weights while gradients are computed, so that the update cannot be begun again
-        steps_early = isinstance(self.optimizer, LayerWiseDummyOptimizer)
+        steps_early = isinstance(self.optimizer(), LayerWiseDummyOptimizer)
         while True:
             parts, divisors = self._parts(batches)
             undo = self.begin_again()

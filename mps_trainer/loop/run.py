@@ -53,15 +53,16 @@ class TrainingRun:
         loader: of the training batches.
         counts: what the batches of the run have added up to.
         batch_size: examples in a batch of the loader.
+        optimizer, lr_scheduler: return those of the Trainer, which a callback may replace.
         update_size: examples in an optimizer step of all processes.
         examples_at_a_time: that are known to fit into memory; None: whole batches.
-        num_examples: in the training dataset, None if that is unknown.
+        num_examples: returns those in the training dataset, None if that is unknown.
     """
 
     args: TrainingArguments
     model: nn.Module
-    optimizer: Any
-    lr_scheduler: Any
+    optimizer: Callable[[], Any]
+    lr_scheduler: Callable[[], Any]
     loader: Any
     plan: StepPlan
     accelerator: Accelerator
@@ -76,7 +77,7 @@ class TrainingRun:
     batch_size: int
     update_size: int
     examples_at_a_time: int | None = None
-    num_examples: int | None = None
+    num_examples: Callable[[], int | None]
 
     def __post_init__(self) -> None:
         args, events, processes = self.args, self.events, self.processes
@@ -92,7 +93,6 @@ class TrainingRun:
         self.waits_at_each_step = not self.overrides.allow(
             "steps that do not wait for the loss", "_maybe_log_save_evaluate"
         )
-        self.follows_metric = follows_metric(self.lr_scheduler)
         self.data_rng = DataRngState(self.loader)
         self.resume_from: str | None = None
         self.resumed_rng = ResumedRng(self.checkpointing.load_rng)
@@ -365,13 +365,13 @@ class TrainingRun:
         if self.stop_on_nan is not None:
             self.grad_norm = self.stop_on_nan.check(self.grad_norm, step)
         self.events.fire("on_pre_optimizer_step")
-        stepped = self.precision.step(self.optimizer)
+        stepped = self.precision.step(self.optimizer())
         self.events.fire("on_optimizer_step")
         self.learning_rate = hooks.get_learning_rate()
         if self.stop_on_nan is None:
             self.meter.add_norm(self.grad_norm, step, self.learning_rate)
-        if stepped and not self.follows_metric:
-            self.lr_scheduler.step()
+        if stepped and not follows_metric(lr_scheduler := self.lr_scheduler()):
+            lr_scheduler.step()
         self.gradients.clear()
         self.state.global_step = step + 1
         self.state.epoch = self.plan.progress(*self.here)
@@ -436,7 +436,7 @@ class TrainingRun:
 
     def samples_in_plan(self) -> float:
         """Returns the examples of the whole plan, in all processes."""
-        if self.args.max_steps > 0 or self.plan.batches_per_epoch is None or self.num_examples is None:
+        if self.args.max_steps > 0 or (examples := self.num_examples()) is None:
             update = self.batch_size * self.processes.size * self.args.gradient_accumulation_steps
             return self.plan.max_steps * update
-        return self.num_examples * self.args.num_train_epochs
+        return examples * self.args.num_train_epochs

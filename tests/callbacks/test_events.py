@@ -23,7 +23,8 @@ class Speaking(TrainerCallback):
 
 
 def events_of(handler, control=None):
-    events = Events(None, handler)
+    events = Events(lambda: None)
+    events.handler = handler
     events.control = control or events.control
     return events
 

@@ -193,3 +193,15 @@ def test_compile_on_a_mac_is_refused_before_the_script_runs(check, monkeypatch):
     assert done.returncode == 2
     assert "started" not in done.stdout
     assert "not simulated on a Mac" in done.stderr
+
+
+@pytest.mark.integration
+def test_a_script_sets_the_variables_of_datasets_before_they_are_read(check_alone):
+    text = (
+        "import os\n"
+        "os.environ['HF_DATASETS_CACHE'] = os.path.abspath('mine')\n"
+        "import mps_trainer, datasets\n"
+        "raise SystemExit(0 if str(datasets.config.HF_DATASETS_CACHE).endswith('mine') else 'too late')\n"
+    )
+    ended = check_alone(text)
+    assert "too late" not in ended.stdout + ended.stderr

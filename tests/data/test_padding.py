@@ -1,6 +1,7 @@
 """Batches in the length of their bucket: bit for bit those of the tokenizer, or another collator's made longer."""
 
 import copy
+import types
 from pathlib import Path
 
 import numpy as np
@@ -215,3 +216,12 @@ def test_batch_without_names_stays():
 
 def test_batch_can_be_moved_like_the_tokenizers(tokenizer):
     assert isinstance(PadToBucket(tokenizer, BUCKETS)(rows()), BatchEncoding)
+
+
+def test_a_batch_that_cannot_be_written_to_is_padded_as_well(tokenizer):
+    def read_only(items):
+        return types.MappingProxyType(dict(DataCollatorWithPadding(tokenizer)(items)))
+
+    expected = PadToBucket(DataCollatorWithPadding(tokenizer), BUCKETS)(rows())
+    padded = PadToBucket(read_only, BUCKETS, tokenizer)(rows())
+    assert padded["input_ids"].shape == expected["input_ids"].shape

@@ -53,7 +53,9 @@ def test_no_step_is_looked_at(report_of, monkeypatch):
     handler = trainer.callback_handler
     handler.callbacks = [callback for callback in handler.callbacks if isinstance(callback, RunReport)]
     assert len(handler.callbacks) == 1
-    assert not any(Events(trainer.args, handler).has_listener(event) for event in (*_OF_STEPS, "on_save"))
+    events = Events(lambda: trainer.args)
+    events.handler = handler
+    assert not any(events.has_listener(event) for event in (*_OF_STEPS, "on_save"))
 
 
 def test_clock_and_memory_are_looked_at_four_times_a_second_at_most(report_of):
