@@ -508,6 +508,18 @@ class Trainer:
         """Returns the examples in an optimizer step of all processes."""
         return self._train_batch_size * args.gradient_accumulation_steps * args.world_size
 
+    def get_tp_size(self) -> int:
+        """Returns the processes among which a layer is split: 1, as no layer is."""
+        return 1
+
+    def get_cp_size(self) -> int:
+        """Returns the processes among which the context of an example is split: 1, as none is."""
+        return 1
+
+    def get_sp_size(self) -> int:
+        """Returns the processes among which a sequence is split: 1, as none is."""
+        return 1
+
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Returns a batch on the device.
 
