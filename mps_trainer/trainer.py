@@ -149,6 +149,7 @@ class Trainer:
         tokenizer: Any = None,
     ) -> None:
         self.args = args = args or TrainingArguments(output_dir="tmp_trainer")
+        trainer_checks.check_arguments(args)
         self._mt_overrides = Overrides.of(self, Trainer)
         args.use_transformers_choices()
         self._mt_processes = Processes.of(args)

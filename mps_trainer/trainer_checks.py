@@ -18,6 +18,17 @@ from .training_args import TrainingArguments
 logger = logging.getLogger(__name__)
 
 
+def check_arguments(args: Any) -> None:
+    """Raises MisconfigurationException if `args` are not this package's."""
+    if isinstance(args, TrainingArguments):
+        return
+    kind = f"{type(args).__module__}.{type(args).__name__}"
+    raise MisconfigurationException(
+        f"args are {kind}, and mps_trainer.Trainer needs mps_trainer's. Import TrainingArguments from mps_trainer, or "
+        "make `import mps_trainer.replace_transformers` the first import, for a library with arguments of its own."
+    )
+
+
 def check_model(model: Any, model_init: Any) -> None:
     """Raises an error unless exactly one of the two is given."""
     if model is None and model_init is None:

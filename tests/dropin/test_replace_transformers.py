@@ -24,10 +24,10 @@ PLACES = {
 
 
 @pytest.fixture
-def replaced(monkeypatch):
-    """The module, imported anew; at the end transformers' names are its own again."""
-    monkeypatch.delitem(sys.modules, "mps_trainer.replace_transformers", raising=False)
+def replaced():
+    """The module, imported; at the end transformers' names are its own again."""
     module = importlib.import_module("mps_trainer.replace_transformers")
+    module.replace()
     yield module
     module.undo()
 
@@ -147,3 +147,13 @@ def make_data():
         return [{"input_ids": row, "labels": row} for row in ids]
 
     return make
+
+
+def test_arguments_of_transformers_own_class_are_refused_in_one_line(tmp_path):
+    pytest.importorskip("accelerate", reason="transformers' arguments need it")
+    theirs = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    with pytest.raises(
+        mps_trainer.MisconfigurationException, match="Import TrainingArguments from mps_trainer"
+    ) as error:
+        mps_trainer.Trainer(bert_classifier(), theirs)
+    assert "\n" not in str(error.value)

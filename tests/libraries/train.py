@@ -143,7 +143,7 @@ def reward() -> Any:
 
 
 def length_reward(completions: Any, **_: Any) -> list[float]:
-    return [float(len(completion.split()) % 5) for completion in completions]
+    return [float(len(set(completion)) + len(completion)) for completion in completions]
 
 
 def grpo() -> Any:
