@@ -150,6 +150,7 @@ class Trainer:
     ) -> None:
         self.args = args = args or TrainingArguments(output_dir="tmp_trainer")
         trainer_checks.check_arguments(args)
+        trainer_checks.check_subclass(type(self))
         self._mt_overrides = Overrides.of(self, Trainer)
         args.use_transformers_choices()
         self._mt_processes = Processes.of(args)

@@ -29,6 +29,23 @@ def check_arguments(args: Any) -> None:
     )
 
 
+# Methods of transformers' Trainer without a counterpart here, each with what to override instead.
+_NOT_CALLED = {
+    "_inner_training_loop": "train(), training_step() or get_batch_samples()",
+    "create_accelerator_and_postprocess": "__init__(), and set accelerator_config in the arguments",
+}
+
+
+def check_subclass(kind: type) -> None:
+    """Raises MisconfigurationException if a subclass has a method that would never be called."""
+    for name, instead in _NOT_CALLED.items():
+        if hasattr(kind, name):
+            raise MisconfigurationException(
+                f"{kind.__name__} overrides {name}(), which mps_trainer.Trainer does not have, so it would not be "
+                f"called. Override {instead}, or train with transformers' Trainer."
+            )
+
+
 def check_model(model: Any, model_init: Any) -> None:
     """Raises an error unless exactly one of the two is given."""
     if model is None and model_init is None:
