@@ -1,4 +1,4 @@
-"""Trains five steps with a trainer of another library, evaluates and saves; writes what it logged as JSON.
+"""Trains five steps with a trainer of another library, evaluates, saves, resumes; writes what it logged as JSON.
 
     python tests/libraries/train.py TRAINER FOLDER [--stock]
 
@@ -36,7 +36,7 @@ SIZES |= {"vocab_size": 48, "max_position_embeddings": 64}
 FOLDER = Path(sys.argv[2])
 RUN = {
     "output_dir": str(FOLDER / "out"), "max_steps": 5, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 5,
-    "save_steps": 5, "report_to": "none", "use_cpu": True, "seed": 7, "learning_rate": 1e-3,
+    "save_steps": 3, "report_to": "none", "use_cpu": True, "seed": 7, "learning_rate": 1e-3,
     "per_device_train_batch_size": 4, "per_device_eval_batch_size": 4, "disable_tqdm": True,
 }  # fmt: skip
 TRL = {"bf16": False, "gradient_checkpointing": False}
@@ -215,8 +215,14 @@ TRAINERS = {
 }
 
 
+def made() -> Any:
+    """Returns the trainer, with the same model and data at each call."""
+    DRAW.seed(0)
+    return TRAINERS[sys.argv[1]]()
+
+
 def main() -> None:
-    trainer = TRAINERS[sys.argv[1]]()
+    trainer = made()
     inner = getattr(trainer, "st_trainer", trainer)
     trainer.train()
     metrics = trainer.evaluate()
@@ -224,11 +230,17 @@ def main() -> None:
         trainer.save_model(str(FOLDER / "saved"))
     else:  # SetFit saves its model itself
         trainer.model.save_pretrained(str(FOLDER / "saved"))
+    resumed = []
+    if inner is trainer:  # SetFit's trainer does not resume
+        again = made()
+        again.train(resume_from_checkpoint=str(FOLDER / "out" / "checkpoint-3"))
+        resumed = again.state.log_history
     found = {
         "trainer": next(each.__module__ for each in type(inner).__mro__ if each.__name__ == "Trainer"),
         "is_instance": isinstance(inner, transformers.Trainer),
         "args_are_instance": isinstance(inner.args, transformers.TrainingArguments),
         "logs": inner.state.log_history,
+        "resumed": resumed,
         "metrics": metrics,
         "checkpoint": sorted(path.name for path in Path(inner.args.output_dir).glob("checkpoint-*/*")),
         "saved": sorted(path.name for path in (FOLDER / "saved").iterdir()),
