@@ -149,6 +149,8 @@ class Trainer:
         tokenizer: Any = None,
     ) -> None:
         self.args = args = args or TrainingArguments(output_dir="tmp_trainer")
+        trainer_checks.check_arguments(args)
+        trainer_checks.check_subclass(type(self))
         self._mt_overrides = Overrides.of(self, _METHODS)
         args.use_transformers_choices()
         self._mt_processes = Processes.of(args)
@@ -507,6 +509,18 @@ class Trainer:
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """Returns the examples in an optimizer step of all processes."""
         return self._train_batch_size * args.gradient_accumulation_steps * args.world_size
+
+    def get_tp_size(self) -> int:
+        """Returns the processes among which a layer is split: 1, as no layer is."""
+        return 1
+
+    def get_cp_size(self) -> int:
+        """Returns the processes among which the context of an example is split: 1, as none is."""
+        return 1
+
+    def get_sp_size(self) -> int:
+        """Returns the processes among which a sequence is split: 1, as none is."""
+        return 1
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Returns a batch on the device.

@@ -18,6 +18,34 @@ from .training_args import TrainingArguments
 logger = logging.getLogger(__name__)
 
 
+def check_arguments(args: Any) -> None:
+    """Raises MisconfigurationException if `args` are not this package's."""
+    if isinstance(args, TrainingArguments):
+        return
+    kind = f"{type(args).__module__}.{type(args).__name__}"
+    raise MisconfigurationException(
+        f"args are {kind}, and mps_trainer.Trainer needs mps_trainer's. Import TrainingArguments from mps_trainer, or "
+        "make `import mps_trainer.replace_transformers` the first import, for a library with arguments of its own."
+    )
+
+
+# Methods of transformers' Trainer without a counterpart here, each with what to override instead.
+_NOT_CALLED = {
+    "_inner_training_loop": "train(), training_step() or get_batch_samples()",
+    "create_accelerator_and_postprocess": "__init__(), and set accelerator_config in the arguments",
+}
+
+
+def check_subclass(kind: type) -> None:
+    """Raises MisconfigurationException if a subclass has a method that would never be called."""
+    for name, instead in _NOT_CALLED.items():
+        if hasattr(kind, name):
+            raise MisconfigurationException(
+                f"{kind.__name__} overrides {name}(), which mps_trainer.Trainer does not have, so it would not be "
+                f"called. Override {instead}, or train with transformers' Trainer."
+            )
+
+
 def check_model(model: Any, model_init: Any) -> None:
     """Raises an error unless exactly one of the two is given."""
     if model is None and model_init is None:

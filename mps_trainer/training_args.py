@@ -51,7 +51,10 @@ class TrainingArguments(DeprecatedArguments, Setters, ArgumentGroups):
         checks.coerce(self, _hints())
         apply_deprecated(self)
         self._derive()
+        self._read_dictionaries()
         self.check()
+        if self._stands_in:
+            _ = self.distributed_state
 
     def check(self) -> None:
         """Makes the values right after some have changed.
@@ -66,6 +69,11 @@ class TrainingArguments(DeprecatedArguments, Setters, ArgumentGroups):
         checks.check_combinations(self)
         refuse_what_cannot_be(self)
         sharding.settle(self)
+
+    def _read_dictionaries(self) -> None:
+        """Reads JSON in the fields that a subclass adds to `_VALID_DICT_FIELDS`, as transformers does."""
+        for name in set(self._VALID_DICT_FIELDS).difference(TrainingArguments._VALID_DICT_FIELDS):
+            setattr(self, name, checks.read_dictionary(name, getattr(self, name)))
 
     def _settle_unset(self) -> None:
         """Replaces None in fields that are never None afterwards, and merges fields with two names."""
@@ -151,6 +159,13 @@ class TrainingArguments(DeprecatedArguments, Setters, ArgumentGroups):
         return self.decision.device
 
     @property
+    def distributed_state(self) -> Any:
+        """Returns Accelerate's state of the processes, for libraries that use it; None without Accelerate."""
+        from .distributed.accelerate_state import shared_state  # which needs torch
+
+        return shared_state(self.device, self.world_size)
+
+    @property
     def n_gpu(self) -> int:
         """Returns the number of accelerators that this process uses: 1, or 0 on the CPU."""
         return 0 if self.decision.type == "cpu" else 1
@@ -185,6 +200,17 @@ class TrainingArguments(DeprecatedArguments, Setters, ArgumentGroups):
     _launched_in = "no"  # ACCELERATE_MIXED_PRECISION when the arguments were made
     deepspeed_plugin = hf_deepspeed_config = fsdp_plugin_args = None
     _no_sync_in_gradient_accumulation = True
+    # whether transformers.TrainingArguments is this class: libraries use Accelerate once they have arguments
+    _stands_in = False
+    # fields that may be JSON on a command line; libraries add theirs
+    _VALID_DICT_FIELDS = [  # noqa: RUF012 - transformers' name and type
+        "accelerator_config",
+        "fsdp_config",
+        "deepspeed",
+        "activation_checkpointing_kwargs",
+        "gradient_checkpointing_kwargs",
+        "lr_scheduler_kwargs",
+    ]
 
     # Processes
 

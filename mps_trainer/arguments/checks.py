@@ -215,6 +215,23 @@ def _mapping(name: str, value: Any) -> dict:
     return mapping
 
 
+def read_dictionary(name: str, value: Any) -> Any:
+    """Returns a JSON object as a dictionary, its texts that are numbers or truth values as these; else `value`."""
+    return _typed(_mapping(name, value)) if isinstance(value, str) and value.startswith("{") else value
+
+
+def _typed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _typed(each) for key, each in value.items()}
+    if not isinstance(value, str):
+        return value
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if value.isdigit():
+        return int(value)
+    return float(value) if value.replace(".", "", 1).isdigit() else value
+
+
 def _names(name: str, value: Any) -> list[str]:
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, (list, tuple)) or not all(isinstance(item, str) and item for item in names):

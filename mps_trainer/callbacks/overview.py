@@ -16,9 +16,10 @@ _KEPT |= {"sgd": 0.0, "adafactor": 0.0}
 def first_lines(args: Any, state: Any, model: Any, loader: Any) -> list[str]:
     """Returns the lines that a run prints before its first step."""
     several = f" in {args.world_size} processes" if args.world_size > 1 else ""
-    lines = [
-        f"Training on {args.device}{several}: {args.decision.reason}",
-        f"  {parameters_of(model)}",
+    lines = [f"Training on {args.device}{several}: {args.decision.reason}"]
+    if hasattr(model, "parameters"):  # not so where a library tells callbacks of an object around its model
+        lines.append(f"  {parameters_of(model)}")
+    lines += [
         f"  {_steps(args, state, loader)}",
         f"  {_batch(args)}",
         f"  {expected_checkpoints(args, state, model)}",
@@ -48,7 +49,9 @@ def expected_checkpoints(args: Any, state: Any, model: Any) -> str:
     at_most = "at most " if args.save_strategy == "best" else ""
     many = "a checkpoint at each epoch" if count is None else f"{at_most}{count} checkpoint{'s' if count > 1 else ''}"
     each = " each" if count is None or count > 1 else ""
-    text = f"{many} in {args.output_dir}, about {format_bytes(checkpoint_size(args, model))}{each}"
+    text = f"{many} in {args.output_dir}"
+    if hasattr(model, "parameters"):
+        text += f", about {format_bytes(checkpoint_size(args, model))}{each}"
     limit = args.save_total_limit
     if limit is not None and limit > 0 and (count is None or limit < count):
         text += f", of which the newest {limit} stay" if limit > 1 else ", of which the newest stays"

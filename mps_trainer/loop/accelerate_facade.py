@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ..checkpoints.model_files import Weights
-from ..distributed import Processes, collectives, fsdp, leave
+from ..distributed import Processes, accelerate_state, collectives, fsdp, leave
 from ..distributed.ddp import no_sync
 from ..distributed.full_state import full_state_dict
 from ..model.precision import MixedPrecision
@@ -53,6 +53,8 @@ class DistributedType(str, Enum):
     FSDP = "FSDP"
 
 
+# those of `args.accelerator_config` that Accelerate keeps in `accelerator.dataloader_config`
+_LOADER_SETTINGS = ("split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler", "non_blocking")
 _OF_SEVERAL = {"cuda": DistributedType.MULTI_GPU, "xpu": DistributedType.MULTI_XPU}
 
 
@@ -94,11 +96,7 @@ class Accelerator:
         self.process_index = args.process_index
         self.local_process_index = args.local_process_index
         config: Any = args.accelerator_config
-        self.split_batches = config.split_batches
-        self.dispatch_batches = config.dispatch_batches
-        self.even_batches = config.even_batches
-        self.use_seedable_sampler = config.use_seedable_sampler
-        self.non_blocking = config.non_blocking
+        self.dataloader_config = SimpleNamespace(**{name: getattr(config, name) for name in _LOADER_SETTINGS})
         # the Trainer accumulates by itself
         self.gradient_state = GradientState({**(config.gradient_accumulation_kwargs or {}), "num_steps": 1})
         self.gradient_accumulation_steps = 1
@@ -117,6 +115,8 @@ class Accelerator:
             parallelism_config=None,
         )
         self._args, self._precision, self._prepare_loader = args, precision, prepare_loader
+        if args._stands_in:  # libraries that build on transformers' Trainer use Accelerate by itself too
+            accelerate_state.shared_state(self.device, self.num_processes, self.mixed_precision)
         self._models: list[nn.Module] = []
         self._optimizers: list[Any] = []
 
@@ -126,7 +126,38 @@ class Accelerator:
             "of it. The Trainer's own methods and args have the rest, or make an accelerate.Accelerator() of your own."
         )
 
+    # Loaders
+
+    @property
+    def split_batches(self) -> bool:
+        return self.dataloader_config.split_batches
+
+    @property
+    def dispatch_batches(self) -> bool | None:
+        return self.dataloader_config.dispatch_batches
+
+    @property
+    def even_batches(self) -> bool:
+        return self.dataloader_config.even_batches
+
+    @even_batches.setter
+    def even_batches(self, value: bool) -> None:
+        self.dataloader_config.even_batches = value
+
+    @property
+    def use_seedable_sampler(self) -> bool:
+        return self.dataloader_config.use_seedable_sampler
+
+    @property
+    def non_blocking(self) -> bool:
+        return self.dataloader_config.non_blocking
+
     # Processes
+
+    @property
+    def torch_device_mesh(self) -> None:
+        """None: no model is split among processes by tensors."""
+        return None
 
     @property
     def is_main_process(self) -> bool:
@@ -163,6 +194,14 @@ class Accelerator:
     def print(self, *args: Any, **kwargs: Any) -> None:
         if self.is_local_main_process:
             print(*args, **kwargs)
+
+    def split_between_processes(
+        self, inputs: Any, apply_padding: bool = False
+    ) -> contextlib.AbstractContextManager[Any]:
+        """Gives inside this process its share of a list, a tuple, a tensor or a dictionary of them, as Accelerate."""
+        if self.num_processes == 1:
+            return contextlib.nullcontext(inputs)
+        return self._args.distributed_state.split_between_processes(inputs, apply_padding=apply_padding)
 
     def gather(self, tensor: Any) -> Any:
         """Returns the tensors of all processes, joined in the first dimension; containers of tensors too."""

@@ -24,7 +24,7 @@ def name_of(args: Any, folder: str) -> str:
 
 def model_of(model: Any) -> dict[str, Any]:
     """Returns the class and the parameters of a model; `operations_per_token` where they can be estimated."""
-    parameters = list(model.parameters())
+    parameters = list(model.parameters()) if hasattr(model, "parameters") else []
     known: dict[str, Any] = {
         "class": class_of(model).__name__,
         "parameters": sum(p.numel() for p in parameters),

@@ -131,3 +131,11 @@ def test_scripts_that_ask_for_the_log_get_the_checkpoints_there(make_trainer, ca
     with caplog.at_level("INFO", "transformers.trainer"):
         make_trainer(trainer={"train_dataset": examples(8)}, max_steps=1).train()
     assert 'Checkpoints: no checkpoints (save_strategy="no")' in caplog.text
+
+
+def test_an_object_around_a_model_has_no_parameters_to_count(make_trainer):
+    trainer = make_trainer(max_steps=4)
+    lines = first_lines(trainer.args, trainer.state, SimpleNamespace(), None)
+    assert len(lines) == 4
+    assert "parameters" not in "".join(lines)
+    assert "about" not in lines[3]

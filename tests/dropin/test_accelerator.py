@@ -15,7 +15,7 @@ PROPERTIES = [
     "device", "num_processes", "process_index", "local_process_index", "is_main_process", "is_local_main_process",
     "is_last_process", "use_distributed", "multi_device", "mixed_precision", "split_batches", "dispatch_batches",
     "even_batches", "use_seedable_sampler", "non_blocking", "sync_gradients", "gradient_accumulation_steps",
-    "optimizer_step_was_skipped",
+    "optimizer_step_was_skipped", "torch_device_mesh",
 ]  # fmt: skip
 
 
@@ -50,8 +50,17 @@ CALLS = {
     "state_dict": lambda a: sorted(a.get_state_dict(bert_classifier())),
     "unwrap": lambda a: type(a.unwrap_model(nn.DataParallel(nn.Linear(1, 1)))).__name__,
     "unwrap compiled": lambda a: type(a.unwrap_model(compiled(), keep_torch_compile=False)).__name__,
+    "share": lambda a: shares(a),
     "free": lambda a: list(a.free_memory(1, 2)),
 }
+
+
+def shares(accelerator):
+    found = []
+    for inputs in (["x", "y", "z"], torch.arange(3), {"a": [1, 2]}):
+        with accelerator.split_between_processes(inputs, apply_padding=True) as share:
+            found.append(share)
+    return found
 
 
 def compiled():
@@ -196,3 +205,23 @@ def test_every_public_name_is_one_of_accelerate():
     accelerate = pytest.importorskip("accelerate")
     names = {name for name in vars(Accelerator) if not name.startswith("_")}
     assert names <= set(dir(accelerate.Accelerator())) | {"parallelism_config", "deepspeed_plugin"}
+
+
+def test_settings_of_loaders_are_kept_where_accelerate_keeps_them(both):
+    names = ("split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler", "non_blocking")
+
+    def run(library):
+        accelerator = library.trainer(bert_classifier(), accelerator_config={"dispatch_batches": True}).accelerator
+        accelerator.even_batches = False
+        accelerator.dataloader_config.split_batches = True
+        kept = accelerator.dataloader_config
+        return [(getattr(accelerator, name), getattr(kept, name)) for name in names]
+
+    theirs, ours = both(run)
+    assert ours == theirs
+
+
+def test_what_is_split_between_processes_leaves_the_arguments_alone(make_trainer):
+    trainer = make_trainer()
+    trainer.accelerator.even_batches = False
+    assert trainer.args.accelerator_config.even_batches

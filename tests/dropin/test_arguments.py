@@ -15,6 +15,7 @@ import torch
 import transformers
 from transformers.trainer_pt_utils import AcceleratorConfig
 
+import mps_trainer
 from mps_trainer import MisconfigurationException, Trainer, TrainingArguments
 from mps_trainer.arguments.deprecated import DeprecatedArguments
 from mps_trainer.arguments.unsupported import REFUSALS
@@ -243,3 +244,32 @@ def test_arguments_are_copied_and_pickled_without_the_device(tmp_path):
         assert again == made
         assert "device" not in vars(again)
         assert again.device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    "value", [None, "plain", {"a": 1}, '{"a": 1, "b": {"c": "true", "d": "2", "e": "0.5", "f": "x"}}'], ids=str
+)
+def test_a_field_that_a_library_adds_may_be_json(value, tmp_path):
+    def of(library):
+        @dataclasses.dataclass
+        class Own(library.TrainingArguments):
+            _VALID_DICT_FIELDS = [*library.TrainingArguments._VALID_DICT_FIELDS, "extra"]  # noqa: RUF012
+            extra: dict | str | None = None
+
+        return Own(str(tmp_path), use_cpu=True, report_to="none", extra=value).extra
+
+    assert of(mps_trainer) == of(transformers)
+
+
+def test_json_of_a_library_that_cannot_be_read_is_refused(tmp_path):
+    @dataclasses.dataclass
+    class Own(TrainingArguments):
+        _VALID_DICT_FIELDS = [*TrainingArguments._VALID_DICT_FIELDS, "extra"]  # noqa: RUF012
+        extra: dict | str | None = None
+
+    with pytest.raises(ValueError, match=r"extra='\{wrong' is not accepted"):
+        Own(str(tmp_path), extra="{wrong")
+
+
+def test_the_fields_that_may_be_json_are_transformers():
+    assert TrainingArguments._VALID_DICT_FIELDS == transformers.TrainingArguments._VALID_DICT_FIELDS

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from transformers import TrainerCallback
 
+from mps_trainer import MisconfigurationException, Trainer
+
 from .conftest import assert_same_logs, bert_classifier, gpt2, sentences, texts
 
 HOOKS = [
@@ -260,3 +262,21 @@ def test_warnings_about_a_loss_that_may_be_counted_twice_can_be_silenced(both, r
     assert not [w for w in recwarn if "loss_is_scaled_for_ga" in str(w.message)]
     if hasattr(__import__("transformers").Trainer, "loss_is_scaled_for_ga") or theirs[0]["loss"] < 1:
         assert_same_logs(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["_inner_training_loop", "create_accelerator_and_postprocess"])
+def test_a_method_that_would_not_be_called_is_refused(make_trainer, name):
+    kind = type("Own", (Trainer,), {name: lambda self, *args, **kwargs: None})
+    with pytest.raises(
+        MisconfigurationException, match=rf"Own overrides {name}\(\), which mps_trainer.Trainer does not"
+    ):
+        make_trainer({"kind": kind})
+
+
+def test_no_model_is_split_among_processes(both):
+    def run(library):
+        trainer = library.trainer(bert_classifier())
+        return trainer.get_tp_size(), trainer.get_cp_size(), trainer.get_sp_size()
+
+    theirs, ours = both(run)
+    assert ours == theirs == (1, 1, 1)

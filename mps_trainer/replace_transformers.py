@@ -1,0 +1,88 @@
+"""Puts this package's Trainer and arguments in the place of transformers' when it is imported.
+
+Libraries that are imported afterwards build their trainers on them: TRL, sentence-transformers, SetFit.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from types import ModuleType
+from typing import Any
+
+import transformers
+import transformers.trainer
+import transformers.trainer_seq2seq
+import transformers.training_args
+import transformers.training_args_seq2seq
+
+from .errors import MisconfigurationException
+from .trainer import Trainer
+from .trainer_seq2seq import Seq2SeqTrainer
+from .training_args import TrainingArguments
+from .training_args_seq2seq import Seq2SeqTrainingArguments
+
+LIBRARIES = ("trl", "sentence_transformers", "setfit")  # which make their trainers when they are imported
+_CLASSES = (Trainer, TrainingArguments, Seq2SeqTrainer, Seq2SeqTrainingArguments)
+_MODULES = (
+    transformers,
+    transformers.trainer,
+    transformers.training_args,
+    transformers.trainer_seq2seq,
+    transformers.training_args_seq2seq,
+)
+_replaced: list[tuple[ModuleType, str, Any]] = []  # what `undo` puts back
+
+
+def replace() -> None:
+    """Replaces transformers' classes; the import of this module calls it. Does nothing if they are replaced.
+
+    Raises:
+        MisconfigurationException: if a library, or the script itself, has taken transformers' classes already.
+    """
+    if _replaced:
+        return
+    if (user := _first_user()) is not None:
+        raise MisconfigurationException(
+            f"mps_trainer.replace_transformers comes too late: {user} before it, with transformers' own Trainer. Make "
+            "`import mps_trainer.replace_transformers` the first import of the script, or restart the notebook."
+        )
+    for module in _MODULES:
+        for ours in _CLASSES:
+            name = ours.__name__
+            if module is transformers or name in vars(module):
+                _replaced.append((module, name, getattr(module, name)))
+                setattr(module, name, ours)
+    TrainingArguments._stands_in = True
+    if multiprocessing.parent_process() is None:  # a process that loads data imports the script again
+        print(
+            "mps_trainer: transformers.Trainer and TrainingArguments are now mps_trainer's, also for the libraries "
+            "imported from here on.",
+            file=sys.stderr,
+        )
+
+
+def undo() -> None:
+    """Puts transformers' classes back. Libraries imported meanwhile keep the classes that they were built on."""
+    TrainingArguments._stands_in = False
+    while _replaced:
+        setattr(*_replaced.pop())
+
+
+def _first_user() -> str | None:
+    """Returns a clause about what took transformers' classes before; None if nothing did."""
+    for library in LIBRARIES:
+        if library in sys.modules:
+            return f"{library} was imported"
+    theirs: list[Any] = [getattr(transformers, ours.__name__) for ours in _CLASSES]
+    for name, value in list(vars(sys.modules["__main__"]).items()):
+        if any(value is each for each in theirs):
+            return f"this script imported {name}"
+    subclasses: list[type] = [kind for each in theirs for kind in each.__subclasses__() if kind not in theirs]
+    for kind in subclasses:
+        if getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind:
+            return f"{kind.__module__} made its {kind.__name__}"
+    return None
+
+
+replace()

@@ -1,0 +1,77 @@
+"""`mps-trainer run`: a script for transformers' Trainer, with this one, as plain Python would run it."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import transformers
+
+from mps_trainer import cli
+
+from .test_doctor import run
+
+BEGIN = "from transformers import Trainer, TrainingArguments\nimport sys\n"
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """Runs a script with this text in this process; returns the exit status."""
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+
+    def run_it(text: str, *arguments: str) -> int:
+        path = tmp_path / "train.py"
+        path.write_text(BEGIN + text)
+        return cli.main(["run", str(path), *arguments])
+
+    return run_it
+
+
+def test_the_script_has_this_trainer_and_its_own_arguments(script, capsys):
+    assert script("print(Trainer.__module__, TrainingArguments.__module__, sys.argv[1:], __name__)", "--a", "-b") == 0
+    out, err = capsys.readouterr()
+    assert out == "mps_trainer.trainer mps_trainer.training_args ['--a', '-b'] __main__\n"
+    assert err.startswith("mps_trainer: transformers.Trainer and TrainingArguments are now mps_trainer's")
+    assert err.count("\n") == 1
+    assert transformers.Trainer.__module__ == "transformers.trainer"  # for what comes after it in this process
+
+
+def test_a_second_script_in_one_process_has_it_too(script, capsys):
+    for _ in range(2):
+        assert script("print(Trainer.__module__)") == 0
+    assert capsys.readouterr().out == "mps_trainer.trainer\n" * 2
+
+
+def test_a_script_with_the_import_runs_as_well(script, capsys):
+    assert script("import mps_trainer.replace_transformers\nprint(Trainer.__module__)") == 0
+    assert capsys.readouterr().out == "mps_trainer.trainer\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "said"),
+    [
+        ("sys.exit(7)", 7, ""),
+        ("sys.exit('no data')", 1, "no data\n"),
+        ("raise ValueError('wrong')", 1, "ValueError: wrong\n"),
+        ("1 +", 1, "SyntaxError: invalid syntax\n"),
+    ],
+)
+def test_it_ends_as_python_would_end(script, capsys, text, status, said):
+    assert script(text) == status
+    err = capsys.readouterr().err
+    assert err.endswith(said)
+    assert "mps_trainer/cli" not in err
+
+
+def test_a_script_that_is_not_there_is_refused(capsys):
+    assert cli.main(["run", "nowhere.py"]) == 2
+    assert capsys.readouterr().err == "mps-trainer: error: There is no file nowhere.py to run. Name a Python script.\n"
+
+
+@pytest.mark.integration
+def test_a_script_and_a_module_beside_it(tmp_path):
+    (tmp_path / "helper.py").write_text("from transformers import Trainer\n")
+    (tmp_path / "train.py").write_text("import helper\nprint(helper.Trainer.__module__)\nraise SystemExit(3)\n")
+    result = run("run", str(tmp_path / "train.py"))
+    assert (result.returncode, result.stdout) == (3, "mps_trainer.trainer\n")

@@ -1,0 +1,252 @@
+"""Trains five steps with a trainer of another library, evaluates, saves, resumes; writes what it logged as JSON.
+
+    python tests/libraries/train.py TRAINER FOLDER [--stock]
+
+With transformers' own Trainer if `--stock` is given, else with this package's in its place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ.update(CI="1", HF_HUB_OFFLINE="1", TRL_EXPERIMENTAL_SILENCE="1", TOKENIZERS_PARALLELISM="false")
+if "--stock" not in sys.argv:
+    import mps_trainer.replace_transformers  # noqa: F401
+
+# isort: split
+
+import torch
+import transformers
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+WORDS = [f"w{i}" for i in range(40)]
+SPECIAL = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", "<s>", "</s>"]
+CHAT = (
+    "{% for message in messages %}{{ '<s> ' + message['content'] + ' </s> ' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<s> ' }}{% endif %}"
+)
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+SIZES |= {"vocab_size": 48, "max_position_embeddings": 64}
+FOLDER = Path(sys.argv[2])
+RUN = {
+    "output_dir": str(FOLDER / "out"), "max_steps": 5, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 5,
+    "save_steps": 3, "report_to": "none", "use_cpu": True, "seed": 7, "learning_rate": 1e-3,
+    "per_device_train_batch_size": 4, "per_device_eval_batch_size": 4, "disable_tqdm": True,
+}  # fmt: skip
+TRL = {"bf16": False, "gradient_checkpointing": False}
+
+
+def tokenizer(*, classifier: bool = False) -> Any:
+    """Returns a tokenizer of words, with a template for chats; one for a BERT adds [CLS] and [SEP]."""
+    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate([*SPECIAL, *WORDS])}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if classifier:
+        made.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "bos_token": "<s>", "eos_token": "</s>"}
+    if classifier:
+        special |= {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    ready = transformers.PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=64, **special)
+    ready.chat_template = None if classifier else CHAT
+    return ready
+
+
+def llama(kind: Any = transformers.LlamaForCausalLM, **settings: Any) -> Any:
+    """Returns a Llama read from a folder, from which TRL reads the model of reference again."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**SIZES, pad_token_id=0, bos_token_id=5, eos_token_id=6, **settings)
+    kind(config).save_pretrained(FOLDER / "llama")
+    return kind.from_pretrained(FOLDER / "llama")
+
+
+def folder_of_bert(kind: Any = transformers.BertModel, **settings: Any) -> str:
+    """Returns a folder with a BERT and its tokenizer, as sentence-transformers loads them."""
+    torch.manual_seed(0)
+    path = str(FOLDER / "bert")
+    kind(transformers.BertConfig(**SIZES, pad_token_id=0, **settings)).save_pretrained(path)
+    tokenizer(classifier=True).save_pretrained(path)
+    return path
+
+
+DRAW = random.Random(0)
+
+
+def text() -> str:
+    return " ".join(DRAW.choices(WORDS, k=DRAW.randint(4, 10)))
+
+
+def rows(make: Any, count: int = 24) -> Dataset:
+    return Dataset.from_list([make() for _ in range(count)])
+
+
+def said(by: str) -> list[dict[str, str]]:
+    return [{"role": by, "content": text()}]
+
+
+def preferences() -> dict[str, Any]:
+    return {"prompt": text(), "chosen": " " + text(), "rejected": " " + text()}
+
+
+def of_data(make: Any) -> dict[str, Any]:
+    return {"train_dataset": rows(make), "eval_dataset": rows(make, 8)}
+
+
+def sft(**settings: Any) -> Any:
+    from trl import SFTConfig, SFTTrainer
+
+    data = of_data(lambda: {"messages": [*said("user"), *said("assistant")]})
+    peft = settings.pop("peft_config", None)
+    args = SFTConfig(**{**RUN, **TRL, "max_length": 32, **settings})
+    return SFTTrainer(llama(), args, processing_class=tokenizer(), peft_config=peft, **data)
+
+
+def sft_lora() -> Any:
+    from peft import LoraConfig
+
+    return sft(peft_config=LoraConfig(r=4, task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"]))
+
+
+def dpo() -> Any:
+    from trl import DPOConfig, DPOTrainer
+
+    args = DPOConfig(**RUN, **TRL, max_length=32)
+    return DPOTrainer(llama(), args=args, processing_class=tokenizer(), **of_data(preferences))
+
+
+def orpo() -> Any:
+    from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+
+    args = ORPOConfig(**RUN, **TRL, max_length=32)
+    return ORPOTrainer(llama(), args=args, processing_class=tokenizer(), **of_data(preferences))
+
+
+def kto() -> Any:
+    from trl import KTOConfig, KTOTrainer
+
+    data = of_data(lambda: {"prompt": text(), "completion": " " + text(), "label": DRAW.random() < 0.5})
+    args = KTOConfig(**RUN, **TRL, max_length=32)
+    return KTOTrainer(llama(), args=args, processing_class=tokenizer(), **data)
+
+
+def reward() -> Any:
+    from trl import RewardConfig, RewardTrainer
+
+    model = llama(transformers.LlamaForSequenceClassification, num_labels=1)
+    data = of_data(lambda: {"chosen": text(), "rejected": text()})
+    args = RewardConfig(**RUN, **TRL, max_length=32)
+    return RewardTrainer(model, args=args, processing_class=tokenizer(), **data)
+
+
+def length_reward(completions: Any, **_: Any) -> list[float]:
+    return [float(len(set(completion)) + len(completion)) for completion in completions]
+
+
+def grpo() -> Any:
+    from trl import GRPOConfig, GRPOTrainer
+
+    args = GRPOConfig(**RUN, **TRL, num_generations=2, max_completion_length=8)
+    data = of_data(lambda: {"prompt": text()})
+    return GRPOTrainer(llama(), reward_funcs=length_reward, args=args, processing_class=tokenizer(), **data)
+
+
+def rloo() -> Any:
+    from trl import RLOOConfig, RLOOTrainer
+
+    args = RLOOConfig(**RUN, **TRL, num_generations=2, max_completion_length=8)
+    data = of_data(lambda: {"prompt": text()})
+    return RLOOTrainer(llama(), reward_funcs=length_reward, args=args, processing_class=tokenizer(), **data)
+
+
+def bi_encoder() -> Any:
+    from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+    from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+    model = SentenceTransformer(folder_of_bert(), device="cpu")
+    loss = MultipleNegativesRankingLoss(model)
+    data = of_data(lambda: {"anchor": text(), "positive": text()})
+    return SentenceTransformerTrainer(model, Arguments(**RUN), loss=loss, **data)
+
+
+def cross_encoder() -> Any:
+    from sentence_transformers.cross_encoder import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
+    from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
+
+    folder = folder_of_bert(transformers.BertForSequenceClassification, num_labels=1)
+    model = CrossEncoder(folder, num_labels=1, device="cpu")
+    data = of_data(lambda: {"query": text(), "answer": text(), "label": float(DRAW.random() < 0.5)})
+    args = CrossEncoderTrainingArguments(**RUN)
+    return CrossEncoderTrainer(model, args, loss=BinaryCrossEntropyLoss(model), **data)
+
+
+def sparse() -> Any:
+    from sentence_transformers import SparseEncoder, SparseEncoderTrainer, SparseEncoderTrainingArguments
+    from sentence_transformers.sparse_encoder.losses import SparseMultipleNegativesRankingLoss, SpladeLoss
+
+    model = SparseEncoder(folder_of_bert(transformers.BertForMaskedLM), device="cpu")
+    inner = SparseMultipleNegativesRankingLoss(model)
+    loss = SpladeLoss(model, inner, query_regularizer_weight=5e-5, document_regularizer_weight=3e-5)
+    data = of_data(lambda: {"anchor": text(), "positive": text()})
+    return SparseEncoderTrainer(model, SparseEncoderTrainingArguments(**RUN), loss=loss, **data)
+
+
+def accuracy(predictions: Any, labels: Any) -> float:
+    return sum(int(a == b) for a, b in zip(predictions, labels, strict=True)) / len(labels)
+
+
+def setfit() -> Any:
+    from setfit import SetFitModel, Trainer, TrainingArguments
+
+    model = SetFitModel.from_pretrained(folder_of_bert(), device="cpu")
+    names = ("output_dir", "max_steps", "logging_steps", "eval_strategy", "eval_steps", "save_steps", "report_to")
+    args = TrainingArguments(**{name: RUN[name] for name in names}, batch_size=4, seed=7)
+    data = of_data(lambda: {"text": text(), "label": int(DRAW.random() < 0.5)})
+    return Trainer(model, args, metric=accuracy, **data)
+
+
+TRAINERS = {
+    made.__name__: made
+    for made in (sft, sft_lora, dpo, orpo, kto, reward, grpo, rloo, bi_encoder, cross_encoder, sparse, setfit)
+}
+
+
+def made() -> Any:
+    """Returns the trainer, with the same model and data at each call."""
+    DRAW.seed(0)
+    return TRAINERS[sys.argv[1]]()
+
+
+def main() -> None:
+    trainer = made()
+    inner = getattr(trainer, "st_trainer", trainer)
+    trainer.train()
+    metrics = trainer.evaluate()
+    if inner is trainer:
+        trainer.save_model(str(FOLDER / "saved"))
+    else:  # SetFit saves its model itself
+        trainer.model.save_pretrained(str(FOLDER / "saved"))
+    resumed = []
+    if inner is trainer:  # SetFit's trainer does not resume
+        again = made()
+        again.train(resume_from_checkpoint=str(FOLDER / "out" / "checkpoint-3"))
+        resumed = again.state.log_history
+    found = {
+        "trainer": next(each.__module__ for each in type(inner).__mro__ if each.__name__ == "Trainer"),
+        "is_instance": isinstance(inner, transformers.Trainer),
+        "args_are_instance": isinstance(inner.args, transformers.TrainingArguments),
+        "logs": inner.state.log_history,
+        "resumed": resumed,
+        "metrics": metrics,
+        "checkpoint": sorted(path.name for path in Path(inner.args.output_dir).glob("checkpoint-*/*")),
+        "saved": sorted(path.name for path in (FOLDER / "saved").iterdir()),
+    }
+    (FOLDER / "found.json").write_text(json.dumps(found, default=float))
+
+
+if __name__ == "__main__":
+    main()
