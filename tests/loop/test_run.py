@@ -344,3 +344,34 @@ def test_tokenizer_is_the_deprecated_name_of_processing_class(make_trainer):
         trainer = make_trainer({"tokenizer": tokenizer})
     assert trainer.processing_class is tokenizer
     assert len(caught) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "step", "expected"),
+    [
+        ({"save_strategy": "no"}, 3, False),
+        ({"save_strategy": "epoch"}, 3, False),
+        ({"save_strategy": "steps", "save_steps": 2}, 0, False),
+        ({"save_strategy": "steps", "save_steps": 2}, 1, True),
+        ({"save_strategy": "steps", "save_steps": 2}, 2, False),
+        ({"save_strategy": "steps", "save_steps": 3}, 4, True),  # the last one
+        ({"save_strategy": "best", "eval_strategy": "steps", "eval_steps": 3, "save_steps": 2}, 1, False),
+        ({"save_strategy": "best", "eval_strategy": "steps", "eval_steps": 3, "save_steps": 2}, 2, True),
+    ],
+)
+def test_a_checkpoint_may_be_due_after_the_step_to_come(make_trainer, settings, step, expected):
+    metric = {"metric_for_best_model": "loss"} if settings["save_strategy"] == "best" else {}
+    run = make_trainer(max_steps=5, **settings, **metric)._mt_begin_run()
+    run.state.global_step = step
+    assert run.may_save() is expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"max_steps": 3, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}, 48),
+        ({"num_train_epochs": 3, "per_device_train_batch_size": 16}, 120),  # of 40 examples
+    ],
+)
+def test_the_examples_of_the_plan_are_those_of_all_its_steps_or_epochs(make_trainer, settings, expected):
+    assert make_trainer(**settings)._mt_begin_run().samples_in_plan() == expected
