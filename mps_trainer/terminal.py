@@ -11,7 +11,7 @@ from typing import Any
 
 
 def on_terminal() -> bool:
-    """Whether bars can be drawn: stderr is a terminal that moves its cursor, which one with TERM=dumb does not."""
+    """Returns True if bars can be drawn: stderr is a terminal that moves its cursor (not TERM=dumb)."""
     if sys.stderr is None or _is_closed(sys.stderr):
         return False
     return bool(sys.stderr.isatty() and os.environ.get("TERM") != "dumb")

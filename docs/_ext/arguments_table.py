@@ -64,7 +64,7 @@ def _row(field: dataclasses.Field[Any]) -> Row:
 
 
 def _status(name: str) -> str:
-    """Whether the argument works, or which of its values are refused and why, as the check says it."""
+    """Says whether the argument works, or which of its values are refused and why, in the check's words."""
     refused = [refusal for refusal in REFUSALS if refusal.name == name]
     if not refused:
         return "works"
@@ -104,7 +104,7 @@ def _called(row: Row) -> list[nodes.Node]:
 
 
 def _said(row: Row) -> list[nodes.Node]:
-    """What it does, and unless all of it works, what is refused."""
+    """Describes the argument and, unless all of it works, what is refused."""
     paragraphs = [nodes.paragraph(text=row.help)]
     if row.status != "works":
         refused = nodes.paragraph()

@@ -24,7 +24,7 @@ def file_of(rank: int, size: int) -> str:
 
 
 def read_rng(checkpoint: str, rank: int = 0, size: int = 1) -> dict[str, Any] | None:
-    """What `rng_state` gave in this process, the one of `rank`, when `checkpoint` was made; None without such a file.
+    """Returns the generators' states of process `rank` in `checkpoint`; None without such a file.
 
     Where another number of processes made it, this one goes on with the generators of one of them.
 
@@ -98,7 +98,7 @@ _NUMPY_KEYS = 624
 
 
 def _numpy_globals() -> list[Any]:
-    """What NumPy needs to rebuild its generator's array: constructors of plain data."""
+    """Returns the constructors, of plain data, that rebuild the array of NumPy's generator."""
     from numpy._core import multiarray
 
     return [multiarray._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.uint32))]

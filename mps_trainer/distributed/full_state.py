@@ -1,4 +1,4 @@
-"""What is sharded over the processes as one process has it, and back: weights, and the state of an optimizer.
+"""Gathers sharded weights and optimizer states into whole ones, and shards whole ones.
 
 All functions but those that say otherwise have to be called by all processes, because each has a part.
 """

@@ -1,4 +1,4 @@
-"""What the processes of a run tell each other, outside of their gradients."""
+"""Exchanges values among the processes of a run, other than gradients."""
 
 from __future__ import annotations
 

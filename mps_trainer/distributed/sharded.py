@@ -1,4 +1,4 @@
-"""Whether a model is spread over the processes, for those who only look at it."""
+"""Questions about a sharded model that need no import of torch's FSDP."""
 
 from __future__ import annotations
 

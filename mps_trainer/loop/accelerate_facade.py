@@ -25,7 +25,7 @@ from ..training_args import TrainingArguments
 
 
 class GradientState:
-    """Where in an update the loop is.
+    """The position of the loop within an update.
 
     Attributes:
         sync_gradients: whether the gradients are complete after this batch, so that the weights are updated next.
@@ -59,7 +59,7 @@ _OF_SEVERAL = {"cuda": DistributedType.MULTI_GPU, "xpu": DistributedType.MULTI_X
 
 
 class _State(SimpleNamespace):
-    """What `accelerator.state` says, and a clear word for what it does not."""
+    """The values of `accelerator.state`; other names raise an error that explains itself."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"trainer.accelerator.state has no {name!r}; it says what the Trainer trains with.")
@@ -326,7 +326,7 @@ class Accelerator:
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
-        """Whether the last update was left out because of an overflow in float16."""
+        """True if the last update was skipped because of an overflow in float16."""
         return self._precision.step_was_skipped
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:

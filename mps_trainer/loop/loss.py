@@ -183,7 +183,7 @@ def _labels(batch: Any, shifted: bool) -> torch.Tensor | None:
 
 
 class NumItemsProbe:
-    """Whether a model uses the number of items that it is given: learnt from the first batch it is given it with.
+    """Learns from the first batch whether a model uses the number of items that it is given.
 
     Args:
         model: one that accepts arguments of the loss.

@@ -1,4 +1,4 @@
-"""What a run does about a loss or gradient norm that is no finite number: say so, or with `stop_on_nan` stop."""
+"""Warns of a loss or gradient norm that is not finite, and with `stop_on_nan` stops the run."""
 
 from __future__ import annotations
 

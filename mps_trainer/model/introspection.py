@@ -1,4 +1,4 @@
-"""What a model says about itself: which columns are labels, whether it gives a loss, how it was built."""
+"""Reads properties of a model: its base model, its arguments of the loss, the devices that it spans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all commands have in common: help, spellings, completion."""
+"""All commands share help, spellings and completion."""
 
 from __future__ import annotations
 

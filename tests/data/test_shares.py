@@ -1,4 +1,4 @@
-"""Which examples of a batch that several processes train on together are whose."""
+"""Each process gets its share of a batch."""
 
 from __future__ import annotations
 

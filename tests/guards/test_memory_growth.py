@@ -55,7 +55,7 @@ def padded(rows):
 
 
 class Watch(TrainerCallback):
-    """What is held for each byte that tensors have taken at most, after each log."""
+    """Returns the bytes held for each byte that tensors took at most, after each log."""
 
     def __init__(self):
         self.ratios = []

@@ -1,4 +1,4 @@
-"""What only a device can tell: how often training waits for it, and which mistakes it does not forgive."""
+"""Training on the simulated device: how often it waits, and which mistakes the device refuses."""
 
 import gc
 

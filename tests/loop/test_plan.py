@@ -1,4 +1,4 @@
-"""How many steps a run has, and where a step lies."""
+"""The plan counts the steps of a run and locates a step in its epoch."""
 
 import pytest
 

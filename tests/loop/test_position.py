@@ -1,4 +1,4 @@
-"""Where a loop stood when a checkpoint was made by another number of processes."""
+"""A run resumes at its position in a checkpoint of another number of processes."""
 
 import pytest
 import torch

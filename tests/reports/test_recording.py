@@ -1,4 +1,4 @@
-"""What a run leaves in its folder, however it ends."""
+"""A run leaves its record and report in its folder, however it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a script ends: with which status, which words, and what it leaves behind."""
+"""A script ends with the right status and words, and leaves nothing unfinished behind."""
 
 import logging
 import os

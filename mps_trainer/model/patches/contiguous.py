@@ -1,4 +1,4 @@
-"""What mps needs of a model before it is trained: parameters that lie in memory one number after the other.
+"""Makes a model's parameters contiguous in memory before it is trained on mps.
 
 torch's kernels for mps have lost updates to others: they computed into a copy, and before macOS 15 nothing brought it
 back (pytorch issue 118115 for the step of an optimizer, 165257 for random numbers). A parameter that was transposed,

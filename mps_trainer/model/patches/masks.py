@@ -20,7 +20,7 @@ _NAMES = ("sdpa", "eager")  # kinds of attention whose masks sdpa_mask makes
 
 
 class AttentionMasks:
-    """What transformers' models make their masks with, during a forward pass on `device`.
+    """Makes the attention masks of transformers' models during a forward pass on `device`.
 
     Args:
         applies: whether it is worth it: by default, on mps.
