@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,3 +15,16 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (Mapping, list, tuple)):
         for part in value.values() if isinstance(value, Mapping) else value:
             yield from tensors_in(part)
+
+
+def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Returns `value` with `function` of each tensor in its place; parts of other types stay the same objects."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        return type(value)({key: map_tensors(part, function) for key, part in value.items()})  # type: ignore[call-arg]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(part, function) for part in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(map_tensors(part, function) for part in value)
+    return value

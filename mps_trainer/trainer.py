@@ -267,7 +267,13 @@ class Trainer:
             overrides=self._mt_overrides,
             move_to_device=self._move_model_to_device,
         )
-        with absent_named(self._mt_what_comes), explained(self._mt_describe_run, TRAINING), prepared:
+        in_half_precision = self._mt_precision.applied_to(self.model)
+        with (
+            absent_named(self._mt_what_comes),
+            explained(self._mt_describe_run, TRAINING),
+            prepared,
+            in_half_precision,
+        ):
             return self._mt_begin_run(resume_from, trial).run()
 
     def _mt_begin_run(self, resume_from: str | None = None, trial: Any = None) -> TrainingRun:
@@ -593,12 +599,13 @@ class Trainer:
         return (loss, outputs) if return_outputs else loss
 
     def compute_loss_context_manager(self) -> contextlib.AbstractContextManager:
-        """Returns the context of each forward pass: autocast if asked for; on mps, masks that do not wait for it."""
+        """Returns the context in which the loss is computed: on mps, masks that do not wait for it.
+
+        Autocast is around the model's own forward alone: a `compute_loss` of yours gets and computes float32.
+        """
         contexts: list[contextlib.AbstractContextManager] = []
         if self._mt_attention_masks.applies:
             contexts.append(self._mt_attention_masks.in_use())
-        if self._mt_precision.dtype is not None:
-            contexts.append(self._mt_precision.autocast())
         if self._mt_overrides.has("autocast_smart_context_manager"):
             contexts.append(self.autocast_smart_context_manager())
         if not contexts:
@@ -985,17 +992,18 @@ class Trainer:
 
     def _mt_evaluate(self, loader: Any, make_loader: Callable[[], Any], **settings: Any) -> EvalLoopOutput:
         """Returns what `evaluation_loop` gives, with its speed, in batches that fit into memory."""
-        return in_batches_that_fit(
-            self.evaluation_loop,
-            loader,
-            make_loader,
-            settings,
-            args=self.args,
-            is_in_train=self.is_in_train,
-            describe_run=self._mt_describe_run,
-            close_workers=self._mt_close_workers,
-            note=self._mt_events.note,
-        )
+        with self._mt_precision.applied_to(self.model):  # for what an override of evaluation_loop does as well
+            return in_batches_that_fit(
+                self.evaluation_loop,
+                loader,
+                make_loader,
+                settings,
+                args=self.args,
+                is_in_train=self.is_in_train,
+                describe_run=self._mt_describe_run,
+                close_workers=self._mt_close_workers,
+                note=self._mt_events.note,
+            )
 
     def evaluation_loop(
         self,
@@ -1007,23 +1015,24 @@ class Trainer:
     ) -> EvalLoopOutput:
         """Returns predictions, labels and metrics for all batches, and leaves the model in eval mode."""
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
-        model = self._mt_model_for_evaluation()
-        evaluator = Evaluator(
-            args=self.args,
-            model=model,
-            is_sharded=self.is_fsdp_enabled,
-            preparation_time=self.model_preparation_time,
-            processes=self._mt_processes,
-            gradient_state=self.accelerator.gradient_state,
-            prediction_step=self.prediction_step,
-            preprocess_logits=lambda: self.preprocess_logits_for_metrics,
-            compute_metrics=lambda: self.compute_metrics,
-            main_input=lambda inputs: self._prepare_input(inputs[self._mt_main_input_name]),
-            fire=self._mt_events.fire,
-            leave_if_asked=None if self._mt_run is None else self._mt_run.preemption.leave_evaluation_if_asked,
-        )
-        self.callback_handler.eval_dataloader = dataloader
-        return evaluator.run(dataloader, description, loss_only, ignore_keys, metric_key_prefix)
+        with self._mt_precision.applied_to(self.model):
+            model = self._mt_model_for_evaluation()
+            evaluator = Evaluator(
+                args=self.args,
+                model=model,
+                is_sharded=self.is_fsdp_enabled,
+                preparation_time=self.model_preparation_time,
+                processes=self._mt_processes,
+                gradient_state=self.accelerator.gradient_state,
+                prediction_step=self.prediction_step,
+                preprocess_logits=lambda: self.preprocess_logits_for_metrics,
+                compute_metrics=lambda: self.compute_metrics,
+                main_input=lambda inputs: self._prepare_input(inputs[self._mt_main_input_name]),
+                fire=self._mt_events.fire,
+                leave_if_asked=None if self._mt_run is None else self._mt_run.preemption.leave_evaluation_if_asked,
+            )
+            self.callback_handler.eval_dataloader = dataloader
+            return evaluator.run(dataloader, description, loss_only, ignore_keys, metric_key_prefix)
 
     def prediction_step(
         self,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from ..nested import tensors_in
+from ..nested import map_tensors, tensors_in
 
 _ALIGNED = 16  # bytes: where a tensor begins in the buffer that holds all of them; any number format may begin there
 _HELD = 2**25  # bytes of host memory that copies in flight may hold
@@ -18,7 +17,7 @@ def to_device(data: Any, device: torch.device) -> Any:
 
     On mps, which has no float64, such tensors become float32: they are what NumPy makes of Python's floats.
     """
-    return _replaced(data, lambda tensor: _moved(tensor, device))
+    return map_tensors(data, lambda tensor: _moved(tensor, device))
 
 
 class BatchTransfer:
@@ -46,7 +45,7 @@ class BatchTransfer:
         def replace(tensor: torch.Tensor) -> torch.Tensor:
             return moved[id(tensor)] if id(tensor) in moved else _moved(tensor, self.device)
 
-        return _replaced(data, replace)
+        return map_tensors(data, replace)
 
     def _move(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Returns `tensors` on the device, as parts of one buffer."""
@@ -95,16 +94,3 @@ def _dtype_on(device: torch.device, tensor: torch.Tensor) -> torch.dtype:
 
 def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.to(device=device, dtype=_dtype_on(device, tensor), non_blocking=device.type == "cuda")
-
-
-def _replaced(data: Any, replace: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Returns `data` with `replace` of each tensor in its place."""
-    if isinstance(data, torch.Tensor):
-        return replace(data)
-    if isinstance(data, Mapping):
-        return type(data)({key: _replaced(value, replace) for key, value in data.items()})  # type: ignore[call-arg]
-    if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(_replaced(value, replace) for value in data))
-    if isinstance(data, (list, tuple)):
-        return type(data)(_replaced(value, replace) for value in data)
-    return data

@@ -74,7 +74,7 @@ class Accelerator:
 
     Args:
         args: the Trainer's.
-        precision: its number format, which wraps forward passes and scales losses.
+        precision: its number format, which wraps the forward of models and scales losses.
         prepare_loader: makes of a DataLoader of the user's what the Trainer iterates over.
     """
 
@@ -239,9 +239,11 @@ class Accelerator:
     def prepare_model(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> nn.Module:
-        """Returns the model, moved to the device unless `device_placement` is False."""
+        """Returns the model, moved to the device unless `device_placement` is False; in half precision, its forward
+        computes under autocast and returns float32."""
         if model not in self._models:
             self._models.append(model)
+        self._precision.apply_to(self.unwrap_model(model, keep_torch_compile=False))
         return model if device_placement is False or fsdp.is_sharded(model) else model.to(self.device)
 
     def prepare_data_loader(self, data_loader: DataLoader, **kwargs: Any) -> DataLoader:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from types import MethodType
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..devices.kernels import scales_gradients
 from ..errors import MisconfigurationException
+from ..nested import map_tensors
 
 
 class MixedPrecision:
@@ -30,6 +35,48 @@ class MixedPrecision:
         self.step_was_skipped = False
         self._unscaled: set[int] = set()
         self._one: torch.Tensor | None = None
+
+    @contextlib.contextmanager
+    def applied_to(self, model: nn.Module) -> Iterator[None]:
+        """Applies autocast to `model.forward` inside, as `apply_to` does, and takes it off again at the end."""
+        if self.dtype is None or self._is_applied_to(model):
+            yield
+            return
+        before = vars(model).get("forward")  # that of the class is not among them
+        self.apply_to(model)
+        try:
+            yield
+        finally:
+            if self._is_applied_to(model):
+                del model.forward
+                if before is not None:
+                    model.forward = before
+
+    def apply_to(self, model: nn.Module) -> None:
+        """Makes `model.forward` compute under autocast and return float32, as Accelerate's `prepare_model` does.
+
+        What uses the outputs, such as a `compute_loss` of one's own, then computes in float32.
+        """
+        if self.dtype is None or self._is_applied_to(model):
+            return
+        forward: Any = model.forward
+        if getattr(forward, "_precision", None) is not None:  # a copy of a model of another Trainer's
+            forward = MethodType(forward.__wrapped__, model)
+        method = getattr(forward, "__func__", None)
+        model.forward = self._wrapped(forward) if method is None else MethodType(self._wrapped(method), model)
+
+    def _is_applied_to(self, model: nn.Module) -> bool:
+        return getattr(getattr(model, "forward", None), "_precision", None) is self
+
+    def _wrapped(self, forward: Callable) -> Callable:
+        @functools.wraps(forward)
+        def in_half_precision(*args: Any, **kwargs: Any) -> Any:
+            with self.autocast():
+                outputs = forward(*args, **kwargs)
+            return map_tensors(outputs, _in_float32)
+
+        in_half_precision._precision = self  # type: ignore[attr-defined]
+        return in_half_precision
 
     def autocast(self) -> contextlib.AbstractContextManager:
         if self.dtype is None:
@@ -83,6 +130,10 @@ class MixedPrecision:
             state, self.scaler = self.scaler.state_dict(), torch.amp.GradScaler(self.device.type)
             self.scaler.load_state_dict(state)
             self._unscaled.clear()
+
+
+def _in_float32(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
 def set_tf32(device: torch.device, wanted: bool | None) -> None:

@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 
 from mps_trainer import MisconfigurationException, Trainer
 
-from .conftest import assert_same_logs, bert_classifier, gpt2, sentences, texts
+from .conftest import assert_same_logs, bert_classifier, gpt2, lasting, sentences, texts
 
 HOOKS = [
     "get_train_dataloader",
@@ -152,6 +152,29 @@ def test_a_loss_that_adds_to_the_models_own(both, accumulation):
 
     theirs, ours = both(run)
     assert_same_logs(ours, theirs)
+
+
+def test_a_loss_of_ones_own_computes_in_float32(both):
+    """Under autocast its product would be rounded to 8 bits, and the loss with it."""
+
+    def run(library):
+        class Own(library.module.Trainer):
+            def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+                outputs = model(**inputs)
+                similar = 10 * outputs.logits @ outputs.logits.T
+                loss = torch.nn.functional.cross_entropy(outputs.logits, inputs["labels"]) + similar.square().mean()
+                return (loss, outputs) if return_outputs else loss
+
+        data = {"train_dataset": sentences(), "eval_dataset": sentences(9, seed=1)}
+        trainer = library.trainer(bert_classifier(), kind=Own, trainer=data, max_steps=4, bf16=True)
+        evaluated = trainer.evaluate()
+        trainer.train()
+        trainer.evaluate()
+        return lasting(evaluated), trainer.state.log_history
+
+    theirs, ours = both(run)
+    assert ours[0] == pytest.approx(theirs[0], abs=1e-5)
+    assert_same_logs(ours[1], theirs[1])
 
 
 def test_a_loss_function_given_to_the_trainer(both):

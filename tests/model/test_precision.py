@@ -1,5 +1,6 @@
 """Number formats, and memory for time."""
 
+import copy
 import warnings
 
 import pytest
@@ -172,3 +173,115 @@ def test_fp16_on_mps_needs_the_torch_that_brought_its_scaler(make_trainer, devic
     else:
         assert make_trainer(fp16=True)._mt_precision.scaler is not None
     assert make_trainer(bf16=True)._mt_precision.dtype is torch.bfloat16
+
+
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Products(Trainer):
+    """Keeps the formats of the outputs that its loss gets, and of a product in the loss."""
+
+    formats: set
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
+        logits = outputs["logits"]
+        self.formats |= {logits.dtype, (logits.detach() @ logits.detach().T).dtype}
+        return (loss, outputs) if return_outputs else loss
+
+
+@pytest.mark.parametrize("flag", HALF)
+def test_a_loss_of_ones_own_gets_and_computes_float32(make_trainer, flag):
+    trainer = make_trainer({"kind": Products}, max_steps=1, **{flag: True})
+    trainer.formats = set()
+    assert dtypes_of_hidden(trainer) == {HALF[flag]}
+    assert trainer.formats == {torch.float32}
+
+
+def test_a_model_of_several_forwards_is_autocast_in_each(make_trainer):
+    """A loss may call the model twice, as contrastive losses do, and a callback in between."""
+    formats = set()
+
+    class Asks(TrainerCallback):
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            model.eval()
+            formats.add(model(torch.ones(1, 4, device=args.device))["logits"].dtype)
+
+    trainer = make_trainer({"callbacks": [Asks()]}, max_steps=2, bf16=True)
+    assert dtypes_of_hidden(trainer) == {torch.bfloat16}
+    assert formats == {torch.float32}
+
+
+def test_the_model_is_given_back_as_it_was(make_trainer):
+    trainer = make_trainer(max_steps=1, bf16=True)
+    assert dtypes_of_hidden(trainer) == {torch.bfloat16}
+    trainer.predict(trainer.train_dataset)
+    trainer.evaluation_loop(trainer.get_eval_dataloader(), "Evaluation")
+    assert "forward" not in vars(trainer.model)
+
+
+def test_also_after_an_error(make_trainer):
+    class Fails(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            raise KeyError("broken")
+
+    trainer = make_trainer({"callbacks": [Fails()]}, max_steps=1, bf16=True)
+    with pytest.raises(KeyError, match="broken"):
+        trainer.train()
+    assert "forward" not in vars(trainer.model)
+
+
+def test_a_forward_of_the_object_alone_is_cast_and_put_back(make_trainer):
+    trainer = make_trainer(max_steps=1, bf16=True)
+    inner = trainer.model.forward
+    calls = []
+
+    def own(x, labels=None):
+        calls.append(torch.is_autocast_enabled(trainer.args.device.type))
+        return inner(x, labels)
+
+    trainer.model.forward = own
+    trainer.train()
+    assert calls == [True]
+    assert trainer.model.forward is own
+
+
+def test_a_copy_made_during_a_run_computes_with_its_own_weights(make_trainer):
+    """As a model of reference, or an average of the weights, would be."""
+    found = {}
+
+    class Copies(TrainerCallback):
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            twin = copy.deepcopy(model)
+            with torch.no_grad():
+                for parameter in twin.parameters():
+                    parameter.zero_()
+                found["logits"] = twin(torch.ones(1, 4, device=args.device))["logits"]
+
+    make_trainer({"callbacks": [Copies()]}, max_steps=1, bf16=True).train()
+    assert found["logits"].abs().max() == 0
+
+
+def test_a_model_that_a_library_prepares_is_autocast_too(make_trainer):
+    trainer = make_trainer(max_steps=1, bf16=True)
+    reference = trainer.accelerator.prepare_model(copy.deepcopy(trainer.model), evaluation_mode=True)
+    seen = []
+    reference.hidden.register_forward_hook(lambda module, args, output: seen.append(output.dtype))
+    outputs = reference(torch.ones(1, 4, device=trainer.args.device))
+    assert (seen, outputs["logits"].dtype) == ([torch.bfloat16], torch.float32)
+    # prepared by a second Trainer, in another format
+    make_trainer({"model": trainer.model}, fp16=True).accelerator.prepare(reference)
+    reference(torch.ones(1, 4, device=trainer.args.device))
+    assert seen == [torch.bfloat16, torch.float16]
+
+
+def test_a_compiled_model_is_not_compiled_anew_for_a_second_run(make_trainer):
+    torch._dynamo.reset()
+    compiled = torch._dynamo.utils.counters["stats"]
+    trainer = make_trainer(max_steps=2, bf16=True, torch_compile=True, torch_compile_backend="eager")
+    graphs = []
+    for _ in range(2):
+        trainer.train()
+        trainer.evaluate()
+        graphs.append(compiled["unique_graphs"])
+    assert graphs[0] == graphs[1] > 0
