@@ -14,6 +14,10 @@ from .. import coverage
 from ..coverage import CoverageReport, Tracer, trace_step
 from ..trainer import Trainer
 
+# `TrainingArguments(bf16=True)` asks it, and on a Mac it says yes from macOS 14 on.
+_BF16 = "is_torch_bf16_gpu_available"
+_ASK_FOR_BF16 = ("transformers.utils.import_utils", "transformers.utils", "transformers.training_args")
+
 
 class StepTraced(BaseException):
     """Ends the script, past every `except Exception`; carries the report."""
@@ -44,12 +48,18 @@ def stop_at_first_step(batches: int) -> Iterator[None]:
         undo.callback(setattr, module.Trainer, "train", train)
         module.Trainer.train = lambda trainer, *args, **kwargs: _trace_transformers(trainer, train, batches)
 
+    def allow_bf16(module: Any) -> None:
+        undo.callback(setattr, module, _BF16, getattr(module, _BF16))
+        setattr(module, _BF16, lambda: True)
+
     traced = coverage.trace
     with contextlib.ExitStack() as undo:
         undo.callback(setattr, Trainer, "train", Trainer.train)
         undo.callback(setattr, coverage, "trace", traced)
         Trainer.train, coverage.trace = train_ours, trace  # type: ignore[method-assign,assignment]
         undo.enter_context(_when_imported("transformers.trainer", patch_transformers))
+        for name in _ASK_FOR_BF16:
+            undo.enter_context(_when_imported(name, allow_bf16))
         yield
 
 

@@ -87,6 +87,17 @@ def test_a_ready_script_is_0_and_is_not_trained(check, trainer, tmp_path):
     assert not list(tmp_path.glob("out/checkpoint-*"))
 
 
+def test_arguments_of_transformers_ask_for_bf16_as_on_a_mac(check):
+    from transformers import training_args, utils
+
+    before = utils.is_torch_bf16_gpu_available, training_args.is_torch_bf16_gpu_available
+    asks = "from transformers.utils import is_torch_bf16_gpu_available\nassert is_torch_bf16_gpu_available()\n"
+    result = check(BERT + THEIRS + asks + TRAIN.replace("report_to=[]", "report_to=[], bf16=True"))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("Ready for mps")
+    assert (utils.is_torch_bf16_gpu_available, training_args.is_torch_bf16_gpu_available) == before
+
+
 @pytest.mark.parametrize("trainer", [OURS, THEIRS], ids=["this Trainer", "transformers' Trainer"])
 def test_a_script_that_would_fail_is_1_and_the_line_is_named(check, trainer, tmp_path):
     result = check(BERT + trainer + FAILS + TRAIN, "--json", "report.json")
