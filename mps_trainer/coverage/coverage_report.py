@@ -22,7 +22,7 @@ _KNOWN = [
     (
         os.path.join("transformers", "masking_utils.py"),
         "padding_mask",
-        "Training by mps_trainer's Trainer does without it (import mps_trainer.replace_transformers).",
+        "Training by mps_trainer's Trainer does without it: import mps_trainer.replace_transformers.",
     ),
 ]
 _WIDTHS = (14, 42, 28, 33)  # of the four columns; 120 with the gaps between them
