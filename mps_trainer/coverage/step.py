@@ -183,8 +183,9 @@ def _train(stand_in: Trainer, tracer: Tracer, batches: int) -> None:
         tracer.recorder.note(few_batches(done, batches))
     if _overrides(stand_in, "log") and stand_in.args.logging_strategy != "no":
         loss, norm = loop.meter.read(stand_in.state.global_step, loop.grad_norm)
+        logs = {"loss": loss, "grad_norm": norm, "learning_rate": loop.learning_rate}
         with tracer, tracer.phase("logging"):
-            stand_in.log({"loss": loss, "grad_norm": norm, "learning_rate": loop.learning_rate}, time.time())
+            stand_in.log({name: value for name, value in logs.items() if value is not None}, time.time())
 
 
 def few_batches(done: int, asked: int) -> str:
