@@ -644,7 +644,7 @@ class Trainer:
         if self._mt_loss_is_normalised is not None:
             return self._mt_loss_is_normalised
         normalised = self.model_accepts_loss_kwargs and num_items_in_batch is not None
-        if normalised and self._mt_loss_divisor != 1:
+        if normalised and self._mt_loss_divisor != 1 and not losses.reads_num_items(self.compute_loss):
             losses.warn_of_assumption(type(self).__name__)
         return normalised
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from ..amounts import format_bytes
 from ..data.buckets import buckets_of
 from ..data.loader import length_of, num_examples
+
+logger = logging.getLogger(__name__)
 
 # Numbers that an optimizer keeps for each parameter that is trained, by what its name in `optim` begins with.
 _KEPT = {"adamw": 2.0, "adam": 2.0, "nadam": 2.0, "radam": 2.0, "lion": 1.0, "rmsprop": 1.0, "adagrad": 1.0}
@@ -14,21 +17,34 @@ _KEPT |= {"sgd": 0.0, "adafactor": 0.0}
 
 
 def first_lines(args: Any, state: Any, model: Any, loader: Any) -> list[str]:
-    """Returns the lines that a run prints before its first step."""
+    """Returns the lines that a run prints before its first step, without those that cannot be told of this run.
+
+    A library may tell callbacks of an object around its model, as SetFit does, which has no parameters.
+    """
     several = f" in {args.world_size} processes" if args.world_size > 1 else ""
     lines = [f"Training on {args.device}{several}: {args.decision.reason}"]
-    if hasattr(model, "parameters"):  # not so where a library tells callbacks of an object around its model
-        lines.append(f"  {parameters_of(model)}")
-    lines += [
-        f"  {_steps(args, state, loader)}",
-        f"  {_batch(args)}",
-        f"  {expected_checkpoints(args, state, model)}",
-    ]
-    if (buckets := buckets_of(loader)) is not None:
-        lines.append(f"  {buckets}")
-    if state.global_step:
-        lines.append(f"  goes on after step {state.global_step} of {state.max_steps}, in epoch {state.epoch or 0:.2f}")
+    for line in (
+        lambda: parameters_of(model),
+        lambda: _steps(args, state, loader),
+        lambda: _batch(args),
+        lambda: expected_checkpoints(args, state, model),
+        lambda: buckets_of(loader),
+        lambda: _resumed(state),
+    ):
+        try:
+            text = line()
+        except Exception:  # of a model or a loader of a library's own
+            logger.debug("A line about the run was left out.", exc_info=True)
+            continue
+        if text is not None:
+            lines.append(f"  {text}")
     return lines
+
+
+def _resumed(state: Any) -> str | None:
+    if not state.global_step:
+        return None
+    return f"goes on after step {state.global_step} of {state.max_steps}, in epoch {state.epoch or 0:.2f}"
 
 
 def parameters_of(model: Any) -> str:

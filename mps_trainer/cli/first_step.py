@@ -12,7 +12,12 @@ from typing import Any
 
 from .. import coverage
 from ..coverage import CoverageReport, Tracer, trace_step
+from ..coverage.step import evaluate_batch, few_batches
 from ..trainer import Trainer
+
+# `TrainingArguments(bf16=True)` asks it, and on a Mac it says yes from macOS 14 on.
+_BF16 = "is_torch_bf16_gpu_available"
+_ASK_FOR_BF16 = ("transformers.utils.import_utils", "transformers.utils", "transformers.training_args")
 
 
 class StepTraced(BaseException):
@@ -44,35 +49,63 @@ def stop_at_first_step(batches: int) -> Iterator[None]:
         undo.callback(setattr, module.Trainer, "train", train)
         module.Trainer.train = lambda trainer, *args, **kwargs: _trace_transformers(trainer, train, batches)
 
+    def allow_bf16(module: Any) -> None:
+        undo.callback(setattr, module, _BF16, getattr(module, _BF16))
+        setattr(module, _BF16, lambda: True)
+
     traced = coverage.trace
     with contextlib.ExitStack() as undo:
         undo.callback(setattr, Trainer, "train", Trainer.train)
         undo.callback(setattr, coverage, "trace", traced)
         Trainer.train, coverage.trace = train_ours, trace  # type: ignore[method-assign,assignment]
         undo.enter_context(_when_imported("transformers.trainer", patch_transformers))
+        for name in _ASK_FOR_BF16:
+            undo.enter_context(_when_imported(name, allow_bf16))
         yield
 
 
 def _trace_transformers(trainer: Any, train: Callable[[Any], Any], batches: int) -> None:
-    """Traces whole steps of transformers' Trainer, without its callbacks, and one batch of evaluation."""
+    """Traces whole steps and a log of transformers' Trainer, without its callbacks, and one batch of evaluation."""
     from transformers.trainer_callback import DefaultFlowCallback, TrainerCallback
 
-    class Stop(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step * args.gradient_accumulation_steps >= batches:
-                raise _StepsDone
+    logging = contextlib.ExitStack()
 
-    trainer.callback_handler.callbacks = [DefaultFlowCallback(), Stop()]
+    class StopAfterLog(TrainerCallback):
+        """Logs after the batches asked for and no earlier, then ends train(); nothing is evaluated or saved."""
+
+        done = 0  # batches
+        is_last = False
+
+        def on_substep_end(self, *_: Any, **kwargs: Any) -> None:
+            self.done += 1
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.done += 1
+            self.on_epoch_end(args, state, control)
+            if self.done < batches and state.global_step < state.max_steps:
+                return
+            if self.done < batches:
+                tracer.recorder.note(few_batches(self.done, batches))
+            if args.logging_strategy == "no":
+                raise _StepsDone
+            self.is_last = control.should_log = True
+            logging.enter_context(tracer.phase("logging"))
+
+        def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if self.is_last:  # log() of a subclass told no callback
+                raise _StepsDone
+            control.should_log = control.should_evaluate = control.should_save = False
+
+        on_step_begin = on_epoch_end
+
+        def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            raise _StepsDone
+
+    trainer.callback_handler.callbacks = [DefaultFlowCallback(), StopAfterLog()]
     tracer = Tracer()
-    with tracer, contextlib.suppress(_StepsDone):
+    with tracer, contextlib.suppress(_StepsDone), logging:
         train(trainer)
-    if trainer.eval_dataset is None:
-        tracer.recorder.note("There is no eval_dataset, so no evaluation was traced.")
-    else:
-        trainer.model.eval()
-        with tracer, tracer.phase("evaluation"):
-            batch = next(iter(trainer.get_eval_dataloader()))
-            trainer.prediction_step(trainer.model, batch, prediction_loss_only=False)
+    evaluate_batch(trainer, tracer)
     raise StepTraced(tracer.report(), trainer)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any
@@ -10,6 +11,20 @@ from ..devices.probes import FALLBACK
 from .source import SourceLine
 from .table import Support
 
+_LINES_SHOWN = 3  # of a library, unless the table is to be verbose
+# File, text of the condition, and what turns the wait off.
+_KNOWN = [
+    (
+        os.path.join("transformers", "trainer.py"),
+        "logging_nan_inf_filter",
+        "logging_nan_inf_filter=False turns it off. Training by mps_trainer's Trainer does without it.",
+    ),
+    (
+        os.path.join("transformers", "masking_utils.py"),
+        "padding_mask",
+        "Training by mps_trainer's Trainer does without it: import mps_trainer.replace_transformers.",
+    ),
+]
 _WIDTHS = (14, 42, 28, 33)  # of the four columns; 120 with the gaps between them
 
 
@@ -132,7 +147,7 @@ class CoverageReport:
         rows += [_dtype_row(problem) for problem in self.dtype_problems if problem.fails]
         rows += [_product_row(product) for product in self.large_products]
         rows += [self._operator_row(use) for use in self.with_support(Support.FALLS_BACK)]
-        rows += [_read_row(read) for read in sorted(self.blocking_reads, key=lambda read: -read.calls)]
+        rows += _read_rows(self.blocking_reads, verbose)
         rows += [_dtype_row(problem) for problem in self.dtype_problems if not problem.fails]
         if verbose:
             for support in (Support.COMPOSITE, Support.NATIVE):
@@ -175,8 +190,8 @@ def _plain(value: Any) -> Any:
         return value.value
     if not is_dataclass(value):
         return value
-    text = {"text": value.text} if isinstance(value, SourceLine) else {}
-    return {name: _plain(each) for name, each in vars(value).items()} | text
+    more = {"text": value.text, "library": value.library} if isinstance(value, SourceLine) else {}
+    return {name: _plain(each) for name, each in vars(value).items()} | more
 
 
 def _times(calls: int) -> str:
@@ -203,9 +218,41 @@ def _product_row(product: LargeProduct) -> tuple[str, ...]:
     return ("may be wrong", what, _where(product.where), remedy)
 
 
-def _read_row(read: BlockingRead) -> tuple[str, ...]:
-    remedy = "The host waits for the device here. Keep the value on the device, and read it once per log."
-    return ("waits", f"{read.what}\n({read.phase}, {_times(read.calls)})", _where(read.where), remedy)
+def _read_rows(reads: list[BlockingRead], verbose: bool) -> list[tuple[str, ...]]:
+    """Returns a row for each line of the user's own code, then one for all lines of a library with one remedy."""
+    rows = []
+    inside: dict[tuple[str, str], list[BlockingRead]] = {}
+    for read in sorted(reads, key=lambda read: -read.calls):
+        if read.where is None or read.where.library is None:
+            remedy = "The host waits for the device here. Keep the value on the device, and read it once per log."
+            rows.append(("waits", f"{read.what}\n({read.phase}, {_times(read.calls)})", _where(read.where), remedy))
+        else:
+            inside.setdefault((read.where.library, _argument(read.where)), []).append(read)
+    return rows + [_library_row(library, remedy, found, verbose) for (library, remedy), found in inside.items()]
+
+
+def _library_row(library: str, remedy: str, reads: list[BlockingRead], verbose: bool) -> tuple[str, ...]:
+    lines = list(dict.fromkeys(read.where for read in reads if read.where is not None))
+    shown = lines if verbose else lines[:_LINES_SHOWN]
+    calls = sum(read.calls for read in reads)
+    phases = ", ".join(dict.fromkeys(read.phase for read in reads))
+    what = f"{_times(calls)} at {len(lines)} line{'' if len(lines) == 1 else 's'}\n({phases})"
+    where = [f"inside {library}", *map(_within_library, shown)]
+    if len(lines) > len(shown):
+        where.append(f"and {len(lines) - len(shown)} more (verbose)")
+    return ("waits", what, "\n".join(where), f"The host waits inside {library}, not in your code. {remedy}".strip())
+
+
+def _within_library(where: SourceLine) -> str:
+    """Returns at most two parts of the path below the library's folder, and the line."""
+    below = where.file.split(os.sep + (where.library or "") + os.sep)[-1]
+    return f"{os.sep.join(below.split(os.sep)[-2:])}:{where.line}"
+
+
+def _argument(where: SourceLine) -> str:
+    """Returns a sentence about what turns a wait of a library off, "" if that is not known."""
+    known = (remedy for file, text, remedy in _KNOWN if where.file.endswith(file) and where.shows(text))
+    return next(known, "")
 
 
 def _cells(row: tuple[str, ...]) -> list[str]:

@@ -8,15 +8,19 @@ import os
 import sys
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OWN = os.path.dirname(__file__) + os.sep
-# Frames of these do not explain anything: torch's own Python, this package's tracing and counting, decorators.
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+# Frames of these do not explain anything: torch's own Python, numpy's, which asks for the values that it is given,
+# this package's tracing and counting, decorators.
 _SKIPPED = (
     _TORCH,
     _OWN,
-    os.path.join(os.path.dirname(os.path.dirname(__file__)), "simulator") + os.sep,
+    os.path.join(_PACKAGE, "simulator") + os.sep,
+    os.path.dirname(np.__file__) + os.sep,
     str(contextlib.__file__),
     "<frozen ",
 )
@@ -33,13 +37,28 @@ class SourceLine:
     def text(self) -> str:
         return linecache.getline(self.file, self.line).strip()
 
+    @property
+    def library(self) -> str | None:
+        """The installed package that the line belongs to; None for the user's own code."""
+        if self.file.startswith(_PACKAGE):
+            return "mps_trainer"
+        parts = self.file.split(os.sep)
+        for i in range(len(parts) - 2, -1, -1):
+            if parts[i] in ("site-packages", "dist-packages"):
+                return parts[i + 1].removesuffix(".py")
+        return None
+
+    def shows(self, text: str, lines: int = 5) -> bool:
+        """Returns True if `text` is in the line or the next of `lines`, through which a condition may go on."""
+        return any(text in linecache.getline(self.file, self.line + i) for i in range(lines))
+
     def __str__(self) -> str:
         """Returns two parts of the path, which tell one `modeling.py` from another, and the line."""
         return f"{os.sep.join(self.file.split(os.sep)[-2:])}:{self.line}"
 
 
 def current_line() -> SourceLine | None:
-    """Returns the innermost running line outside torch and this package's tracing; None if there is none."""
+    """Returns the innermost running line outside torch, numpy and this package's tracing; None if there is none."""
     frame = sys._getframe(1)
     while frame is not None:
         if not frame.f_code.co_filename.startswith(_SKIPPED):

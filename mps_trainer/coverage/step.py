@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,7 @@ def trace_step(trainer: Trainer, batches: int = 1, *, fallback: bool | None = No
         tracer.on_device(stand_in.model)
         tracer.recorder.module(stand_in.model)
         _train(stand_in, tracer, batches)
-        _evaluate(stand_in, tracer)
+        evaluate_batch(stand_in, tracer)
     finally:
         set_rng(rng)
     return tracer.report()
@@ -162,7 +163,7 @@ def _maker(trainer: Trainer, column: str) -> str:
 
 
 def _train(stand_in: Trainer, tracer: Tracer, batches: int) -> None:
-    """Runs whole steps by the Trainer's own loop until `batches` batches are done."""
+    """Runs whole steps by the Trainer's own loop until `batches` batches are done, then logs as a subclass does."""
     stand_in.is_in_train = True
     stand_in.model.train()
     loop = stand_in._mt_begin_run()
@@ -175,33 +176,52 @@ def _train(stand_in: Trainer, tracer: Tracer, batches: int) -> None:
                 loop.update_weights()
         done += len(group)
         if done >= batches:
-            return
-    if done:
-        tracer.recorder.note(f"The training dataset has {done} batches, fewer than the {batches} asked for.")
-    else:
+            break
+    if not done:
         raise MisconfigurationException("There is no step to trace: the training dataset gave no batch.")
+    if done < batches:
+        tracer.recorder.note(few_batches(done, batches))
+    if _overrides(stand_in, "log") and stand_in.args.logging_strategy != "no":
+        loss, norm = loop.meter.read(stand_in.state.global_step, loop.grad_norm)
+        logs = {"loss": loss, "grad_norm": norm, "learning_rate": loop.learning_rate}
+        with tracer, tracer.phase("logging"):
+            stand_in.log({name: value for name, value in logs.items() if value is not None}, time.time())
 
 
-def _evaluate(stand_in: Trainer, tracer: Tracer) -> None:
-    batch = next(_evaluation_batches(stand_in), None)
+def few_batches(done: int, asked: int) -> str:
+    """Returns the note about a run that has fewer batches than are asked for."""
+    return f"The run has {done} batches, fewer than the {asked} asked for."
+
+
+def evaluate_batch(trainer: Any, tracer: Tracer) -> None:
+    """Traces the first batch of the evaluation of a Trainer, this one or transformers'; notes it if there is none."""
+    batch = next(_evaluation_batches(trainer), None)
     if batch is None:
         tracer.recorder.note("There is no batch to evaluate on, so no evaluation was traced.")
         return
-    stand_in.is_in_train = False
-    stand_in.model.eval()
-    loss_only = stand_in.compute_metrics is None or stand_in.args.prediction_loss_only
+    trainer.is_in_train = False
+    trainer.model.eval()
+    loss_only = trainer.compute_metrics is None or trainer.args.prediction_loss_only
     with tracer, tracer.phase("evaluation"):
-        _, logits, labels = stand_in.prediction_step(stand_in.model, batch, loss_only)
-        if logits is not None and stand_in.preprocess_logits_for_metrics is not None:
-            stand_in.preprocess_logits_for_metrics(logits, labels)
+        _, logits, labels = trainer.prediction_step(trainer.model, batch, loss_only)
+        if logits is not None and trainer.preprocess_logits_for_metrics is not None:
+            trainer.preprocess_logits_for_metrics(logits, labels)
 
 
-def _evaluation_batches(stand_in: Trainer) -> Iterator[Any]:
-    from ..trainer import Trainer
-
-    dataset = stand_in.eval_dataset
-    if dataset is None and type(stand_in).get_eval_dataloader is Trainer.get_eval_dataloader:
-        return iter(())
+def _evaluation_batches(trainer: Any) -> Iterator[Any]:
+    dataset = trainer.eval_dataset
     if isinstance(dataset, dict):
-        return iter(stand_in.get_eval_dataloader(next(iter(dataset))))
-    return iter(stand_in.get_eval_dataloader())
+        return iter(trainer.get_eval_dataloader(next(iter(dataset))))
+    if dataset is not None:
+        return iter(trainer.get_eval_dataloader())
+    if not _overrides(trainer, "get_eval_dataloader"):
+        return iter(())
+    try:
+        return iter(trainer.get_eval_dataloader())
+    except ValueError:  # of sentence-transformers, which asks for an eval_dataset there
+        return iter(())
+
+
+def _overrides(trainer: Any, method: str) -> bool:
+    """Returns True if a subclass has a method of its own in the place of the Trainer's."""
+    return sum(method in vars(each) for each in type(trainer).__mro__) > 1

@@ -6,9 +6,11 @@ by it, others (BERT's heads for one) take it and do nothing with it, and their l
 
 from __future__ import annotations
 
+import dis
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
+from types import CodeType
 from typing import Any
 
 import torch
@@ -85,6 +87,23 @@ def smoothed_loss(
     is_normalised = num_items is not None and _SMOOTHER_NORMALISES
     kwargs = {"num_items_in_batch": num_items} if is_normalised else {}
     return smoother(outputs, labels, shift_labels=predicts_next_token(model), **kwargs), is_normalised
+
+
+def reads_num_items(compute_loss: Callable) -> bool:
+    """Returns True if the code of a `compute_loss` reads the number of items, by name or in `*args, **kwargs`."""
+    code = getattr(inspect.unwrap(compute_loss), "__code__", None)
+    if code is None:
+        return False
+    arguments = inspect.getargs(code)
+    return _reads(code, {"num_items_in_batch", arguments.varargs, arguments.varkw})
+
+
+def _reads(code: CodeType, names: set[str | None]) -> bool:
+    for each in dis.get_instructions(code):
+        found = each.argval if isinstance(each.argval, tuple) else (each.argval,)  # Python 3.13 joins two loads
+        if "LOAD" in each.opname and not names.isdisjoint(found):
+            return True
+    return False
 
 
 def warn_of_assumption(trainer_name: str) -> None:

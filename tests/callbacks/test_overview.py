@@ -139,3 +139,15 @@ def test_an_object_around_a_model_has_no_parameters_to_count(make_trainer):
     assert len(lines) == 4
     assert "parameters" not in "".join(lines)
     assert "about" not in lines[3]
+
+
+class Odd:
+    """What a library may tell callbacks of: it counts its parameters in a way of its own."""
+
+    parameters = 74
+
+
+def test_what_the_first_lines_cannot_say_is_left_out_and_stops_no_run(make_trainer):
+    trainer = make_trainer(max_steps=4)
+    device, _, *rest = first_lines(trainer.args, trainer.state, trainer.model, None)
+    assert first_lines(trainer.args, trainer.state, Odd(), None) == [device, *rest]

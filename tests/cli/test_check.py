@@ -87,6 +87,17 @@ def test_a_ready_script_is_0_and_is_not_trained(check, trainer, tmp_path):
     assert not list(tmp_path.glob("out/checkpoint-*"))
 
 
+def test_arguments_of_transformers_ask_for_bf16_as_on_a_mac(check):
+    from transformers import training_args, utils
+
+    before = utils.is_torch_bf16_gpu_available, training_args.is_torch_bf16_gpu_available
+    asks = "from transformers.utils import is_torch_bf16_gpu_available\nassert is_torch_bf16_gpu_available()\n"
+    result = check(BERT + THEIRS + asks + TRAIN.replace("report_to=[]", "report_to=[], bf16=True"))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("Ready for mps")
+    assert (utils.is_torch_bf16_gpu_available, training_args.is_torch_bf16_gpu_available) == before
+
+
 @pytest.mark.parametrize("trainer", [OURS, THEIRS], ids=["this Trainer", "transformers' Trainer"])
 def test_a_script_that_would_fail_is_1_and_the_line_is_named(check, trainer, tmp_path):
     result = check(BERT + trainer + FAILS + TRAIN, "--json", "report.json")
@@ -112,6 +123,77 @@ def test_transformers_trainer_of_a_blocking_read_is_told_the_line(check_alone):
     result = check_alone(text)
     assert result.returncode == 0, result.stderr
     assert "loss = loss + loss.item()" in result.stdout
+
+
+LOGS = """
+class Logs(Trainer):
+    def log(self, logs, *args):
+        print("logs", self.model.get_parameter("classifier.bias").sum().item())  # for the log
+        super().log(logs, *args)
+    def save_model(self, *args, **kwargs):
+        raise AssertionError("saved")
+    def evaluate(self, *args, **kwargs):
+        raise AssertionError("evaluated")
+Trainer = Logs
+"""
+
+
+@pytest.mark.parametrize("trainer", [OURS, THEIRS], ids=["this Trainer", "transformers' Trainer"])
+@pytest.mark.parametrize("batches", [1, 3, 100])
+def test_one_log_is_traced_and_nothing_is_saved_or_evaluated_on_the_way(check, trainer, batches, tmp_path):
+    steps = "report_to=[], num_train_epochs=1, per_device_train_batch_size=12, gradient_accumulation_steps=2, "
+    steps += "save_steps=1, eval_strategy='steps', eval_steps=1"
+    result = check(
+        BERT + trainer + LOGS + TRAIN.replace("report_to=[]", steps), f"--batches={batches}", "--json", "report.json"
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("logs ") == 1
+    reads = json.loads((tmp_path / "report.json").read_text())["blocking_reads"]
+    assert [read["phase"] for read in reads if "# for the log" in read["where"]["text"]] == ["logging"]
+    assert not list(tmp_path.glob("out/checkpoint-*"))
+    assert ("The run has 3 batches, fewer than the 100 asked for" in result.stdout) == (batches == 100)
+
+
+@pytest.mark.parametrize("trainer", [OURS, THEIRS], ids=["this Trainer", "transformers' Trainer"])
+def test_a_run_that_never_logs_traces_no_log(check, trainer):
+    result = check(BERT + trainer + LOGS + TRAIN.replace("report_to=[]", "report_to=[], logging_strategy='no'"))
+    assert result.returncode == 0, result.stderr
+    assert "logs " not in result.stdout
+
+
+EVALUATES = """
+import torch
+class Evaluates(Trainer):
+    pass
+def preprocess(logits, labels):
+    return torch.special.airy_ai(logits)
+trainer = Evaluates(
+    model, TrainingArguments("out", report_to=[]), train_dataset=data, eval_dataset={"a": data, "b": data},
+    compute_metrics=lambda prediction: {}, preprocess_logits_for_metrics=preprocess,
+)
+trainer.train()
+"""
+
+
+@pytest.mark.parametrize("trainer", [OURS, THEIRS], ids=["this Trainer", "transformers' Trainer"])
+def test_an_evaluation_is_that_of_the_run(check, trainer):
+    result = check(BERT + trainer + EVALUATES)
+    assert result.returncode == 1, result.stderr
+    assert "aten::special_airy_ai" in result.stdout
+    assert "(evaluation, 1 call)" in result.stdout
+
+
+@pytest.mark.parametrize("trainer", [OURS, THEIRS], ids=["this Trainer", "transformers' Trainer"])
+def test_a_library_that_has_no_batch_to_evaluate_on_does_not_stop_the_check(check, trainer):
+    asks = """
+class Asks(Trainer):  # as in sentence-transformers
+    def get_eval_dataloader(self, eval_dataset=None):
+        raise ValueError("Trainer: evaluation requires an eval_dataset.")
+Trainer = Asks
+"""
+    result = check(BERT + trainer + asks + TRAIN.replace(", eval_dataset=data", ""))
+    assert result.returncode == 0, result.stderr
+    assert "no evaluation was traced" in result.stdout
 
 
 def test_a_plain_loop_is_traced_where_it_says(check):

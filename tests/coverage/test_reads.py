@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+import types
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mps_trainer.coverage import Tracer, trace
+from mps_trainer.coverage import BlockingRead, CoverageReport, Tracer, trace
+from mps_trainer.coverage.source import SourceLine
 from tests import installed_torch
 
 from .conftest import reads
@@ -165,3 +169,89 @@ def test_the_line_is_the_library_s_where_the_library_asks():
     ids = torch.ones(2, 4, dtype=torch.long)
     report = trace(model, input_ids=ids, attention_mask=torch.ones_like(ids))
     assert all("transformers" in str(read.where) for read in report.blocking_reads if read.where)
+
+
+def test_a_wait_of_numpy_is_of_the_line_that_calls_it():
+    assert [line for _, _, line in reads(trace(lambda: np.sort(values())))][-1].startswith("assert")
+
+
+@pytest.fixture
+def library(tmp_path):
+    """Returns a function that makes an installed library of a text."""
+
+    def install(text: str, name: str = "mended", file: str = "losses/pairs.py") -> types.ModuleType:
+        path = tmp_path / "lib" / "site-packages" / name / file
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+        module = types.ModuleType(name)
+        exec(compile(text, str(path), "exec"), vars(module))
+        return module
+
+    return install
+
+
+READS = "def twice(values):\n    values.item()\n    values.tolist()\n"
+
+
+def test_a_wait_inside_a_library_names_it_and_asks_for_no_change_there(library):
+    report = trace(library(READS).twice, values().sum())
+    assert [read.where.library for read in report.blocking_reads] == ["mended", "mended"]
+    assert report.to_dict()["blocking_reads"][0]["where"]["library"] == "mended"
+    table = report.table()
+    assert "inside mended" in table
+    assert "losses/pairs.py:2" in table
+    assert "losses/pairs.py:3" in table
+    assert "2 calls at 2 lines" in table
+    assert "Keep the value" not in table
+
+
+def test_a_wait_in_the_script_keeps_its_advice_beside_one_in_a_library(library):
+    module = library(READS)
+
+    def step() -> None:
+        values().sum().item()  # one's own
+        module.twice(values().sum())
+
+    report = trace(step)
+    rows = report.table()
+    assert [read.where.library for read in report.blocking_reads] == [None, "mended", "mended"]
+    assert rows.index("Keep the value") < rows.index("inside mended")
+    assert rows.count("Keep the value") == 1
+
+
+def test_many_lines_of_a_library_are_one_row():
+    file = "/opt/lib/python3.11/site-packages/trl/trainer/sft_trainer.py"
+    found = [BlockingRead("aten::item", "forward", 9 - i, SourceLine(file, 100 + i)) for i in range(6)]
+    report = CoverageReport("2.13.0", False, blocking_reads=found)
+    short, long = report.table(), report.table(verbose=True)
+    assert [len([line for line in table.splitlines() if line.startswith("waits")]) for table in (short, long)] == [
+        1,
+        1,
+    ]
+    assert [f"sft_trainer.py:{100 + i}" in short for i in range(6)] == [True] * 3 + [False] * 3
+    assert "and 3 more" in short
+    assert all(f"sft_trainer.py:{100 + i}" in long for i in range(6))
+    assert "more" not in long
+
+
+def test_the_argument_that_turns_a_wait_off_is_named(library):
+    text = "def step(args, loss):\n    if (\n        args['logging_nan_inf_filter']\n        and loss\n    ): ...\n"
+    step = library(text, "transformers", "trainer.py").step
+    table = trace(step, {"logging_nan_inf_filter": True}, values().sum()).table()
+    assert "logging_nan_inf_filter=False" in table
+    other = library(text, "other", "trainer.py").step
+    assert "=False" not in trace(other, {"logging_nan_inf_filter": True}, values().sum()).table()
+
+
+@pytest.mark.parametrize(
+    ("file", "library"),
+    [
+        ("/venv/lib/python3.11/site-packages/trl/trainer/utils.py", "trl"),
+        ("/usr/lib/python3/dist-packages/six.py", "six"),
+        (sys.modules["mps_trainer"].__file__, "mps_trainer"),
+        ("/home/me/train.py", None),
+        ("/home/me/.cache/huggingface/modules/transformers_modules/mine/modeling.py", None),
+    ],
+)
+def test_the_library_of_a_line(file, library):
+    assert SourceLine(file, 1).library == library

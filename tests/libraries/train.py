@@ -1,8 +1,9 @@
 """Trains five steps with a trainer of another library, evaluates, saves, resumes; writes what it logged as JSON.
 
-    python tests/libraries/train.py TRAINER FOLDER [--stock]
+    python tests/libraries/train.py TRAINER FOLDER [--stock] [--bf16]
 
-With transformers' own Trainer if `--stock` is given, else with this package's in its place.
+With transformers' own Trainer if `--stock` is given, else with this package's in its place. With `--bf16` in TRL's
+default precision and on the default device, for `mps-trainer check`.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ RUN = {
     "per_device_train_batch_size": 4, "per_device_eval_batch_size": 4, "disable_tqdm": True,
 }  # fmt: skip
 TRL = {"bf16": False, "gradient_checkpointing": False}
+if "--bf16" in sys.argv:
+    del RUN["use_cpu"], TRL["bf16"]
 
 
 def tokenizer(*, classifier: bool = False) -> Any:

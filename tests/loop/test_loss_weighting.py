@@ -164,6 +164,42 @@ def test_a_loss_of_a_subclass_counts_as_normalised_where_the_model_takes_items_a
     assert not trainer._mt_is_share_of_update(8)
 
 
+class Divides(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return model(**inputs)["loss"] / num_items_in_batch
+
+
+class Hands(Divides):
+    """Hands everything on, without a name for it."""
+
+    def compute_loss(self, *args, **kwargs):
+        return Divides.compute_loss(self, *args, **kwargs)
+
+
+class Measures(OwnLoss):
+    """Uses the number in its own words, inside another function."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return (lambda loss: loss / num_items_in_batch)(model(**inputs)["loss"])
+
+
+class Ignores(Divides):
+    def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+        return model(**inputs)["loss"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "warned"), [(Divides, False), (Hands, False), (Measures, False), (Ignores, True), (OwnLoss, True)]
+)
+def test_only_a_loss_that_does_not_read_the_number_of_items_warns(make_trainer, kind, warned):
+    trainer = make_trainer({"model": Counts(), "kind": kind})
+    trainer._mt_loss_divisor = 2
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert trainer._mt_is_share_of_update(8)
+    assert bool(told) == warned
+
+
 class Filled:
     """A run in which the last batch of an update is another process's."""
 

@@ -1,0 +1,47 @@
+"""`mps-trainer check` traces trainers of other libraries, on this Trainer and on transformers', in TRL's precision."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import HUNG_AFTER
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).with_name("train.py")
+
+
+@pytest.mark.parametrize("trainer", [[], ["--stock"]], ids=["this Trainer", "transformers' Trainer"])
+@pytest.mark.parametrize(
+    ("library", "name"), [("trl", "sft"), ("sentence_transformers", "bi_encoder"), ("setfit",) * 2]
+)
+def test_a_trainer_of_a_library_is_checked(library, name, trainer, tmp_path):
+    for needed in (library, "datasets"):
+        if importlib.util.find_spec(needed) is None:
+            pytest.skip(f"{needed} is not installed: pip install -e '.[libraries]'")
+    report = tmp_path / "report.json"
+    command = [sys.executable, "-m", "mps_trainer", "check", "--json", str(report), str(SCRIPT), name, str(tmp_path)]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        [*command, *trainer, "--bf16"], env=variables, capture_output=True, text=True, timeout=HUNG_AFTER
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "Keep the value on the device" not in ended.stdout  # the waits are the libraries'
+    found = json.loads(report.read_text())
+    assert {use["phase"] for use in found["operators"]} >= {"forward", "backward", "optimizer", "evaluation"}
+    assert {read["where"]["library"] for read in found["blocking_reads"]} <= {library, "transformers"}
+    if name == "sft":
+        assert "inside trl" in ended.stdout
+    if trainer:
+        assert "inside transformers" in ended.stdout
+        assert any(read["phase"] == "logging" for read in found["blocking_reads"])
+    assert not (tmp_path / "found.json").exists()
+    assert not list(tmp_path.glob("out/checkpoint-*"))
