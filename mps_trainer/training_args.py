@@ -111,6 +111,8 @@ class TrainingArguments(DeprecatedArguments, Setters, ArgumentGroups):
             self.torch_compile = True
         if self.torch_compile and self.torch_compile_backend is None:
             self.torch_compile_backend = "inductor"
+        if self.use_cpu:
+            self.dataloader_pin_memory = False
         if self.disable_tqdm is None:
             self.disable_tqdm = logger.getEffectiveLevel() > logging.WARNING
 
