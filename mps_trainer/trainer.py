@@ -1197,10 +1197,10 @@ class Trainer:
         """Sets the generators to where they were when the checkpoint was made, if it says so."""
         self._mt_saver.load_rng(checkpoint_folder)
 
-    def _load_callback_state(self, path: str) -> None:
-        """Gives callbacks the state that `state.stateful_callbacks`, read from `path`, has of them, if asked to."""
+    def _load_callback_state(self) -> None:
+        """Gives callbacks the state that `state.stateful_callbacks` has of them, if asked to."""
         if self.args.restore_callback_states_from_checkpoint:
-            load_callbacks(self._mt_events, path)
+            load_callbacks(self._mt_events)
 
     def _rotate_checkpoints(
         self, use_mtime: bool = False, output_dir: str | None = None, state: TrainerState | None = None
