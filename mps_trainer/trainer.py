@@ -29,7 +29,7 @@ from transformers.trainer_utils import (
 from transformers.utils.generic import can_return_loss, find_labels
 
 from . import trainer_checks, trainer_setup
-from .callbacks import all_callbacks, call_first_who_add_to_logs, jit_checkpoint, reports_among
+from .callbacks import RunReport, all_callbacks, call_first_who_add_to_logs, jit_checkpoint
 from .callbacks.events import Events
 from .checkpoints import folders, model_files
 from .checkpoints.output_folder import own_run_folder
@@ -190,6 +190,7 @@ class Trainer:
         added = all_callbacks(args, jit, callbacks or [])
         handler = CallbackHandler(added, self.model, self.processing_class, self.optimizer, self.lr_scheduler)
         self.callback_handler, self.control = handler, TrainerControl()
+        self._mt_events.report = RunReport() if args.report else None
         self._mt_saver = self._mt_new_saver()
         call_first_who_add_to_logs(self.callback_handler.callbacks)
         if args.push_to_hub:
@@ -254,7 +255,7 @@ class Trainer:
             self.lr_scheduler = None
         self._created_lr_scheduler = False
         self._train_batch_size, self._mt_examples_at_a_time = sizes_to_begin_with(self.args, resume_from)
-        for report in reports_among(self.callback_handler.callbacks):
+        if (report := self._mt_events.report) is not None:
             batch, whole = self.get_total_train_batch_size(self.args), run_dir == self.args.output_dir
             report.expect(run_dir, resume_from, batch, draws=whole)
         prepared = prepared_for_training(
@@ -1345,7 +1346,7 @@ class Trainer:
             return runner.run(self, n_trials, direction, **kwargs)
         finally:
             self.hp_search_backend = None
-            for report in reports_among(self.callback_handler.callbacks):
+            if (report := self._mt_events.report) is not None:
                 report.end_search(self.args.output_dir)
 
     def _hp_search_setup(self, trial: Any) -> None:

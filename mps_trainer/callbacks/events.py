@@ -8,7 +8,7 @@ from typing import Any
 from transformers.trainer_callback import CallbackHandler, TrainerCallback, TrainerControl, TrainerState
 
 from ..guards.callbacks import explain_callback
-from .run_report import reports_among
+from .run_report import RunReport
 
 # Those of each step, with TrainerCallback's own method, which does nothing. transformers' handler tells the others.
 _OF_STEPS = {
@@ -35,6 +35,7 @@ class Events:
     """
 
     handler: CallbackHandler
+    report: RunReport | None = None  # told, after the callbacks, the events that it has a method for
 
     def __init__(self, args: Callable[[], Any]) -> None:
         self._args = args
@@ -56,11 +57,19 @@ class Events:
         except Exception as error:
             explain_callback(error, event, self.state.global_step)
             raise
+        finally:
+            self._tell_report(event, details)
+
+    def _tell_report(self, event: str, details: dict[str, Any]) -> None:
+        tell = getattr(self.report, event, None)
+        if tell is not None:
+            handler = self.handler
+            tell(args=self.args, state=self.state, model=handler.model, loader=handler.train_dataloader, **details)
 
     def note(self, kind: str, text: str = "") -> None:
         """Puts on the time line of the run's report what no callback is told."""
-        for report in reports_among(self.handler.callbacks):
-            report.note(kind, self.state.global_step, text)
+        if self.report is not None:
+            self.report.note(kind, self.state.global_step, text)
 
     def covers(self, event: str) -> bool:
         """Returns True for an event that `tell` may tell: not with a handler of somebody's own, or a changed one."""

@@ -45,17 +45,23 @@ def test_a_run_leaves_a_record_and_a_page(report_of, device, tmp_path):
     assert (last[3] is not None) == (device == "mps")
 
 
-def test_no_step_is_looked_at(report_of, monkeypatch):
+def test_no_step_is_looked_at_and_it_is_not_among_the_callbacks(report_of):
     from mps_trainer.callbacks import RunReport
-    from mps_trainer.callbacks.events import _OF_STEPS, Events
+    from mps_trainer.callbacks.events import _OF_STEPS
 
     trainer, _ = report_of()
-    handler = trainer.callback_handler
-    handler.callbacks = [callback for callback in handler.callbacks if isinstance(callback, RunReport)]
-    assert len(handler.callbacks) == 1
-    events = Events(lambda: trainer.args)
-    events.handler = handler
-    assert not any(events.has_listener(event) for event in (*_OF_STEPS, "on_save"))
+    assert not any(hasattr(RunReport, event) for event in (*_OF_STEPS, "on_save"))
+    assert not any(isinstance(callback, RunReport) for callback in trainer.callback_handler.callbacks)
+
+
+def test_a_log_that_a_callback_fails_on_is_in_it(make_trainer, tmp_path):
+    class Fails(TrainerCallback):
+        def on_log(self, args, state, control, **kwargs):
+            raise OSError("the tracker is gone")
+
+    with pytest.raises(OSError, match="gone"):
+        make_trainer({"callbacks": [Fails()]}, report=True, max_steps=4, logging_steps=2).train()
+    assert [entry["step"] for entry in read_back(tmp_path / "run")["history"]] == [2]
 
 
 def test_clock_and_memory_are_looked_at_four_times_a_second_at_most(report_of):
