@@ -190,7 +190,7 @@ class Trainer:
         added = all_callbacks(args, jit, callbacks or [])
         handler = CallbackHandler(added, self.model, self.processing_class, self.optimizer, self.lr_scheduler)
         self.callback_handler, self.control = handler, TrainerControl()
-        self._mt_events.report = RunReport() if args.report else None
+        self._mt_events.report = RunReport() if args.writes_report else None
         self._mt_saver = self._mt_new_saver()
         call_first_who_add_to_logs(self.callback_handler.callbacks)
         if args.push_to_hub:

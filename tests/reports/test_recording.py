@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pickle
 import signal
 import sys
 import warnings
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from transformers import TrainerCallback
 
-from mps_trainer import MisconfigurationException, TrainingArguments
+from mps_trainer import MisconfigurationException, Trainer, TrainingArguments
 from mps_trainer.reports.record import NAME, PAGE
 from tests.conftest import accuracy, examples
 
@@ -88,6 +91,37 @@ def test_the_default_of_report_to_is_no_word_against_a_report():
     assert not TrainingArguments("out", report_to="none").report
     again = TrainingArguments(**TrainingArguments("out").to_dict())
     assert again.report
+
+
+@dataclass
+class Quiet(TrainingArguments):
+    """Arguments of a script that wants no trackers, whatever its users ask for."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.report_to = []
+
+
+def test_no_trackers_assigned_later_are_a_word_against_a_report():
+    assert TrainingArguments("out").writes_report
+    assert not TrainingArguments("out", report=False).writes_report
+    assert not Quiet("out").writes_report
+    assert not copy.deepcopy(Quiet("out")).writes_report
+    for again in (copy.deepcopy, lambda args: pickle.loads(pickle.dumps(args)), replace):
+        assert again(TrainingArguments("out")).writes_report
+    for value in ("none", ["none"], []):
+        args = TrainingArguments("out", report_to=["tensorboard"])
+        args.report_to = value
+        assert not args.writes_report
+    args.report_to = ["tensorboard"]
+    assert args.writes_report
+    assert TrainingArguments("out").set_logging(steps=5).writes_report
+
+
+def test_a_subclass_that_wants_no_trackers_has_no_file_beside_its_checkpoints(make_model, tmp_path):
+    args = Quiet(str(tmp_path / "run"), use_cpu=True, max_steps=2, save_strategy="steps", save_steps=1)
+    Trainer(make_model(), args, train_dataset=examples(16)).train()
+    assert sorted(os.listdir(tmp_path / "run")) == ["checkpoint-1", "checkpoint-2"]
 
 
 def test_evaluation_alone_leaves_none(make_trainer, tmp_path):
