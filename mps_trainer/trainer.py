@@ -269,7 +269,10 @@ class Trainer:
             move_to_device=self._move_model_to_device,
         )
         with absent_named(self._mt_what_comes), explained(self._mt_describe_run, TRAINING), prepared:
-            return self._mt_begin_run(resume_from, trial).run()
+            output = self._mt_begin_run(resume_from, trial).run()
+        if self.args.auto_find_batch_size:  # what was found, for those who ask afterwards, as in transformers
+            self._train_batch_size = self.state.train_batch_size or self._train_batch_size
+        return output
 
     def _mt_begin_run(self, resume_from: str | None = None, trial: Any = None) -> TrainingRun:
         """Returns a run with all that it needs made, which goes on from the checkpoint `resume_from`."""

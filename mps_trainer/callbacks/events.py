@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -47,11 +48,15 @@ class Events:
         """The arguments of the Trainer, which may get others."""
         return self._args()
 
-    def fire(self, event: str, **details: Any) -> None:
-        """Tells every callback that `event` has come."""
+    def fire(self, event: str, *, since: Any = None, **details: Any) -> None:
+        """Tells every callback that `event` has come.
+
+        Args:
+            since: the callback that failed at the event before, where those before it have heard of it.
+        """
         try:
             if not details and self.covers(event):
-                self.control = self.tell(event)
+                self.control = self.tell(event, since)
             else:
                 self.control = getattr(self.handler, event)(self.args, self.state, self.control, **details)
         except Exception as error:
@@ -82,13 +87,20 @@ class Events:
         """Returns True if a callback does something at `event`."""
         return any(_listens(callback, event) for callback in self.handler.callbacks)
 
-    def tell(self, event: str) -> Any:
-        """Calls the callbacks that do something at `event`, and returns the control that they leave behind."""
+    def tell(self, event: str, since: Any = None) -> Any:
+        """Calls the callbacks that do something at `event`, and returns the control that they leave behind.
+
+        Args:
+            since: the first callback to call; None for all.
+        """
         control = self.control
         if event == "on_step_begin":
             control.should_log = control.should_evaluate = control.should_save = False
         handler, nothing = self.handler, _OF_STEPS[event]
-        for callback in handler.callbacks:
+        told: Any = handler.callbacks  # a callback may add others
+        if since in told:
+            told = itertools.islice(told, told.index(since), None)
+        for callback in told:
             method = getattr(callback, event)
             if getattr(method, "__func__", method) is nothing:
                 continue
