@@ -12,10 +12,12 @@ from typing import Any
 
 import transformers
 import transformers.trainer
+import transformers.trainer_callback
 import transformers.trainer_seq2seq
 import transformers.training_args
 import transformers.training_args_seq2seq
 
+from .callbacks import ProgressCallback
 from .errors import MisconfigurationException
 from .trainer import Trainer
 from .trainer_seq2seq import Seq2SeqTrainer
@@ -27,6 +29,7 @@ _CLASSES = (Trainer, TrainingArguments, Seq2SeqTrainer, Seq2SeqTrainingArguments
 _MODULES = (
     transformers,
     transformers.trainer,
+    transformers.trainer_callback,
     transformers.training_args,
     transformers.trainer_seq2seq,
     transformers.training_args_seq2seq,
@@ -48,7 +51,8 @@ def replace() -> None:
             "`import mps_trainer.replace_transformers` the first import of the script, or restart the notebook."
         )
     for module in _MODULES:
-        for ours in _CLASSES:
+        # who takes the bars out and adds them again gets the same ones; a subclass of transformers' bars does no harm
+        for ours in (*_CLASSES, ProgressCallback):
             name = ours.__name__
             if module is transformers or name in vars(module):
                 _replaced.append((module, name, getattr(module, name)))

@@ -29,7 +29,7 @@ from transformers.trainer_utils import (
 from transformers.utils.generic import can_return_loss, find_labels
 
 from . import trainer_checks, trainer_setup
-from .callbacks import all_callbacks, call_first_who_add_to_logs, jit_checkpoint, reports_among
+from .callbacks import RunReport, all_callbacks, call_first_who_add_to_logs, jit_checkpoint
 from .callbacks.events import Events
 from .checkpoints import folders, model_files
 from .checkpoints.output_folder import own_run_folder
@@ -190,6 +190,7 @@ class Trainer:
         added = all_callbacks(args, jit, callbacks or [])
         handler = CallbackHandler(added, self.model, self.processing_class, self.optimizer, self.lr_scheduler)
         self.callback_handler, self.control = handler, TrainerControl()
+        self._mt_events.report = RunReport() if args.writes_report else None
         self._mt_saver = self._mt_new_saver()
         call_first_who_add_to_logs(self.callback_handler.callbacks)
         if args.push_to_hub:
@@ -254,7 +255,7 @@ class Trainer:
             self.lr_scheduler = None
         self._created_lr_scheduler = False
         self._train_batch_size, self._mt_examples_at_a_time = sizes_to_begin_with(self.args, resume_from)
-        for report in reports_among(self.callback_handler.callbacks):
+        if (report := self._mt_events.report) is not None:
             batch, whole = self.get_total_train_batch_size(self.args), run_dir == self.args.output_dir
             report.expect(run_dir, resume_from, batch, draws=whole)
         prepared = prepared_for_training(
@@ -267,14 +268,12 @@ class Trainer:
             overrides=self._mt_overrides,
             move_to_device=self._move_model_to_device,
         )
-        in_half_precision = self._mt_precision.applied_to(self.model)
-        with (
-            absent_named(self._mt_what_comes),
-            explained(self._mt_describe_run, TRAINING),
-            prepared,
-            in_half_precision,
-        ):
-            return self._mt_begin_run(resume_from, trial).run()
+        autocast = self._mt_precision.applied_to(self.model)
+        with absent_named(self._mt_what_comes), explained(self._mt_describe_run, TRAINING), prepared, autocast:
+            output = self._mt_begin_run(resume_from, trial).run()
+        if self.args.auto_find_batch_size:  # what was found, for those who ask afterwards, as in transformers
+            self._train_batch_size = self.state.train_batch_size or self._train_batch_size
+        return output
 
     def _mt_begin_run(self, resume_from: str | None = None, trial: Any = None) -> TrainingRun:
         """Returns a run with all that it needs made, which goes on from the checkpoint `resume_from`."""
@@ -1206,10 +1205,10 @@ class Trainer:
         """Sets the generators to where they were when the checkpoint was made, if it says so."""
         self._mt_saver.load_rng(checkpoint_folder)
 
-    def _load_callback_state(self, path: str) -> None:
-        """Gives callbacks the state that `state.stateful_callbacks`, read from `path`, has of them, if asked to."""
+    def _load_callback_state(self) -> None:
+        """Gives callbacks the state that `state.stateful_callbacks` has of them, if asked to."""
         if self.args.restore_callback_states_from_checkpoint:
-            load_callbacks(self._mt_events, path)
+            load_callbacks(self._mt_events)
 
     def _rotate_checkpoints(
         self, use_mtime: bool = False, output_dir: str | None = None, state: TrainerState | None = None
@@ -1354,7 +1353,7 @@ class Trainer:
             return runner.run(self, n_trials, direction, **kwargs)
         finally:
             self.hp_search_backend = None
-            for report in reports_among(self.callback_handler.callbacks):
+            if (report := self._mt_events.report) is not None:
                 report.end_search(self.args.output_dir)
 
     def _hp_search_setup(self, trial: Any) -> None:

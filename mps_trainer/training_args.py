@@ -65,6 +65,7 @@ class TrainingArguments(DeprecatedArguments, Setters, ArgumentGroups):
         checks.coerce(self, _hints())
         if self.report_to is None or self.report_to == ["none"]:
             self.report_to = []
+        self._checked_report_to = self.report_to
         checks.check_values(self)
         checks.check_combinations(self)
         refuse_what_cannot_be(self)
@@ -111,8 +112,21 @@ class TrainingArguments(DeprecatedArguments, Setters, ArgumentGroups):
             self.torch_compile = True
         if self.torch_compile and self.torch_compile_backend is None:
             self.torch_compile_backend = "inductor"
+        if self.use_cpu:
+            self.dataloader_pin_memory = False
         if self.disable_tqdm is None:
             self.disable_tqdm = logger.getEffectiveLevel() > logging.WARNING
+
+    @property
+    def writes_report(self) -> bool:
+        """Returns whether a run leaves `report.html`.
+
+        It does not without `report`, nor where no tracker was assigned to `report_to` of arguments that were made, as
+        a subclass may do in `__post_init__`: that is "none", written out. As data, arguments without trackers have an
+        empty list, too, so that one given when they are made says nothing.
+        """
+        emptied = self.report_to in ([], "none", ["none"]) and self.report_to is not self._checked_report_to
+        return self.report and not emptied
 
     def use_transformers_choices(self) -> None:
         """Makes members of enums those of transformers' own classes, which have to be loaded by now.

@@ -295,6 +295,13 @@ def _with_parents(path: str) -> Iterable[str]:
         path = "" if parent == path else parent
 
 
+def _whole_steps(name: str, value: Any) -> int:
+    """Returns a number of steps, which transformers takes as an integer alone."""
+    if isinstance(value, float):
+        raise refuse(name, value, "a whole number, not written as a fraction")
+    return int(_number(name, value, int))
+
+
 def _unchanged(name: str, value: Any) -> Any:
     return value
 
@@ -319,6 +326,7 @@ READERS: dict[str, Callable[[str, Any], Any]] = {
     "include_num_input_tokens_seen": lambda name, value: _one_of(
         name, value, {"all": True, "non_padding": None, "no": False}
     ),
+    "torch_empty_cache_steps": _whole_steps,
     "optim_target_modules": lambda name, value: value if isinstance(value, str) and value else _names(name, value),
     "trackio_static_space_id": lambda name, value: value if value is False else _text(name, value),
     **dict.fromkeys(("fsdp", "fsdp_config"), _unchanged),  # see sharding.py

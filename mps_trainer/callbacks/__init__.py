@@ -11,7 +11,7 @@ from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
 from .device_stats import DeviceStatsMonitor, call_first_who_add_to_logs
 from .progress import ProgressCallback
-from .run_report import RunReport, reports_among
+from .run_report import RunReport
 
 
 def default_callbacks(args: TrainingArguments) -> list[TrainerCallback | type[TrainerCallback]]:
@@ -36,11 +36,6 @@ def default_callbacks(args: TrainingArguments) -> list[TrainerCallback | type[Tr
     return [DefaultFlowCallback, *trackers]
 
 
-def report_callback(args: TrainingArguments) -> list[TrainerCallback | type[TrainerCallback]]:
-    """Returns the callback that writes the report of a run, unless the arguments leave it out."""
-    return [RunReport] if args.report else []
-
-
 def display_callback(args: TrainingArguments) -> type[TrainerCallback]:
     """Returns the callback that comes after a user's own: a progress bar, a table in notebooks, or the log alone."""
     if args.disable_tqdm:
@@ -60,7 +55,7 @@ def all_callbacks(
     Args:
         jit: from `jit_checkpoint`, with its Trainer set.
     """
-    return [*default_callbacks(args), *jit, *report_callback(args), *given, display_callback(args)]
+    return [*default_callbacks(args), *jit, *given, display_callback(args)]
 
 
 def close_display(callbacks: list[TrainerCallback]) -> None:
@@ -98,5 +93,4 @@ __all__ = [
     "call_first_who_add_to_logs",
     "close_display",
     "jit_checkpoint",
-    "reports_among",
 ]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 from transformers.trainer_callback import CallbackHandler, TrainerCallback, TrainerControl, TrainerState
 
 from ..guards.callbacks import explain_callback
-from .run_report import reports_among
+from .run_report import RunReport
 
 # Those of each step, with TrainerCallback's own method, which does nothing. transformers' handler tells the others.
 _OF_STEPS = {
@@ -35,6 +36,7 @@ class Events:
     """
 
     handler: CallbackHandler
+    report: RunReport | None = None  # told, after the callbacks, the events that it has a method for
 
     def __init__(self, args: Callable[[], Any]) -> None:
         self._args = args
@@ -46,21 +48,33 @@ class Events:
         """The arguments of the Trainer, which may get others."""
         return self._args()
 
-    def fire(self, event: str, **details: Any) -> None:
-        """Tells every callback that `event` has come."""
+    def fire(self, event: str, *, since: Any = None, **details: Any) -> None:
+        """Tells every callback that `event` has come.
+
+        Args:
+            since: the callback that failed at the event before, where those before it have heard of it.
+        """
         try:
             if not details and self.covers(event):
-                self.control = self.tell(event)
+                self.control = self.tell(event, since)
             else:
                 self.control = getattr(self.handler, event)(self.args, self.state, self.control, **details)
         except Exception as error:
             explain_callback(error, event, self.state.global_step)
             raise
+        finally:
+            self._tell_report(event, details)
+
+    def _tell_report(self, event: str, details: dict[str, Any]) -> None:
+        tell = getattr(self.report, event, None)
+        if tell is not None:
+            handler = self.handler
+            tell(args=self.args, state=self.state, model=handler.model, loader=handler.train_dataloader, **details)
 
     def note(self, kind: str, text: str = "") -> None:
         """Puts on the time line of the run's report what no callback is told."""
-        for report in reports_among(self.handler.callbacks):
-            report.note(kind, self.state.global_step, text)
+        if self.report is not None:
+            self.report.note(kind, self.state.global_step, text)
 
     def covers(self, event: str) -> bool:
         """Returns True for an event that `tell` may tell: not with a handler of somebody's own, or a changed one."""
@@ -73,13 +87,20 @@ class Events:
         """Returns True if a callback does something at `event`."""
         return any(_listens(callback, event) for callback in self.handler.callbacks)
 
-    def tell(self, event: str) -> Any:
-        """Calls the callbacks that do something at `event`, and returns the control that they leave behind."""
+    def tell(self, event: str, since: Any = None) -> Any:
+        """Calls the callbacks that do something at `event`, and returns the control that they leave behind.
+
+        Args:
+            since: the first callback to call; None for all.
+        """
         control = self.control
         if event == "on_step_begin":
             control.should_log = control.should_evaluate = control.should_save = False
         handler, nothing = self.handler, _OF_STEPS[event]
-        for callback in handler.callbacks:
+        told: Any = handler.callbacks  # a callback may add others
+        if since in told:
+            told = itertools.islice(told, told.index(since), None)
+        for callback in told:
             method = getattr(callback, event)
             if getattr(method, "__func__", method) is nothing:
                 continue

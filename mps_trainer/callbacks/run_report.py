@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers.trainer_callback import TrainerCallback
 
 from ..refusal import sentence
 from ..reports.record import PAGE, is_recorded, read, replace
@@ -37,11 +36,12 @@ def _never_in_the_way(method: Callable[..., None]) -> Callable[..., None]:
     return guarded
 
 
-class RunReport(TrainerCallback):
+class RunReport:
     """Writes `report.html` and, to make it again, `run_record.json`. See docs/report.md.
 
-    It listens to logs alone. What callbacks are not told (a checkpoint that is on its way to the disk, a fault, the
-    end after the end) the Trainer tells it. The first process writes, the others do nothing.
+    It is not among the callbacks, which are transformers' and the user's. `Events` tells it, after them, the three
+    events that it has a method for, and what callbacks are not told: a checkpoint that is on its way to the disk, a
+    fault, the end after the end. The first process writes, the others do nothing.
     """
 
     def __init__(self) -> None:
@@ -61,21 +61,20 @@ class RunReport(TrainerCallback):
             self._trials.append(folder)
 
     @_never_in_the_way
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, model: Any, loader: Any, **details: Any) -> None:
         if self._folder is None or not state.is_world_process_zero:
             return
         from ..reports.recorder import Recorder
 
-        model, loader = kwargs.get("model"), kwargs.get("train_dataloader")
         self._recorder = Recorder(self._folder, args, state, model, loader, self._batch, self._resumed_from)
 
     @_never_in_the_way
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+    def on_log(self, logs: Any = None, **details: Any) -> None:
         if self._recorder is not None and logs:
             self._recorder.log(logs)
 
     @_never_in_the_way
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_evaluate(self, state: Any, **details: Any) -> None:
         if self._recorder is not None and self._recorder.ended:  # scripts evaluate once more after training
             self._recorder.state = state
             self._write(self._recorder)
@@ -134,7 +133,3 @@ def _can_draw(folder: str) -> bool:
     advice = "`pip install plotly`, then `mps-trainer report %s`."
     logger.warning(f"%s has no %s: plotly is not installed. {advice}", folder, PAGE, folder)
     return False
-
-
-def reports_among(callbacks: list[Any]) -> list[RunReport]:
-    return [callback for callback in callbacks if isinstance(callback, RunReport)]

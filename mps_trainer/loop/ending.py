@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
-from ..callbacks import close_display, reports_among
+from ..callbacks import close_display
 from ..callbacks.events import Events
 from ..data.loader import close_workers
 from .run import TrainingRun
@@ -15,7 +15,7 @@ from .run import TrainingRun
 def ending_in_order(
     run: Callable[[], TrainingRun | None], events: Events, wait_for_save: Callable[[], None]
 ) -> Iterator[None]:
-    """At the end, workers and reports end with the run; at an error, also bars and the checkpoint being written.
+    """At the end, workers and report end with the run; at an error, also bars and the checkpoint being written.
 
     Args:
         run: returns the run that is under way, None before there is one.
@@ -23,7 +23,7 @@ def ending_in_order(
     """
     try:
         yield
-        _end_reports(events, None)
+        _end_report(events, None)
     except BaseException as error:
         if (ended := run()) is not None:
             if isinstance(error, RuntimeError):
@@ -33,7 +33,7 @@ def ending_in_order(
         if not isinstance(error, KeyboardInterrupt):  # which is not to wait
             with contextlib.suppress(Exception):
                 wait_for_save()
-        _end_reports(events, error)
+        _end_report(events, error)
         raise
     finally:
         if (ended := run()) is not None:
@@ -41,6 +41,6 @@ def ending_in_order(
             close_workers(ended.loader)
 
 
-def _end_reports(events: Events, error: BaseException | None) -> None:
-    for report in reports_among(events.handler.callbacks):
-        report.end(error)
+def _end_report(events: Events, error: BaseException | None) -> None:
+    if events.report is not None:
+        events.report.end(error)

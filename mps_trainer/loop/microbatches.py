@@ -16,6 +16,7 @@ from ..checkpoints import run_files
 from ..checkpoints.rng import read_rng
 from ..checkpoints.state import read_state
 from ..data.split import UnsplittableBatchError, examples_in
+from ..guards.callbacks import raiser
 from ..guards.memory_growth import free_unused
 from ..guards.out_of_memory import NothingLeftToSplitError, out_of_memory
 from ..training_args import TrainingArguments
@@ -68,13 +69,37 @@ class MicrobatchSplitter:
             except RuntimeError as error:
                 if not out_of_memory(error) or steps_early:
                     raise
-                self._halve(parts, error)
+                self._halve(parts, error, self.events.state.global_step + 1)
             else:
                 return
             # out of the handler, whose error holds on to all that was computed
             undo()
-            gc.collect()
-            free_unused(self.device)
+            self._free()
+
+    def end_step(self, batches: list[Any]) -> None:
+        """Tells the callbacks that the update of `batches` has been made.
+
+        One that runs out of memory is told again, with what the parts held given back, and smaller ones from here on.
+
+        Raises:
+            NothingLeftToSplitError: if memory runs out beside single examples, or batches cannot be split.
+        """
+        again = None
+        while True:
+            try:
+                self.events.fire("on_step_end", since=again)
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+                self._halve(self._parts(batches)[0], error, self.events.state.global_step)
+                again = raiser(error)
+            else:
+                return
+            self._free()
+
+    def _free(self) -> None:
+        gc.collect()
+        free_unused(self.device)
 
     def _parts(self, batches: list[Any]) -> tuple[list[Any], list[float | None]]:
         """Returns the batches of an update in parts that fit, and the divisor for the loss of each."""
@@ -99,8 +124,8 @@ class MicrobatchSplitter:
         total = sum(counts)
         return [divisor * (total / count) if count else None for count in counts]
 
-    def _halve(self, parts: list[Any], error: RuntimeError) -> None:
-        """Halves what is trained on at a time. Raises `error` where that cannot be."""
+    def _halve(self, parts: list[Any], error: RuntimeError, step: int) -> None:
+        """Halves what is trained on at a time, as `step` ran out of memory. Raises `error` where that cannot be."""
         largest = max(_size(part) or 1 for part in parts)
         size = most = self.most or max(largest, self.batch_size)
         count = len(parts)
@@ -117,7 +142,7 @@ class MicrobatchSplitter:
         logger.warning(
             "Memory ran out in step %d with %d examples at a time. From this step on it is %d at a time, with more of "
             "them accumulated: an update has the same examples as before, and nothing is trained on twice.",
-            state.global_step + 1,
+            step,
             largest if largest > 1 else size,
             most,
         )

@@ -239,7 +239,7 @@ class TrainingRun:
                 self.events.fire("on_step_begin")
                 train_on(batches, num_items)
                 self.update_weights()
-                self.events.fire("on_step_end")
+                self.end_step(batches)
                 self.log_evaluate_save()
                 if self.control.should_epoch_stop or self.control.should_training_stop:
                     break
@@ -260,6 +260,12 @@ class TrainingRun:
             update_size=self.update_size,
             num_examples=self.num_examples,
         )
+
+    def end_step(self, batches: list[Any]) -> None:
+        if self.splitter is None:
+            self.events.fire("on_step_end")
+        else:
+            self.splitter.end_step(batches)
 
     def end_epoch(self) -> None:
         self.resumed_rng.restore()

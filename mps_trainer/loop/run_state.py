@@ -15,10 +15,15 @@ from ..checkpoints import folders
 from ..checkpoints.compatibility import require_exported
 from ..checkpoints.state import entries_of, read_state
 from ..checkpoints.storage.files import damaged
+from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
 
 logger = logging.getLogger(__name__)
 of_transformers = logging.getLogger("transformers.trainer")  # for what its users look for under its name
+
+
+class CallbackStateError(MisconfigurationException):
+    """A callback does not take the state that a checkpoint has of it."""
 
 
 def new_state(events: Events) -> TrainerState:
@@ -42,14 +47,14 @@ def begin_state(
     events: Events,
     args: TrainingArguments,
     resume_from: str | None,
-    load_callback_state: Callable[[str], None],
+    load_callback_state: Callable[[], None],
     max_steps: int,
     **settings: Any,
 ) -> None:
     """Makes the state that of a run about to begin, or of the checkpoint `resume_from`.
 
     Args:
-        load_callback_state: the Trainer's method that gives the callbacks their state; takes the path of the file.
+        load_callback_state: the Trainer's method that gives the callbacks what the state has of them.
         settings: more fields of the state, which a checkpoint does not decide.
     """
     events.state = new_state(events)
@@ -60,7 +65,7 @@ def begin_state(
     events.state.compute_steps(args, max_steps)
 
 
-def _resume(events: Events, folder: str, args: TrainingArguments, load_callback_state: Callable[[str], None]) -> None:
+def _resume(events: Events, folder: str, args: TrainingArguments, load_callback_state: Callable[[], None]) -> None:
     """Makes the state that of a checkpoint; warns of arguments that have changed, and of what is gone."""
     saved = read_state(folder)
     fields = {field.name for field in dataclasses.fields(TrainerState)}
@@ -77,7 +82,10 @@ def _resume(events: Events, folder: str, args: TrainingArguments, load_callback_
         if state.train_batch_size is not None and not args.auto_find_batch_size:
             compare_trainer_and_checkpoint_args(args, state)
     state.stateful_callbacks = callbacks
-    load_callback_state(os.path.join(folder, folders.STATE))
+    try:
+        load_callback_state()
+    except CallbackStateError as error:
+        raise damaged(os.path.join(folder, folders.STATE), error) from error.__cause__
     events.state.stateful_callbacks = stateful_callbacks(events)
 
 
@@ -93,11 +101,11 @@ def _find_best_checkpoint(state: TrainerState, folder: str) -> None:
         state.best_metric = state.best_global_step = None
 
 
-def load_callbacks(events: Events, path: str) -> None:
-    """Gives callbacks the state that `stateful_callbacks` of the run's state, read from `path`, has of them.
+def load_callbacks(events: Events) -> None:
+    """Gives callbacks the state that `stateful_callbacks` of the run's state has of them.
 
     Raises:
-        MisconfigurationException: for a state that a callback does not take.
+        CallbackStateError: for a state that a callback does not take.
     """
     present = [*events.handler.callbacks, events.control]
     for name, saved in events.state.stateful_callbacks.items():
@@ -109,7 +117,7 @@ def load_callbacks(events: Events, path: str) -> None:
                 require_exported(entry, part)
                 again: Any = type(part)(**entry.get("args", {}))
             except Exception as error:
-                raise damaged(path, ValueError(f"{name} does not take its state: {error}")) from error
+                raise CallbackStateError(f"{name} does not take its state: {error}") from error
             vars(again).update(entry.get("attributes", {}))
             _replace(events, part, again)
 

@@ -50,6 +50,10 @@ SINGLE = [
     ("logging_steps", 0, "above 0 with logging_strategy='steps'"),
     ("save_steps", 0, "above 0 with save_strategy='steps'"),
     # not a number of the kind
+    ("torch_empty_cache_steps", 1.0, "a whole number, not written as a fraction"),
+    ("torch_empty_cache_steps", 0.5, "a whole number"),
+    ("torch_empty_cache_steps", "none", "a whole number"),
+    ("torch_empty_cache_steps", 0, "at least 1"),
     ("logging_steps", 2.5, STEPS_OR_FRACTION),
     ("eval_steps", 1.5, STEPS_OR_FRACTION),
     ("save_steps", 10.1, STEPS_OR_FRACTION),

@@ -75,8 +75,9 @@ def test_events_and_what_comes_with_them(both, settings):
 def test_who_is_called_and_in_which_order(both):
     def run(library):
         data = {"train_dataset": sentences(), "eval_dataset": sentences(8), "callbacks": [EarlyStoppingCallback(1)]}
-        quiet = library.trainer(bert_classifier(), trainer=data)
-        shown = library.trainer(bert_classifier(), trainer=data, disable_tqdm=False)
+        words = {"report_to": library.module.TrainingArguments("out", use_cpu=True).report_to}  # of nobody
+        quiet = library.trainer(bert_classifier(), trainer=data, **words)
+        shown = library.trainer(bert_classifier(), trainer=data, disable_tqdm=False, **words)
         return [
             [next(base.__name__ for base in type(c).__mro__ if base.__module__.startswith("transformers")) for c in t]
             for t in (quiet.callback_handler.callbacks, shown.callback_handler.callbacks)

@@ -173,6 +173,29 @@ def counted(library, callbacks, restore):
     return [(part.start, part.steps) for part in again.callback_handler.callbacks if type(part) is Counter]
 
 
+def test_the_state_of_callbacks_is_loaded_without_a_run_and_by_an_override_of_the_method(both):
+    def run(library):
+        loads = []
+
+        class Own(library.module.Trainer):
+            def _load_callback_state(self):
+                super()._load_callback_state()
+                loads.append((self.state.global_step, self.control.should_training_stop))
+
+        trained(library, **{**STEPS, "max_steps": 2})
+        checkpoint = library.folder / "checkpoint-2"
+        settings = {**STEPS, "max_steps": 2, "restore_callback_states_from_checkpoint": True}
+        at_rest = library.trainer(bert_classifier(), kind=Own, **settings)
+        at_rest.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+        at_rest._load_callback_state()
+        data = {"train_dataset": sentences()}
+        library.trainer(bert_classifier(), kind=Own, trainer=data, **settings).train(str(checkpoint))
+        return loads
+
+    theirs, ours = both(run)
+    assert ours == theirs == [(2, True), (2, True)]
+
+
 @pytest.mark.parametrize("restore", [True, False])
 def test_a_callback_goes_on_from_its_state(both, restore):
     theirs, ours = both(lambda library: counted(library, lambda: [Counter(5), EarlyStoppingCallback(3)], restore))

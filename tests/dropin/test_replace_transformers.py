@@ -40,6 +40,16 @@ def test_transformers_names_mean_this_packages_classes(replaced):
             assert getattr(importlib.import_module(module), name) is getattr(mps_trainer, name)
 
 
+def test_the_bars_that_a_trainer_has_are_those_that_the_name_means(replaced, tmp_path):
+    from transformers.trainer_callback import ProgressCallback
+
+    args = transformers.TrainingArguments(str(tmp_path), use_cpu=True, disable_tqdm=False)
+    trainer = transformers.Trainer(bert_classifier(), args)
+    assert trainer.callback_handler.callbacks[-1].__class__ is ProgressCallback is transformers.ProgressCallback
+    replaced.undo()
+    assert transformers.ProgressCallback.__module__ == "transformers.trainer_callback"
+
+
 def test_it_says_so_in_one_line_and_once(replaced, capsys):
     replaced.undo()
     replaced.replace()

@@ -8,6 +8,7 @@ import os
 import pytest
 import torch
 from torch import nn
+from transformers import TrainerCallback
 
 from mps_trainer import Trainer
 from mps_trainer.guards.out_of_memory import DeviceOutOfMemoryError
@@ -237,6 +238,60 @@ def test_a_resumed_run_begins_with_the_size_that_was_found(make_trainer):
     assert_same_weights(weights(resumed.model), weights(whole.model))
     assert logged(resumed, "loss") == logged(whole, "loss")
     assert resumed.state.train_batch_size == 2
+
+
+class Samples(TrainerCallback):
+    """Has memory at the end of a step beside `fits` examples."""
+
+    def __init__(self, fits):
+        self.fits, self.told = fits, []
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.told.append((state.global_step, state.train_batch_size))
+        if state.train_batch_size > self.fits:
+            raise RuntimeError(MESSAGES["mps"])
+
+
+def test_a_callback_that_runs_out_of_memory_is_told_again_and_those_before_it_are_not(make_trainer, caplog):
+    settings = {"max_steps": 2, "learning_rate": 1e-2}
+    enough = make_trainer({"model": hungry()}, **settings)
+    enough.train()
+    callbacks = [Samples(8), Samples(2), Samples(8)]
+    scarce = make_trainer({"model": hungry(), "callbacks": callbacks}, auto_find_batch_size=True, **settings)
+    with caplog.at_level(logging.WARNING, logger="mps_trainer"):
+        scarce.train()
+    before, hungry_one, after = (callback.told for callback in callbacks)
+    assert before == [(1, 8), (2, 2)]
+    assert hungry_one == [(1, 8), (1, 4), (1, 2), (2, 2)]
+    assert after == [(1, 2), (2, 2)]
+    assert scarce.model.sizes == [8, 2, 2, 2, 2]
+    assert_same_run(scarce, enough)
+    lines = [record.getMessage() for record in caplog.records if "Memory ran out" in record.getMessage()]
+    assert ["in step 1 with 8 " in lines[0], "in step 1 with 4 " in lines[1], len(lines)] == [True, True, 2]
+
+
+@pytest.mark.parametrize("raised", [RuntimeError(MESSAGES["mps"]), RuntimeError("another reason")])
+def test_a_callback_that_fails_beside_a_single_example_or_for_another_reason_ends_the_run(make_trainer, raised):
+    class Fails(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            raise raised
+
+    trainer = make_trainer({"callbacks": [Fails()]}, auto_find_batch_size=True, max_steps=2)
+    out = "out of memory" in str(raised)
+    with pytest.raises(DeviceOutOfMemoryError if out else RuntimeError, match="one example" if out else "another"):
+        trainer.train()
+    assert trainer.state.global_step == 1
+
+
+def test_the_size_that_was_found_can_be_asked_for_after_the_run(make_trainer):
+    settings = {"auto_find_batch_size": True, "max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    trainer = make_trainer({"model": hungry(4)}, **settings)
+    trainer.train()
+    assert trainer._train_batch_size == trainer.state.train_batch_size == 4
+    resumed = make_trainer({"model": hungry(4)}, **settings)
+    assert resumed._train_batch_size == 8
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed._train_batch_size == 4
 
 
 def test_the_next_run_begins_with_what_the_arguments_say(make_trainer):

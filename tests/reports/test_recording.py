@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pickle
 import signal
 import sys
 import warnings
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from transformers import TrainerCallback
 
-from mps_trainer import MisconfigurationException, TrainingArguments
+from mps_trainer import MisconfigurationException, Trainer, TrainingArguments
 from mps_trainer.reports.record import NAME, PAGE
 from tests.conftest import accuracy, examples
 
@@ -45,17 +48,23 @@ def test_a_run_leaves_a_record_and_a_page(report_of, device, tmp_path):
     assert (last[3] is not None) == (device == "mps")
 
 
-def test_no_step_is_looked_at(report_of, monkeypatch):
+def test_no_step_is_looked_at_and_it_is_not_among_the_callbacks(report_of):
     from mps_trainer.callbacks import RunReport
-    from mps_trainer.callbacks.events import _OF_STEPS, Events
+    from mps_trainer.callbacks.events import _OF_STEPS
 
     trainer, _ = report_of()
-    handler = trainer.callback_handler
-    handler.callbacks = [callback for callback in handler.callbacks if isinstance(callback, RunReport)]
-    assert len(handler.callbacks) == 1
-    events = Events(lambda: trainer.args)
-    events.handler = handler
-    assert not any(events.has_listener(event) for event in (*_OF_STEPS, "on_save"))
+    assert not any(hasattr(RunReport, event) for event in (*_OF_STEPS, "on_save"))
+    assert not any(isinstance(callback, RunReport) for callback in trainer.callback_handler.callbacks)
+
+
+def test_a_log_that_a_callback_fails_on_is_in_it(make_trainer, tmp_path):
+    class Fails(TrainerCallback):
+        def on_log(self, args, state, control, **kwargs):
+            raise OSError("the tracker is gone")
+
+    with pytest.raises(OSError, match="gone"):
+        make_trainer({"callbacks": [Fails()]}, report=True, max_steps=4, logging_steps=2).train()
+    assert [entry["step"] for entry in read_back(tmp_path / "run")["history"]] == [2]
 
 
 def test_clock_and_memory_are_looked_at_four_times_a_second_at_most(report_of):
@@ -82,6 +91,37 @@ def test_the_default_of_report_to_is_no_word_against_a_report():
     assert not TrainingArguments("out", report_to="none").report
     again = TrainingArguments(**TrainingArguments("out").to_dict())
     assert again.report
+
+
+@dataclass
+class Quiet(TrainingArguments):
+    """Arguments of a script that wants no trackers, whatever its users ask for."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.report_to = []
+
+
+def test_no_trackers_assigned_later_are_a_word_against_a_report():
+    assert TrainingArguments("out").writes_report
+    assert not TrainingArguments("out", report=False).writes_report
+    assert not Quiet("out").writes_report
+    assert not copy.deepcopy(Quiet("out")).writes_report
+    for again in (copy.deepcopy, lambda args: pickle.loads(pickle.dumps(args)), replace):
+        assert again(TrainingArguments("out")).writes_report
+    for value in ("none", ["none"], []):
+        args = TrainingArguments("out", report_to=["tensorboard"])
+        args.report_to = value
+        assert not args.writes_report
+    args.report_to = ["tensorboard"]
+    assert args.writes_report
+    assert TrainingArguments("out").set_logging(steps=5).writes_report
+
+
+def test_a_subclass_that_wants_no_trackers_has_no_file_beside_its_checkpoints(make_model, tmp_path):
+    args = Quiet(str(tmp_path / "run"), use_cpu=True, max_steps=2, save_strategy="steps", save_steps=1)
+    Trainer(make_model(), args, train_dataset=examples(16)).train()
+    assert sorted(os.listdir(tmp_path / "run")) == ["checkpoint-1", "checkpoint-2"]
 
 
 def test_evaluation_alone_leaves_none(make_trainer, tmp_path):
