@@ -1,12 +1,15 @@
-"""Trains five steps with a trainer of another library, evaluates, saves, resumes; writes what it logged as JSON.
+"""Trains five steps with trainers of other libraries, evaluates, saves, resumes; writes what each logged as JSON.
 
-    python tests/libraries/train.py TRAINER FOLDER [--stock]
+    python tests/libraries/train.py FOLDER TRAINER... [--stock] [--twice]
 
-With transformers' own Trainer if `--stock` is given, else with this package's in its place.
+With transformers' own Trainer if `--stock` is given, else with this package's in its place. Each trainer has a folder
+of its name. With `--twice` each trains on the CPU first, and then on the simulated mps device, in a folder
+`TRAINER-mps`. All are trained in one process, because importing the libraries takes longer than the training.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -17,6 +20,8 @@ from typing import Any
 os.environ.update(CI="1", HF_HUB_OFFLINE="1", TRL_EXPERIMENTAL_SILENCE="1", TOKENIZERS_PARALLELISM="false")
 if "--stock" not in sys.argv:
     import mps_trainer.replace_transformers  # noqa: F401
+
+from mps_trainer.simulator import simulated_mps  # before torch: hides CUDA
 
 # isort: split
 
@@ -33,9 +38,9 @@ CHAT = (
 )
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 SIZES |= {"vocab_size": 48, "max_position_embeddings": 64}
-FOLDER = Path(sys.argv[2])
+NAMES = [word for word in sys.argv[2:] if not word.startswith("--")]
 RUN = {
-    "output_dir": str(FOLDER / "out"), "max_steps": 5, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 5,
+    "output_dir": "out", "max_steps": 5, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 5,
     "save_steps": 3, "report_to": "none", "use_cpu": True, "seed": 7, "learning_rate": 1e-3,
     "per_device_train_batch_size": 4, "per_device_eval_batch_size": 4, "disable_tqdm": True,
 }  # fmt: skip
@@ -60,17 +65,16 @@ def llama(kind: Any = transformers.LlamaForCausalLM, **settings: Any) -> Any:
     """Returns a Llama read from a folder, from which TRL reads the model of reference again."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(**SIZES, pad_token_id=0, bos_token_id=5, eos_token_id=6, **settings)
-    kind(config).save_pretrained(FOLDER / "llama")
-    return kind.from_pretrained(FOLDER / "llama")
+    kind(config).save_pretrained("llama")
+    return kind.from_pretrained("llama")
 
 
 def folder_of_bert(kind: Any = transformers.BertModel, **settings: Any) -> str:
     """Returns a folder with a BERT and its tokenizer, as sentence-transformers loads them."""
     torch.manual_seed(0)
-    path = str(FOLDER / "bert")
-    kind(transformers.BertConfig(**SIZES, pad_token_id=0, **settings)).save_pretrained(path)
-    tokenizer(classifier=True).save_pretrained(path)
-    return path
+    kind(transformers.BertConfig(**SIZES, pad_token_id=0, **settings)).save_pretrained("bert")
+    tokenizer(classifier=True).save_pretrained("bert")
+    return "bert"
 
 
 DRAW = random.Random(0)
@@ -167,7 +171,7 @@ def bi_encoder() -> Any:
     from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
-    model = SentenceTransformer(folder_of_bert(), device="cpu")
+    model = SentenceTransformer(folder_of_bert(), device="cpu" if RUN["use_cpu"] else "mps")
     loss = MultipleNegativesRankingLoss(model)
     data = of_data(lambda: {"anchor": text(), "positive": text()})
     return SentenceTransformerTrainer(model, Arguments(**RUN), loss=loss, **data)
@@ -215,37 +219,52 @@ TRAINERS = {
 }
 
 
-def made() -> Any:
+def made(name: str) -> Any:
     """Returns the trainer, with the same model and data at each call."""
     DRAW.seed(0)
-    return TRAINERS[sys.argv[1]]()
+    return TRAINERS[name]()
 
 
-def main() -> None:
-    trainer = made()
+def train(name: str) -> dict[str, Any]:
+    """Trains in the current folder and returns what was logged and written."""
+    trainer = made(name)
     inner = getattr(trainer, "st_trainer", trainer)
     trainer.train()
     metrics = trainer.evaluate()
     if inner is trainer:
-        trainer.save_model(str(FOLDER / "saved"))
+        trainer.save_model("saved")
     else:  # SetFit saves its model itself
-        trainer.model.save_pretrained(str(FOLDER / "saved"))
+        trainer.model.save_pretrained("saved")
     resumed = []
     if inner is trainer:  # SetFit's trainer does not resume
-        again = made()
-        again.train(resume_from_checkpoint=str(FOLDER / "out" / "checkpoint-3"))
+        again = made(name)
+        again.train(resume_from_checkpoint="out/checkpoint-3")
         resumed = again.state.log_history
-    found = {
+    return {
         "trainer": next(each.__module__ for each in type(inner).__mro__ if each.__name__ == "Trainer"),
         "is_instance": isinstance(inner, transformers.Trainer),
         "args_are_instance": isinstance(inner.args, transformers.TrainingArguments),
+        "device": next(inner.model.parameters()).device.type,
         "logs": inner.state.log_history,
         "resumed": resumed,
         "metrics": metrics,
         "checkpoint": sorted(path.name for path in Path(inner.args.output_dir).glob("checkpoint-*/*")),
-        "saved": sorted(path.name for path in (FOLDER / "saved").iterdir()),
+        "saved": sorted(path.name for path in Path("saved").iterdir()),
     }
-    (FOLDER / "found.json").write_text(json.dumps(found, default=float))
+
+
+def main() -> None:
+    folder = Path(sys.argv[1]).resolve()
+    for name in NAMES:
+        for device in ["cpu", "mps"] if "--twice" in sys.argv else ["cpu"]:
+            RUN["use_cpu"] = device == "cpu"
+            place = folder / (name if device == "cpu" else f"{name}-{device}")
+            place.mkdir(parents=True)
+            os.chdir(place)
+            # the CPU's random numbers, for dropout
+            with simulated_mps(same_draws_as_cpu=True) if device == "mps" else contextlib.nullcontext():
+                found = train(name)
+            (place / "found.json").write_text(json.dumps(found, default=float))
 
 
 if __name__ == "__main__":
