@@ -1,10 +1,10 @@
 """Trains five steps with trainers of other libraries, evaluates, saves, resumes; writes what each logged as JSON.
 
-    python tests/libraries/train.py FOLDER TRAINER... [--stock] [--twice]
+    python tests/libraries/train.py FOLDER TRAINER... [--stock]
 
-With transformers' own Trainer if `--stock` is given, else with this package's in its place. Each trainer has a folder
-of its name. With `--twice` each trains on the CPU first, and then on the simulated mps device, in a folder
-`TRAINER-mps`. All are trained in one process, because importing the libraries takes longer than the training.
+With transformers' own Trainer if `--stock` is given, else with this package's in its place. `TRAINER@mps` trains on
+the simulated mps device instead of the CPU. Each has a folder of its name. All are trained in one process, because
+importing the libraries takes longer than the training.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from typing import Any
 
 os.environ.update(CI="1", HF_HUB_OFFLINE="1", TRL_EXPERIMENTAL_SILENCE="1", TOKENIZERS_PARALLELISM="false")
 if "--stock" not in sys.argv:
-    import mps_trainer.replace_transformers  # noqa: F401
+    from mps_trainer.simulator import simulated_mps  # before torch: hides CUDA
 
-from mps_trainer.simulator import simulated_mps  # before torch: hides CUDA
+    # isort: split
+
+    import mps_trainer.replace_transformers  # noqa: F401
 
 # isort: split
 
@@ -256,15 +258,14 @@ def train(name: str) -> dict[str, Any]:
 def main() -> None:
     folder = Path(sys.argv[1]).resolve()
     for name in NAMES:
-        for device in ["cpu", "mps"] if "--twice" in sys.argv else ["cpu"]:
-            RUN["use_cpu"] = device == "cpu"
-            place = folder / (name if device == "cpu" else f"{name}-{device}")
-            place.mkdir(parents=True)
-            os.chdir(place)
-            # the CPU's random numbers, for dropout
-            with simulated_mps(same_draws_as_cpu=True) if device == "mps" else contextlib.nullcontext():
-                found = train(name)
-            (place / "found.json").write_text(json.dumps(found, default=float))
+        trainer, _, device = name.partition("@")
+        RUN["use_cpu"] = not device
+        (folder / name).mkdir(parents=True)
+        os.chdir(folder / name)
+        # the CPU's random numbers, for dropout
+        with simulated_mps(same_draws_as_cpu=True) if device else contextlib.nullcontext():
+            found = train(trainer)
+        (folder / name / "found.json").write_text(json.dumps(found, default=float))
 
 
 if __name__ == "__main__":
