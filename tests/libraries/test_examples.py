@@ -23,6 +23,7 @@ pytestmark = [
 
 SCRIPT = Path(__file__).with_name("run_examples.py")
 SFT, BI_ENCODER = "run_sft.py", "train_bi_encoder.py"
+PAGES = ["docs/trl.md", "docs/sentence-transformers.md", "docs/setfit.md"]
 PARSERS = {SFT: "sft_arguments", BI_ENCODER: "bi_encoder_arguments"}
 QUIET = ["--disable_tqdm", "True", "--use_cpu"]
 
@@ -79,6 +80,7 @@ def test_they_learn_resume_and_refuse_in_one_line(tmp_path, subtests):
         tmp_path,
         *([script, *words] for script, words, _ in refused),
         *([PARSERS[Path(words[0]).name], *words[1:]] for words in of_pages),
+        *([page] for page in PAGES),
         [*shed, *saving, "--output_dir", str(chats)],
         [*shed, *saving, "--output_dir", str(again), "--resume_from_checkpoint", str(chats / "checkpoint-160")],
         [*pairs, "--output_dir", str(embeddings)],
@@ -90,7 +92,7 @@ def test_they_learn_resume_and_refuse_in_one_line(tmp_path, subtests):
             assert lines[-1].startswith(f"{script}: error: ")
             assert says in lines[-1]
             assert "Traceback" not in result["err"]
-    for words, result in zip(of_pages, results[len(refused) :], strict=False):
+    for words, result in zip([*of_pages, *([page] for page in PAGES)], results[len(refused) : -3], strict=True):
         with subtests.test(" ".join(words)):
             assert result["status"] == 0, result["err"]
     ran = results[-3:]
