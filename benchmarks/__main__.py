@@ -17,7 +17,7 @@ from .peers import PEERS
 from .rounds import alternate, judged, middles, ratios
 from .worker import ROOT
 
-NAMES = ("overhead", "distributed", "simulated", "mrpc", "startup", "memory", "learning", "options")
+NAMES = ("overhead", "distributed", "simulated", "mrpc", "startup", "memory", "learning", "options", "libraries")
 DATA = os.environ.get("MPS_TRAINER_REAL_DATA", str(ROOT.parent / "shared"))
 
 

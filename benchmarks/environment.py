@@ -13,7 +13,10 @@ from typing import Any
 
 from .worker import ROOT, measure_in_process
 
-PACKAGES = ("torch", "transformers", "accelerate", "lightning", "datasets", "tokenizers", "numpy", "matplotlib")
+PACKAGES = (
+    *("torch", "transformers", "accelerate", "lightning", "datasets", "tokenizers", "numpy", "matplotlib"),
+    *("trl", "peft", "sentence-transformers"),
+)
 
 
 def describe() -> dict[str, Any]:

@@ -41,7 +41,15 @@ EXAMPLES = {
         "images in folders: cv_example.py", "cv_example.py --embedded --output_dir shapes", ("PIL",)
     ),
     "language-modeling": Example(
-        "a language model and a text, by LoRA: run_lora.py", "run_lora.py --embedded --output_dir diary", ("peft",)
+        "a text or chats, by LoRA: run_lora.py, run_sft.py",
+        "run_lora.py --embedded --output_dir diary",
+        ("peft",),
+    ),
+    "sentence-embeddings": Example(
+        "pairs of texts: train_bi_encoder.py",
+        "train_bi_encoder.py --embedded --output_dir embeddings",
+        ("sentence_transformers", "datasets", "accelerate"),
+        ("mps_trainer[libraries]",),
     ),
     "notebooks": Example(
         "from the device to a trained model, in Jupyter",

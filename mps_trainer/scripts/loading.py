@@ -1,4 +1,4 @@
-"""Loads models of other people: errors of the libraries, and models that they wrongly accept, in one line."""
+"""Loads models and datasets of other people: errors of the libraries, and what they wrongly accept, in one line."""
 
 from __future__ import annotations
 
@@ -6,10 +6,63 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from ..errors import MisconfigurationException
 from ..refusal import sentence
+
+HELD_BACK = 0.1  # of the rows, where a dataset has no split to evaluate on
+BUILDERS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}  # for a file, by its ending
+
+
+def require_packages(script: str, modules: tuple[str, ...], extra: str) -> None:
+    """Raises MisconfigurationException for the first module that is not installed; `extra` brings it."""
+    for module in modules:
+        if find_spec(module) is None:
+            raise MisconfigurationException(
+                f"{script} needs {module.replace('_', '-')}, which is not installed. Install it: "
+                f"pip install 'mps_trainer[{extra}]'."
+            )
+
+
+def require_dataset(name: str | None) -> None:
+    """Raises MisconfigurationException for a path to nothing: the hub has no names like it, and need not be asked."""
+    if name is not None and not os.path.exists(name) and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+        raise MisconfigurationException(f"--dataset_name {name} does not exist. Name a file, a folder or a dataset.")
+
+
+def load_splits(
+    name: str, config: str | None, train: str, test: str, seed: int, instead: str, streaming: bool = False
+) -> tuple[Any, Any]:
+    """Returns the rows to train on and those to evaluate on, of a file, a folder or a dataset on the hub.
+
+    Args:
+        train: the name of the split to train on.
+        test: the name of the split to evaluate on; if there is none, a tenth of the other is held back.
+        instead: the sentence that says what to do where the dataset cannot be loaded.
+
+    Raises:
+        MisconfigurationException: for a dataset that cannot be loaded, and splits that it does not have.
+    """
+    from datasets import load_dataset
+
+    with errors_about("dataset", name, instead):
+        if os.path.isfile(name):
+            if (builder := BUILDERS.get(Path(name).suffix.lower())) is None:
+                raise ValueError(f"its name ends in none of {', '.join(BUILDERS)}.")
+            splits = load_dataset(builder, data_files=name, streaming=streaming)
+        else:
+            splits = load_dataset(name, config, streaming=streaming)
+        if train not in splits:
+            raise ValueError(f"it has no split {train!r}, but {', '.join(splits)}.")
+        if test in splits:
+            return splits[train], splits[test]
+        if streaming:
+            raise ValueError(f"a stream cannot be split, and it has no split {test!r}.")
+        parts = splits[train].train_test_split(HELD_BACK, seed=seed)
+        return parts["train"], parts["test"]
 
 
 def require_folder_or_name(flag: str, name: str | None, contents: str) -> None:

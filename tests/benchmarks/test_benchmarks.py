@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from benchmarks import distributed, glue, learning, overhead, simulated, startup, worker
+from benchmarks import distributed, glue, learning, libraries, overhead, simulated, startup, worker
 from benchmarks.__main__ import main, run
 from benchmarks.benchmark import Options
 from benchmarks.rounds import alternate, middles
@@ -189,6 +189,23 @@ def test_without_anybody_to_measure_a_benchmark_is_skipped(benchmarks_here):
 def test_what_does_not_measure_the_peers_asked_for_is_skipped(benchmarks_here):
     result, _ = benchmarks_here("memory", "--peers", "transformers")
     assert "transformers" in result["skipped"]
+
+
+def test_without_the_libraries_their_benchmark_is_skipped_with_what_to_install(benchmarks_here, monkeypatch):
+    monkeypatch.setattr(libraries, "NEEDED", ("no_such_library",))
+    result, _ = benchmarks_here("libraries")
+    assert result["skipped"] == "Not installed: no_such_library. Run: pip install -e '.[libraries]'"
+
+
+@pytest.mark.acceptance
+def test_libraries(benchmarks):
+    pytest.importorskip("trl")
+    pytest.importorskip("sentence_transformers")
+    result, _ = benchmarks("libraries")
+    figures = {"sft_milliseconds", "sft_lora_milliseconds", "mnrl_milliseconds"}
+    check(result, "libraries", {"ours", "transformers"}, figures)
+    ours, theirs = (result["rounds"][0][name]["learned"] for name in ("ours", "transformers"))
+    assert ours == pytest.approx(theirs, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", ["mrpc", "learning"])

@@ -19,7 +19,7 @@ REAL = Path(os.environ.get("MPS_TRAINER_REAL_DATA", ROOT.parent / "shared"))
 
 IMAGES = ROOT / "examples" / "image-classification"
 LANGUAGE = ROOT / "examples" / "language-modeling"
-FOLDERS = (EXAMPLE, IMAGES, LANGUAGE)
+FOLDERS = (EXAMPLE, IMAGES, LANGUAGE, ROOT / "examples" / "sentence-embeddings")
 for folder in FOLDERS:
     sys.path.insert(0, str(folder))  # a script's own folder is where its modules are
 

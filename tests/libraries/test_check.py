@@ -1,4 +1,4 @@
-"""`mps-trainer check` traces trainers of other libraries, on this Trainer and on transformers', in TRL's precision."""
+"""`mps-trainer check` traces trainers of other libraries, on this Trainer and on transformers', in their precision."""
 
 from __future__ import annotations
 
@@ -28,11 +28,19 @@ def test_a_trainer_of_a_library_is_checked(library, name, trainer, tmp_path):
         if importlib.util.find_spec(needed) is None:
             pytest.skip(f"{needed} is not installed: pip install -e '.[libraries]'")
     report = tmp_path / "report.json"
-    command = [sys.executable, "-m", "mps_trainer", "check", "--json", str(report), str(SCRIPT), name, str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "mps_trainer",
+        "check",
+        "--json",
+        str(report),
+        str(SCRIPT),
+        str(tmp_path / "runs"),
+        f"{name}@default",
+    ]
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(
-        [*command, *trainer, "--bf16"], env=variables, capture_output=True, text=True, timeout=HUNG_AFTER
-    )
+    ended = subprocess.run([*command, *trainer], env=variables, capture_output=True, text=True, timeout=HUNG_AFTER)
     assert ended.returncode == 0, ended.stderr
     assert "Keep the value on the device" not in ended.stdout  # the waits are the libraries'
     found = json.loads(report.read_text())
@@ -43,5 +51,5 @@ def test_a_trainer_of_a_library_is_checked(library, name, trainer, tmp_path):
     if trainer:
         assert "inside transformers" in ended.stdout
         assert any(read["phase"] == "logging" for read in found["blocking_reads"])
-    assert not (tmp_path / "found.json").exists()
-    assert not list(tmp_path.glob("out/checkpoint-*"))
+    assert not list(tmp_path.rglob("found.json"))
+    assert not list(tmp_path.rglob("checkpoint-*"))

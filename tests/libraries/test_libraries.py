@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from mps_trainer.simulator import SimulatorUnavailableError
+from mps_trainer.simulator.build import build_device
 from tests import HUNG_AFTER
-
-pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("train.py")
@@ -23,42 +23,86 @@ TRAINERS = {
     "sentence_transformers": ["bi_encoder", "cross_encoder", "sparse"],
     "setfit": ["setfit"],
 }
+ON_MPS = ["sft", "bi_encoder"]
+IN_BF16 = ["sft", "grpo", "bi_encoder"]  # the default of TRL
 # measured, so different each time
 TIMES = ("runtime", "per_second", "step_time")
 
+missing = [name for name in (*TRAINERS, "datasets", "peft") if importlib.util.find_spec(name) is None]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}: pip install -e '.[libraries]'"),
+]
 
-def trained(name: str, folder: Path, *flags: str) -> dict[str, Any]:
-    folder.mkdir()
+
+def begin(folder: Path, *words: str) -> subprocess.Popen:
+    """Starts the script with the trainers and flags given."""
+    folder.mkdir(exist_ok=True)
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(SCRIPT), name, str(folder), *flags]
-    ended = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=HUNG_AFTER)
-    assert ended.returncode == 0, ended.stderr
-    return {**json.loads((folder / "found.json").read_text()), "stderr": ended.stderr}
+    command = [sys.executable, str(SCRIPT), str(folder), *words]
+    with (folder / "stderr").open("w") as stderr:  # and no pipe, at which one waits while the other is read
+        return subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL, stderr=stderr)
+
+
+def end(process: subprocess.Popen, folder: Path) -> str:
+    """Waits for the script and returns what it wrote to stderr."""
+    status = process.wait(timeout=HUNG_AFTER)
+    errors = (folder / "stderr").read_text(errors="replace")
+    assert status == 0, errors[-3000:]
+    return errors
+
+
+def found(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "found.json").read_text())
 
 
 def numbers(logs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in log.items() if not any(t in key for t in TIMES)} for log in logs]
 
 
-@pytest.mark.parametrize(
-    ("library", "name"), [(library, name) for library, names in TRAINERS.items() for name in names]
-)
-def test_it_trains_as_with_transformers_own_trainer(library, name, tmp_path):
-    for needed in (library, "datasets", *(["peft"] if name == "sft_lora" else [])):
-        if importlib.util.find_spec(needed) is None:
-            pytest.skip(f"{needed} is not installed: pip install -e '.[libraries]'")
-    ours, theirs = trained(name, tmp_path / "ours"), trained(name, tmp_path / "theirs", "--stock")
-    assert (ours["trainer"], theirs["trainer"]) == ("mps_trainer.trainer", "transformers.trainer")
-    assert ours["is_instance"]
-    assert ours["args_are_instance"]
-    assert "mps_trainer: transformers.Trainer and TrainingArguments are now mps_trainer's" in ours["stderr"]
+def assert_same_figures(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Losses, gradient norms and metrics of the run, the resumed run and the evaluation."""
     assert len(ours["logs"]) == len(theirs["logs"]) >= 6
-    for mine, other in zip(numbers(ours["logs"]), numbers(theirs["logs"]), strict=True):
-        assert mine == pytest.approx(other, abs=1e-4)
-    for mine, other in zip(numbers(ours["resumed"]), numbers(theirs["resumed"]), strict=True):
-        # of the whole run here, and of the steps since the checkpoint with transformers, divided by all steps
-        mine.pop("train_loss", None), other.pop("train_loss", None)
-        assert mine == pytest.approx(other, abs=1e-4)
+    for part in ("logs", "resumed"):
+        for mine, other in zip(numbers(ours[part]), numbers(theirs[part]), strict=True):
+            if part == "resumed":
+                # of the whole run here, and of the steps since the checkpoint with transformers, divided by all steps
+                mine.pop("train_loss", None), other.pop("train_loss", None)
+            assert mine == pytest.approx(other, abs=1e-4)
     assert numbers([ours["metrics"]]) == [pytest.approx(each, abs=1e-4) for each in numbers([theirs["metrics"]])]
-    assert ours["saved"] == theirs["saved"]
-    assert [file for file in ours["checkpoint"] if file != "manifest.json"] == theirs["checkpoint"]
+
+
+# One test for all of them, so that xdist starts the two processes once.
+def test_they_train_as_with_transformers_own_trainer(tmp_path, subtests):
+    names = [name for each in TRAINERS.values() for name in each] + [f"{name}@bf16" for name in IN_BF16]
+    on_mps = ON_MPS if can_simulate() else []
+    first, second = tmp_path / "ours", tmp_path / "theirs"
+    ours_trains = begin(first, *names, *(f"{name}@mps" for name in on_mps))
+    theirs_trains = begin(second, *names, "--stock")
+    stderr, _ = end(ours_trains, first), end(theirs_trains, second)
+    assert "mps_trainer: transformers.Trainer and TrainingArguments are now mps_trainer's" in stderr
+    for name in names:
+        with subtests.test(name):
+            ours, theirs = found(first / name), found(second / name)
+            assert (ours["trainer"], theirs["trainer"]) == ("mps_trainer.trainer", "transformers.trainer")
+            assert ours["is_instance"]
+            assert ours["args_are_instance"]
+            assert_same_figures(ours, theirs)
+            assert ours["saved"] == theirs["saved"]
+            assert [file for file in ours["checkpoint"] if file != "manifest.json"] == theirs["checkpoint"]
+    for name in on_mps:
+        with subtests.test(f"{name} on the simulated mps device"):
+            there, here = found(first / f"{name}@mps"), found(first / name)
+            assert (there["device"], here["device"]) == ("mps", "cpu")
+            assert_same_figures(there, here)
+            assert there["saved"] == here["saved"]
+            assert there["checkpoint"] == here["checkpoint"]
+
+
+def can_simulate() -> bool:
+    """Returns True where the simulated mps device can be built; .ci/run fails where it cannot and should."""
+    try:
+        build_device()
+    except SimulatorUnavailableError:
+        return False
+    return True

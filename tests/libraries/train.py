@@ -1,13 +1,16 @@
-"""Trains five steps with a trainer of another library, evaluates, saves, resumes; writes what it logged as JSON.
+"""Trains five steps with trainers of other libraries, evaluates, saves, resumes; writes what each logged as JSON.
 
-    python tests/libraries/train.py TRAINER FOLDER [--stock] [--bf16]
+    python tests/libraries/train.py FOLDER TRAINER... [--stock]
 
-With transformers' own Trainer if `--stock` is given, else with this package's in its place. With `--bf16` in TRL's
-default precision and on the default device, for `mps-trainer check`.
+With transformers' own Trainer if `--stock` is given, else with this package's in its place. `TRAINER@mps` trains on
+the simulated mps device instead of the CPU, `TRAINER@bf16` in bfloat16, `TRAINER@default` on the device and in the
+precision that the library chooses. Each has a folder of its name. All are trained in one process, because importing
+the libraries takes longer than the training.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -17,6 +20,10 @@ from typing import Any
 
 os.environ.update(CI="1", HF_HUB_OFFLINE="1", TRL_EXPERIMENTAL_SILENCE="1", TOKENIZERS_PARALLELISM="false")
 if "--stock" not in sys.argv:
+    from mps_trainer.simulator import simulated_mps  # before torch: hides CUDA
+
+    # isort: split
+
     import mps_trainer.replace_transformers  # noqa: F401
 
 # isort: split
@@ -34,15 +41,13 @@ CHAT = (
 )
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 SIZES |= {"vocab_size": 48, "max_position_embeddings": 64}
-FOLDER = Path(sys.argv[2])
+NAMES = [word for word in sys.argv[2:] if not word.startswith("--")]
 RUN = {
-    "output_dir": str(FOLDER / "out"), "max_steps": 5, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 5,
+    "output_dir": "out", "max_steps": 5, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 5,
     "save_steps": 3, "report_to": "none", "use_cpu": True, "seed": 7, "learning_rate": 1e-3,
     "per_device_train_batch_size": 4, "per_device_eval_batch_size": 4, "disable_tqdm": True,
 }  # fmt: skip
-TRL = {"bf16": False, "gradient_checkpointing": False}
-if "--bf16" in sys.argv:
-    del RUN["use_cpu"], TRL["bf16"]
+TRL = {"gradient_checkpointing": False}
 
 
 def tokenizer(*, classifier: bool = False) -> Any:
@@ -63,17 +68,16 @@ def llama(kind: Any = transformers.LlamaForCausalLM, **settings: Any) -> Any:
     """Returns a Llama read from a folder, from which TRL reads the model of reference again."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(**SIZES, pad_token_id=0, bos_token_id=5, eos_token_id=6, **settings)
-    kind(config).save_pretrained(FOLDER / "llama")
-    return kind.from_pretrained(FOLDER / "llama")
+    kind(config).save_pretrained("llama")
+    return kind.from_pretrained("llama")
 
 
 def folder_of_bert(kind: Any = transformers.BertModel, **settings: Any) -> str:
     """Returns a folder with a BERT and its tokenizer, as sentence-transformers loads them."""
     torch.manual_seed(0)
-    path = str(FOLDER / "bert")
-    kind(transformers.BertConfig(**SIZES, pad_token_id=0, **settings)).save_pretrained(path)
-    tokenizer(classifier=True).save_pretrained(path)
-    return path
+    kind(transformers.BertConfig(**SIZES, pad_token_id=0, **settings)).save_pretrained("bert")
+    tokenizer(classifier=True).save_pretrained("bert")
+    return "bert"
 
 
 DRAW = random.Random(0)
@@ -170,7 +174,7 @@ def bi_encoder() -> Any:
     from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
-    model = SentenceTransformer(folder_of_bert(), device="cpu")
+    model = SentenceTransformer(folder_of_bert(), device="cpu" if RUN["use_cpu"] else "mps")
     loss = MultipleNegativesRankingLoss(model)
     data = of_data(lambda: {"anchor": text(), "positive": text()})
     return SentenceTransformerTrainer(model, Arguments(**RUN), loss=loss, **data)
@@ -218,37 +222,53 @@ TRAINERS = {
 }
 
 
-def made() -> Any:
+def made(name: str) -> Any:
     """Returns the trainer, with the same model and data at each call."""
     DRAW.seed(0)
-    return TRAINERS[sys.argv[1]]()
+    return TRAINERS[name]()
 
 
-def main() -> None:
-    trainer = made()
+def train(name: str) -> dict[str, Any]:
+    """Trains in the current folder and returns what was logged and written."""
+    trainer = made(name)
     inner = getattr(trainer, "st_trainer", trainer)
     trainer.train()
     metrics = trainer.evaluate()
     if inner is trainer:
-        trainer.save_model(str(FOLDER / "saved"))
+        trainer.save_model("saved")
     else:  # SetFit saves its model itself
-        trainer.model.save_pretrained(str(FOLDER / "saved"))
+        trainer.model.save_pretrained("saved")
     resumed = []
     if inner is trainer:  # SetFit's trainer does not resume
-        again = made()
-        again.train(resume_from_checkpoint=str(FOLDER / "out" / "checkpoint-3"))
+        again = made(name)
+        again.train(resume_from_checkpoint="out/checkpoint-3")
         resumed = again.state.log_history
-    found = {
+    return {
         "trainer": next(each.__module__ for each in type(inner).__mro__ if each.__name__ == "Trainer"),
         "is_instance": isinstance(inner, transformers.Trainer),
         "args_are_instance": isinstance(inner.args, transformers.TrainingArguments),
+        "device": next(inner.model.parameters()).device.type,
         "logs": inner.state.log_history,
         "resumed": resumed,
         "metrics": metrics,
         "checkpoint": sorted(path.name for path in Path(inner.args.output_dir).glob("checkpoint-*/*")),
-        "saved": sorted(path.name for path in (FOLDER / "saved").iterdir()),
+        "saved": sorted(path.name for path in Path("saved").iterdir()),
     }
-    (FOLDER / "found.json").write_text(json.dumps(found, default=float))
+
+
+def main() -> None:
+    folder = Path(sys.argv[1]).resolve()
+    for name in NAMES:
+        trainer, _, kind = name.partition("@")
+        RUN.update(use_cpu=kind in ("", "bf16"), bf16=kind == "bf16")
+        if kind == "default":
+            del RUN["bf16"]
+        (folder / name).mkdir(parents=True)
+        os.chdir(folder / name)
+        # the CPU's random numbers, for dropout
+        with simulated_mps(same_draws_as_cpu=True) if kind == "mps" else contextlib.nullcontext():
+            found = train(trainer)
+        (folder / name / "found.json").write_text(json.dumps(found, default=float))
 
 
 if __name__ == "__main__":

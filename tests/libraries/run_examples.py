@@ -1,0 +1,56 @@
+"""Runs the examples' scripts one after the other in one process; writes status and output of each as JSON.
+
+    python tests/libraries/run_examples.py COMMANDS.json RESULTS.json
+
+COMMANDS.json is a list of lists: a script's name and its arguments; the name of the module that parses them, to do no
+more than that; or a page in docs/, whose Python is run from top to bottom.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import sys
+import traceback
+from pathlib import Path
+
+from tests.docs.pages import blocks_of
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "examples" / folder) for folder in ("language-modeling", "sentence-embeddings")]
+
+
+def run_page(name: str) -> int:
+    """Runs the Python of a page that needs the libraries, with the names that the pages take as given; returns 0."""
+    from bi_encoder_pairs import pairs, write_tiny_bert
+    from sft_chats import chats, tiny_model, tiny_tokenizer
+
+    write_tiny_bert("bert")
+    tokenizer = tiny_tokenizer()
+    names = {"model": tiny_model(tokenizer), "tokenizer": tokenizer, "chats": chats()[0], "bert": "bert"}
+    names["pairs"] = pairs()[0]
+    for block in (block for block in blocks_of(ROOT / name) if block.kind == "needs"):
+        exec(compile("\n" * block.line + block.text, name, "exec"), names)
+    return 0
+
+
+def run(name: str, words: list[str]) -> dict[str, object]:
+    """Returns the exit status, stdout and stderr of a script's `main`."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            if name.endswith(".md"):
+                status = run_page(name)
+            else:
+                module = importlib.import_module(name.removesuffix(".py"))
+                status = module.main(words) if hasattr(module, "main") else bool(module.parse(words)) - 1
+        except Exception:
+            status, _ = 1, traceback.print_exc()
+    return {"status": status, "out": out.getvalue(), "err": err.getvalue()}
+
+
+if __name__ == "__main__":
+    commands = json.loads(Path(sys.argv[1]).read_text())
+    Path(sys.argv[2]).write_text(json.dumps([run(name, words) for name, *words in commands]))

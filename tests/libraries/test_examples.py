@@ -1,0 +1,118 @@
+"""The examples for TRL and sentence-transformers learn from what comes with them, resume, and refuse in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import HUNG_AFTER
+
+from ..docs.test_commands import commands
+from .test_libraries import ROOT, missing
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}: pip install -e '.[libraries]'"),
+]
+
+SCRIPT = Path(__file__).with_name("run_examples.py")
+SFT, BI_ENCODER = "run_sft.py", "train_bi_encoder.py"
+PAGES = ["docs/trl.md", "docs/sentence-transformers.md", "docs/setfit.md"]
+PARSERS = {SFT: "sft_arguments", BI_ENCODER: "bi_encoder_arguments"}
+QUIET = ["--disable_tqdm", "True", "--use_cpu"]
+
+
+def run(tmp_path: Path, *wanted: list[str]) -> list[dict[str, Any]]:
+    """Runs the commands in one process, and returns status, stdout and stderr of each."""
+    given, results = tmp_path / "commands.json", tmp_path / "results.json"
+    given.write_text(json.dumps(wanted))
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    process = subprocess.run(
+        [sys.executable, str(SCRIPT), str(given), str(results)],
+        env=variables,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=HUNG_AFTER,
+    )
+    assert process.returncode == 0, process.stderr
+    return json.loads(results.read_text())
+
+
+def results_in(folder: Path) -> dict[str, float]:
+    return json.loads((folder / "all_results.json").read_text())
+
+
+REFUSED = {
+    "an unknown flag": (["--no_such_flag", "3"], "'--no_such_flag' is no flag, nor the value of one."),
+    "a value that cannot be": (["--learning_rate", "abc"], "invalid float value: 'abc'"),
+    "a model's folder that is not there": (["--model_name_or_path", "/no/model"], "/no/model is not a folder."),
+    "data without a model": (["--dataset_name", "x.jsonl"], "--model_name_or_path is missing"),
+    "a file that is not there": (
+        ["--model_name_or_path", "m/m", "--dataset_name", "/no/file.jsonl"],
+        "--dataset_name /no/file.jsonl does not exist.",
+    ),
+    "two sources of data": (["--embedded", "--dataset_name", "a/b"], "--embedded and --dataset_name are two sources"),
+    "a checkpoint that is not there": (["--resume_from_checkpoint", "/no/checkpoint"], "no such folder"),
+}
+
+
+# One test, so that the libraries are imported once.
+def test_they_learn_resume_and_refuse_in_one_line(tmp_path, subtests):
+    refused = [(script, *case) for script in (SFT, BI_ENCODER) for case in REFUSED.values()]
+    refused += [
+        (SFT, ["--config"], "--config: expected the name"),
+        (SFT, ["--config", "/no.yaml"], "/no.yaml cannot be read"),
+        (SFT, ["--lora_target_modules", "nothing"], "No modules were targeted"),
+    ]
+    of_pages = [words for script in (SFT, BI_ENCODER) for _, words in commands(script) if words[1:]]
+    assert len(of_pages) >= 6
+    shed, pairs = [SFT, *QUIET, "--max_steps", "240"], [BI_ENCODER, *QUIET, "--max_steps", "80"]
+    saving = ["--save_strategy", "steps", "--save_steps", "160", "--save_total_limit", "9"]
+    chats, again, embeddings = (tmp_path / name for name in ("chats", "again", "embeddings"))
+    results = run(
+        tmp_path,
+        *([script, *words] for script, words, _ in refused),
+        *([PARSERS[Path(words[0]).name], *words[1:]] for words in of_pages),
+        *([page] for page in PAGES),
+        [*shed, *saving, "--output_dir", str(chats)],
+        [*shed, *saving, "--output_dir", str(again), "--resume_from_checkpoint", str(chats / "checkpoint-160")],
+        [*pairs, "--output_dir", str(embeddings)],
+    )
+    for (script, words, says), result in zip(refused, results, strict=False):
+        with subtests.test(f"{script} {' '.join(words)}"):
+            lines = [line for line in result["err"].splitlines() if "Warning" not in line and "warn(" not in line]
+            assert result["status"] == 2
+            assert lines[-1].startswith(f"{script}: error: ")
+            assert says in lines[-1]
+            assert "Traceback" not in result["err"]
+    for words, result in zip([*of_pages, *([page] for page in PAGES)], results[len(refused) : -3], strict=True):
+        with subtests.test(" ".join(words)):
+            assert result["status"] == 0, result["err"]
+    ran = results[-3:]
+    assert [each["status"] for each in ran] == [0, 0, 0], [each["err"][-1000:] for each in ran]
+    with subtests.test("SFT learns"):
+        learned = results_in(chats)
+        # e**5.8 is 330, one of all tokens; guessing among the answers of the other tools is above 1
+        assert learned["eval_loss_before"] > 5
+        assert learned["eval_loss"] < 0.5
+        assert "Question: Where is the saw?\nAnswer: The saw is on the left wall.\n" in ran[0]["out"]
+    with subtests.test("LoRA's weights alone are saved"):
+        assert (chats / "adapter_model.safetensors").exists()
+        assert not (chats / "model.safetensors").exists()
+    with subtests.test("a resumed run is the run that was never stopped"):
+        adapter = "adapter_model.safetensors"
+        assert not (again / "checkpoint-160").exists()
+        assert (again / adapter).read_bytes() == (chats / adapter).read_bytes()
+    with subtests.test("embeddings learn"):
+        learned = results_in(embeddings)
+        name = "eval_held_out_cosine_accuracy@1"
+        assert learned[f"{name}_before"] < 0.05  # one of 200 by chance
+        assert learned[name] > 0.9
+        assert (embeddings / "modules.json").exists()
