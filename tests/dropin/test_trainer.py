@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -258,16 +260,11 @@ def test_a_log_has_epoch_and_step_and_reaches_the_callbacks(make_trainer):
 
 
 def test_metrics_are_written_for_their_split_and_beside_the_others(make_trainer):
-    import json
-
     trainer = make_trainer()
     trainer.save_metrics("train", {"loss": 0.5})
     trainer.save_metrics("eval", {"score": 1.0})
     trainer.save_metrics("test", {"score": 2.0}, combined=False)
-    found = {
-        name: json.loads(open(os.path.join(trainer.args.output_dir, name)).read())
-        for name in os.listdir(trainer.args.output_dir)
-    }
+    found = {path.name: json.loads(path.read_text()) for path in Path(trainer.args.output_dir).iterdir()}
     assert found == {
         "train_results.json": {"loss": 0.5},
         "eval_results.json": {"score": 1.0},
