@@ -133,7 +133,8 @@ def main() -> int:
         return process.returncode
     statuses = exit_statuses()
     print(
-        f"\nseed {arguments.seed}\n| area | mutants | killed | share | out of time |\n| --- | ---: | ---: | ---: | ---: |"
+        "\n| area | mutants | killed | share | out of time |\n| --- | ---: | ---: | ---: | ---: |",
+        f"seed {arguments.seed}",
     )
     for name, mutants in {**chosen, "all": names}.items():
         ends = Counter(statuses.get(mutant) for mutant in mutants)

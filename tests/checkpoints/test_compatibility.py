@@ -198,7 +198,7 @@ def test_an_optimizer_with_amsgrad_needs_the_largest_average():
 def test_a_momentum_may_not_have_begun():
     kind = OPTIMIZERS["SGD"]
     require_belonging(with_state(stepped(kind).state_dict(), momentum_buffer=None), stepped(kind))
-    with pytest.raises(ValueError, match="^square_avg of parameter 0 is no dense tensor$"):
+    with pytest.raises(ValueError, match=r"^square_avg of parameter 0 is no dense tensor$"):
         require_belonging(
             with_state(stepped(OPTIMIZERS["RMSprop"]).state_dict(), square_avg=0.5), stepped(OPTIMIZERS["RMSprop"])
         )
@@ -314,9 +314,9 @@ def test_a_schedule_of_several_is_looked_at_one_by_one():
     saved = several().state_dict()
     require_belonging(saved, several())
     first, second = saved["_schedulers"]
-    with pytest.raises(ValueError, match="^T_max is 0$"):
+    with pytest.raises(ValueError, match=r"^T_max is 0$"):
         require_belonging({**saved, "_schedulers": [first, {**second, "T_max": 0}]}, several())
-    with pytest.raises(ValueError, match="^_schedulers is "):
+    with pytest.raises(ValueError, match=r"^_schedulers is "):
         require_belonging({**saved, "_schedulers": [first]}, several())
 
 
@@ -342,7 +342,7 @@ def test_attributes_of_a_schedules_function_replace_no_method(values, fits):
     if fits and values is not None:
         require_belonging(saved, schedule)
         return
-    with pytest.raises(ValueError, match="^lr_lambdas is "):
+    with pytest.raises(ValueError, match=r"^lr_lambdas is "):
         require_belonging(saved, schedule)
 
 

@@ -53,7 +53,7 @@ def test_another_process_looks_for_what_the_first_one_wrote_and_leaves_it(tmp_pa
     if sees:
         require_shared(str(tmp_path), processes, WHY)
     else:
-        with pytest.raises(MisconfigurationException, match="^Process 1 does not see what process 0 writes"):
+        with pytest.raises(MisconfigurationException, match=r"^Process 1 does not see what process 0 writes"):
             require_shared(str(tmp_path), processes, WHY)
     assert processes.asked == [sees]
     assert os.listdir(tmp_path) == ["sign"]

@@ -121,8 +121,8 @@ def test_a_backend_of_other_devices_is_refused_with_those_of_this_one():
         (
             DeviceRequest(accelerator="gpu"),
             "m3_accelerate_cpu",
-            "the environment variable ACCELERATE_USE_CPU=True, which `accelerate launch --cpu` sets, asks for the CPU, "
-            "so the request for accelerator='gpu' was set aside",
+            "the environment variable ACCELERATE_USE_CPU=True, which `accelerate launch --cpu` sets, asks for the CPU"
+            ", so the request for accelerator='gpu' was set aside",
         ),
         (
             DeviceRequest(),
