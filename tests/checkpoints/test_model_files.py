@@ -166,7 +166,9 @@ class Processor:
 
 
 @pytest.mark.parametrize(
-    ("processor", "files"), [(None, []), (object(), []), (Processor(), ["vocabulary.txt"])], ids=str
+    ("processor", "files"),
+    [(None, []), (object(), []), (Processor(), ["vocabulary.txt"])],
+    ids=["none", "cannot", "can"],
 )
 def test_a_processor_is_saved_with_the_model_if_it_can_be(make_args, make_model, tmp_path, processor, files):
     args = make_args()
