@@ -109,7 +109,8 @@ class Run:
 @pytest.mark.parametrize("size", [1, 2])
 def test_each_process_has_a_file_with_its_generators_and_its_place(saver, tmp_path, size):
     processes = Processes(0, size)
-    saver._contents = lambda inner=saver._contents(): dataclasses.replace(inner, run=Run())
+    contents = dataclasses.replace(saver._contents(), run=Run())
+    saver._contents = lambda: contents
     torch.manual_seed(3)
     if size > 1:
         saver._processes = processes
@@ -223,7 +224,8 @@ def test_what_a_run_asks_of_its_saver(saver, tmp_path):
 def test_a_scaler_is_a_part_where_there_is_one(saver):
     assert list(saver.parts()) == ["optimizer.pt", "scheduler.pt"]
     scaler = torch.amp.GradScaler("cpu")
-    saver._contents = lambda inner=saver._contents(): dataclasses.replace(inner, scaler=scaler)
+    contents = dataclasses.replace(saver._contents(), scaler=scaler)
+    saver._contents = lambda: contents
     assert saver.parts("scaler.pt", "optimizer.pt") == {
         "optimizer.pt": saver._contents().optimizer, "scaler.pt": scaler,
     }  # fmt: skip
