@@ -1,6 +1,8 @@
 """The training loop: what it computes, what it tells, and that it does not wait for the device."""
 
 import dataclasses
+import os
+import shutil
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import TrainerCallback
 
 from mps_trainer import MisconfigurationException, Trainer
+from mps_trainer.distributed import Processes
 from tests.conftest import assert_same_weights, examples, logged, weights
 
 pytestmark = pytest.mark.every_device(same_draws_as_cpu=True)
@@ -486,3 +489,22 @@ def test_a_log_before_the_first_step_has_the_rate_of_the_schedule(make_trainer):
     assert trainer.state.log_history[-1]["learning_rate"] == 0.25
     run.log(None, 0.5)
     assert trainer.state.log_history[-1]["learning_rate"] == 0.5
+
+
+def test_one_of_two_processes_goes_on_from_a_checkpoint_of_two_without_a_warning(make_trainer, caplog):
+    settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    first = make_trainer(**settings)
+    first.train()
+    folder = os.path.join(first.args.output_dir, "checkpoint-2")
+    for rank in range(2):
+        shutil.copy(os.path.join(folder, "rng_state.pth"), os.path.join(folder, f"rng_state_{rank}.pth"))
+    run = make_trainer(**settings)._mt_begin_run()
+    run.state.global_step = 2
+    run.processes = Processes(0, 2)
+    caplog.clear()
+    run.resume(folder)
+    assert (run.here, run.resume_from) == ((0, 2), folder)
+    assert caplog.messages == []
+    run.processes = Processes(0, 3)
+    run.resume(folder)
+    assert "was made by 2 processes, and the number now is 3" in caplog.text
