@@ -2,7 +2,8 @@
 
 `python -m tests.mutation` runs mutmut, with the settings of pyproject.toml, on a sample drawn from the areas below
 with a fixed seed, and prints the share of mutants that a test kills, by area. Each mutant gets the tests that reach
-it, the nearest first, until their durations add up to `BUDGET`, so the shares are lower bounds. A mutant that no test
+it, those of its folder first and the shortest of them first, until their durations add up to `BUDGET`, so the shares
+are lower bounds. A mutant that no test
 reaches counts as survived.
 
 mutmut loads this module as a pytest plugin as well, which chooses those tests.
@@ -85,12 +86,12 @@ def pytest_configure(config: Any) -> None:
 
 
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
-    """Sorts the tests of a mutant by their distance from it, then by duration, and keeps what the budget allows."""
+    """Sorts the tests of a mutant, those of its folder first, by duration, and keeps what the budget allows."""
     module = os.environ.get("MUTANT_UNDER_TEST", "").rpartition(".")[0]
     if not module or not Path(STATS).exists():
         return  # mutmut collects its statistics, or checks that the tests pass
     durations = json.loads(Path(STATS).read_text(encoding="utf-8"))["duration_by_test"]
-    items.sort(key=lambda item: (distance(module, item.nodeid), durations.get(item.nodeid, 0.0)))
+    items.sort(key=lambda item: (is_far(module, item.nodeid), durations.get(item.nodeid, 0.0)))
     spent, kept = 0.0, 0
     for item in items:
         spent += durations.get(item.nodeid, 0.0)
@@ -101,12 +102,9 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
     del items[kept:]
 
 
-def distance(module: str, nodeid: str) -> int:
-    """Returns 0 for a test in the file that mirrors a module's, 1 in the folder that mirrors its folder, else 2."""
-    *folders, name = module.split(".")[1:]
-    if nodeid.startswith("/".join(["tests", *folders, f"test_{name}.py"])):
-        return 0
-    return 1 if nodeid.startswith("/".join(["tests", *folders[:1]]) + "/") else 2
+def is_far(module: str, nodeid: str) -> bool:
+    """Returns False for a test in the folder that mirrors a module's."""
+    return not nodeid.startswith("/".join(["tests", *module.split(".")[1:-1][:1]]) + "/")
 
 
 def main() -> int:

@@ -352,7 +352,10 @@ class TrainerCallbackOfOurs:
     value: object = None
 
     def state(self):
-        return {"args": {"patience": 3}, "attributes": {"counter": 0, "best": None, "words": "x", "on": True}}
+        return {
+            "args": {"patience": 3},
+            "attributes": {"counter": 0, "best": None, "words": "x", "on": True, "table": {"a": 1}},
+        }
 
 
 TrainerCallbackOfOurs.__module__ = "mps_trainer.callbacks"
@@ -365,6 +368,11 @@ TrainerCallbackOfOurs.__module__ = "mps_trainer.callbacks"
         ({"attributes": {"counter": [1]}}, r"counter is \[1\]"),
         ({"attributes": {"words": 1}}, "words is 1"),
         ({"attributes": {"on": 1}}, "on is 1"),
+        ({"attributes": {"table": {"b": 1}}}, r"table is \{'b': 1\}"),
+        ({"attributes": {"table": {"a": "x"}}}, r"table is \{'a': 'x'\}"),
+        ({"attributes": {"table": 1}}, "table is 1"),
+        ({"attributes": {"counter": torch.ones(1).to_sparse()}}, r"counter is tensor\(.*"),
+        ({"attributes": {"counter": torch.ones(2)}}, r"counter is tensor\(.*"),
         ({"attributes": {"__class__": 1}}, "__class__ is not a value"),
     ],
 )

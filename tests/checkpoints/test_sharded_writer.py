@@ -201,3 +201,36 @@ def test_each_process_writes_only_a_sharded_model_whose_arguments_ask_for_parts(
     args = SimpleNamespace(fsdp_config={} if kind is None else {"state_dict_type": kind})
     assert each_writes(sharded(Half()), args) is (kind == "SHARDED_STATE_DICT")
     assert not each_writes(Half(), args)
+
+
+@pytest.mark.parametrize("place", ["folder", "link"])
+def test_a_file_that_is_none_is_damaged_and_one_that_is_missing_starts_anew_with_a_warning(tmp_path, caplog, place):
+    optimizer, _ = run_of(Half())
+    restore_parts({OPTIMIZER: optimizer}, str(tmp_path))
+    assert caplog.messages == [f"{tmp_path} has no optimizer.pt: that part of the run starts anew."]
+    path = tmp_path / OPTIMIZER
+    if place == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("nowhere")
+    with pytest.raises(MisconfigurationException) as refused:
+        restore_parts({OPTIMIZER: optimizer}, str(tmp_path))
+    assert str(refused.value) == (
+        f"{path} is damaged and cannot be read: it is a folder, or a link that leads nowhere. Resume from another "
+        "checkpoint."
+    )
+
+
+@pytest.mark.parametrize(("error", "why"), [(KeyError("a"), "it has no 'a'"), (ValueError("one\ntwo"), "one")])
+def test_a_part_that_does_not_take_its_state_is_named_with_the_reason(tmp_path, error, why):
+    class Refuses:
+        def load_state_dict(self, state):
+            raise error
+
+    torch.save({}, tmp_path / SCHEDULER)
+    with pytest.raises(MisconfigurationException) as refused:
+        restore_parts({SCHEDULER: Refuses()}, str(tmp_path))
+    assert str(refused.value) == (
+        f"{tmp_path / SCHEDULER} does not belong to this run: {why}. Resume with the model and optimizer that it was "
+        "saved from, or train from the beginning."
+    )
