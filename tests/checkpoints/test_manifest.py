@@ -267,3 +267,16 @@ def test_converted_weights_are_told_by_name(make_checkpoint, weights, others, sa
     for name in others:
         (folder / name).unlink()
     assert manifest.converted(str(folder)) == says
+
+
+def test_a_checkpoint_that_was_found_whole_is_read_again_only_after_a_change(make_checkpoint, monkeypatch):
+    folder = make_checkpoint(5)
+    read, checksum = [], manifest.checksum
+    monkeypatch.setattr(manifest, "checksum", lambda path: (read.append(os.path.basename(path)), checksum(path))[1])
+    assert manifest.fault(str(folder)) is None
+    assert len(read) == len(FILES)
+    assert manifest.fault(str(folder)) is None
+    assert len(read) == len(FILES)
+    (folder / "optimizer.pt").touch()
+    assert manifest.fault(str(folder)) is None
+    assert len(read) == 2 * len(FILES)
