@@ -2,7 +2,8 @@
 
 `python -m tests.mutation` runs mutmut, with the settings of pyproject.toml, on a sample drawn from the areas below
 with a fixed seed, and prints the share of mutants that a test kills, by area. Each mutant gets the tests that reach
-it, the nearest first, until their durations add up to `BUDGET`, so the shares are lower bounds. A mutant that no test
+it, those of its folder first and the shortest of them first, until their durations add up to `BUDGET`, so the shares
+are lower bounds. A mutant that no test
 reaches counts as survived.
 
 mutmut loads this module as a pytest plugin as well, which chooses those tests.
@@ -17,15 +18,15 @@ import random
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "mps_trainer"
-KILLED = (1, 2, 3, -24, 24, 36, 152)  # a test failed, pytest was interrupted or broke, or time ran out
-
+FAILED = (1, 2, 3)  # a test failed, or pytest was interrupted or broke
+OUT_OF_TIME = (-24, 24, 36, 152)  # without end, or too slow for the limit of pyproject.toml
 
 BUDGET = 25.0  # seconds of tests for each mutant; durations are those with mutmut's instrumentation
 STATS = "mutmut-stats.json"
@@ -61,10 +62,11 @@ def mutants_of(area: Area) -> Iterator[str]:
                 yield get_mutant_name(path, name)
 
 
-def sample(seed: int) -> dict[str, list[str]]:
-    """Returns the mutants to try in each area; the same for the same source and seed."""
+def sample(seed: int, areas: Iterable[str]) -> dict[str, list[str]]:
+    """Returns the mutants to try in each of the areas; the same for the same source and seed."""
     chosen = {}
-    for name, area in AREAS.items():
+    for name in areas:
+        area = AREAS[name]
         found = list(mutants_of(area))
         chosen[name] = sorted(random.Random(f"{seed} {name}").sample(found, min(area.size, len(found))))
     return chosen
@@ -84,12 +86,12 @@ def pytest_configure(config: Any) -> None:
 
 
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
-    """Sorts the tests of a mutant by their distance from it, then by duration, and keeps what the budget allows."""
+    """Sorts the tests of a mutant, those of its folder first, by duration, and keeps what the budget allows."""
     module = os.environ.get("MUTANT_UNDER_TEST", "").rpartition(".")[0]
     if not module or not Path(STATS).exists():
         return  # mutmut collects its statistics, or checks that the tests pass
     durations = json.loads(Path(STATS).read_text(encoding="utf-8"))["duration_by_test"]
-    items.sort(key=lambda item: (distance(module, item.nodeid), durations.get(item.nodeid, 0.0)))
+    items.sort(key=lambda item: (is_far(module, item.nodeid), durations.get(item.nodeid, 0.0)))
     spent, kept = 0.0, 0
     for item in items:
         spent += durations.get(item.nodeid, 0.0)
@@ -100,21 +102,19 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
     del items[kept:]
 
 
-def distance(module: str, nodeid: str) -> int:
-    """Returns 0 for a test in the file that mirrors a module's, 1 in the folder that mirrors its folder, else 2."""
-    *folders, name = module.split(".")[1:]
-    if nodeid.startswith("/".join(["tests", *folders, f"test_{name}.py"])):
-        return 0
-    return 1 if nodeid.startswith("/".join(["tests", *folders[:1]]) + "/") else 2
+def is_far(module: str, nodeid: str) -> bool:
+    """Returns False for a test in the folder that mirrors a module's."""
+    return not nodeid.startswith("/".join(["tests", *module.split(".")[1:-1][:1]]) + "/")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--seed", type=int, default=17, help="of the sample (default: %(default)s)")
     parser.add_argument("--processes", type=int, default=2, help="that test at the same time (default: %(default)s)")
+    parser.add_argument("--area", action="append", choices=AREAS, help="to try; may be repeated (default: all)")
     parser.add_argument("--list", action="store_true", help="print the sample and try nothing")
     arguments = parser.parse_args()
-    chosen = sample(arguments.seed)
+    chosen = sample(arguments.seed, arguments.area or AREAS)
     names = [name for area in chosen.values() for name in area]
     if arguments.list:
         print("\n".join(names))
@@ -130,14 +130,19 @@ def main() -> int:
     if process.returncode:
         return process.returncode
     statuses = exit_statuses()
-    print(f"\n| area | mutants | killed | share |\n| --- | ---: | ---: | ---: |  seed {arguments.seed}")
-    total: Counter[str] = Counter()
-    for name, mutants in chosen.items():
-        killed = sum(statuses.get(mutant) in KILLED for mutant in mutants)
-        total.update(mutants=len(mutants), killed=killed)
-        print(f"| {name} | {len(mutants)} | {killed} | {killed / len(mutants):.0%} |")
-    print(f"| all | {total['mutants']} | {total['killed']} | {total['killed'] / total['mutants']:.0%} |")
-    print("\nSurvived:", *(f"  {name}" for name in names if statuses.get(name) not in KILLED), sep="\n")
+    print(
+        "\n| area | mutants | killed | share | out of time |\n| --- | ---: | ---: | ---: | ---: |",
+        f"seed {arguments.seed}",
+    )
+    for name, mutants in {**chosen, "all": names}.items():
+        ends = Counter(statuses.get(mutant) for mutant in mutants)
+        late = sum(ends[status] for status in OUT_OF_TIME)
+        killed = sum(ends[status] for status in FAILED) + late
+        print(f"| {name} | {len(mutants)} | {killed} | {killed / len(mutants):.0%} | {late} |")
+    late = [name for name in names if statuses.get(name) in OUT_OF_TIME]
+    survived = [name for name in names if statuses.get(name) not in (*FAILED, *OUT_OF_TIME)]
+    print("\nOut of time:", *late, sep="\n  ")
+    print("\nSurvived:", *survived, sep="\n  ")
     return 0
 
 

@@ -96,6 +96,8 @@ def _check_optimizer(saved: Any, optimizer: torch.optim.Optimizer) -> None:
     }
     for index, state in saved["state"].items():
         if index not in parameters:
+            if not is_of_torch and isinstance(index, str):
+                continue  # of the optimizer as a whole: its own affair
             raise ValueError(f"it has a state of parameter {shown(index)}, which this model has not")
         _check_parameter(state, index, *parameters[index], optimizer)
 
@@ -168,7 +170,7 @@ def _kind_of_torch(optimizer: torch.optim.Optimizer) -> str | None:
     return next((name for name in _OF_EACH_PARAMETER if isinstance(optimizer, getattr(torch.optim, name))), None)
 
 
-def _check_schedule(saved: Any, schedule: Any) -> None:
+def _check_schedule(saved: Any, schedule: Any, least_epoch: int = 0) -> None:
     if not isinstance(saved, dict):
         raise ValueError("it holds no schedule's state")
     own = schedule.state_dict()
@@ -186,11 +188,11 @@ def _check_schedule(saved: Any, schedule: Any) -> None:
         elif name == "_schedulers":
             is_right = isinstance(value, list) and len(value) == len(schedule._schedulers)
             for one, other in zip(value, schedule._schedulers, strict=False):
-                _check_schedule(one, other)
+                _check_schedule(one, other, least_epoch=-1)  # of one whose turn has not come in a SequentialLR
         elif name in _COUNTERS:
             is_right = is_count(value)
         elif name == "last_epoch":
-            is_right = is_amount(value)
+            is_right = is_finite(value) and value >= least_epoch
         elif name in _MAY_BE_INFINITE:
             is_right = is_number(value)
         else:

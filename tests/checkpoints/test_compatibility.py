@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -114,6 +115,46 @@ DAMAGE = {
     "a state of words": (lambda saved: {**saved, "state": {0: "x"}}, "the state of parameter 0 is no table"),
     "no momentum": (lambda saved: {**saved, "state": {0: {"step": torch.ones(())}}}, "0 has no tensor exp_avg"),
     "two counters": (lambda saved: with_state(saved, step=torch.ones(2)), "step of parameter 0 is no number"),
+    "a group of nothing": (lambda saved: with_setting(saved, params=None), "it holds a group without a list of param"),
+    "names of parameters": (
+        lambda saved: with_setting(saved, params=["a"]),
+        "it holds a group without a list of param",
+    ),
+    "the same parameter": (
+        lambda saved: with_setting(saved, params=[0, 0]),
+        "it is of a model with another number of",
+    ),
+    "a state by name": (lambda saved: {**saved, "state": {"all": {}}}, "a state of parameter 'all', which this model"),
+    "a counter below 0": (
+        lambda saved: with_state(saved, step=torch.tensor(-1.0)),
+        "the counter of parameter 0 is -1",
+    ),
+    "a plain counter": (lambda saved: with_state(saved, step=-1), "the state of parameter 0 has no tensor step"),
+    "a value of words": (lambda saved: with_state(saved, more="x"), "more of parameter 0 is 'x'"),
+    "a plain momentum": (
+        lambda saved: with_state(saved, exp_avg=0.5),
+        "the state of parameter 0 has no tensor exp_avg",
+    ),
+    "whole numbers": (
+        lambda saved: with_state(saved, exp_avg=torch.ones(3, 2, dtype=torch.int64)),
+        "exp_avg of parameter 0 has numbers of the type torch.int64",
+    ),
+    "a sparse momentum": (
+        lambda saved: with_state(saved, exp_avg=torch.ones(3, 2).to_sparse()),
+        "exp_avg of parameter 0 is no dense tensor",
+    ),
+    "a sparse number": (
+        lambda saved: with_state(saved, more=torch.ones(1).to_sparse()),
+        "more of parameter 0 is no number",
+    ),
+    "a rate below 0": (lambda saved: with_setting(saved, lr=-0.1), "it is of another optimizer, which has lr=-0.1"),
+    "a beta of 1": (lambda saved: with_setting(saved, betas=(0.9, 1.0)), r"which has betas=\(0\.9, 1\.0\)"),
+    "a beta below 0": (lambda saved: with_setting(saved, betas=(-0.1, 0.9)), r"which has betas=\(-0\.1, 0\.9\)"),
+    "a switch of words": (lambda saved: with_setting(saved, amsgrad="x"), "optimizer, which has amsgrad='x'"),
+    "another way to step": (
+        lambda saved: with_setting(saved, capturable=True),
+        "optimizer, which has capturable=True",
+    ),
 }
 
 
@@ -136,6 +177,56 @@ def test_what_is_no_state_of_this_optimizer_is_refused(damage, says):
         require_belonging(damage(stepped(AdamW).state_dict()), stepped(AdamW))
 
 
+def test_a_rate_that_was_set_to_0_belongs():
+    require_belonging(with_setting(stepped(AdamW).state_dict(), lr=0.0, eps=0.0), stepped(AdamW))
+
+
+@pytest.mark.parametrize(("kind", "lacks"), [("ASGD", "eta"), ("RMSprop", "square_avg"), ("Adagrad", "sum")])
+def test_each_kind_of_optimizer_needs_its_own_values(kind, lacks):
+    saved = stepped(OPTIMIZERS[kind]).state_dict()
+    state = {name: value for name, value in saved["state"][0].items() if name != lacks}
+    with pytest.raises(ValueError, match=f"^the state of parameter 0 has no {lacks}$"):
+        require_belonging({**saved, "state": {0: state}}, stepped(OPTIMIZERS[kind]))
+
+
+def test_an_optimizer_with_amsgrad_needs_the_largest_average():
+    saved = stepped(OPTIMIZERS["AdamW"]).state_dict()  # without it
+    with pytest.raises(ValueError, match=r"^the state of parameter 0 has no max_exp_avg_sq$"):
+        require_belonging(with_setting(saved, amsgrad=True), stepped(OPTIMIZERS["amsgrad"]))
+
+
+def test_a_momentum_may_not_have_begun():
+    kind = OPTIMIZERS["SGD"]
+    require_belonging(with_state(stepped(kind).state_dict(), momentum_buffer=None), stepped(kind))
+    with pytest.raises(ValueError, match=r"^square_avg of parameter 0 is no dense tensor$"):
+        require_belonging(
+            with_state(stepped(OPTIMIZERS["RMSprop"]).state_dict(), square_avg=0.5), stepped(OPTIMIZERS["RMSprop"])
+        )
+
+
+SCALER = {"scale": 1024.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 10, "_growth_tracker": 0}
+
+
+@pytest.mark.parametrize(
+    ("saved", "says"),
+    [
+        ([], "it holds no scaler's state"),
+        ({}, "it has no scale"),
+        ({**SCALER, "scale": 0.0}, "scale is 0.0"),
+        ({**SCALER, "scale": float("inf")}, "scale is inf"),
+        ({**SCALER, "growth_interval": "x"}, "growth_interval is 'x'"),
+        ({**SCALER, "_growth_tracker": -1}, "_growth_tracker is -1"),
+        ({**SCALER, "_growth_tracker": 0.5}, "_growth_tracker is 0.5"),
+    ],
+)
+def test_what_is_no_state_of_a_scaler_is_refused(saved, says):
+    scaler = torch.amp.GradScaler("cpu")
+    require_belonging(SCALER, scaler)
+    require_belonging(scaler.state_dict(), scaler)
+    with pytest.raises(ValueError, match=f"^{re.escape(says)}$"):
+        require_belonging(saved, scaler)
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -144,6 +235,13 @@ def test_what_is_no_state_of_this_optimizer_is_refused(damage, says):
         (lambda saved: {**saved, "last_epoch": "x"}, "last_epoch is 'x'"),
         (lambda saved: {**saved, "base_lrs": [0.1]}, r"base_lrs is \[0\.1\]"),
         (lambda saved: {k: v for k, v in saved.items() if k != "_step_count"}, "it has no _step_count"),
+        (lambda saved: {**saved, "_step_count": -1}, "_step_count is -1"),
+        (lambda saved: {**saved, "_step_count": 0.5}, "_step_count is 0.5"),
+        (lambda saved: {**saved, "last_epoch": -1}, "last_epoch is -1"),
+        (lambda saved: {**saved, "T_max": -1}, "T_max is -1"),
+        (lambda saved: {**saved, "optimizer": 1}, "'optimizer' is none of a schedule's values"),
+        (lambda saved: {**saved, "step": 1}, "'step' is none of a schedule's values"),
+        (lambda saved: {**saved, 1: 1}, "1 is none of a schedule's values"),
     ],
 )
 def test_what_is_no_state_of_this_schedule_is_refused(change, says):
@@ -205,3 +303,81 @@ def test_a_callback_of_the_users_own_may_keep_what_grows():
     require_exported(saved, Remembers())
     with pytest.raises(ValueError, match="state is not a value"):
         require_exported({"attributes": {"state": 1}}, Remembers())
+
+
+def test_a_schedule_of_several_is_looked_at_one_by_one():
+    def several():
+        optimizer = stepped(torch.optim.SGD)
+        each = [lr_scheduler.ConstantLR(optimizer), lr_scheduler.CosineAnnealingLR(optimizer, 10)]
+        return lr_scheduler.SequentialLR(optimizer, each, [2])
+
+    saved = several().state_dict()
+    require_belonging(saved, several())
+    first, second = saved["_schedulers"]
+    with pytest.raises(ValueError, match=r"^T_max is 0$"):
+        require_belonging({**saved, "_schedulers": [first, {**second, "T_max": 0}]}, several())
+    with pytest.raises(ValueError, match=r"^_schedulers is "):
+        require_belonging({**saved, "_schedulers": [first]}, several())
+
+
+def test_a_schedule_on_plateau_may_have_seen_nothing_yet_but_counts():
+    def plateau():
+        return lr_scheduler.ReduceLROnPlateau(stepped(torch.optim.SGD))
+
+    saved = plateau().state_dict()
+    require_belonging({**saved, "best": float("-inf")}, plateau())
+    for change, says in (({"best": "x"}, "best is 'x'"), ({"num_bad_epochs": -1}, "num_bad_epochs is -1")):
+        with pytest.raises(ValueError, match=f"^{says}$"):
+            require_belonging({**saved, **change}, plateau())
+
+
+@pytest.mark.parametrize(
+    ("values", "fits"),
+    [(None, True), ([None, None], True), ([{"steps": 5}, None], True), ([None], False), ([1, None], False),
+     ([{"steps": "x"}, None], False), ([{"__call__": 1}, None], False), ({}, False)],
+)  # fmt: skip
+def test_attributes_of_a_schedules_function_replace_no_method(values, fits):
+    schedule = lr_scheduler.LambdaLR(stepped(torch.optim.SGD), Warmup(9))
+    saved = {**schedule.state_dict(), "lr_lambdas": values}
+    if fits and values is not None:
+        require_belonging(saved, schedule)
+        return
+    with pytest.raises(ValueError, match=r"^lr_lambdas is "):
+        require_belonging(saved, schedule)
+
+
+class TrainerCallbackOfOurs:
+    """As one of the package's own, whose values have known types."""
+
+    value: object = None
+
+    def state(self):
+        return {
+            "args": {"patience": 3},
+            "attributes": {"counter": 0, "best": None, "words": "x", "on": True, "table": {"a": 1}},
+        }
+
+
+TrainerCallbackOfOurs.__module__ = "mps_trainer.callbacks"
+
+
+@pytest.mark.parametrize(
+    ("saved", "says"),
+    [
+        ({"args": {"patience": "x"}}, "patience is 'x'"),
+        ({"attributes": {"counter": [1]}}, r"counter is \[1\]"),
+        ({"attributes": {"words": 1}}, "words is 1"),
+        ({"attributes": {"on": 1}}, "on is 1"),
+        ({"attributes": {"table": {"b": 1}}}, r"table is \{'b': 1\}"),
+        ({"attributes": {"table": {"a": "x"}}}, r"table is \{'a': 'x'\}"),
+        ({"attributes": {"table": 1}}, "table is 1"),
+        ({"attributes": {"counter": torch.ones(1).to_sparse()}}, r"counter is tensor\(.*"),
+        ({"attributes": {"counter": torch.ones(2)}}, r"counter is tensor\(.*"),
+        ({"attributes": {"__class__": 1}}, "__class__ is not a value"),
+    ],
+)
+def test_a_known_callback_keeps_values_of_the_types_it_has(saved, says):
+    callback = TrainerCallbackOfOurs()
+    require_exported({"args": {"patience": 4}, "attributes": {"counter": 2, "best": 0.5, "on": False}}, callback)
+    with pytest.raises(ValueError, match=f"^{says}$"):
+        require_exported(saved, callback)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from safetensors.torch import save_file
 from mps_trainer import MisconfigurationException
 from mps_trainer.checkpoints import manifest
 from mps_trainer.checkpoints.state import read_state
-from mps_trainer.checkpoints.storage import files
+from mps_trainer.checkpoints.storage import files, schema
 from mps_trainer.checkpoints.storage.files import damaged, read_safetensors, read_tensors
 from mps_trainer.random_state import rng_state, set_rng
 
@@ -53,11 +54,128 @@ def test_a_file_that_lacks_something_says_what(tmp_path):
         (ValueError("first line.\nsecond line"), "first line"),
         (ValueError(), "ValueError"),
         (ValueError("x" * 300), "x" * 200),
+        (ValueError("first. "), "first"),
+        (ValueError("of TEX"), "of TEX"),
     ],
 )
 def test_the_reason_is_one_short_line(error, why):
     message = f"some/file is damaged and cannot be read: {why}. Resume from another checkpoint."
     assert str(damaged("some/file", error)) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[1]", "it holds no JSON object"),
+        ("{}", "a is missing"),
+        ("[" * 100_000, "it is nested too deeply"),
+        ('{"a": 1', "Expecting ',' delimiter: line 1 column 8 (char 7)"),
+    ],
+    ids=["list", "empty", "nested", "cut"],
+)
+def test_a_json_file_that_is_no_object_with_its_keys_says_why(tmp_path, text, why):
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(MisconfigurationException) as refused:
+        files.read_object(str(path), ["a"])
+    assert str(refused.value) == f"{path} is damaged and cannot be read: {why}. Resume from another checkpoint."
+
+
+def test_a_json_file_is_read_up_to_the_largest_size_and_number_of_values(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    path.write_text('{"a": [1, {}]}')  # 14 bytes; one comma and three brackets
+    monkeypatch.setattr(files, "LARGEST_JSON", 14)
+    monkeypatch.setattr(files, "MOST_VALUES", 4)
+    assert files.read_object(str(path), ["a"]) == {"a": [1, {}]}
+    monkeypatch.setattr(files, "MOST_VALUES", 3)
+    with pytest.raises(MisconfigurationException, match="cannot be read: it has more than 3 values"):
+        files.read_json(str(path))
+    monkeypatch.setattr(files, "LARGEST_JSON", 13)
+    with pytest.raises(MisconfigurationException, match="it has 14 bytes, and 13 are the most that are read"):
+        files.read_json(str(path))
+
+
+def test_what_is_no_file_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")  # reading it would wait
+    for read in (files.read_json, read_tensors, read_safetensors):
+        with pytest.raises(MisconfigurationException, match="pipe is damaged and cannot be read: it is not a regular"):
+            read(str(tmp_path / "pipe"))
+        with pytest.raises(MisconfigurationException, match="none is damaged and cannot be read: No such file or dir"):
+            read(str(tmp_path / "none"))
+
+
+def test_objects_are_read_where_their_kind_is_allowed(tmp_path):
+    torch.save({"a": Path("x")}, tmp_path / "a.pt")
+    with pytest.raises(MisconfigurationException) as refused:
+        read_tensors(str(tmp_path / "a.pt"))
+    assert str(refused.value) == (
+        f"{tmp_path / 'a.pt'} is refused: it holds something other than tensors and plain values, which could run "
+        "code when it is loaded, or it is damaged. Resume from another checkpoint."
+    )
+    torch.save({"a": Allowed()}, tmp_path / "a.pt")
+    assert isinstance(read_tensors(str(tmp_path / "a.pt"), allowed=[Allowed])["a"], Allowed)
+
+
+class Allowed:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("a\nb", r"'a\nb'"),
+        ({"a": 1}, "{'a': 1}"),
+        (torch.ones(2, 2), "tensor([[1., 1.], [1., 1.]])"),
+        ("x" * 48, "'" + "x" * 48 + "'"),
+        ("x" * 49, "'" + "x" * 46 + "..."),
+        (10**5000, "of type int"),
+    ],
+    ids=["newline", "table", "tensor", "50", "51", "huge"],
+)
+def test_a_value_is_shown_in_one_short_line(value, text):
+    assert schema.shown(value) == text
+    assert len(text) <= 50
+
+
+def test_values_of_a_table_are_named_with_their_place_and_what_is_expected():
+    kinds = {"step": schema.COUNT, "on": schema.FLAG}
+
+    def why(values, **how):
+        with pytest.raises(MisconfigurationException) as refused:
+            schema.check("file", values, kinds, **how)
+        return str(refused.value).removeprefix("file is damaged and cannot be read: ").partition(". Resume")[0]
+
+    schema.check("file", {"step": 0, "on": True, "other": object()}, kinds, ["step"])
+    schema.check("file", {}, kinds)
+    assert why([1]) == "it is [1] and no table"
+    assert why([1], within="loop") == "loop is [1] and no table"
+    assert why({}, required=["step"]) == "step is missing"
+    assert why({}, required=["step"], within="loop") == "loop has no step"
+    assert why({"step": -1}) == "step is -1, and a whole number of at least 0 is expected"
+    assert why({"on": 1}, within="loop") == "loop.on is 1, and true or false is expected"
+
+
+@pytest.mark.parametrize(
+    ("is_right", "right", "wrong"),
+    [
+        (schema.is_count, [0, 2**63 - 1], [-1, 2**63, True, 1.0]),
+        (schema.is_size, [1], [0, True]),
+        (schema.is_seed, [0, -(2**64) + 1, 2**64 - 1], [2**64, -(2**64), True, 1.0]),
+        (schema.is_number, [0, 1.5, float("nan"), float("inf"), 10**299], [True, 10**301, -(10**301), "1"]),
+        (schema.is_finite, [0, 1.5], [float("nan"), float("inf"), True]),
+        (schema.is_amount, [0, 1.5], [-1, -0.5, float("inf")]),
+        (schema.is_text, ["", "a"], ["a\0", 1]),
+        (schema.or_none(schema.is_size), [None, 1], [0]),
+    ],
+)
+def test_kinds_of_values_have_these_bounds(is_right, right, wrong):
+    assert [value for value in right if not is_right(value)] == []
+    assert [value for value in wrong if is_right(value)] == []
+
+
+def test_an_errors_first_line_stands_for_it():
+    assert schema.first_line(ValueError("one\ntwo")) == "one"
+    assert schema.first_line(ValueError()) == "ValueError"
 
 
 @pytest.mark.parametrize("size", [0, -1, True, 1.5, "8"])

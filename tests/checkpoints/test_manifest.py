@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mps_trainer import MisconfigurationException
 from mps_trainer.checkpoints import manifest
 
 FILES = ["inner/vocabulary.txt", "model.safetensors", "optimizer.pt", "trainer_state.json"]
@@ -146,3 +147,136 @@ def test_what_a_callback_copies_into_it_or_takes_out_of_it_is_no_fault(make_chec
     (folder / "optimizer.pt").unlink()
     manifest.renew(str(folder), 5)
     assert manifest.fault(str(folder)) is None
+
+
+def header(text: bytes, length: int | None = None, rest: bytes = b"") -> bytes:
+    return (len(text) if length is None else length).to_bytes(8, "little") + text + rest
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        header(b"nothing"),
+        header(b"[1]"),
+        header(b"{}", rest=b"more"),
+        header(b'{"a": {}}'),
+        header(b'{"a": {"data_offsets": [0]}}'),
+        header(b'{"a": {"data_offsets": 1}}'),
+        header(b'{"a": {"data_offsets": [0, 4]}}', rest=b"123"),
+        header(b'{"a": {"data_offsets": [0, 4]}}', rest=b"12345"),
+        header(b"{}", length=3),
+        header(b"{}", length=1 << 40),
+    ],
+)
+def test_without_a_manifest_weights_that_do_not_fit_their_header_are_named(make_checkpoint, content):
+    folder = make_checkpoint(5, listed=False)
+    (folder / "model.safetensors").write_bytes(content)
+    assert manifest.fault(str(folder)) == "model.safetensors is cut off or damaged"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        header(b"{}"),
+        header(b'{"__metadata__": {"format": "pt"}, "a": {"data_offsets": [0, 4]}}', rest=b"1234"),
+        header(b'{"b": {"data_offsets": [0, 4]}, "a": {"data_offsets": [4, 6]}}', rest=b"123456"),
+    ],
+)
+def test_without_a_manifest_weights_that_fit_their_header_are_whole(make_checkpoint, content):
+    folder = make_checkpoint(5, listed=False)
+    (folder / "model.safetensors").write_bytes(content)
+    assert manifest.fault(str(folder)) is None
+
+
+def test_a_file_that_cannot_be_read_is_named_with_the_reason(make_checkpoint, monkeypatch):
+    folder = make_checkpoint(5)
+    path = str(folder / "optimizer.pt")
+
+    def refuse(error):
+        def checksum(path):
+            raise error
+
+        monkeypatch.setattr(manifest, "checksum", checksum)
+        return manifest.fault(str(folder))
+
+    assert refuse(OSError(5, "Input/output error", path)) == f"{path} cannot be read: Input/output error"
+    assert refuse(OSError(5, "Input/output error")) == f"{folder} cannot be read: Input/output error"
+    assert refuse(OSError("it is gone")) == f"{folder} cannot be read: it is gone"
+
+
+def test_what_is_no_regular_file_is_named_and_not_read(make_checkpoint):
+    folder = make_checkpoint(5)
+    os.mkfifo(folder / "inner" / "pipe")
+    assert manifest.fault(str(folder)) == "inner/pipe is not a regular file"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda files: files.pop("trainer_state.json"), "it does not list trainer_state.json"),
+        (lambda files: files.pop("optimizer.pt"), "it does not list optimizer.pt"),
+        (lambda files: files.pop("model.safetensors"), "it does not list model.safetensors"),
+    ],
+)
+def test_a_manifest_has_to_list_what_a_run_reads(make_checkpoint, change, why):
+    folder = make_checkpoint(5)
+    written = json.loads((folder / "manifest.json").read_text())
+    change(written["files"])
+    (folder / "manifest.json").write_text(json.dumps(written))
+    with pytest.raises(MisconfigurationException) as refused:
+        manifest.read(str(folder))
+    assert str(refused.value) == (
+        f"{folder / 'manifest.json'} is damaged and cannot be read: {why}. Resume from another checkpoint."
+    )
+    assert manifest.fault(str(folder)) == "manifest.json is damaged"
+    assert manifest.save_number(str(folder)) is None
+    assert manifest.written(str(folder)) is None
+
+
+def test_a_manifest_written_again_keeps_the_number_of_the_save(make_checkpoint):
+    folder = make_checkpoint(5, save=7)
+    assert manifest.save_number(str(folder)) == 7
+    (folder / "notes.txt").write_text("mine")
+    manifest.renew(str(folder), 5)
+    assert manifest.save_number(str(folder)) == 7
+    assert "notes.txt" in manifest.read(str(folder))["files"]
+    (folder / "manifest.json").write_text('{"save": 0}')
+    manifest.renew(str(folder), 5)
+    assert manifest.save_number(str(folder)) == 1
+
+
+def test_a_folder_without_a_manifest_gets_none(make_checkpoint):
+    folder = make_checkpoint(5, listed=False)
+    manifest.renew(str(folder), 5)
+    assert not (folder / "manifest.json").exists()
+    assert not (folder / "manifest.json.tmp").exists()
+
+
+@pytest.mark.parametrize(
+    ("weights", "others", "says"),
+    [
+        (["a"], [], None),
+        (["pytorch_model.bin"], ["model.safetensors"], "pytorch_model.bin took the place of model.safetensors, and no "
+         "checksum says that they are whole"),
+    ],
+)  # fmt: skip
+def test_converted_weights_are_told_by_name(make_checkpoint, weights, others, says):
+    folder = make_checkpoint(5)
+    for name in weights:
+        (folder / name).write_bytes(b"x")
+    for name in others:
+        (folder / name).unlink()
+    assert manifest.converted(str(folder)) == says
+
+
+def test_a_checkpoint_that_was_found_whole_is_read_again_only_after_a_change(make_checkpoint, monkeypatch):
+    folder = make_checkpoint(5)
+    read, checksum = [], manifest.checksum
+    monkeypatch.setattr(manifest, "checksum", lambda path: (read.append(os.path.basename(path)), checksum(path))[1])
+    assert manifest.fault(str(folder)) is None
+    assert len(read) == len(FILES)
+    assert manifest.fault(str(folder)) is None
+    assert len(read) == len(FILES)
+    (folder / "optimizer.pt").touch()
+    assert manifest.fault(str(folder)) is None
+    assert len(read) == 2 * len(FILES)

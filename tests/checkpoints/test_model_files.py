@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import os
 import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertForSequenceClassification
+from torch import nn
+from transformers import AutoConfig, BertConfig, BertForSequenceClassification
+from transformers.utils import logging as transformers_logging
 
 from mps_trainer import MisconfigurationException
+from mps_trainer.checkpoints import model_files
 from tests.conftest import assert_same_weights, weights
 
 WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
@@ -145,3 +150,159 @@ def test_converted_weights_that_are_not_all_there_are_refused(make_trainer, fold
     says = spoil(folder)
     with pytest.raises(MisconfigurationException, match=says):
         make_trainer(max_steps=4).train(resume_from_checkpoint=folder)
+
+
+@pytest.fixture
+def bert():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    return BertForSequenceClassification(BertConfig(vocab_size=20, **sizes))
+
+
+class Processor:
+    def save_pretrained(self, folder):
+        with open(os.path.join(folder, "vocabulary.txt"), "w") as file:
+            file.write("one two three")
+
+
+@pytest.mark.parametrize(
+    ("processor", "files"),
+    [(None, []), (object(), []), (Processor(), ["vocabulary.txt"])],
+    ids=["none", "cannot", "can"],
+)
+def test_a_processor_is_saved_with_the_model_if_it_can_be(make_args, make_model, tmp_path, processor, files):
+    args = make_args()
+    model_files.save(make_model(), processor, args, str(tmp_path / "new" / "folder"))
+    model_files.save_without_weights(make_model(), processor, args, str(tmp_path / "no" / "weights"))
+    assert sorted(os.listdir(tmp_path / "new" / "folder")) == sorted([WEIGHTS, "training_args.bin", *files])
+    assert sorted(os.listdir(tmp_path / "no" / "weights")) == sorted(["training_args.bin", *files])
+    assert torch.load(tmp_path / "no" / "weights" / "training_args.bin", weights_only=False) == args
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("kind", ["model", "compiled", "of transformers"])
+def test_the_weights_are_the_models_or_those_given_and_say_that_they_are_of_torch(
+    make_args, make_model, bert, tmp_path, kind, given
+):
+    model = bert if kind == "of transformers" else make_model()
+    others = {name: tensor + 1 for name, tensor in model.state_dict().items()} if given else None
+    saved = SimpleNamespace(_orig_mod=model) if kind == "compiled" else model
+    model_files.save(saved, None, make_args(), str(tmp_path), others and dict(others))
+    assert_same_weights(load_file(tmp_path / WEIGHTS), others or weights(model))
+    with safe_open(tmp_path / WEIGHTS, "pt") as file:
+        assert file.metadata() == {"format": "pt"}  # without it, transformers does not read them
+
+
+def test_the_configuration_without_the_weights_is_the_one_that_comes_with_them(make_args, bert, tmp_path):
+    bert = bert.bfloat16()
+    model_files.save_without_weights(bert, None, make_args(), str(tmp_path / "without"))
+    model_files.save(bert, None, make_args(), str(tmp_path / "with"))
+    written = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("without", "with")]
+    assert written[0] == written[1]
+    assert (written[0]["architectures"], written[0]["dtype"]) == (["BertForSequenceClassification"], "bfloat16")
+    assert AutoConfig.from_pretrained(tmp_path / "without").hidden_size == 16
+
+
+def test_arguments_that_cannot_be_pickled_are_left_out_with_a_warning(make_model, tmp_path, caplog):
+    class Inside:
+        pass
+
+    (tmp_path / "training_args.bin").write_text("of another run")
+    model_files.save(make_model(), None, Inside(), str(tmp_path))
+    assert os.listdir(tmp_path) == [WEIGHTS]
+    assert f"{tmp_path}/training_args.bin was not written: the arguments cannot be pickled (" in caplog.text
+    assert "Inside" in caplog.text
+
+
+def test_the_processor_is_the_one_given_or_the_collators():
+    collator = SimpleNamespace(tokenizer="the collator's")
+    assert model_files.processor_to_save("given", collator) == "given"
+    assert model_files.processor_to_save(None, collator) == "the collator's"
+    assert model_files.processor_to_save(None, None) is None
+
+
+def test_an_output_folder_is_made_or_refused_with_the_reason(tmp_path, monkeypatch):
+    model_files.make_folder(str(tmp_path / "a" / "b"))
+    model_files.make_folder(str(tmp_path / "a" / "b"))
+    assert (tmp_path / "a" / "b").is_dir()
+    (tmp_path / "file").touch()
+    refused = {"file": "File exists", "file/b": "Not a directory"}
+    for name, why in refused.items():
+        with pytest.raises(MisconfigurationException) as error:
+            model_files.make_folder(str(tmp_path / name))
+        assert str(error.value) == (
+            f"Nothing can be written to output_dir {tmp_path / name}: {why}. Name another folder."
+        )
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)  # root may write everywhere
+    with pytest.raises(MisconfigurationException, match=r"b: permission denied\. Name another folder\.$"):
+        model_files.make_folder(str(tmp_path / "a" / "b"))
+
+
+def test_a_folder_without_weights_says_which_file_it_lacks(make_model, tmp_path):
+    with pytest.raises(MisconfigurationException) as error:
+        model_files.load_weights(make_model(), str(tmp_path))
+    assert str(error.value) == (
+        f"{tmp_path} is not a checkpoint with weights: it has no model.safetensors. "
+        "Name a folder checkpoint-<step> that the Trainer wrote."
+    )
+
+
+def test_weights_of_another_shape_are_another_models(make_model, tmp_path):
+    save_file({**make_model().state_dict(), "head.bias": torch.ones(3)}, tmp_path / WEIGHTS)
+    with pytest.raises(
+        MisconfigurationException, match=f"^The weights in {tmp_path} are another model's: .*:\\n.*for head.bias"
+    ):
+        model_files.load_weights(make_model(), str(tmp_path))
+
+
+class WithBuffer(nn.Linear):
+    """Leaves a buffer out of its checkpoints."""
+
+    _keys_to_ignore_on_save = None
+
+    def __init__(self):
+        super().__init__(2, 2)
+        self.register_buffer("places", torch.arange(2.0))
+
+
+def test_what_a_model_leaves_out_of_its_checkpoints_is_not_missing(tmp_path):
+    save_file({"weight": torch.ones(2, 2), "bias": torch.ones(2)}, tmp_path / WEIGHTS)
+    model = WithBuffer()
+    with pytest.raises(
+        MisconfigurationException,
+        match="1 of this model's parameters are missing and 0 are unknown to it, places for one",
+    ):
+        model_files.load_weights(model, str(tmp_path))
+    model._keys_to_ignore_on_save = ["places"]
+    model_files.load_weights(model, str(tmp_path))
+    assert torch.equal(model.weight, torch.ones(2, 2))
+
+
+def test_weights_are_read_even_where_there_are_adapters_too(make_model, tmp_path):
+    model = make_model()
+    nn.init.ones_(model.head.weight)
+    save_file(model.state_dict(), tmp_path / WEIGHTS)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    save_file({}, tmp_path / "adapter_model.safetensors")
+    again = make_model()
+    model_files.load_weights(again, str(tmp_path))
+    assert_same_weights(weights(again), weights(model))
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_the_bars_of_transformers_are_shown_again_if_they_were_before(make_args, bert, tmp_path, monkeypatch, shown):
+    before = transformers_logging.is_progress_bar_enabled()
+    inside = []
+    real = bert.save_pretrained
+    monkeypatch.setattr(
+        bert,
+        "save_pretrained",
+        lambda *args, **kwargs: (inside.append(transformers_logging.is_progress_bar_enabled()), real(*args, **kwargs)),
+    )
+    (transformers_logging.enable_progress_bar if shown else transformers_logging.disable_progress_bar)()
+    try:
+        model_files.save(bert, None, make_args(), str(tmp_path))
+        assert transformers_logging.is_progress_bar_enabled() is shown
+    finally:
+        (transformers_logging.enable_progress_bar if before else transformers_logging.disable_progress_bar)()
+    assert inside == [False]

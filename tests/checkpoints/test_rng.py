@@ -113,3 +113,23 @@ def test_all_three_generators_go_on_as_they_would_have(tmp_path):
     expected = random.random(), float(np.random.random()), float(torch.rand(()))
     set_rng(read_rng(str(tmp_path)))
     assert (random.random(), float(np.random.random()), float(torch.rand(()))) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"python": (3, (1,) * 625, "x")}, "Python's next number is none"),
+        ({"numpy": ("MT19937", np.ones(624, np.uint32), 625, 0, 0.0)}, "NumPy's has no place among its numbers"),
+        ({"numpy": ("MT19937", np.ones(624, np.uint32), -1, 0, 0.0)}, "NumPy's has no place among its numbers"),
+        ({"numpy": ("MT19937", np.ones(623, np.uint32), 1, 0, 0.0)}, "NumPy's has no place among its numbers"),
+        ({"numpy": ("PCG64", np.ones(624, np.uint32), 1, 0, 0.0)}, "NumPy's has no place among its numbers"),
+    ],
+)
+def test_a_state_that_a_generator_would_fail_with_later_is_refused_now(tmp_path, change, why):
+    path = tmp_path / "rng_state.pth"
+    torch.save({**rng_state(), **change}, path)
+    with pytest.raises(MisconfigurationException) as refused:
+        read_rng(str(tmp_path))
+    assert str(refused.value) == (
+        f"{path} is damaged and cannot be read: a generator refuses its state: {why}. Resume from another checkpoint."
+    )

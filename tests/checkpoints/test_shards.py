@@ -150,3 +150,8 @@ def test_an_older_torch_is_refused_with_its_version(monkeypatch):
 def test_no_part_is_a_pickle(written):
     assert {path.suffix for path in (written / "shards" / "model").iterdir()} == {".safetensors", ".json"}
     assert set(load_file(parts_of(written)[0])) <= TENSORS.keys()
+
+
+def test_the_name_of_a_part_says_which_process_wrote_it(written):
+    """Without that, the parts of several would replace each other."""
+    assert [path.name.startswith("shard-00001-") for path in parts_of(written)] == [True]

@@ -49,5 +49,16 @@ def test_stream_without_length_needs_a_number_of_steps():
 
 
 def test_empty_dataset_is_refused():
-    with pytest.raises(ValueError, match="nothing to train on"):
+    with pytest.raises(ValueError, match="nothing to train on") as refused:
         StepPlan.make(0, 1, -1, 3)
+    assert str(refused.value) == (
+        "There is nothing to train on: the training dataset gives no batch. Check that it is not empty, and that "
+        "dataloader_drop_last does not leave out its only batch."
+    )
+
+
+def test_the_last_update_of_an_epoch_has_the_batches_that_are_left():
+    plan = StepPlan.make(10, 4, -1, 2)
+    assert [plan.batches_in_update(done) for done in (0, 4, 6, 7, 8, 9)] == [4, 4, 4, 3, 2, 1]
+    assert plan.batches_in_update(10) == 1  # to find out that there is none
+    assert StepPlan.make(None, 4, 6, 3).batches_in_update(100) == 4

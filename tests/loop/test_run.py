@@ -1,5 +1,9 @@
 """The training loop: what it computes, what it tells, and that it does not wait for the device."""
 
+import dataclasses
+import os
+import shutil
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import TrainerCallback
 
 from mps_trainer import MisconfigurationException, Trainer
+from mps_trainer.distributed import Processes
 from tests.conftest import assert_same_weights, examples, logged, weights
 
 pytestmark = pytest.mark.every_device(same_draws_as_cpu=True)
@@ -375,3 +380,131 @@ def test_a_checkpoint_may_be_due_after_the_step_to_come(make_trainer, settings, 
 )
 def test_the_examples_of_the_plan_are_those_of_all_its_steps_or_epochs(make_trainer, settings, expected):
     assert make_trainer(**settings)._mt_begin_run().samples_in_plan() == expected
+
+
+def test_a_stream_goes_on_where_its_checkpoint_says_as_the_steps_do_not_tell(make_trainer):
+    run = make_trainer({"train_dataset": Stream()}, max_steps=9)._mt_begin_run()
+    assert run.here == (0, 0)
+    run.state.global_step = 5
+    saved = {**run.state_dict(), "epoch": 2, "batches": 3}
+    run.load_state_dict({**saved, "epoch_has_ended": False})
+    assert (run.here, run.epoch_has_ended) == ((2, 3), False)
+    assert (run.state_dict()["epoch"], run.state_dict()["batches"]) == (2, 3)
+    run.load_state_dict({**saved, "epoch_has_ended": True})
+    assert (run.here, run.epoch_has_ended) == ((3, 0), True)
+    assert run.first_step == 5
+
+
+def test_a_dataset_goes_on_where_the_steps_say(make_trainer):
+    run = make_trainer(max_steps=20, gradient_accumulation_steps=2)._mt_begin_run()  # 5 batches in an epoch
+    run.state.global_step = 4
+    run.load_state_dict({**run.state_dict(), "epoch": 9, "batches": 9, "epoch_has_ended": False, "due": ["save"]})
+    assert (run.here, run.epoch_has_ended, run.first_step) == ((1, 2), False, 4)
+    assert run.preemption.due == ["save"]
+    run.load_state_dict({})  # of transformers
+    assert (run.here, run.epoch_has_ended, run.preemption.due) == ((1, 2), True, [])
+
+
+@pytest.mark.parametrize("stop", [3, 5, 6])
+def test_a_resumed_stream_trains_as_if_it_had_not_been_interrupted(make_trainer, tmp_path, stop):
+    settings = {"max_steps": 7, "save_strategy": "steps", "save_steps": 1, "per_device_train_batch_size": 4}
+    whole = make_trainer({"train_dataset": Stream()}, output_dir=str(tmp_path / "whole"), **settings)
+    whole.train()  # of 5 batches in an epoch
+    again = make_trainer({"train_dataset": Stream()}, output_dir=str(tmp_path / "again"), **settings)
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{stop}"))
+    assert_same_weights(weights(again.model), weights(whole.model))
+    assert again.state.epoch == whole.state.epoch
+
+
+def test_losses_that_a_subclass_returns_may_be_changed_by_it_later(make_trainer):
+    class OneTensor(Trainer):
+        """Returns the same tensor for each batch."""
+
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            loss = super().training_step(model, inputs, num_items_in_batch)
+            self.kept = loss if not hasattr(self, "kept") else self.kept.copy_(loss)
+            return self.kept
+
+    settings = {"max_steps": 6, "logging_steps": 3, "gradient_accumulation_steps": 2}
+    losses = []
+    for kind in (OneTensor, Trainer):
+        trainer = make_trainer({"kind": kind}, **settings)
+        trainer.train()
+        losses.append(logged(trainer, "loss"))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_an_override_that_is_asked_at_every_step_gets_the_sum_of_the_losses_and_is_told(make_trainer):
+    sums = []
+
+    class Asked(Trainer):
+        def _maybe_log_save_evaluate(self, tr_loss, *args, **kwargs):
+            sums.append(float(tr_loss))
+            return super()._maybe_log_save_evaluate(tr_loss, *args, **kwargs)
+
+    trainer = make_trainer({"kind": Asked}, max_steps=4, logging_steps=4)
+    trainer.train()
+    assert len(sums) >= 4
+    assert 0 < sums[0] < sums[1] < sums[2]
+    [text] = [each for each in trainer._mt_overrides.texts() if "_maybe_log_save_evaluate" in each]
+    assert "steps that do not wait for the loss" in text
+
+
+def test_a_batch_without_anything_to_learn_is_counted_but_not_run(make_trainer, make_model):
+    seen = []
+
+    class Watched(type(make_model())):
+        def forward(self, x, labels=None):
+            seen.append(len(x))
+            return super().forward(x, labels)
+
+    run = make_trainer({"model": Watched()}, gradient_accumulation_steps=3)._mt_begin_run()
+    counted, given = [], [{"x": torch.ones(n, 4), "labels": torch.zeros(n, dtype=torch.int64)} for n in (1, 2, 3)]
+    run.hooks = dataclasses.replace(run.hooks, count_batch=lambda batch: counted.append(len(batch["x"])))
+    run.accumulate(given, None, [2.0, None, None])
+    assert seen == [1]
+    assert counted == [1, 2, 3]
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_substep_ends_with_each_batch_of_the_arguments_size_but_the_last(make_trainer, parts):
+    ended = []
+
+    class Substeps(TrainerCallback):
+        def on_substep_end(self, args, state, control, **kwargs):
+            ended.append(state.global_step)
+
+    run = make_trainer({"callbacks": [Substeps()]})._mt_begin_run()
+    run.parts = parts  # with length buckets, a batch of the arguments' size comes in several
+    batch = {"x": torch.ones(1, 4), "labels": torch.zeros(1, dtype=torch.int64)}
+    run.accumulate([batch] * 4, None, [4.0] * 4)
+    assert len(ended) == 4 // parts - 1
+
+
+def test_a_log_before_the_first_step_has_the_rate_of_the_schedule(make_trainer):
+    trainer = make_trainer(learning_rate=0.25, lr_scheduler_type="constant", max_steps=2)
+    run = trainer._mt_begin_run()
+    run.start_time = 0.0
+    run.log(None, None)
+    assert trainer.state.log_history[-1]["learning_rate"] == 0.25
+    run.log(None, 0.5)
+    assert trainer.state.log_history[-1]["learning_rate"] == 0.5
+
+
+def test_one_of_two_processes_goes_on_from_a_checkpoint_of_two_without_a_warning(make_trainer, caplog):
+    settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    first = make_trainer(**settings)
+    first.train()
+    folder = os.path.join(first.args.output_dir, "checkpoint-2")
+    for rank in range(2):
+        shutil.copy(os.path.join(folder, "rng_state.pth"), os.path.join(folder, f"rng_state_{rank}.pth"))
+    run = make_trainer(**settings)._mt_begin_run()
+    run.state.global_step = 2
+    run.processes = Processes(0, 2)
+    caplog.clear()
+    run.resume(folder)
+    assert (run.here, run.resume_from) == ((0, 2), folder)
+    assert caplog.messages == []
+    run.processes = Processes(0, 3)
+    run.resume(folder)
+    assert "was made by 2 processes, and the number now is 3" in caplog.text

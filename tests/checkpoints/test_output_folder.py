@@ -1,0 +1,131 @@
+"""The folder that several processes write into, with the other processes played by the test."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from mps_trainer import MisconfigurationException
+from mps_trainer.checkpoints.output_folder import only_run_of_all_in, own_run_folder, require_shared
+from mps_trainer.distributed import Processes
+
+WHY = "each writes its part there"
+
+
+class Played(Processes):
+    """Two processes; the other one answers with `theirs`."""
+
+    def __init__(self, rank: int = 0, *, theirs: object = None, first_did: object = None, size: int = 2) -> None:
+        super().__init__(rank, size)
+        self.theirs, self.first_did, self.asked = theirs, first_did, []
+
+    def first_does(self, work):
+        return work() if self.is_first else self.first_did
+
+    def gather(self, thing):
+        self.asked.append(thing)
+        return [thing, self.theirs] if self.is_first else [self.theirs, thing]
+
+
+def test_a_folder_that_all_see_is_shared_and_stays_as_it_was(tmp_path):
+    processes = Played(theirs=True)
+    require_shared(str(tmp_path / "run"), processes, WHY)
+    assert processes.asked == [True]
+    assert os.listdir(tmp_path / "run") == []
+
+
+def test_a_process_that_does_not_see_the_folder_is_named(tmp_path):
+    with pytest.raises(MisconfigurationException) as refused:
+        require_shared(str(tmp_path), Played(theirs=False), WHY)
+    assert str(refused.value) == (
+        f"Process 1 does not see what process 0 writes into {tmp_path}, and {WHY}. Give output_dir the path of a "
+        "folder that all machines share, or train on one machine."
+    )
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("sees", [True, False])
+def test_another_process_looks_for_what_the_first_one_wrote_and_leaves_it(tmp_path, sees):
+    (tmp_path / "sign").touch()
+    processes = Played(1, theirs=True, first_did="sign" if sees else "of another machine")
+    if sees:
+        require_shared(str(tmp_path), processes, WHY)
+    else:
+        with pytest.raises(MisconfigurationException, match=r"^Process 1 does not see what process 0 writes"):
+            require_shared(str(tmp_path), processes, WHY)
+    assert processes.asked == [sees]
+    assert os.listdir(tmp_path) == ["sign"]
+
+
+def test_a_process_alone_writes_no_sign(tmp_path):
+    require_shared(str(tmp_path / "run"), Processes(), WHY)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_second_run_is_refused_in_all_processes(tmp_path):
+    with (
+        only_run_of_all_in(str(tmp_path), Processes(), writes=True),
+        pytest.raises(MisconfigurationException, match=f"{tmp_path}") as alone,
+        only_run_of_all_in(str(tmp_path), Processes(), writes=True),
+    ):
+        pass
+    assert "the machines share" not in str(alone.value)
+    with only_run_of_all_in(str(tmp_path), Processes(), writes=True):  # free again
+        pass
+    with (
+        pytest.raises(MisconfigurationException) as refused,
+        only_run_of_all_in(str(tmp_path), Played(theirs="Another run is there."), writes=False),
+    ):
+        pass
+    assert str(refused.value) == (
+        "Another run is there. If that is this run, the machines share the folder: leave save_on_each_node out."
+    )
+
+
+def settings(tmp_path, **values):
+    defaults = {"output_dir": str(tmp_path), "should_save": True, "fsdp": False, "fsdp_config": {}}
+    return SimpleNamespace(**{**defaults, "load_best_model_at_end": False, "save_on_each_node": False, **values})
+
+
+SHARDED = {"fsdp": True, "fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}}
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        (SHARDED, "and each writes its part of a checkpoint there. "),
+        (
+            {"load_best_model_at_end": True},
+            "and load_best_model_at_end=True has all of them read the best checkpoint. ",
+        ),
+        ({}, None),
+        ({**SHARDED, "fsdp": False}, None),
+        ({**SHARDED, "fsdp_config": {"state_dict_type": "FULL_STATE_DICT"}}, None),
+        ({"load_best_model_at_end": True, "save_on_each_node": True}, None),
+    ],
+)
+def test_all_have_to_see_the_folder_only_where_all_read_or_write_it(tmp_path, values, why):
+    class Apart(Played):
+        """The other process sees another folder, and no other run in it."""
+
+        def gather(self, thing):
+            return [thing, False if isinstance(thing, bool) else None]
+
+    if why is None:
+        with own_run_folder(str(tmp_path), settings(tmp_path, **values), Apart()):
+            pass
+        return
+    with (
+        pytest.raises(MisconfigurationException, match=why),
+        own_run_folder(str(tmp_path), settings(tmp_path, **values), Apart()),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_what_was_half_written_is_cleared_by_the_one_that_saves(tmp_path, saves):
+    (tmp_path / "tmp-checkpoint-4").mkdir()
+    with own_run_folder(str(tmp_path), settings(tmp_path, should_save=saves), Processes()):
+        assert (tmp_path / "tmp-checkpoint-4").exists() is not saves

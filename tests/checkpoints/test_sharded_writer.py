@@ -1,0 +1,236 @@
+"""A checkpoint of which each process writes its part, written and read by one; tests/distributed has several."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from mps_trainer import MisconfigurationException
+from mps_trainer.checkpoints import shards
+from mps_trainer.checkpoints.model_files import load_weights
+from mps_trainer.checkpoints.run_files import OPTIMIZER, SCHEDULER, restore_parts
+from mps_trainer.checkpoints.sharded_writer import each_writes, gather, sharded_writer
+from mps_trainer.distributed import Processes
+from mps_trainer.distributed.fsdp import is_shard
+from tests.conftest import assert_same_weights, weights
+
+
+@pytest.fixture(autouse=True)
+def group():
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class Tied(nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begin = nn.Linear(3, 3)
+        self.end = nn.Linear(3, 3)
+        self.end.weight = self.begin.weight
+
+    def forward(self, x):
+        return self.end(self.begin(x))
+
+
+class Half(nn.Module):
+    """Has one of the two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begin = nn.Linear(3, 3)
+
+
+def run_of(model: nn.Module, kind=torch.optim.AdamW):
+    """Returns optimizer and schedule of `model`, new."""
+    optimizer = kind(model.parameters(), lr=0.1)
+    return optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+
+def sharded(model: nn.Module) -> nn.Module:
+    return fully_shard(model, mesh=dist.init_device_mesh("cpu", (1,)))
+
+
+@pytest.fixture(params=["whole", "sharded"])
+def make(request):
+    """Returns what makes a model, whole or sharded."""
+    return (lambda kind: kind()) if request.param == "whole" else (lambda kind: sharded(kind()))
+
+
+@pytest.fixture
+def trained(make):
+    torch.manual_seed(0)
+    model = make(Tied)
+    optimizer, schedule = run_of(model)
+    for _ in range(2):
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        schedule.step()
+    return model, optimizer, schedule
+
+
+class Processor:
+    def save_pretrained(self, folder: str) -> None:
+        open(os.path.join(folder, "vocabulary.txt"), "w").close()
+
+
+@pytest.fixture
+def folder(trained, make_args, tmp_path):
+    """What the writer writes of a model with its optimizer."""
+    model, optimizer, schedule = trained
+    parts = {OPTIMIZER: optimizer, SCHEDULER: schedule}
+    written = tmp_path / "checkpoint-2"
+    rest = [lambda folder: open(os.path.join(folder, "rest"), "w").close()]
+    writer = sharded_writer(model, Processor(), make_args(), parts, rest, Processes())
+    writer.write_part(str(written))
+    writer.write(str(written))
+    return str(written)
+
+
+def test_it_has_the_parts_and_beside_them_one_file_of_each_other_kind(folder):
+    assert sorted(os.listdir(folder)) == [
+        "optimizer_rest.pt", "rest", "scheduler.pt", "shards", "training_args.bin", "vocabulary.txt",
+    ]  # fmt: skip
+    for what in (shards.WEIGHTS, shards.OPTIMIZER):
+        assert "parts.json" in os.listdir(os.path.join(folder, "shards", what))
+
+
+def test_a_new_run_gets_from_it_what_was_written(folder, trained, make):
+    model = make(Tied)
+    optimizer, schedule = run_of(model)
+    load_weights(model, folder)
+    restore_parts({OPTIMIZER: optimizer, SCHEDULER: schedule}, folder)
+    assert_same_weights(weights(model), weights(trained[0]))
+    expected = trained[1].state_dict()
+    found = optimizer.state_dict()
+    assert found["param_groups"] == expected["param_groups"]
+    assert found["state"].keys() == expected["state"].keys()
+    for index, state in expected["state"].items():
+        assert found["state"][index].keys() == state.keys()
+        for name, value in state.items():
+            torch.testing.assert_close(found["state"][index][name], value, rtol=0, atol=0)
+    assert schedule.state_dict() == trained[2].state_dict()
+
+
+class Counting(torch.optim.SGD):
+    """A kind of the user's own: keeps values that are no tensor, and a state beside those of the parameters."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter] = {"count": 3, "mean": parameter.detach().clone()}
+        self.state["all"] = {"mean": torch.tensor(5.0)}
+
+
+def test_an_optimizer_may_keep_plain_values_and_a_state_of_no_parameter(tmp_path, make_args):
+    model = Half()
+    optimizer, schedule = run_of(model, Counting)
+    optimizer.step()
+    parts = {OPTIMIZER: optimizer, SCHEDULER: schedule}
+    writer = sharded_writer(model, None, make_args(), parts, [], Processes())
+    writer.write_part(str(tmp_path))
+    writer.write(str(tmp_path))
+    again, _ = run_of(model, Counting)
+    restore_parts({OPTIMIZER: again}, str(tmp_path))
+    found = again.state_dict()["state"]
+    assert [found[index]["count"] for index in (0, 1)] == [3, 3]
+    assert torch.equal(found[0]["mean"], model.begin.weight)
+    assert found["all"]["mean"] == 5
+
+
+def test_a_model_alone_is_written_without_the_files_of_training(trained, make_args, tmp_path):
+    writer = sharded_writer(trained[0], None, make_args(), {}, [pytest.fail], Processes())
+    writer.write_part(str(tmp_path))
+    writer.write(str(tmp_path))
+    assert sorted(os.listdir(tmp_path)) == ["shards", "training_args.bin"]
+    assert os.listdir(tmp_path / "shards") == ["model"]
+
+
+def test_the_writer_of_another_process_than_the_first_knows_its_rank(trained, make_args):
+    assert sharded_writer(trained[0], None, make_args(), {}, [], Processes(1, 2)).rank == 1
+
+
+def test_a_new_run_without_a_part_of_the_model_is_refused(folder):
+    with pytest.raises(
+        MisconfigurationException,
+        match=f"The weights in {folder} are another model's: 0 of this model's parameters are missing and "
+        r"1 are unknown to it, end\.bias for one\.",
+    ):
+        load_weights(Half(), folder)
+
+
+def test_a_new_run_with_more_than_was_written_is_refused(trained, make_args, tmp_path):
+    writer = sharded_writer(Half(), None, make_args(), {}, [], Processes())
+    writer.write_part(str(tmp_path))
+    writer.write(str(tmp_path))
+    with pytest.raises(MisconfigurationException, match="1 of this model's parameters are missing and 0 are unknown"):
+        load_weights(Tied(), str(tmp_path))
+
+
+def test_a_new_run_with_another_shape_is_refused_before_anything_is_loaded(folder):
+    model = Tied()
+    model.end.bias = nn.Parameter(torch.ones(4))
+    before = weights(model)
+    with pytest.raises(
+        MisconfigurationException, match=r"end\.bias has the shape \[3\] there and \[4\] in the model\."
+    ):
+        load_weights(model, folder)
+    assert_same_weights(weights(model), before)
+
+
+@pytest.mark.parametrize("with_optimizer", [False, True])
+def test_whole_states_are_gathered_under_the_names_of_their_files(trained, with_optimizer):
+    model, optimizer, _ = trained
+    found = gather(model, optimizer if with_optimizer else None, keep=True)
+    assert list(found) == ["model.safetensors", *(["optimizer.pt"] if with_optimizer else [])]
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(found["model.safetensors"][name], tensor.full_tensor() if is_shard(tensor) else tensor)
+
+
+@pytest.mark.parametrize("kind", ["SHARDED_STATE_DICT", "FULL_STATE_DICT", None])
+def test_each_process_writes_only_a_sharded_model_whose_arguments_ask_for_parts(kind):
+    args = SimpleNamespace(fsdp_config={} if kind is None else {"state_dict_type": kind})
+    assert each_writes(sharded(Half()), args) is (kind == "SHARDED_STATE_DICT")
+    assert not each_writes(Half(), args)
+
+
+@pytest.mark.parametrize("place", ["folder", "link"])
+def test_a_file_that_is_none_is_damaged_and_one_that_is_missing_starts_anew_with_a_warning(tmp_path, caplog, place):
+    optimizer, _ = run_of(Half())
+    restore_parts({OPTIMIZER: optimizer}, str(tmp_path))
+    assert caplog.messages == [f"{tmp_path} has no optimizer.pt: that part of the run starts anew."]
+    path = tmp_path / OPTIMIZER
+    if place == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("nowhere")
+    with pytest.raises(MisconfigurationException) as refused:
+        restore_parts({OPTIMIZER: optimizer}, str(tmp_path))
+    assert str(refused.value) == (
+        f"{path} is damaged and cannot be read: it is a folder, or a link that leads nowhere. Resume from another "
+        "checkpoint."
+    )
+
+
+@pytest.mark.parametrize(("error", "why"), [(KeyError("a"), "it has no 'a'"), (ValueError("one\ntwo"), "one")])
+def test_a_part_that_does_not_take_its_state_is_named_with_the_reason(tmp_path, error, why):
+    class Refuses:
+        def load_state_dict(self, state):
+            raise error
+
+    torch.save({}, tmp_path / SCHEDULER)
+    with pytest.raises(MisconfigurationException) as refused:
+        restore_parts({SCHEDULER: Refuses()}, str(tmp_path))
+    assert str(refused.value) == (
+        f"{tmp_path / SCHEDULER} does not belong to this run: {why}. Resume with the model and optimizer that it was "
+        "saved from, or train from the beginning."
+    )

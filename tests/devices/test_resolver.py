@@ -1,0 +1,262 @@
+"""What a decision says, word by word: why, why not the others, and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mps_trainer import DeviceUnavailableError, MisconfigurationException
+from mps_trainer.devices import DeviceRequest, resolve
+from mps_trainer.devices.resolver import is_true
+from tests.devices.machines import MACHINES, pc, under_torchrun
+
+
+def refusal(request: DeviceRequest, facts) -> str:
+    with pytest.raises(MisconfigurationException) as refused:
+        resolve(request, facts)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("machine", "devices", "processes", "asks"),
+    [
+        ("linux", 1, 2, None),
+        ("linux", 2, 1, "2 processes on cpu"),
+        ("linux", 2, 3, "2 processes on cpu"),
+        ("linux_8_cuda", 3, 1, "3 devices on cuda"),
+        ("linux_8_cuda", [4], 2, "1 device on cuda"),
+        ("linux_8_cuda", [4, 5], 2, None),
+    ],
+)
+def test_devices_are_as_many_as_processes(machine, devices, processes, asks):
+    facts = MACHINES[machine] if processes == 1 else under_torchrun(MACHINES[machine], processes)
+    if asks is None:
+        assert resolve(DeviceRequest(devices=devices), facts).world_size == processes
+        return
+    started = (
+        "one process was started, which trains on one device"
+        if processes == 1
+        else f"the launcher started {processes} processes on this machine, each of which trains on one device"
+    )
+    number = int(asks.split()[0])
+    assert refusal(DeviceRequest(devices=devices), facts) == (
+        f"devices={devices!r} asks for {asks}, and {started}. Start one process for each: "
+        f"torchrun --nproc_per_node {number} SCRIPT, or ask for devices=1."
+    )
+
+
+def test_one_process_on_the_cpu_of_two_is_named_in_the_singular():
+    said = refusal(DeviceRequest(devices=[2], accelerator="gpu"), under_torchrun(MACHINES["linux_8_cuda"], 2))
+    assert "asks for 1 device on cuda, and the launcher started 2 processes" in said
+
+
+def test_more_processes_than_gpus_are_refused_with_the_number_that_fits():
+    facts = under_torchrun(MACHINES["linux_1_cuda"], 3, local_rank=1)
+    assert refusal(DeviceRequest(), facts) == (
+        "LOCAL_RANK is 1 (counted from 0), and this machine has 1 usable CUDA GPU. Start no more processes than that: "
+        "torchrun --nproc_per_node 1."
+    )
+    facts = under_torchrun(MACHINES["linux_8_cuda"], 9, local_rank=8)
+    assert "this machine has 8 usable CUDA GPUs. " in refusal(DeviceRequest(), facts)
+    assert "srun --ntasks-per-node=8, or show each all GPUs of its node" in refusal(
+        DeviceRequest(), replace(facts, slurm=True)
+    )
+
+
+def test_processes_on_several_machines_need_a_device_each_on_their_own():
+    facts = replace(under_torchrun(MACHINES["linux_8_cuda"], 4, local_rank=1), local_world_size=2, rank=3)
+    decision = resolve(DeviceRequest(devices=[6, 7]), facts)
+    assert (decision.name, decision.rank, decision.world_size) == ("cuda:7", 3, 4)
+    assert "the launcher started 2 processes on this machine" in refusal(DeviceRequest(devices=4), facts)
+
+
+def test_several_processes_without_their_ranks_are_refused():
+    facts = replace(MACHINES["linux_8_cuda"], world_size=2)
+    assert refusal(DeviceRequest(), facts) == (
+        "WORLD_SIZE is 2 and LOCAL_RANK is not set, so this process cannot tell which CUDA GPU is its own. Start with "
+        "torchrun, which sets both, or unset WORLD_SIZE."
+    )
+    assert resolve(DeviceRequest(), replace(MACHINES["linux_8_cuda"], world_size=1)).name == "cuda:0"
+    assert resolve(DeviceRequest(), replace(MACHINES["linux"], world_size=2)).name == "cpu"
+
+
+ONE_PROCESS = (
+    ", and the device is mps: mps trains on one device in one process, because a Mac has one GPU and no "
+    "torch.distributed backend reaches it. Either run the script with plain python, without a launcher and without "
+    "ddp_backend, or train with several processes on the CPU: use_cpu=True with ddp_backend='gloo'."
+)
+
+
+def test_mps_takes_no_backend_and_one_process():
+    mac = MACHINES["m3_macos_15"]
+    assert refusal(DeviceRequest(ddp_backend="gloo"), mac) == "ddp_backend='gloo' was requested" + ONE_PROCESS
+    assert refusal(DeviceRequest(), under_torchrun(mac, 2)) == (
+        "The launcher started 2 processes (WORLD_SIZE=2)" + ONE_PROCESS
+    )
+    assert resolve(DeviceRequest(), under_torchrun(mac, 1)).name == "mps"
+
+
+def test_a_backend_of_other_devices_is_refused_with_those_of_this_one():
+    assert refusal(DeviceRequest(ddp_backend="mpi"), MACHINES["linux_8_cuda"]) == (
+        "ddp_backend='mpi' cannot be used on cuda: it needs cpu. Take one of 'nccl', 'gloo', or leave ddp_backend out."
+    )
+
+
+@pytest.mark.parametrize(
+    ("request_", "machine", "reason"),
+    [
+        (DeviceRequest(use_cpu=True), "m3_macos_15", "use_cpu=True asks for the CPU"),
+        (DeviceRequest(accelerator="CPU"), "m3_macos_15", "accelerator='cpu' asks for the CPU"),
+        (
+            DeviceRequest(use_cpu=True, accelerator="cpu"),
+            "linux",
+            "use_cpu=True asks for the CPU",
+        ),
+        (
+            DeviceRequest(use_cpu=True, accelerator="mps"),
+            "m3_macos_15",
+            "use_cpu=True asks for the CPU, so the request for accelerator='mps' was set aside",
+        ),
+        (
+            DeviceRequest(accelerator="gpu"),
+            "m3_accelerate_cpu",
+            "the environment variable ACCELERATE_USE_CPU=True, which `accelerate launch --cpu` sets, asks for the CPU"
+            ", so the request for accelerator='gpu' was set aside",
+        ),
+        (
+            DeviceRequest(),
+            "m3_macos_15",
+            "accelerator='auto' takes the first usable of mps, cuda, xpu, cpu, and an allocation on mps worked "
+            "(macOS 15.1, torch 2.15.0)",
+        ),
+        (
+            DeviceRequest(accelerator="gpu"),
+            "linux_1_cuda",
+            "accelerator='gpu' takes the first usable of mps, cuda, xpu",
+        ),
+        (DeviceRequest(accelerator="mps"), "m3_macos_15", "accelerator='mps' asks for it, and it works here"),
+    ],
+)
+def test_the_reason_of_a_choice(request_, machine, reason):
+    assert resolve(request_, MACHINES[machine]).reason == reason
+
+
+def rejected(request: DeviceRequest, facts) -> dict[str, tuple[str, str, bool]]:
+    return {each.name: (each.why, each.remedy, each.repairable) for each in resolve(request, facts).rejected}
+
+
+def test_the_others_that_are_available_are_named_with_what_chooses_them():
+    both = replace(MACHINES["linux_simulated_mps"], cuda_built=True, cuda_count=1)
+    cases = {
+        DeviceRequest(): ("available, but mps comes first", "accelerator='cuda' chooses it"),
+        DeviceRequest(accelerator="mps"): (
+            "available, but accelerator='mps' was requested",
+            "accelerator='cuda' chooses it",
+        ),
+        DeviceRequest(use_cpu=True): (
+            "available, but use_cpu=True asks for the CPU",
+            "without use_cpu, accelerator='cuda' chooses it",
+        ),
+        DeviceRequest(accelerator="cpu"): (
+            "available, but accelerator='cpu' asks for the CPU",
+            "accelerator='cuda' chooses it",
+        ),
+    }
+    for request, expected in cases.items():
+        others = rejected(request, both)
+        assert others["cuda"][:2] == expected
+        assert resolve(request, both).type not in others
+        assert len(others) == 3
+    by_variable = replace(both, environment={"ACCELERATE_USE_CPU": "1"})
+    assert (
+        rejected(DeviceRequest(), by_variable)["mps"][1] == "without ACCELERATE_USE_CPU, accelerator='mps' chooses it"
+    )
+
+
+def test_what_cannot_run_is_rejected_with_cause_and_remedy_and_whether_it_can_be_repaired():
+    full = rejected(DeviceRequest(), MACHINES["m3_memory_full"])["mps"]
+    assert full[2]
+    with pytest.raises(DeviceUnavailableError) as refused:
+        resolve(DeviceRequest(accelerator="mps"), MACHINES["m3_memory_full"])
+    error = refused.value
+    assert (error.cause, error.remedy) == full[:2]
+    assert str(error) == f"accelerator='mps' was requested, and it cannot run here: {full[0]}. What to do: {full[1]}."
+    assert not rejected(DeviceRequest(), MACHINES["linux"])["mps"][2]
+
+
+def test_without_any_gpu_each_is_named():
+    with pytest.raises(DeviceUnavailableError) as refused:
+        resolve(DeviceRequest(accelerator="gpu"), MACHINES["linux"])
+    error, others = refused.value, rejected(DeviceRequest(), MACHINES["linux"])
+    assert error.cause == "; ".join(f"{name}: {others[name][0]}" for name in ("mps", "cuda", "xpu"))
+    assert error.remedy == "; ".join(f"{name}: {others[name][1]}" for name in ("mps", "cuda", "xpu"))
+    assert str(error) == (
+        f"accelerator='gpu' was requested, and no GPU can be used here. {error.cause}. What to do: {error.remedy}; or "
+        "take accelerator='cpu'."
+    )
+
+
+@pytest.mark.parametrize("machine", ["linux_torch_missing", "m2_rosetta_torch_missing", "m3_torch_missing"])
+@pytest.mark.parametrize("request_", [DeviceRequest(), DeviceRequest(use_cpu=True)])
+def test_without_torch_nothing_trains_and_rosetta_is_named_first_where_it_is_there(machine, request_):
+    with pytest.raises(DeviceUnavailableError) as refused:
+        resolve(request_, MACHINES[machine])
+    error = refused.value
+    assert str(error) == f"Nothing can be trained here: {error.cause}. What to do: {error.remedy}."
+    assert ("Rosetta" in error.cause) is ("rosetta" in machine)
+    assert ("arm64" in error.remedy) is ("rosetta" in machine)
+
+
+NOTES = {
+    "m3_macos_15": [],
+    "linux_simulated_mps": ["this mps device is simulated on the CPU; how fast it is says nothing about a Mac."],
+    "m2_rosetta_that_works": [
+        "this Python is an x86_64 build that Rosetta emulates; a native arm64 Python is faster."
+    ],
+    "m3_memory_full": ["this Mac's GPU stays idle until the cause named above for mps is repaired."],
+    "linux": [],
+    "linux_1_cuda": [],
+    "linux_2_xpu": ["1 more xpu device would stay idle; torchrun --nproc_per_node 2 SCRIPT trains on all of them."],
+    "linux_8_cuda": ["7 more cuda devices would stay idle; torchrun --nproc_per_node 8 SCRIPT trains on all of them."],
+}
+
+
+@pytest.mark.parametrize(("machine", "notes"), NOTES.items())
+def test_the_notes_of_a_choice(machine, notes):
+    assert list(resolve(DeviceRequest(), MACHINES[machine]).notes) == notes
+
+
+def test_there_are_no_notes_of_what_was_not_chosen():
+    for machine in ("linux_simulated_mps", "m2_rosetta_that_works", "m3_memory_full", "linux_8_cuda"):
+        assert resolve(DeviceRequest(use_cpu=True), MACHINES[machine]).notes == ()
+    assert resolve(DeviceRequest(), under_torchrun(MACHINES["linux_8_cuda"], 2)).notes == ()
+    assert resolve(DeviceRequest(), under_torchrun(MACHINES["linux_8_cuda"], 1)).notes != ()
+
+
+def test_the_launchers_numbers_are_those_of_the_decision():
+    facts = replace(under_torchrun(pc(), 4, local_rank=2), rank=3, torchelastic_restart_count=5)
+    decision = resolve(DeviceRequest(), facts)
+    assert (decision.world_size, decision.rank, decision.local_rank, decision.restarts) == (4, 3, 2, 5)
+    assert decision.meeting_point is None
+    assert resolve(DeviceRequest(), replace(facts, slurm=True)).meeting_point == "tcp://127.0.0.1:29500"
+    alone = resolve(DeviceRequest(), pc())
+    assert (alone.world_size, alone.rank, alone.local_rank, alone.restarts) == (1, 0, 0, 0)
+
+
+@pytest.mark.parametrize("value", ["1", "true", "T", " yes ", "Y", "on", "True"])
+def test_what_accelerate_takes_for_true(value):
+    assert is_true(value)
+
+
+@pytest.mark.parametrize("value", [None, "", "0", "false", "no", "off", "2"])
+def test_what_accelerate_takes_for_false(value):
+    assert not is_true(value)
+
+
+def test_an_unknown_accelerator_is_refused_with_those_there_are():
+    for asked in ("tpu", None, 3):
+        said = refusal(DeviceRequest(accelerator=asked), MACHINES["linux"])
+        assert said.startswith(f"accelerator={asked!r} is not an accelerator this package knows. Take one of 'auto', ")
+        assert "'mps'" in said
+        assert said.endswith("'.")

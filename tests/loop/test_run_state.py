@@ -1,0 +1,101 @@
+"""The state of a run: at step 0, and as a checkpoint left it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from transformers.trainer_callback import CallbackHandler, EarlyStoppingCallback
+
+from mps_trainer import MisconfigurationException
+from mps_trainer.callbacks.events import Events
+from mps_trainer.loop.run_state import begin_state, load_callbacks, stateful_callbacks
+
+
+@pytest.fixture
+def events(make_args):
+    args = make_args()
+    found = Events(lambda: args)
+    found.handler = CallbackHandler([EarlyStoppingCallback(3)], None, None, None, None)
+    return found
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """Writes a checkpoint's state, of step 4."""
+
+    def make(**values):
+        folder = tmp_path / "run" / "checkpoint-4"
+        folder.mkdir(parents=True)
+        state = {"global_step": 4, "epoch": 0.5, "log_history": [{"loss": 1.0, "step": 4}], **values}
+        (folder / "trainer_state.json").write_text(json.dumps(state))
+        return str(folder)
+
+    return make
+
+
+EARLY = {"args": {"early_stopping_patience": 9}, "attributes": {"early_stopping_patience_counter": 2}}
+
+
+def test_a_new_run_is_at_step_0_with_what_the_callbacks_keep(events, make_args):
+    begin_state(events, make_args(logging_steps=3), None, pytest.fail, 10, is_hyper_param_search=True)
+    state = events.state
+    assert (state.global_step, state.epoch, state.max_steps, state.logging_steps) == (0, 0, 10, 3)
+    assert state.is_hyper_param_search
+    assert set(state.stateful_callbacks) == {"EarlyStoppingCallback", "TrainerControl"}
+
+
+def test_a_resumed_run_is_where_its_checkpoint_was_and_reads_past_unknown_names(events, make_args, checkpoint):
+    folder = checkpoint(stateful_callbacks={"EarlyStoppingCallback": EARLY}, of_another_release=1, max_steps=99)
+    paths = []
+
+    def load(path):
+        paths.append(path)
+        load_callbacks(events, path)
+
+    begin_state(events, make_args(), folder, load, 10)
+    assert paths == [f"{folder}/trainer_state.json"]
+    assert (events.state.global_step, events.state.epoch, events.state.max_steps) == (4, 0.5, 10)
+    assert events.state.log_history == [{"loss": 1.0, "step": 4}]
+    [callback] = events.handler.callbacks
+    assert (callback.early_stopping_patience, callback.early_stopping_patience_counter) == (9, 2)
+    assert events.state.stateful_callbacks["EarlyStoppingCallback"]["args"]["early_stopping_patience"] == 9
+
+
+def test_callbacks_that_are_not_to_go_on_keep_their_own_state(events, make_args, checkpoint):
+    begin_state(
+        events, make_args(), checkpoint(stateful_callbacks={"EarlyStoppingCallback": EARLY}), lambda path: None, 10
+    )
+    kept = stateful_callbacks(events)["EarlyStoppingCallback"]
+    assert kept["args"]["early_stopping_patience"] == 3
+    assert events.state.stateful_callbacks["EarlyStoppingCallback"] == kept
+
+
+@pytest.mark.parametrize("where", ["its place", "beside", "nowhere"])
+def test_the_best_checkpoint_is_looked_for_in_its_place_then_beside(events, make_args, checkpoint, tmp_path, where):
+    best = tmp_path / "before" / "checkpoint-2"
+    folder = checkpoint(best_model_checkpoint=str(best), best_metric=0.5, best_global_step=2)
+    found = {"its place": best, "beside": tmp_path / "run" / "checkpoint-2", "nowhere": None}[where]
+    if found is not None:
+        found.mkdir(parents=True)
+    begin_state(events, make_args(), folder, lambda path: None, 10)
+    state = events.state
+    assert state.best_model_checkpoint == (None if found is None else str(found))
+    assert (state.best_metric, state.best_global_step) == ((None, None) if found is None else (0.5, 2))
+
+
+def test_a_state_that_a_callback_does_not_take_is_refused_by_name(events):
+    events.state.stateful_callbacks = {"EarlyStoppingCallback": {"args": {"early_stopping_patience": "x"}}}
+    with pytest.raises(
+        MisconfigurationException,
+        match="^file is damaged and cannot be read: EarlyStoppingCallback does not take its state: "
+        r"early_stopping_patience is 'x'\. Resume",
+    ):
+        load_callbacks(events, "file")
+
+
+def test_the_state_of_a_callback_that_is_not_there_is_told(events, caplog):
+    caplog.set_level("WARNING", logger="transformers.trainer")
+    events.state.stateful_callbacks = {"Gone": {"args": {}}}
+    load_callbacks(events, "file")
+    assert "The checkpoint has the state of a callback Gone, which this run has not." in caplog.messages
