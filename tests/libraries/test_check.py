@@ -19,28 +19,24 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("train.py")
 
 
-@pytest.mark.parametrize("trainer", [[], ["--stock"]], ids=["this Trainer", "transformers' Trainer"])
 @pytest.mark.parametrize(
-    ("library", "name"), [("trl", "sft"), ("sentence_transformers", "bi_encoder"), ("setfit",) * 2]
+    ("library", "name", "trainer"),
+    [
+        ("trl", "sft", []),
+        ("trl", "sft", ["--stock"]),
+        ("sentence_transformers", "bi_encoder", ["--stock"]),
+        ("setfit", "setfit", []),
+    ],
 )
 def test_a_trainer_of_a_library_is_checked(library, name, trainer, tmp_path):
     for needed in (library, "datasets"):
         if importlib.util.find_spec(needed) is None:
             pytest.skip(f"{needed} is not installed: pip install -e '.[libraries]'")
     report = tmp_path / "report.json"
-    command = [
-        sys.executable,
-        "-m",
-        "mps_trainer",
-        "check",
-        "--json",
-        str(report),
-        str(SCRIPT),
-        str(tmp_path / "runs"),
-        f"{name}@default",
-    ]
+    script = [str(SCRIPT), str(tmp_path / "runs"), f"{name}@default", *trainer]
+    command = [sys.executable, "-m", "mps_trainer", "check", "--json", str(report), *script]
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run([*command, *trainer], env=variables, capture_output=True, text=True, timeout=HUNG_AFTER)
+    ended = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=HUNG_AFTER)
     assert ended.returncode == 0, ended.stderr
     assert "Keep the value on the device" not in ended.stdout  # the waits are the libraries'
     found = json.loads(report.read_text())
