@@ -48,6 +48,8 @@ RUN = {
     "per_device_train_batch_size": 4, "per_device_eval_batch_size": 4, "disable_tqdm": True,
 }  # fmt: skip
 TRL = {"gradient_checkpointing": False}
+# the word after @ and what sentence-transformers is told, which looks for a device before there is a Trainer
+DEVICES, KIND = {"": "cpu", "bf16": "cpu", "mps": "mps", "default": None}, ""
 
 
 def tokenizer(*, classifier: bool = False) -> Any:
@@ -174,7 +176,7 @@ def bi_encoder() -> Any:
     from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
-    model = SentenceTransformer(folder_of_bert(), device="cpu" if RUN["use_cpu"] else "mps")
+    model = SentenceTransformer(folder_of_bert(), device=DEVICES[KIND])
     loss = MultipleNegativesRankingLoss(model)
     data = of_data(lambda: {"anchor": text(), "positive": text()})
     return SentenceTransformerTrainer(model, Arguments(**RUN), loss=loss, **data)
@@ -257,16 +259,17 @@ def train(name: str) -> dict[str, Any]:
 
 
 def main() -> None:
+    global KIND
     folder = Path(sys.argv[1]).resolve()
     for name in NAMES:
-        trainer, _, kind = name.partition("@")
-        RUN.update(use_cpu=kind in ("", "bf16"), bf16=kind == "bf16")
-        if kind == "default":
+        trainer, _, KIND = name.partition("@")
+        RUN.update(use_cpu=DEVICES[KIND] == "cpu", bf16=KIND == "bf16")
+        if KIND == "default":
             del RUN["bf16"]
         (folder / name).mkdir(parents=True)
         os.chdir(folder / name)
         # the CPU's random numbers, for dropout
-        with simulated_mps(same_draws_as_cpu=True) if kind == "mps" else contextlib.nullcontext():
+        with simulated_mps(same_draws_as_cpu=True) if KIND == "mps" else contextlib.nullcontext():
             found = train(trainer)
         (folder / name / "found.json").write_text(json.dumps(found, default=float))
 
