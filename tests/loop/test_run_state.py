@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from transformers.trainer_callback import CallbackHandler, EarlyStoppingCallback
@@ -47,14 +48,7 @@ def test_a_new_run_is_at_step_0_with_what_the_callbacks_keep(events, make_args):
 
 def test_a_resumed_run_is_where_its_checkpoint_was_and_reads_past_unknown_names(events, make_args, checkpoint):
     folder = checkpoint(stateful_callbacks={"EarlyStoppingCallback": EARLY}, of_another_release=1, max_steps=99)
-    paths = []
-
-    def load(path):
-        paths.append(path)
-        load_callbacks(events, path)
-
-    begin_state(events, make_args(), folder, load, 10)
-    assert paths == [f"{folder}/trainer_state.json"]
+    begin_state(events, make_args(), folder, lambda: load_callbacks(events), 10)
     assert (events.state.global_step, events.state.epoch, events.state.max_steps) == (4, 0.5, 10)
     assert events.state.log_history == [{"loss": 1.0, "step": 4}]
     [callback] = events.handler.callbacks
@@ -63,9 +57,7 @@ def test_a_resumed_run_is_where_its_checkpoint_was_and_reads_past_unknown_names(
 
 
 def test_callbacks_that_are_not_to_go_on_keep_their_own_state(events, make_args, checkpoint):
-    begin_state(
-        events, make_args(), checkpoint(stateful_callbacks={"EarlyStoppingCallback": EARLY}), lambda path: None, 10
-    )
+    begin_state(events, make_args(), checkpoint(stateful_callbacks={"EarlyStoppingCallback": EARLY}), lambda: None, 10)
     kept = stateful_callbacks(events)["EarlyStoppingCallback"]
     assert kept["args"]["early_stopping_patience"] == 3
     assert events.state.stateful_callbacks["EarlyStoppingCallback"] == kept
@@ -78,24 +70,24 @@ def test_the_best_checkpoint_is_looked_for_in_its_place_then_beside(events, make
     found = {"its place": best, "beside": tmp_path / "run" / "checkpoint-2", "nowhere": None}[where]
     if found is not None:
         found.mkdir(parents=True)
-    begin_state(events, make_args(), folder, lambda path: None, 10)
+    begin_state(events, make_args(), folder, lambda: None, 10)
     state = events.state
     assert state.best_model_checkpoint == (None if found is None else str(found))
     assert (state.best_metric, state.best_global_step) == ((None, None) if found is None else (0.5, 2))
 
 
-def test_a_state_that_a_callback_does_not_take_is_refused_by_name(events):
-    events.state.stateful_callbacks = {"EarlyStoppingCallback": {"args": {"early_stopping_patience": "x"}}}
+def test_a_state_that_a_callback_does_not_take_is_refused_by_name(events, make_args, checkpoint):
+    folder = checkpoint(stateful_callbacks={"EarlyStoppingCallback": {"args": {"early_stopping_patience": "x"}}})
     with pytest.raises(
         MisconfigurationException,
-        match="^file is damaged and cannot be read: EarlyStoppingCallback does not take its state: "
-        r"early_stopping_patience is 'x'\. Resume",
+        match=f"^{re.escape(folder)}/trainer_state.json is damaged and cannot be read: EarlyStoppingCallback does "
+        r"not take its state: early_stopping_patience is 'x'\. Resume",
     ):
-        load_callbacks(events, "file")
+        begin_state(events, make_args(), folder, lambda: load_callbacks(events), 10)
 
 
 def test_the_state_of_a_callback_that_is_not_there_is_told(events, caplog):
     caplog.set_level("WARNING", logger="transformers.trainer")
     events.state.stateful_callbacks = {"Gone": {"args": {}}}
-    load_callbacks(events, "file")
+    load_callbacks(events)
     assert "The checkpoint has the state of a callback Gone, which this run has not." in caplog.messages

@@ -178,5 +178,5 @@ def test_uv_is_asked_for_wheels_of_that_python_and_platform(resolve, monkeypatch
 
 def test_ci_resolves_before_it_tests():
     run = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    assert re.search(r'^phase resolve "\$BIN/python" \.ci/resolve$', run, flags=re.MULTILINE)
-    assert run.index("phase resolve") < run.index("phase tests")
+    assert re.search(r'^ *phase resolve "\$BIN/python" \.ci/resolve$', run, flags=re.MULTILINE)
+    assert run.index("phase resolve") < run.index('wait "$CHECKS"') < run.index("phase tests")
