@@ -18,7 +18,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Returns `value` with `function` of each tensor in its place; parts of other types stay the same objects."""
+    """Returns a copy of `value` with `function` applied to each tensor; parts of other types are kept."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, Mapping):

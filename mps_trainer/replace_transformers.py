@@ -51,7 +51,7 @@ def replace() -> None:
             "`import mps_trainer.replace_transformers` the first import of the script, or restart the notebook."
         )
     for module in _MODULES:
-        # who takes the bars out and adds them again gets the same ones; a subclass of transformers' bars does no harm
+        # so that remove_callback(ProgressCallback) and add_callback(ProgressCallback) use ours
         for ours in (*_CLASSES, ProgressCallback):
             name = ours.__name__
             if module is transformers or name in vars(module):

@@ -30,7 +30,7 @@ from transformers.utils.generic import can_return_loss, find_labels
 
 from . import trainer_checks, trainer_setup
 from .callbacks import RunReport, all_callbacks, call_first_who_add_to_logs, jit_checkpoint
-from .callbacks.events import Events
+from .callbacks.events import Events, ReportingHandler
 from .checkpoints import folders, model_files
 from .checkpoints.output_folder import own_run_folder
 from .checkpoints.run_files import OPTIMIZER, SCALER, SCHEDULER
@@ -188,9 +188,9 @@ class Trainer:
         for callback in (jit := jit_checkpoint(args)):
             callback.set_trainer(self)
         added = all_callbacks(args, jit, callbacks or [])
-        handler = CallbackHandler(added, self.model, self.processing_class, self.optimizer, self.lr_scheduler)
+        handler = ReportingHandler(added, self.model, self.processing_class, self.optimizer, self.lr_scheduler)
+        handler.report = RunReport() if args.writes_report else None
         self.callback_handler, self.control = handler, TrainerControl()
-        self._mt_events.report = RunReport() if args.writes_report else None
         self._mt_saver = self._mt_new_saver()
         call_first_who_add_to_logs(self.callback_handler.callbacks)
         if args.push_to_hub:

@@ -121,11 +121,12 @@ class TrainingArguments(DeprecatedArguments, Setters, ArgumentGroups):
     def writes_report(self) -> bool:
         """Returns whether a run leaves `report.html`.
 
-        It does not without `report`, nor where no tracker was assigned to `report_to` of arguments that were made, as
-        a subclass may do in `__post_init__`: that is "none", written out. As data, arguments without trackers have an
-        empty list, too, so that one given when they are made says nothing.
+        False with `report=False`, and if `report_to` was set to no tracker after the arguments were made, as a
+        subclass may do in `__post_init__`. An empty list that they are made with does not count: arguments without
+        trackers have it as data.
         """
-        emptied = self.report_to in ([], "none", ["none"]) and self.report_to is not self._checked_report_to
+        as_made = getattr(self, "_checked_report_to", self.report_to)  # arguments pickled earlier have none
+        emptied = self.report_to in ([], "none", ["none"]) and self.report_to is not as_made
         return self.report and not emptied
 
     def use_transformers_choices(self) -> None:

@@ -7,7 +7,7 @@ trains a small ResNet on shapes that are drawn on the spot;
 
     python cv_example.py --data_dir images
 
-on a folder with images called <label>_<number>.jpg, or with a folder for each label. The device chooses itself.
+on a folder with images called <label>_<number>.jpg, or with a folder for each label. It picks the best device.
 `--help` lists every flag.
 """
 

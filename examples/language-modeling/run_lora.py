@@ -7,7 +7,7 @@ trains a tiny model on the diary that comes with this script;
 
     python run_lora.py --model_name_or_path HuggingFaceTB/SmolLM2-135M --train_file notes.txt --output_dir OUT
 
-a pretrained one on a file. The device chooses itself. `--help` lists every flag.
+a pretrained one on a file. It picks the best device. `--help` lists every flag.
 """
 
 from __future__ import annotations

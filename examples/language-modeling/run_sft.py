@@ -8,7 +8,7 @@ trains a tiny model on the chats that come with this script;
     python run_sft.py --model_name_or_path HuggingFaceTB/SmolLM2-135M-Instruct --dataset_name trl-lib/Capybara \\
         --output_dir OUT
 
-a pretrained one on a dataset. The device chooses itself. `--help` lists every flag: they are those of `trl sft`.
+a pretrained one on a dataset. It picks the best device. `--help` lists every flag: they are those of `trl sft`.
 """
 
 from __future__ import annotations
@@ -94,11 +94,13 @@ def load_chats(script_args: Any, seed: int) -> tuple[Any, Any]:
 
 def first_question(rows: Any) -> str | None:
     """Returns what the user says first in the first row; None where rows are no chats."""
-    row = next(iter(rows))
+    row = next(iter(rows), {})
     messages = row.get("messages") or row.get("prompt")
-    if not isinstance(messages, list):
+    if isinstance(messages, str):
         return messages
-    return next((message["content"] for message in messages if message["role"] == "user"), None)
+    chat = [message for message in messages or [] if isinstance(message, dict)]
+    said = next((message.get("content") for message in chat if message.get("role") == "user"), None)
+    return said if isinstance(said, str) else None
 
 
 def make_trainer(model_args: Any, training_args: Any, train: Any, held: Any) -> Any:

@@ -8,7 +8,7 @@ trains a tiny BERT on the pairs that come with this script;
     python train_bi_encoder.py --model_name_or_path microsoft/mpnet-base --dataset_config pair \\
         --dataset_name sentence-transformers/all-nli --max_train_samples 10000 --output_dir OUT
 
-a pretrained model on a dataset. The device chooses itself. `--help` lists every flag.
+a pretrained model on a dataset. It picks the best device. `--help` lists every flag.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ trains a tiny model on the sample that comes with this script;
         --max_seq_length 128 --per_device_train_batch_size 32 --learning_rate 2e-5 --num_train_epochs 3 \\
         --output_dir OUT --overwrite_output_dir
 
-a pretrained one on the real task. The device chooses itself. `--help` lists every flag.
+a pretrained one on the real task. It picks the best device. `--help` lists every flag.
 """
 
 from __future__ import annotations

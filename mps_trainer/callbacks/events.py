@@ -25,6 +25,22 @@ _OF_STEPS = {
 }
 
 
+class ReportingHandler(CallbackHandler):
+    """transformers' handler, which after the callbacks tells the report of a run the events that it has a method for.
+
+    Events that a subclass of the Trainer tells the handler itself are in the report too.
+    """
+
+    report: RunReport | None = None
+
+    def call_event(self, event: str, args: Any, state: Any, control: Any, **details: Any) -> Any:
+        try:
+            return super().call_event(event, args, state, control, **details)
+        finally:
+            if (tell := getattr(self.report, event, None)) is not None:
+                tell(args=args, state=state, model=self.model, loader=self.train_dataloader, **details)
+
+
 class Events:
     """Tells the callbacks of a handler what happens, and holds what they are told: arguments, state and control.
 
@@ -36,7 +52,6 @@ class Events:
     """
 
     handler: CallbackHandler
-    report: RunReport | None = None  # told, after the callbacks, the events that it has a method for
 
     def __init__(self, args: Callable[[], Any]) -> None:
         self._args = args
@@ -52,7 +67,7 @@ class Events:
         """Tells every callback that `event` has come.
 
         Args:
-            since: the callback that failed at the event before, where those before it have heard of it.
+            since: the callback to begin with, where those before it have heard of this event; for one that `covers`.
         """
         try:
             if not details and self.covers(event):
@@ -62,14 +77,11 @@ class Events:
         except Exception as error:
             explain_callback(error, event, self.state.global_step)
             raise
-        finally:
-            self._tell_report(event, details)
 
-    def _tell_report(self, event: str, details: dict[str, Any]) -> None:
-        tell = getattr(self.report, event, None)
-        if tell is not None:
-            handler = self.handler
-            tell(args=self.args, state=self.state, model=handler.model, loader=handler.train_dataloader, **details)
+    @property
+    def report(self) -> RunReport | None:
+        """The report of the run; None if it leaves none, or has a handler of somebody's own."""
+        return getattr(self.handler, "report", None)
 
     def note(self, kind: str, text: str = "") -> None:
         """Puts on the time line of the run's report what no callback is told."""
@@ -78,10 +90,8 @@ class Events:
 
     def covers(self, event: str) -> bool:
         """Returns True for an event that `tell` may tell: not with a handler of somebody's own, or a changed one."""
-        own = vars(self.handler)
-        return (
-            event in _OF_STEPS and type(self.handler) is CallbackHandler and not ("call_event" in own or event in own)
-        )
+        own, is_plain = vars(self.handler), type(self.handler) in (CallbackHandler, ReportingHandler)
+        return event in _OF_STEPS and is_plain and not ("call_event" in own or event in own)
 
     def has_listener(self, event: str) -> bool:
         """Returns True if a callback does something at `event`."""

@@ -17,9 +17,10 @@ _KEPT |= {"sgd": 0.0, "adafactor": 0.0}
 
 
 def first_lines(args: Any, state: Any, model: Any, loader: Any) -> list[str]:
-    """Returns the lines that a run prints before its first step, without those that cannot be told of this run.
+    """Returns the lines that a run prints before its first step.
 
-    A library may tell callbacks of an object around its model, as SetFit does, which has no parameters.
+    Lines that cannot be computed for this run are left out. A library may tell callbacks of an object around its
+    model, as SetFit does, which has no parameters.
     """
     several = f" in {args.world_size} processes" if args.world_size > 1 else ""
     lines = [f"Training on {args.device}{several}: {args.decision.reason}"]

@@ -39,9 +39,9 @@ def _never_in_the_way(method: Callable[..., None]) -> Callable[..., None]:
 class RunReport:
     """Writes `report.html` and, to make it again, `run_record.json`. See docs/report.md.
 
-    It is not among the callbacks, which are transformers' and the user's. `Events` tells it, after them, the three
-    events that it has a method for, and what callbacks are not told: a checkpoint that is on its way to the disk, a
-    fault, the end after the end. The first process writes, the others do nothing.
+    It is not among the callbacks, which are transformers' and the user's. The handler tells it, after them, the three
+    events that it has a method for, and the Trainer what has no event: saves in the background, errors, the end of
+    all work. The first process writes, the others do nothing.
     """
 
     def __init__(self) -> None:

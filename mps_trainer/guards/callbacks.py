@@ -14,7 +14,7 @@ def explain_callback(error: Exception, event: str, step: int) -> None:
 
     `step` is the number of optimizer steps that are done.
     """
-    callback = raiser(error)
+    callback = failing_callback(error)
     if callback is None:
         return
     name = getattr(callback, "__qualname__", type(callback).__qualname__)
@@ -26,7 +26,7 @@ def explain_callback(error: Exception, event: str, step: int) -> None:
     )
 
 
-def raiser(error: Exception) -> Any:
+def failing_callback(error: Exception) -> Any:
     """Returns the callback whose method was called last; None if the error came from elsewhere."""
     trace = error.__traceback__
     while trace is not None:

@@ -10,7 +10,6 @@ import dis
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
-from types import CodeType
 from typing import Any
 
 import torch
@@ -95,15 +94,15 @@ def reads_num_items(compute_loss: Callable) -> bool:
     if code is None:
         return False
     arguments = inspect.getargs(code)
-    return _reads(code, {"num_items_in_batch", arguments.varargs, arguments.varkw})
+    names = {"num_items_in_batch", arguments.varargs, arguments.varkw} - {None}
+    return any(not names.isdisjoint(_variables(each)) for each in dis.get_instructions(code) if "LOAD" in each.opname)
 
 
-def _reads(code: CodeType, names: set[str | None]) -> bool:
-    for each in dis.get_instructions(code):
-        found = each.argval if isinstance(each.argval, tuple) else (each.argval,)  # Python 3.13 joins two loads
-        if "LOAD" in each.opname and not names.isdisjoint(found):
-            return True
-    return False
+def _variables(instruction: dis.Instruction) -> tuple[str, ...]:
+    """Returns the names of the local variables that an instruction reads; Python 3.13 joins two in one."""
+    if not any(kind in instruction.opname for kind in ("FAST", "DEREF", "CLOSURE")):
+        return ()
+    return instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
 
 
 def warn_of_assumption(trainer_name: str) -> None:

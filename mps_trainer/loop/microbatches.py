@@ -16,7 +16,7 @@ from ..checkpoints import run_files
 from ..checkpoints.rng import read_rng
 from ..checkpoints.state import read_state
 from ..data.split import UnsplittableBatchError, examples_in
-from ..guards.callbacks import raiser
+from ..guards.callbacks import failing_callback
 from ..guards.memory_growth import free_unused
 from ..guards.out_of_memory import NothingLeftToSplitError, out_of_memory
 from ..training_args import TrainingArguments
@@ -79,7 +79,7 @@ class MicrobatchSplitter:
     def end_step(self, batches: list[Any]) -> None:
         """Tells the callbacks that the update of `batches` has been made.
 
-        One that runs out of memory is told again, with what the parts held given back, and smaller ones from here on.
+        If one runs out of memory, gives back what is unused, halves the microbatches and calls that one again.
 
         Raises:
             NothingLeftToSplitError: if memory runs out beside single examples, or batches cannot be split.
@@ -89,10 +89,10 @@ class MicrobatchSplitter:
             try:
                 self.events.fire("on_step_end", since=again)
             except RuntimeError as error:
-                if not out_of_memory(error):
+                if not (out_of_memory(error) and self.events.covers("on_step_end")):
                     raise
                 self._halve(self._parts(batches)[0], error, self.events.state.global_step)
-                again = raiser(error)
+                again = failing_callback(error)
             else:
                 return
             self._free()

@@ -35,47 +35,54 @@ class MixedPrecision:
         self.step_was_skipped = False
         self._unscaled: set[int] = set()
         self._one: torch.Tensor | None = None
+        self._applied: dict[nn.Module, Callable] = {}  # the wrapper of each model's forward
 
     @contextlib.contextmanager
     def applied_to(self, model: nn.Module) -> Iterator[None]:
-        """Applies autocast to `model.forward` inside, as `apply_to` does, and takes it off again at the end."""
-        if self.dtype is None or self._is_applied_to(model):
+        """Applies autocast to `model.forward` inside, as `apply_to` does, and ends it at the end.
+
+        A wrapper that somebody put around it meanwhile stays, and so does a copy of the model. From then on both
+        compute as the model did before.
+        """
+        if self.dtype is None or model in self._applied:
             yield
             return
         before = vars(model).get("forward")  # that of the class is not among them
-        self.apply_to(model)
+        is_on = self.apply_to(model)
         try:
             yield
         finally:
-            if self._is_applied_to(model):
+            is_on.clear()
+            if vars(model).get("forward") is self._applied.pop(model):
                 del model.forward
                 if before is not None:
                     model.forward = before
 
-    def apply_to(self, model: nn.Module) -> None:
+    def apply_to(self, model: nn.Module) -> list[bool]:
         """Makes `model.forward` compute under autocast and return float32, as Accelerate's `prepare_model` does.
 
-        What uses the outputs, such as a `compute_loss` of one's own, then computes in float32.
+        What uses the outputs, such as a `compute_loss` of one's own, then computes in float32. Returns a list: once it
+        is empty, the model computes as before.
         """
-        if self.dtype is None or self._is_applied_to(model):
-            return
-        forward: Any = model.forward
-        if getattr(forward, "_precision", None) is not None:  # a copy of a model of another Trainer's
-            forward = MethodType(forward.__wrapped__, model)
-        method = getattr(forward, "__func__", None)
-        model.forward = self._wrapped(forward) if method is None else MethodType(self._wrapped(method), model)
+        is_on = [True]
+        if self.dtype is not None and model not in self._applied:
+            method = getattr(model.forward, "__func__", None)
+            if method is None:
+                model.forward = self._wrapped(model.forward, is_on)
+            else:
+                model.forward = MethodType(self._wrapped(method, is_on), model)
+            self._applied[model] = model.forward
+        return is_on
 
-    def _is_applied_to(self, model: nn.Module) -> bool:
-        return getattr(getattr(model, "forward", None), "_precision", None) is self
-
-    def _wrapped(self, forward: Callable) -> Callable:
+    def _wrapped(self, forward: Callable, is_on: list[bool]) -> Callable:
         @functools.wraps(forward)
         def in_half_precision(*args: Any, **kwargs: Any) -> Any:
+            if not is_on:
+                return forward(*args, **kwargs)
             with self.autocast():
                 outputs = forward(*args, **kwargs)
             return map_tensors(outputs, _in_float32)
 
-        in_half_precision._precision = self  # type: ignore[attr-defined]
         return in_half_precision
 
     def autocast(self) -> contextlib.AbstractContextManager:

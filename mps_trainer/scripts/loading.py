@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import logging
 import os
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ def require_packages(script: str, modules: tuple[str, ...], extra: str) -> None:
 
 
 def require_dataset(name: str | None) -> None:
-    """Raises MisconfigurationException for a path to nothing: the hub has no names like it, and need not be asked."""
+    """Raises MisconfigurationException for a path that does not exist, without asking the hub."""
     if name is not None and not os.path.exists(name) and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise MisconfigurationException(f"--dataset_name {name} does not exist. Name a file, a folder or a dataset.")
 
@@ -52,7 +53,7 @@ def load_splits(
         if os.path.isfile(name):
             if (builder := BUILDERS.get(Path(name).suffix.lower())) is None:
                 raise ValueError(f"its name ends in none of {', '.join(BUILDERS)}.")
-            splits = load_dataset(builder, data_files=name, streaming=streaming)
+            splits = load_dataset(builder, data_files=glob.escape(name), streaming=streaming)
         else:
             splits = load_dataset(name, config, streaming=streaming)
         if train not in splits:
@@ -66,7 +67,7 @@ def load_splits(
 
 
 def require_folder_or_name(flag: str, name: str | None, contents: str) -> None:
-    """Raises MisconfigurationException for a path to no folder: the hub has no names like it, and need not be asked.
+    """Raises MisconfigurationException for a path that is no folder, without asking the hub.
 
     Args:
         contents: the expected contents of a folder.

@@ -188,8 +188,17 @@ class Ignores(Divides):
         return model(**inputs)["loss"]
 
 
+class HasOthers(Trainer):
+    """Reads other arguments, attributes and None."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        weight = inputs.pop("weight", None)
+        return model.num_items_in_batch if weight is None else weight
+
+
 @pytest.mark.parametrize(
-    ("kind", "warned"), [(Divides, False), (Hands, False), (Measures, False), (Ignores, True), (OwnLoss, True)]
+    ("kind", "warned"),
+    [(Divides, False), (Hands, False), (Measures, False), (Ignores, True), (OwnLoss, True), (HasOthers, True)],
 )
 def test_only_a_loss_that_does_not_read_the_number_of_items_warns(make_trainer, kind, warned):
     trainer = make_trainer({"model": Counts(), "kind": kind})

@@ -1,6 +1,7 @@
 """Number formats, and memory for time."""
 
 import copy
+import functools
 import warnings
 
 import pytest
@@ -269,10 +270,52 @@ def test_a_model_that_a_library_prepares_is_autocast_too(make_trainer):
     reference.hidden.register_forward_hook(lambda module, args, output: seen.append(output.dtype))
     outputs = reference(torch.ones(1, 4, device=trainer.args.device))
     assert (seen, outputs["logits"].dtype) == ([torch.bfloat16], torch.float32)
-    # prepared by a second Trainer, in another format
-    make_trainer({"model": trainer.model}, fp16=True).accelerator.prepare(reference)
-    reference(torch.ones(1, 4, device=trainer.args.device))
-    assert seen == [torch.bfloat16, torch.float16]
+    trainer.accelerator.prepare(reference)  # a second time
+    assert reference(torch.ones(1, 4, device=trainer.args.device))["logits"].dtype is torch.float32
+
+
+@pytest.mark.parametrize("wraps", [functools.wraps, lambda inner: lambda outer: outer], ids=["wraps", "plain"])
+def test_a_wrapper_that_a_callback_puts_around_forward_stays_without_autocast(make_trainer, wraps):
+    class Wraps(TrainerCallback):
+        def on_train_begin(self, args, state, control, model=None, **kwargs):
+            inner = model.forward
+
+            @wraps(inner)
+            def around(x, labels=None):
+                return inner(x, labels)
+
+            model.forward = self.around = around
+
+        def on_train_end(self, args, state, control, model=None, **kwargs):
+            make_trainer({"model": model}, bf16=True).evaluate()  # a Trainer inside this one
+
+    wrapper = Wraps()
+    trainer = make_trainer({"callbacks": [wrapper]}, max_steps=1, bf16=True)
+    assert dtypes_of_hidden(trainer) == {torch.bfloat16}
+    assert trainer.model.forward is wrapper.around
+    seen = []
+    trainer.model.hidden.register_forward_hook(lambda module, args, output: seen.append(output.dtype))
+    trainer.model(torch.ones(1, 4, device=trainer.args.device))
+    assert seen == [torch.float32]
+
+
+def test_a_forward_that_is_no_method_is_cast_by_two_trainers(make_trainer):
+    model = make_trainer().model
+    inner = model.forward
+    model.forward = lambda x, labels=None: inner(x, labels)
+    make_trainer({"model": model}, bf16=True).accelerator.prepare_model(model)
+    assert dtypes_of_hidden(make_trainer({"model": model}, max_steps=1, bf16=True)) == {torch.bfloat16}
+
+
+def test_a_copy_made_during_a_run_computes_in_float32_after_it(make_trainer):
+    copies = []
+
+    class Copies(TrainerCallback):
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            copies.append(copy.deepcopy(model))
+
+    make_trainer({"callbacks": [Copies()]}, max_steps=1, bf16=True).train()
+    assert dtypes_of_hidden(make_trainer({"model": copies[0]}, max_steps=1)) == {torch.float32}
 
 
 def test_a_compiled_model_is_not_compiled_anew_for_a_second_run(make_trainer):

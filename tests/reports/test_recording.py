@@ -59,12 +59,31 @@ def test_no_step_is_looked_at_and_it_is_not_among_the_callbacks(report_of):
 
 def test_a_log_that_a_callback_fails_on_is_in_it(make_trainer, tmp_path):
     class Fails(TrainerCallback):
-        def on_log(self, args, state, control, **kwargs):
-            raise OSError("the tracker is gone")
+        def on_log(self, args, state, control, logs, **kwargs):
+            if "eval_loss" in logs:
+                raise OSError("the tracker is gone")
 
+    settings = {"report": True, "max_steps": 4, "eval_strategy": "steps", "eval_steps": 2}
     with pytest.raises(OSError, match="gone"):
-        make_trainer({"callbacks": [Fails()]}, report=True, max_steps=4, logging_steps=2).train()
-    assert [entry["step"] for entry in read_back(tmp_path / "run")["history"]] == [2]
+        make_trainer({"callbacks": [Fails()]}, **settings).train()
+    assert "evaluation" in kinds(read_back(tmp_path / "run"))
+
+
+def test_what_a_subclass_tells_the_handler_itself_is_in_it(make_trainer, tmp_path):
+    """As the Trainer for questions and answers in transformers' examples does."""
+
+    class Own(Trainer):
+        def evaluate(self, *args, **kwargs):
+            metrics = {"eval_score": 1.0}
+            self.state.log_history.append({**metrics, "step": self.state.global_step})
+            self.control = self.callback_handler.on_log(self.args, self.state, self.control, metrics)
+            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+            return metrics
+
+    trainer = make_trainer({"kind": Own}, report=True, max_steps=2)
+    trainer.train()
+    trainer.evaluate()
+    assert read_back(tmp_path / "run")["history"][-1]["eval_score"] == 1.0
 
 
 def test_clock_and_memory_are_looked_at_four_times_a_second_at_most(report_of):
