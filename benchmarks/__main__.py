@@ -17,7 +17,18 @@ from .peers import PEERS
 from .rounds import alternate, judged, middles, ratios
 from .worker import ROOT
 
-NAMES = ("overhead", "distributed", "simulated", "mrpc", "startup", "memory", "learning", "options", "libraries")
+NAMES = (
+    "overhead",
+    "distributed",
+    "simulated",
+    "mrpc",
+    "startup",
+    "memory",
+    "learning",
+    "options",
+    "libraries",
+    "language",
+)
 DATA = os.environ.get("MPS_TRAINER_REAL_DATA", str(ROOT.parent / "shared"))
 
 

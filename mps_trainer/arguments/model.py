@@ -15,6 +15,10 @@ class ModelArguments:
     torch_compile_mode: str | None = option(None, "Mode of torch.compile; naming one switches it on.")
     use_liger_kernel: bool = option(False, "Use the kernels of the package liger-kernel.")
     liger_kernel_config: dict[str, bool] | None = option(None, "Which of those kernels, as JSON. [their defaults]")
+    chunked_cross_entropy: bool = option(
+        True,
+        "Compute the loss of a language model a few rows of its logits at a time, unless they are read.",
+    )
     torch_empty_cache_steps: int | None = option(
         None, "Steps after which the device's unused memory is given back; slower. [never]", ge=1
     )

@@ -22,12 +22,18 @@ logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def told_of_large_products(model: nn.Module, device: torch.device, chip: str | None) -> Iterator[None]:
-    """Inside, a model that is trained on an affected Mac is watched; outside, nothing is left in it."""
+def told_of_large_products(
+    model: nn.Module, device: torch.device, chip: str | None, split: nn.Module | None = None
+) -> Iterator[None]:
+    """Inside, a model that is trained on an affected Mac is watched; outside, nothing is left in it.
+
+    Args:
+        split: a layer whose products are computed in parts, which needs no warning.
+    """
     if device.type != "mps" or not concerns(torch.__version__, chip):
         yield
         return
-    layers = linear_layers(model)
+    layers = {name: layer for name, layer in linear_layers(model).items() if model.get_submodule(name) is not split}
     _warn_once(warning_of_width(layers, torch.__version__))
 
     def look(layer: nn.Module, args: tuple[Any, ...]) -> None:

@@ -18,6 +18,7 @@ from .activation_checkpointing import enable_activation_checkpointing
 from .introspection import base_model
 from .large_product_warning import told_of_large_products
 from .patches.contiguous import make_contiguous, warn_of_known_faults
+from .patches.deferred_logits import deferring_head, logits_deferred
 from .patches.dropout import dropout_in_one_kernel
 from .patches.embeddings import embedding_gradients_in_place
 
@@ -56,11 +57,13 @@ def prepared_for_training(
 
         DebugUnderflowOverflow(model)
     model.train()
+    head = deferring_head(model, args, is_distributed)
     with (
         noisy_embeddings(model, noise_alpha),
         dropout_in_one_kernel(model, args.device),
         embedding_gradients_in_place(model, args, is_distributed, overrides),
-        told_of_large_products(model, args.device, apple_chip()),
+        told_of_large_products(model, args.device, apple_chip(), split=head),
+        logits_deferred(head, args.device, apple_chip()),
     ):
         yield
 

@@ -208,6 +208,16 @@ def test_libraries(benchmarks):
     assert ours == pytest.approx(theirs, abs=1e-4)
 
 
+@pytest.mark.acceptance
+def test_language(benchmarks):
+    pytest.importorskip("peft")
+    result, _ = benchmarks("language")
+    figures = {"full_mib", "lora_mib", "full_milliseconds", "lora_milliseconds"}
+    check(result, "language", {"ours", "transformers"}, figures)
+    ours, theirs = (result["rounds"][0][name]["learned"] for name in ("ours", "transformers"))
+    assert ours == pytest.approx(theirs, abs=1e-4)
+
+
 @pytest.mark.parametrize("name", ["mrpc", "learning"])
 def test_without_the_data_a_benchmark_is_skipped_with_what_to_do(benchmarks_here, name, tmp_path):
     result, page = benchmarks_here(name, "--data", str(tmp_path / "nowhere"))

@@ -1,0 +1,265 @@
+"""Logits of language models in training: not there for the loss, and what they would have been for all else."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    GemmaConfig,
+    GemmaForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from mps_trainer import Trainer
+from mps_trainer.model import chunked_cross_entropy as chunks
+from mps_trainer.model.patches import deferred_logits
+from mps_trainer.model.patches.deferred_logits import DeferredLogits
+from tests.conftest import logged
+
+pytestmark = pytest.mark.every_device
+SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+WORDS = 64
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    """Of eight rows."""
+    monkeypatch.setattr(chunks, "CHUNK", 4 * WORDS * 8)
+    monkeypatch.setattr(deferred_logits, "CHUNK", 4 * WORDS * 8)
+
+
+def llama(**settings):
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(vocab_size=WORDS, max_position_embeddings=64, **SIZES, **settings))
+
+
+def gpt2():
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(GPT2Config(vocab_size=WORDS, n_embd=16, n_layer=2, n_head=2, n_positions=64))
+
+
+def gemma():
+    torch.manual_seed(0)
+    config = GemmaConfig(vocab_size=WORDS, head_dim=8, num_key_value_heads=2, max_position_embeddings=64, **SIZES)
+    return GemmaForCausalLM(config)
+
+
+def t5():
+    torch.manual_seed(0)
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.0}
+    return T5ForConditionalGeneration(T5Config(vocab_size=WORDS, decoder_start_token_id=0, pad_token_id=0, **sizes))
+
+
+def masked():
+    torch.manual_seed(0)
+    return BertForMaskedLM(BertConfig(vocab_size=WORDS, max_position_embeddings=64, **SIZES))
+
+
+def rows(count=48):
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, WORDS, (count, 12), generator=draw)
+    return [{"input_ids": row, "labels": torch.where(row < 5, -100, row)} for row in tokens]
+
+
+@pytest.fixture
+def trained(make_trainer):
+    """Trains with the chunked loss or without it, and returns losses and norms."""
+
+    def train(model, on, trainer=None, **settings):
+        given = {"model": model, "train_dataset": rows(), "eval_dataset": rows(8), **(trainer or {})}
+        made = make_trainer(given, max_steps=3, chunked_cross_entropy=on, learning_rate=1e-2, **settings)
+        made.train()
+        return logged(made, "loss") + logged(made, "grad_norm")
+
+    return train
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The deferred logits that were made, and whether they were computed."""
+    found = []
+    new = DeferredLogits.__new__
+
+    def noted(*args):
+        found.append(new(*args))
+        return found[-1]
+
+    monkeypatch.setattr(DeferredLogits, "__new__", noted)
+    return found
+
+
+@pytest.mark.parametrize("model", [llama, gpt2, gemma, t5, masked, lambda: llama(tie_word_embeddings=True)])
+@pytest.mark.parametrize(
+    "settings", [{}, {"gradient_accumulation_steps": 2}, {"gradient_checkpointing": True}], ids=str
+)
+def test_losses_and_gradients_are_those_with_logits(trained, made, model, settings):
+    plain = trained(model(), False, **settings)
+    assert not made
+    assert trained(model(), True, **settings) == pytest.approx(plain, rel=1e-5, abs=1e-5)
+    assert made
+    assert all(logits._logits is None for logits in made)
+
+
+@pytest.mark.parametrize("model", [llama, t5])
+def test_so_they_are_under_autocast(trained, made, model):
+    plain = trained(model(), False, bf16=True)
+    assert trained(model(), True, bf16=True) == pytest.approx(plain, rel=1e-2)  # 8 bits
+    assert all(logits._logits is None for logits in made)
+
+
+def test_with_an_adapter_the_head_has_no_gradient(trained, made):
+    peft = pytest.importorskip("peft")
+
+    def adapted():
+        torch.manual_seed(0)
+        return peft.get_peft_model(llama(), peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], r=2))
+
+    model = adapted()
+    plain = trained(adapted(), False)
+    assert trained(model, True) == pytest.approx(plain, rel=1e-5, abs=1e-5)
+    assert made
+    assert model.get_base_model().lm_head.weight.grad is None
+
+
+def smoothed(logits, labels):
+    shifted = logits[:, :-1].flatten(0, 1)
+    return nn.functional.cross_entropy(shifted, labels[:, 1:].flatten(), label_smoothing=0.1)
+
+
+def own_mean(logits, labels):
+    return nn.functional.cross_entropy(logits[..., :-1, :].reshape(-1, WORDS).float(), labels[..., 1:].reshape(-1))
+
+
+def log_probabilities(logits, labels):
+    picked = logits.log_softmax(-1).gather(-1, labels.clamp(min=0).unsqueeze(-1))
+    return -picked.mean() + 1e-3 * logits.square().mean()
+
+
+@pytest.mark.parametrize(("loss", "computed"), [(smoothed, True), (own_mean, False), (log_probabilities, True)])
+def test_a_loss_of_ones_own_has_the_logits_it_would_have_had(trained, made, loss, computed):
+    class Own(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            labels = inputs.pop("labels")
+            outputs = model(**inputs)
+            return (loss(outputs.logits, labels), outputs) if return_outputs else loss(outputs.logits, labels)
+
+    plain = trained(llama(), False, {"kind": Own})
+    assert trained(llama(), True, {"kind": Own}) == pytest.approx(plain, rel=1e-5, abs=1e-5)
+    assert bool(made) is True
+    if not computed:
+        assert all(logits._logits is None for logits in made)
+
+
+def test_label_smoothing_reads_them(trained):
+    plain = trained(llama(), False, label_smoothing_factor=0.1)
+    assert trained(llama(), True, label_smoothing_factor=0.1) == pytest.approx(plain, rel=1e-5, abs=1e-5)
+
+
+def test_metrics_of_training_outputs_read_them(trained, made):
+    """As trainers do that log the accuracy of tokens."""
+    accuracies = []
+
+    class Reads(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+            with torch.no_grad():
+                accuracies.append((outputs.logits.argmax(-1) == inputs["labels"]).float().mean().item())
+                assert outputs.logits.shape == (*inputs["labels"].shape, WORDS)
+            return (loss, outputs) if return_outputs else loss
+
+    plain = trained(llama(), False, {"kind": Reads})
+    without, accuracies[:] = accuracies[:], []
+    assert trained(llama(), True, {"kind": Reads}) == pytest.approx(plain, rel=1e-5, abs=1e-5)
+    assert made
+    assert accuracies == without
+
+
+def test_evaluation_and_prediction_have_logits(make_trainer, made):
+    trainer = make_trainer({"model": llama(), "train_dataset": rows(), "eval_dataset": rows(8)})
+    assert trainer.predict(rows(8)).predictions.shape == (8, 12, WORDS)
+    assert not made
+
+
+def test_the_model_is_given_back_as_it_was(trained):
+    model = llama()
+    trained(model, True)
+    assert "forward" not in vars(model.lm_head)
+
+
+def test_few_logits_are_computed_at_once(trained, made, monkeypatch):
+    monkeypatch.setattr(deferred_logits, "CHUNK", 4 * WORDS * 8 * 12)
+    trained(llama(), True)
+    assert not made
+
+
+def test_products_over_many_words_are_split_where_they_are_wrong(trained, made, monkeypatch, device):
+    """On M1 and M2, with a torch before 2.14: in a batch of any size."""
+    monkeypatch.setattr(deferred_logits, "concerns", lambda *_: True)
+    plain = trained(llama(), False)
+    monkeypatch.setattr(deferred_logits, "INNER", 10)
+    monkeypatch.setattr(deferred_logits, "CHUNK", 2**30)
+    assert trained(llama(), True) == pytest.approx(plain, rel=1e-5, abs=1e-5)
+    assert {logits._layer.most_words for logits in made} == ({9} if device == "mps" else set())
+
+
+def deferred(hidden, weight):
+    return DeferredLogits(hidden, deferred_logits._Layer(weight, None, None, None))
+
+
+class Halved(torch.autograd.Function):
+    """As a fused loss of another package, in which torch asks no tensor subclass."""
+
+    @staticmethod
+    def forward(ctx, logits):
+        return logits.square().mean()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.ones(2, 3, 5) * grad
+
+
+def test_an_autograd_function_of_ones_own_has_them_and_gives_them_a_gradient():
+    hidden, weight = torch.ones(2, 3, 4, requires_grad=True), torch.ones(5, 4, requires_grad=True)
+    loss = Halved.apply(deferred(hidden, weight))
+    loss.backward()
+    assert loss == 16
+    assert torch.equal(hidden.grad, torch.full((2, 3, 4), 5.0))
+    assert torch.equal(weight.grad, torch.full((5, 4), 6.0))
+
+
+def test_its_description_is_that_of_the_logits(made):
+    hidden, weight = torch.ones(2, 3, 4), torch.ones(5, 4)
+    logits = deferred(hidden, weight)
+    assert (logits.shape, logits.dtype, logits.dim(), len(logits), logits.numel()) == (
+        (2, 3, 5),
+        torch.float32,
+        3,
+        2,
+        30,
+    )
+    assert logits._logits is None
+    assert isinstance(logits, torch.Tensor)
+    assert torch.equal(logits + 0, torch.full((2, 3, 5), 4.0))
+    assert repr(logits) == repr(torch.full((2, 3, 5), 4.0))
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        (..., slice(None, -1), slice(None)), (slice(None), slice(None, -1)), (slice(None), slice(1, None)),
+        0, (..., 0), (..., slice(None, 2)), (0, 1), (None, ...), (slice(None), 0, 2), torch.tensor([1, 0]),
+        (..., torch.tensor([1, 0])),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_an_index_selects_what_it_would_select(index):
+    draw = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(2, 3, 4, generator=draw), torch.randn(5, 4, generator=draw)
+    selected = deferred(hidden, weight)[index]
+    torch.testing.assert_close(selected + 0, (hidden @ weight.T)[index])
