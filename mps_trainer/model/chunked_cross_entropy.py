@@ -85,6 +85,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 grad_hidden[part] = product(of_logits, weight, most_words)
             if grad_weight is not None:
                 grad_weight.addmm_(of_logits.T, hidden[part])
+            del logits, of_logits  # before the next ones are made
         ctx.grads = grad_hidden, grad_weight, grad_bias
         return torch.stack(losses).sum()
 
