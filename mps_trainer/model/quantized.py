@@ -41,8 +41,16 @@ def keep_trainable(model: nn.Module) -> None:
     merging an adapter reads the new layout as the old one: both without an error.
 
     Raises:
-        MisconfigurationException: if a layer has the other layout already. What was rounded is lost.
+        MisconfigurationException: if a layer has the other layout already, whose rounding cannot be undone, or is a
+            head that shares the weight of the embeddings, which is not quantized.
     """
+    for kind, weights in (("Linear4bit", "Params4bit"), ("Linear8bitLt", "Int8Params")):
+        if any(type(layer.weight).__name__ != weights for layer in _layers(model, kind)):
+            raise MisconfigurationException(
+                f"A {kind} of this model has a weight that is not quantized, most likely that of the embeddings, to "
+                "which a quantized head was tied. Name the head in llm_int8_skip_modules of the BitsAndBytesConfig, "
+                "as in ['lm_head'], or leave the argument out."
+            )
     for layer in _layers(model, "Linear4bit"):
         if getattr(getattr(layer.weight, "quant_state", None), "packing_format_for_cpu", False):
             raise MisconfigurationException(
