@@ -83,8 +83,9 @@ def class_and_settings(args: TrainingArguments, model: nn.Module | None = None) 
     reason = _why_not_on(args.device.type, _word(args.optim))
     if reason is not None:
         raise MisconfigurationException(
-            f"optim='{_word(args.optim)}' does not work on {args.device.type}: {reason}. Use optim='adamw_torch_fused', "
-            "whose states are small where only adapters are trained, or 'adafactor' to save memory."
+            f"optim='{_word(args.optim)}' does not work on {args.device.type}: {reason}. Use "
+            "optim='adamw_torch_fused', whose states are small where only adapters are trained, or 'adafactor' to "
+            "save memory."
         )
     try:
         kind, settings = _from_transformers(args, model, _parse(args.optim_args))
