@@ -235,7 +235,21 @@ def setfit() -> Any:
 
 TRAINERS = {
     made.__name__: made
-    for made in (sft, sft_lora, sft_4bit, dpo, orpo, kto, reward, grpo, rloo, bi_encoder, cross_encoder, sparse, setfit)
+    for made in (
+        sft,
+        sft_lora,
+        sft_4bit,
+        dpo,
+        orpo,
+        kto,
+        reward,
+        grpo,
+        rloo,
+        bi_encoder,
+        cross_encoder,
+        sparse,
+        setfit,
+    )
 }
 
 
@@ -283,8 +297,11 @@ def main() -> None:
             del RUN["bf16"]
         (folder / name).mkdir(parents=True)
         os.chdir(folder / name)
-        # the CPU's random numbers, for dropout
-        with simulated_mps(same_draws_as_cpu=True) if KIND == "mps" else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            if KIND == "mps":
+                # the CPU's random numbers, for dropout; and none of bitsandbytes' kernels generated for Metal
+                stack.enter_context(simulated_mps(same_draws_as_cpu=True))
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
             found = train(trainer)
         (folder / name / "found.json").write_text(json.dumps(found, default=float))
 
