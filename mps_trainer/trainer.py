@@ -64,6 +64,7 @@ from .loop.plan import StepPlan
 from .loop.run import TrainingRun
 from .loop.run_state import begin_state, load_callbacks, new_state
 from .loop.saver import WRITERS, CheckpointSaver, Contents
+from .model import quantized
 from .model.introspection import accepts_loss_kwargs, base_model, require_trainable, spans_devices
 from .model.patches.masks import AttentionMasks
 from .model.precision import MixedPrecision
@@ -410,10 +411,10 @@ class Trainer:
         """Makes `model` the Trainer's, on the device, with all that is learnt from it."""
         args, base = self.args, base_model(model)
         require_trainable(model)
-        bitsandbytes = getattr(model, "quantization_method", None) == "bitsandbytes"  # has no .to()
+        quantized.keep_trainable(model)
         self.is_model_parallel = spans_devices(model)
         self.place_model_on_device = is_placed(model, args)
-        if self.place_model_on_device and not bitsandbytes:
+        if self.place_model_on_device:
             with explained(self._mt_describe_run, PLACING):
                 self._move_model_to_device(model, args.device)
         self.model = self.model_wrapped = model
@@ -438,7 +439,7 @@ class Trainer:
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
         """Moves the model as a whole, before anything else is done with it."""
-        model.to(device)
+        quantized.move(model, device)
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
         """Returns the model as the loops call it: compiled, sharded, or one of several replicas in training."""

@@ -22,6 +22,7 @@ from ..distributed import Processes, absent_named
 from ..distributed.sharded import reshard_after
 from ..guards.memory_growth import free_unused
 from ..guards.out_of_memory import DeviceOutOfMemoryError, RunDescription, explained
+from ..model import quantized
 from ..random_state import rng_state, set_rng
 from ..training_args import TrainingArguments
 from .batches import in_step, watching_for_last
@@ -205,7 +206,7 @@ def halve_batch(args: TrainingArguments, note: Callable[[str, str], None]) -> No
 def in_eval_mode(model: nn.Module, args: TrainingArguments, is_in_train: bool) -> nn.Module:
     """Returns the model in eval mode; outside of training, in the number format of full evaluation."""
     if not is_in_train and (args.fp16_full_eval or args.bf16_full_eval):
-        model = model.to(dtype=torch.float16 if args.fp16_full_eval else torch.bfloat16, device=args.device)
+        model = quantized.move(model, args.device, torch.float16 if args.fp16_full_eval else torch.bfloat16)
     if callable(getattr(model, "eval", None)):
         model.eval()
     return model

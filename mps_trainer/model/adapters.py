@@ -40,7 +40,8 @@ def load_adapters(model: Any, folder: str) -> None:
         found["default" if subfolders else active] = folder
     try:
         for name, path in found.items():
-            model.load_adapter(path, name, is_trainable=name == active)
+            # else PEFT puts float32 weights in the place of bfloat16 ones, which the optimizer does not know
+            model.load_adapter(path, name, is_trainable=name == active, autocast_adapter_dtype=False)
         if len(found) > 1:
             model.set_adapter(active)
     except (RuntimeError, ValueError, KeyError) as error:

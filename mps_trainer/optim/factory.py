@@ -28,6 +28,7 @@ _REFUSED: dict[str, str] = {
     OptimizerNames.LOMO: "it updates the weights inside of the backward pass, which this Trainer does not do",
     OptimizerNames.ADALOMO: "it updates the weights inside of the backward pass, which this Trainer does not do",
 }
+_IN_8_BITS = frozenset(("adamw_8bit", "adamw_bnb_8bit", "ademamix_8bit", "lion_8bit", "rmsprop_bnb_8bit"))
 # GreedyLR is not in the first releases of transformers 5.
 _FOLLOW_METRIC = (torch.optim.lr_scheduler.ReduceLROnPlateau, getattr(their_optimization, "GreedyLR", ()))
 _NO_SETTINGS = (SchedulerType.CONSTANT, SchedulerType.CONSTANT_WITH_WARMUP)
@@ -79,6 +80,13 @@ def class_and_settings(args: TrainingArguments, model: nn.Module | None = None) 
             f"optim='{_word(args.optim)}' is not supported: {reason}. Use optim='adamw_torch_fused', or 'adafactor' "
             "to save memory."
         )
+    reason = _why_not_on(args.device.type, _word(args.optim))
+    if reason is not None:
+        raise MisconfigurationException(
+            f"optim='{_word(args.optim)}' does not work on {args.device.type}: {reason}. Use "
+            "optim='adamw_torch_fused', whose states are small where only adapters are trained, or 'adafactor' to "
+            "save memory."
+        )
     try:
         kind, settings = _from_transformers(args, model, _parse(args.optim_args))
     except ImportError as error:
@@ -95,6 +103,19 @@ def class_and_settings(args: TrainingArguments, model: nn.Module | None = None) 
     if args.optim == OptimizerNames.ADAMW_TORCH_FUSED and args.device.type not in _FUSED_DEVICES:
         settings.pop("fused", None)
     return kind, settings
+
+
+def _why_not_on(device: str, optim: str) -> str | None:
+    """Returns why bitsandbytes 0.50 has no such optimizer on the device; None if it has.
+
+    It would begin to train: it keeps the states of small weights in 32 bits and out of pages, and fails at the first
+    weight of 4,096 numbers (8 bits) or of 100,000 (pages).
+    """
+    if device != "mps":
+        return None
+    if optim.startswith("paged_"):
+        return "its states lie in CUDA's paged memory"
+    return "bitsandbytes has no kernel for mps that updates states in 8 bits" if optim in _IN_8_BITS else None
 
 
 def _word(choice: Any) -> str:

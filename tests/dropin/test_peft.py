@@ -7,6 +7,8 @@ import shutil
 import pytest
 import torch
 
+import mps_trainer
+
 from ..conftest import weights as on_cpu
 from .conftest import Library, assert_same_logs, bert_classifier, gpt2, sentences, texts
 
@@ -114,8 +116,6 @@ def test_prompt_tuning_of_a_language_model(both):
 
 @pytest.mark.every_device
 def test_a_resumed_run_equals_one_that_was_never_interrupted(make_args, tmp_path, device):
-    import mps_trainer
-
     def run(folder, resume_from=None):
         torch.manual_seed(0)
         args = make_args(output_dir=str(folder), **STEPS)
@@ -126,6 +126,23 @@ def test_a_resumed_run_equals_one_that_was_never_interrupted(make_args, tmp_path
     whole = run(tmp_path / "whole")
     again = run(tmp_path / "again", str(tmp_path / "whole" / "checkpoint-2"))
     assert [name for name in whole if not torch.equal(whole[name], again[name])] == []
+
+
+@pytest.mark.every_device
+def test_adapters_in_bfloat16_are_resumed_as_they_were(make_args, tmp_path):
+    """TRL makes those of quantized models so. PEFT puts others in float32 in their place, which no optimizer knows."""
+
+    def run(folder, resume_from=None):
+        args = make_args(**{**STEPS, "output_dir": str(tmp_path / folder)})
+        torch.manual_seed(0)
+        model = lora().to(torch.bfloat16)
+        trainer = mps_trainer.Trainer(model, args, train_dataset=sentences())
+        trainer.train(resume_from_checkpoint=resume_from)
+        return on_cpu(trainer.model)
+
+    whole, resumed = run("whole"), run("resumed", str(tmp_path / "whole" / "checkpoint-4"))
+    assert {tensor.dtype for name, tensor in resumed.items() if "lora_" in name} == {torch.bfloat16}
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
 
 
 def test_a_checkpoint_of_adapters_needs_a_model_with_adapters(tmp_path):

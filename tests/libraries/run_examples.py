@@ -31,6 +31,9 @@ def run_page(name: str) -> int:
     tokenizer = tiny_tokenizer()
     names = {"model": tiny_model(tokenizer), "tokenizer": tokenizer, "chats": chats()[0], "bert": "bert"}
     names["pairs"] = pairs()[0]
+    names["model"].save_pretrained("tiny-llama")
+    runs = [tokenizer.apply_chat_template(chat, tokenize=True, return_dict=False)[:16] for chat in names["chats"]]
+    names |= {"model_folder": "tiny-llama", "train_dataset": [{"input_ids": run, "labels": run} for run in runs]}
     for block in (block for block in blocks_of(ROOT / name) if block.kind == "needs"):
         exec(compile("\n" * block.line + block.text, name, "exec"), names)
     return 0

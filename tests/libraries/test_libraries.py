@@ -24,6 +24,8 @@ TRAINERS = {
     "setfit": ["setfit"],
 }
 ON_MPS = ["sft", "bi_encoder"]
+# with transformers' Trainer an evaluation on a CPU with bfloat16 instructions ends the training of 4-bit weights
+ALONE = ["sft_4bit"] if importlib.util.find_spec("bitsandbytes") else []
 IN_BF16 = ["sft", "grpo", "bi_encoder"]  # the default of TRL
 # measured, so different each time
 TIMES = ("runtime", "per_second", "step_time")
@@ -75,9 +77,9 @@ def assert_same_figures(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
 # One test for all of them, so that xdist starts the two processes once.
 def test_they_train_as_with_transformers_own_trainer(tmp_path, subtests):
     names = [name for each in TRAINERS.values() for name in each] + [f"{name}@bf16" for name in IN_BF16]
-    on_mps = ON_MPS if can_simulate() else []
+    on_mps = [*ON_MPS, *ALONE] if can_simulate() else []
     first, second = tmp_path / "ours", tmp_path / "theirs"
-    ours_trains = begin(first, *names, *(f"{name}@mps" for name in on_mps))
+    ours_trains = begin(first, *names, *ALONE, *(f"{name}@mps" for name in on_mps))
     theirs_trains = begin(second, *names, "--stock")
     stderr, _ = end(ours_trains, first), end(theirs_trains, second)
     assert "mps_trainer: transformers.Trainer and TrainingArguments are now mps_trainer's" in stderr
@@ -90,6 +92,13 @@ def test_they_train_as_with_transformers_own_trainer(tmp_path, subtests):
             assert_same_figures(ours, theirs)
             assert ours["saved"] == theirs["saved"]
             assert [file for file in ours["checkpoint"] if file != "manifest.json"] == theirs["checkpoint"]
+    for name in ALONE:
+        with subtests.test(f"{name}, resumed"):
+            ours = found(first / name)
+            whole, resumed = (
+                [entry["loss"] for entry in ours[part] if "loss" in entry] for part in ("logs", "resumed")
+            )
+            assert resumed == whole
     for name in on_mps:
         with subtests.test(f"{name} on the simulated mps device"):
             there, here = found(first / f"{name}@mps"), found(first / name)

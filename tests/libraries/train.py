@@ -69,7 +69,8 @@ def tokenizer(*, classifier: bool = False) -> Any:
 def llama(kind: Any = transformers.LlamaForCausalLM, **settings: Any) -> Any:
     """Returns a Llama read from a folder, from which TRL reads the model of reference again."""
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(**SIZES, pad_token_id=0, bos_token_id=5, eos_token_id=6, **settings)
+    sizes = {**SIZES, "pad_token_id": 0, "bos_token_id": 5, "eos_token_id": 6, **settings}
+    config = transformers.LlamaConfig(**sizes)
     kind(config).save_pretrained("llama")
     return kind.from_pretrained("llama")
 
@@ -109,15 +110,29 @@ def sft(**settings: Any) -> Any:
     from trl import SFTConfig, SFTTrainer
 
     data = of_data(lambda: {"messages": [*said("user"), *said("assistant")]})
-    peft = settings.pop("peft_config", None)
+    model, peft = settings.pop("model", None), settings.pop("peft_config", None)
     args = SFTConfig(**{**RUN, **TRL, "max_length": 32, **settings})
-    return SFTTrainer(llama(), args, processing_class=tokenizer(), peft_config=peft, **data)
+    return SFTTrainer(model or llama(), args, processing_class=tokenizer(), peft_config=peft, **data)
 
 
 def sft_lora() -> Any:
     from peft import LoraConfig
 
     return sft(peft_config=LoraConfig(r=4, task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"]))
+
+
+def sft_4bit() -> Any:
+    """QLoRA from a folder, as TRL does it from the hub: quantized by its arguments, and prepared for training."""
+    import bitsandbytes.backends.mps.ops  # noqa: F401 - where mps is there at its import, bitsandbytes does so itself
+    from peft import LoraConfig
+
+    llama(hidden_size=64, intermediate_size=64)
+    quantized = transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+    return sft(
+        model="llama",
+        model_init_kwargs={"quantization_config": quantized},
+        peft_config=LoraConfig(r=4, task_type="CAUSAL_LM", target_modules="all-linear"),
+    )
 
 
 def dpo() -> Any:
@@ -220,7 +235,21 @@ def setfit() -> Any:
 
 TRAINERS = {
     made.__name__: made
-    for made in (sft, sft_lora, dpo, orpo, kto, reward, grpo, rloo, bi_encoder, cross_encoder, sparse, setfit)
+    for made in (
+        sft,
+        sft_lora,
+        sft_4bit,
+        dpo,
+        orpo,
+        kto,
+        reward,
+        grpo,
+        rloo,
+        bi_encoder,
+        cross_encoder,
+        sparse,
+        setfit,
+    )
 }
 
 
@@ -268,8 +297,11 @@ def main() -> None:
             del RUN["bf16"]
         (folder / name).mkdir(parents=True)
         os.chdir(folder / name)
-        # the CPU's random numbers, for dropout
-        with simulated_mps(same_draws_as_cpu=True) if KIND == "mps" else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            if KIND == "mps":
+                # the CPU's random numbers, for dropout; and none of bitsandbytes' kernels generated for Metal
+                stack.enter_context(simulated_mps(same_draws_as_cpu=True))
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
             found = train(trainer)
         (folder / name / "found.json").write_text(json.dumps(found, default=float))
 

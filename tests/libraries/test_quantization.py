@@ -1,0 +1,241 @@
+"""Models that bitsandbytes loads in 4 and 8 bits train adapters, resume, evaluate and merge, on the CPU and on mps."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from mps_trainer import Trainer
+from tests.conftest import assert_same_weights, logged, weights
+
+missing = [name for name in ("bitsandbytes", "peft") if importlib.util.find_spec(name) is None]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}: pip install -e '.[quantization]'"),
+]
+
+NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+KINDS: dict[str, dict[str, Any]] = {
+    "nf4": NF4,
+    "nf4, double": {**NF4, "bnb_4bit_use_double_quant": True},
+    "int8": {"load_in_8bit": True},
+}
+STEPS = {"max_steps": 4, "per_device_train_batch_size": 4, "learning_rate": 1e-2, "eval_strategy": "steps"}
+STEPS |= {"eval_steps": 1, "save_strategy": "steps", "save_steps": 2}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def as_on_a_mac():
+    """Registers bitsandbytes' kernels for mps, which it does itself where mps is there as it is imported, and keeps
+    torch.compile, which it tries in each of them, from generating Metal that nothing here compiles."""
+    import bitsandbytes.backends.mps.ops  # noqa: F401
+
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A folder with a Llama of two layers in float32."""
+    place = tmp_path_factory.mktemp("llama")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(**sizes, vocab_size=128, max_position_embeddings=32, pad_token_id=0)
+    transformers.LlamaForCausalLM(config).save_pretrained(place)
+    return place
+
+
+def load(folder: Path, settings: dict[str, Any] | None, **others: Any) -> Any:
+    kind = None if settings is None else transformers.BitsAndBytesConfig(**settings)
+    return transformers.LlamaForCausalLM.from_pretrained(folder, quantization_config=kind, **others)
+
+
+def adapted(model: Any, **settings: Any) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(1)
+    given = {"r": 4, "lora_dropout": 0.1, "target_modules": "all-linear", **settings}
+    return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **given))
+
+
+def texts(count: int) -> list[dict[str, Any]]:
+    """Runs of words that follow each other."""
+    starts = torch.randint(1, 100, (count,), generator=torch.Generator().manual_seed(0)).tolist()
+    return [
+        {"input_ids": list(range(start, start + 12)), "labels": list(range(start, start + 12))} for start in starts
+    ]
+
+
+@pytest.fixture
+def trainer_of(make_args, tmp_path):
+    def make(model: Any, name: str = "run", **settings: Any) -> Trainer:
+        args = make_args(output_dir=str(tmp_path / name), **{**STEPS, **settings})
+        return Trainer(model, args, train_dataset=texts(32), eval_dataset=texts(4))
+
+    return make
+
+
+def logits(model: Any) -> torch.Tensor:
+    """The logits of a text, on the CPU in float32."""
+    model.eval()
+    ids = torch.tensor([texts(1)[0]["input_ids"]], device=model.device)
+    with torch.no_grad():
+        return model(input_ids=ids).logits.float().cpu()
+
+
+def adapter(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "adapter_model.safetensors")
+
+
+@pytest.mark.every_device(same_draws_as_cpu=True)
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_is_that_of_the_dequantized_model_and_resumes_bit_for_bit(kind, folder, trainer_of, tmp_path, device):
+    trainer = trainer_of(adapted(load(folder, KINDS[kind])))
+    assert {parameter.device.type for parameter in trainer.model.parameters()} == {device}
+    trainer.train()
+    plain = trainer_of(adapted(load(folder, KINDS[kind]).dequantize().float()), "plain")
+    plain.train()
+    # on mps, bitsandbytes rounds the activations to 8 bits too; on the CPU it dequantizes the weights in training
+    close = 2e-2 if (kind, device) == ("int8", "mps") else 1e-4
+    for figure in ("loss", "grad_norm", "eval_loss"):
+        # and rounds the activations in evaluations alone
+        loose = 1e-2 if kind == "int8" and figure == "eval_loss" else close
+        assert logged(trainer, figure) == pytest.approx(logged(plain, figure), rel=max(close, loose)), figure
+    assert logged(trainer, "loss")[-1] < logged(trainer, "loss")[0]
+
+    again = trainer_of(adapted(load(folder, KINDS[kind])), "again")
+    again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    last = "checkpoint-4"
+    assert_same_weights(adapter(tmp_path / "run" / last), adapter(tmp_path / "again" / last))
+    assert not (tmp_path / "run" / last / "model.safetensors").exists()
+
+
+@pytest.mark.every_device
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_trained_adapter_is_merged_saved_and_loaded_again(kind, folder, trainer_of, tmp_path, device):
+    from peft import PeftModel
+
+    trainer = trainer_of(adapted(load(folder, KINDS[kind]), lora_dropout=0.0))
+    trainer.train()
+    trainer.evaluate()
+    trained = logits(trainer.model)
+    largest = trained.abs().max()
+    merged = trainer.model.merge_and_unload()
+    # rounded to 4 or 8 bits again
+    assert (logits(merged) - trained).abs().max() < (0.02 if kind == "int8" else 0.3) * largest
+    merged.save_pretrained(tmp_path / "merged")
+    # a CPU with bfloat16 instructions rounds the scales, now that there is no Trainer
+    loaded = load(tmp_path / "merged", None, device_map={"": device})
+    assert (logits(loaded) - logits(merged)).abs().max() < 0.02 * largest
+
+    # and into the weights as they were before, which rounds nothing
+    whole = PeftModel.from_pretrained(load(folder, None), tmp_path / "run" / "checkpoint-4").merge_and_unload()
+    whole.save_pretrained(tmp_path / "whole")
+    predicting = trainer_of(load(tmp_path / "whole", None), "predicting")
+    difference = torch.from_numpy(predicting.predict(texts(1)).predictions) - trained
+    assert difference.abs().max() < 0.3 * largest
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_adapters_it_is_refused_as_by_transformers(kind, folder, trainer_of):
+    with pytest.raises(ValueError, match=r"purely quantized models. Please attach trainable adapters") as caught:
+        trainer_of(load(folder, KINDS[kind]))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.every_device
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_what_people_set_beside_it(kind, folder, trainer_of, tmp_path, device):
+    """kbit preparation, bf16, gradient checkpointing, the best model at the end, weights already on the device."""
+    from peft import prepare_model_for_kbit_training
+
+    settings = dict(KINDS[kind])
+    if "4bit" in str(settings):
+        settings["bnb_4bit_compute_dtype"] = torch.bfloat16
+    model = load(folder, settings, dtype=torch.bfloat16, device_map={"": device})
+    model = adapted(prepare_model_for_kbit_training(model, use_gradient_checkpointing=False))
+    trainer = trainer_of(
+        model, bf16=True, gradient_checkpointing=True, load_best_model_at_end=True, metric_for_best_model="loss",
+        eval_steps=2, save_total_limit=1,
+    )  # fmt: skip
+    trainer.train()
+    best = Path(trainer.state.best_model_checkpoint)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(trainer.state.best_metric, abs=1e-6)
+    saved = {name: tensor for name, tensor in weights(trainer.model).items() if "lora_" in name}
+    loaded = {name.replace(".weight", ".default.weight"): tensor for name, tensor in adapter(best).items()}
+    assert_same_weights(saved, loaded)
+    assert logged(trainer, "loss")[-1] < logged(trainer, "loss")[0]
+    assert all(map(math.isfinite, logged(trainer, "grad_norm")))
+
+
+def with_a_head(folder: Path, place: Path, *, tied: bool) -> Path:
+    """A folder with the model, its head tied to the embeddings or not."""
+    config = json.loads((folder / "config.json").read_text())
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**config, "tie_word_embeddings": tied}))
+    model.save_pretrained(place)
+    return place
+
+
+ALL_LAYERS = {"llm_int8_skip_modules": ["nothing"]}
+
+
+@pytest.mark.every_device
+@pytest.mark.parametrize("head", ["tied", "apart", "quantized"])
+def test_the_loss_in_chunks_is_that_of_the_logits(head, folder, trainer_of, tmp_path, monkeypatch):
+    """A quantized head has no weight to compute chunks with, so its logits are computed."""
+    monkeypatch.setattr("mps_trainer.model.patches.deferred_logits.CHUNK", 0)
+    place = with_a_head(folder, tmp_path / "model", tied=head == "tied")
+    losses = {}
+    for chunked in (False, True):
+        model = load(place, {**NF4, **ALL_LAYERS} if head == "quantized" else NF4)
+        assert type(model.lm_head).__name__ == ("Linear4bit" if head == "quantized" else "Linear")
+        model = adapted(model, lora_dropout=0.0, target_modules=["q_proj", "v_proj"])
+        trainer = trainer_of(model, str(chunked), chunked_cross_entropy=chunked, eval_strategy="no")
+        trainer.train()
+        losses[chunked] = logged(trainer, "loss")
+    assert losses[True] == pytest.approx(losses[False], rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+def test_a_quantized_head_that_is_tied_is_refused(kind, folder, trainer_of, tmp_path):
+    model = load(with_a_head(folder, tmp_path / "model", tied=True), {**KINDS[kind], **ALL_LAYERS})
+    with pytest.raises(ValueError, match=r"Name the head in llm_int8_skip_modules") as caught:
+        trainer_of(adapted(model, target_modules=["q_proj"]))
+    assert "\n" not in str(caught.value)
+
+
+def test_evaluation_in_half_precision_moves_8_bit_layers(folder, trainer_of, mps):
+    trainer = trainer_of(adapted(load(folder, KINDS["int8"])), bf16_full_eval=True)
+    assert math.isfinite(trainer.evaluate()["eval_loss"])
+
+
+def test_8_bit_layers_tell_once_of_their_cast(folder, trainer_of, mps, caplog):
+    from mps_trainer.model import quantized
+
+    quantized._told.clear()
+    with caplog.at_level(logging.WARNING, logger="bitsandbytes"):
+        trainer_of(adapted(load(folder, KINDS["int8"]))).train()
+    casts = [record for record in caplog.records if "will be cast" in record.getMessage()]
+    assert len(casts) == 1
+
+
+def test_weights_in_the_layout_of_inference_are_refused(folder, trainer_of):
+    import bitsandbytes
+
+    if not bitsandbytes.functional.has_avx512bf16():
+        pytest.skip("this processor has no bfloat16 instructions (AVX512-BF16)")
+    model = load(folder, NF4)
+    logits(model)
+    with pytest.raises(ValueError, match=r"Load the model again, and give it to the Trainer before"):
+        trainer_of(adapted(model))
