@@ -62,14 +62,63 @@ REFUSED = {
     "a checkpoint that is not there": (["--resume_from_checkpoint", "/no/checkpoint"], "no such folder"),
 }
 
+QUESTION, ANSWER = {"role": "user", "content": "Where is it?"}, {"role": "assistant", "content": "On the wall."}
+CHAT = {"messages": [QUESTION, ANSWER]}
+# What a file of JSON lines may have in it by mistake: its second line, and what is said of that.
+WRONG_LINES = {
+    "no JSON": ('{"messages": [', "line 2: this is no JSON."),
+    "no object": ("7", "line 2: this is no object, but 7."),
+    "no messages": ('{"chat": []}', "line 2: there is no `messages`, but ['chat']."),
+    "another format": ('{"text": "a"}', "line 2: there is no `messages`, but ['text']."),
+    "text for messages": ('{"messages": "Where?"}', "line 2: `messages` is no list of messages."),
+    "an unknown role": (
+        json.dumps({"messages": [QUESTION, {"role": "bot", "content": "a"}]}),
+        "line 2: in `messages` there is the role 'bot'. The roles are system,",
+    ),
+    "a message without a role": ('{"messages": [{"content": "a"}]}', "line 2: in `messages` a message has no `role`."),
+    "no content": (
+        '{"messages": [{"role": "user"}]}',
+        "line 2: in `messages` a message of the user has no `content`.",
+    ),
+    "no answer": (json.dumps({"messages": [QUESTION]}), "line 2: no message is the assistant's"),
+}
+
+
+def write_lines(path: Path, *lines: str | dict[str, Any]) -> str:
+    """Writes lines, those that are dictionaries as JSON; returns the path as text."""
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return str(path)
+
+
+def wrong_files(tmp_path: Path) -> list[tuple[list[str], str]]:
+    """Returns the words that name a file with something wrong in it, and what is said."""
+    cases = []
+    for number, (line, says) in enumerate(WRONG_LINES.values()):
+        cases.append((write_lines(tmp_path / f"wrong-{number}.jsonl", CHAT, line), says))
+    cases.append((write_lines(tmp_path / "empty.jsonl"), "empty.jsonl has no rows."))
+    cases.append((write_lines(tmp_path / "one.jsonl", CHAT), "one.jsonl has one row, and one more is needed"))
+    cases.append((write_lines(tmp_path / "columns.json", {"a": 1}, {"a": 2}), "columns.json has the columns a, and"))
+    cases.append((write_lines(tmp_path / "notes.md", "a"), "its name ends in none of"))
+    (tmp_path / "utf16.jsonl").write_text(json.dumps(CHAT), encoding="utf-16")
+    cases.append((str(tmp_path / "utf16.jsonl"), "it is not UTF-8 text"))
+    return [(["--model_name_or_path", str(tmp_path), "--dataset_name", file], says) for file, says in cases]
+
 
 # One test, so that the libraries are imported once.
 def test_they_learn_resume_and_refuse_in_one_line(tmp_path, subtests):
     refused = [(script, *case) for script in (SFT, BI_ENCODER) for case in REFUSED.values()]
+    refused += [(SFT, *case) for case in wrong_files(tmp_path)]
     refused += [
         (SFT, ["--config"], "--config: expected the name"),
         (SFT, ["--config", "/no.yaml"], "/no.yaml cannot be read"),
         (SFT, ["--lora_target_modules", "nothing"], "No modules were targeted"),
+        (SFT, ["--use_peft", "False", "--merge"], "--merge needs an adapter"),
+        (SFT, ["--load_in_4bit"], "--load_in_4bit is for a pretrained model"),
+        (
+            SFT,
+            ["--model_name_or_path", "m/m", "--load_in_4bit", "--use_peft", "False"],
+            "--load_in_4bit freezes the model's weights",
+        ),
     ]
     of_pages = [words for script in (SFT, BI_ENCODER) for _, words in commands(script) if words[1:]]
     assert len(of_pages) >= 6
@@ -92,6 +141,8 @@ def test_they_learn_resume_and_refuse_in_one_line(tmp_path, subtests):
             assert lines[-1].startswith(f"{script}: error: ")
             assert says in lines[-1]
             assert "Traceback" not in result["err"]
+    with subtests.test("nothing is written"):
+        assert not (tmp_path / "trainer_output").exists()
     for words, result in zip([*of_pages, *([page] for page in PAGES)], results[len(refused) : -3], strict=True):
         with subtests.test(" ".join(words)):
             assert result["status"] == 0, result["err"]
