@@ -128,7 +128,9 @@ def answer(trainer: Any, question: str, most: int, chats: bool) -> str:
     inputs.pop("token_type_ids", None)
     autocast = torch.autocast(model.device.type, torch.bfloat16, enabled=trainer.args.bf16)
     with torch.no_grad(), autocast:
-        written = model.generate(**inputs, max_new_tokens=most, do_sample=False, pad_token_id=tokenizer.pad_token_id)
+        written = model.generate(
+            **inputs, max_new_tokens=most, do_sample=False, use_cache=True, pad_token_id=tokenizer.pad_token_id
+        )
     text = tokenizer.decode(written[0][inputs["input_ids"].shape[1] :], skip_special_tokens=True).strip()
     return "".join(each if each.isprintable() or each == "\n" else "\N{REPLACEMENT CHARACTER}" for each in text)
 
@@ -153,6 +155,8 @@ def merge(trainer: Any, model_args: Any) -> str:
             dtype="auto",
         )
         model = PeftModel.from_pretrained(base, output_dir)
-    model.merge_and_unload().save_pretrained(folder)
+    merged = model.merge_and_unload()
+    merged.config.use_cache = True  # gradient checkpointing has switched it off, and whoever generates wants it
+    merged.save_pretrained(folder)
     trainer.processing_class.save_pretrained(folder)
     return folder

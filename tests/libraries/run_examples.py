@@ -3,7 +3,8 @@
     python tests/libraries/run_examples.py COMMANDS.json RESULTS.json
 
 COMMANDS.json is a list of lists: a script's name and its arguments; the name of the module that parses them, to do no
-more than that; or a page in docs/, whose Python is run from top to bottom.
+more than that; a page in docs/, whose Python is run from top to bottom; or `copy_model` with a model's folder, a
+copy's, and the chat template that the copy gets.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import importlib
 import io
 import json
+import shutil
 import sys
 import traceback
 from pathlib import Path
@@ -36,6 +38,15 @@ def run_page(name: str) -> int:
     return 0
 
 
+def copy_model(folder: str, copy: str, template: str) -> int:
+    """Copies a model's folder, with another chat template or, if that is empty, with none; returns 0."""
+    shutil.copytree(folder, copy)
+    (Path(copy) / "chat_template.jinja").write_text(template)
+    if not template:
+        (Path(copy) / "chat_template.jinja").unlink()
+    return 0
+
+
 def run(name: str, words: list[str]) -> dict[str, object]:
     """Returns the exit status, stdout and stderr of a script's `main`."""
     out, err = io.StringIO(), io.StringIO()
@@ -43,6 +54,8 @@ def run(name: str, words: list[str]) -> dict[str, object]:
         try:
             if name.endswith(".md"):
                 status = run_page(name)
+            elif name == "copy_model":
+                status = copy_model(*words)
             else:
                 module = importlib.import_module(name.removesuffix(".py"))
                 status = module.main(words) if hasattr(module, "main") else bool(module.parse(words)) - 1
