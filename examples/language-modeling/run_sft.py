@@ -24,7 +24,7 @@ from typing import Any
 
 from sft_arguments import NAME, parse
 from sft_data import first_question, is_chat, load_rows
-from sft_model import answer, make_trainer, merge
+from sft_model import answer, make_trainer, merge, require_quantizer
 
 from mps_trainer.distributed import Processes
 from mps_trainer.scripts import run, set_up_logging
@@ -58,6 +58,7 @@ class Job:
 
 def prepare(script_args: Any, model_args: Any, training_args: Any) -> Job:
     """Loads everything that training needs, and refuses what cannot be trained."""
+    require_quantizer(model_args)
     processes = Processes.of(training_args)  # first of all: an unavailable device is known in seconds
     from mps_trainer.checkpoints.folders import checkpoint_to_resume
 

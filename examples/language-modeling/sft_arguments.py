@@ -129,7 +129,6 @@ def check(script_args: Any, model_args: Any) -> None:
                 raise MisconfigurationException(
                     f"--{flag} freezes the model's weights, so an adapter is needed: leave out --use_peft False."
                 )
-            require_packages(f"--{flag}", ("bitsandbytes",), "quantization")
     require_folder_or_name("model_name_or_path", model, "config.json, tokenizer and weights")
     require_dataset(data)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.refusal import sentence, shown
-from mps_trainer.scripts.loading import load_splits
+from mps_trainer.scripts.loading import BUILDERS, load_splits
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 A_LINE = 'A line is like {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}.'
@@ -32,6 +32,8 @@ def load_rows(script_args: Any, text_field: str, seed: int) -> tuple[Any, Any]:
 
         train, held = (Dataset.from_dict({"messages": part}) for part in chats())
         return train, held
+    if Path(name).suffix.lower() in BUILDERS and not os.path.exists(name):  # the hub is not asked for a file
+        raise MisconfigurationException(f"--dataset_name {name} does not exist. Name a file, a folder or a dataset.")
     for file in _json_lines_in(name):
         count = check_file(file, text_field)
         if count < 2 and os.path.isfile(name):

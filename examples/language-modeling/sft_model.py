@@ -9,12 +9,19 @@ from sft_data import INSTEAD, is_chat
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.refusal import sentence
-from mps_trainer.scripts.loading import errors_about
+from mps_trainer.scripts.loading import errors_about, require_packages
 
 UNMARKED = (
     "The chat template of {name} does not mark what the assistant says, and TRL knows none for it that does. "
     "{consequence}--chat_template_path FILE.jinja gives it one with {{% generation %}} marks."
 )
+
+
+def require_quantizer(model_args: Any) -> None:
+    """Raises MisconfigurationException if a model is to be quantized and bitsandbytes is not installed."""
+    for flag in ("load_in_4bit", "load_in_8bit"):
+        if getattr(model_args, flag):
+            require_packages(f"--{flag}", ("bitsandbytes",), "quantization")
 
 
 def make_trainer(model_args: Any, training_args: Any, train: Any, held: Any) -> Any:

@@ -101,6 +101,7 @@ def wrong_files(tmp_path: Path) -> list[tuple[list[str], str]]:
     cases.append((write_lines(tmp_path / "notes.md", "a"), "its name ends in none of"))
     (tmp_path / "utf16.jsonl").write_text(json.dumps(CHAT), encoding="utf-16")
     cases.append((str(tmp_path / "utf16.jsonl"), "it is not UTF-8 text"))
+    cases.append(("gone.jsonl", "--dataset_name gone.jsonl does not exist."))
     return [(["--model_name_or_path", str(tmp_path), "--dataset_name", file], says) for file, says in cases]
 
 
