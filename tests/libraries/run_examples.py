@@ -33,6 +33,8 @@ def run_page(name: str) -> int:
     tokenizer = tiny_tokenizer()
     names = {"model": tiny_model(tokenizer), "tokenizer": tokenizer, "chats": chats()[0], "bert": "bert"}
     names["pairs"] = pairs()[0]
+    for part in (names["model"], tokenizer):
+        part.save_pretrained("my-model/merged")
     for block in (block for block in blocks_of(ROOT / name) if block.kind == "needs"):
         exec(compile("\n" * block.line + block.text, name, "exec"), names)
     return 0

@@ -23,7 +23,7 @@ pytestmark = [
 
 SCRIPT = Path(__file__).with_name("run_examples.py")
 SFT, BI_ENCODER = "run_sft.py", "train_bi_encoder.py"
-PAGES = ["docs/trl.md", "docs/sentence-transformers.md", "docs/setfit.md"]
+PAGES = ["docs/language-models.md", "docs/trl.md", "docs/sentence-transformers.md", "docs/setfit.md"]
 PARSERS = {SFT: "sft_arguments", BI_ENCODER: "bi_encoder_arguments"}
 QUIET = ["--disable_tqdm", "True", "--use_cpu"]
 
