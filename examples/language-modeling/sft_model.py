@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 from sft_data import INSTEAD, is_chat
@@ -47,6 +48,7 @@ def make_trainer(model_args: Any, training_args: Any, train: Any, held: Any) -> 
             **(training_args.model_init_kwargs or {}),
         }
         settle_assistant_only_loss(training_args, tokenizer, name, is_chat(train))
+    what = name or "the tiny model"
     try:
         trainer = SFTTrainer(
             model=model or name,
@@ -58,14 +60,25 @@ def make_trainer(model_args: Any, training_args: Any, train: Any, held: Any) -> 
             peft_config=get_peft_config(model_args),
         )
     except (ValueError, TypeError, KeyError, ImportError, OSError, RuntimeError) as error:
-        what = name or "the tiny model"
         raise MisconfigurationException(f"SFTTrainer cannot train {what} on these rows: {sentence(error)}") from error
     for rows in (trainer.train_dataset, trainer.eval_dataset):
         if hasattr(rows, "__len__") and not len(rows):  # TRL drops rows of which the loss would count nothing
             raise MisconfigurationException(
                 f"--max_length {training_args.max_length} cuts every row off before the answer begins. Raise it."
             )
+        if hasattr(rows, "__len__") and "input_ids" in rows.column_names:
+            require_fitting(rows["input_ids"], trainer.model.get_input_embeddings().num_embeddings, what)
     return trainer
+
+
+def require_fitting(rows: Iterable[list[int]], size: int, name: str) -> None:
+    """Raises MisconfigurationException for a token beyond the model's `size`: a Mac would read whatever is there."""
+    highest = max(map(max, rows))
+    if highest >= size:
+        raise MisconfigurationException(
+            f"The tokenizer of {name} does not belong to the model: the rows have {highest} among their tokens, and "
+            f"the model has {size}, counted from 0. Give --model_name_or_path a folder whose files belong together."
+        )
 
 
 def load_tokenizer(model_args: Any, training_args: Any) -> Any:

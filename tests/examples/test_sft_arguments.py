@@ -67,3 +67,9 @@ def test_quantized_models_need_bitsandbytes(flag, monkeypatch):
     assert str(caught.value) == (
         f"--{flag} needs bitsandbytes, which is not installed. Install it: pip install 'mps_trainer[quantization]'."
     )
+
+
+def test_tokens_beyond_the_model_are_refused():
+    sft_model.require_fitting([[0, 9], [3]], 10, "folder")
+    with pytest.raises(MisconfigurationException, match="the rows have 10 among their tokens, and the model has 10,"):
+        sft_model.require_fitting([[0, 9], [10]], 10, "folder")
