@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,7 @@ def own_model_commands(tmp_path: Path, model: Path) -> tuple[Path, dict[str, lis
         "packed": train("packed", "--packing", "--max_length", "128"),
         "all weights": train("all weights", "--use_peft", "False"),
         "half precision": train("half precision", "--bf16", "True", "--merge"),
+        "4 bits": train("4 bits", "--load_in_4bit", "--merge"),
         "text": train("text", data=texts),
         "too short": train("too short", "--max_length", "4"),
         "copy unmarked": ["copy_model", str(model), unmarked, UNMARKED],
@@ -220,6 +222,10 @@ def check_own_model(ran: dict[str, Any], outputs: Path, subtests: pytest.Subtest
         "marks asked for": "does not mark what the assistant says, and TRL knows none for it that does. Leave out",
         "no template": "plain has no chat template, so it is no model for chats.",
     }
+    if find_spec("bitsandbytes") is None:
+        refusals["4 bits"] = (
+            "--load_in_4bit needs bitsandbytes, which is not installed. Install it: pip install 'mps_tr"
+        )
     for name, result in ran.items():
         with subtests.test(name):
             assert result["status"] == (2 if name in refusals else 0), result["err"][-1000:]
@@ -232,6 +238,10 @@ def check_own_model(ran: dict[str, Any], outputs: Path, subtests: pytest.Subtest
         assert config["dtype"] == "float32"
         assert json.loads((outputs / "half precision/merged/config.json").read_text())["dtype"] == "bfloat16"
         assert not (outputs / "chats" / "merged" / "adapter_config.json").exists()
+        if "4 bits" not in refusals:
+            config = json.loads((outputs / "4 bits" / "merged" / "config.json").read_text())
+            assert config["dtype"] == "float32"  # as the model's files have it
+            assert "quantization_config" not in config
     with subtests.test("every linear layer gets an adapter, and batches are of few lengths"):
         layers = json.loads((outputs / "chats" / "adapter_config.json").read_text())["target_modules"]
         assert {name.rpartition(".")[2] for name in layers} == {
