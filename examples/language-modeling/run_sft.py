@@ -5,10 +5,10 @@
 
 trains a tiny model on the chats that come with this script;
 
-    python run_sft.py --model_name_or_path HuggingFaceTB/SmolLM2-135M-Instruct --dataset_name trl-lib/Capybara \\
-        --output_dir OUT
+    python run_sft.py --model_name_or_path Qwen/Qwen3-0.6B --dataset_name chats.jsonl --output_dir OUT
 
-a pretrained one on a dataset. It picks the best device. `--help` lists every flag: they are those of `trl sft`.
+a pretrained one on chats of your own. It picks the best device, and its defaults are for a Mac with 16 GB. `--help`
+lists every flag: they are those of `trl sft`, and `--merge`, `--prompt` and `--max_new_tokens`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from sft_arguments import NAME, parse
+from sft_data import first_question, is_chat, load_rows
+from sft_model import answer, make_trainer, merge, require_quantizer
 
-from mps_trainer import MisconfigurationException
 from mps_trainer.distributed import Processes
-from mps_trainer.refusal import sentence
 from mps_trainer.scripts import run, set_up_logging
-from mps_trainer.scripts.loading import load_splits
 from mps_trainer.scripts.reach import go_offline_if_unreachable
 from mps_trainer.terminal import on_terminal
-
-INSTEAD = "Give a folder, a name on a hub that can be reached, or neither model nor data for the tiny model."
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -42,16 +39,26 @@ def main(argv: list[str] | None = None) -> int:
 
 @dataclass(frozen=True)
 class Job:
-    """A Trainer, the question that its model answers at the end, and the checkpoint to resume from."""
+    """A Trainer, the question that its model answers before and after, and the checkpoint to resume from."""
 
     trainer: Any
+    model_args: Any
+    chats: bool  # rather than text
     question: str | None
     max_new_tokens: int
+    merge: bool
     checkpoint: str | None
+
+    def answer(self) -> str | None:
+        """Returns what the model answers now; None without a question."""
+        if self.question is None:
+            return None
+        return answer(self.trainer, self.question, self.max_new_tokens, self.chats)
 
 
 def prepare(script_args: Any, model_args: Any, training_args: Any) -> Job:
     """Loads everything that training needs, and refuses what cannot be trained."""
+    require_quantizer(model_args)
     processes = Processes.of(training_args)  # first of all: an unavailable device is known in seconds
     from mps_trainer.checkpoints.folders import checkpoint_to_resume
 
@@ -67,82 +74,19 @@ def prepare(script_args: Any, model_args: Any, training_args: Any) -> Job:
     if not on_terminal():
         datasets.disable_progress_bars()
     set_seed(training_args.seed)  # before the model: adapters begin with random weights
-    train, held = load_chats(script_args, training_args.seed)
+    train, held = load_rows(script_args, training_args.dataset_text_field, training_args.seed)
     question = script_args.prompt or first_question(held)
     trainer = make_trainer(model_args, training_args, train, held)
-    return Job(trainer, question, script_args.max_new_tokens, checkpoint)
-
-
-def load_chats(script_args: Any, seed: int) -> tuple[Any, Any]:
-    """Returns the rows to train on and those to evaluate on, in one of the formats that SFTTrainer takes."""
-    if script_args.dataset_name is None:
-        from datasets import Dataset
-        from sft_chats import chats
-
-        train, held = (Dataset.from_dict({"messages": part}) for part in chats())
-        return train, held
-    return load_splits(
-        script_args.dataset_name,
-        script_args.dataset_config,
-        script_args.dataset_train_split,
-        script_args.dataset_test_split,
-        seed,
-        INSTEAD,
-        script_args.dataset_streaming,
+    return Job(
+        trainer, model_args, is_chat(train), question, script_args.max_new_tokens, script_args.merge, checkpoint
     )
-
-
-def first_question(rows: Any) -> str | None:
-    """Returns what the user says first in the first row; None where rows are no chats."""
-    row = next(iter(rows), {})
-    messages = row.get("messages") or row.get("prompt")
-    if isinstance(messages, str):
-        return messages
-    chat = [message for message in messages or [] if isinstance(message, dict)]
-    said = next((message.get("content") for message in chat if message.get("role") == "user"), None)
-    return said if isinstance(said, str) else None
-
-
-def make_trainer(model_args: Any, training_args: Any, train: Any, held: Any) -> Any:
-    """Returns TRL's trainer of the named model, or of the tiny one.
-
-    Raises:
-        MisconfigurationException: for a model, data and settings that TRL refuses.
-    """
-    from trl import SFTTrainer, get_peft_config, get_quantization_config
-
-    model, tokenizer = model_args.model_name_or_path, None
-    if model is None:
-        from sft_chats import tiny_model, tiny_tokenizer
-
-        tokenizer = tiny_tokenizer()
-        model = tiny_model(tokenizer)
-    else:
-        training_args.model_init_kwargs = {
-            "revision": model_args.model_revision,
-            "attn_implementation": model_args.attn_implementation,
-            "dtype": model_args.dtype,
-            **(training_args.model_init_kwargs or {}),
-        }
-    try:
-        return SFTTrainer(
-            model=model,
-            args=training_args,
-            train_dataset=train,
-            eval_dataset=held,
-            processing_class=tokenizer,
-            quantization_config=get_quantization_config(model_args),
-            peft_config=get_peft_config(model_args),
-        )
-    except (ValueError, TypeError, KeyError, ImportError, OSError) as error:
-        what = model_args.model_name_or_path or "the tiny model"
-        raise MisconfigurationException(f"SFTTrainer cannot train {what} on these chats: {sentence(error)}") from error
 
 
 def do(job: Job) -> None:
     """Trains, saves, and says what was gained."""
     trainer = job.trainer
     before = trainer.evaluate()["eval_loss"]
+    answer_before = job.answer()
     result = trainer.train(resume_from_checkpoint=job.checkpoint)
     trainer.save_model()
     metrics = {**trainer.evaluate(), "eval_loss_before": before}
@@ -152,29 +96,14 @@ def do(job: Job) -> None:
     trainer.save_state()
     if trainer.args.push_to_hub:
         trainer.push_to_hub()
+    answer_after = job.answer()
     if not trainer.is_world_process_zero():
         return
-    print(f"Loss on chats that were held back: {before:.3f} before, {metrics['eval_loss']:.3f} after.")
+    print(f"Loss on rows that were held back: {before:.3f} before, {metrics['eval_loss']:.3f} after.")
     if job.question is not None:
-        print(f"Question: {job.question}\nAnswer: {answer(job)}")
-
-
-def answer(job: Job) -> str:
-    """Returns what the model answers, taking the likeliest token at each place."""
-    import torch
-
-    model, tokenizer = job.trainer.model.eval(), job.trainer.processing_class
-    if tokenizer.chat_template is None:
-        inputs = tokenizer(job.question, return_tensors="pt")
-    else:
-        chat = [{"role": "user", "content": job.question}]
-        inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    inputs = inputs.to(model.device)
-    with torch.no_grad():
-        written = model.generate(
-            **inputs, max_new_tokens=job.max_new_tokens, do_sample=False, pad_token_id=tokenizer.pad_token_id
-        )
-    return tokenizer.decode(written[0][inputs["input_ids"].shape[1] :], skip_special_tokens=True).strip()
+        print(f"Question: {job.question}\nAnswer before: {answer_before}\nAnswer after: {answer_after}")
+    if job.merge:
+        print(f"The model with the adapter in its weights is in {merge(trainer, job.model_args)}.")
 
 
 if __name__ == "__main__":

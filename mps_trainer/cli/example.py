@@ -41,7 +41,7 @@ EXAMPLES = {
         "images in folders: cv_example.py", "cv_example.py --embedded --output_dir shapes", ("PIL",)
     ),
     "language-modeling": Example(
-        "a text or chats, by LoRA: run_lora.py, run_sft.py",
+        "chats or a text, by LoRA: run_sft.py, run_lora.py",
         "run_lora.py --embedded --output_dir diary",
         ("peft",),
     ),

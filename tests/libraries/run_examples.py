@@ -3,7 +3,8 @@
     python tests/libraries/run_examples.py COMMANDS.json RESULTS.json
 
 COMMANDS.json is a list of lists: a script's name and its arguments; the name of the module that parses them, to do no
-more than that; or a page in docs/, whose Python is run from top to bottom.
+more than that; a page in docs/, whose Python is run from top to bottom; or `copy_model` with a model's folder, a
+copy's, and the chat template that the copy gets.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import importlib
 import io
 import json
+import shutil
 import sys
 import traceback
 from pathlib import Path
@@ -34,8 +36,19 @@ def run_page(name: str) -> int:
     names["model"].save_pretrained("tiny-llama")
     runs = [tokenizer.apply_chat_template(chat, tokenize=True, return_dict=False)[:16] for chat in names["chats"]]
     names |= {"model_folder": "tiny-llama", "train_dataset": [{"input_ids": run, "labels": run} for run in runs]}
+    for part in (names["model"], tokenizer):
+        part.save_pretrained("my-model/merged")
     for block in (block for block in blocks_of(ROOT / name) if block.kind == "needs"):
         exec(compile("\n" * block.line + block.text, name, "exec"), names)
+    return 0
+
+
+def copy_model(folder: str, copy: str, template: str) -> int:
+    """Copies a model's folder, with another chat template or, if that is empty, with none; returns 0."""
+    shutil.copytree(folder, copy)
+    (Path(copy) / "chat_template.jinja").write_text(template)
+    if not template:
+        (Path(copy) / "chat_template.jinja").unlink()
     return 0
 
 
@@ -46,6 +59,8 @@ def run(name: str, words: list[str]) -> dict[str, object]:
         try:
             if name.endswith(".md"):
                 status = run_page(name)
+            elif name == "copy_model":
+                status = copy_model(*words)
             else:
                 module = importlib.import_module(name.removesuffix(".py"))
                 status = module.main(words) if hasattr(module, "main") else bool(module.parse(words)) - 1

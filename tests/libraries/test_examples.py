@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ pytestmark = [
 
 SCRIPT = Path(__file__).with_name("run_examples.py")
 SFT, BI_ENCODER = "run_sft.py", "train_bi_encoder.py"
-PAGES = ["docs/trl.md", "docs/sentence-transformers.md", "docs/setfit.md"]
+PAGES = ["docs/language-models.md", "docs/trl.md", "docs/sentence-transformers.md", "docs/setfit.md"]
 PAGES += ["docs/quantization.md"] if importlib.util.find_spec("bitsandbytes") else []
 PARSERS = {SFT: "sft_arguments", BI_ENCODER: "bi_encoder_arguments"}
 QUIET = ["--disable_tqdm", "True", "--use_cpu"]
@@ -64,28 +65,80 @@ REFUSED = {
     "a checkpoint that is not there": (["--resume_from_checkpoint", "/no/checkpoint"], "no such folder"),
 }
 
+QUESTION, ANSWER = {"role": "user", "content": "Where is it?"}, {"role": "assistant", "content": "On the wall."}
+CHAT = {"messages": [QUESTION, ANSWER]}
+# What a file of JSON lines may have in it by mistake: its second line, and what is said of that.
+WRONG_LINES = {
+    "no JSON": ('{"messages": [', "line 2: this is no JSON."),
+    "no object": ("7", "line 2: this is no object, but 7."),
+    "no messages": ('{"chat": []}', "line 2: there is no `messages`, but ['chat']."),
+    "another format": ('{"text": "a"}', "line 2: there is no `messages`, but ['text']."),
+    "text for messages": ('{"messages": "Where?"}', "line 2: `messages` is no list of messages."),
+    "an unknown role": (
+        json.dumps({"messages": [QUESTION, {"role": "bot", "content": "a"}]}),
+        "line 2: in `messages` there is the role 'bot'. The roles are system,",
+    ),
+    "a message without a role": ('{"messages": [{"content": "a"}]}', "line 2: in `messages` a message has no `role`."),
+    "no content": (
+        '{"messages": [{"role": "user"}]}',
+        "line 2: in `messages` a message of the user has no `content`.",
+    ),
+    "no answer": (json.dumps({"messages": [QUESTION]}), "line 2: no message is the assistant's"),
+}
+
+
+def write_lines(path: Path, *lines: str | dict[str, Any]) -> str:
+    """Writes lines, those that are dictionaries as JSON; returns the path as text."""
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return str(path)
+
+
+def wrong_files(tmp_path: Path) -> list[tuple[list[str], str]]:
+    """Returns the words that name a file with something wrong in it, and what is said."""
+    cases = []
+    for number, (line, says) in enumerate(WRONG_LINES.values()):
+        cases.append((write_lines(tmp_path / f"wrong-{number}.jsonl", CHAT, line), says))
+    cases.append((write_lines(tmp_path / "empty.jsonl"), "empty.jsonl has no rows."))
+    cases.append((write_lines(tmp_path / "one.jsonl", CHAT), "one.jsonl has one row, and one more is needed"))
+    cases.append((write_lines(tmp_path / "columns.json", {"a": 1}, {"a": 2}), "columns.json has the columns a, and"))
+    cases.append((write_lines(tmp_path / "notes.md", "a"), "its name ends in none of"))
+    (tmp_path / "utf16.jsonl").write_text(json.dumps(CHAT), encoding="utf-16")
+    cases.append((str(tmp_path / "utf16.jsonl"), "it is not UTF-8 text"))
+    cases.append(("gone.jsonl", "--dataset_name gone.jsonl does not exist."))
+    return [(["--model_name_or_path", str(tmp_path), "--dataset_name", file], says) for file, says in cases]
+
 
 # One test, so that the libraries are imported once.
 def test_they_learn_resume_and_refuse_in_one_line(tmp_path, subtests):
     refused = [(script, *case) for script in (SFT, BI_ENCODER) for case in REFUSED.values()]
+    refused += [(SFT, *case) for case in wrong_files(tmp_path)]
     refused += [
         (SFT, ["--config"], "--config: expected the name"),
         (SFT, ["--config", "/no.yaml"], "/no.yaml cannot be read"),
         (SFT, ["--lora_target_modules", "nothing"], "No modules were targeted"),
+        (SFT, ["--use_peft", "False", "--merge"], "--merge needs an adapter"),
+        (SFT, ["--load_in_4bit"], "--load_in_4bit is for a pretrained model"),
+        (
+            SFT,
+            ["--model_name_or_path", "m/m", "--load_in_4bit", "--use_peft", "False"],
+            "--load_in_4bit freezes the model's weights",
+        ),
     ]
     of_pages = [words for script in (SFT, BI_ENCODER) for _, words in commands(script) if words[1:]]
     assert len(of_pages) >= 6
     shed, pairs = [SFT, *QUIET, "--max_steps", "240"], [BI_ENCODER, *QUIET, "--max_steps", "80"]
     saving = ["--save_strategy", "steps", "--save_steps", "160", "--save_total_limit", "9"]
     chats, again, embeddings = (tmp_path / name for name in ("chats", "again", "embeddings"))
+    learned_shed, own = own_model_commands(tmp_path, chats / "merged")
     results = run(
         tmp_path,
         *([script, *words] for script, words, _ in refused),
         *([PARSERS[Path(words[0]).name], *words[1:]] for words in of_pages),
         *([page] for page in PAGES),
-        [*shed, *saving, "--output_dir", str(chats)],
+        [*shed, *saving, "--merge", "--output_dir", str(chats)],
         [*shed, *saving, "--output_dir", str(again), "--resume_from_checkpoint", str(chats / "checkpoint-160")],
         [*pairs, "--output_dir", str(embeddings)],
+        *own.values(),
     )
     for (script, words, says), result in zip(refused, results, strict=False):
         with subtests.test(f"{script} {' '.join(words)}"):
@@ -94,6 +147,10 @@ def test_they_learn_resume_and_refuse_in_one_line(tmp_path, subtests):
             assert lines[-1].startswith(f"{script}: error: ")
             assert says in lines[-1]
             assert "Traceback" not in result["err"]
+    with subtests.test("nothing is written"):
+        assert not (tmp_path / "trainer_output").exists()
+    with_own = dict(zip(own, results[-len(own) :], strict=True))
+    del results[-len(own) :]
     for words, result in zip([*of_pages, *([page] for page in PAGES)], results[len(refused) : -3], strict=True):
         with subtests.test(" ".join(words)):
             assert result["status"] == 0, result["err"]
@@ -104,7 +161,11 @@ def test_they_learn_resume_and_refuse_in_one_line(tmp_path, subtests):
         # e**5.8 is 330, one of all tokens; guessing among the answers of the other tools is above 1
         assert learned["eval_loss_before"] > 5
         assert learned["eval_loss"] < 0.5
-        assert "Question: Where is the saw?\nAnswer: The saw is on the left wall.\n" in ran[0]["out"]
+        said = ran[0]["out"].partition("Question: Where is the saw?\n")[2].split("\n")
+        assert said[0].startswith("Answer before: ")
+        assert LEARNED not in said[0]
+        assert said[-3] == f"Answer after: {LEARNED}"
+        assert said[-2].endswith(f" is in {chats / 'merged'}.")
     with subtests.test("LoRA's weights alone are saved"):
         assert (chats / "adapter_model.safetensors").exists()
         assert not (chats / "model.safetensors").exists()
@@ -118,3 +179,86 @@ def test_they_learn_resume_and_refuse_in_one_line(tmp_path, subtests):
         assert learned[f"{name}_before"] < 0.05  # one of 200 by chance
         assert learned[name] > 0.9
         assert (embeddings / "modules.json").exists()
+    check_own_model(with_own, learned_shed, subtests)
+
+
+LEARNED = "The saw is on the left wall."
+UNMARKED = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% endfor %}"
+
+
+def own_model_commands(tmp_path: Path, model: Path) -> tuple[Path, dict[str, list[str]]]:
+    """Returns the folder of outputs, and commands that train the merged model further, on a file of chats."""
+    answers = ["On the left wall.", "Behind the door, to the left of the window, where it always was."]
+    rows = [{"messages": [QUESTION, {"role": "assistant", "content": each}] * 2} for each in answers * 8]
+    file, outputs = write_lines(tmp_path / "own.jsonl", *rows), tmp_path / "own"
+    texts = write_lines(tmp_path / "texts.jsonl", *({"text": "The saw is on the left wall. " * 4} for _ in range(8)))
+    unmarked, plain = str(tmp_path / "unmarked"), str(tmp_path / "plain")
+    # one batch of all that is held back: the loss of an evaluation is the mean over its batches
+    short = [*QUIET, "--max_steps", "2", "--per_device_eval_batch_size", "16", "--max_new_tokens", "20"]
+    short += ["--prompt", "Where is the saw?"]
+
+    def train(name: str, *words: str, model: str = str(model), data: str = file) -> list[str]:
+        return [SFT, "--model_name_or_path", model, "--dataset_name", data, *short, *words,
+                "--output_dir", str(outputs / name)]  # fmt: skip
+
+    return outputs, {
+        "chats": train("chats", "--merge"),
+        "every token": train("every token", "--assistant_only_loss", "False"),
+        "packed": train("packed", "--packing", "--max_length", "128"),
+        "all weights": train("all weights", "--use_peft", "False"),
+        "half precision": train("half precision", "--bf16", "True", "--merge"),
+        "4 bits": train("4 bits", "--load_in_4bit", "--merge"),
+        "text": train("text", data=texts),
+        "too short": train("too short", "--max_length", "4"),
+        "copy unmarked": ["copy_model", str(model), unmarked, UNMARKED],
+        "unmarked": train("unmarked", model=unmarked),
+        "marks asked for": train("marks asked for", "--assistant_only_loss", model=unmarked),
+        "copy plain": ["copy_model", str(model), plain, ""],
+        "no template": train("no template", model=plain),
+    }
+
+
+def check_own_model(ran: dict[str, Any], outputs: Path, subtests: pytest.Subtests) -> None:
+    refusals = {
+        "too short": "--max_length 4 cuts every row off before the answer begins.",
+        "marks asked for": "does not mark what the assistant says, and TRL knows none for it that does. Leave out",
+        "no template": "plain has no chat template, so it is no model for chats.",
+    }
+    if find_spec("bitsandbytes") is None:
+        refusals["4 bits"] = (
+            "--load_in_4bit needs bitsandbytes, which is not installed. Install it: pip install 'mps_tr"
+        )
+    for name, result in ran.items():
+        with subtests.test(name):
+            assert result["status"] == (2 if name in refusals else 0), result["err"][-1000:]
+            assert refusals.get(name, "") in result["err"]
+            assert not (outputs / name).exists() or name not in refusals
+    with subtests.test("the merged model is the trained one, without an adapter"):
+        assert f"Answer before: {LEARNED}\n" in ran["chats"]["out"]
+        config = json.loads((outputs / "chats" / "merged" / "config.json").read_text())
+        assert config["use_cache"]
+        assert config["dtype"] == "float32"
+        assert json.loads((outputs / "half precision/merged/config.json").read_text())["dtype"] == "bfloat16"
+        assert not (outputs / "chats" / "merged" / "adapter_config.json").exists()
+        if "4 bits" not in refusals:
+            config = json.loads((outputs / "4 bits" / "merged" / "config.json").read_text())
+            assert config["dtype"] == "float32"  # as the model's files have it
+            assert "quantization_config" not in config
+    with subtests.test("every linear layer gets an adapter, and batches are of few lengths"):
+        layers = json.loads((outputs / "chats" / "adapter_config.json").read_text())["target_modules"]
+        assert {name.rpartition(".")[2] for name in layers} == {
+            *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+        }
+        record = json.loads((outputs / "chats" / "run_record.json").read_text())
+        assert record["arguments"]["train_sampling_strategy"] == "bucket_by_length"
+        assert record["arguments"]["learning_rate"] == 2e-4
+        assert record["arguments"]["gradient_checkpointing"]
+        record = json.loads((outputs / "all weights" / "run_record.json").read_text())
+        assert record["arguments"]["learning_rate"] == 2e-5
+    with subtests.test("the loss counts what the assistant says, unless all tokens are asked for"):
+        losses = {name: results_in(outputs / name)["eval_loss_before"] for name in ("chats", "every token", "packed")}
+        assert losses["every token"] != pytest.approx(losses["chats"], rel=0.05)
+        assert losses["packed"] == pytest.approx(losses["chats"], rel=1e-4)
+    with subtests.test("a template without marks is named"):
+        assert "does not mark what the assistant says" in ran["unmarked"]["out"]
+        assert "The loss counts questions as well." in ran["unmarked"]["out"]

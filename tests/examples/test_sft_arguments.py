@@ -1,0 +1,75 @@
+"""What run_sft.py settles by the device, and the flags that it refuses. tests/libraries runs it with TRL."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import sft_arguments
+import sft_model
+
+from mps_trainer import MisconfigurationException
+from mps_trainer.scripts import loading
+
+from ..devices.machines import mac, pc
+
+MACS = {"macOS 26": mac("26.0", "2.13.0"), "macOS 13": mac("13.7.4", "2.10.0")}
+
+
+def settled(kind, *, facts, monkeypatch, use_peft=True, bf16=None, fp16=False, dtype=None, layers=None, packing=False):
+    monkeypatch.setattr(sft_arguments, "gather_facts", lambda: facts)
+    model = SimpleNamespace(use_peft=use_peft, dtype=dtype, lora_target_modules=layers)
+    training = SimpleNamespace(
+        bf16=not fp16 if bf16 is None else bf16,  # as TRL fills it in
+        fp16=fp16,
+        packing=packing,
+        train_sampling_strategy="bucket_by_length",
+        decision=SimpleNamespace(type=kind),
+    )
+    sft_arguments.settle(model, training, SimpleNamespace(bf16=bf16))
+    return model, training
+
+
+@pytest.mark.parametrize(
+    ("kind", "machine", "flags", "bf16", "dtype"),
+    [
+        ("mps", "macOS 26", {}, True, "bfloat16"),
+        ("mps", "macOS 13", {}, False, "float32"),
+        ("mps", "macOS 13", {"bf16": True}, True, "bfloat16"),  # the Trainer refuses it, with what to do
+        ("mps", "macOS 26", {"bf16": False}, False, "float32"),
+        ("mps", "macOS 26", {"fp16": True}, False, "float32"),
+        ("mps", "macOS 26", {"use_peft": False}, True, "float32"),
+        ("mps", "macOS 26", {"dtype": "float32"}, True, "float32"),
+        ("cpu", "macOS 26", {}, False, "float32"),
+    ],
+)
+def test_precision_is_the_devices(kind, machine, flags, bf16, dtype, monkeypatch):
+    model, training = settled(kind, facts=MACS[machine], monkeypatch=monkeypatch, **flags)
+    assert (training.bf16, model.dtype) == (bf16, dtype)
+
+
+def test_adapters_go_to_all_linear_layers_and_packed_rows_into_no_buckets(monkeypatch):
+    model, training = settled("cpu", facts=pc(), monkeypatch=monkeypatch)
+    assert (model.lora_target_modules, training.train_sampling_strategy) == ("all-linear", "bucket_by_length")
+    model, training = settled("cpu", facts=pc(), monkeypatch=monkeypatch, layers=["q_proj"], packing=True)
+    assert (model.lora_target_modules, training.train_sampling_strategy) == (["q_proj"], "random")
+    model, _ = settled("cpu", facts=pc(), monkeypatch=monkeypatch, use_peft=False)
+    assert model.lora_target_modules is None
+
+
+@pytest.mark.parametrize("flag", ["load_in_4bit", "load_in_8bit"])
+def test_quantized_models_need_bitsandbytes(flag, monkeypatch):
+    find = loading.find_spec
+    monkeypatch.setattr(loading, "find_spec", lambda name: None if name == "bitsandbytes" else find(name))
+    bits = {"load_in_4bit": False, "load_in_8bit": False, flag: True}
+    with pytest.raises(MisconfigurationException) as caught:
+        sft_model.require_quantizer(SimpleNamespace(**bits))
+    assert str(caught.value) == (
+        f"--{flag} needs bitsandbytes, which is not installed. Install it: pip install 'mps_trainer[quantization]'."
+    )
+
+
+def test_tokens_beyond_the_model_are_refused():
+    sft_model.require_fitting([[0, 9], [3]], 10, "folder")
+    with pytest.raises(MisconfigurationException, match="the rows have 10 among their tokens, and the model has 10,"):
+        sft_model.require_fitting([[0, 9], [10]], 10, "folder")
