@@ -259,6 +259,15 @@ class Trainer:
         if (report := self._mt_events.report) is not None:
             batch, whole = self.get_total_train_batch_size(self.args), run_dir == self.args.output_dir
             report.expect(run_dir, resume_from, batch, draws=whole)
+        with absent_named(self._mt_what_comes), explained(self._mt_describe_run, TRAINING), self._mt_prepared():
+            output = self._mt_begin_run(resume_from, trial).run()
+        if self.args.auto_find_batch_size:  # what was found, for those who ask afterwards, as in transformers
+            self._train_batch_size = self.state.train_batch_size or self._train_batch_size
+        return output
+
+    @contextlib.contextmanager
+    def _mt_prepared(self, device: torch.device | None = None) -> Iterator[None]:
+        """Has the model patched and cast inside as it trains, on `device` or its own, and as it was at the end."""
         prepared = prepared_for_training(
             self.model,
             self.args,
@@ -268,13 +277,10 @@ class Trainer:
             is_distributed=self._mt_processes.is_distributed,
             overrides=self._mt_overrides,
             move_to_device=self._move_model_to_device,
+            device=device,
         )
-        autocast = self._mt_precision.applied_to(self.model)
-        with absent_named(self._mt_what_comes), explained(self._mt_describe_run, TRAINING), prepared, autocast:
-            output = self._mt_begin_run(resume_from, trial).run()
-        if self.args.auto_find_batch_size:  # what was found, for those who ask afterwards, as in transformers
-            self._train_batch_size = self.state.train_batch_size or self._train_batch_size
-        return output
+        with prepared, self._mt_precision.applied_to(self.model):
+            yield
 
     def _mt_begin_run(self, resume_from: str | None = None, trial: Any = None) -> TrainingRun:
         """Returns a run with all that it needs made, which goes on from the checkpoint `resume_from`."""

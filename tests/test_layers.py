@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "mps_trainer"
 # The modules of the Trainer's two classes, and what looks at a Trainer from outside.
 TRAINER = {"mps_trainer.trainer", "mps_trainer.trainer_seq2seq"}
-OUTSIDE = ("coverage", "simulator", "selftest", "cli", "replace_transformers")
+OUTSIDE = ("coverage", "fit", "simulator", "selftest", "cli", "replace_transformers")
 
 
 def modules() -> dict[str, Path]:

@@ -11,12 +11,12 @@ from ..errors import MisconfigurationException
 from ..refusal import INTERRUPTED, refuse, refuse_unforeseen
 from ..terminal import let_go
 from ..version import __version__
-from . import check, config, doctor, env, example, launch, report, run, selftest, simulate
+from . import check, config, doctor, env, example, fit, launch, report, run, selftest, simulate
 from .completion import SHELLS, PrintCompletion
 
 NAME = "mps-trainer"
 # Each has add_parser(commands), which says what runs the command and with what status it fails.
-COMMANDS = (doctor, selftest, config, launch, run, report, check, simulate, example, env)
+COMMANDS = (doctor, selftest, config, launch, run, report, check, fit, simulate, example, env)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

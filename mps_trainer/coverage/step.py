@@ -8,19 +8,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from ..errors import MisconfigurationException
 from .coverage_report import CoverageReport
 from .recorder import REFUSED_DTYPES
 from .residency import named_tensors
+from .stand_in import stand_in_for
 from .tracer import Tracer
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
-
-# What a step of more batches does is the same from the second on.
-_MOST_ACCUMULATION = 2
 
 
 def trace_step(trainer: Trainer, batches: int = 1, *, fallback: bool | None = None) -> CoverageReport:
@@ -51,7 +48,7 @@ def trace_step(trainer: Trainer, batches: int = 1, *, fallback: bool | None = No
     tracer = Tracer(fallback=fallback)
     rng = rng_state()
     try:
-        stand_in = _copy_on_cpu(trainer)
+        stand_in = stand_in_for(trainer)
         _watch_batches(stand_in, tracer)
         tracer.on_device(stand_in.model)
         tracer.recorder.module(stand_in.model)
@@ -60,67 +57,6 @@ def trace_step(trainer: Trainer, batches: int = 1, *, fallback: bool | None = No
     finally:
         set_rng(rng)
     return tracer.report()
-
-
-def _copy_on_cpu(trainer: Trainer) -> Trainer:
-    """Returns a Trainer like `trainer` that shares nothing with it that training changes, without its callbacks."""
-    from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
-
-    from ..callbacks.events import Events
-    from ..data.transfer import BatchTransfer
-    from ..devices import DeviceRequest, gather_facts, resolve
-    from ..loop.loss import NumItemsProbe
-    from ..model.activation_checkpointing import enable_activation_checkpointing
-    from ..model.patches.masks import AttentionMasks
-    from ..model.precision import MixedPrecision
-
-    stand_in = copy.copy(trainer)
-    args = stand_in.args = copy.copy(trainer.args)
-    vars(args)["decision"] = resolve(DeviceRequest(use_cpu=True), gather_facts())
-    vars(args).pop("device", None)  # kept from the first access, like the decision
-    # Two batches show all that accumulating does; workers would have to be started for one batch.
-    args.gradient_accumulation_steps = min(args.gradient_accumulation_steps, _MOST_ACCUMULATION)
-    args.dataloader_num_workers, args.dataloader_prefetch_factor = 0, None
-    args.dataloader_persistent_workers = False
-    memo: dict[int, Any] = {}  # of one copy for all, so that an optimizer's copy has the parameters of the model's
-    for name, value in vars(trainer).items():
-        if isinstance(value, nn.Module):
-            setattr(stand_in, name, _copied(value, memo).cpu())
-    stand_in.optimizer, stand_in.lr_scheduler = _optimizer_on_cpu(trainer.optimizer, memo), None
-    stand_in._mt_use_precision(MixedPrecision(args.device, args.mixed_precision))
-    stand_in._mt_num_items_probe = NumItemsProbe(stand_in.model)
-    stand_in._mt_transfer = BatchTransfer(args.device)
-    stand_in._mt_attention_masks = AttentionMasks(args.device, applies=True)  # as on mps
-    # The one callback that transformers warns without; it does nothing but ask for logs and checkpoints.
-    handler = CallbackHandler([DefaultFlowCallback], stand_in.model, stand_in.processing_class, None, None)
-    stand_in._mt_events = Events(lambda: args)
-    stand_in._mt_events.handler = handler
-    stand_in._mt_saver = stand_in._mt_new_saver()
-    stand_in.state, stand_in.control = trainer.state, copy.deepcopy(trainer.control)  # the run makes a new state
-    if args.activation_checkpointing:
-        enable_activation_checkpointing(stand_in.model, args)
-    return stand_in
-
-
-def _copied(value: Any, memo: dict[int, Any]) -> Any:
-    try:
-        return copy.deepcopy(value, memo)
-    except Exception as error:  # a user's module may hold anything
-        raise MisconfigurationException(
-            f"{type(value).__name__} cannot be copied ({error}), and a step is traced on a copy so that yours stays "
-            "as it is. Trace a step that you run yourself: `with Tracer() as tracer:`, then tracer.report()."
-        ) from error
-
-
-def _optimizer_on_cpu(optimizer: Any, memo: dict[int, Any]) -> Any:
-    if optimizer is None:
-        return None
-    optimizer = _copied(optimizer, memo)
-    for state in optimizer.state.values():
-        for name, value in state.items():
-            if isinstance(value, torch.Tensor):
-                state[name] = value.cpu()
-    return optimizer
 
 
 def _watch_batches(stand_in: Trainer, tracer: Tracer) -> None:

@@ -34,6 +34,7 @@ def prepared_for_training(
     is_distributed: bool,
     overrides: Overrides,
     move_to_device: Callable[[nn.Module, torch.device], None],
+    device: torch.device | None = None,
 ) -> Iterator[None]:
     """Prepares the model as the arguments ask, puts it in training mode, and removes its hooks at the end.
 
@@ -41,7 +42,9 @@ def prepared_for_training(
         noise_alpha: for `noisy_embeddings`.
         overrides: the methods that a subclass replaced.
         move_to_device: called with the model and `args.device` if nothing has moved it there yet.
+        device: the one for which the model is patched. Default: `args.device`.
     """
+    device = device or args.device
     if args.use_liger_kernel:
         _use_liger_kernels(model, args.liger_kernel_config)
     if args.fp16_full_eval or args.bf16_full_eval:
@@ -60,10 +63,10 @@ def prepared_for_training(
     head = deferring_head(model, args, is_distributed)
     with (
         noisy_embeddings(model, noise_alpha),
-        dropout_in_one_kernel(model, args.device),
-        embedding_gradients_in_place(model, args, is_distributed, overrides),
-        told_of_large_products(model, args.device, apple_chip(), split=head),
-        logits_deferred(head, args.device, apple_chip()),
+        dropout_in_one_kernel(model, device),
+        embedding_gradients_in_place(model, args, device, is_distributed, overrides),
+        told_of_large_products(model, device, apple_chip(), split=head),
+        logits_deferred(head, device, apple_chip()),
     ):
         yield
 

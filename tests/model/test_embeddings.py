@@ -122,7 +122,9 @@ def test_a_frozen_embedding_gets_no_gradient(train):
 def test_small_ones_and_those_with_settings_of_their_own_stay(make_args, monkeypatch):
     model = nn.ModuleList([nn.Embedding(9, 2), nn.Embedding(2, 2), nn.Embedding(9, 2, max_norm=1.0)])
     monkeypatch.setattr(embeddings, "LARGE", 9 * 2 * 4)
-    with embedding_gradients_in_place(model, make_args(), is_distributed=False, overrides=Overrides()):
+    with embedding_gradients_in_place(
+        model, make_args(), torch.device("cpu"), is_distributed=False, overrides=Overrides()
+    ):
         assert [type(module) for module in model] == [InPlaceEmbedding, nn.Embedding, nn.Embedding]
         for twin in (copy.deepcopy(model[0]), pickle.loads(pickle.dumps(model[0]))):
             assert type(twin) is nn.Embedding

@@ -79,14 +79,14 @@ class InPlaceEmbedding(nn.Embedding):
 
 @contextlib.contextmanager
 def embedding_gradients_in_place(
-    model: nn.Module, args: TrainingArguments, is_distributed: bool, overrides: Overrides
+    model: nn.Module, args: TrainingArguments, device: torch.device, is_distributed: bool, overrides: Overrides
 ) -> Iterator[None]:
     """Makes the large embeddings of `model` InPlaceEmbeddings inside, on the CPU in one process.
 
     Args:
         overrides: a training_step or compute_loss of a subclass may ask autograd for gradients.
     """
-    possible = args.device.type == "cpu" and not is_distributed and not args.torch_compile
+    possible = device.type == "cpu" and not is_distributed and not args.torch_compile
     modules = [module for module in model.modules() if _gains(module)] if possible else []
     if modules and not overrides.allow("adding up embedding gradients in place", "training_step", "compute_loss"):
         modules = []

@@ -1,0 +1,111 @@
+"""`mps-trainer fit`: says which Macs a script's training step fits on, without training."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from ..errors import MisconfigurationException
+from ..launching.environment import USE_CPU
+from ..refusal import INTERRUPTED, WRONG_INPUT
+from .completion import completes
+from .script import add_rest, check_paths, run_script, write_json
+
+
+def add_parser(commands: Any) -> None:
+    command = commands.add_parser(
+        "fit",
+        help="say how much memory a script's training step needs, and on which Macs it fits",
+        description="Run a script until its Trainer, this one or transformers', starts to train, and compute how much "
+        "memory a step needs on mps, from the shapes of its tensors: at most, by what it is for, on which Macs that "
+        "fits, and what gradient checkpointing, smaller batches, LoRA and others would leave of it. Nothing is "
+        "trained, and transformers' models are made without their weights, so that it takes seconds and little "
+        "memory. The exit status is 0 if the step fits on this Mac or on any, 1 if it does not, 2 when the script "
+        "could not be run so far.",
+    )
+    command.add_argument(
+        "--batches",
+        type=_count,
+        default=16,
+        help="compute the largest of this many training batches (default: %(default)s)",
+    )
+    completes(command.add_argument("--json", metavar="FILE", help="also write the report to FILE as JSON"))
+    completes(command.add_argument("script", metavar="SCRIPT", help="a Python file"))
+    add_rest(command)
+    command.set_defaults(run=run, failure=WRONG_INPUT)
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 10) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+class TrainingReached(BaseException):
+    """Ends the script, past every `except Exception`; carries the Trainer."""
+
+    def __init__(self, trainer: Any) -> None:
+        super().__init__("The script trains now.")
+        self.trainer = trainer
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the script until it trains and prints what its step needs; returns 0, 1 or 2 as the help says."""
+    check_paths(arguments)
+    os.environ[USE_CPU] = "true"  # also on a Mac: nothing of the script needs the device
+    from .. import replace_transformers
+    from ..fit import estimate
+    from ..fit.fake_models import models_are_fake
+
+    replace_transformers.replace()
+    try:
+        with models_are_fake(), _stopped_when_it_trains():
+            try:
+                status = run_script(arguments.script, arguments.arguments, passing=(TrainingReached,))
+            except TrainingReached as reached:
+                report = estimate(reached.trainer, arguments.batches, _tell)
+                _tell("")
+            else:
+                if status == INTERRUPTED:
+                    return status
+                raise MisconfigurationException(
+                    f"{arguments.script} ended with status {status} before it trained, so there is nothing to "
+                    "compute. It has to call train() of a Trainer, this one or transformers'. Its models have no "
+                    "weights here, so what it computes with them before cannot be used."
+                )
+    finally:
+        replace_transformers.undo()
+    print(report.table())
+    if arguments.json is not None:
+        write_json(arguments.json, report.to_dict())
+    return int(report.smallest_mac is None)
+
+
+@contextlib.contextmanager
+def _stopped_when_it_trains() -> Iterator[None]:
+    """Makes train() of the Trainer raise TrainingReached inside, and evaluate() before it return a loss of nan."""
+    from ..trainer import Trainer
+
+    kept = Trainer.train, Trainer.evaluate
+
+    def train(trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+        raise TrainingReached(trainer)
+
+    def evaluate(trainer: Trainer, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
+        return {f"{metric_key_prefix}_loss": float("nan")}
+
+    Trainer.train, Trainer.evaluate = train, evaluate  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        Trainer.train, Trainer.evaluate = kept  # type: ignore[method-assign]
+
+
+def _tell(what: str) -> None:
+    """Shows on a terminal what is being computed, in one line that the next one replaces."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{f'Computing: {what}'[:100] if what else ''}", end="", file=sys.stderr, flush=True)

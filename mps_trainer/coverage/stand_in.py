@@ -1,0 +1,87 @@
+"""Makes a copy of a Trainer whose steps change nothing of the Trainer, on the CPU."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..callbacks.events import Events
+from ..data.transfer import BatchTransfer
+from ..devices import DeviceRequest, gather_facts, resolve
+from ..errors import MisconfigurationException
+from ..loop.loss import NumItemsProbe
+from ..model.activation_checkpointing import enable_activation_checkpointing
+from ..model.patches.masks import AttentionMasks
+from ..model.precision import MixedPrecision
+
+if TYPE_CHECKING:
+    from ..trainer import Trainer
+
+# What a step of more batches does is the same from the second on.
+_MOST_ACCUMULATION = 2
+Memo = dict[int, Any]  # the copies by the id of what was copied, as copy.deepcopy has it
+
+
+def copied(value: Any, memo: Memo) -> Any:
+    """Returns a copy of a model or an optimizer on the CPU; raises MisconfigurationException for one that refuses."""
+    try:
+        value = copy.deepcopy(value, memo)
+    except Exception as error:  # a user's module may hold anything
+        raise MisconfigurationException(
+            f"{type(value).__name__} cannot be copied ({error}), and a step is traced on a copy so that yours stays "
+            "as it is. Trace a step that you run yourself: `with Tracer() as tracer:`, then tracer.report()."
+        ) from error
+    return value.cpu() if isinstance(value, nn.Module) else value
+
+
+def stand_in_for(trainer: Trainer, copied: Callable[[Any, Memo], Any] = copied) -> Trainer:
+    """Returns a Trainer like `trainer` that shares nothing with it that training changes, without its callbacks.
+
+    It runs on the CPU, in the number formats of the arguments, and accumulates at most two batches.
+
+    Args:
+        copied: returns the copy of a module or an optimizer, and notes the copies of its tensors in the memo. Default:
+            their deep copy, on the CPU.
+    """
+    from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
+
+    stand_in = copy.copy(trainer)
+    args = stand_in.args = copy.copy(trainer.args)
+    vars(args)["decision"] = resolve(DeviceRequest(use_cpu=True), gather_facts())
+    vars(args).pop("device", None)  # kept from the first access, like the decision
+    # Two batches show all that accumulating does; workers would have to be started for one batch.
+    args.gradient_accumulation_steps = min(args.gradient_accumulation_steps, _MOST_ACCUMULATION)
+    args.dataloader_num_workers, args.dataloader_prefetch_factor = 0, None
+    args.dataloader_persistent_workers = False
+    memo: Memo = {}  # of one copy for all, so that an optimizer's copy has the parameters of the model's
+    for name, value in vars(trainer).items():
+        if isinstance(value, nn.Module):
+            setattr(stand_in, name, copied(value, memo))
+    stand_in.optimizer, stand_in.lr_scheduler = None, None
+    if trainer.optimizer is not None:
+        stand_in.optimizer = _on_cpu(copied(trainer.optimizer, memo))
+    stand_in._mt_use_precision(MixedPrecision(args.device, args.mixed_precision))
+    stand_in._mt_num_items_probe = NumItemsProbe(stand_in.model)
+    stand_in._mt_transfer = BatchTransfer(args.device)
+    stand_in._mt_attention_masks = AttentionMasks(args.device, applies=True)  # as on mps
+    # The one callback that transformers warns without; it does nothing but ask for logs and checkpoints.
+    handler = CallbackHandler([DefaultFlowCallback], stand_in.model, stand_in.processing_class, None, None)
+    stand_in._mt_events = Events(lambda: args)
+    stand_in._mt_events.handler = handler
+    stand_in._mt_saver = stand_in._mt_new_saver()
+    stand_in.state, stand_in.control = trainer.state, copy.deepcopy(trainer.control)  # the run makes a new state
+    if args.activation_checkpointing:
+        enable_activation_checkpointing(stand_in.model, args)
+    return stand_in
+
+
+def _on_cpu(optimizer: Any) -> Any:
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor):
+                state[name] = value.cpu()
+    return optimizer

@@ -1,0 +1,6 @@
+"""How much memory a training step needs on a Mac, computed from the shapes of its tensors."""
+
+from .estimate import estimate
+from .fit_report import FitReport, RemedyResult
+
+__all__ = ["FitReport", "RemedyResult", "estimate"]

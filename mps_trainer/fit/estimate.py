@@ -1,0 +1,100 @@
+"""Says how much memory a Trainer's training step needs, without training and without that memory."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ..errors import MisconfigurationException
+from ..random_state import rng_state, set_rng
+from ..refusal import sentence
+from .fit_report import FitReport, RemedyResult
+from .quantized import QuantizedLinear
+from .remedies import Remedy, remedies_for, together
+from .step import Batch, as_on_mps, largest_batch, measure_step
+
+if TYPE_CHECKING:
+    from ..trainer import Trainer
+
+logger = logging.getLogger(__name__)
+BATCHES = 16
+
+
+def estimate(trainer: Trainer, batches: int = BATCHES, tell: Callable[[str], None] = lambda _: None) -> FitReport:
+    """Returns the memory that the Trainer's training step needs on mps, and what each remedy would leave of it.
+
+    Runs steps of a copy whose tensors have shapes and no values, on any machine. The Trainer stays as it is. The copy
+    takes the kernels, the number formats and the saved tensors of mps. A step that depends on values takes conditions
+    for false and numbers for 1.
+
+    Args:
+        trainer: an `mps_trainer.Trainer`.
+        batches: the step has the largest of this many batches.
+        tell: is called with what is being computed, before each step.
+
+    Raises:
+        MisconfigurationException: if there is nothing to train on, or the step cannot run without values.
+    """
+    rng = rng_state()
+    try:
+        with as_on_mps(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of steps that are not the user's
+            tell("the step")
+            batch, by_kind = _first(trainer, batches)
+            offered = remedies_for(trainer, batch.examples)
+            whole = together(offered)
+            results = [_result(trainer, batch, each, tell) for each in [*offered, *([] if whole is None else [whole])]]
+    finally:
+        set_rng(rng)
+    packed = {id(each.weight): each for each in trainer.model.modules() if isinstance(each, QuantizedLinear)}
+    parameters = [
+        (packed[id(each)].numbers if id(each) in packed else each.numel(), each.requires_grad)
+        for each in trainer.model.parameters()
+    ]
+    return FitReport(
+        model=type(trainer.model).__name__,
+        parameters=sum(number for number, _ in parameters),
+        trainable=sum(number for number, is_trained in parameters if is_trained),
+        batch_shape=batch.shape,
+        batches=batch.looked_at,
+        accumulated=max(trainer.args.gradient_accumulation_steps, 1),
+        bytes_by_kind=by_kind,
+        remedies=tuple(each for each in results if each is not None and each.bytes_peak < sum(by_kind.values())),
+    )
+
+
+def _first(trainer: Trainer, batches: int) -> tuple[Batch, dict[str, int]]:
+    try:
+        batch = largest_batch(trainer, batches)
+    except ValueError as error:  # no data
+        raise MisconfigurationException(sentence(error)) from error
+    try:
+        return batch, measure_step(trainer, batch)
+    except MisconfigurationException:
+        raise
+    except Exception as error:  # a model, a loss and an optimizer may do anything with a tensor
+        reason = str(error).strip().partition("\n")[0] or "no message"
+        raise MisconfigurationException(
+            f"The step of {type(trainer.model).__name__} cannot be computed without the values of its tensors "
+            f"({type(error).__name__}: {reason}). On Linux, `mps-trainer simulate` measures its memory in a run."
+        ) from error
+
+
+def _result(trainer: Trainer, batch: Batch, remedy: Remedy, tell: Callable[[str], None]) -> RemedyResult | None:
+    """Returns what a remedy leaves; None for one that this model does not allow."""
+    tell(remedy.text)
+    if remedy.needs_one_example:
+        batch = replace(batch, inputs=_first_of(trainer, batch.inputs))
+    try:
+        peak = measure_step(trainer, batch, remedy.apply, accumulates=remedy.needs_one_example)
+    except Exception as error:  # of PEFT, of a model that cannot checkpoint
+        logger.info("Not computed: %s (%s)", remedy.text, error)
+        return None
+    return RemedyResult(remedy.text, sum(peak.values()))
+
+
+def _first_of(trainer: Trainer, inputs: Any) -> Any:
+    return trainer.split_batch(inputs, 1)[0]

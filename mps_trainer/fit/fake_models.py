@@ -1,0 +1,152 @@
+"""Makes the models of transformers without the memory for their weights, in a script that knows nothing of it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ..errors import MisconfigurationException
+from .fake_tensors import fake_mode, make_fake, modules_convert_fakes
+from .quantized import quantize, size_and_format
+
+# What from_pretrained is told about the files with the weights, and what its configuration has to know of it.
+_OF_FILES = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder", "proxies")
+_OF_LOADING = (
+    *("low_cpu_mem_usage", "device_map", "max_memory", "offload_folder", "offload_buffers", "state_dict", "variant"),
+    *(
+        "use_safetensors",
+        "weights_only",
+        "ignore_mismatched_sizes",
+        "trust_remote_code",
+        "disable_mmap",
+        "use_kernels",
+    ),
+    *("key_mapping", "_commit_hash", "_from_auto", "_from_pipeline", "adapter_kwargs", "generation_config"),
+)
+
+
+@contextlib.contextmanager
+def models_are_fake() -> Iterator[None]:
+    """Makes transformers' models with fake weights inside. Their configurations are loaded, their weights are not.
+
+    `from_pretrained` takes the number format of its `dtype`, else of the configuration, else float32.
+    `save_pretrained` writes the configuration alone, and `generate` gives its prompt back.
+    """
+    import transformers
+    from transformers.generation import GenerationMixin
+
+    model_class: Any = transformers.PreTrainedModel
+    generation: Any = GenerationMixin
+    with contextlib.ExitStack() as undo:
+        undo.enter_context(modules_convert_fakes())
+        undo.enter_context(_made_fake(model_class))
+        for kind, name, replacement in (
+            (model_class, "from_pretrained", classmethod(_from_pretrained)),
+            (model_class, "resize_token_embeddings", _without_means(model_class.resize_token_embeddings)),
+            (model_class, "save_pretrained", _save_pretrained),
+            (generation, "generate", _generate),
+        ):
+            undo.callback(setattr, kind, name, vars(kind)[name])
+            setattr(kind, name, replacement)
+        yield
+
+
+@contextlib.contextmanager
+def _made_fake(model_class: Any) -> Iterator[None]:
+    """Makes the models of this class and its subclasses on the device meta, and then fake."""
+    wrapped: dict[Any, Any] = {}  # their own __init__; None for an inherited one
+    depth = 0
+
+    def wrap(kind: Any) -> None:
+        initialise = kind.__init__
+
+        @functools.wraps(initialise)
+        def make(self: Any, *args: Any, **kwargs: Any) -> None:
+            nonlocal depth
+            depth += 1
+            try:
+                with torch.device("meta"):
+                    initialise(self, *args, **kwargs)
+            finally:
+                depth -= 1
+            if not depth:
+                make_fake(self)
+
+        wrapped[kind] = vars(kind).get("__init__")
+        kind.__init__ = make
+
+    def new(kind: Any, *args: Any, **kwargs: Any) -> Any:
+        if kind not in wrapped:
+            wrap(kind)
+        return object.__new__(kind)
+
+    model_class.__new__ = new
+    try:
+        yield
+    finally:
+        # a class that has had a __new__ cannot do without one: object's would refuse the arguments of __init__
+        model_class.__new__ = lambda kind, *args, **kwargs: object.__new__(kind)
+        for kind, initialise in wrapped.items():
+            if initialise is None:
+                del kind.__init__
+            else:
+                kind.__init__ = initialise
+
+
+def _from_pretrained(cls: Any, name: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
+    """Returns a model with the configuration that is loaded, and with fake weights."""
+    import transformers
+
+    dtype = kwargs.pop("dtype", None) or kwargs.pop("torch_dtype", None) or "auto"
+    quantization, with_info = kwargs.pop("quantization_config", None), kwargs.pop("output_loading_info", False)
+    kwargs = {key: value for key, value in kwargs.items() if key not in _OF_LOADING}
+    of_files = {key: kwargs.pop(key) for key in _OF_FILES if key in kwargs}
+    if isinstance(config, transformers.PreTrainedConfig):
+        config = copy.deepcopy(config)
+    else:
+        where = name if config is None else config
+        config, kwargs = cls.config_class.from_pretrained(where, return_unused_kwargs=True, **of_files, **kwargs)
+    if dtype == "auto":
+        dtype = config.dtype or torch.float32
+    quantization = quantization or getattr(config, "quantization_config", None)
+    model = cls._from_config(config, *args, dtype=dtype, **kwargs).eval()
+    if quantization is not None:
+        _quantize(model, quantization)
+    if not with_info:
+        return model
+    return model, {"missing_keys": set(), "unexpected_keys": set(), "mismatched_keys": set(), "error_msgs": []}
+
+
+def _quantize(model: Any, config: Any) -> None:
+    how = size_and_format(config)
+    if how is None:
+        raise MisconfigurationException(
+            f"{type(config).__name__} asks for weights that are quantized by another method than bitsandbytes, whose "
+            "memory is not known. Ask again without it."
+        )
+    with fake_mode():
+        quantize(model, *how)
+
+
+def _without_means(resize: Callable) -> Callable:
+    @functools.wraps(resize)
+    def resized(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with fake_mode():
+            return resize(self, *args, **{**kwargs, "mean_resizing": False})
+
+    return resized
+
+
+def _save_pretrained(self: Any, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+    """Writes the configuration, from which the model can be loaded again here."""
+    self.config.save_pretrained(save_directory)
+
+
+def _generate(self: Any, inputs: Any = None, **kwargs: Any) -> Any:
+    """Returns the prompt: there is nobody to write on."""
+    return inputs if inputs is not None else kwargs.get("input_ids")

@@ -1,0 +1,136 @@
+"""Tensors that have a shape and a number format, and no memory."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    FakeTensorMode,
+    in_kernel_invocation_manager,
+    unset_fake_temporarily,
+)
+from torch.utils._pytree import tree_map_only
+
+_CPU = torch.device("cpu")
+
+
+@cache
+def fake_mode() -> FakeTensorMode:
+    """Returns the mode of all fake tensors here. Inside it, what operators make is fake."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def fake_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a fake tensor of the CPU with the shape and format of `tensor`; for a parameter, a parameter."""
+    with unset_fake_temporarily():
+        meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    fake: torch.Tensor = FakeTensor(fake_mode(), meta, _CPU)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(fake, requires_grad=tensor.requires_grad)
+    return fake.requires_grad_(tensor.requires_grad)
+
+
+def _in_format(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    new = fake_of(torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="meta"))
+    return nn.Parameter(new, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
+
+
+def quickly(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Returns what `func` makes of fake tensors, in a fifth of the time that they take by themselves.
+
+    Raises:
+        NotImplementedError: for an operator that has to have values or a device.
+    """
+    mode = fake_mode()
+    with in_kernel_invocation_manager(mode):
+        result = func(*args, **kwargs)
+    if isinstance(result, torch.Tensor):
+        return _wrapped(result, mode)
+    return tree_map_only(torch.Tensor, lambda each: _wrapped(each, mode), result)
+
+
+def _wrapped(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    return tensor if isinstance(tensor, FakeTensor) else FakeTensor(mode, tensor, _CPU)
+
+
+def fake_copy(value: Any, memo: dict[int, Any]) -> Any:
+    """Returns a deep copy of a module or an optimizer in which all tensors are fake.
+
+    Args:
+        memo: the copies by the id of what was copied, as `copy.deepcopy` has it.
+    """
+    for tensor in _tensors(value):
+        if id(tensor) not in memo:
+            memo[id(tensor)] = fake_of(tensor)
+    return copy.deepcopy(value, memo)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, nn.Module):
+        return [*value.parameters(), *value.buffers()]
+    states = (state for states in value.state.values() for state in states.values())
+    return [state for state in states if isinstance(state, torch.Tensor)]
+
+
+def make_fake(module: nn.Module) -> None:
+    """Replaces the parameters and buffers of a module by fake ones, where they are not; shared ones stay shared."""
+    made: dict[int, torch.Tensor] = {}
+    for each in module.modules():
+        for tensors in (each._parameters, each._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None and not isinstance(tensor, FakeTensor):
+                    tensors[name] = made.setdefault(id(tensor), fake_of(tensor))  # type: ignore[assignment]
+
+
+@contextlib.contextmanager
+def modules_convert_fakes() -> Iterator[None]:
+    """Lets `module.to(...)`, `half()` and their like convert fake parameters, which torch refuses to do.
+
+    A parameter that two modules share stays shared. All stay on the CPU.
+    """
+    plain = nn.Module._apply
+    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # old and new, by the old one's id
+    depth = 0
+
+    def converted(old: torch.Tensor, fn: Callable[[Any], Any]) -> torch.Tensor:
+        if id(old) not in made:
+            with torch.no_grad():
+                dtype = fn(
+                    torch.empty(0, dtype=old.dtype)
+                ).dtype  # on a device that is there, as the script's has to be
+            new = old if dtype is old.dtype else _in_format(old, dtype)
+            made[id(old)] = old, new
+        return made[id(old)][1]
+
+    def apply(module: nn.Module, fn: Callable[[Any], Any], recurse: bool = True) -> nn.Module:
+        nonlocal depth
+        own: list[dict[str, Any]] = [module._parameters, module._buffers]
+        fakes: list[dict[str, torch.Tensor]] = [
+            {name: each for name, each in tensors.items() if isinstance(each, FakeTensor)} for tensors in own
+        ]
+        for tensors, fake in zip(own, fakes, strict=True):
+            tensors.update(dict.fromkeys(fake))
+        depth += 1
+        try:
+            plain(module, fn, recurse)
+            fakes = [{name: converted(old, fn) for name, old in fake.items()} for fake in fakes]
+        finally:
+            for tensors, fake in zip(own, fakes, strict=True):
+                tensors.update(fake)
+            depth -= 1
+            if not depth:
+                made.clear()
+        return module
+
+    nn.Module._apply = apply  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module._apply = plain  # type: ignore[method-assign]

@@ -1,0 +1,122 @@
+"""The memory that a training step needs, and the Macs that have it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..amounts import format_bytes
+from .macs import SIZES, limit_of, smallest_for
+from .memory_tracker import KINDS
+
+
+@dataclass(frozen=True)
+class RemedyResult:
+    """What a remedy leaves of the peak. `text` is what to write, `bytes_peak` the new peak."""
+
+    text: str
+    bytes_peak: int
+
+
+@dataclass(frozen=True)
+class FitReport:
+    """The memory of one training step on mps, computed from the shapes of its tensors.
+
+    Attributes:
+        model: the class of the model.
+        parameters, trainable: how many numbers it has.
+        batch_shape: of the largest tensor in the batch that was computed.
+        batches: the number of batches of which that is the largest.
+        accumulated: batches in a step.
+        bytes_by_kind: at the moment when the step needs most: weights, gradients, optimizer, activations, logits.
+        remedies: what each would leave, and all of them together.
+    """
+
+    model: str
+    parameters: int
+    trainable: int
+    batch_shape: tuple[int, ...]
+    batches: int
+    accumulated: int
+    bytes_by_kind: dict[str, int]
+    remedies: tuple[RemedyResult, ...]
+
+    @property
+    def bytes_peak(self) -> int:
+        """Returns the bytes that the step needs at the moment when it needs most."""
+        return sum(self.bytes_by_kind.values())
+
+    @property
+    def smallest_mac(self) -> int | None:
+        """Returns the memory, in GB, of the smallest Mac that the step fits on; None if it fits on none."""
+        return smallest_for(self.bytes_peak)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the report for JSON: its attributes, the peak, and what fits on which Mac."""
+        macs = [
+            {"memory_gb": size, "bytes_recommended": limit_of(size), "fits": self.bytes_peak <= limit_of(size)}
+            for size in SIZES
+        ]
+        return {**asdict(self), "bytes_peak": self.bytes_peak, "smallest_mac_gb": self.smallest_mac, "macs": macs}
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def table(self) -> str:
+        """Returns the report as text, for a terminal."""
+        return "\n".join([*self._step(), "", *self._macs(), *self._remedies(), "", *_NOTES])
+
+    def _step(self) -> list[str]:
+        shape = " x ".join(map(str, self.batch_shape))
+        size = f"{_count(self.parameters)} parameters, {_count(self.trainable)} of them trained"
+        several = f", {self.accumulated} batches accumulated" if self.accumulated > 1 else ""
+        of = f"the largest of the first {self.batches} batches" if self.batches > 1 else "the first batch"
+        rows = [
+            f"  {kind:<12} {format_bytes(self.bytes_by_kind[kind]):>10}"
+            for kind in KINDS
+            if self.bytes_by_kind.get(kind)
+        ]
+        return [
+            f"A training step of {self.model} needs {format_bytes(self.bytes_peak)}.",
+            f"  {size}; {of} ({shape}){several}",
+            "",
+            "When it needs most:",
+            *rows,
+        ]
+
+    def _macs(self) -> list[str]:
+        limits = [limit_of(size) for size in SIZES]
+        rows = (
+            ("Mac with", [f"{size} GB" for size in SIZES]),
+            ("GPU memory", [f"{limit / 2**30:.1f}" for limit in limits]),
+            ("fits", ["yes" if self.bytes_peak <= limit else "no" for limit in limits]),
+        )
+        return [f"{name:<11}" + "".join(f"{cell:>8}" for cell in cells) for name, cells in rows]
+
+    def _remedies(self) -> list[str]:
+        if not self.remedies:
+            return []
+        width = max(len(each.text) for each in self.remedies)
+        rows = [
+            f"  {each.text:<{width}}  {format_bytes(each.bytes_peak):>10}  {_on(each.bytes_peak)}"
+            for each in self.remedies
+        ]
+        return ["", "What each of these would leave of it:", *rows]
+
+
+_NOTES = (
+    "GPU memory is what Metal recommends at most, in GiB. The step is computed from the shapes of its tensors; what",
+    "the allocator keeps beside them, macOS and other programs come on top. Nothing was trained.",
+)
+
+
+def _on(peak: int) -> str:
+    size = smallest_for(peak)
+    return "on no Mac" if size is None else f"from {size} GB"
+
+
+def _count(number: int) -> str:
+    for size, unit in ((10**9, "billion"), (10**6, "million"), (10**3, "thousand")):
+        if number >= size:
+            return f"{number / size:.1f} {unit}"
+    return str(number)

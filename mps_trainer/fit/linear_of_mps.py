@@ -1,0 +1,48 @@
+"""Makes linear layers on the CPU keep for the backward pass what those on mps keep."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+class _Linear(torch.autograd.Function):
+    """A linear layer that is one operator, as on mps: it keeps its input, also if its weight has no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        ctx.save_for_backward(hidden, weight)
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        result = rows @ weight.t() if bias is None else torch.addmm(bias, rows, weight.t())
+        return result.view(*hidden.shape[:-1], len(weight))
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        hidden, weight = ctx.saved_tensors
+        needed, rows = ctx.needs_input_grad, grad.reshape(-1, grad.shape[-1])
+        of_hidden = (rows @ weight).view_as(hidden) if needed[0] else None
+        of_weight = rows.t() @ hidden.reshape(-1, hidden.shape[-1]) if needed[1] else None
+        return of_hidden, of_weight, rows.sum(0) if needed[2] else None
+
+
+def _linear(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    if weight.dim() == 2:
+        return _Linear.apply(hidden, weight, bias)
+    return hidden @ weight if bias is None else hidden @ weight + bias
+
+
+@contextlib.contextmanager
+def linear_of_mps() -> Iterator[None]:
+    """Replaces the CPU's `linear` inside, in the whole process."""
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*[Oo]verrid")  # which is the purpose
+        library.impl("linear", _linear, "AutogradCPU")
+    try:
+        yield
+    finally:
+        library._destroy()

@@ -1,0 +1,161 @@
+"""Follows the memory of a step by the storages that its operators make."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ..errors import MisconfigurationException
+from .fake_tensors import quickly
+
+WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, LOGITS = "weights", "gradients", "optimizer", "activations", "logits"
+KINDS = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, LOGITS)
+_ATEN = torch.ops.aten
+_DEVICE = torch.ops.prim.device.default
+
+
+class MemoryTracker(TorchDispatchMode):
+    """Counts the bytes of the fake tensors that exist while it is active, by what they are for.
+
+    A storage is counted from the operator that returns it until it is freed. What an operator allocates and frees
+    inside itself is not seen, and neither is what the allocator keeps. Real tensors stay real and are not counted. A
+    step that reads a number from a fake tensor gets 1, and False for a condition; where the values of a mask decide
+    how many elements a result has, it has all of them.
+
+    Args:
+        words: the size of the vocabulary. New tensors with it as their last dimension are logits.
+
+    Attributes:
+        kind: what new storages are for; activations in the beginning.
+        peak: the bytes by kind at the moment when most existed.
+    """
+
+    def __init__(self, words: int | None = None) -> None:
+        super().__init__()
+        self.kind = ACTIVATIONS
+        self.peak: dict[str, int] = {}
+        self._words = words
+        self._now: Counter[str] = Counter()
+        self._total = self._most = 0
+        self._storages: dict[int, tuple[str, int]] = {}  # kind and bytes, by the storage's address
+        self._watched: dict[int, weakref.ref] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func is _DEVICE and isinstance(args[0], FakeTensor):  # most of all that is asked
+            return args[0].fake_device
+        if any(kind is not FakeTensor and _takes_apart(kind) for kind in types):
+            return NotImplemented  # the tensor subclass first says what it is made of
+        kwargs = kwargs or {}
+        result = self._run(func, args, kwargs)
+        for each in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
+            if isinstance(each, FakeTensor):
+                self._count(each, self._kind_of(each))
+        return result
+
+    def _run(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        if given and not any(isinstance(each, FakeTensor) for each in given):
+            with unset_fake_temporarily():
+                return func(*args, **kwargs)
+        if func in _WITHOUT_VALUES:
+            return _WITHOUT_VALUES[func](*args, **kwargs)
+        if all(isinstance(each, FakeTensor) for each in given) and given and "device" not in kwargs:
+            with contextlib.suppress(NotImplementedError):
+                return quickly(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def belongs(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
+        """Counts these tensors as of this kind, also those that were counted as of another."""
+        for tensor in tensors:
+            key = tensor.untyped_storage()._cdata
+            if key in self._storages:
+                old, size = self._storages[key]
+                self._storages[key] = kind, size
+                self._now[old] -= size
+                self._now[kind] += size
+            else:
+                self._count(tensor, kind)
+
+    def forget_peak(self) -> None:
+        """Begins again with what exists now."""
+        self._most, self.peak = self._total, dict(self._now)
+
+    def _kind_of(self, tensor: torch.Tensor) -> str:
+        is_logits = self.kind is ACTIVATIONS and tensor.dim() and tensor.shape[-1] == self._words
+        return LOGITS if is_logits else self.kind
+
+    def _count(self, tensor: torch.Tensor, kind: str) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._storages:
+            return
+        size = storage.nbytes()
+        self._storages[key] = kind, size
+        self._watched[key] = weakref.ref(storage, lambda _: self._freed(key))
+        self._now[kind] += size
+        self._total += size
+        if self._total > self._most:
+            self.forget_peak()
+
+    def _freed(self, key: int) -> None:
+        kind, size = self._storages.pop(key)
+        del self._watched[key]
+        self._now[kind] -= size
+        self._total -= size
+
+
+def _takes_apart(kind: type) -> bool:
+    own = getattr(kind, "__torch_dispatch__", None)
+    return own is not None and own is not torch._C._disabled_torch_dispatch_impl
+
+
+def _number(tensor: torch.Tensor) -> bool | int | float:
+    return False if tensor.dtype is torch.bool else 1.0 if tensor.is_floating_point() else 1
+
+
+def _nonzero(tensor: torch.Tensor) -> torch.Tensor:
+    return _ATEN.new_empty.default(tensor, [tensor.numel(), tensor.dim()], dtype=torch.int64)
+
+
+def _masked_select(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    shape = torch.broadcast_shapes(tensor.shape, mask.shape)
+    return _ATEN.new_empty.default(tensor, [shape.numel()])
+
+
+def _index(tensor: torch.Tensor, indices: list[torch.Tensor | None]) -> torch.Tensor:
+    whole: list[torch.Tensor | None] = []
+    for index in indices:
+        if index is None or index.dtype not in (torch.bool, torch.uint8):
+            whole.append(index)
+        else:  # a mask stands for as many indices as it has dimensions
+            whole += [_ATEN.new_empty.default(index, [index.numel()], dtype=torch.int64) for _ in index.shape]
+    return _ATEN.index.Tensor(tensor, whole)
+
+
+def _not_known(*args: Any, **kwargs: Any) -> Any:
+    raise MisconfigurationException(
+        "The step makes tensors whose size depends on the values in others, so its memory cannot be computed without "
+        "training. On Linux, `mps-trainer simulate` measures it in a run."
+    )
+
+
+# What these return depends on values, which fake tensors do not have.
+_WITHOUT_VALUES: dict[Any, Callable[..., Any]] = {
+    _ATEN._local_scalar_dense.default: _number,
+    _ATEN.nonzero.default: _nonzero,
+    _ATEN.masked_select.default: _masked_select,
+    _ATEN.index.Tensor: _index,
+    _ATEN.equal.default: lambda *_: False,
+    _ATEN._unique2.default: _not_known,
+    _ATEN.unique_dim.default: _not_known,
+    _ATEN.unique_consecutive.default: _not_known,
+    _ATEN.repeat_interleave.Tensor: _not_known,
+}

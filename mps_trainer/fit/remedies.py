@@ -1,0 +1,165 @@
+"""What makes a training step need less memory, as changes to a copy of a Trainer whose tensors are fake."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..model.introspection import base_model
+from ..model.precision import MixedPrecision
+from .fake_tensors import fake_of, make_fake
+from .quantized import BYTES, QuantizedLinear, quantize
+
+if TYPE_CHECKING:
+    from ..trainer import Trainer
+
+RANK = 8
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """One thing to do.
+
+    Attributes:
+        text: what to write, in arguments of the Trainer where there are some.
+        apply: changes the copy; may raise where a model does not allow it.
+        needs_one_example: whether the step is that of the batch's first example alone.
+    """
+
+    text: str
+    apply: Callable[[Trainer], None]
+    needs_one_example: bool = False
+
+
+def remedies_for(trainer: Trainer, examples: int | None) -> list[Remedy]:
+    """Returns the remedies that are not in use, in the order in which they cost quality or time, the cheapest first.
+
+    Args:
+        examples: in a batch; None if it cannot be split.
+    """
+    args, model = trainer.args, trainer.model
+    adapted, is_quantized = _has_adapters(model), any(isinstance(each, QuantizedLinear) for each in model.modules())
+    in_float32 = any(each.dtype is torch.float32 and not each.requires_grad for each in model.parameters())
+    lora = not adapted and _takes_lora(model)
+    found = []
+    if not args.chunked_cross_entropy:
+        found.append(Remedy("chunked_cross_entropy=True", _chunk))
+    if args.mixed_precision == "no" and _is_float32(model):
+        found.append(Remedy("bf16=True", _autocast))
+    if not args.activation_checkpointing:
+        found.append(Remedy("gradient_checkpointing=True", _checkpoint))
+    if examples is not None and examples > 1:
+        steps = args.gradient_accumulation_steps * examples
+        text = f"per_device_train_batch_size=1, gradient_accumulation_steps={steps}"
+        found.append(Remedy(text, lambda _: None, needs_one_example=True))
+    if lora:
+        found.append(Remedy(f"LoRA (rank {RANK}) on all linear layers, with PEFT", _adapt))
+        if _is_float32(model):
+            found.append(Remedy("the same, on weights loaded with dtype=torch.bfloat16", _adapt_in_bfloat16))
+    elif adapted and in_float32 and not is_quantized:
+        found.append(Remedy("weights loaded with dtype=torch.bfloat16, under the adapters", _freeze_in_bfloat16))
+    if (lora or adapted) and not is_quantized and _has_linear(model):
+        text = "LoRA on weights loaded in 4 bits" if lora else "weights loaded in 4 bits, under the adapters"
+        found.append(Remedy(text, _adapt_in_4_bits if lora else _freeze_in_4_bits))
+    return found
+
+
+def together(remedies: list[Remedy]) -> Remedy | None:
+    """Returns all remedies in one, of those for the weights the last; None if there are less than two."""
+    of_weights = [each for each in remedies if each.apply in _OF_WEIGHTS]
+    chosen = [each for each in remedies if each not in of_weights[:-1]]
+    if len(chosen) < 2:
+        return None
+
+    def apply(stand_in: Trainer) -> None:
+        for each in sorted(chosen, key=lambda remedy: remedy.apply not in _OF_WEIGHTS):  # new weights first
+            each.apply(stand_in)
+
+    return Remedy("all of these", apply, any(each.needs_one_example for each in chosen))
+
+
+def _chunk(stand_in: Trainer) -> None:
+    stand_in.args.chunked_cross_entropy = True
+
+
+def _checkpoint(stand_in: Trainer) -> None:
+    from ..model.activation_checkpointing import enable_activation_checkpointing
+
+    stand_in.args.activation_checkpointing = stand_in.args.gradient_checkpointing = True
+    enable_activation_checkpointing(stand_in.model, stand_in.args)
+
+
+def _autocast(stand_in: Trainer) -> None:
+    stand_in._mt_use_precision(MixedPrecision(stand_in.args.device, "bf16"))
+
+
+def _adapt(stand_in: Trainer) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=RANK, target_modules="all-linear")
+    adapted: Any = get_peft_model(stand_in.model, config, low_cpu_mem_usage=True)
+    make_fake(adapted)
+    stand_in.model = stand_in.model_wrapped = adapted
+    stand_in.optimizer = None
+
+
+def _adapt_in_bfloat16(stand_in: Trainer) -> None:
+    stand_in.model.to(torch.bfloat16)
+    _adapt(stand_in)
+
+
+def _adapt_in_4_bits(stand_in: Trainer) -> None:
+    _quantize(stand_in.model)
+    _adapt(stand_in)
+
+
+def _freeze_in_bfloat16(stand_in: Trainer) -> None:
+    for module in stand_in.model.modules():
+        for name, weight in module._parameters.items():
+            if weight is not None and weight.dtype is torch.float32 and not weight.requires_grad:
+                module._parameters[name] = _frozen(weight)
+
+
+def _freeze_in_4_bits(stand_in: Trainer) -> None:
+    _freeze_in_bfloat16(stand_in)
+    base: Any = stand_in.model
+    head = getattr(base_model(base), "get_output_embeddings", lambda: None)()
+    for module in list(base.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is nn.Linear and child is not head and not child.weight.requires_grad:
+                setattr(module, name, QuantizedLinear(child, BYTES[4], torch.bfloat16))
+
+
+def _quantize(model: nn.Module) -> None:
+    model.to(torch.bfloat16)
+    quantize(model, BYTES[4], torch.bfloat16)
+
+
+_OF_WEIGHTS = (_adapt, _adapt_in_bfloat16, _adapt_in_4_bits, _freeze_in_bfloat16, _freeze_in_4_bits)
+
+
+def _frozen(weight: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(fake_of(torch.empty(weight.shape, dtype=torch.bfloat16, device="meta")), requires_grad=False)
+
+
+def _has_adapters(model: nn.Module) -> bool:
+    return hasattr(model, "peft_config")
+
+
+def _takes_lora(model: nn.Module) -> bool:
+    from transformers import PreTrainedModel
+
+    return isinstance(model, PreTrainedModel) and _has_linear(model) and importlib.util.find_spec("peft") is not None
+
+
+def _has_linear(model: nn.Module) -> bool:
+    return any(type(each) is nn.Linear for each in model.modules())
+
+
+def _is_float32(model: nn.Module) -> bool:
+    return next(model.parameters()).dtype is torch.float32

@@ -1,0 +1,156 @@
+"""Runs a step of a Trainer without its memory, and measures how much it would need."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ..coverage.autocast import autocast_of_mps
+from ..coverage.stand_in import stand_in_for
+from ..data.split import UnsplittableBatchError, examples_in
+from ..errors import MisconfigurationException
+from ..model.introspection import base_model
+from ..nested import map_tensors, tensors_in
+from .fake_tensors import fake_copy, fake_mode, fake_of, modules_convert_fakes
+from .linear_of_mps import linear_of_mps
+from .memory_tracker import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS, MemoryTracker
+
+if TYPE_CHECKING:
+    from ..trainer import Trainer
+
+_MPS = torch.device("mps")
+Change = Callable[["Trainer"], None]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The batch that a step is measured with, on the host.
+
+    Attributes:
+        inputs: what the data loader gave.
+        num_items: the labels that the loss is the mean over, as the loop hands them on.
+        examples: how many it has; None if that cannot be told.
+        shape: of its largest tensor.
+        looked_at: the number of batches of which it is the largest.
+    """
+
+    inputs: Any
+    num_items: Any
+    examples: int | None
+    shape: tuple[int, ...]
+    looked_at: int
+
+
+def largest_batch(trainer: Trainer, most: int) -> Batch:
+    """Returns the largest of the first `most` training batches. Call it inside `as_on_mps()`.
+
+    Raises:
+        MisconfigurationException: if the Trainer has no training data.
+    """
+    updates = _stand_in(trainer)._mt_begin_run().updates(0)
+    batches = [
+        (batch, num_items, _largest_shape(batch))
+        for group, num_items in itertools.islice(updates, math.ceil(most / _accumulated(trainer)))
+        for batch in group
+    ][:most]
+    if not batches:
+        raise MisconfigurationException("There is no step to compute: the training dataset gave no batch.")
+    inputs, num_items, shape = max(batches, key=lambda each: math.prod(each[2]))
+    try:
+        examples = examples_in(inputs)
+    except UnsplittableBatchError:
+        examples = None
+    return Batch(inputs, num_items, examples, shape, len(batches))
+
+
+def measure_step(
+    trainer: Trainer, batch: Batch, change: Change | None = None, accumulates: bool = False
+) -> dict[str, int]:
+    """Returns the bytes that a training step needs at the moment when it needs most, by what they are for.
+
+    The step is one after the first: the optimizer has its state. With accumulation, the gradients of earlier batches
+    exist. Nothing of the Trainer is changed, and nothing is computed: only shapes are. Call it inside `as_on_mps()`.
+
+    Args:
+        change: is called with a copy of the Trainer, of which the step is then measured. Default: no change.
+        accumulates: whether the gradients of earlier batches exist in any case.
+    """
+    stand_in = _stand_in(trainer)
+    if change is not None:
+        with fake_mode():
+            change(stand_in)
+    prepare = stand_in._prepare_inputs
+    stand_in._prepare_inputs = lambda inputs: map_tensors(prepare(inputs), fake_of)  # type: ignore[method-assign]
+    tracker = MemoryTracker(_vocabulary(stand_in.model))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(stand_in._mt_prepared(_MPS))
+        run = stand_in._mt_begin_run()
+        divisors = run.hooks.divisors([batch.inputs])
+        stack.enter_context(fake_mode())
+        for module in _modules(stand_in):
+            tracker.belongs([*module.parameters(), *module.buffers()], WEIGHTS)
+        stack.enter_context(tracker)
+        trained = [each for each in stand_in.model.parameters() if each.requires_grad]
+        _make_gradients(trained)
+        tracker.belongs([each.grad for each in trained if each.grad is not None], GRADIENTS)
+        tracker.kind = OPTIMIZER
+        run.update_weights()  # makes the optimizer's state
+        if accumulates or _accumulated(trainer) > 1:
+            _make_gradients(trained)
+            tracker.belongs([each.grad for each in trained if each.grad is not None], GRADIENTS)
+        for parameter in trained:
+            parameter.register_post_accumulate_grad_hook(lambda each: tracker.belongs([each.grad], GRADIENTS))
+        tracker.forget_peak()
+        tracker.kind = ACTIVATIONS
+        run.accumulate([batch.inputs], batch.num_items, divisors)
+        tracker.kind = OPTIMIZER
+        run.update_weights()
+    return tracker.peak
+
+
+def _stand_in(trainer: Trainer) -> Trainer:
+    """Returns a copy of the Trainer on fake tensors."""
+    stand_in = stand_in_for(trainer, copied=fake_copy)
+    stand_in.is_in_train = True
+    stand_in._mt_num_items_probe.is_used = True  # which would be found out by watching a tensor
+    return stand_in
+
+
+def _accumulated(trainer: Trainer) -> int:
+    return max(trainer.args.gradient_accumulation_steps, 1)
+
+
+@contextlib.contextmanager
+def as_on_mps() -> Iterator[None]:
+    """Makes attention, autocast and linear layers on the CPU what they are on mps."""
+    with sdpa_kernel(SDPBackend.MATH), autocast_of_mps(), linear_of_mps(), modules_convert_fakes():
+        yield
+
+
+def _modules(trainer: Trainer) -> list[nn.Module]:
+    """Returns the model and what else the Trainer holds, such as a reference model."""
+    return [value for value in vars(trainer).values() if isinstance(value, nn.Module)]
+
+
+def _make_gradients(parameters: list[nn.Parameter]) -> None:
+    for parameter in parameters:
+        parameter.grad = torch.empty_like(parameter)
+
+
+def _vocabulary(model: nn.Module) -> int | None:
+    """Returns the number of words that a language model chooses from; None for another model."""
+    head = getattr(base_model(model), "get_output_embeddings", lambda: None)()
+    return getattr(head, "out_features", None)
+
+
+def _largest_shape(batch: Any) -> tuple[int, ...]:
+    shapes = [tuple(each.shape) for each in tensors_in(batch)]
+    return max(shapes, key=math.prod, default=())

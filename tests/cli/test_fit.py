@@ -1,0 +1,83 @@
+"""`mps-trainer fit`, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from mps_trainer import Trainer, cli
+
+from .test_check import BERT, OURS, THEIRS, TRAIN, Ended
+
+EVALUATES = TRAIN.replace("trainer.train()", "assert 'eval_loss' in trainer.evaluate()\ntrainer.train()")
+LARGE = BERT.replace("vocab_size=50", "vocab_size=10**9")  # 64 GB of embeddings
+
+
+@pytest.fixture
+def fit(tmp_path, monkeypatch, capfd):
+    """Computes a script with this text in this process; `options` go before it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # as the command sets it, and taken back
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+
+    def run_it(text: str, *options: str) -> Ended:
+        (tmp_path / "train.py").write_text(text)
+        capfd.readouterr()
+        return Ended(cli.main(["fit", *options, "train.py"]), *capfd.readouterr())
+
+    return run_it
+
+
+@pytest.mark.parametrize("trainer", [OURS, THEIRS], ids=["this Trainer", "transformers' Trainer"])
+def test_a_script_that_fits_is_0_and_is_not_trained(fit, trainer, tmp_path):
+    before = Trainer.train, Trainer.evaluate
+    result = fit(BERT + trainer + EVALUATES, "--json", "report.json")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("A training step of BertForSequenceClassification needs ")
+    assert "What each of these would leave of it:" in result.stdout
+    assert "trained\n" not in result.stdout
+    assert "Computing" not in result.stderr  # no terminal
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["macs"][0] == {"memory_gb": 8, "bytes_recommended": 5726623061, "fits": True}
+    assert (Trainer.train, Trainer.evaluate) == before
+    assert not list(tmp_path.glob("out/checkpoint-*"))
+
+
+def test_a_script_that_fits_on_no_mac_is_1_and_needs_no_memory(fit):
+    result = fit(LARGE + OURS + TRAIN)
+    assert result.returncode == 1, result.stderr
+    assert "yes" not in result.stdout.split("fits", 1)[1].splitlines()[0]
+    assert "weights        59.6 GiB" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("print('no trainer')", "ended with status 0 before it trained"),
+        ("raise SystemExit(3)", "ended with status 3 before it trained"),
+        ("1 / 0", "ended with status 1 before it trained"),
+    ],
+)
+def test_a_script_that_does_not_train_is_2(fit, text, said):
+    result = fit(text)
+    assert result.returncode == 2
+    assert said in result.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["fit", "nowhere.py"], "There is no file nowhere.py to run"),
+        (["fit"], "SCRIPT"),
+        (["fit", "--batches", "0", "x.py"], "'0' is not a whole number of at least 1"),
+    ],
+)
+def test_wrong_input_is_one_line(arguments, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.splitlines()) == 1

@@ -1,0 +1,190 @@
+"""The memory of a step and what remedies leave of it, beside what the simulated mps device needs."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+import transformers
+
+from mps_trainer import MisconfigurationException, Trainer
+from mps_trainer.fit import estimate
+from tests.conftest import Classifier, assert_same_weights, examples, weights
+
+WORDS, LENGTH = 2048, 48
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4}
+
+
+def llama(**settings):
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(vocab_size=WORDS, tie_word_embeddings=True, **{**SIZES, **settings})
+    return transformers.LlamaForCausalLM(config)
+
+
+def adapted():
+    peft = pytest.importorskip("peft")
+    return peft.get_peft_model(llama(), peft.LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear"))
+
+
+def bert():
+    return transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=WORDS, **SIZES))
+
+
+def t5():
+    sizes = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=WORDS, **sizes))
+
+
+def vit():
+    return transformers.ViTForImageClassification(transformers.ViTConfig(image_size=64, patch_size=8, **SIZES))
+
+
+def words(length: int = LENGTH) -> torch.Tensor:
+    return torch.randint(5, WORDS, (length,))
+
+
+def text(length: int = LENGTH):
+    row = words(length)
+    return {"input_ids": row, "labels": row}
+
+
+def sentence():
+    return {"input_ids": words(), "attention_mask": torch.ones(LENGTH, dtype=torch.long), "labels": torch.tensor(1)}
+
+
+def pair():
+    return {**sentence(), "labels": words(LENGTH // 2)}
+
+
+def image():
+    return {"pixel_values": torch.rand(3, 64, 64), "labels": torch.tensor(1)}
+
+
+CASES = {
+    "Llama": (llama, text, {}),
+    "Llama, bf16": (llama, text, {"bf16": True}),
+    "Llama, accumulated": (llama, text, {"gradient_accumulation_steps": 2}),
+    "Llama, checkpointed": (llama, text, {"gradient_checkpointing": True}),
+    "Llama, LoRA": (adapted, text, {}),
+    "Llama, LoRA, bf16": (adapted, text, {"bf16": True}),
+    "BERT": (bert, sentence, {}),
+    "BERT, bf16": (bert, sentence, {"bf16": True}),
+    "T5": (t5, pair, {}),
+    "ViT": (vit, image, {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_peak_is_that_of_a_run_on_the_simulated_device(case, mps, make_args):
+    make_model, make_row, settings = CASES[case]
+    gc.collect()
+    before = mps.counters()["bytes_live"]  # of other tests
+    args = make_args(per_device_train_batch_size=4, max_steps=3, **settings)
+    trainer = Trainer(make_model(), args, train_dataset=[make_row() for _ in range(24)])
+    found = estimate(trainer).bytes_peak
+    mps.reset()
+    trainer.train()
+    assert found == pytest.approx(mps.report().bytes_peak - before, rel=0.1)
+
+
+def test_the_trainer_stays_as_it_is(make_trainer):
+    trainer = make_trainer(max_steps=2)
+    before, state = weights(trainer.model), torch.get_rng_state()
+    report = estimate(trainer)
+    assert_same_weights(weights(trainer.model), before)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert trainer.optimizer is None
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+    trainer.train()
+    assert report.parameters == report.trainable == sum(each.numel() for each in trainer.model.parameters())
+    # 4 bytes for each number in the weights, twice that in the state of AdamW
+    assert report.bytes_by_kind["weights"] == 4 * report.parameters
+    assert report.bytes_by_kind["optimizer"] >= 8 * report.parameters
+
+
+def test_the_largest_batch_is_computed(make_args):
+    rows = [text(length) for length in (8, 8, 8, 400, 8, 8, 8, 8)]
+    args = make_args(per_device_train_batch_size=1, train_sampling_strategy="sequential")
+    report = estimate(Trainer(llama(), args, train_dataset=rows))
+    assert (report.batch_shape, report.batches) == ((1, 400), 8)
+    first = estimate(Trainer(llama(), args, train_dataset=rows), batches=2)
+    assert (first.batch_shape, first.batches) == ((1, 8), 2)
+    assert first.bytes_peak < report.bytes_peak
+
+
+def test_remedies_leave_less_and_are_those_not_in_use(make_args):
+    pytest.importorskip("peft")
+    rows = [text() for _ in range(16)]
+    report = estimate(Trainer(llama(), make_args(per_device_train_batch_size=8), train_dataset=rows))
+    left = {each.text: each.bytes_peak for each in report.remedies}
+    assert list(left) == [
+        "bf16=True",
+        "gradient_checkpointing=True",
+        "per_device_train_batch_size=1, gradient_accumulation_steps=8",
+        "LoRA (rank 8) on all linear layers, with PEFT",
+        "the same, on weights loaded with dtype=torch.bfloat16",
+        "LoRA on weights loaded in 4 bits",
+        "all of these",
+    ]
+    assert max(left.values()) < report.bytes_peak
+    assert left["all of these"] == min(left.values())
+    settings = {"bf16": True, "gradient_checkpointing": True, "per_device_train_batch_size": 1}
+    few = estimate(Trainer(adapted(), make_args(**settings), train_dataset=rows))
+    assert [each.text for each in few.remedies] == [
+        "weights loaded with dtype=torch.bfloat16, under the adapters",
+        "weights loaded in 4 bits, under the adapters",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("remedy", "settings"),
+    [
+        ("bf16=True", {"bf16": True}),
+        ("gradient_checkpointing=True", {"gradient_checkpointing": True}),
+        ("LoRA (rank 8) on all linear layers, with PEFT", {}),
+    ],
+)
+def test_a_remedy_leaves_what_a_run_with_it_needs(make_args, remedy, settings):
+    rows = [text() for _ in range(8)]
+    offered = estimate(Trainer(llama(), make_args(), train_dataset=rows)).remedies
+    model = adapted() if "LoRA" in remedy else llama()
+    taken = estimate(Trainer(model, make_args(**settings), train_dataset=rows)).bytes_peak
+    assert next(each.bytes_peak for each in offered if each.text == remedy) == pytest.approx(taken, rel=0.01)
+
+
+def test_models_of_ones_own_and_those_that_cannot_take_a_remedy(make_args):
+    trainer = Trainer(Classifier(), make_args(per_device_train_batch_size=8), train_dataset=examples(40))
+    report = estimate(trainer)
+    assert report.model == "Classifier"
+    assert not any("checkpointing" in each.text or "LoRA" in each.text for each in report.remedies)
+
+
+def test_a_step_that_needs_values_is_refused_in_one_line(make_trainer):
+    class Needs(Trainer):
+        def compute_loss(self, model, inputs, **kwargs):
+            return model(**inputs)["loss"] * model.head.weight.detach().numpy().sum()
+
+    with pytest.raises(
+        MisconfigurationException, match=r"^The step of Classifier cannot be computed .*simulate"
+    ) as raised:
+        estimate(make_trainer(trainer={"kind": Needs}))
+    assert "\n" not in str(raised.value)
+
+
+def test_no_data_is_refused(make_args):
+    with pytest.raises(MisconfigurationException):
+        estimate(Trainer(Classifier(), make_args(max_steps=1), train_dataset=[]))
+
+
+def test_the_table_and_the_dictionary(make_trainer):
+    report = estimate(make_trainer(gradient_accumulation_steps=2))
+    table = report.table()
+    assert table.startswith("A training step of Classifier needs ")
+    assert "2 batches accumulated" in table
+    assert "Mac with       8 GB" in table
+    found = report.to_dict()
+    assert found["smallest_mac_gb"] == report.smallest_mac == 8
+    assert sum(found["bytes_by_kind"].values()) == found["bytes_peak"]
+    assert [mac["memory_gb"] for mac in found["macs"]] == [8, 16, 24, 32, 36, 48, 64, 96, 128]
+    assert all(mac["fits"] for mac in found["macs"])

@@ -1,0 +1,90 @@
+"""The bytes that exist while fake tensors are made and freed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mps_trainer import MisconfigurationException
+from mps_trainer.fit.fake_tensors import fake_mode, fake_of
+from mps_trainer.fit.memory_tracker import ACTIVATIONS, LOGITS, OPTIMIZER, WEIGHTS, MemoryTracker
+
+KIB = torch.zeros(256)
+ROWS, HEAD = torch.zeros(3, 5), torch.zeros(5, 7)
+REAL = torch.tensor([1, 2])
+
+
+@pytest.fixture
+def tracker():
+    with fake_mode(), MemoryTracker(words=7) as tracker:
+        yield tracker
+
+
+def test_a_storage_counts_once_and_until_it_is_freed(tracker):
+    first = fake_of(KIB) + 1
+    view = first.view(16, 16).t()
+    second = first * 2
+    del first, second
+    third = view.contiguous()
+    assert tracker.peak == {ACTIVATIONS: 2048}
+    del view, third
+    tracker.forget_peak()
+    assert tracker.peak == {ACTIVATIONS: 0}
+
+
+def test_in_place_changes_need_no_memory(tracker):
+    (fake_of(KIB) + 1).add_(1).mul_(2)
+    assert tracker.peak == {ACTIVATIONS: 1024}
+
+
+def test_tensors_belong_to_a_kind(tracker):
+    weight = fake_of(KIB)
+    tracker.belongs([weight, weight.view(2, 128)], WEIGHTS)
+    result = weight + 1
+    tracker.kind = OPTIMIZER
+    state = torch.zeros_like(weight)
+    assert tracker.peak == {WEIGHTS: 1024, ACTIVATIONS: 1024, OPTIMIZER: 1024}
+    tracker.belongs([result], OPTIMIZER)
+    tracker.forget_peak()
+    assert tracker.peak == {WEIGHTS: 1024, ACTIVATIONS: 0, OPTIMIZER: 2048}
+    assert state.shape == result.shape
+
+
+def test_tensors_over_the_vocabulary_are_logits(tracker):
+    logits = fake_of(ROWS) @ fake_of(HEAD)
+    assert tracker.peak == {LOGITS: logits.numel() * 4}
+
+
+def test_real_tensors_stay_real_and_are_not_counted(tracker):
+    assert int((REAL + 1).sum()) == 5
+    assert tracker.peak == {}
+
+
+def test_values_that_there_are_not(tracker):
+    tensor = fake_of(KIB[:6].view(2, 3))
+    assert not (tensor > 1).all()
+    assert tensor.sum().item() == 1
+    assert tensor[tensor > 0].shape == (6,)
+    assert tensor.masked_select(tensor > 0).shape == (6,)
+    assert (tensor > 0).nonzero().shape == (6, 2)
+    with pytest.raises(MisconfigurationException, match=r"depends on the values in others.*mps-trainer simulate"):
+        tensor.unique()
+
+
+def test_quick_operators_give_what_torch_gives(tracker):
+    """Format and strides, with a number, a list and a view among the arguments."""
+    real = KIB[:24].view(4, 6)
+    fake = fake_of(real)
+    for function in (
+        lambda x: x.t() * 2.5,
+        lambda x: torch.cat([x, x.bfloat16()]),
+        lambda x: x.half().softmax(-1),
+        lambda x: torch.nn.functional.layer_norm(x, (6,)),
+        lambda x: x.unsqueeze(0).expand(3, -1, -1).transpose(0, 2),
+        lambda x: x.sum(1, keepdim=True) > 0,
+    ):
+        with torch._subclasses.fake_tensor.unset_fake_temporarily():
+            expected = function(real)
+        found = function(fake)
+        assert (found.shape, found.dtype, found.stride()) == (expected.shape, expected.dtype, expected.stride())
+        assert found.device.type == "cpu"
