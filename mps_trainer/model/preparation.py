@@ -21,6 +21,9 @@ from .patches.contiguous import make_contiguous, warn_of_known_faults
 from .patches.deferred_logits import deferring_head, logits_deferred
 from .patches.dropout import dropout_in_one_kernel
 from .patches.embeddings import embedding_gradients_in_place
+from .patches.norms import norms_in_few_kernels
+from .patches.positions import positions_made_once
+from .patches.rotary import rotations_in_few_kernels
 
 
 @contextlib.contextmanager
@@ -62,6 +65,9 @@ def prepared_for_training(
         noisy_embeddings(model, noise_alpha),
         dropout_in_one_kernel(model, args.device),
         embedding_gradients_in_place(model, args, is_distributed, overrides),
+        positions_made_once(model, args),
+        norms_in_few_kernels(model, args),
+        rotations_in_few_kernels(model, args),
         told_of_large_products(model, args.device, apple_chip(), split=head),
         logits_deferred(head, args.device, apple_chip()),
     ):
