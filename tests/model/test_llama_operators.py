@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import pickle
 from types import SimpleNamespace
 
 import pytest
@@ -85,11 +86,11 @@ def test_each_leaves_nothing_behind(patch):
     model = make()
     kinds = [type(module) for module in model.modules()]
     search, rotation = masking_utils.find_packed_sequence_indices, modeling_llama.apply_rotary_pos_emb
-    with pytest.raises(KeyError), PATCHES[patch](model, MPS):
-        loss_and_gradients(model)
-        copied = copy.deepcopy(model.model.norm)
-        assert type(copied) is modeling_llama.LlamaRMSNorm
-        raise KeyError
+    context = PATCHES[patch](model, MPS)
+    context.__enter__()
+    loss_and_gradients(model)
+    with pytest.raises(KeyError):
+        context.gen.throw(KeyError())
     assert [type(module) for module in model.modules()] == kinds
     assert masking_utils.find_packed_sequence_indices is search
     assert modeling_llama.apply_rotary_pos_emb is rotation
@@ -106,6 +107,39 @@ def test_none_applies_elsewhere(patch, other):
         assert type(model.model.norm) is modeling_llama.LlamaRMSNorm
         assert modeling_llama.apply_rotary_pos_emb is rotation
         assert masking_utils.find_packed_sequence_indices is search
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"]
+)
+def test_a_copy_made_during_a_run_goes_on_as_before(copied):
+    model = make()
+    expected = loss_and_gradients(model)
+    model.zero_grad()
+    with all_patches(model):
+        loss_and_gradients(model)
+        other = copied(model)
+        during = loss_and_gradients(other)
+    assert type(other.model.norm) is modeling_llama.LlamaRMSNorm
+    torch.testing.assert_close([during, loss_and_gradients(other)], [expected] * 2, rtol=1e-5, atol=1e-6)
+
+
+def test_transforms_of_functions_see_the_layers_of_transformers():
+    model, tokens = make(), torch.arange(3, 13)[None]
+    weights = {name: one.detach() for name, one in model.named_parameters()}
+
+    def loss(weights):
+        inputs = {"input_ids": tokens, "labels": tokens, "use_cache": False}
+        return torch.func.functional_call(model, weights, (), inputs).loss
+
+    with all_patches(model):
+        gradients = torch.func.grad(loss)(weights)
+        compiled = torch.compile(model, backend="eager")(input_ids=tokens, labels=tokens, use_cache=False).loss
+    torch.testing.assert_close(compiled.detach(), loss(weights), rtol=1e-5, atol=1e-6)
+    loss_of_model = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+    loss_of_model.backward()
+    expected = {name: one.grad for name, one in model.named_parameters()}
+    torch.testing.assert_close(gradients, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_norms_that_differ_are_left_alone():
