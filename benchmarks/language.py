@@ -1,4 +1,4 @@
-"""A step of a Llama with a large vocabulary, full and with LoRA: the memory it needs, and its time."""
+"""A step of a Llama, full and with LoRA: the memory it needs, its time, and its operators on the simulated device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from functools import partial
 from typing import Any
 
-from .benchmark import Benchmark, Entry, Figure, Options, Plan
+from .benchmark import Benchmark, Entry, Figure, Options, Plan, Target
 from .overhead import milliseconds_per_step
 from .worker import measure_in_process
 
@@ -17,9 +17,9 @@ MIB = 2**20
 
 
 def plan(options: Options) -> Plan:
-    settings = {"steps": 6, "warm_up": 1, "words": 65536, "examples": 4}
+    settings = {"steps": 6, "warm_up": 1, "words": 65536, "examples": 4, "counted_steps": 50}
     if options.quick:
-        settings = {"steps": 3, "warm_up": 1, "words": 4096, "examples": 1}
+        settings = {"steps": 3, "warm_up": 1, "words": 4096, "examples": 1, "counted_steps": 8}
     absent = {} if importlib.util.find_spec("peft") else {"lora": "peft is not installed"}
     ways = [way for way in ("full", "lora") if way not in absent]
     entries = {
@@ -33,9 +33,13 @@ def plan(options: Options) -> Plan:
 def _run(peer: str, ways: list[str], settings: dict[str, Any], round_: int) -> dict[str, Any]:
     found: dict[str, Any] = {"learned": {}}
     for way in ways:
-        one = measure_in_process("language", peer=peer, way=way, **settings)
+        of_step = {name: value for name, value in settings.items() if name != "counted_steps"}
+        one = measure_in_process("language", peer=peer, way=way, **of_step)
         found["learned"] |= one.pop("learned")
         found |= one
+        counted = measure_in_process("llama_operators", peer=peer, way=way, steps=settings["counted_steps"])
+        found["learned"] |= counted.pop("learned")
+        found |= counted
     return found
 
 
@@ -90,9 +94,14 @@ BENCHMARK = Benchmark(
         Figure("lora_mib", "MiB with LoRA", digits=0, ratio=True, chart=True),
         Figure("full_milliseconds", "ms a step", digits=0, ratio=True, chart=True),
         Figure("lora_milliseconds", "ms a step with LoRA", digits=0, ratio=True, chart=True),
+        Figure("full_operators", "operators, small model", digits=0, ratio=True, chart=True),
+        Figure("lora_operators", "operators with LoRA", digits=0, ratio=True, chart=True),
+        Figure("full_blocking_reads", "reads that wait", digits=0),
+        Figure("lora_blocking_reads", "reads with LoRA", digits=0),
     ),
     plan=plan,
     rounds=3,
     baseline="transformers",
+    targets=(Target("ours", "full_operators", 240), Target("ours", "lora_operators", 320)),
     by_default=False,
 )

@@ -57,6 +57,11 @@ def without_adamw() -> Iterator[None]:
         yield
 
 
+# Patches of language models, which are counted for a Llama of two layers.
+OF_LLAMA = {
+    name: without(name) for name in ("norms_in_few_kernels", "rotations_in_few_kernels", "positions_made_once")
+}
+
 PATCHES: dict[str, tuple[str, Callable[[], Any]]] = {
     "adamw": ("mps", without_adamw),
     "masks": ("mps", without_masks),
@@ -72,6 +77,16 @@ def counts(device: Any) -> dict[str, float]:
 
     with tempfile.TemporaryDirectory() as folder:
         return _counted(device, train, *small_bert(STEPS, folder=folder, device="mps"))[1]
+
+
+def counts_of_llama(device: Any, lora: bool) -> dict[str, float]:
+    from .peers.mps_trainer import train
+    from .simulated import _counted
+    from .tasks import Task, small_llama
+
+    with tempfile.TemporaryDirectory() as folder:
+        model, rows = small_llama(STEPS, lora=lora)
+        return _counted(device, train, model, Task(rows, batch_size=4, folder=folder, device="mps"))[1]
 
 
 def processor_time() -> float:
@@ -123,6 +138,15 @@ def main() -> None:
                 ratios.append(on_time / processor_time())
         print(f"{name}: {statistics.median(ratios):.3f} of the time of a step without it ({min(ratios):.3f} to "
               f"{max(ratios):.3f} in {ROUNDS} rounds)", flush=True)  # fmt: skip
+    for lora in (False, True):
+        with simulated_mps() as device:
+            on = counts_of_llama(device, lora)
+            for name, switched_off in OF_LLAMA.items():
+                with switched_off():
+                    off = counts_of_llama(device, lora)
+                for figure in ("operators", "blocking_reads"):
+                    print(f"{name}{', with LoRA' if lora else ''}: {on[figure]:g} {figure} a step, "
+                          f"{off[figure]:g} without it", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

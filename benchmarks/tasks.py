@@ -47,6 +47,21 @@ def small_bert(steps: int, **settings: Any) -> tuple[nn.Module, Task]:
     return model, Task(examples, batch_size=8, learning_rate=1e-4, collate=pad, **settings)
 
 
+def small_llama(steps: int, *, lora: bool = False) -> tuple[nn.Module, list[dict[str, Any]]]:
+    """A Llama of two layers with random weights, or with LoRA on all its linear layers, and texts, 4 a step."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+    model: Any = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, num_key_value_heads=2, **sizes))
+    if lora:
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear"))
+    texts = torch.randint(0, VOCABULARY, (4 * steps, 32))
+    return model, [{"input_ids": text, "labels": text} for text in texts]
+
+
 def _sentence(length: int) -> dict[str, Any]:
     tokens = torch.randint(1, VOCABULARY, (length,))
     return {"input_ids": tokens, "labels": int(tokens[0] < VOCABULARY // 2)}

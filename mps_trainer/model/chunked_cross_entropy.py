@@ -66,18 +66,20 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         counts = target.ne(ignore_index)
         share = (counts.float() / counts.sum() if reduction == "mean" else counts.float()).unsqueeze(1)
         words = torch.where(counts, target, 0).unsqueeze(1)
-        losses, size = [], rows_of_chunk(len(hidden), len(weight))
+        minus, size = -share, rows_of_chunk(len(hidden), len(weight))
+        totals, at_targets = [], []
         for start in range(0, len(hidden), size):
             part = slice(start, start + size)
             logits = nn.functional.linear(hidden[part], weight, bias).float()
             logits.sub_(logits.amax(1, keepdim=True))
             at_target = logits.gather(1, words[part])
             total = logits.exp_().sum(1, keepdim=True)
-            losses.append(((total.log() - at_target) * share[part]).sum())
+            totals.append(total)
+            at_targets.append(at_target)
             if not any(needed):
                 continue
             # the gradient of the logits: their softmax, less one at the target, times the row's share in the loss
-            logits.mul_(share[part] / total).scatter_add_(1, words[part], -share[part])
+            logits.mul_(share[part] / total).scatter_add_(1, words[part], minus[part])
             if grad_bias is not None:
                 grad_bias += logits.sum(0)
             of_logits = logits.to(hidden.dtype)
@@ -87,7 +89,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 grad_weight.addmm_(of_logits.T, hidden[part])
             del logits, of_logits  # before the next ones are made
         ctx.grads = grad_hidden, grad_weight, grad_bias
-        return torch.stack(losses).sum()
+        return ((torch.cat(totals).log() - torch.cat(at_targets)) * share).sum()
 
     @staticmethod
     @once_differentiable

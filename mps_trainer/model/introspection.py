@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..distributed.ddp import inside
@@ -46,3 +47,8 @@ def require_trainable(model: nn.Module) -> None:
     except ImportError:  # not in the first releases of transformers 5
         return
     validate_quantization_for_training(model)
+
+
+def is_transformed() -> bool:
+    """Returns True inside `torch.compile` and the transforms of `torch.func`, which look into what is called."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()

@@ -21,6 +21,9 @@ from .patches.contiguous import make_contiguous, warn_of_known_faults
 from .patches.deferred_logits import deferring_head, logits_deferred
 from .patches.dropout import dropout_in_one_kernel
 from .patches.embeddings import embedding_gradients_in_place
+from .patches.norms import norms_in_few_kernels
+from .patches.positions import positions_made_once
+from .patches.rotary import rotations_in_few_kernels
 
 
 @contextlib.contextmanager
@@ -61,10 +64,14 @@ def prepared_for_training(
         DebugUnderflowOverflow(model)
     model.train()
     head = deferring_head(model, args, is_distributed)
+    few_kernels = device.type == "mps" and not args.torch_compile
     with (
         noisy_embeddings(model, noise_alpha),
         dropout_in_one_kernel(model, device),
         embedding_gradients_in_place(model, args, device, is_distributed, overrides),
+        positions_made_once(model, few_kernels),
+        norms_in_few_kernels(model, few_kernels),
+        rotations_in_few_kernels(model, few_kernels),
         told_of_large_products(model, device, apple_chip(), split=head),
         logits_deferred(head, device, apple_chip()),
     ):

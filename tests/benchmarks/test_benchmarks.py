@@ -212,7 +212,8 @@ def test_libraries(benchmarks):
 def test_language(benchmarks):
     pytest.importorskip("peft")
     result, _ = benchmarks("language")
-    figures = {"full_mib", "lora_mib", "full_milliseconds", "lora_milliseconds"}
+    each = ("mib", "milliseconds", "operators", "blocking_reads")
+    figures = {f"{way}_{name}" for way in ("full", "lora") for name in each}
     check(result, "language", {"ours", "transformers"}, figures)
     ours, theirs = (result["rounds"][0][name]["learned"] for name in ("ours", "transformers"))
     assert ours == pytest.approx(theirs, abs=1e-4)

@@ -1,0 +1,248 @@
+"""A step of a Llama takes fewer operators on mps, and learns what it learns with those of transformers."""
+
+import contextlib
+import copy
+import pickle
+
+import pytest
+import torch
+import transformers
+from transformers import masking_utils
+from transformers.models.llama import modeling_llama
+
+from mps_trainer import Trainer, TrainingArguments
+from mps_trainer.model.patches.norms import is_rms_norm, norms_in_few_kernels
+from mps_trainer.model.patches.positions import DECODERS, positions_made_once
+from mps_trainer.model.patches.rotary import is_rotation, rotations_in_few_kernels
+
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+PATCHES = {"norms": norms_in_few_kernels, "rotary": rotations_in_few_kernels, "positions": positions_made_once}
+ALIKE = [
+    (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+    (transformers.MistralConfig, transformers.MistralForCausalLM),
+    (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+    (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    (transformers.GemmaConfig, transformers.GemmaForCausalLM),
+    (transformers.Gemma2Config, transformers.Gemma2ForCausalLM),
+    (transformers.GraniteConfig, transformers.GraniteForCausalLM),
+    (transformers.Olmo2Config, transformers.Olmo2ForCausalLM),
+    (transformers.Phi3Config, transformers.Phi3ForCausalLM),
+    (transformers.SmolLM3Config, transformers.SmolLM3ForCausalLM),
+    (transformers.Olmo3Config, transformers.Olmo3ForCausalLM),
+    (transformers.MixtralConfig, transformers.MixtralForCausalLM),
+    (transformers.Qwen2MoeConfig, transformers.Qwen2MoeForCausalLM),
+    (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
+]
+
+
+def make(config=transformers.LlamaConfig, kind=transformers.LlamaForCausalLM, **settings):
+    torch.manual_seed(0)
+    sizes = {"num_key_value_heads": 2, "head_dim": 8, "vocab_size": 60, "pad_token_id": 0, **SIZES, **settings}
+    if "Moe" in config.__name__ or "Mixtral" in config.__name__:
+        sizes |= {"num_local_experts": 4, "num_experts": 4, "moe_intermediate_size": 16, "num_experts_per_tok": 2}
+    model = kind(config(**sizes))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.add_(torch.randn_like(parameter) / 4)
+    return model
+
+
+@contextlib.contextmanager
+def all_patches(model):
+    with contextlib.ExitStack() as stack:
+        for patch in PATCHES.values():
+            stack.enter_context(patch(model, True))
+        yield
+
+
+def loss_and_gradients(model, steps=1, **inputs):
+    tokens = torch.arange(3, 43).reshape(2, 20)
+    for _ in range(steps):
+        model.zero_grad()
+        loss = model(input_ids=tokens, labels=tokens, use_cache=False, **inputs).loss
+        loss.backward()
+    return loss.detach(), {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+
+
+@pytest.mark.parametrize(("config", "kind"), ALIKE, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("mask", [None, torch.tensor([[1] * 20, [1] * 14 + [0] * 6])], ids=["", "padded"])
+def test_losses_and_gradients_are_those_of_transformers(config, kind, mask):
+    model = make(config, kind)
+    expected = loss_and_gradients(model, attention_mask=mask)
+    with all_patches(model):
+        found = loss_and_gradients(model, steps=2, attention_mask=mask)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_decoders_of_the_list_are_tested():
+    assert {type(make(*one).model).__name__ for one in ALIKE} == DECODERS
+
+
+@pytest.mark.parametrize("patch", PATCHES)
+def test_each_leaves_nothing_behind(patch):
+    model = make()
+    kinds = [type(module) for module in model.modules()]
+    search, rotation = masking_utils.find_packed_sequence_indices, modeling_llama.apply_rotary_pos_emb
+    context = PATCHES[patch](model, True)
+    context.__enter__()
+    loss_and_gradients(model)
+    with pytest.raises(KeyError):
+        context.gen.throw(KeyError())
+    assert [type(module) for module in model.modules()] == kinds
+    assert masking_utils.find_packed_sequence_indices is search
+    assert modeling_llama.apply_rotary_pos_emb is rotation
+    assert "forward" not in vars(model.model.rotary_emb)
+    assert not model.model._forward_pre_hooks
+
+
+@pytest.mark.parametrize(("device", "compiles"), [("cpu", False), ("mps", True), ("mps", False)])
+def test_they_apply_on_mps_where_nothing_is_compiled(device, compiles, make_args):
+    model = make()
+    rotation, search = modeling_llama.apply_rotary_pos_emb, masking_utils.find_packed_sequence_indices
+    trainer = Trainer(model, make_args())
+    trainer.args.torch_compile = compiles
+    with trainer._mt_prepared(torch.device(device)):
+        plain = device == "cpu" or compiles
+        assert (type(model.model.norm) is modeling_llama.LlamaRMSNorm) is plain
+        assert (modeling_llama.apply_rotary_pos_emb is rotation) is plain
+        assert (masking_utils.find_packed_sequence_indices is search) is plain
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"]
+)
+def test_a_copy_made_during_a_run_goes_on_as_before(copied):
+    model = make()
+    expected = loss_and_gradients(model)
+    model.zero_grad()
+    with all_patches(model):
+        loss_and_gradients(model)
+        other = copied(model)
+        during = loss_and_gradients(other)
+    assert type(other.model.norm) is modeling_llama.LlamaRMSNorm
+    torch.testing.assert_close([during, loss_and_gradients(other)], [expected] * 2, rtol=1e-5, atol=1e-6)
+
+
+def test_transforms_of_functions_see_the_layers_of_transformers():
+    model, tokens = make(), torch.arange(3, 13)[None]
+    weights = {name: one.detach() for name, one in model.named_parameters()}
+
+    def loss(weights):
+        inputs = {"input_ids": tokens, "labels": tokens, "use_cache": False}
+        return torch.func.functional_call(model, weights, (), inputs).loss
+
+    with all_patches(model):
+        gradients = torch.func.grad(loss)(weights)
+        compiled = torch.compile(model, backend="eager")(input_ids=tokens, labels=tokens, use_cache=False).loss
+    torch.testing.assert_close(compiled.detach(), loss(weights), rtol=1e-5, atol=1e-6)
+    loss_of_model = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+    loss_of_model.backward()
+    expected = {name: one.grad for name, one in model.named_parameters()}
+    torch.testing.assert_close(gradients, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_norms_that_differ_are_left_alone():
+    assert is_rms_norm(modeling_llama.LlamaRMSNorm)
+    for config, kind in ALIKE:
+        norm = type(make(config, kind).model.norm)
+        assert is_rms_norm(norm) == (not norm.__name__.startswith(("Gemma", "Olmo"))), norm
+
+    class Mine(modeling_llama.LlamaRMSNorm):
+        def forward(self, hidden_states):
+            return super().forward(hidden_states) + 1
+
+    Mine.__module__, Mine.__name__ = "transformers.models.mine", "MineRMSNorm"
+    assert not is_rms_norm(Mine)
+
+
+def test_rotations_that_differ_are_left_alone():
+    from transformers.models.cohere.modeling_cohere import apply_rotary_pos_emb as interleaved
+
+    assert is_rotation(modeling_llama.apply_rotary_pos_emb)
+    assert not is_rotation(interleaved)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_norm_in_bfloat16_is_the_same_and_its_gradient_rounds_no_more(frozen):
+    model = make().to(torch.bfloat16)
+    norm, precise = model.model.norm, make().model.norm.double()
+    norm.weight.requires_grad_(not frozen)
+    precise.load_state_dict(norm.state_dict())
+    rows = torch.randn(4, 32, dtype=torch.bfloat16, requires_grad=True)
+    exact = rows.detach().double().requires_grad_()
+    towards = torch.randn(4, 32, dtype=torch.bfloat16)
+    expected = norm(rows)
+    (wanted,) = torch.autograd.grad(expected, rows, towards)
+    with norms_in_few_kernels(model, True):
+        found = norm(rows)
+        (gradient,) = torch.autograd.grad(found, rows, towards)
+    assert torch.equal(found, expected)
+    (of_exact,) = torch.autograd.grad(precise(exact), exact, towards.double())
+    assert (gradient - of_exact).abs().max() <= 1.01 * (wanted - of_exact).abs().max()
+
+
+def test_a_gradient_of_the_gradient_is_that_of_transformers():
+    model, tokens = make(attn_implementation="eager"), torch.arange(3, 13)[None]
+
+    def penalty():
+        loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+        grads = torch.autograd.grad(loss, [model.model.embed_tokens.weight], create_graph=True)
+        weights = [model.model.norm.weight, model.model.layers[0].self_attn.q_proj.weight]
+        return torch.autograd.grad(grads[0].pow(2).sum(), weights)
+
+    expected = penalty()
+    with all_patches(model):
+        torch.testing.assert_close(penalty(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_packed_sequences_stay_apart():
+    model = make()
+    packed = torch.cat((torch.arange(12), torch.arange(8))).repeat(2, 1)
+    expected = loss_and_gradients(model, position_ids=packed)
+    with all_patches(model):
+        loss_and_gradients(model)
+        found = loss_and_gradients(model, position_ids=packed)
+        plain = loss_and_gradients(model)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert not torch.equal(found[0], plain[0])
+
+
+def test_frequencies_that_follow_the_lengths_are_computed_each_time():
+    ropes = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    model = make(rope_parameters=ropes, max_position_embeddings=8)
+    expected = loss_and_gradients(model)
+    with all_patches(model):
+        assert "forward" not in vars(model.model.rotary_emb)
+        torch.testing.assert_close(loss_and_gradients(model), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_under_autocast_the_loss_is_close(dtype):
+    model = make()
+    with torch.autocast("cpu", dtype=dtype):
+        expected = loss_and_gradients(model)
+        with all_patches(model):
+            found = loss_and_gradients(model)
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize(("lora", "most"), [(False, 240), (True, 320)])
+def test_a_step_takes_few_operators_and_no_wait(mps, tmp_path, lora, most):
+    model = make(hidden_size=64)
+    if lora:
+        peft = pytest.importorskip("peft")
+        model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear"))
+    rows = torch.randint(0, 60, (32, 16))
+    settings = {"max_steps": 8, "per_device_train_batch_size": 4, "report_to": "none", "logging_steps": 100}
+    args = TrainingArguments(tmp_path, save_strategy="no", disable_tqdm=True, **settings)
+    counted = []
+
+    def note(*_):
+        counters = mps.counters()
+        counted.append((sum(one[0] for one in counters["operators"].values()), counters["blocking_reads"]))
+
+    model.register_forward_pre_hook(note)
+    Trainer(model, args, train_dataset=[{"input_ids": row, "labels": row} for row in rows]).train()
+    assert counted[6][0] - counted[5][0] <= most
+    assert counted[6][1] == counted[5][1]
