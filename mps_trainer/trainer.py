@@ -276,6 +276,7 @@ class Trainer:
             noise_alpha=self.neftune_noise_alpha,
             is_distributed=self._mt_processes.is_distributed,
             overrides=self._mt_overrides,
+            model_computes_loss=self.compute_loss_func is None and self.label_smoother is None,
             move_to_device=self._move_model_to_device,
             device=device,
         )

@@ -26,7 +26,9 @@ def chunked_cross_entropy(
     """Returns `cross_entropy(linear(hidden, weight, bias).float(), target)` in float32.
 
     The gradients are computed with the loss, those of what requires one: none of a frozen weight. `backward` hands
-    them out, so that it can be called once.
+    them out, so that it can be called once. Without a target that counts, they are 0, as torch's are. In 16 bits the
+    gradient of the weight is a sum of rounded sums, one for each chunk: of 64 chunks its error is 0.5 %, without
+    chunks 0.2 %.
 
     Args:
         hidden: rows x width.
@@ -63,14 +65,14 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if needed[0] else None
         grad_weight = torch.zeros_like(weight) if needed[1] else None
         grad_bias = torch.zeros_like(bias) if bias is not None and needed[2] else None
-        counts = target.ne(ignore_index)
-        share = (counts.float() / counts.sum() if reduction == "mean" else counts.float()).unsqueeze(1)
-        words = torch.where(counts, target, 0).unsqueeze(1)
+        counts = target.ne(ignore_index).unsqueeze(1)
+        share, words = counts.float(), torch.where(counts.squeeze(1), target, 0).unsqueeze(1)
         minus, size = -share, rows_of_chunk(len(hidden), len(weight))
+        rows = hidden.masked_fill(~counts, 0)  # one that is ignored may hold anything
         totals, at_targets = [], []
-        for start in range(0, len(hidden), size):
+        for start in range(0, len(rows), size):
             part = slice(start, start + size)
-            logits = nn.functional.linear(hidden[part], weight, bias).float()
+            logits = nn.functional.linear(rows[part], weight, bias).float()
             logits.sub_(logits.amax(1, keepdim=True))
             at_target = logits.gather(1, words[part])
             total = logits.exp_().sum(1, keepdim=True)
@@ -78,7 +80,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             at_targets.append(at_target)
             if not any(needed):
                 continue
-            # the gradient of the logits: their softmax, less one at the target, times the row's share in the loss
+            # the gradient of the logits in a sum of the losses: their softmax, less one at the target
             logits.mul_(share[part] / total).scatter_add_(1, words[part], minus[part])
             if grad_bias is not None:
                 grad_bias += logits.sum(0)
@@ -86,21 +88,27 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             if grad_hidden is not None:
                 grad_hidden[part] = product(of_logits, weight, most_words)
             if grad_weight is not None:
-                grad_weight.addmm_(of_logits.T, hidden[part])
+                grad_weight.addmm_(of_logits.T, rows[part])
             del logits, of_logits  # before the next ones are made
-        ctx.grads = grad_hidden, grad_weight, grad_bias
-        return ((torch.cat(totals).log() - torch.cat(at_targets)) * share).sum()
+        ctx.grads, number = (grad_hidden, grad_weight, grad_bias), counts.sum()
+        ctx.number = number if reduction == "mean" else torch.ones_like(number)
+        ctx.any_counts = number > 0
+        loss = torch.where(counts, torch.cat(totals).log() - torch.cat(at_targets), 0).sum()
+        return loss / ctx.number
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         if ctx.grads is None:
             raise RuntimeError(
-                "The chunked cross entropy has handed out its gradients, so backward cannot be called a second time. "
-                "Leave out retain_graph=True, or train with chunked_cross_entropy=False."
+                "The chunked cross entropy has handed out its gradients, so backward cannot be called a second time, "
+                "and gradients of gradients cannot be computed. Leave out retain_graph=True and create_graph=True, or "
+                "train with chunked_cross_entropy=False."
             )
         grads, ctx.grads = ctx.grads, None
-        return *(None if one is None else one.mul_(grad) for one in grads), None, None, None, None
+        # here, as a mean's gradients may be too small for float16 before they are scaled
+        scale = torch.where(ctx.any_counts, grad / ctx.number, 0)
+        return *(None if one is None else one.mul_(scale) for one in grads), None, None, None, None
 
 
 def product(rows: torch.Tensor, weight: torch.Tensor, most_words: int | None) -> torch.Tensor:

@@ -36,6 +36,7 @@ def prepared_for_training(
     noise_alpha: float | None,
     is_distributed: bool,
     overrides: Overrides,
+    model_computes_loss: bool,
     move_to_device: Callable[[nn.Module, torch.device], None],
     device: torch.device | None = None,
 ) -> Iterator[None]:
@@ -44,6 +45,7 @@ def prepared_for_training(
     Args:
         noise_alpha: for `noisy_embeddings`.
         overrides: the methods that a subclass replaced.
+        model_computes_loss: False if a function of the Trainer's computes the loss from the model's outputs.
         move_to_device: called with the model and `args.device` if nothing has moved it there yet.
         device: the one for which the model is patched. Default: `args.device`.
     """
@@ -73,7 +75,7 @@ def prepared_for_training(
         norms_in_few_kernels(model, few_kernels),
         rotations_in_few_kernels(model, few_kernels),
         told_of_large_products(model, device, apple_chip(), split=head),
-        logits_deferred(head, device, apple_chip()),
+        logits_deferred(head, device, apple_chip(), model_computes_loss, overrides),
     ):
         yield
 

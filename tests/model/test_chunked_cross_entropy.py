@@ -103,3 +103,44 @@ def test_no_more_than_a_chunk_of_logits_exists(monkeypatch):
 @pytest.mark.parametrize(("rows", "words", "chunk"), [(2048, 65536, 256), (100, 65536, 100), (2048, 2**26, 1)])
 def test_rows_of_a_chunk(rows, words, chunk):
     assert rows_of_chunk(rows, words) == chunk
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_without_a_target_that_counts_the_gradients_are_0(chunks, reduction):
+    inputs, target = operands(torch.float32)
+    target[:] = -100
+    loss, *found = loss_and_grads(lambda *given: chunked_cross_entropy(*given, target, reduction=reduction), inputs)
+    expected = cross_entropy(linear(*inputs), target, reduction=reduction)
+    assert torch.equal(loss.isnan(), expected.isnan())
+    assert all(torch.equal(grad, torch.zeros_like(grad)) for grad in found)
+
+
+def test_what_rows_that_do_not_count_hold_does_not_matter(chunks):
+    inputs, target = operands(torch.float32)
+    with torch.no_grad():
+        inputs[0][::5] = float("nan")
+        inputs[2][0] = -float("inf")
+    loss, *grads = loss_and_grads(lambda *given: chunked_cross_entropy(*given, target), inputs)
+    expected = cross_entropy(linear(*inputs)[target != -100], target[target != -100])
+    torch.testing.assert_close(loss, expected)
+    assert all(grad.isfinite().all() for grad in grads)
+
+
+def test_small_gradients_of_a_mean_survive_in_float16():
+    """A scaler multiplies the loss, so that the gradients of 4,096 rows are not too small for float16."""
+    draw = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(4096, 8, generator=draw), 0.1 * torch.randn(512, 8, generator=draw)
+    target = torch.zeros(4096, dtype=torch.long)
+    found = []
+    for dtype in (torch.float64, torch.float16):
+        inputs = [one.to(dtype).requires_grad_() for one in (hidden, weight)]
+        loss_of = chunked_cross_entropy if dtype is torch.float16 else plain_loss
+        (65536 * loss_of(*inputs, None, target)).backward()
+        found.append([one.grad.double() for one in inputs])
+    for exact, half in zip(*found, strict=True):
+        assert (half - exact).norm() / exact.norm() < 2e-3
+        assert half[1:].norm().item() == pytest.approx(exact[1:].norm().item(), rel=1e-2)
+
+
+def plain_loss(hidden, weight, bias, target):
+    return cross_entropy(linear(hidden, weight), target)

@@ -1,5 +1,8 @@
 """Logits of language models in training: not there for the loss, and what they would have been for all else."""
 
+import copy
+import io
+
 import pytest
 import torch
 from torch import nn
@@ -14,6 +17,7 @@ from transformers import (
     LlamaForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
+    TrainerCallback,
 )
 
 from mps_trainer import Trainer
@@ -141,8 +145,8 @@ def log_probabilities(logits, labels):
     return -picked.mean() + 1e-3 * logits.square().mean()
 
 
-@pytest.mark.parametrize(("loss", "computed"), [(smoothed, True), (own_mean, False), (log_probabilities, True)])
-def test_a_loss_of_ones_own_has_the_logits_it_would_have_had(trained, made, loss, computed):
+@pytest.mark.parametrize("loss", [smoothed, own_mean, log_probabilities])
+def test_a_loss_of_ones_own_has_the_logits_it_would_have_had(trained, made, loss):
     class Own(Trainer):
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
             labels = inputs.pop("labels")
@@ -150,34 +154,32 @@ def test_a_loss_of_ones_own_has_the_logits_it_would_have_had(trained, made, loss
             return (loss(outputs.logits, labels), outputs) if return_outputs else loss(outputs.logits, labels)
 
     plain = trained(llama(), False, {"kind": Own})
-    assert trained(llama(), True, {"kind": Own}) == pytest.approx(plain, rel=1e-5, abs=1e-5)
-    assert bool(made) is True
-    if not computed:
-        assert all(logits._logits is None for logits in made)
+    assert trained(llama(), True, {"kind": Own}) == plain
+    assert not made
+
+
+def test_a_run_says_why_it_computes_the_logits(make_trainer):
+    class Own(Trainer):
+        def compute_loss(self, *args, **kwargs):
+            return super().compute_loss(*args, **kwargs)
+
+    trainer = make_trainer({"model": llama(), "train_dataset": rows(), "kind": Own}, max_steps=1)
+    trainer.train()
+    assert trainer._mt_overrides.slower["the loss without logits"] == ("compute_loss",)
+
+
+def test_a_loss_function_has_the_logits(trained, made):
+    def loss(outputs, labels, num_items_in_batch=None):
+        return own_mean(outputs.logits, labels)
+
+    plain = trained(llama(), False, {"compute_loss_func": loss})
+    assert trained(llama(), True, {"compute_loss_func": loss}) == plain
+    assert not made
 
 
 def test_label_smoothing_reads_them(trained):
     plain = trained(llama(), False, label_smoothing_factor=0.1)
     assert trained(llama(), True, label_smoothing_factor=0.1) == pytest.approx(plain, rel=1e-5, abs=1e-5)
-
-
-def test_metrics_of_training_outputs_read_them(trained, made):
-    """As trainers do that log the accuracy of tokens."""
-    accuracies = []
-
-    class Reads(Trainer):
-        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-            loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-            with torch.no_grad():
-                accuracies.append((outputs.logits.argmax(-1) == inputs["labels"]).float().mean().item())
-                assert outputs.logits.shape == (*inputs["labels"].shape, WORDS)
-            return (loss, outputs) if return_outputs else loss
-
-    plain = trained(llama(), False, {"kind": Reads})
-    without, accuracies[:] = accuracies[:], []
-    assert trained(llama(), True, {"kind": Reads}) == pytest.approx(plain, rel=1e-5, abs=1e-5)
-    assert made
-    assert accuracies == without
 
 
 def test_evaluation_and_prediction_have_logits(make_trainer, made):
@@ -190,6 +192,82 @@ def test_the_model_is_given_back_as_it_was(trained):
     model = llama()
     trained(model, True)
     assert "forward" not in vars(model.lm_head)
+    assert type(model.lm_head) is nn.Linear
+    assert not len(deferred_logits._heads)
+
+
+class Copies(TrainerCallback):
+    """Copies the model as an average of weights does, and pickles it as a process of its own needs it."""
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        self.copy = copy.deepcopy(model)
+        torch.save(model, file := io.BytesIO())
+        file.seek(0)
+        self.saved = torch.load(file, weights_only=False)
+
+
+def test_copies_made_in_a_run_have_heads_of_their_own(trained, made):
+    copies, model = Copies(), llama()
+    trained(model, True, {"callbacks": [copies]})
+    assert made
+    for each in (copies.copy, copies.saved):
+        assert type(each.lm_head) is nn.Linear
+        model.zero_grad()
+        each.zero_grad()
+        tokens = torch.arange(5, 25).view(1, -1).to(each.device)
+        each.train()(input_ids=tokens, labels=tokens).loss.backward()
+        assert each.lm_head.weight.grad.norm() > 0
+        assert model.lm_head.weight.grad is None
+
+
+def test_a_wrapper_that_others_put_around_the_head_stays(trained):
+    class Wraps(TrainerCallback):
+        def on_train_begin(self, args, state, control, model=None, **kwargs):
+            plain = model.lm_head.forward
+            model.lm_head.forward = self.forward = lambda hidden: plain(hidden)
+
+    wraps, model = Wraps(), llama()
+    trained(model, True, {"callbacks": [wraps]})
+    assert model.lm_head.forward is wraps.forward
+
+
+def unlabelled():
+    return [{**row, "labels": torch.full_like(row["labels"], -100)} if i < 8 else row for i, row in enumerate(rows())]
+
+
+@pytest.mark.parametrize("model", [llama, masked, t5])
+def test_a_batch_without_labels_changes_no_weight(make_trainer, made, model):
+    """Its loss is nan, and the gradients are 0, as torch has it."""
+    found = {}
+    for on in (False, True):
+        given = {"model": model(), "train_dataset": unlabelled()}
+        settings = {"train_sampling_strategy": "sequential", "per_device_train_batch_size": 8, "max_steps": 3}
+        trainer = make_trainer(given, chunked_cross_entropy=on, learning_rate=1e-2, **settings)
+        trainer.train()
+        found[on] = logged(trainer, "grad_norm")
+    assert made
+    assert found[True] == pytest.approx(found[False], rel=1e-4)
+    assert found[True][0] == 0
+    assert found[True][1] > 0
+
+
+def test_a_model_that_its_user_compiled_trains(trained):
+    plain = trained(llama(), False)
+    model = llama()
+    model.compile(backend="eager")
+    assert trained(model, True) == pytest.approx(plain, rel=1e-5, abs=1e-5)
+
+
+def test_a_model_that_names_no_head_trains(trained):
+    class Unnamed(LlamaForCausalLM):
+        def get_output_embeddings(self):
+            raise NotImplementedError
+
+    def unnamed():
+        torch.manual_seed(0)
+        return Unnamed(LlamaConfig(vocab_size=WORDS, max_position_embeddings=64, **SIZES))
+
+    assert trained(unnamed(), True) == trained(unnamed(), False)
 
 
 def test_few_logits_are_computed_at_once(trained, made, monkeypatch):
@@ -204,12 +282,55 @@ def test_products_over_many_words_are_split_where_they_are_wrong(trained, made, 
     plain = trained(llama(), False)
     monkeypatch.setattr(deferred_logits, "INNER", 10)
     monkeypatch.setattr(deferred_logits, "CHUNK", 2**30)
+    sums, product = set(), deferred_logits.product
+    monkeypatch.setattr(deferred_logits, "product", lambda *args: sums.add(args[2]) or product(*args))
     assert trained(llama(), True) == pytest.approx(plain, rel=1e-5, abs=1e-5)
-    assert {logits._layer.most_words for logits in made} == ({9} if device == "mps" else set())
+    assert sums == ({9} if device == "mps" else set())
+    assert not made
 
 
 def deferred(hidden, weight):
     return DeferredLogits(hidden, deferred_logits._Layer(weight, None, None, None))
+
+
+def test_changes_in_place_are_seen_by_all_parts():
+    hidden, weight = torch.ones(2, 3, 4, requires_grad=True), torch.ones(5, 4)
+    logits = deferred(hidden, weight)
+    rows, wide = logits.view(-1, 5), logits.float()
+    with torch.no_grad():
+        rows[:, 3] = -7
+    first = logits[:, :1]
+    logits[0, 0, 0] = 2
+    for part in (logits, rows.view(2, 3, 5), wide):
+        assert torch.equal(part[1].detach() + 0, torch.tensor([4.0, 4, 4, -7, 4]).expand(3, 5))
+    assert first[0, 0].tolist() == [2, 4, 4, -7, 4]
+    loss = nn.functional.cross_entropy(rows, torch.zeros(6, dtype=torch.long))
+    assert loss == nn.functional.cross_entropy(logits.detach().view(-1, 5), torch.zeros(6, dtype=torch.long))
+
+
+def test_what_cross_entropy_refuses_is_refused():
+    logits = deferred(torch.ones(6, 4, requires_grad=True), torch.ones(5, 4))
+    with pytest.raises(ValueError, match="batch_size"):
+        nn.functional.cross_entropy(logits, torch.zeros(8, dtype=torch.long))
+
+
+def test_logits_read_after_the_weights_changed_are_refused():
+    weight = torch.ones(5, 4)
+    logits = deferred(torch.ones(6, 4, requires_grad=True), weight)
+    weight.add_(1)
+    with pytest.raises(RuntimeError, match="after the step that they belong to"):
+        logits.sum()
+
+
+def test_gradients_of_gradients_of_logits_that_are_read():
+    hidden = torch.ones(2, 4, requires_grad=True)
+    weight = torch.rand(5, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    (gradient,) = torch.autograd.grad(deferred(hidden, weight).square().sum(), hidden, create_graph=True)
+    gradient.square().sum().backward()
+    found, weight.grad = weight.grad, None
+    (gradient,) = torch.autograd.grad((hidden @ weight.T).square().sum(), hidden, create_graph=True)
+    gradient.square().sum().backward()
+    torch.testing.assert_close(found, weight.grad)
 
 
 class Halved(torch.autograd.Function):

@@ -12,8 +12,10 @@ needs 0.46 of the memory above the start and 0.71 of the processor time; with Lo
 from __future__ import annotations
 
 import contextlib
+import copyreg
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -21,9 +23,12 @@ from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_map_only
 
 from ...devices.large_products import INNER, concerns
+from ...overrides import Overrides
 from ...training_args import TrainingArguments
 from ..chunked_cross_entropy import CHUNK, chunked_cross_entropy, product
 from ..introspection import base_model
+
+_TOKENS = 2048  # a step that has fewer needs little memory
 
 
 def deferring_head(model: nn.Module, args: TrainingArguments, is_distributed: bool) -> nn.Linear | None:
@@ -34,37 +39,70 @@ def deferring_head(model: nn.Module, args: TrainingArguments, is_distributed: bo
     """
     if is_distributed or args.torch_compile or not args.chunked_cross_entropy:
         return None
-    head = getattr(base_model(model), "get_output_embeddings", lambda: None)()
+    try:
+        head = base_model(model).get_output_embeddings()
+    except (AttributeError, NotImplementedError):
+        return None
     return head if type(head) is nn.Linear and "forward" not in vars(head) else None
 
 
+class _Head(NamedTuple):
+    """How a head computes during a run: whether logits are deferred, and over how many words a product may sum."""
+
+    defers: bool
+    most_words: int | None
+
+
+_heads: WeakKeyDictionary[nn.Module, _Head] = WeakKeyDictionary()
+
+
+class DeferringLinear(nn.Linear):
+    """A head that defers its logits in training mode, where they are larger than a chunk."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        how = _heads.get(self)
+        if how is None or torch.compiler.is_compiling() or not (self.training and torch.is_grad_enabled()):
+            return super().forward(input)
+        size = 4 * input.shape[:-1].numel() * self.out_features
+        if size == 0 or (how.most_words is None and (size <= CHUNK or not how.defers)):
+            return super().forward(input)
+        kind = input.device.type
+        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        layer = _Layer(self.weight, self.bias, how.most_words, autocast)
+        return DeferredLogits(input, layer) if how.defers else _computed(input, layer)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Makes copies, and what is saved of a model during a run, `nn.Linear`s."""
+        return copyreg._reconstructor, (nn.Linear, object, None), self.__dict__  # type: ignore[attr-defined]
+
+
 @contextlib.contextmanager
-def logits_deferred(head: nn.Linear | None, device: torch.device, chip: str | None) -> Iterator[None]:
-    """Makes `head` return deferred logits inside, in training mode, where they are larger than a chunk.
+def logits_deferred(
+    head: nn.Linear | None, device: torch.device, chip: str | None, model_computes_loss: bool, overrides: Overrides
+) -> Iterator[None]:
+    """Makes `head` a DeferringLinear inside, if nobody but the model itself has its logits.
 
     Args:
-        chip: the Mac's. Those that compute long products wrong get deferred logits of any size.
+        chip: the Mac's. On those that compute long products wrong, the head's are split in any case.
+        model_computes_loss: False if a function of the Trainer's computes the loss from the logits.
+        overrides: a `compute_loss` of a subclass may do anything with the logits.
     """
     if head is None:
         yield
         return
-    plain = head.forward
-    faulty = device.type == "mps" and concerns(torch.__version__, chip)
-    most_words = INNER - 1 if faulty and head.out_features >= INNER else None
-
-    def forward(hidden: torch.Tensor) -> torch.Tensor:
-        size = 4 * hidden.shape[:-1].numel() * head.out_features
-        if not (head.training and torch.is_grad_enabled()) or (size <= CHUNK and most_words is None):
-            return plain(hidden)
-        kind = hidden.device.type
-        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        return DeferredLogits(hidden, _Layer(head.weight, head.bias, most_words, autocast))
-
-    head.forward = forward  # type: ignore[method-assign,assignment]
+    is_large = 4 * head.out_features * _TOKENS > CHUNK
+    defers = is_large and model_computes_loss and overrides.allow("the loss without logits", "compute_loss")
+    faulty = device.type == "mps" and concerns(torch.__version__, chip) and head.out_features >= INNER
+    if not (defers or faulty):
+        yield
+        return
+    _heads[head] = _Head(defers, INNER - 1 if faulty else None)
+    head.__class__ = DeferringLinear
     try:
         yield
     finally:
-        del head.forward
+        head.__class__ = nn.Linear
+        del _heads[head]
 
 
 class _Layer(NamedTuple):
@@ -88,19 +126,29 @@ class _Logits(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: torch.Tensor, weight: Any, bias: Any, layer: _Layer, make: Callable[[], torch.Tensor]
     ) -> torch.Tensor:
-        ctx.save_for_backward(hidden)
+        ctx.save_for_backward(hidden, weight, bias)  # torch refuses a weight that has changed since
         ctx.layer = layer
         return make()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        hidden, weight, bias = ctx.layer.operands(*ctx.saved_tensors)
+        hidden, weight, bias = ctx.saved_tensors
+        hidden, weight, bias = ctx.layer._replace(weight=weight, bias=bias).operands(hidden)
         needed, rows = ctx.needs_input_grad, grad.reshape(-1, grad.shape[-1]).to(weight.dtype)
         of_hidden = product(rows, weight, ctx.layer.most_words).view_as(hidden) if needed[0] else None
         of_weight = rows.T @ hidden.reshape(-1, hidden.shape[-1]) if needed[1] else None
         of_bias = rows.sum(0) if bias is not None and needed[2] else None
         return of_hidden, of_weight, of_bias, None, None
+
+
+def _computed(hidden: torch.Tensor, layer: _Layer) -> torch.Tensor:
+    """Returns the logits, with gradients of products over few words if long ones are wrong."""
+
+    def make() -> torch.Tensor:
+        return nn.functional.linear(*layer.operands(hidden))
+
+    return make() if layer.most_words is None else _Logits.apply(hidden, layer.weight, layer.bias, layer, make)
 
 
 class DeferredLogits(torch.Tensor):
@@ -109,16 +157,28 @@ class DeferredLogits(torch.Tensor):
     Args:
         hidden: what the head was given, ... x width.
         layer: the head.
-        cast: the format of the logits. Default: that of the head.
+        cast: the format of the logits. Default: that in which the head computes.
+        base: the deferred logits of which these are a part, in another shape or another format.
+        part: makes these of the base's, once they are computed.
     """
 
     _hidden: torch.Tensor
-    _logits: torch.Tensor | None
     _cast: torch.dtype | None
     _layer: _Layer
+    _weight_version: int
+    _logits: torch.Tensor | None
+    _base_logits: DeferredLogits | None
+    _part: Callable[[torch.Tensor], torch.Tensor] | None
 
     @staticmethod
-    def __new__(cls, hidden: torch.Tensor, layer: _Layer, cast: torch.dtype | None = None) -> DeferredLogits:
+    def __new__(
+        cls,
+        hidden: torch.Tensor,
+        layer: _Layer,
+        cast: torch.dtype | None = None,
+        base: DeferredLogits | None = None,
+        part: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> DeferredLogits:
         def make() -> torch.Tensor:
             shape, dtype = (*hidden.shape[:-1], len(layer.weight)), cast or layer.autocast or layer.weight.dtype
             return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=hidden.device)
@@ -126,6 +186,7 @@ class DeferredLogits(torch.Tensor):
         # what goes past __torch_function__, as an autograd function's arguments do, has a gradient too
         made: Any = _Logits.apply(hidden, layer.weight, layer.bias, layer, make)
         made._hidden, made._layer, made._cast, made._logits = hidden, layer, cast, None
+        made._base_logits, made._part, made._weight_version = base, part, layer.weight._version
         return made
 
     @classmethod
@@ -134,7 +195,7 @@ class DeferredLogits(torch.Tensor):
         if func in _METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        if func in _DEFERRED and isinstance(args[0] if args else None, cls):
+        if func in _DEFERRED and isinstance(args[0] if args else None, cls) and not args[0]._is_computed():
             result = _DEFERRED[func](*args, **kwargs)
             if result is not None:
                 return result
@@ -149,44 +210,58 @@ class DeferredLogits(torch.Tensor):
         args, kwargs = tree_map_only(cls, cls._computed, (args, kwargs or {}))
         return func(*args, **kwargs)
 
+    def _is_computed(self) -> bool:
+        return self._logits is not None or (self._base_logits is not None and self._base_logits._is_computed())
+
     def _computed(self) -> torch.Tensor:
-        """Returns the logits, computed once where gradients are."""
-        if self._logits is not None:
-            return self._logits
-        layer = self._layer
+        """Returns the logits, computed once, so that what changes them in place changes them for all."""
+        if self._logits is None:
+            with torch.enable_grad():
+                whole = None if self._base_logits is None else self._base_logits._computed()
+                self._logits = self._first() if whole is None or self._part is None else self._part(whole)
+        return self._logits
 
-        def make() -> torch.Tensor:
-            logits = nn.functional.linear(*layer.operands(self._hidden))
-            return logits if self._cast is None else logits.to(self._cast)
+    def _first(self) -> torch.Tensor:
+        if self._layer.weight._version != self._weight_version:
+            raise RuntimeError(
+                "These logits are read after the step that they belong to: the weights have changed since. Read them "
+                "before, or train with chunked_cross_entropy=False."
+            )
+        return _computed(self._hidden, self._layer)
 
-        logits = _Logits.apply(self._hidden, layer.weight, layer.bias, layer, make)
-        if torch.is_grad_enabled():
-            self._logits = logits
+
+def _in_float32(logits: DeferredLogits, **kwargs: Any) -> DeferredLogits | None:
+    if kwargs:
+        return None
+    if logits.dtype is torch.float32:
         return logits
-
-    def _in_float32(self) -> DeferredLogits:
-        return self if self.dtype is torch.float32 else DeferredLogits(self._hidden, self._layer, torch.float32)
+    return DeferredLogits(logits._hidden, logits._layer, torch.float32, logits, torch.Tensor.float)
 
 
 def _to(logits: DeferredLogits, *args: Any, **kwargs: Any) -> DeferredLogits | None:
-    return logits._in_float32() if args == (torch.float32,) and not kwargs else None
+    return _in_float32(logits) if args == (torch.float32,) and not kwargs else None
 
 
-def _reshaped(logits: DeferredLogits, *shape: Any) -> DeferredLogits | None:
-    sizes = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
-    if not sizes or sizes[-1] != logits.shape[-1] or logits._logits is not None:
+def _contiguous(logits: DeferredLogits, **kwargs: Any) -> DeferredLogits | None:
+    return None if kwargs else logits
+
+
+def _reshaped(logits: DeferredLogits, *shape: Any, **kwargs: Any) -> DeferredLogits | None:
+    sizes = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+    plain = sizes and all(isinstance(size, int) for size in sizes) and not kwargs
+    if not plain or sizes[-1] != logits.shape[-1]:
         return None
-    hidden = logits._hidden
-    return DeferredLogits(hidden.reshape(*sizes[:-1], hidden.shape[-1]), logits._layer, logits._cast)
+    hidden = logits._hidden.reshape(*sizes[:-1], logits._hidden.shape[-1])
+    return DeferredLogits(hidden, logits._layer, logits._cast, logits, lambda whole: whole.reshape(sizes))
 
 
 def _indexed(logits: DeferredLogits, index: Any) -> DeferredLogits | None:
     parts = index if isinstance(index, tuple) else (index,)
     plain = all(part is ... or isinstance(part, (slice, int)) for part in parts)
     to_the_last = ... in parts or len(parts) == logits.dim()
-    if not plain or (to_the_last and parts[-1] != slice(None)) or logits._logits is not None:
+    if not plain or (to_the_last and parts[-1] != slice(None)):
         return None
-    return DeferredLogits(logits._hidden[index], logits._layer, logits._cast)
+    return DeferredLogits(logits._hidden[index], logits._layer, logits._cast, logits, lambda whole: whole[index])
 
 
 def _cross_entropy(
@@ -200,10 +275,11 @@ def _cross_entropy(
     label_smoothing: float = 0.0,
 ) -> torch.Tensor | None:
     others = weight is None and size_average is None and reduce is None and label_smoothing == 0
-    if not others or logits.dim() != 2 or target.is_floating_point() or reduction not in ("mean", "sum"):
+    if not others or logits.dim() != 2 or reduction not in ("mean", "sum"):
         return None
-    in_float32 = logits.dtype is torch.float32 or torch.is_autocast_enabled(logits.device.type)
-    if not in_float32 or logits._logits is not None:
+    if target.dtype is not torch.int64 or target.shape != logits.shape[:1]:
+        return None  # probabilities, or a mistake that torch explains
+    if logits.dtype is not torch.float32 and not torch.is_autocast_enabled(logits.device.type):
         return None
     layer = logits._layer
     settings: dict[str, Any] = {"ignore_index": ignore_index, "reduction": reduction, "most_words": layer.most_words}
@@ -211,9 +287,9 @@ def _cross_entropy(
 
 
 _DEFERRED: dict[Any, Callable[..., Any]] = {
-    torch.Tensor.float: DeferredLogits._in_float32,
+    torch.Tensor.float: _in_float32,
     torch.Tensor.to: _to,
-    torch.Tensor.contiguous: lambda logits: logits,
+    torch.Tensor.contiguous: _contiguous,
     torch.Tensor.view: _reshaped,
     torch.Tensor.reshape: _reshaped,
     torch.Tensor.__getitem__: _indexed,

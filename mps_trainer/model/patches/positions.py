@@ -32,7 +32,7 @@ SEARCH = "find_packed_sequence_indices"
 
 @contextlib.contextmanager
 def positions_made_once(model: nn.Module, applies: bool) -> Iterator[None]:
-    """Inside, decoders in `model` that are known to number their tokens from 0 get the numbers from here, if it `applies`."""
+    """Inside, decoders in `model` that are known to number their tokens from 0 get them from here, if it `applies`."""
     decoders = []
     if applies:
         decoders = [module for module in model.modules() if _is_known(type(module))]
