@@ -68,12 +68,14 @@ def _respelled(flag: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(prog=NAME, description="Fine-tune models on a Mac.")
+    parser = OneLineParser(
+        prog=NAME, usage=f"{NAME} [-h] [--version] COMMAND ...", description="Fine-tune models on a Mac."
+    )
     parser.add_argument("--version", action="version", version=f"mps-trainer {__version__}")
     parser.add_argument(
         "--print-completion", choices=SHELLS, action=PrintCompletion, help="print a script that completes commands"
     )
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(prog=NAME, dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.add_parser(commands)
     return parser

@@ -19,7 +19,7 @@ from .script import add_rest, check_paths, run_script, write_json
 def add_parser(commands: Any) -> None:
     command = commands.add_parser(
         "fit",
-        help="say how much memory a script's training step needs, and on which Macs it fits",
+        help="say which Macs a script's training step fits on",
         description="Run a script until its Trainer, this one or transformers', starts to train, and compute how much "
         "memory a step needs on mps, from the shapes of its tensors: at most, by what it is for, on which Macs that "
         "fits, and what gradient checkpointing, smaller batches, LoRA and others would leave of it. Nothing is "

@@ -98,6 +98,7 @@ def _rows(facts: MachineFacts, found: Sequence[Finding]) -> list[tuple[str, str]
         rows.append(("fallback", _fallback(facts)))
     if usable:
         rows.append(("limits", _limits(facts)))
+        rows.append(("", "mps-trainer fit SCRIPT says whether a training step fits"))
     return [*rows, ("disk", _disk(facts))]
 
 

@@ -111,7 +111,8 @@ def _message(run: RunDescription, doing: str, error: Exception, memory: MemoryTa
         size, _, unit = tried[1].partition(" ")
         facts += f"; {format_bytes(int(size)) if unit == 'bytes' else tried[1]} more were asked for"
     numbered = "; ".join(f"({i}) {remedy}" for i, remedy in enumerate(remedies, start=1))
-    return f"{memory.device} ran out of memory in {doing}{step}{why_not}. Held: {facts}. What to do: {numbered}."
+    text = f"{memory.device} ran out of memory in {doing}{step}{why_not}. Held: {facts}. What to do: {numbered}."
+    return f"{text} `mps-trainer fit SCRIPT` computes what they save." if doing in (TRAINING, PLACING) else text
 
 
 def remedies_for(run: RunDescription, doing: str, memory: MemoryTable) -> list[str]:

@@ -11,7 +11,20 @@ import pytest
 from mps_trainer import cli
 from tests import HUNG_AFTER
 
-COMMANDS = ("", "doctor", "selftest", "config", "launch", "run", "report", "check", "simulate", "example", "env")
+COMMANDS = (
+    "",
+    "doctor",
+    "selftest",
+    "config",
+    "launch",
+    "run",
+    "report",
+    "check",
+    "fit",
+    "simulate",
+    "example",
+    "env",
+)
 HEAVY = ("torch", "numpy", "transformers", "accelerate", "datasets", "yaml", "shtab")
 
 

@@ -1,0 +1,88 @@
+"""Computes which Macs the training steps of four language models fit on: `python -m benchmarks.fit`.
+
+The models have the sizes of Qwen3 with 0.6, 1.7, 4 and 8 billion parameters, and no memory for their weights. A step
+has two rows of 1,024 tokens and checkpoints its activations, as examples/language-modeling/run_sft.py does.
+"""
+
+from __future__ import annotations
+
+import resource
+import tempfile
+import time
+import warnings
+from typing import Any
+
+import torch
+
+from mps_trainer import Trainer, TrainingArguments
+from mps_trainer.fit.fake_models import models_are_fake
+from mps_trainer.fit.macs import smallest_for
+from mps_trainer.fit.step import as_on_mps, largest_batch, measure_step
+
+WORDS, LENGTH, ROWS, RANK = 151936, 1024, 2, 16
+GIB = 2**30
+COMMON: dict[str, Any] = {"vocab_size": WORDS, "head_dim": 128, "num_key_value_heads": 8}
+_NAMES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+SIZES: dict[str, dict[str, Any]] = {
+    "0.6 billion": dict(zip(_NAMES, (1024, 3072, 28, 16), strict=True)),
+    "1.7 billion": dict(zip(_NAMES, (2048, 6144, 28, 16), strict=True)),
+    "4 billion": dict(zip(_NAMES, (2560, 9728, 36, 32), strict=True)),
+    "8 billion": dict(zip(_NAMES, (4096, 12288, 36, 32), strict=True)),
+}
+WAYS = ("full, weights in float32", "LoRA, weights in bfloat16", "LoRA, weights in 4 bits")
+
+
+def model_of(size: str, way: str) -> Any:
+    """Returns a model that has no memory, with adapters if they are trained."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, Qwen3Config
+
+    from mps_trainer.fit.fake_tensors import make_fake
+    from mps_trainer.fit.quantized import BYTES, quantize
+
+    config = Qwen3Config(**COMMON, **SIZES[size], tie_word_embeddings=size != "8 billion")
+    dtype = torch.float32 if "full" in way else torch.bfloat16
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    if "4 bits" in way:
+        quantize(model, BYTES[4], torch.bfloat16)
+    if "LoRA" in way:
+        adapter = LoraConfig(r=RANK, target_modules="all-linear")
+        model = get_peft_model(model, adapter, low_cpu_mem_usage=True)
+        make_fake(model)
+    return model
+
+
+def peak_of(size: str, way: str) -> int:
+    """Returns the bytes that the step needs at most."""
+    rows = [{"input_ids": row, "labels": row} for row in torch.zeros(ROWS, LENGTH, dtype=torch.long)]
+    with tempfile.TemporaryDirectory() as folder, models_are_fake(), as_on_mps():
+        settings: dict[str, Any] = {
+            "per_device_train_batch_size": ROWS,
+            "gradient_checkpointing": True,
+            "bf16": True,
+            "max_steps": 1,
+        }
+        args = TrainingArguments(folder, use_cpu=True, report_to="none", **settings)
+        trainer = Trainer(model_of(size, way), args, train_dataset=rows)
+        return sum(measure_step(trainer, largest_batch(trainer, 1)).values())
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    print("| parameters | " + " | ".join(WAYS) + " | seconds |")
+    print("| --- |" + " ---: |" * (len(WAYS) + 1))
+    for size in SIZES:
+        start = time.perf_counter()
+        peaks = [peak_of(size, way) for way in WAYS]
+        cells = [f"{peak / GIB:.1f} GiB, {_on(peak)}" for peak in peaks]
+        print(f"| {size} | " + " | ".join(cells) + f" | {time.perf_counter() - start:.0f} |", flush=True)
+    print(f"\nThe process had {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB of memory at most.")
+
+
+def _on(peak: int) -> str:
+    size = smallest_for(peak)
+    return "no Mac" if size is None else f"{size} GB"
+
+
+if __name__ == "__main__":
+    main()
