@@ -102,7 +102,8 @@ def measure_step(
         _make_gradients(trained)
         tracker.belongs([each.grad for each in trained if each.grad is not None], GRADIENTS)
         tracker.kind = OPTIMIZER
-        run.update_weights()  # makes the optimizer's state
+        run.optimizer().step()  # makes its state
+        run.gradients.clear()
         if accumulates or _accumulated(trainer) > 1:
             _make_gradients(trained)
             tracker.belongs([each.grad for each in trained if each.grad is not None], GRADIENTS)

@@ -70,6 +70,7 @@ CASES = {
     "Llama, LoRA, bf16": (adapted, text, {"bf16": True}),
     "BERT": (bert, sentence, {}),
     "BERT, bf16": (bert, sentence, {"bf16": True}),
+    "BERT, fp16": (bert, sentence, {"fp16": True}),
     "T5": (t5, pair, {}),
     "ViT": (vit, image, {}),
 }
