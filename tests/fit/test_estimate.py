@@ -10,6 +10,7 @@ import transformers
 
 from mps_trainer import MisconfigurationException, Trainer
 from mps_trainer.fit import estimate
+from mps_trainer.fit.step import as_on_mps, largest_batch, measure_step
 from tests.conftest import Classifier, assert_same_weights, examples, weights
 
 WORDS, LENGTH = 2048, 48
@@ -61,6 +62,11 @@ def image():
     return {"pixel_values": torch.rand(3, 64, 64), "labels": torch.tensor(1)}
 
 
+def peak_of(trainer: Trainer) -> int:
+    with as_on_mps():
+        return sum(measure_step(trainer, largest_batch(trainer, 16)).values())
+
+
 CASES = {
     "Llama": (llama, text, {}),
     "Llama, bf16": (llama, text, {"bf16": True}),
@@ -83,7 +89,7 @@ def test_the_peak_is_that_of_a_run_on_the_simulated_device(case, mps, make_args)
     before = mps.counters()["bytes_live"]  # of other tests
     args = make_args(per_device_train_batch_size=4, max_steps=3, **settings)
     trainer = Trainer(make_model(), args, train_dataset=[make_row() for _ in range(24)])
-    found = estimate(trainer).bytes_peak
+    found = peak_of(trainer)
     mps.reset()
     trainer.train()
     assert found == pytest.approx(mps.report().bytes_peak - before, rel=0.1)
@@ -107,11 +113,12 @@ def test_the_trainer_stays_as_it_is(make_trainer):
 def test_the_largest_batch_is_computed(make_args):
     rows = [text(length) for length in (8, 8, 8, 400, 8, 8, 8, 8)]
     args = make_args(per_device_train_batch_size=1, train_sampling_strategy="sequential")
-    report = estimate(Trainer(llama(), args, train_dataset=rows))
-    assert (report.batch_shape, report.batches) == ((1, 400), 8)
-    first = estimate(Trainer(llama(), args, train_dataset=rows), batches=2)
-    assert (first.batch_shape, first.batches) == ((1, 8), 2)
-    assert first.bytes_peak < report.bytes_peak
+    trainer = Trainer(llama(), args, train_dataset=rows)
+    with as_on_mps():
+        batch, first = largest_batch(trainer, 16), largest_batch(trainer, 2)
+        assert (batch.shape, batch.looked_at) == ((1, 400), 8)
+        assert (first.shape, first.looked_at) == ((1, 8), 2)
+        assert sum(measure_step(trainer, first).values()) < sum(measure_step(trainer, batch).values())
 
 
 def test_remedies_leave_less_and_are_those_not_in_use(make_args):
@@ -138,20 +145,18 @@ def test_remedies_leave_less_and_are_those_not_in_use(make_args):
     ]
 
 
-@pytest.mark.parametrize(
-    ("remedy", "settings"),
-    [
-        ("bf16=True", {"bf16": True}),
-        ("gradient_checkpointing=True", {"gradient_checkpointing": True}),
-        ("LoRA (rank 8) on all linear layers, with PEFT", {}),
-    ],
-)
-def test_a_remedy_leaves_what_a_run_with_it_needs(make_args, remedy, settings):
+def test_a_remedy_leaves_what_a_run_with_it_needs(make_args):
     rows = [text() for _ in range(8)]
-    offered = estimate(Trainer(llama(), make_args(), train_dataset=rows)).remedies
-    model = adapted() if "LoRA" in remedy else llama()
-    taken = estimate(Trainer(model, make_args(**settings), train_dataset=rows)).bytes_peak
-    assert next(each.bytes_peak for each in offered if each.text == remedy) == pytest.approx(taken, rel=0.01)
+    left = {
+        each.text: each.bytes_peak for each in estimate(Trainer(llama(), make_args(), train_dataset=rows)).remedies
+    }
+    for remedy, model, settings in (
+        ("bf16=True", llama, {"bf16": True}),
+        ("gradient_checkpointing=True", llama, {"gradient_checkpointing": True}),
+        ("LoRA (rank 8) on all linear layers, with PEFT", adapted, {}),
+    ):
+        taken = peak_of(Trainer(model(), make_args(**settings), train_dataset=rows))
+        assert left[remedy] == pytest.approx(taken, rel=0.01), remedy
 
 
 def test_models_of_ones_own_and_those_that_cannot_take_a_remedy(make_args):
