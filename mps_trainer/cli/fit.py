@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -74,8 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
                     return status
                 raise MisconfigurationException(
                     f"{arguments.script} ended with status {status} before it trained, so there is nothing to "
-                    "compute. It has to call train() of a Trainer, this one or transformers'. Its models have no "
-                    "weights here, so what it computes with them before cannot be used."
+                    "compute. It has to call train() of a Trainer, this one or transformers'."
                 )
     finally:
         replace_transformers.undo()
@@ -87,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _stopped_when_it_trains() -> Iterator[None]:
-    """Makes train() of the Trainer raise TrainingReached inside, and evaluate() before it return a loss of nan."""
+    """Makes train() of the Trainer raise TrainingReached inside, and evaluate() return nan for each metric."""
     from ..trainer import Trainer
 
     kept = Trainer.train, Trainer.evaluate
@@ -96,7 +97,7 @@ def _stopped_when_it_trains() -> Iterator[None]:
         raise TrainingReached(trainer)
 
     def evaluate(trainer: Trainer, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
-        return {f"{metric_key_prefix}_loss": float("nan")}
+        return defaultdict(lambda: math.nan, {f"{metric_key_prefix}_loss": math.nan})  # a script asks for others too
 
     Trainer.train, Trainer.evaluate = train, evaluate  # type: ignore[method-assign,assignment]
     try:

@@ -36,8 +36,15 @@ def estimate(trainer: Trainer, batches: int = BATCHES, tell: Callable[[str], Non
         tell: is called with what is being computed, before each step.
 
     Raises:
-        MisconfigurationException: if there is nothing to train on, or the step cannot run without values.
+        MisconfigurationException: for another Trainer, without data, and if the step cannot run without values.
     """
+    from ..trainer import Trainer
+
+    if not isinstance(trainer, Trainer):
+        raise MisconfigurationException(
+            f"estimate takes an mps_trainer.Trainer, and got {type(trainer).__module__}.{type(trainer).__name__}. "
+            "Import Trainer and TrainingArguments from mps_trainer, or run the script by `mps-trainer fit`."
+        )
     rng = rng_state()
     try:
         with as_on_mps(), warnings.catch_warnings():

@@ -178,6 +178,12 @@ def test_a_step_that_needs_values_is_refused_in_one_line(make_trainer):
     assert "\n" not in str(raised.value)
 
 
+def test_another_trainer_is_refused(tmp_path):
+    args = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    with pytest.raises(MisconfigurationException, match=r"got transformers\.trainer\.Trainer\. Import"):
+        estimate(transformers.Trainer(Classifier(), args, train_dataset=examples(8)))
+
+
 def test_no_data_is_refused(make_args):
     with pytest.raises(MisconfigurationException):
         estimate(Trainer(Classifier(), make_args(max_steps=1), train_dataset=[]))
