@@ -123,7 +123,7 @@ def perplexity(metrics: dict[str, float]) -> float:
 
 
 def prompt_ids(data_args: DataArguments, tokenizer: Any, blocks: Blocks, longest: int) -> list[int]:
-    """What the sample goes on from, in tokens; its end where it and the sample are more than the model takes."""
+    """Returns the tokens that the sample follows: their end, if they and the sample are more than the model takes."""
     ids = tokenizer(data_args.prompt)["input_ids"] if data_args.prompt else blocks.held[0]["input_ids"][:4]
     room = longest - data_args.sample_tokens
     if room < 1:
@@ -134,7 +134,7 @@ def prompt_ids(data_args: DataArguments, tokenizer: Any, blocks: Blocks, longest
 
 
 def sample(job: Job) -> str:
-    """What the model writes after the prompt: at each place its likeliest token."""
+    """Returns what the model writes after the prompt, with the likeliest token at each place."""
     import torch
 
     model = job.trainer.model.eval()

@@ -1,4 +1,4 @@
-"""What is done to the model before it trains."""
+"""Holds the arguments for what is done to the model before it trains."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from ..devices.facts import FALLBACK
 from ..errors import MisconfigurationException
 from ..launching.environment import USE_CPU
 from ..refusal import INTERRUPTED, WRONG_INPUT
-from .script import add_script_arguments, check_paths, run_script, write_json
+from .script import add_script_arguments, check_paths, count, run_script, write_json
 
 
 def add_parser(commands: Any) -> None:
@@ -22,19 +22,11 @@ def add_parser(commands: Any) -> None:
         "a Mac and where the host would wait. Nothing is trained. The exit status is 0 when the step is ready for a "
         "Mac, 1 when it would fail, 2 when the script could not be run so far.",
     )
-    command.add_argument(
-        "--batches", type=_count, default=1, help="training batches to look at (default: %(default)s)"
-    )
+    command.add_argument("--batches", type=count, default=1, help="training batches to look at (default: %(default)s)")
     command.add_argument("--compile", action="store_true", help="count the kernels of torch.compile too, on Linux")
     command.add_argument("--verbose", action="store_true", help="list the operators that run on mps too")
     add_script_arguments(command)
     command.set_defaults(run=run, failure=WRONG_INPUT)
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 10) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
 
 
 def run(arguments: argparse.Namespace) -> int:

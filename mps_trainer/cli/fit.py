@@ -15,7 +15,7 @@ from ..errors import MisconfigurationException
 from ..launching.environment import USE_CPU
 from ..refusal import INTERRUPTED, WRONG_INPUT
 from .completion import completes
-from .script import add_rest, check_paths, run_script, write_json
+from .script import add_rest, check_paths, count, run_script, write_json
 
 
 def add_parser(commands: Any) -> None:
@@ -25,13 +25,13 @@ def add_parser(commands: Any) -> None:
         description="Run a script until its Trainer, this one or transformers', starts to train, and compute how much "
         "memory a step needs on mps, from the shapes of its tensors: at most, by what it is for, on which Macs that "
         "fits, and what gradient checkpointing, smaller batches, LoRA and others would leave of it. Nothing is "
-        "trained, and transformers' models are made without their weights, so that it takes seconds and little "
+        "trained, and transformers' models are made without their weights, so that it takes little time and "
         "memory. The exit status is 0 if the step fits on this Mac or on any, 1 if it does not, 2 when the script "
         "could not be run so far.",
     )
     command.add_argument(
         "--batches",
-        type=_count,
+        type=count,
         default=16,
         help="compute the largest of this many training batches (default: %(default)s)",
     )
@@ -39,12 +39,6 @@ def add_parser(commands: Any) -> None:
     completes(command.add_argument("script", metavar="SCRIPT", help="a Python file"))
     add_rest(command)
     command.set_defaults(run=run, failure=WRONG_INPUT)
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 10) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
 
 
 class TrainingReached(BaseException):

@@ -39,6 +39,13 @@ def add_rest(command: argparse.ArgumentParser) -> None:
     completes(rest)
 
 
+def count(text: str) -> int:
+    """Returns the whole number, of at least 1, that an option is given."""
+    if not (text.isascii() and text.isdecimal() and len(text) < 10) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
 def check_paths(arguments: argparse.Namespace) -> None:
     """Raises MisconfigurationException for a script or a folder that is not there, before anything takes time."""
     check_script(arguments.script)

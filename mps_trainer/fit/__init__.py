@@ -1,4 +1,4 @@
-"""How much memory a training step needs on a Mac, computed from the shapes of its tensors."""
+"""Computes how much memory a training step needs on a Mac, from the shapes of its tensors."""
 
 from .estimate import estimate
 from .fit_report import FitReport, RemedyResult

@@ -12,7 +12,7 @@ from .memory_tracker import KINDS
 
 @dataclass(frozen=True)
 class RemedyResult:
-    """What a remedy leaves of the peak. `text` is what to write, `bytes_peak` the new peak."""
+    """Holds the peak that a remedy leaves: `text` is what to write, `bytes_peak` the new peak."""
 
     text: str
     bytes_peak: int

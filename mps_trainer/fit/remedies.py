@@ -1,4 +1,4 @@
-"""What makes a training step need less memory, as changes to a copy of a Trainer whose tensors are fake."""
+"""Makes a training step need less memory, by changes to a copy of a Trainer whose tensors are fake."""
 
 from __future__ import annotations
 

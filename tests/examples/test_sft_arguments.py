@@ -1,4 +1,4 @@
-"""What run_sft.py settles by the device, and the flags that it refuses. tests/libraries runs it with TRL."""
+"""run_sft.py settles some arguments by the device and refuses some flags. tests/libraries runs it with TRL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Metal recommends on the Macs that there are."""
+"""The smallest Mac is found by what Metal recommends on each."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def deferring_head(model: nn.Module, args: TrainingArguments, is_distributed: bo
 
 
 class _Head(NamedTuple):
-    """How a head computes during a run: whether logits are deferred, and over how many words a product may sum."""
+    """Says how a head computes in a run: whether it defers logits, and over how many words a product may sum."""
 
     defers: bool
     most_words: int | None
