@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
+import logging
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from glue_text import LONGEST_TEXT, fault_of
 from glue_tsv import LARGEST_SCORE, load_folder
 
 from mps_trainer.refusal import sentence
+from mps_trainer.terminal import on_terminal
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -28,7 +30,7 @@ HUB_DATASET = "nyu-mll/glue"
 class LabelledData:
     """Splits with a column `label` of ids or scores, the names of the text columns, and the names of the classes."""
 
-    splits: DatasetDict
+    splits: Mapping[str, Any]  # tables: datasets.Dataset, or Table for GLUE's own files
     text: tuple[str, ...]
     labels: tuple[Any, ...]  # none for regression
 
@@ -45,6 +47,7 @@ def load_data(data: DataTrainingArguments, model: ModelArguments) -> LabelledDat
     """
     if data.task_name is not None:
         task = TASKS[data.task_name]
+        splits: Mapping[str, Any]
         if data.data_dir is not None:
             splits = load_folder(Path(data.data_dir), task)
         else:
@@ -57,7 +60,16 @@ def load_data(data: DataTrainingArguments, model: ModelArguments) -> LabelledDat
     return _with_labels_found(splits)
 
 
+def _log_as_this_script() -> None:
+    import datasets
+
+    datasets.utils.logging.set_verbosity(logging.getLogger("mps_trainer").getEffectiveLevel())
+    if not on_terminal():
+        datasets.disable_progress_bars()
+
+
 def _from_hub(name: str, config: str | None, model: ModelArguments) -> DatasetDict:
+    _log_as_this_script()
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
 
@@ -70,6 +82,7 @@ def _from_hub(name: str, config: str | None, model: ModelArguments) -> DatasetDi
 
 
 def _from_files(data: DataTrainingArguments, model: ModelArguments) -> DatasetDict:
+    _log_as_this_script()
     from datasets import DatasetDict, are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
     from datasets.utils import logging
 

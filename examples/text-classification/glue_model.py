@@ -11,6 +11,7 @@ from typing import Any
 from glue_arguments import EMBEDDED, DataTrainingArguments, ModelArguments
 from glue_data import LabelledData
 from glue_errors import UserError
+from glue_table import highest
 
 from mps_trainer.scripts.loading import errors_about, reports_kept_back, require_folder_or_name, require_own_weights
 
@@ -120,8 +121,6 @@ def longest_input(network: Any) -> int:
 
 def require_fitting(network: Any, splits: Any, tokenizer: Any) -> None:
     """Raises UserError for ids that the model has no embedding of; a Mac would read whatever is there."""
-    import pyarrow.compute
-
     sizes = {"input_ids": network.get_input_embeddings().num_embeddings}
     for name, module in network.named_modules():
         if name.endswith("token_type_embeddings") and hasattr(module, "num_embeddings"):
@@ -129,12 +128,11 @@ def require_fitting(network: Any, splits: Any, tokenizer: Any) -> None:
     found = [("tokenizer", "input_ids", tokenizer.pad_token_id)]
     for split, rows in splits.items():
         for column in sizes.keys() & set(rows.column_names):
-            ids = pyarrow.compute.list_flatten(rows.data.column(column))
-            found.append((f"{split} data", column, pyarrow.compute.max(ids).as_py() or 0))
-    for where, column, highest in found:
-        if highest >= sizes[column]:
+            found.append((f"{split} data", column, highest(rows, column)))
+    for where, column, largest in found:
+        if largest >= sizes[column]:
             raise UserError(
-                f"The tokenizer does not belong to the model: the {where} has {highest} among the {column}, and the "
+                f"The tokenizer does not belong to the model: the {where} has {largest} among the {column}, and the "
                 f"model has {sizes[column]}, counted from 0. Give --tokenizer_name the one that the model was trained "
                 "with."
             )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import codecs
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from glue_errors import UserError
+from glue_table import Table
 from glue_tasks import GlueTask
 from glue_text import fault_of
 
@@ -15,11 +16,8 @@ from mps_trainer.refusal import sentence
 
 LARGEST_SCORE = 3.4e38  # beyond it float32, which scores are kept in, has only infinity
 
-if TYPE_CHECKING:
-    from datasets import Dataset, DatasetDict
 
-
-def load_folder(folder: Path, task: GlueTask) -> DatasetDict:
+def load_folder(folder: Path, task: GlueTask) -> dict[str, Table]:
     """The splits of `task` whose files are in `folder`, with the hub's columns, label ids and `idx`.
 
     Test files have no labels; theirs are -1, as on the hub.
@@ -27,8 +25,6 @@ def load_folder(folder: Path, task: GlueTask) -> DatasetDict:
     Raises:
         UserError: for a folder without any of the files, and for a malformed one, with file and line.
     """
-    from datasets import DatasetDict
-
     if not folder.is_dir():
         raise UserError(f"--data_dir {folder} is not a folder. Name one that has {_names(task)}.")
     links = [path for _, name in task.splits if (path := folder / name).is_symlink() and not path.exists()]
@@ -39,13 +35,11 @@ def load_folder(folder: Path, task: GlueTask) -> DatasetDict:
     found = {split: folder / name for split, name in task.splits if (folder / name).is_file()}
     if not found:
         raise UserError(f"--data_dir {folder} has none of the files of this task: {_names(task)}.")
-    return DatasetDict({split: read_split(path, task, split) for split, path in found.items()})
+    return {split: read_split(path, task, split) for split, path in found.items()}
 
 
-def read_split(path: Path, task: GlueTask, split: str) -> Dataset:
-    """One file as a dataset."""
-    from datasets import ClassLabel, Dataset, Features, Value
-
+def read_split(path: Path, task: GlueTask, split: str) -> Table:
+    """One file as a table."""
     labelled = not split.startswith("test")
     columns = dict(zip(task.tsv_text or task.text, task.text, strict=True))
     header, rows = read_rows(path, task.tsv_header if labelled else None)
@@ -67,9 +61,7 @@ def read_split(path: Path, task: GlueTask, split: str) -> Dataset:
         for line, cells in rows
     ]
     data["idx"] = list(range(len(rows)))
-    label = Value("float32") if task.is_regression else ClassLabel(names=list(task.labels))
-    features = {**{name: Value("string") for name in task.text}, "label": label, "idx": Value("int32")}
-    return Dataset.from_dict(data, features=Features(features))
+    return Table({name: data[name] for name in (*task.text, "label", "idx")})
 
 
 def read_rows(path: Path, header: tuple[str, ...] | None) -> tuple[list[str], list[tuple[int, list[str]]]]:

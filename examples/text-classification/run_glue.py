@@ -34,7 +34,6 @@ from mps_trainer import TrainingArguments
 from mps_trainer.distributed import Processes
 from mps_trainer.scripts import run, set_up_logging
 from mps_trainer.scripts.reach import go_offline_if_unreachable
-from mps_trainer.terminal import on_terminal
 
 NAME = "run_glue.py"
 METRIC = Path(__file__).parent / "metrics" / "glue"
@@ -143,15 +142,10 @@ def needs_hub(model_args: ModelArguments, data_args: DataTrainingArguments) -> b
 
 
 def log_from_here_on(training_args: TrainingArguments) -> None:
-    import datasets
-
     set_up_logging(training_args)
     level = training_args.get_process_log_level()
     if training_args.should_log or training_args.log_level_replica != "warning":  # what is the same in all comes once
         logger.setLevel(level)
-    datasets.utils.logging.set_verbosity(level)
-    if not on_terminal():
-        datasets.disable_progress_bars()
     logger.info("Arguments: %s", training_args)
 
 
@@ -220,10 +214,11 @@ def tokenize(
     splits = {}
     for name, rows in labelled.splits.items():
         limit = limits.get(name.split("_")[0])
-        splits[name] = rows.select(range(min(limit, len(rows)))) if limit else rows
-    return type(labelled.splits)(splits).map(
-        encode, batched=True, load_from_cache_file=not data_args.overwrite_cache, desc="Tokenizing"
-    )
+        chosen = rows.select(range(min(limit, len(rows)))) if limit else rows
+        splits[name] = chosen.map(
+            encode, batched=True, load_from_cache_file=not data_args.overwrite_cache, desc=f"Tokenizing {name}"
+        )
+    return splits
 
 
 def make_trainer(

@@ -53,6 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the script until it trains and prints what its step needs; returns 0, 1 or 2 as the help says."""
     check_paths(arguments)
     os.environ[USE_CPU] = "true"  # also on a Mac: nothing of the script needs the device
+    from ..lazy_imports import import_transformers
+
+    import_transformers("transformers.trainer")
     from .. import replace_transformers
     from ..fit import estimate
     from ..fit.fake_models import models_are_fake

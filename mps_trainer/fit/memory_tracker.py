@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from ..errors import MisconfigurationException
 from .fake_tensors import quickly
@@ -19,6 +19,7 @@ from .fake_tensors import quickly
 WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, LOGITS = "weights", "gradients", "optimizer", "activations", "logits"
 KINDS = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, LOGITS)
 _ATEN = torch.ops.aten
+_CPU, _META = torch.device("cpu"), torch.device("meta")
 _DEVICE = torch.ops.prim.device.default
 
 
@@ -55,21 +56,25 @@ class MemoryTracker(TorchDispatchMode):
             return NotImplemented  # the tensor subclass first says what it is made of
         kwargs = kwargs or {}
         result = self._run(func, args, kwargs)
-        for each in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
+        for each in _tensors_in((result,)):
             if isinstance(each, FakeTensor):
                 self._count(each, self._kind_of(each))
         return result
 
     def _run(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        given = [*_tensors_in(args), *_tensors_in(kwargs.values())]
         if given and not any(isinstance(each, FakeTensor) for each in given):
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
         if func in _WITHOUT_VALUES:
             return _WITHOUT_VALUES[func](*args, **kwargs)
-        if all(isinstance(each, FakeTensor) for each in given) and given and "device" not in kwargs:
-            with contextlib.suppress(NotImplementedError):
-                return quickly(func, args, kwargs)
+        if all(isinstance(each, FakeTensor) for each in given) and kwargs.get("device") in (None, _CPU):
+            kwargs_of_meta = {name: value for name, value in kwargs.items() if name != "device"}
+            if not given:
+                kwargs_of_meta["device"] = _META
+            if given or _takes_device(func):
+                with contextlib.suppress(NotImplementedError):
+                    return quickly(func, args, kwargs_of_meta)
         return func(*args, **kwargs)
 
     def belongs(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
@@ -110,6 +115,25 @@ class MemoryTracker(TorchDispatchMode):
         del self._watched[key]
         self._now[kind] -= size
         self._total -= size
+
+
+# torch hides this from its compiler, at each of the 50,000 calls of a step. Nothing here is ever compiled.
+_dispatch: Any = MemoryTracker.__torch_dispatch__
+_dispatch.__wrapped__.__dynamo_disable = _dispatch.__wrapped__
+
+
+def _tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Yields the tensors among the arguments or the results of an operator, also those in lists."""
+    for each in values:
+        if isinstance(each, torch.Tensor):
+            yield each
+        elif isinstance(each, list | tuple):
+            yield from _tensors_in(each)
+
+
+@cache
+def _takes_device(func: Any) -> bool:
+    return any(argument.name == "device" for argument in func._schema.arguments)
 
 
 def _takes_apart(kind: type) -> bool:

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from glue_table import Table
 
 SHORT = ("--task_name", "mrpc", "--embedded", "--do_train", "--max_train_samples", 32, "--max_steps", 4)
 
@@ -23,16 +24,16 @@ def test_a_loss_that_is_no_number_with_stop_on_nan(run_glue, out):
 def test_a_row_that_cannot_be_read(run_glue, out, monkeypatch):
     import run_glue as script
 
-    def unreadable(rows):
+    def unreadable(table, row):
         raise LookupError("no text in this row")
 
     make = script.make_trainer
-    splits_of = lambda splits: {name: rows.with_transform(unreadable) for name, rows in splits.items()}  # noqa: E731
-    monkeypatch.setattr(
-        script,
-        "make_trainer",
-        lambda model, tok, labelled, splits, *rest: make(model, tok, labelled, splits_of(splits), *rest),
-    )
+
+    def make_trainer(*arguments):
+        monkeypatch.setattr(Table, "__getitem__", unreadable)
+        return make(*arguments)
+
+    monkeypatch.setattr(script, "make_trainer", make_trainer)
     status, _, errors = run_glue(*SHORT, "--train_sampling_strategy", "sequential")
     assert status == 1
     assert "Row 0 of the dataset cannot be read: LookupError: no text in this row." in one_line(errors)
