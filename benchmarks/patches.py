@@ -66,6 +66,7 @@ PATCHES: dict[str, tuple[str, Callable[[], Any]]] = {
     "adamw": ("mps", without_adamw),
     "masks": ("mps", without_masks),
     "dropout": ("mps", without("dropout_in_one_kernel")),
+    "fast_dropout": ("cpu", without("fast_dropout")),
     "embeddings": ("cpu", without("embedding_gradients_in_place")),
 }
 
@@ -112,6 +113,7 @@ def processor_time() -> float:
             "disable_tqdm": True,
             "save_strategy": "no",
             "logging_strategy": "no",
+            "fast_dropout": True,
         }
         args = TrainingArguments(
             folder, use_cpu=True, max_steps=STEPS, per_device_train_batch_size=16, log_level="error", **settings

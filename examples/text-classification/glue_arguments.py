@@ -162,7 +162,7 @@ def parse(argv: list[str]) -> Arguments:
     except (ValueError, TypeError) as error:
         raise UserError(str(error)) from error
     _complete(*arguments)
-    _shape_batches(arguments[1], arguments[2], given)
+    _choose_faster(arguments[1], arguments[2], given)
     return arguments
 
 
@@ -190,8 +190,13 @@ def _with_embedded_defaults(config: dict[str, Any]) -> dict[str, Any]:
     return {**EMBEDDED_DEFAULTS, **config} if config.get("embedded") else config
 
 
-def _shape_batches(data: DataTrainingArguments, training: TrainingArguments, given: set[str]) -> None:
-    """Batches of few shapes, each of which a Mac compiles once, where nothing else was `given` by name."""
+def _choose_faster(data: DataTrainingArguments, training: TrainingArguments, given: set[str]) -> None:
+    """Chooses what is faster where nothing else was `given` by name.
+
+    That is fast dropout, and batches of few shapes, each of which a Mac compiles once.
+    """
+    if "fast_dropout" not in given:
+        training.fast_dropout = True
     if not data.pad_to_max_length and not given & {"train_sampling_strategy", "group_by_length"}:
         training.train_sampling_strategy = "bucket_by_length"
     if not given & {"per_device_eval_batch_size", "per_gpu_eval_batch_size"}:

@@ -19,6 +19,10 @@ class ModelArguments:
         True,
         "Compute the loss of a language model a few rows of its logits at a time, unless they are read.",
     )
+    fast_dropout: bool = option(
+        False,
+        "On the CPU, draw the random numbers of dropout for four elements at once, others than torch would.",
+    )
     torch_empty_cache_steps: int | None = option(
         None, "Steps after which the device's unused memory is given back; slower. [never]", ge=1
     )

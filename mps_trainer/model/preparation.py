@@ -21,6 +21,7 @@ from .patches.contiguous import make_contiguous, warn_of_known_faults
 from .patches.deferred_logits import deferring_head, logits_deferred
 from .patches.dropout import dropout_in_one_kernel
 from .patches.embeddings import embedding_gradients_in_place
+from .patches.fast_dropout import fast_dropout
 from .patches.norms import norms_in_few_kernels
 from .patches.positions import positions_made_once
 from .patches.rotary import rotations_in_few_kernels
@@ -70,6 +71,7 @@ def prepared_for_training(
     with (
         noisy_embeddings(model, noise_alpha),
         dropout_in_one_kernel(model, device),
+        fast_dropout(args.fast_dropout and device.type == "cpu" and not args.torch_compile),
         embedding_gradients_in_place(model, args, device, is_distributed, overrides),
         positions_made_once(model, few_kernels),
         norms_in_few_kernels(model, few_kernels),

@@ -44,7 +44,7 @@ def scale_of(p: float) -> float:
 
 def _dropped(p: float) -> int:
     """Returns how many of the 65,536 values mean that an element is dropped."""
-    return round(p * _VALUES)
+    return min(round(p * _VALUES), _VALUES - 1)
 
 
 def dropout(input: torch.Tensor, p: float) -> torch.Tensor:
@@ -78,9 +78,9 @@ def attention(
         if not seen.all():
             nothing = ~seen
             attn_mask = attn_mask | nothing
-        scores = scores + torch.zeros((), dtype=scores.dtype).masked_fill(~attn_mask, -math.inf)
-    elif attn_mask is not None:
-        scores = scores + attn_mask
+        attn_mask = torch.zeros(attn_mask.shape, dtype=scores.dtype).masked_fill_(~attn_mask, -math.inf)
+    if attn_mask is not None:
+        scores = scores.add_(attn_mask)
     weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
     if nothing is not None:
         weights = weights.masked_fill(nothing, 0)
