@@ -50,4 +50,5 @@ def run(script: Path, arguments: list[str]) -> dict[str, Any]:
         noted = json.loads(notes.read_text(encoding="utf-8"))
         results = json.loads((out / "all_results.json").read_text(encoding="utf-8"))
     learned = {"dev accuracy": results["eval_accuracy"], "training loss": results["train_loss"]}
-    return {"seconds": seconds, **noted, "learned": {"steps": noted["steps"], **learned}}
+    times = {"seconds": seconds, "evaluation_seconds": results["eval_runtime"]}
+    return {**times, **noted, "learned": {"steps": noted["steps"], **learned}}

@@ -71,6 +71,8 @@ BENCHMARK = Benchmark(
         Figure("seconds", "seconds", digits=1, ratio=True, chart=True),
         Figure("first_step_seconds", "seconds to the first step", digits=2, ratio=True, chart=True),
         Figure("training_seconds", "seconds of training", digits=1),
+        Figure("training_processor_seconds", "processor seconds of training", digits=1, ratio=True, chart=True),
+        Figure("evaluation_seconds", "seconds of the evaluation", digits=2, ratio=True),
         Figure("padding", "padded / real tokens", digits=2),
         Figure("distinct_shapes", "shapes of a batch", digits=0),
         Figure("peak_rss_mib", "peak RSS, MiB", digits=0, chart=True),
@@ -79,5 +81,5 @@ BENCHMARK = Benchmark(
     ),
     plan=plan,
     rounds=3,
-    baseline="transformers",
+    baseline="transformers-dynamic",
 )
