@@ -11,6 +11,8 @@ from transformers.trainer_callback import TrainerState
 
 from ..data.buckets import buckets_of
 from ..data.loader import length_of
+from ..devices.facts import cpu_bfloat16
+from ..devices.precision_advice import precision_advice
 from ..overrides import Overrides
 from ..training_args import TrainingArguments
 from .overview import expected_checkpoints
@@ -45,8 +47,11 @@ def announce(
         return
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     known, examples = length_of(loader) is not None, num_examples()
+    advice = precision_advice(args.device.type, cpu_bfloat16())
+    precision = {"no": "as the model's weights"}.get(args.mixed_precision, f"autocast to {args.mixed_precision}")
     rows = {
         "Device": f"{args.device}: {args.decision.reason}",
+        "Precision": precision if advice is None else f"{precision}; {advice}",
         "Num examples": "unknown" if examples is None else f"{examples:,}",
         "Num Epochs": f"{plan.epochs:,}" if known else "as many as the steps take",
         "Batch size per device": f"{batch_size:,}",

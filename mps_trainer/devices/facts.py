@@ -36,6 +36,7 @@ RECORDED_VARIABLES = (
 # What an issue has to name, and what training needs.
 PACKAGES = ("torch", "transformers", "datasets", "accelerate", "peft", "numpy", "safetensors")
 
+_BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # of x86, the last of arm64; as /proc/cpuinfo has them
 CHIP = "machdep.cpu.brand_string"  # the sysctl with the name of a Mac's chip
 
 # Set by torchrun for every process it starts; each with the smallest value that makes sense.
@@ -90,6 +91,7 @@ class MachineFacts:
 
     # What only a report wants: gather_all_facts() fills it in, gather_facts() leaves it unknown.
     chip: str | None = None  # "Apple M3 Pro"; under Rosetta a Mac says "VirtualApple @ 2.50GHz"
+    cpu_bfloat16: bool | None = None  # the processor has instructions for bfloat16; Linux only
     model: str | None = None  # macOS only (hw.model): "Mac15,6"
     memory_bytes: int | None = None
     recommended_bytes: int | None = None  # what Metal recommends as the most to hold on mps
@@ -123,6 +125,13 @@ def macos() -> str | None:
 def apple_chip() -> str | None:
     """Returns the name of a Mac's chip, such as "Apple M2 Pro"; None on any other system."""
     return sysctl_text(CHIP) if platform.system() == "Darwin" else None
+
+
+def cpu_bfloat16(probes: Probes | None = None) -> bool | None:
+    """Returns True if the processor has instructions that multiply bfloat16; None where the system does not say."""
+    probes = probes or Probes()
+    flags = probes.linux_cpu_flags() if probes.system() == "Linux" else None
+    return None if flags is None else not flags.isdisjoint(_BFLOAT16_FLAGS)
 
 
 def gather_facts(
@@ -196,6 +205,7 @@ def _report_facts(facts: MachineFacts, probes: Probes) -> dict[str, Any]:
     folder = None if cache is None else str(cache)
     return {
         "chip": probes.sysctl_text(CHIP) if mac else probes.linux_chip() if linux else None,
+        "cpu_bfloat16": cpu_bfloat16(probes),
         "model": probes.sysctl_text("hw.model") if mac else None,
         "memory_bytes": (probes.sysctl("hw.memsize") if mac else None) or probes.memory(),
         "recommended_bytes": probes.recommended_bytes() if facts.mps_allocation_ok else None,

@@ -133,6 +133,16 @@ def _linux_chip() -> str | None:
         return None
 
 
+def _linux_cpu_flags() -> frozenset[str] | None:
+    """Returns the instructions that the processor has beside the usual ones; None where Linux does not say."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            lists = (line.partition(":")[2] for line in file if line.startswith(("flags", "Features")))
+            return next((frozenset(each.split()) for each in lists), None)
+    except OSError:
+        return None
+
+
 def _recommended_bytes() -> int | None:
     """Returns the most that Metal recommends to hold on mps; None where torch does not say."""
     import torch
@@ -167,4 +177,5 @@ class Probes:
     free_bytes: Callable[[str], int | None] = _free_bytes
     names_in: Callable[[str], list[str]] = _names_in
     linux_chip: Callable[[], str | None] = _linux_chip
+    linux_cpu_flags: Callable[[], frozenset[str] | None] = _linux_cpu_flags
     recommended_bytes: Callable[[], int | None] = _recommended_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Iterator
 from types import MethodType
 from typing import Any
@@ -11,9 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..devices.facts import cpu_bfloat16
 from ..devices.kernels import scales_gradients
+from ..devices.precision_advice import SLOW_BFLOAT16
 from ..errors import MisconfigurationException
 from ..nested import map_tensors
+
+logger = logging.getLogger(__name__)
 
 
 class MixedPrecision:
@@ -31,6 +36,8 @@ class MixedPrecision:
         self.dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(asked)
         if self.dtype is not None:
             _require(self.dtype, device)
+            if self.dtype is torch.bfloat16 and device.type == "cpu" and cpu_bfloat16() is False:
+                logger.warning("bf16=True on the CPU: %s. Leave bf16 out.", SLOW_BFLOAT16)
         self.scaler = torch.amp.GradScaler(device.type) if asked == "fp16" else None
         self.step_was_skipped = False
         self._unscaled: set[int] = set()

@@ -20,7 +20,16 @@ def asked(name):
     return probe
 
 
-REPORT_PROBES = ("sysctl_text", "memory", "version_of", "free_bytes", "names_in", "linux_chip", "recommended_bytes")
+REPORT_PROBES = (
+    "sysctl_text",
+    "memory",
+    "version_of",
+    "free_bytes",
+    "names_in",
+    "linux_chip",
+    "linux_cpu_flags",
+    "recommended_bytes",
+)
 
 
 def test_a_run_does_not_ask_what_only_a_report_wants():
@@ -64,11 +73,13 @@ def test_the_report_of_a_linux_machine():
         import_torch=raising(ImportError("none")),
         names_in=lambda folder: folders.get(folder, []),
         linux_chip=lambda: "AMD EPYC",
+        linux_cpu_flags=lambda: frozenset({"sse2", "avx512_bf16"}),
         sysctl=asked("sysctl"),
         sysctl_text=asked("sysctl"),
     )
     facts = gather_all_facts(probes, {})
     assert (facts.chip, facts.nvidia_gpus, facts.conda) == ("AMD EPYC", 2, True)
+    assert facts.cpu_bfloat16 is True
 
 
 def test_the_report_of_this_machine(tmp_path, monkeypatch):
