@@ -275,6 +275,7 @@ def make_metrics(labelled: LabelledData, task_name: str | None) -> Any:
             return {"mse": float(((values - prediction.label_ids) ** 2).mean())}
         return {"accuracy": float((values == prediction.label_ids).mean())}
 
+    compute.load = load_metric  # type: ignore[attr-defined]
     return compute
 
 
@@ -298,6 +299,7 @@ def train(trainer: Any, checkpoint: str | None) -> bool:
 
 def evaluate(trainer: Any, splits: Any) -> None:
     """Metrics on the validation data; those of mnli's mismatched set end in `_mm`."""
+    trainer.compute_metrics.load()  # takes a second or two, which are not the evaluation's
     combined: dict[str, float] = {}
     for name in of_kind(splits, "validation"):
         metrics = trainer.evaluate(eval_dataset=splits[name])
