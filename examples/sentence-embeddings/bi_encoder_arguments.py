@@ -15,6 +15,7 @@ DEFAULTS = {
     "per_device_eval_batch_size": 64,
     "warmup_steps": 0.1,
     "batch_sampler": "no_duplicates",
+    "fast_dropout": True,
     "logging_steps": 50,
     "save_strategy": "epoch",
     "save_total_limit": 1,
