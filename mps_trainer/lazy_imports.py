@@ -16,6 +16,7 @@ import contextlib
 import importlib
 import importlib.util
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -45,6 +46,7 @@ MODULES = (
     "transformers.training_args",
 )
 _COMPILER = "torch._dynamo"
+_one_at_a_time = threading.RLock()
 _waiting: list[LazyName] = []
 _allowed: list[Any] = []  # functions that the compiler is to take into its graphs as they are
 _bare: list[Any] = []  # functions that are called without asking the compiler to leave them alone
@@ -52,6 +54,11 @@ _bare: list[Any] = []  # functions that are called without asking the compiler t
 
 def import_transformers(*modules: str) -> None:
     """Imports what all models of transformers import, and `modules`, lazily where that has not been done before."""
+    with _one_at_a_time:
+        _import(modules)
+
+
+def _import(modules: tuple[str, ...]) -> None:
     wanted = [name for name in (*MODULES, *modules) if name not in sys.modules]
     if not wanted:
         return
@@ -173,7 +180,7 @@ def _lazily() -> Iterator[None]:
     def lazy_import(
         name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
     ) -> ModuleType | SimpleNamespace:
-        if fromlist and globals is not None and globals is locals and _is_in("transformers", globals["__name__"]):
+        if fromlist and globals and globals is locals and _is_in("transformers", globals.get("__name__", "")):
             module = importlib.util.resolve_name("." * level + name, globals["__package__"]) if level else name
             if module not in sys.modules and any(_is_in(each, module) for each in LAZY):
                 return SimpleNamespace(**{each: _stand_in(module, each, globals) for each in fromlist})

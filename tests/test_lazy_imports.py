@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mps_trainer import lazy_imports
 from mps_trainer.lazy_imports import LazyName
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "text-classification" / "run_glue.py"
@@ -87,6 +88,53 @@ from mps_trainer import lazy_imports
 print(json.dumps([len(lazy_imports._waiting), len(lazy_imports._bare)]))
 """
     assert in_new_process(code) == [0, 0]
+
+
+@pytest.mark.integration
+def test_several_threads_import_at_once():
+    code = """
+import builtins, threading
+import mps_trainer
+from mps_trainer import lazy_imports
+errors = []
+def use():
+    try:
+        mps_trainer.Trainer
+    except BaseException as error:
+        errors.append(repr(error))
+threads = [threading.Thread(target=use) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+import torch
+plain = builtins.__import__.__module__, torch.compiler.disable.__module__
+print(json.dumps([errors, plain, "_dynamo" in vars(torch)]))
+"""
+    assert in_new_process(code) == [[], ["builtins", "torch.compiler"], False]
+
+
+@pytest.mark.integration
+def test_a_model_is_saved_and_loaded_in_pieces(tmp_path):
+    code = """
+from mps_trainer import Trainer
+import torch
+from transformers import AutoModel, BertConfig, BertModel
+sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=9)
+model = BertModel(BertConfig(**sizes)).eval()
+model.save_pretrained(sys.argv[1], max_shard_size="1KB")
+loaded = AutoModel.from_pretrained(sys.argv[1], device_map="auto")
+tokens = torch.ones(1, 3, dtype=torch.int64)
+print(json.dumps(torch.equal(loaded(tokens).last_hidden_state, model(tokens).last_hidden_state)))
+"""
+    assert in_new_process(code, tmp_path) is True
+
+
+def test_code_without_a_module_imports_meanwhile():
+    seen = {}
+    with lazy_imports._lazily():
+        exec("from math import pi\nfrom math import *", seen)
+    assert seen["pi"] == seen["tau"] / 2
 
 
 @pytest.mark.integration

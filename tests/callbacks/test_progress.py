@@ -256,5 +256,5 @@ def test_bars_read_nothing_from_the_device(mps, make_trainer, terminal, at_once)
     quiet = reads(shown=False)
     screen = terminal()
     drawn = reads(shown=True)
-    assert re.search(r"training  50%\|.* samples/s, [\d.]+ KiB\]", screen.end())
+    assert re.search(r"training  50%\|.* samples/s, [\d.,]+ (KiB|bytes)\]", screen.end())
     assert drawn == quiet

@@ -141,6 +141,48 @@ def test_attention_is_torchs_where_nothing_is_dropped(kind, scale):
         torch.testing.assert_close(mine.grad, theirs.grad)
 
 
+@pytest.mark.parametrize(
+    ("shapes", "mask"),
+    [
+        ([(6, 8), (5, 8), (5, 3)], None),  # no batch, other lengths, other width
+        ([(3, 6, 8), (3, 5, 8), (3, 5, 8)], torch.arange(30).reshape(6, 5) % 3 > 0),
+        ([(3, 2, 6, 8), (3, 2, 5, 8), (3, 2, 5, 8)], torch.arange(90).reshape(3, 1, 6, 5) % 4 > 0),
+        ([(3, 2, 6, 8), (3, 2, 5, 8), (3, 2, 5, 8)], torch.arange(18).reshape(3, 1, 6, 1) % 4 > 0),
+        ([(2, 6, 8), (2, 5, 8), (2, 5, 8)], torch.full((6, 5), -math.inf).triu(2)),
+        ([(2, 6, 8), (2, 5, 8), (2, 5, 8)], torch.full((6, 5), -math.inf)),
+    ],
+)
+def test_attention_takes_the_shapes_that_torchs_takes(shapes, mask):
+    torch.manual_seed(0)
+    found = [torch.randn(shape).requires_grad_() for shape in shapes]
+    expected = [each.detach().clone().requires_grad_() for each in found]
+    with fast_dropout(True):
+        ours = functional.scaled_dot_product_attention(*found, mask, 1e-9)
+    torchs = functional.scaled_dot_product_attention(*expected, mask)
+    torch.testing.assert_close(ours, torchs)
+    ours.square().sum().backward()
+    torchs.square().sum().backward()
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+def test_a_mask_beside_is_causal_is_refused_as_torch_does():
+    query, mask = torch.randn(1, 2, 4, 8), torch.ones(4, 4, dtype=torch.bool)
+    with fast_dropout(True), pytest.raises(RuntimeError, match="attn_mask"):
+        functional.scaled_dot_product_attention(query, query, query, mask, 0.1, True)
+
+
+def test_a_module_of_torchs_own_takes_it():
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5, batch_first=True)
+    values = torch.randn(2, 5, 8)
+    with fast_dropout(True):
+        first, second = layer(values), layer(values)
+        padded = layer(values, src_key_padding_mask=torch.arange(5).expand(2, 5) > 3)
+    assert not torch.equal(first, second)
+    assert padded.isfinite().all()
+
+
 def test_attention_with_dropout_is_exact_in_expectation():
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, 1, 4, 8, dtype=torch.float64).expand(20_000, 1, 4, 8) for _ in range(3))

@@ -73,7 +73,8 @@ def attention(
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
     nothing: torch.Tensor | None = None  # rows that may look at nothing: their result is 0
-    if attn_mask is not None and attn_mask.dtype is torch.bool:
+    is_from_bool = attn_mask is not None and attn_mask.dtype is torch.bool
+    if attn_mask is not None and is_from_bool:
         seen = attn_mask.any(-1, keepdim=True)
         if not seen.all():
             nothing = ~seen
@@ -81,7 +82,9 @@ def attention(
         attn_mask = torch.zeros(attn_mask.shape, dtype=scores.dtype).masked_fill_(~attn_mask, -math.inf)
     if attn_mask is not None:
         scores = scores.add_(attn_mask)
-    weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
+    # torch's also gives 0 for rows of -inf, of which a mask of numbers may have some
+    softmax = torch.softmax if attn_mask is None or is_from_bool else torch._safe_softmax
+    weights = softmax(scores, -1, dtype=torch.float32).to(query.dtype)
     if nothing is not None:
         weights = weights.masked_fill(nothing, 0)
     return (weights * kept(weights.shape, dropout_p, weights.dtype)) @ (value * scale_of(dropout_p))
@@ -112,7 +115,7 @@ def fast_dropout(is_on: bool) -> Iterator[None]:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        if not _takes(dropout_p, query, key, value):
+        if not _takes(dropout_p, query, key, value) or (is_causal and attn_mask is not None):  # which torch refuses
             settings: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
             return plain_attention(query, key, value, attn_mask, dropout_p, is_causal, **settings)
         return attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
