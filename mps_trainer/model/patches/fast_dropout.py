@@ -1,10 +1,11 @@
 """Dropout on the CPU with four decisions from each random number.
 
-torch draws a number for each element, one after the other on one thread, which is a sixth of the step of a small BERT.
+torch draws a number for each element, one after the other on one thread: 6 to 16 % of the step of a small BERT.
 Here 64 random bits decide about four elements, 16 bits for each. The probability is therefore a multiple of 1/65,536,
 and what is kept is divided by the probability that this leaves, so that the expectation is exact.
 
-Gain, by `python -m benchmarks.patches`: MiniLM's step takes 0.8 of the time.
+Gain, by `python -m benchmarks.patches`: MiniLM's step in float32 takes 0.95 of the time (0.88 to 1.04 in 5 rounds, on a
+processor whose products take four fifths of it).
 """
 
 from __future__ import annotations
