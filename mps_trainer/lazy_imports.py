@@ -239,11 +239,16 @@ def _ask_before_loading(utils: ModuleType) -> None:
 class _AfterCompiler(MetaPathFinder):
     """Loads what is waiting as soon as torch's compiler has been loaded."""
 
+    _is_asking = False
+
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if fullname != _COMPILER:
+        if fullname != _COMPILER or self._is_asking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self._is_asking = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._is_asking = False
         loader: Any = spec.loader if spec is not None else None
         if loader is None:
             return None
@@ -251,6 +256,8 @@ class _AfterCompiler(MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
             load_all()
 
         loader.exec_module = exec_module

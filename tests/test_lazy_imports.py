@@ -59,6 +59,8 @@ import builtins, torch
 from mps_trainer import lazy_imports
 waiting = len(lazy_imports._waiting)
 bare = [each.__qualname__ for each in lazy_imports._bare]
+import importlib.util
+importlib.util.find_spec("torch._dynamo")  # does not load it
 plain = [builtins.__import__.__module__, torch.compiler.disable.__module__, torch.compiler.allow_in_graph.__module__]
 import torch._dynamo
 left = [

@@ -128,10 +128,15 @@ def apple_chip() -> str | None:
 
 
 def cpu_bfloat16(probes: Probes | None = None) -> bool | None:
-    """Returns True if the processor has instructions that multiply bfloat16; None where the system does not say."""
+    """Returns True if the processor has instructions that multiply bfloat16; None where the system does not say.
+
+    None also for arm64 without them, where nothing was measured.
+    """
     probes = probes or Probes()
     flags = probes.linux_cpu_flags() if probes.system() == "Linux" else None
-    return None if flags is None else not flags.isdisjoint(_BFLOAT16_FLAGS)
+    if flags is None:
+        return None
+    return not flags.isdisjoint(_BFLOAT16_FLAGS) or (None if "asimd" in flags else False)
 
 
 def gather_facts(

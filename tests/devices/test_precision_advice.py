@@ -20,7 +20,7 @@ from mps_trainer.model import precision
         ("Linux", {"amx_bf16", "amx_tile"}, True),
         ("Linux", {"asimd", "bf16"}, True),  # arm64
         ("Linux", {"avx2", "avx512f"}, False),
-        ("Linux", {"asimd", "svebf"}, False),
+        ("Linux", {"asimd", "svebf"}, None),
         ("Linux", None, None),
         ("Darwin", {"bf16"}, None),
     ],

@@ -172,6 +172,27 @@ def test_a_mask_beside_is_causal_is_refused_as_torch_does():
         functional.scaled_dot_product_attention(query, query, query, mask, 0.1, True)
 
 
+@pytest.mark.parametrize("mask", [torch.ones(4, 4, dtype=torch.int64).tril(), torch.zeros(4, 4, dtype=torch.float64)])
+def test_a_mask_of_another_format_is_left_to_torch(mask):
+    query = torch.randn(1, 2, 4, 8)
+    with fast_dropout(True), pytest.raises(RuntimeError, match="dtype"):
+        functional.scaled_dot_product_attention(query, query, query, mask, 0.1)
+
+
+def test_attention_in_float64_stays_in_it():
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, 2, 8, 16, dtype=torch.float64) for _ in range(3))
+    ours = attention(query, key, value, None, 1e-9, False, None, False)
+    expected = functional.scaled_dot_product_attention(query, key, value)
+    torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_nested_tensors_are_left_to_torch():
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    with fast_dropout(True):
+        assert functional.dropout(nested, 0.5).is_nested
+
+
 def test_a_module_of_torchs_own_takes_it():
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.5, batch_first=True)

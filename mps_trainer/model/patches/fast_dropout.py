@@ -4,8 +4,8 @@ torch draws a number for each element, one after the other on one thread: 6 to 1
 Here 64 random bits decide about four elements, 16 bits for each. The probability is therefore a multiple of 1/65,536,
 and what is kept is divided by the probability that this leaves, so that the expectation is exact.
 
-Gain, by `python -m benchmarks.patches`: MiniLM's step in float32 takes 0.95 of the time (0.88 to 1.04 in 5 rounds, on a
-processor whose products take four fifths of it).
+Gain, by `python -m benchmarks.patches`: MiniLM's step in float32 takes 0.95 of the time (0.88 to 1.04 in 5 rounds), on
+a processor whose products take four fifths of it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def attention(
         scores = scores.add_(attn_mask)
     # torch's also gives 0 for rows of -inf, of which a mask of numbers may have some
     softmax = torch.softmax if attn_mask is None or is_from_bool else torch._safe_softmax
-    weights = softmax(scores, -1, dtype=torch.float32).to(query.dtype)
+    weights = softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
     if nothing is not None:
         weights = weights.masked_fill(nothing, 0)
     return (weights * kept(weights.shape, dropout_p, weights.dtype)) @ (value * scale_of(dropout_p))
@@ -116,7 +116,10 @@ def fast_dropout(is_on: bool) -> Iterator[None]:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        if not _takes(dropout_p, query, key, value) or (is_causal and attn_mask is not None):  # which torch refuses
+        is_known = attn_mask is None or (
+            type(attn_mask) is torch.Tensor and attn_mask.dtype in (torch.bool, query.dtype)
+        )
+        if not _takes(dropout_p, query, key, value) or not is_known or (is_causal and attn_mask is not None):
             settings: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
             return plain_attention(query, key, value, attn_mask, dropout_p, is_causal, **settings)
         return attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
@@ -133,6 +136,9 @@ def fast_dropout(is_on: bool) -> Iterator[None]:
 
 def _takes(p: float, *tensors: torch.Tensor) -> bool:
     return 0 < p < 1 and all(
-        type(each) in (torch.Tensor, torch.nn.Parameter) and each.device.type == "cpu" and each.is_floating_point()
+        type(each) in (torch.Tensor, torch.nn.Parameter)
+        and each.device.type == "cpu"
+        and each.is_floating_point()
+        and not each.is_nested
         for each in tensors
     )
