@@ -27,7 +27,7 @@ def _is_embedding(module: Any) -> bool:
 
 
 class Notes:
-    """What was seen of the forward passes in training mode. Times are seconds since the process was begun."""
+    """Keeps times and sizes of the forward passes in training mode. Times are seconds since the process began."""
 
     def __init__(self) -> None:
         self.started = float(os.environ["BENCHMARK_STARTED"])

@@ -20,7 +20,7 @@ LOADED = f"sorted({{*sys.modules}} & {{*{(*NOT_NEEDED, *NOT_NEEDED_OF_TORCH)!r}}
 
 
 def in_new_process(code, *arguments):
-    """What `code` prints as JSON, in a process of its own: what is imported stays imported."""
+    """Returns what `code` prints as JSON. It runs in a process of its own, because imports stay."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-c", f"import json, sys\n{code}", *map(str, arguments)]
     ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)

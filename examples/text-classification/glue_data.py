@@ -1,4 +1,4 @@
-"""Where the examples come from, and what their labels are."""
+"""Loads the examples and finds their labels."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def load_tokenizer(model: ModelArguments, data: DataTrainingArguments) -> Any:
 
 
 def _check_tokenizer(tokenizer: Any) -> None:
-    """What the library lets pass and training would trip over, or worse, not notice."""
+    """Refuses a tokenizer that the library accepts and with which training fails, or learns nothing."""
     if (not tokenizer.is_fast and not getattr(tokenizer, "vocab_size", 1)) or len(tokenizer) <= len(
         set(tokenizer.all_special_ids)
     ):

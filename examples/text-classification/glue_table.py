@@ -16,7 +16,7 @@ _TOGETHER = 1000  # rows that are tokenized at once
 
 
 class Lists(Sequence):
-    """Lists of integers, one after the other in one array: a tenth of the memory of Python's own."""
+    """Keeps lists of integers one after the other in one array, which takes less memory than Python's lists."""
 
     def __init__(self, lists: Sequence[Sequence[int]]) -> None:
         self._ends = [0, *accumulate(map(len, lists))]

@@ -1,4 +1,4 @@
-"""Which number format is fastest: from the processor's instructions."""
+"""The instructions of the processor decide which number format is said to be fastest."""
 
 import logging
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What only a report wants to know: chip, memory, disk, versions. A run does not ask it."""
+"""A report asks for chip, memory, disk and versions; a run does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fails in the middle of a run ends the script in one line, and not in a traceback."""
+"""A failure in the middle of a run ends the script in one line without a traceback."""
 
 import re
 
