@@ -1,7 +1,7 @@
 """Imports transformers' models without what few of them use, which is loaded when it is used.
 
-`import transformers.modeling_utils` loads scipy, PEFT, Accelerate, torch's compiler and `DTensor`, whether a model needs
-them or not. That takes longer than `import torch`.
+`import transformers.modeling_utils` loads scipy, PEFT, Accelerate, torch's compiler and `DTensor`, whether a model
+needs them or not. That takes longer than `import torch`.
 
 Once torch's compiler is loaded, all the rest is loaded too: the compiler has to find the real classes in the functions
 that it compiles.
