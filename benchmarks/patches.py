@@ -67,6 +67,7 @@ PATCHES: dict[str, tuple[str, Callable[[], Any]]] = {
     "masks": ("mps", without_masks),
     "dropout": ("mps", without("dropout_in_one_kernel")),
     "fast_dropout": ("cpu", without("fast_dropout")),
+    "unread_tokens": ("cpu", without("unread_tokens_skipped")),
     "embeddings": ("cpu", without("embedding_gradients_in_place")),
 }
 
@@ -114,6 +115,7 @@ def processor_time() -> float:
             "save_strategy": "no",
             "logging_strategy": "no",
             "fast_dropout": True,
+            "skip_unread_tokens": True,
         }
         args = TrainingArguments(
             folder, use_cpu=True, max_steps=STEPS, per_device_train_batch_size=16, log_level="error", **settings

@@ -67,8 +67,9 @@ from .loop.saver import WRITERS, CheckpointSaver, Contents
 from .model import quantized
 from .model.introspection import accepts_loss_kwargs, base_model, require_trainable, spans_devices
 from .model.patches.masks import AttentionMasks
+from .model.patches.unread_tokens import unread_tokens_skipped
 from .model.precision import MixedPrecision
-from .model.preparation import prepared_for_training
+from .model.preparation import prepared_for_training, skips_unread_tokens
 from .model.wrapping import is_placed, wrapped
 from .optim import factory as optim
 from .optim.adamw import total_norm
@@ -1022,7 +1023,8 @@ class Trainer:
     ) -> EvalLoopOutput:
         """Returns predictions, labels and metrics for all batches, and leaves the model in eval mode."""
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
-        with self._mt_precision.applied_to(self.model):
+        skipped = unread_tokens_skipped(self.model, skips_unread_tokens(self.args))
+        with self._mt_precision.applied_to(self.model), skipped:
             model = self._mt_model_for_evaluation()
             evaluator = Evaluator(
                 args=self.args,

@@ -195,8 +195,9 @@ def _choose_faster(data: DataTrainingArguments, training: TrainingArguments, giv
 
     That is fast dropout, and batches of few shapes, each of which a Mac compiles once.
     """
-    if "fast_dropout" not in given:
-        training.fast_dropout = True
+    for name in ("fast_dropout", "skip_unread_tokens"):
+        if name not in given:
+            setattr(training, name, True)
     if not data.pad_to_max_length and not given & {"train_sampling_strategy", "group_by_length"}:
         training.train_sampling_strategy = "bucket_by_length"
     if not given & {"per_device_eval_batch_size", "per_gpu_eval_batch_size"}:

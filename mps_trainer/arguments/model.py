@@ -23,6 +23,10 @@ class ModelArguments:
         False,
         "On the CPU, draw the random numbers of dropout for four elements at once, others than torch would.",
     )
+    skip_unread_tokens: bool = option(
+        False,
+        "Compute the last layer of classifiers such as BERT for the first token alone, with other draws of dropout.",
+    )
     torch_empty_cache_steps: int | None = option(
         None, "Steps after which the device's unused memory is given back; slower. [never]", ge=1
     )

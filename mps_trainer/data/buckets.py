@@ -22,9 +22,11 @@ class LengthBuckets:
 
     Args:
         lengths: in tokens, ascending.
+        exact: pad each batch to its longest example instead, which is faster where no shape has to be compiled.
     """
 
     lengths: tuple[int, ...]
+    exact: bool = False
 
     def __post_init__(self) -> None:
         if not self.lengths or self.lengths[0] < 1 or list(self.lengths) != sorted(set(self.lengths)):
@@ -62,6 +64,8 @@ class LengthBuckets:
 
     def lengths_for(self, lengths: np.ndarray) -> np.ndarray:
         """Returns `length_for` of each length."""
+        if self.exact:
+            return np.maximum(lengths, 1)
         buckets = np.asarray(self.lengths)
         found = buckets[np.minimum(np.searchsorted(buckets, lengths), len(buckets) - 1)]
         return np.where(lengths > buckets[-1], -(-lengths // _STEP) * _STEP, found)
@@ -177,10 +181,8 @@ class BucketBatchSampler(Sampler[list[int]]):
         return float((self.buckets.lengths_for(longest) * sizes).sum() / max(real, 1))
 
     def __str__(self) -> str:
-        return (
-            f"batches of {self.batch_size} padded to {self.buckets} tokens: "
-            f"{self.padded_per_real():.2f} padded per real token"
-        )
+        length = "their longest example" if self.buckets.exact else f"{self.buckets} tokens"
+        return f"batches of {self.batch_size} padded to {length}: {self.padded_per_real():.2f} padded per real token"
 
     def _batches(self, epoch: int) -> list[np.ndarray]:
         """Returns the batches of an epoch, each with the examples of all processes."""

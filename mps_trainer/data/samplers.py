@@ -80,15 +80,19 @@ def eval_sampler(
 
     Args:
         training_buckets: returns the lengths to pad to with bucket_by_length; None for lengths of the dataset's own.
+            On the CPU a batch is padded to its longest example.
     """
     if dataset is None or not has_length(dataset):
         return None
     strategy, column = args.train_sampling_strategy, args.length_column_name
     if strategy == "bucket_by_length" and len(dataset) > 0 and args.eval_do_concat_batches:
+        lengths = lengths_of(dataset, column, processing_class)
+        # only mps and compilers prepare themselves anew for each shape
+        is_exact = args.device.type == "cpu" and not args.torch_compile
         return BucketBatchSampler(
-            lengths_of(dataset, column, processing_class),
+            lengths,
             args.eval_batch_size,
-            buckets=training_buckets(),
+            buckets=LengthBuckets((max(1, *lengths),), exact=True) if is_exact else training_buckets(),
             num_buckets=args.num_length_buckets,
             shuffle=False,
             drop_last=args.dataloader_drop_last,

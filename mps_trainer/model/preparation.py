@@ -25,6 +25,7 @@ from .patches.fast_dropout import fast_dropout
 from .patches.norms import norms_in_few_kernels
 from .patches.positions import positions_made_once
 from .patches.rotary import rotations_in_few_kernels
+from .patches.unread_tokens import unread_tokens_skipped
 
 
 @contextlib.contextmanager
@@ -71,6 +72,7 @@ def prepared_for_training(
     with (
         noisy_embeddings(model, noise_alpha),
         dropout_in_one_kernel(model, device),
+        unread_tokens_skipped(model, skips_unread_tokens(args)),
         fast_dropout(args.fast_dropout and device.type == "cpu" and not args.torch_compile),
         embedding_gradients_in_place(model, args, device, is_distributed, overrides),
         positions_made_once(model, few_kernels),
@@ -80,6 +82,14 @@ def prepared_for_training(
         logits_deferred(head, device, apple_chip(), model_computes_loss, overrides),
     ):
         yield
+
+
+def skips_unread_tokens(args: TrainingArguments) -> bool:
+    """Returns True if the last layer of a classifier is to be computed for the first token alone.
+
+    A compiled model is left alone, and so is one in shards, whose layers get other classes.
+    """
+    return args.skip_unread_tokens and not args.torch_compile and not args.fsdp
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from mps_trainer.data.buckets import BucketBatchSampler, LengthBuckets
 from mps_trainer.data.order import SeededOrder
 from mps_trainer.data.samplers import eval_sampler, fitted_buckets, train_sampler
 from mps_trainer.distributed import Processes
+from tests.conftest import on_device
 
 ROWS = [{"input_ids": [1] * (1 + i * 7 % 30)} for i in range(40)]
 SEVERAL = Processes(1, 2)
@@ -48,15 +49,27 @@ def test_buckets_make_batches_for_all_processes_of_the_loaders_size(make_args, b
     assert (sampler.batch_size, sampler.parts, len(sampler.buckets.lengths)) == (size, parts, 2)
 
 
-@pytest.mark.parametrize(
-    ("settings", "kind"), [({}, BucketBatchSampler), ({"eval_do_concat_batches": False}, SequentialSampler)]
-)
-def test_evaluation_by_length_pads_to_the_lengths_of_training(make_args, settings, kind):
-    args = make_args(train_sampling_strategy="bucket_by_length", **settings)
-    buckets = LengthBuckets((16, 48))
-    sampler = eval_sampler(ROWS, args, None, lambda: buckets)
-    assert type(sampler) is kind
-    assert kind is SequentialSampler or sampler.buckets is buckets
+def test_evaluation_by_length_pads_to_the_longest_example_of_each_batch_on_the_cpu(make_args):
+    args = make_args(train_sampling_strategy="bucket_by_length", per_device_eval_batch_size=8)
+    sampler = eval_sampler(ROWS, args, None, lambda: LengthBuckets((16, 48)))
+    assert type(sampler) is BucketBatchSampler
+    longest = [max(len(ROWS[index]["input_ids"]) for index in batch) for batch in sampler]
+    assert len(set(longest)) > 2
+    assert [sampler.buckets.length_for(length) for length in longest] == longest
+    assert str(sampler).startswith("batches of 8 padded to their longest example: 1.")
+
+
+@pytest.mark.parametrize("settings", [{"use_cpu": False}, {"torch_compile": True}])
+def test_evaluation_by_length_pads_to_the_lengths_of_training_where_shapes_are_compiled(make_args, settings):
+    with on_device("cpu" if "torch_compile" in settings else "mps"):
+        args = make_args(train_sampling_strategy="bucket_by_length", **settings)
+        buckets = LengthBuckets((16, 48))
+        assert eval_sampler(ROWS, args, None, lambda: buckets).buckets is buckets
+
+
+def test_evaluation_by_length_keeps_the_order_where_batches_are_not_joined(make_args):
+    args = make_args(train_sampling_strategy="bucket_by_length", eval_do_concat_batches=False)
+    assert type(eval_sampler(ROWS, args, None, lambda: LengthBuckets((16, 48)))) is SequentialSampler
 
 
 def test_evaluation_by_length_has_one_order_whatever_is_drawn(make_args):
