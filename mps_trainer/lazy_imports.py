@@ -3,8 +3,8 @@
 `import transformers.modeling_utils` loads scipy, PEFT, Accelerate, torch's compiler and `DTensor`, whether a model
 needs them or not. That takes longer than `import torch`.
 
-Once torch's compiler is loaded, all the rest is loaded too: the compiler has to find the real classes in the functions
-that it compiles.
+Once torch's compiler is loaded, almost all the rest is loaded too: the compiler has to find the real classes in the
+functions that it compiles.
 
 Gain, by `python -m benchmarks startup`: the first step of the embedded example comes after 0.6 of the time.
 """
@@ -45,6 +45,8 @@ MODULES = (
     "transformers.trainer_utils",
     "transformers.training_args",
 )
+WHOLE = ("datasets",)  # which a module imports as a whole, to ask whether something is one of its objects
+NOT_COMPILED = ("scipy", "sklearn")  # 60 MB of functions that the compiler leaves to Python
 _COMPILER = "torch._dynamo"
 _one_at_a_time = threading.RLock()
 _waiting: list[LazyName] = []
@@ -166,6 +168,27 @@ class LazyName:
         return _loaded, (self._module, self._name)
 
 
+class LazyModule(ModuleType):
+    """Stands for a module that is not loaded, in the module that imports it. Its attributes load it.
+
+    torch's compiler does not: nothing that it compiles uses one.
+    """
+
+    def __init__(self, name: str, user: dict[str, Any]) -> None:
+        super().__init__(name)
+        self.__dict__["_user"] = user
+
+    def load(self) -> ModuleType:
+        """Returns the module, after putting it into the one that uses it."""
+        module = importlib.import_module(self.__name__)
+        for name in [name for name, each in self._user.items() if each is self]:
+            self._user[name] = module
+        return module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.load(), name)
+
+
 def _loaded(module: str, name: str) -> Any:
     return LazyName(module, name, {}).load()
 
@@ -177,10 +200,11 @@ def _lazily() -> Iterator[None]:
 
     plain = builtins.__import__
 
-    def lazy_import(
-        name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
-    ) -> ModuleType | SimpleNamespace:
-        if fromlist and globals and globals is locals and _is_in("transformers", globals.get("__name__", "")):
+    def lazy_import(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+        of_transformers = globals and globals is locals and _is_in("transformers", globals.get("__name__", ""))
+        if of_transformers and not fromlist and name in WHOLE and name not in sys.modules:
+            return LazyModule(name, globals)
+        if of_transformers and fromlist:
             module = importlib.util.resolve_name("." * level + name, globals["__package__"]) if level else name
             if module not in sys.modules and any(_is_in(each, module) for each in LAZY):
                 return SimpleNamespace(**{each: _stand_in(module, each, globals) for each in fromlist})
@@ -203,8 +227,10 @@ def _is_in(package: str, module: str) -> bool:
 
 
 def _stand_in(module: str, name: str, user: dict[str, Any]) -> LazyName:
-    _waiting.append(LazyName(module, name, user))
-    return _waiting[-1]
+    made = LazyName(module, name, user)
+    if not any(_is_in(each, module) for each in NOT_COMPILED):
+        _waiting.append(made)
+    return made
 
 
 def _disable(fn: Any = None, recursive: bool = True, *, reason: str | None = None) -> Any:

@@ -67,7 +67,7 @@ left = [
     f"{module}.{name}"
     for module, loaded in list(sys.modules.items())
     for name, value in list(vars(loaded).items())
-    if type(value) is lazy_imports.LazyName
+    if type(value) is lazy_imports.LazyName and value._module.split(".")[0] not in lazy_imports.NOT_COMPILED
 ]
 kept = [hasattr(torch.optim.Optimizer.zero_grad.__wrapped__, "__dynamo_disable")]
 from transformers.modeling_utils import PreTrainedModel
@@ -233,3 +233,31 @@ def test_annotations_with_a_name_that_is_not_loaded(module):
     assert str in (shape | str).__args__
     assert type(None) in (None | shape).__args__
     assert module not in sys.modules
+
+
+@pytest.mark.integration
+def test_datasets_is_loaded_by_what_uses_it():
+    code = """
+from mps_trainer.lazy_imports import LazyModule, import_transformers
+import_transformers("transformers.trainer", "transformers.trainer_seq2seq")
+import transformers.trainer
+before = [type(transformers.trainer.datasets) is LazyModule, "datasets" in sys.modules, "pandas" in sys.modules]
+kind = transformers.trainer.datasets.Dataset
+import datasets
+after = [transformers.trainer.datasets is datasets, kind is datasets.Dataset]
+print(json.dumps([before, after]))
+"""
+    assert in_new_process(code) == [[True, False, False], [True, True]]
+
+
+@pytest.mark.integration
+def test_the_compiler_does_not_load_what_it_leaves_to_python():
+    code = """
+from mps_trainer import Trainer
+import torch._dynamo
+loaded = sorted({"scipy", "sklearn", "datasets", "pandas"} & {*sys.modules})
+from transformers.loss import loss_for_object_detection as loss
+used = loss.linear_sum_assignment([[1, 0], [0, 1]])
+print(json.dumps([loaded, [each.tolist() for each in used]]))
+"""
+    assert in_new_process(code) == [[], [[0, 1], [1, 0]]]

@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     os.environ[USE_CPU] = "true"  # also on a Mac: nothing of the script needs the device
     from ..lazy_imports import import_transformers
 
-    import_transformers("transformers.trainer")
+    import_transformers("transformers.trainer", "transformers.trainer_seq2seq")
     from .. import replace_transformers
     from ..fit import estimate
     from ..fit.fake_models import models_are_fake

@@ -34,7 +34,7 @@ SIZES = {
 
 def made(name="BertForSequenceClassification", dropout=0.0, attention="sdpa", **settings):
     rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
-    config = getattr(transformers, CONFIGS.get(name, "BertConfig"))(**SIZES, **rates, **settings)
+    config = getattr(transformers, CONFIGS.get(name, "BertConfig"))(**{**SIZES, **rates, **settings})
     config._attn_implementation = attention
     torch.manual_seed(0)
     return getattr(transformers, name)(config)
@@ -305,10 +305,11 @@ def not_taken():
 
     torch.manual_seed(0)
     yield "own", Own(made().config)
+    namesake = type("BertForSequenceClassification", (Own,), {})
+    yield "of the same name", namesake(made().config)
     yield "decoder", made(is_decoder=True)
     yield "for tokens", made("BertForTokenClassification")
     yield "for masks", made("BertForMaskedLM")
-    yield "flash attention", made(attention="flex_attention")
     yield "a plain module", torch.nn.Linear(2, 2)
     other_layer = made()
     other_layer.bert.encoder.layer[1].__class__ = type("OtherLayer", (type(other_layer.bert.encoder.layer[1]),), {})
@@ -323,13 +324,28 @@ def made_without_layers():
 
 
 @pytest.mark.parametrize(("name", "model"), list(not_taken()), ids=lambda each: each if isinstance(each, str) else "")
-def test_other_models_are_left_alone(name, model, computed):
-    with unread_tokens_skipped(model, True):
-        if name == "flash attention":
-            layer = model.bert.encoder.layer[1]
-            assert not unread_tokens._is_unread(layer, (torch.zeros(1, 2, 16),), {})
-        else:
-            assert last_layer(model) is None
+def test_other_models_are_left_alone(name, model):
+    assert last_layer(model) is None
+
+
+def test_other_kinds_of_attention_are_left_alone():
+    layer = made(attention="flex_attention").bert.encoder.layer[1]
+    assert not unread_tokens._is_unread(layer, (torch.zeros(1, 2, 16),), {})
+    known = made().bert.encoder.layer[1]
+    assert unread_tokens._is_unread(known, (torch.zeros(1, 2, 16),), {})
+    assert not unread_tokens._is_unread(known, (), {"hidden_states": torch.zeros(1, 2, 16)})
+
+
+def test_attention_is_dropped_in_training_alone():
+    model = made(attention_probs_dropout_prob=0.5)
+    with torch.no_grad(), unread_tokens_skipped(model, True):
+        model.bert.eval()
+        last = model.bert.encoder.layer[1].attention.self
+        still = [model(**batch()).logits for _ in range(2)]
+        last.train()
+        dropped = [model(**batch()).logits for _ in range(2)]
+    assert torch.equal(*still)
+    assert not torch.equal(*dropped)
 
 
 def test_a_layer_that_computes_otherwise_is_not_known():

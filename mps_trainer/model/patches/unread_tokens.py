@@ -53,14 +53,12 @@ def unread_tokens_skipped(model: nn.Module, is_on: bool) -> Iterator[None]:
         return
     kind = type(layer)
     before = vars(classifier).get("forward")  # the class's own is not among them
-    active = [True]
-    forward = _telling_layer(classifier.forward, active, _readers(classifier))
+    forward = _telling_layer(classifier.forward, _readers(classifier))
     classifier.forward = forward
     layer.__class__ = _short(kind)
     try:
         yield
     finally:
-        active.clear()
         layer.__class__ = kind
         if vars(classifier).get("forward") is forward:  # a wrapper that others put around it stays
             del classifier.forward
@@ -111,13 +109,13 @@ def _readers(classifier: Any) -> list[nn.Module]:
     return [base, base.encoder, *(module for each in heads + poolers for module in each.modules())]
 
 
-def _telling_layer(forward: Any, active: list[bool], readers: list[nn.Module]) -> Any:
+def _telling_layer(forward: Any, readers: list[nn.Module]) -> Any:
     """Returns a `forward` of the classifier during which its last layer knows that only the head reads its result."""
     plain = getattr(forward, "__func__", forward)
 
     @functools.wraps(plain)
     def in_classifier(*args: Any, **kwargs: Any) -> Any:
-        if not active or any(map(_is_watched, readers)):
+        if any(map(_is_watched, readers)):
             return plain(*args, **kwargs)
         token = _in_classifier.set(True)
         try:
@@ -150,14 +148,10 @@ def _short(kind: Any) -> type:
 def _is_unread(layer: Any, args: tuple, kwargs: dict[str, Any]) -> bool:
     """Returns True if nothing but the classifier's head can read what this call of the layer computes."""
     config = layer.attention.self.config
-    wants = any(
-        kwargs.get(name) or getattr(config, name, False) for name in ("output_hidden_states", "output_attentions")
-    )
     given = [*args[2:], *(kwargs.get(name) for name in ("encoder_hidden_states", "past_key_values"))]
     mask = args[1] if len(args) > 1 else kwargs.get("attention_mask")
     return (
-        not wants
-        and bool(args)
+        bool(args)
         and all(each is None for each in given)
         and (mask is None or (isinstance(mask, torch.Tensor) and mask.dim() == 4))
         and config._attn_implementation in _ATTENTION
