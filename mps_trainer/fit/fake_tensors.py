@@ -127,7 +127,7 @@ def _remembered(result: Any, given: Iterable[Any]) -> tuple[type, tuple[_Form | 
         if not isinstance(one, torch.Tensor) or one.layout is not torch.strided or one.storage_offset():
             return None
         forms.append((one.shape, one.stride(), one.dtype))
-        made = torch.empty_strided(*forms[-1][:2], dtype=one.dtype, device="meta")
+        made = torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=_META)
         if made.untyped_storage().nbytes() != one.untyped_storage().nbytes():
             return None
         storages.add(one.untyped_storage()._cdata)

@@ -51,7 +51,7 @@ def unread_tokens_skipped(model: nn.Module, is_on: bool) -> Iterator[None]:
     if layer is None:
         yield
         return
-    kind = type(layer)
+    kind: Any = type(layer)
     before = vars(classifier).get("forward")  # the class's own is not among them
     forward = _telling_layer(classifier.forward, _readers(classifier))
     classifier.forward = forward
@@ -77,7 +77,8 @@ def last_layer(classifier: Any) -> nn.Module | None:
     if not layers or config.is_decoder or config.add_cross_attention:
         return None
     layer: nn.Module = layers[-1]
-    return layer if _is_known(type(layer), type(config)) else None
+    kinds: list[Any] = [type(layer), type(config)]
+    return layer if _is_known(*kinds) else None
 
 
 @functools.cache
