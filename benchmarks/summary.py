@@ -192,7 +192,9 @@ def block(results: dict[str, Result], short: bool = False) -> str:
         result = results[row.benchmark]
         label = row.label.format(epochs=epochs(result), rounds=len(result["rounds"]))
         lines.append(f"| {label} | {' | '.join(cells)} |")
-    lines += ["", *notes({row.benchmark: results[row.benchmark] for row, _ in rows})]
+    shown = {row.benchmark: results[row.benchmark] for row, _ in rows}
+    sentences = [where(shown) if short else by_machine(shown), of_accuracies(shown.get("learning"))]
+    lines += ["", *textwrap.wrap(" ".join(filter(None, sentences)), 119, break_on_hyphens=False)]
     return BEGIN + "\n".join(lines) + "\n" + END
 
 
@@ -205,19 +207,29 @@ def epochs(result: Result) -> str:
     return f"{number} epoch" + ("" if number == "1" else "s")
 
 
-def notes(results: dict[str, Result]) -> list[str]:
-    """Returns the lines below the table: where and when each benchmark ran, and what the accuracies show."""
-    places: dict[str, list[str]] = {}
+def machine_of(result: Result) -> str:
+    return f"{result['machine']['processor']} with {result['machine']['cores']} cores"
+
+
+def by_machine(results: dict[str, Result]) -> str:
+    """Returns a sentence for each machine, with the benchmarks that ran there, their dates and rounds."""
+    runs: dict[str, list[str]] = {}
     for name, result in results.items():
-        if "machine" in result:
-            rounds = f"{len(result['rounds'])} round" + ("s" if len(result["rounds"]) > 1 else "")
-            run = f"`{name}` ({result['date'].partition('T')[0]}, {rounds})"
-            machine = f"{result['machine']['processor']} with {result['machine']['cores']} cores"
-            places.setdefault(machine, []).append(run)
-    sentences = [f"On {machine}: {', '.join(runs)}." for machine, runs in places.items()]
-    if (verdict := of_accuracies(results.get("learning"))) is not None:
-        sentences.append(verdict)
-    return textwrap.wrap(" ".join(sentences), 119, break_on_hyphens=False)
+        rounds = f"{len(result['rounds'])} round" + ("s" if len(result["rounds"]) > 1 else "")
+        runs.setdefault(machine_of(result), []).append(f"`{name}` ({result['date'].partition('T')[0]}, {rounds})")
+    return " ".join(f"On {machine}: {', '.join(names)}." for machine, names in runs.items())
+
+
+def where(results: dict[str, Result]) -> str:
+    """Returns one sentence with the machines, the first and last date, and the fewest and most rounds."""
+    machines = " and ".join(dict.fromkeys(map(machine_of, results.values())))
+    dates = sorted({result["date"].partition("T")[0] for result in results.values()})
+    rounds = sorted({len(result["rounds"]) for result in results.values()})
+    return (
+        f"Measured on {machines}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}, in "
+        f"{' to '.join(dict.fromkeys((str(rounds[0]), str(rounds[-1]))))} rounds "
+        "([each](benchmarks/results/README.md))."
+    )
 
 
 def of_accuracies(result: Result | None) -> str | None:

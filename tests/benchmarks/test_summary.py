@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from benchmarks import summary
+from benchmarks import report, summary
 from benchmarks.worker import ROOT
 
 STEP, SECONDS, PROCESSOR = "milliseconds_per_step", "seconds", "training_processor_seconds"
@@ -87,10 +87,16 @@ def test_accuracies_come_with_their_spread_and_what_it_shows():
 
 
 def test_the_notes_name_each_machine_with_what_ran_on_it():
-    lines = lines_of({"overhead": OVERHEAD, "simulated": SIMULATED, "mrpc": MRPC})
+    results = {"overhead": OVERHEAD, "simulated": SIMULATED, "mrpc": MRPC}
+    lines = lines_of(results)
     assert " ".join(lines[lines.index("") + 1 :]) == (
         "On Chip with 8 cores: `overhead` (2026-01-02, 2 rounds), `simulated` (2026-01-03, 1 round). "
         "On Other with 2 cores: `mrpc` (2026-01-04, 1 round)."
+    )
+    lines = lines_of(results, short=True)
+    assert " ".join(lines[lines.index("") + 1 :]) == (
+        "Measured on Chip with 8 cores and Other with 2 cores, 2026-01-02 to 2026-01-04, in 1 to 2 rounds "
+        "([each](benchmarks/results/README.md))."
     )
 
 
@@ -106,3 +112,10 @@ def test_a_page_shows_the_committed_results(page, short):
 def test_readme_has_few_rows():
     table = summary.block(summary.read(), short=True).splitlines()
     assert 5 <= sum(line.startswith("| ") for line in table) - 2 <= 8
+
+
+def test_the_page_of_results_is_the_one_that_the_benchmarks_write():
+    results = report.read(summary.RESULTS)
+    pictures = {path.stem: path.name for path in summary.RESULTS.glob("*.png")}
+    page = report.page(results, pictures, summary.block(summary.read()))
+    assert (summary.RESULTS / "README.md").read_text(encoding="utf-8") == page
