@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from . import charts, report
+from . import charts, report, summary
 from .benchmark import Benchmark, Options, SkippedError
 from .environment import describe
 from .peers import PEERS
@@ -54,7 +54,8 @@ def main(argv: list[str] | None = None) -> int:
         text = json.dumps({"name": name, **environment, **result}, indent=1)
         (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
     results = report.read(folder)
-    (folder / "README.md").write_text(report.page(results, charts.draw(results, folder)), encoding="utf-8")
+    table = summary.block({result["name"]: result for result in results})
+    (folder / "README.md").write_text(report.page(results, charts.draw(results, folder), table), encoding="utf-8")
     print(folder / "README.md")
     return int(any_failed)
 

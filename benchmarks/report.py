@@ -19,9 +19,10 @@ def read(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
 
 
-def page(results: list[dict[str, Any]], pictures: dict[str, str]) -> str:
-    """All results as Markdown; `pictures` are names of files, by the benchmark's name."""
-    return "\n".join([HEAD, *(section(result, pictures.get(result["name"])) for result in results)])
+def page(results: list[dict[str, Any]], pictures: dict[str, str], summary: str = "") -> str:
+    """All results as Markdown, after the summary; `pictures` are names of files, by the benchmark's name."""
+    head = [HEAD, *([summary] if summary else [])]
+    return "\n".join([*head, *(section(result, pictures.get(result["name"])) for result in results)])
 
 
 def section(result: dict[str, Any], picture: str | None = None) -> str:

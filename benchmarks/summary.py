@@ -1,9 +1,13 @@
-"""README's table: the figures that say most, one column for each peer. `python -m benchmarks.summary` prints it."""
+"""The summary tables: a short one for README, and all rows for benchmarks/results/README.md.
+
+`python -m benchmarks.summary` writes both from the JSON files in benchmarks/results.
+"""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,107 +23,242 @@ COLUMNS = {
     "lightning": "Lightning",
     "ours": "mps_trainer",
 }
+BEGIN, END = "<!-- benchmarks -->\n", "<!-- end of benchmarks -->\n"
+NOT_MEASURED = "–"
 Result = dict[str, Any]
+Cell = Callable[[Result, str], str]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table: `value(result, entry)` for the entry of each column that has one."""
+    """A line of the table: `cell(result, entry)` for the entry of each column that has one.
 
-    label: str
+    `topic`: README shows the first measured row of each topic; rows without one are in the full table only.
+    """
+
+    label: str  # {epochs} and {rounds} are the result's
     benchmark: str
-    value: Callable[[Result, str], float | None]
-    digits: int
+    cell: Cell
     entries: dict[str, str] | None = None  # by column; default: the entry of the column's name
+    topic: str = ""
 
 
-def middle(figure: str) -> Callable[[Result, str], float | None]:
-    return lambda result, entry: result["middles"].get(entry, {}).get(figure)
+def middle(figure: str, digits: int) -> Cell:
+    """Returns the median over the rounds, or the mean where the benchmark says so."""
+    return lambda result, entry: report.number(result["middles"].get(entry, {}).get(figure), digits)
 
 
-def over(baseline: str, figure: str) -> Callable[[Result, str], float | None]:
-    """The median over the rounds of the ratio to `baseline` within a round."""
+def over(baseline: str, figure: str) -> Cell:
+    """Returns the median over the rounds of the ratio to `baseline` within a round."""
 
-    def value(result: Result, entry: str) -> float | None:
-        pairs = [(round_[entry], round_[baseline]) for round_ in result["rounds"] if {entry, baseline} <= set(round_)]
-        return statistics.median(own[figure] / base[figure] for own, base in pairs) if pairs else None
+    def cell(result: Result, entry: str) -> str:
+        pairs = [
+            (round_.get(entry, {}).get(figure), round_.get(baseline, {}).get(figure)) for round_ in result["rounds"]
+        ]
+        ratios = [own / base for own, base in pairs if own is not None and base is not None]
+        return report.number(statistics.median(ratios) if ratios else None, 2)
 
-    return value
+    return cell
 
 
+def spread(figure: str, digits: int) -> Cell:
+    """Returns mean and sample standard deviation over the rounds."""
+
+    def cell(result: Result, entry: str) -> str:
+        values = of_rounds(result, entry, figure)
+        if len(values) < 2:
+            return NOT_MEASURED
+        return f"{statistics.mean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
+
+    return cell
+
+
+def of_rounds(result: Result, entry: str, figure: str) -> list[float]:
+    values = [round_.get(entry, {}).get(figure) for round_ in result["rounds"]]
+    return [value for value in values if value is not None]
+
+
+STEP = "milliseconds_per_step"
+PROCESSOR = "training_processor_seconds"
+BY_BATCH = {"transformers": "transformers-dynamic", "ours": "ours"}
+BY_BATCH_BF16 = {"transformers": "transformers-dynamic-bf16", "ours": "ours-bf16"}
 ROWS = (
+    Row("step of one linear layer, time relative to a bare loop", "overhead", over("bare", STEP), topic="overhead"),
+    Row("step of two DDP processes on one machine, time relative to bare DDP", "distributed", over("bare", STEP)),
     Row(
-        "time of a step, one linear layer, over the bare loop's", "overhead", over("bare", "milliseconds_per_step"), 2
+        "MRPC, {epochs}: processor time of training relative to transformers padded by batch",
+        "mrpc",
+        over("transformers-dynamic", PROCESSOR),
+        BY_BATCH,
+        topic="MRPC",
     ),
     Row(
-        "time of a step in 2 processes, over DDP by hand",
-        "distributed",
-        over("bare", "milliseconds_per_step"),
-        2,
+        "MRPC, {epochs} in bfloat16: processor time of training relative to transformers padded by batch",
+        "learning",
+        over("transformers", PROCESSOR),
+        topic="MRPC",
     ),
-    Row("reads that wait, a step of a 2-layer BERT on mps", "simulated", middle("blocking_reads"), 0),
-    Row("copies to the device, the same step", "simulated", middle("host_to_device"), 0),
-    Row("operators, the same step", "simulated", middle("operators"), 0),
-    Row("MRPC with MiniLM, 1 epoch, whole process", "mrpc", over("transformers", "seconds"), 2),
     Row(
-        "the same, over transformers padded by batch",
+        "MRPC, {epochs}: whole run, time relative to transformers padded by batch",
         "mrpc",
         over("transformers-dynamic", "seconds"),
-        2,
-        {"transformers": "transformers-dynamic", "ours": "ours"},
+        BY_BATCH,
+        topic="MRPC",
     ),
     Row(
-        "the same in bfloat16",
+        "MRPC, {epochs} in bfloat16: whole run, time relative to transformers padded by batch",
         "mrpc",
         over("transformers-dynamic-bf16", "seconds"),
-        2,
-        {"transformers": "transformers-dynamic-bf16", "ours": "ours-bf16"},
+        BY_BATCH_BF16,
     ),
-    Row("padded tokens for each real one", "mrpc", middle("padding"), 2),
-    Row("MRPC dev accuracy, 1 epoch in bfloat16, mean over seeds", "learning", middle("dev_accuracy"), 4),
     Row(
-        "`TrainingArguments(...).device`, over `import torch`",
+        "MRPC, {epochs}: whole run, time relative to transformers padded to 128 tokens",
+        "mrpc",
+        over("transformers", "seconds"),
+    ),
+    Row(
+        "padded tokens per real token, MRPC, transformers padded by batch",
+        "mrpc",
+        middle("padding", 2),
+        BY_BATCH,
+        topic="padding",
+    ),
+    Row("padded tokens per real token, MRPC, transformers padded to 128 tokens", "mrpc", middle("padding", 2)),
+    Row(
+        "MRPC dev accuracy, {epochs} in bfloat16, mean ± standard deviation of {rounds} seeds",
+        "learning",
+        spread("dev_accuracy", 3),
+        topic="accuracy",
+    ),
+    Row(
+        "blocking device-to-host syncs per step, 2-layer BERT on simulated mps",
+        "simulated",
+        middle("blocking_reads", 0),
+        topic="syncs",
+    ),
+    Row("host-to-device copies per step, same model", "simulated", middle("host_to_device", 0)),
+    Row("operators per step, same model", "simulated", middle("operators", 0), topic="operators"),
+    Row(
+        "`TrainingArguments(...).device`, time relative to `import torch`",
         "startup",
         over("torch", "seconds"),
-        2,
         {"transformers": "transformers-device", "ours": "ours-device"},
     ),
     Row(
-        "seconds of the example's `--help`",
+        "seconds of the GLUE example's `--help`",
         "startup",
-        middle("seconds"),
-        1,
+        middle("seconds", 1),
         {"transformers": "transformers-help", "ours": "ours-help"},
     ),
     Row(
-        "seconds to the example's first step",
+        "seconds to the first step of the embedded GLUE example",
         "startup",
-        middle("seconds"),
-        1,
+        middle("seconds", 1),
         {"transformers": "transformers-first-step", "ours": "ours-first-step"},
+        topic="first step",
     ),
 )
 
 
-def table(results: dict[str, Result]) -> list[str]:
-    """The lines of the table, of those rows whose benchmark has a result."""
-    lines = ["| | " + " | ".join(COLUMNS.values()) + " |", "| --- |" + " ---: |" * len(COLUMNS)]
+def measured(results: dict[str, Result]) -> list[tuple[Row, list[str]]]:
+    """Returns each row that has a measured cell, with its cells."""
+    found = []
     for row in ROWS:
         result = results.get(row.benchmark)
-        if result is None or "skipped" in result:
+        if result is None or "skipped" in result or result.get("quick"):
             continue
         entries = row.entries or {column: column for column in COLUMNS}
-        cells = [
-            report.number(row.value(result, entries[column]) if column in entries else None, row.digits)
-            for column in COLUMNS
-        ]
-        lines.append(f"| {row.label} | " + " | ".join(cells) + " |")
-    return lines
+        cells = [row.cell(result, entries[column]) if column in entries else NOT_MEASURED for column in COLUMNS]
+        if any(cell != NOT_MEASURED for cell in cells):
+            found.append((row, cells))
+    return found
+
+
+def block(results: dict[str, Result], short: bool = False) -> str:
+    """Returns table and notes in Markdown between their markers; `short`: one row for each topic.
+
+    The text is empty if nothing has been measured.
+    """
+    rows = measured(results)
+    if short:
+        first: dict[str, tuple[Row, list[str]]] = {}
+        for row, cells in rows:
+            first.setdefault(row.topic, (row, cells))
+        rows = [found for topic, found in first.items() if topic]
+    if not rows:
+        return ""
+    lines = ["| | " + " | ".join(COLUMNS.values()) + " |", "| --- |" + " ---: |" * len(COLUMNS)]
+    for row, cells in rows:
+        result = results[row.benchmark]
+        label = row.label.format(epochs=epochs(result), rounds=len(result["rounds"]))
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    shown = {row.benchmark: results[row.benchmark] for row, _ in rows}
+    sentences = [where(shown) if short else by_machine(shown), of_accuracies(shown.get("learning"))]
+    lines += ["", *textwrap.wrap(" ".join(filter(None, sentences)), 119, break_on_hyphens=False)]
+    return BEGIN + "\n".join(lines) + "\n" + END
+
+
+def epochs(result: Result) -> str:
+    """Returns "1 epoch" or "3 epochs", from the arguments of the measured scripts; "" if they name none."""
+    arguments: Sequence[str] = result.get("settings", {}).get("arguments", [])
+    if "--num_train_epochs" not in arguments:
+        return ""
+    number = arguments[arguments.index("--num_train_epochs") + 1]
+    return f"{number} epoch" + ("" if number == "1" else "s")
+
+
+def machine_of(result: Result) -> str:
+    return f"{result['machine']['processor']} with {result['machine']['cores']} cores"
+
+
+def by_machine(results: dict[str, Result]) -> str:
+    """Returns a sentence for each machine, with the benchmarks that ran there, their dates and rounds."""
+    runs: dict[str, list[str]] = {}
+    for name, result in results.items():
+        rounds = f"{len(result['rounds'])} round" + ("s" if len(result["rounds"]) > 1 else "")
+        runs.setdefault(machine_of(result), []).append(f"`{name}` ({result['date'].partition('T')[0]}, {rounds})")
+    return " ".join(f"On {machine}: {', '.join(names)}." for machine, names in runs.items())
+
+
+def where(results: dict[str, Result]) -> str:
+    """Returns one sentence with the machines, the first and last date, and the fewest and most rounds."""
+    machines = " and ".join(dict.fromkeys(map(machine_of, results.values())))
+    dates = sorted({result["date"].partition("T")[0] for result in results.values()})
+    rounds = sorted({len(result["rounds"]) for result in results.values()})
+    return (
+        f"Measured on {machines}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}, in "
+        f"{' to '.join(dict.fromkeys((str(rounds[0]), str(rounds[-1]))))} rounds "
+        "([each](benchmarks/results/README.md))."
+    )
+
+
+def of_accuracies(result: Result | None) -> str | None:
+    """Returns whether the two mean accuracies differ by more than the spread over the seeds."""
+    ours, theirs = (of_rounds(result or {"rounds": []}, name, "dev_accuracy") for name in ("ours", "transformers"))
+    if min(len(ours), len(theirs)) < 2:
+        return None
+    difference = abs(statistics.mean(ours) - statistics.mean(theirs))
+    if difference < min(statistics.stdev(ours), statistics.stdev(theirs)):
+        return "The accuracies differ by less than either's standard deviation: no difference is shown."
+    return "The accuracies differ by more than the smaller standard deviation."
+
+
+def replaced(text: str, new: str) -> str:
+    """Returns `text` with `new` in place of the block between the markers."""
+    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    return before + new + after
 
 
 def read(folder: Path = RESULTS) -> dict[str, Result]:
     return {result["name"]: result for result in report.read(folder)}
 
 
+def main() -> None:
+    results = read()
+    for page, short in ((ROOT / "README.md", True), (RESULTS / "README.md", False)):
+        page.write_text(replaced(page.read_text(encoding="utf-8"), block(results, short)), encoding="utf-8")
+        print(page)
+
+
 if __name__ == "__main__":
-    print("\n".join(table(read())))
+    main()

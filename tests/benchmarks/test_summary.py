@@ -1,35 +1,121 @@
-"""README's table: the figures of the committed results, each in the column of its peer."""
+"""The summary tables: the figures of the committed results, each in the column of its peer."""
 
-from benchmarks import summary
+import copy
+
+import pytest
+
+from benchmarks import report, summary
 from benchmarks.worker import ROOT
 
-STEP = "milliseconds_per_step"
+STEP, SECONDS, PROCESSOR = "milliseconds_per_step", "seconds", "training_processor_seconds"
+MACHINE = {"processor": "Chip", "cores": 8}
 OVERHEAD = {
-    "name": "overhead",
+    **{"name": "overhead", "date": "2026-01-02T03:04:05+00:00", "machine": MACHINE, "middles": {}},
     "rounds": [{"bare": {STEP: 1.0}, "ours": {STEP: 0.5}}, {"bare": {STEP: 2.0}, "ours": {STEP: 1.2}}],
+}
+SIMULATED = {
+    **{"name": "simulated", "date": "2026-01-03T03:04:05+00:00", "machine": MACHINE, "rounds": [{}]},
+    "middles": {"ours": {"blocking_reads": 0.0}, "bare": {}},
+}
+MRPC = {
+    **{"name": "mrpc", "date": "2026-01-04T03:04:05+00:00", "machine": {"processor": "Other", "cores": 2}},
+    "settings": {"arguments": ["--num_train_epochs", "3"]},
+    "rounds": [{"ours": {SECONDS: 6.0, PROCESSOR: 3.0}, "transformers-dynamic": {SECONDS: 8.0, PROCESSOR: 6.0}}],
     "middles": {},
 }
-SIMULATED = {"name": "simulated", "rounds": [{}], "middles": {"ours": {"blocking_reads": 0.0}, "bare": {}}}
+
+
+def learning(*pairs: tuple[float, float]) -> summary.Result:
+    rounds = [{"ours": {"dev_accuracy": ours}, "transformers": {"dev_accuracy": theirs}} for ours, theirs in pairs]
+    return {**MRPC, "name": "learning", "rounds": rounds}
+
+
+def lines_of(results: dict[str, summary.Result], short: bool = False) -> list[str]:
+    """The table without its markers, and the notes below it."""
+    lines = summary.block(results, short).splitlines()
+    assert lines[0] + "\n" == summary.BEGIN
+    assert lines[-1] + "\n" == summary.END
+    return lines[1:-1]
 
 
 def test_a_figure_stands_under_its_peer_and_what_was_not_measured_is_a_dash():
-    lines = summary.table({"overhead": OVERHEAD, "simulated": SIMULATED})
+    lines = lines_of({"overhead": OVERHEAD, "simulated": SIMULATED})
     assert lines[0] == "| | bare loop | transformers | Accelerate | Lightning | mps_trainer |"
     assert lines[2].endswith(" | 1.00 | – | – | – | 0.55 |")  # each ratio within its round
     assert lines[3].endswith(" | – | – | – | – | 0 |")
 
 
-def test_a_benchmark_without_a_result_has_no_row():
-    assert len(summary.table({"overhead": OVERHEAD})) == 3
-    assert len(summary.table({"overhead": {"name": "overhead", "skipped": "no device"}})) == 2
+@pytest.mark.parametrize("change", [{"skipped": "no device"}, {"quick": True}])
+def test_a_benchmark_that_was_not_measured_has_no_row(change):
+    assert len(lines_of({"overhead": OVERHEAD})) == 5
+    assert summary.block({"overhead": {**OVERHEAD, **change}}) == ""
 
 
-def test_readme_shows_the_committed_results():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    shown = text.split("<!-- benchmarks -->\n")[1].split("\n\n")[0]
+def test_a_row_without_a_measured_figure_is_left_out():
+    lines = lines_of({"simulated": SIMULATED})
+    assert sum(line.startswith("| ") for line in lines) == 3
+    assert not any("operators" in line for line in lines)
+
+
+def test_the_short_table_has_the_first_measured_row_of_each_topic():
+    lines = lines_of({"overhead": OVERHEAD, "mrpc": MRPC}, short=True)
+    (row,) = (line for line in lines if "MRPC" in line)
+    assert row.startswith("| MRPC, 3 epochs: processor time of training relative to transformers padded by batch |")
+    assert row.endswith("| – | 1.00 | – | – | 0.50 |")
+    without = copy.deepcopy(MRPC)
+    for figures in without["rounds"][0].values():
+        del figures[PROCESSOR]
+    lines = lines_of({"overhead": OVERHEAD, "mrpc": without}, short=True)
+    assert [line.rpartition("– | ")[2] for line in lines if "MRPC" in line] == ["0.75 |"]
+
+
+def test_one_epoch_is_not_epochs():
+    once = {**MRPC, "settings": {"arguments": ["--num_train_epochs", "1", "--bf16"]}}
+    assert any(line.startswith("| MRPC, 1 epoch: ") for line in lines_of({"mrpc": once}))
+
+
+def test_accuracies_come_with_their_spread_and_what_it_shows():
+    within = lines_of({"learning": learning((0.70, 0.72), (0.74, 0.76))})
+    assert within[2] == (
+        "| MRPC dev accuracy, 3 epochs in bfloat16, mean ± standard deviation of 2 seeds "
+        "| – | 0.740 ± 0.028 | – | – | 0.720 ± 0.028 |"
+    )
+    assert "no difference is shown" in " ".join(within[3:])
+    beyond = lines_of({"learning": learning((0.70, 0.80), (0.71, 0.81))})
+    assert "no difference" not in " ".join(beyond)
+    assert "more than the smaller standard deviation" in " ".join(beyond)
+
+
+def test_the_notes_name_each_machine_with_what_ran_on_it():
+    results = {"overhead": OVERHEAD, "simulated": SIMULATED, "mrpc": MRPC}
+    lines = lines_of(results)
+    assert " ".join(lines[lines.index("") + 1 :]) == (
+        "On Chip with 8 cores: `overhead` (2026-01-02, 2 rounds), `simulated` (2026-01-03, 1 round). "
+        "On Other with 2 cores: `mrpc` (2026-01-04, 1 round)."
+    )
+    lines = lines_of(results, short=True)
+    assert " ".join(lines[lines.index("") + 1 :]) == (
+        "Measured on Chip with 8 cores and Other with 2 cores, 2026-01-02 to 2026-01-04, in 1 to 2 rounds "
+        "([each](benchmarks/results/README.md))."
+    )
+
+
+@pytest.mark.parametrize(("page", "short"), [("README.md", True), ("benchmarks/results/README.md", False)])
+def test_a_page_shows_the_committed_results(page, short):
+    text = (ROOT / page).read_text(encoding="utf-8")
     results = summary.read()
-    assert shown.splitlines() == summary.table(results)
-    assert {"overhead", "simulated", "mrpc", "startup"} <= results.keys()
+    assert summary.replaced(text, summary.block(results, short)) == text
+    assert {"overhead", "simulated", "mrpc", "startup", "learning"} <= results.keys()
     assert not any(result["quick"] for result in results.values())
-    for result in results.values():
-        assert result["date"].partition("T")[0] in text
+
+
+def test_readme_has_few_rows():
+    table = summary.block(summary.read(), short=True).splitlines()
+    assert 5 <= sum(line.startswith("| ") for line in table) - 2 <= 8
+
+
+def test_the_page_of_results_is_the_one_that_the_benchmarks_write():
+    results = report.read(summary.RESULTS)
+    pictures = {path.stem: path.name for path in summary.RESULTS.glob("*.png")}
+    page = report.page(results, pictures, summary.block(summary.read()))
+    assert (summary.RESULTS / "README.md").read_text(encoding="utf-8") == page
