@@ -23,13 +23,19 @@ UNCHANGED = "Nothing was written."
 def add_parser(commands: Any) -> None:
     command = commands.add_parser(
         "config",
+        opening="example: mps-trainer config",
         help="ask for the settings of `launch`, or show them",
-        description="Ask how scripts are to be launched on this machine and write the answers to a file: device, "
-        "mixed precision, processes, and on mps the fallback and the limit of memory. What `accelerate config` has "
-        "written is proposed. `config show` prints what is in force, and from which file.",
+        description="Ask how to launch scripts on this machine and write the answers to a file. The questions are "
+        "about device, mixed precision and processes, and on mps about the fallback and the memory limit. An "
+        "existing file of `accelerate config` gives the proposed answers. `config show` prints the settings in "
+        "force and their file.",
     )
-    command.add_argument("show", nargs="?", choices=["show"], metavar="show", help="print the settings in force")
-    command.add_argument("--default", action="store_true", help="ask nothing: Accelerate's settings, or the defaults")
+    command.add_argument(
+        "show", nargs="?", choices=["show"], metavar="show", help="print the settings in force and their file"
+    )
+    command.add_argument(
+        "--default", action="store_true", help="ask nothing: take Accelerate's settings or the defaults"
+    )
     completes(
         command.add_argument(
             "--config_file",

@@ -47,7 +47,7 @@ COMMANDS = [
     ),
     command("nothing", says="--help"),
     command("no such command", "operate", says="'operate'"),
-    command("no such flag", "--frobnicate", says=["COMMAND", "--help"]),
+    command("no such flag", "--frobnicate", says=["--frobnicate", "--help"]),
     command("no such flag of doctor", "doctor", "--frobnicate", says="--frobnicate"),
     command("a word too many for doctor", "doctor", "now", says="now"),
     command(
