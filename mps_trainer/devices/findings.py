@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from ..documentation import page
 from ..errors import MisconfigurationException
 from . import settings
 from .accelerators import CUDAAccelerator, MPSAccelerator, XPUAccelerator
@@ -176,7 +177,7 @@ def _wrong_results(facts: MachineFacts) -> Finding | None:
     remedies = [] if torch is None else [_newer_torch(facts, torch)]
     remedies += [] if macos is None else [f"update macOS to {_dotted(macos)} or later"]
     each = "each" if len(faults) > 1 else "it"
-    no_update = f"see the workaround for {each} in docs/faults.md: no release of torch or macOS fixes {each} yet"
+    no_update = f"see the workaround for {each} in {page('faults')}: no release of torch or macOS fixes {each} yet"
     where = f"macOS {facts.os_version}"
     if any(fault.chips for fault in faults):
         where = f"an {facts.chip} with {where}"
@@ -184,7 +185,7 @@ def _wrong_results(facts: MachineFacts) -> Finding | None:
         "wrong-results",
         WARNING,
         f"torch {facts.torch_version} on {where} is known to compute wrong results",
-        "; ".join([*remedies, f"docs/faults.md has a workaround for {each}"]) if remedies else no_update,
+        "; ".join([*remedies, f"{page('faults')} has a workaround for {each}"]) if remedies else no_update,
         details=tuple(f"{fault.what} (pytorch issue {fault.issue})" for fault in faults),
     )
 

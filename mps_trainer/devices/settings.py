@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..amounts import format_bytes
+from ..documentation import page
 from . import probes
 from .facts import LAUNCHER_INTEGERS, MachineFacts
 from .finding_type import ERROR, NOTE, WARNING, Finding
@@ -184,7 +185,7 @@ def little_memory(facts: MachineFacts) -> Finding | None:
         WARNING,
         f"this machine has {format_bytes(facts.memory_bytes)} of memory{shared}",
         "set auto_find_batch_size=True, which halves batches that do not fit, and close what you do not need; "
-        "docs/memory.md has more",
+        f"{page('memory')} has more",
     )
 
 
