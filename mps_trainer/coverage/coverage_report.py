@@ -12,6 +12,7 @@ from .source import SourceLine
 from .table import Support
 
 _LINES_SHOWN = 3  # of a library, unless the table is to be verbose
+_NAMES_SHOWN = 3  # in the verdict
 # File, text of the condition, and what turns the wait off.
 _KNOWN = [
     (
@@ -122,6 +123,18 @@ class CoverageReport:
         """Returns the operators of one kind, the most called first."""
         return sorted((use for use in self.operators if use.support is support), key=lambda use: -use.calls)
 
+    @property
+    def verdict(self) -> str:
+        """Returns a sentence that says whether the step would train on a Mac, and what to do if not."""
+        failing = [use.name for use in self.with_support(Support.FAILS)]
+        failing += [f"{problem.what} ({problem.dtype})" for problem in self.dtype_problems if problem.fails]
+        if failing:
+            return f"this step would stop on a Mac at {_listed(failing)}. See the last column of the table."
+        slow = [use.name for use in self.with_support(Support.FALLS_BACK)]
+        how = f", with {_listed(slow)} on the CPU." if slow else " without fallbacks."
+        wrong = " On M1 and M2, matrix products in the table may be wrong." if self.large_products else ""
+        return f"this step trains on a Mac{how}{wrong}"
+
     def to_dict(self) -> dict[str, Any]:
         """Returns every field and `ready` in types that JSON has."""
         return {"ready": self.ready, **_plain(self)}
@@ -137,7 +150,7 @@ class CoverageReport:
             lines += [*_cells(header), *_cells(tuple("-" * width for width in _WIDTHS))]
             lines += [line for row in rows for line in _cells(row)]
             lines.append("")
-        return "\n".join([*lines, *self._summary()])
+        return "\n".join([*lines, *self._summary(), "", *textwrap.wrap(f"Verdict: {self.verdict}", 120)])
 
     def __str__(self) -> str:
         return self.table()
@@ -177,9 +190,7 @@ class CoverageReport:
         graphs = sum(use.distinct_shapes for use in self.operators if use.support is Support.NATIVE)
         lines = [f"Operators: {', '.join(counts)}; {graphs} combinations of native operator and shapes to compile."]
         if self.batch_shapes:
-            shapes = len(self.batch_shapes)
-            advice = ": pad to fewer lengths, each is compiled anew" if shapes > 1 else ""
-            lines.append(f"Batch shapes in training: {shapes}{advice}.")
+            lines.append(f"Batch shapes in training: {len(self.batch_shapes)}; mps compiles its kernels for each.")
         return [*lines, *(f"Note: {note}" for note in self.notes)]
 
 
@@ -192,6 +203,13 @@ def _plain(value: Any) -> Any:
         return value
     more = {"text": value.text, "library": value.library} if isinstance(value, SourceLine) else {}
     return {name: _plain(each) for name, each in vars(value).items()} | more
+
+
+def _listed(names: list[str]) -> str:
+    """Returns the first distinct names, and the number of the others."""
+    distinct = list(dict.fromkeys(names))
+    more = len(distinct) - _NAMES_SHOWN
+    return ", ".join(distinct[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _times(calls: int) -> str:
