@@ -1,6 +1,6 @@
-"""Puts this package's Trainer and arguments in the place of transformers' when it is imported.
+"""Replaces transformers' Trainer and arguments with this package's when it is imported.
 
-Libraries that are imported afterwards build their trainers on them: TRL, sentence-transformers, SetFit.
+Libraries imported afterwards build their trainers on them: TRL, sentence-transformers, SetFit.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _replaced: list[tuple[ModuleType, str, Any]] = []  # what `undo` puts back
 
 
 def replace() -> None:
-    """Replaces transformers' classes; the import of this module calls it. Does nothing if they are replaced.
+    """Replaces transformers' classes unless they are replaced already. Importing this module calls it.
 
     Raises:
         MisconfigurationException: if a library, or the script itself, has taken transformers' classes already.
@@ -67,14 +67,14 @@ def replace() -> None:
 
 
 def undo() -> None:
-    """Puts transformers' classes back. Libraries imported meanwhile keep the classes that they were built on."""
+    """Restores transformers' classes. Libraries imported in between keep the classes that they were built on."""
     TrainingArguments._stands_in = False
     while _replaced:
         setattr(*_replaced.pop())
 
 
 def _first_user() -> str | None:
-    """Returns a clause about what took transformers' classes before; None if nothing did."""
+    """Returns a clause that names what uses transformers' own classes already, or None."""
     for library in LIBRARIES:
         if library in sys.modules:
             return f"{library} was imported"

@@ -1,4 +1,4 @@
-"""Checks that what a Trainer was given fits together, before anything is loaded or moved."""
+"""Checks the arguments of a Trainer for conflicts before anything is loaded or moved."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NOT_CALLED = {
 
 
 def check_subclass(kind: type) -> None:
-    """Raises MisconfigurationException if a subclass has a method that would never be called."""
+    """Raises MisconfigurationException if a subclass overrides a method that is never called."""
     for name, instead in _NOT_CALLED.items():
         if hasattr(kind, name):
             raise MisconfigurationException(
@@ -59,7 +59,7 @@ def check_model(model: Any, model_init: Any) -> None:
 
 
 def check_optimizers(optimizers: tuple[Any, Any], optimizer_cls_and_kwargs: Any, model_init: Any) -> None:
-    """Raises ConflictingOptimizersError if what is given names two optimizers, or two models."""
+    """Raises ConflictingOptimizersError if two optimizers or two models are given."""
     optimizer, schedule = optimizers
     if optimizer_cls_and_kwargs is not None and optimizer is not None:
         raise ConflictingOptimizersError(
@@ -75,7 +75,7 @@ def check_optimizers(optimizers: tuple[Any, Any], optimizer_cls_and_kwargs: Any,
 
 
 def check_processes(args: TrainingArguments, processes: Processes) -> None:
-    """Raises MisconfigurationException if the arguments ask for what works in one process only."""
+    """Raises MisconfigurationException if a setting needs a single process and there are several."""
     if processes.is_distributed and args.auto_find_batch_size:
         raise MisconfigurationException(
             f"auto_find_batch_size=True works in one process, and this is one of {processes.size}: memory may run out "
@@ -85,7 +85,7 @@ def check_processes(args: TrainingArguments, processes: Processes) -> None:
 
 
 def check_sharding(args: TrainingArguments, processes: Processes, model: Any, optimizers: tuple[Any, Any]) -> None:
-    """Raises MisconfigurationException if `args.fsdp` does not go with what else was given."""
+    """Raises MisconfigurationException if `args.fsdp` conflicts with another argument."""
     if processes.is_first:
         for sentence in sharding.without_effect(args):
             logger.warning("%s", sentence)
@@ -122,10 +122,10 @@ def check_sharding(args: TrainingArguments, processes: Processes, model: Any, op
 def check_evaluation(
     args: TrainingArguments, eval_dataset: Any, compute_metrics: Callable | None, has_own_loader: bool
 ) -> None:
-    """Raises MisconfigurationException if the evaluations that `args` ask for lack something.
+    """Raises MisconfigurationException if `args` ask for evaluations that cannot run.
 
     Args:
-        has_own_loader: True if a subclass overrides get_eval_dataloader, which may then do without `eval_dataset`.
+        has_own_loader: True if a subclass overrides get_eval_dataloader, which may not need `eval_dataset`.
     """
     if args.eval_strategy != "no" and eval_dataset is None and not has_own_loader:
         raise MisconfigurationException(
@@ -147,7 +147,7 @@ def check_evaluation(
 
 
 def check_training(args: TrainingArguments, dataset: Any, collator: Any) -> None:
-    """Raises MisconfigurationException for data without an end, and TypeError for a collator that is no function."""
+    """Raises MisconfigurationException for endless data, and TypeError for a collator that is not callable."""
     if collator is not None and not callable(collator):
         raise TypeError(
             f"The data_collator is a {type(collator).__name__}, which cannot be called. Give a function, or an object "

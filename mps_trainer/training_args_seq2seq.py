@@ -1,4 +1,4 @@
-"""`Seq2SeqTrainingArguments`: `TrainingArguments`, and what generation needs."""
+"""Defines `Seq2SeqTrainingArguments`: `TrainingArguments` with generation settings."""
 
 from __future__ import annotations
 
