@@ -33,7 +33,7 @@ def refuse(program: str, error: BaseException, status: int = WRONG_INPUT, instea
 def refuse_unforeseen(program: str, error: BaseException) -> int:
     """Prints an unexpected error on stderr: its type, its message, and how to get the traceback."""
     print_traceback_if_asked(error)
-    hint = "" if wants_traceback() else f" {TRACEBACK}=1 shows where it comes from."
+    hint = "" if wants_traceback() else f" Set {TRACEBACK}=1 to see the traceback."
     print(f"{program}: error: {type(error).__name__}: {sentence(error)}{hint}", file=sys.stderr)
     return UNFORESEEN
 

@@ -47,8 +47,9 @@ def replace() -> None:
         return
     if (user := _first_user()) is not None:
         raise MisconfigurationException(
-            f"mps_trainer.replace_transformers comes too late: {user} before it, with transformers' own Trainer. Make "
-            "`import mps_trainer.replace_transformers` the first import of the script, or restart the notebook."
+            f"mps_trainer.replace_transformers was imported too late: {user} before it, with transformers' own "
+            "Trainer. Make `import mps_trainer.replace_transformers` the first import of the script, or restart the "
+            "notebook."
         )
     for module in _MODULES:
         # so that remove_callback(ProgressCallback) and add_callback(ProgressCallback) use ours
@@ -85,7 +86,7 @@ def _first_user() -> str | None:
     subclasses: list[type] = [kind for each in theirs for kind in each.__subclasses__() if kind not in theirs]
     for kind in subclasses:
         if getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind:
-            return f"{kind.__module__} made its {kind.__name__}"
+            return f"{kind.__module__} defined {kind.__name__}"
     return None
 
 

@@ -68,8 +68,8 @@ def check_optimizers(optimizers: tuple[Any, Any], optimizer_cls_and_kwargs: Any,
         )
     if model_init is not None and (optimizer is not None or schedule is not None):
         raise ConflictingOptimizersError(
-            "Both `model_init` and `optimizers` were given, but each train() makes a new model, which an "
-            "optimizer made before does not know. Give `optimizer_cls_and_kwargs` instead, or override "
+            "Both `model_init` and `optimizers` were given, but each train() builds a new model, and an existing "
+            "optimizer does not have its parameters. Give `optimizer_cls_and_kwargs` instead, or override "
             "create_optimizer_and_scheduler in a subclass."
         )
 
@@ -108,7 +108,7 @@ def check_sharding(args: TrainingArguments, processes: Processes, model: Any, op
         shards.require_able()
     if any(part is not None for part in optimizers):
         raise ConflictingOptimizersError(
-            "`optimizers` was given with fsdp=True, and knows the parameters from before they are sharded. Give "
+            "`optimizers` was given with fsdp=True, but it holds the parameters from before sharding. Give "
             "`optimizer_cls_and_kwargs` instead, or override create_optimizer_and_scheduler in a subclass."
         )
     for attribute, what in (("peft_config", "PEFT's adapters"), ("quantization_method", "a quantized model")):
@@ -135,14 +135,13 @@ def check_evaluation(
     metric = compute_metrics if args.batch_eval_metrics else None
     if metric is not None and "compute_result" not in inspect.signature(metric).parameters:
         raise MisconfigurationException(
-            "batch_eval_metrics=True calls compute_metrics after each batch, and yours has no argument "
-            "`compute_result` to tell the last one by. Add compute_result=False to it, and return the metrics of "
-            "all batches when it is true."
+            "batch_eval_metrics=True calls compute_metrics after each batch, but yours has no argument "
+            "`compute_result`, which marks the last batch. Add compute_result=False to it, and return the metrics "
+            "of all batches when it is True."
         )
     if args.save_strategy == "best" and args.metric_for_best_model is None:
         raise MisconfigurationException(
-            "save_strategy='best', but nothing says what is best: `args.metric_for_best_model` must be provided, "
-            "'loss' for one."
+            "save_strategy='best' needs a metric: `args.metric_for_best_model` must be provided, for example 'loss'."
         )
 
 
@@ -155,6 +154,6 @@ def check_training(args: TrainingArguments, dataset: Any, collator: Any) -> None
         )
     if dataset is not None and not hasattr(dataset, "__len__") and args.max_steps <= 0:
         raise MisconfigurationException(
-            "The training dataset does not know its length, so num_train_epochs cannot say where to stop. "
-            "Set max_steps."
+            "The training dataset does not know its length, so num_train_epochs cannot say where to stop. Set "
+            "max_steps."
         )

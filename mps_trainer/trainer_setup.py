@@ -75,7 +75,9 @@ def processing_class_of(processing_class: Any, tokenizer: Any) -> Any:
         stacklevel=3,
     )
     if processing_class is not None and processing_class is not tokenizer:
-        raise MisconfigurationException("tokenizer and processing_class are the same argument: give the latter only.")
+        raise MisconfigurationException(
+            "tokenizer and processing_class are the same argument: give only processing_class."
+        )
     return tokenizer
 
 

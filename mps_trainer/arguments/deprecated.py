@@ -109,9 +109,9 @@ _NO_APEX = "Apex is not used. Leave it out: fp16=True is torch's own autocast"
 _REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "past_index": (
         lambda value: value >= 0,
-        "the Trainer does not hand a model its outputs of the batch before. Override compute_loss to do so",
+        "the Trainer does not pass a model its outputs from the previous batch. Override compute_loss to do so",
     ),
-    "tp_size": (lambda value: value > 1, "this release has the whole model in every process. Leave it out"),
+    "tp_size": (lambda value: value > 1, "each process of this release has the whole model. Leave it out"),
     "fp16_backend": (lambda value: value == "apex", _NO_APEX),
     "half_precision_backend": (lambda value: value == "apex", _NO_APEX),
 }  # fmt: skip
@@ -192,8 +192,8 @@ def _move(args: Any, old: str, value: Any, new: str) -> None:
     current = getattr(args, new)
     if current not in (_default(args, new), value) and current != []:
         raise ValueError(
-            f"{old} asks for {new}={value!r}, but {new}={current!r} was given as well. "
-            f"Leave out {old}, which is deprecated."
+            f"{old} sets {new}={value!r}, but {new}={current!r} was given as well. Leave out {old}, which is "
+            "deprecated."
         )
     setattr(args, new, value)
     setattr(args, old, None)

@@ -60,9 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
     if status == INTERRUPTED:
         return status
     raise MisconfigurationException(
-        f"{arguments.script} ended with status {status} before a training step, so there is nothing to report. It has "
-        f"to call train() of a Trainer, this one or transformers', or mps_trainer.coverage.trace, and is run on the "
-        f"CPU; one that makes tensors on mps itself runs on Linux under `mps-trainer simulate`."
+        f"{arguments.script} ended with status {status} before a training step, so there is nothing to report. It "
+        "must call train() of this Trainer or transformers', or mps_trainer.coverage.trace. The check runs on the "
+        "CPU: for a script that creates tensors on mps itself, use `mps-trainer simulate` on Linux."
     )
 
 
@@ -71,7 +71,7 @@ def _compile(trainer: Any) -> tuple[dict[str, Any] | None, bool]:
     from ..simulator.compiled import compile_step, reason_of
 
     if trainer is None:
-        print("torch.compile was not tried: it takes a Trainer, and the script calls mps_trainer.coverage.trace.")
+        print("torch.compile was not tried: it needs a Trainer, and the script calls mps_trainer.coverage.trace.")
         return None, False
     try:
         compiled = compile_step(trainer)

@@ -82,13 +82,13 @@ def _ask(proposed: InForce) -> LaunchSettings:
     facts = gather_facts()
     decision = resolve(DeviceRequest(), facts)
     print(str(decision).splitlines()[0])
-    print("Enter takes what is in brackets; Ctrl-C leaves everything as it is.")
+    print("Press Enter for the value in brackets, or Ctrl-C to change nothing.")
     try:
         return questionnaire(decision, facts, proposed.settings, _answer, print)
     except EOFError as error:
         print()
         raise MisconfigurationException(
-            f"There are no more answers to read. {UNCHANGED} `mps-trainer config --default` asks nothing."
+            f"The input ended before the last answer. {UNCHANGED} `mps-trainer config --default` asks nothing."
         ) from error
     except KeyboardInterrupt as interrupt:
         raise KeyboardInterrupt(f"interrupted. {UNCHANGED}") from interrupt
@@ -103,11 +103,11 @@ def _answer(prompt: str) -> str:
 def shown(chosen: InForce, environ: Any) -> list[str]:
     """Returns the settings in force, the keys not taken over and the settings set aside, as lines."""
     whose = "Accelerate's " if chosen.is_accelerates else ""
-    lines = ["No file of settings: the defaults." if chosen.path is None else f"From {whose}{chosen.path}:"]
+    lines = ["No settings file, so these are the defaults:" if chosen.path is None else f"From {whose}{chosen.path}:"]
     lines += _lines(chosen.settings)
     lines += _left(chosen)
     for name, value in set_aside(chosen.settings, environ).items():
-        lines.append(f"  note: {name}={value} is set in the environment, and goes before the file.")
+        lines.append(f"  note: {name}={value} is set in the environment, and overrides the file.")
     return lines
 
 

@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     target = Path(arguments.folder)
     count = copy(source_of(arguments.name), target)
-    print(f"{count} files in {target}; README.md there says more. To run it:\n")
+    print(f"Copied {count} files to {target}; README.md there describes them. To run the example:\n")
     print("\n".join(f"  {line}" for line in next_commands(EXAMPLES[arguments.name], target)))
     return 0
 

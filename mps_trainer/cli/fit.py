@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
                     return status
                 raise MisconfigurationException(
                     f"{arguments.script} ended with status {status} before it trained, so there is nothing to "
-                    "compute. It has to call train() of a Trainer, this one or transformers'."
+                    "compute. It must call train() of this Trainer or transformers'."
                 )
     finally:
         replace_transformers.undo()

@@ -167,6 +167,6 @@ def write_json(path: str, report: dict[str, Any]) -> None:
             file.write(json.dumps(report, indent=2) + "\n")
     except OSError as error:
         raise MisconfigurationException(
-            f"--json {path} was not written: {error.strerror}. What it would have said is above; name another file "
-            "and start again for the rest."
+            f"--json {path} was not written: {error.strerror}. The report is printed above. Name another file and "
+            "run the command again."
         ) from error

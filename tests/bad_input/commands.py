@@ -76,7 +76,7 @@ COMMANDS = [
             ("a folder", ".", None, "Is a directory"),
             ("a file without a name", "", None, "--facts"),
             ("an empty file", "x.json", "", "it is not JSON"),
-            ("a screen", "x.txt", "Nothing to put right. Training runs on mps.\n", "it is not JSON"),
+            ("a screen", "x.txt", "Nothing to fix. Training runs on mps.\n", "it is not JSON"),
             ("bytes", "x.json", b"\xff\xfe", "it is not JSON"),
             ("brackets without end", "x.json", "[" * 100_000, "it is not JSON"),
             ("a list", "x.json", "[]", "it holds a list"),
