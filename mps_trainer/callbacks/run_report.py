@@ -122,7 +122,7 @@ class RunReport:
         path = os.path.join(recorder.folder, PAGE)
         replace(path, page(recorder.record))
         if not self._told:
-            logger.info("The report of this run: %s", path)
+            logger.info("Report of this run: %s", path)
             self._told = True
 
 

@@ -18,12 +18,12 @@ _KNOWN = [
     (
         os.path.join("transformers", "trainer.py"),
         "logging_nan_inf_filter",
-        "logging_nan_inf_filter=False turns it off. Training by mps_trainer's Trainer does without it.",
+        "logging_nan_inf_filter=False turns it off. mps_trainer's Trainer does not have this wait.",
     ),
     (
         os.path.join("transformers", "masking_utils.py"),
         "padding_mask",
-        "Training by mps_trainer's Trainer does without it: import mps_trainer.replace_transformers.",
+        "mps_trainer's Trainer does not have this wait: import mps_trainer.replace_transformers.",
     ),
 ]
 _WIDTHS = (14, 42, 28, 33)  # of the four columns; 120 with the gaps between them
@@ -175,11 +175,11 @@ class CoverageReport:
     def _remedy(self, use: OperatorUse) -> str:
         if use.support is Support.FAILS:
             if not use.name.startswith("aten::"):
-                return "Ask its library for an mps kernel: this machine's build has none. Or replace the operator."
+                return "This build of its library has no mps kernel. Ask for one, or replace the operator."
             return f"Set {FALLBACK}=1 before torch is imported, or replace the operator."
         if use.support is Support.FALLS_BACK:
-            return "Runs on the CPU, its tensors copied there and back each time. Replace it if it is called often."
-        return "" if use.support is Support.NATIVE else "Nothing: made of operators that are listed too."
+            return "It runs on the CPU and copies its tensors in both directions. Replace it if it is called often."
+        return "" if use.support is Support.NATIVE else "Nothing: it consists of operators that are also listed."
 
     def _summary(self) -> list[str]:
         counts = []

@@ -99,7 +99,8 @@ def test_without_a_home_folder_there_is_no_file_and_config_asks_for_one(homeless
     assert capsys.readouterr().out.startswith("No settings file, so these are the defaults:\n")
     assert cli.main(["config", "--default"]) == 2
     assert capsys.readouterr().err == (
-        "mps-trainer: error: There is no folder for the settings file: HOME is not set, and this user has no home folder. "
+        "mps-trainer: error: There is no folder for the settings file: HOME is not set, and this user has no home "
+        "folder. "
         "Name a file: `mps-trainer config --config_file FILE`, and the same for `mps-trainer launch`.\n"
     )
     assert list(tmp_path.iterdir()) == []
@@ -164,7 +165,9 @@ def test_accelerates_settings_are_taken_over_and_the_rest_is_told(home, tmp_path
 
 def test_show_says_what_is_in_force_and_from_where(home, monkeypatch, capsys):
     assert cli.main(["config", "show"]) == 0
-    assert capsys.readouterr().out.startswith("No settings file, so these are the defaults:\n  device: auto (default)\n")
+    assert capsys.readouterr().out.startswith(
+        "No settings file, so these are the defaults:\n  device: auto (default)\n"
+    )
     with open("own.yaml", "w") as file:
         file.write("mixed_precision: bf16\nnum_processes: 2\n")
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")

@@ -59,7 +59,11 @@ def test_a_value_that_cannot_be_is_named_with_what_can(name, value):
 
 @pytest.mark.parametrize(
     ("key", "says"),
-    [("mixed_precison", "Did you mean mixed_precision?"), ("colour", "The settings are device, "), (3, "The settings are device, ")],
+    [
+        ("mixed_precison", "Did you mean mixed_precision?"),
+        ("colour", "The settings are device, "),
+        (3, "The settings are device, "),
+    ],
 )
 def test_an_unknown_key_is_named_with_the_nearest(key, says):
     with pytest.raises(MisconfigurationException, match=r"^f has the key .* which is not a setting\. ") as refused:
