@@ -1,4 +1,4 @@
-"""What setup.cfg cannot declare: the examples in what is built, and a README whose links work elsewhere."""
+"""Builds what setup.cfg cannot declare: examples and pages in the wheel, and a README whose links work elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*", "trainer_output"
 
 
 class BuildWithExamples(build_py):
-    """Puts examples/ into the package as `_examples`. An editable install has none: it reads examples/ itself."""
+    """Copies examples/ and the pages of docs/ into the package, as `_examples` and `_docs`.
+
+    An editable install has neither: it reads the folders themselves.
+    """
 
     def run(self) -> None:
         super().run()
@@ -23,6 +26,11 @@ class BuildWithExamples(build_py):
             target = Path(self.build_lib, "mps_trainer", "_examples")
             shutil.rmtree(target, ignore_errors=True)  # of a build before, which may have had other files
             shutil.copytree(ROOT / "examples", target, ignore=LEFT_OUT)
+            pages = Path(self.build_lib, "mps_trainer", "_docs")
+            shutil.rmtree(pages, ignore_errors=True)
+            pages.mkdir()
+            for path in sorted((ROOT / "docs").glob("*.md")):
+                shutil.copyfile(path, pages / path.name)
 
 
 def published_at(repository: str) -> dict[str, object]:

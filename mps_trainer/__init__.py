@@ -1,6 +1,6 @@
 """mps_trainer: the Trainer for people who fine-tune models on a Mac.
 
-Public names are loaded on first use, so that `import mps_trainer` costs neither torch nor transformers.
+Public names are loaded on first use, so `import mps_trainer` loads neither torch nor transformers.
 """
 
 from __future__ import annotations

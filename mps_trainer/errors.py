@@ -1,4 +1,4 @@
-"""The errors that stop a run, each a type of its own so that callers can tell them apart."""
+"""Defines the errors that stop a run. Each has its own type, which a caller can catch."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import logging
 
 
 class MisconfigurationException(ValueError):
-    """A request that cannot be met; the message says what happened, why, and what to do next."""
+    """The request cannot be met. The message says what happened, why, and what to do next."""
 
 
 class MissingPackageError(MisconfigurationException, ImportError):
-    """A package is needed that is not installed. An `ImportError`, as in transformers."""
+    """A required package is not installed. An `ImportError`, as in transformers."""
 
 
 class ConflictingOptimizersError(MisconfigurationException, RuntimeError):
-    """An optimizer was given in two ways that exclude each other. A `RuntimeError`, as in transformers."""
+    """An optimizer was given in two conflicting ways. A `RuntimeError`, as in transformers."""
 
 
 class UnknownSettingError(MisconfigurationException, TypeError):
-    """A setting is not known to its receiver. A `TypeError`, as in transformers."""
+    """A function or class does not know a setting. A `TypeError`, as in transformers."""
 
 
 class DeviceUnavailableError(MisconfigurationException):
-    """An accelerator was requested by name and this machine cannot run it; carries the cause found and its remedy.
+    """This machine cannot run the accelerator that was requested by name. Has the cause and the remedy.
 
-    `cause` and `remedy` are the clauses the message was built from ("" when the message stands alone).
+    `cause` and `remedy` are clauses of the message ("" if it has none).
     """
 
     def __init__(self, message: str, cause: str = "", remedy: str = "") -> None:
@@ -38,7 +38,7 @@ class MissingModelError(MisconfigurationException, RuntimeError):
 
 
 class NotAnObjectError(MisconfigurationException, NotImplementedError):
-    """A class was given where an object of it is wanted. A `NotImplementedError`, as in transformers."""
+    """A class was given instead of an instance. A `NotImplementedError`, as in transformers."""
 
 
 class SearchUnavailableError(MisconfigurationException, RuntimeError):
@@ -46,13 +46,13 @@ class SearchUnavailableError(MisconfigurationException, RuntimeError):
 
 
 class UnknownMetricError(MisconfigurationException, KeyError):
-    """A metric that decides something is not in the evaluation. A `KeyError`, as in transformers."""
+    """The evaluation lacks a metric that a decision needs. A `KeyError`, as in transformers."""
 
     __str__ = Exception.__str__  # a KeyError shows its message in quotes
 
 
 class CheckpointError(OSError):
-    """The last checkpoint of a run could not be written: the disk is full, or writing is not allowed."""
+    """The last checkpoint of a run could not be written, as on a full or read-only disk."""
 
 
 class NonFiniteLossError(MisconfigurationException, ArithmeticError):
@@ -79,14 +79,14 @@ class NonFiniteLossError(MisconfigurationException, ArithmeticError):
 
 
 class AnotherProcessFailedError(RuntimeError):
-    """Another of the processes that train together has failed; the message says which one, and of what."""
+    """Another training process has failed. The message names the process and its error."""
 
 
 def explain(error: BaseException, explanation: str) -> None:
-    """Adds an explanation to a foreign error, whose type and message stay.
+    """Adds an explanation to the error of a library and keeps its type and message.
 
-    Python shows it below the traceback, as a note; before 3.11 there are no notes, and it is logged. The first
-    explanation, nearest to the fault, stays.
+    Python shows it as a note below the traceback. Python 3.10 has no notes, so it is logged there. Only the first
+    explanation is kept, because it is nearest to the fault.
     """
     if explanation_of(error) is not None:
         return
@@ -98,7 +98,7 @@ def explain(error: BaseException, explanation: str) -> None:
 
 
 def explanation_of(error: BaseException) -> str | None:
-    """Returns the one line that `explain` added to `error`, or to an error that it came from; None without."""
+    """Returns the line that `explain` added to `error` or to one of its causes, or None."""
     seen: BaseException | None = error
     while seen is not None:
         if (explanation := getattr(seen, "_explanation", None)) is not None:

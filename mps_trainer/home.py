@@ -1,4 +1,4 @@
-"""Folders of the user. A container that runs as an unknown user id has no home folder."""
+"""Finds the user's folders. A container with an unknown user id has no home folder."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def in_home(path: str | Path) -> Path | None:
 
 
 def named(flag: str, path: str) -> Path:
-    """Returns the path that a flag named, with ~ replaced. Raises MisconfigurationException without such a home."""
+    """Returns the path given for a flag with ~ replaced. Raises MisconfigurationException without a home folder."""
     if (found := in_home(path)) is None:
         raise MisconfigurationException(f"{flag} {path}: there is no such home folder. Write the path without ~.")
     return found
 
 
 def cache_folder() -> Path | None:
-    """Returns the folder for files that are made once per torch version, which need not exist yet.
+    """Returns the folder for files that are made once per torch version. It may not exist yet.
 
     $MPS_TRAINER_CACHE, or `mps_trainer` under $XDG_CACHE_HOME or under `~/.cache`; None for a user without a home.
     """

@@ -1,4 +1,4 @@
-"""Tensors in nested dictionaries, lists and tuples."""
+"""Walks over tensors in nested dictionaries, lists and tuples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors in `value`, in order; one that is in two places twice."""
+    """Yields the tensors in `value` in order. A tensor in two places is yielded twice."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (Mapping, list, tuple)):
@@ -18,7 +18,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Returns a copy of `value` with `function` applied to each tensor; parts of other types are kept."""
+    """Returns a copy of `value` with `function` applied to each tensor. Other values are kept."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, Mapping):

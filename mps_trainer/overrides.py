@@ -1,4 +1,4 @@
-"""Knows the methods of a Trainer that a subclass replaced, and closes the faster ways around them."""
+"""Detects which methods a subclass overrides and disables the fast paths that would skip them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ def methods_of(kind: type) -> dict[str, Any]:
 
 
 class Overrides:
-    """The names of the methods that a subclass, an instance or a patch has put in the place of the Trainer's own.
+    """Holds the names of the Trainer's methods that a subclass, an instance or a patch has overridden.
 
     Attributes:
-        slower: what the run does the slower way because of that, each with the methods that are to blame.
+        slower: the fast paths that are disabled, each with the overridden methods that cause it.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
@@ -24,21 +24,21 @@ class Overrides:
 
     @classmethod
     def of(cls, instance: object, methods: Mapping[str, Any]) -> Overrides:
-        """Returns those of `instance`, compared with `methods`, what `methods_of` gave before anything was patched."""
+        """Returns the overrides of `instance`, compared with `methods_of` its class before any patch."""
         kind, own = type(instance), vars(instance)
         return cls(name for name, method in methods.items() if name in own or getattr(kind, name, None) is not method)
 
     def has(self, *names: str) -> bool:
-        """Returns True if one of the methods is replaced."""
+        """Returns True if one of the methods is overridden."""
         return not self._names.isdisjoint(names)
 
     def allow(self, fast_path: str, *names: str) -> bool:
-        """Returns True if `fast_path` may be taken, as none of the methods that it goes around is replaced."""
+        """Returns True if `fast_path` may be taken: no method that it skips is overridden."""
         to_blame = tuple(name for name in names if name in self._names)
         if to_blame:
             self.slower[fast_path] = to_blame
         return not to_blame
 
     def texts(self) -> list[str]:
-        """Returns what the run does the slower way, and why, a clause each."""
+        """Returns a clause for each disabled fast path, with the reason."""
         return [f"{path}, because {' and '.join(names)} is overridden" for path, names in self.slower.items()]

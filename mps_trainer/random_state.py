@@ -1,4 +1,4 @@
-"""The states of all random number generators of this process."""
+"""Reads and sets the states of all random number generators of this process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng(state: dict[str, Any]) -> None:
-    """Sets the generators to `state`, as far as this machine has them."""
+    """Sets the generators that this machine has to `state`."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["cpu"])

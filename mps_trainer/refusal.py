@@ -1,4 +1,4 @@
-"""Ends a command that cannot do its work: one line on stderr and an exit status, no traceback."""
+"""Ends a failed command with one line on stderr and an exit status, without a traceback."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import sys
 from typing import Any
 
 TRACEBACK = "MPS_TRAINER_TRACEBACK"  # set to 1: every refusal comes with its traceback
-WRONG_INPUT = 2  # the person who typed the command can put it right
+WRONG_INPUT = 2  # the user can correct the command
 FAILED = 1  # a run that had begun
-UNFORESEEN = 1  # as Python's own for an uncaught error
-INTERRUPTED = 130  # 128 and the number of SIGINT, as shells have it
+UNFORESEEN = 1  # as Python exits after an uncaught error
+INTERRUPTED = 130  # 128 plus the number of SIGINT, as in shells
 
-LONGEST = 1000  # characters of a line: a file may be quoted in it, and may be of one line
+LONGEST = 1000  # characters of a line, which may quote a whole file
 
 
 def refuse(program: str, error: BaseException, status: int = WRONG_INPUT, instead: str | None = None) -> int:
-    """Says on stderr why `program` cannot go on, with the traceback before it if MPS_TRAINER_TRACEBACK=1.
+    """Prints on stderr why `program` cannot continue, after the traceback if MPS_TRAINER_TRACEBACK=1.
 
     Args:
-        instead: what to say in place of the error's own message.
+        instead: a text to print instead of the error's own message.
 
     Returns:
-        `status`, for the command to end with.
+        `status`, the exit status of the command.
     """
     print_traceback_if_asked(error)
     print(f"{program}: error: {as_line(instead or str(error) or type(error).__name__)}", file=sys.stderr)
@@ -31,9 +31,9 @@ def refuse(program: str, error: BaseException, status: int = WRONG_INPUT, instea
 
 
 def refuse_unforeseen(program: str, error: BaseException) -> int:
-    """Says on stderr that an error came that no check foresaw: its type, and how to get the traceback."""
+    """Prints an unexpected error on stderr: its type, its message, and how to get the traceback."""
     print_traceback_if_asked(error)
-    hint = "" if wants_traceback() else f" {TRACEBACK}=1 shows where it comes from."
+    hint = "" if wants_traceback() else f" Set {TRACEBACK}=1 to see the traceback."
     print(f"{program}: error: {type(error).__name__}: {sentence(error)}{hint}", file=sys.stderr)
     return UNFORESEEN
 
@@ -58,15 +58,15 @@ def as_line(text: str, longest: int = LONGEST) -> str:
 
 
 def sentence(error: BaseException, longest: int = 400) -> str:
-    """Returns the message of a library's error as one line that ends in a full stop; its type if it has none."""
+    """Returns the message of a library's error, or its type, as one line that ends in a full stop."""
     line = as_line(str(error), longest) or type(error).__name__
     return line if line.endswith(".") else line + "."
 
 
 def shown(value: Any) -> str:
-    """Returns `value` as Python writes it, cut off in the middle if that is long.
+    """Returns the repr of `value`, shortened in the middle if it is long.
 
-    A few lines of YAML can be a list of 2**30 numbers, and a number of 5000 digits cannot be written at all.
+    A few lines of YAML can hold a list of 2**30 numbers, and Python refuses to print a number of 5000 digits.
     """
     if isinstance(value, (dict, list, tuple, set)):
         return _SHORT.repr(value)

@@ -1,4 +1,4 @@
-"""Reads files that users name, up to a size. Pipes and devices are refused: reading one may never end."""
+"""Reads files that users name, up to a maximum size. Refuses pipes and devices: reading one may never end."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Puts this package's Trainer and arguments in the place of transformers' when it is imported.
+"""Replaces transformers' Trainer and arguments with this package's when it is imported.
 
-Libraries that are imported afterwards build their trainers on them: TRL, sentence-transformers, SetFit.
+Libraries imported afterwards build their trainers on them: TRL, sentence-transformers, SetFit.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _replaced: list[tuple[ModuleType, str, Any]] = []  # what `undo` puts back
 
 
 def replace() -> None:
-    """Replaces transformers' classes; the import of this module calls it. Does nothing if they are replaced.
+    """Replaces transformers' classes unless they are replaced already. Importing this module calls it.
 
     Raises:
         MisconfigurationException: if a library, or the script itself, has taken transformers' classes already.
@@ -47,8 +47,9 @@ def replace() -> None:
         return
     if (user := _first_user()) is not None:
         raise MisconfigurationException(
-            f"mps_trainer.replace_transformers comes too late: {user} before it, with transformers' own Trainer. Make "
-            "`import mps_trainer.replace_transformers` the first import of the script, or restart the notebook."
+            f"mps_trainer.replace_transformers was imported too late: {user} before it, with transformers' own "
+            "Trainer. Make `import mps_trainer.replace_transformers` the first import of the script, or restart the "
+            "notebook."
         )
     for module in _MODULES:
         # so that remove_callback(ProgressCallback) and add_callback(ProgressCallback) use ours
@@ -67,14 +68,14 @@ def replace() -> None:
 
 
 def undo() -> None:
-    """Puts transformers' classes back. Libraries imported meanwhile keep the classes that they were built on."""
+    """Restores transformers' classes. Libraries imported in between keep the classes that they were built on."""
     TrainingArguments._stands_in = False
     while _replaced:
         setattr(*_replaced.pop())
 
 
 def _first_user() -> str | None:
-    """Returns a clause about what took transformers' classes before; None if nothing did."""
+    """Returns a clause that names what uses transformers' own classes already, or None."""
     for library in LIBRARIES:
         if library in sys.modules:
             return f"{library} was imported"
@@ -85,7 +86,7 @@ def _first_user() -> str | None:
     subclasses: list[type] = [kind for each in theirs for kind in each.__subclasses__() if kind not in theirs]
     for kind in subclasses:
         if getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind:
-            return f"{kind.__module__} made its {kind.__name__}"
+            return f"{kind.__module__} defined {kind.__name__}"
     return None
 
 

@@ -1,4 +1,4 @@
-"""A bound on what is read from the files of users: a few lines of YAML can stand for more than memory holds."""
+"""Limits what is read from the files of users: a few lines of YAML can expand to more than memory holds."""
 
 from __future__ import annotations
 

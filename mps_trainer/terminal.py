@@ -1,4 +1,4 @@
-"""The terminal: whether there is one to draw on, and output that cannot be written."""
+"""Detects a terminal for progress bars, and drops output that cannot be written."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ def on_terminal() -> bool:
 
 @contextlib.contextmanager
 def lost_output_ignored() -> Iterator[None]:
-    """Inside, what sys.stdout and sys.stderr cannot write is dropped, so that print, tqdm and logging raise nothing.
+    """Drops what sys.stdout and sys.stderr cannot write inside, so that print, tqdm and logging do not raise.
 
-    The reader of a pipe may be gone (`| head -1`, a `tee` that Ctrl-C has ended), the terminal closed, the disk full.
+    The reader of a pipe may have ended (`| head -1`, or `tee` after Ctrl-C), the terminal may be closed, or the disk
+    full.
     """
     put: dict[str, LossyStream] = {}
     for name in ("stdout", "stderr"):
@@ -40,7 +41,7 @@ def lost_output_ignored() -> Iterator[None]:
 
 
 class LossyStream:
-    """A text stream that drops what it cannot write; of another `stream` in all other respects."""
+    """Wraps a text stream and drops what it cannot write."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
@@ -77,7 +78,7 @@ _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EINTR)  # the next w
 
 
 def let_go(stream: Any) -> None:
-    """Points the descriptor of a stream that nobody reads to os.devnull: Python flushes it once more when it exits."""
+    """Redirects a stream without a reader to os.devnull, because Python flushes it again at exit."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         number = stream.fileno()
         null = os.open(os.devnull, os.O_WRONLY)

@@ -389,7 +389,7 @@ class Trainer:
 
     def _mt_what_comes(self) -> str:
         if self._mt_run is None:
-            return "the begin of training"
+            return "the start of training"
         step = self.state.global_step
         return f"step {step + 1}" if step < self.state.max_steps else "the end of training"
 
@@ -544,8 +544,9 @@ class Trainer:
         """
         if not inputs:
             raise ValueError(
-                "A batch came out empty, so the model has no input. Check that the dataset has columns that "
-                f"{type(self.model).__name__}.forward takes: {', '.join(getattr(self, '_mt_signature_columns', []))}."
+                "A batch is empty, so the model has no input. Check that the dataset has columns that "
+                f"{type(self.model).__name__}.forward takes: "
+                f"{', '.join(getattr(self, '_mt_signature_columns', []))}."
             )
         return self._prepare_input(inputs)
 

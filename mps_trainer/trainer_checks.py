@@ -1,4 +1,4 @@
-"""Checks that what a Trainer was given fits together, before anything is loaded or moved."""
+"""Checks the arguments of a Trainer for conflicts before anything is loaded or moved."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NOT_CALLED = {
 
 
 def check_subclass(kind: type) -> None:
-    """Raises MisconfigurationException if a subclass has a method that would never be called."""
+    """Raises MisconfigurationException if a subclass overrides a method that is never called."""
     for name, instead in _NOT_CALLED.items():
         if hasattr(kind, name):
             raise MisconfigurationException(
@@ -59,7 +59,7 @@ def check_model(model: Any, model_init: Any) -> None:
 
 
 def check_optimizers(optimizers: tuple[Any, Any], optimizer_cls_and_kwargs: Any, model_init: Any) -> None:
-    """Raises ConflictingOptimizersError if what is given names two optimizers, or two models."""
+    """Raises ConflictingOptimizersError if two optimizers or two models are given."""
     optimizer, schedule = optimizers
     if optimizer_cls_and_kwargs is not None and optimizer is not None:
         raise ConflictingOptimizersError(
@@ -68,14 +68,14 @@ def check_optimizers(optimizers: tuple[Any, Any], optimizer_cls_and_kwargs: Any,
         )
     if model_init is not None and (optimizer is not None or schedule is not None):
         raise ConflictingOptimizersError(
-            "Both `model_init` and `optimizers` were given, but each train() makes a new model, which an "
-            "optimizer made before does not know. Give `optimizer_cls_and_kwargs` instead, or override "
+            "Both `model_init` and `optimizers` were given, but each train() builds a new model, and an existing "
+            "optimizer does not have its parameters. Give `optimizer_cls_and_kwargs` instead, or override "
             "create_optimizer_and_scheduler in a subclass."
         )
 
 
 def check_processes(args: TrainingArguments, processes: Processes) -> None:
-    """Raises MisconfigurationException if the arguments ask for what works in one process only."""
+    """Raises MisconfigurationException if a setting needs a single process and there are several."""
     if processes.is_distributed and args.auto_find_batch_size:
         raise MisconfigurationException(
             f"auto_find_batch_size=True works in one process, and this is one of {processes.size}: memory may run out "
@@ -85,7 +85,7 @@ def check_processes(args: TrainingArguments, processes: Processes) -> None:
 
 
 def check_sharding(args: TrainingArguments, processes: Processes, model: Any, optimizers: tuple[Any, Any]) -> None:
-    """Raises MisconfigurationException if `args.fsdp` does not go with what else was given."""
+    """Raises MisconfigurationException if `args.fsdp` conflicts with another argument."""
     if processes.is_first:
         for sentence in sharding.without_effect(args):
             logger.warning("%s", sentence)
@@ -108,7 +108,7 @@ def check_sharding(args: TrainingArguments, processes: Processes, model: Any, op
         shards.require_able()
     if any(part is not None for part in optimizers):
         raise ConflictingOptimizersError(
-            "`optimizers` was given with fsdp=True, and knows the parameters from before they are sharded. Give "
+            "`optimizers` was given with fsdp=True, but it holds the parameters from before sharding. Give "
             "`optimizer_cls_and_kwargs` instead, or override create_optimizer_and_scheduler in a subclass."
         )
     for attribute, what in (("peft_config", "PEFT's adapters"), ("quantization_method", "a quantized model")):
@@ -122,10 +122,10 @@ def check_sharding(args: TrainingArguments, processes: Processes, model: Any, op
 def check_evaluation(
     args: TrainingArguments, eval_dataset: Any, compute_metrics: Callable | None, has_own_loader: bool
 ) -> None:
-    """Raises MisconfigurationException if the evaluations that `args` ask for lack something.
+    """Raises MisconfigurationException if `args` ask for evaluations that cannot run.
 
     Args:
-        has_own_loader: True if a subclass overrides get_eval_dataloader, which may then do without `eval_dataset`.
+        has_own_loader: True if a subclass overrides get_eval_dataloader, which may not need `eval_dataset`.
     """
     if args.eval_strategy != "no" and eval_dataset is None and not has_own_loader:
         raise MisconfigurationException(
@@ -135,19 +135,18 @@ def check_evaluation(
     metric = compute_metrics if args.batch_eval_metrics else None
     if metric is not None and "compute_result" not in inspect.signature(metric).parameters:
         raise MisconfigurationException(
-            "batch_eval_metrics=True calls compute_metrics after each batch, and yours has no argument "
-            "`compute_result` to tell the last one by. Add compute_result=False to it, and return the metrics of "
-            "all batches when it is true."
+            "batch_eval_metrics=True calls compute_metrics after each batch, but yours has no argument "
+            "`compute_result`, which marks the last batch. Add compute_result=False to it, and return the metrics "
+            "of all batches when it is True."
         )
     if args.save_strategy == "best" and args.metric_for_best_model is None:
         raise MisconfigurationException(
-            "save_strategy='best', but nothing says what is best: `args.metric_for_best_model` must be provided, "
-            "'loss' for one."
+            "save_strategy='best' needs a metric: `args.metric_for_best_model` must be provided, for example 'loss'."
         )
 
 
 def check_training(args: TrainingArguments, dataset: Any, collator: Any) -> None:
-    """Raises MisconfigurationException for data without an end, and TypeError for a collator that is no function."""
+    """Raises MisconfigurationException for endless data, and TypeError for a collator that is not callable."""
     if collator is not None and not callable(collator):
         raise TypeError(
             f"The data_collator is a {type(collator).__name__}, which cannot be called. Give a function, or an object "
@@ -155,6 +154,6 @@ def check_training(args: TrainingArguments, dataset: Any, collator: Any) -> None
         )
     if dataset is not None and not hasattr(dataset, "__len__") and args.max_steps <= 0:
         raise MisconfigurationException(
-            "The training dataset does not know its length, so num_train_epochs cannot say where to stop. "
-            "Set max_steps."
+            "The training dataset does not know its length, so num_train_epochs cannot say where to stop. Set "
+            "max_steps."
         )

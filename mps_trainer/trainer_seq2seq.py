@@ -1,4 +1,4 @@
-"""`Seq2SeqTrainer`: evaluation and prediction on what the model generates."""
+"""Defines `Seq2SeqTrainer`, which evaluates and predicts with generated text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .trainer import Trainer
 
 
 class Seq2SeqTrainer(Trainer):
-    """A `Trainer` whose evaluations generate, if `args.predict_with_generate` is set; transformers' `Seq2SeqTrainer`.
+    """Generates text in evaluations if `args.predict_with_generate` is set, like transformers' `Seq2SeqTrainer`.
 
     `args` are `Seq2SeqTrainingArguments`. With `args.generation_config` the model generates by it.
     """
@@ -33,7 +33,7 @@ class Seq2SeqTrainer(Trainer):
 
     @staticmethod
     def load_generation_config(gen_config_arg: str | Path | GenerationConfig) -> GenerationConfig:
-        """Returns settings of generation: a copy of those given, or read from a file, a folder or the hub.
+        """Returns generation settings: a copy of those given, or read from a file, a folder or the hub.
 
         Raises:
             MisconfigurationException: if they cannot be read, or contradict themselves.
@@ -47,7 +47,7 @@ class Seq2SeqTrainer(Trainer):
         metric_key_prefix: str = "eval",
         **gen_kwargs: Any,
     ) -> dict[str, float]:
-        """Evaluates as `Trainer.evaluate` does; `gen_kwargs` go to generate() and win over the arguments."""
+        """Evaluates like `Trainer.evaluate`. `gen_kwargs` go to generate() and override the arguments."""
         self._gen_kwargs = generation.with_defaults(gen_kwargs, self.args)
         return super().evaluate(eval_dataset, ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix)
 
@@ -58,7 +58,7 @@ class Seq2SeqTrainer(Trainer):
         metric_key_prefix: str = "test",
         **gen_kwargs: Any,
     ) -> PredictionOutput:
-        """Predicts as `Trainer.predict` does; predictions are the generated tokens, padded to one length."""
+        """Predicts like `Trainer.predict`. The predictions are generated tokens, padded to one length."""
         self._gen_kwargs = generation.with_defaults(gen_kwargs, self.args)
         return super().predict(test_dataset, ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix)
 
@@ -70,7 +70,7 @@ class Seq2SeqTrainer(Trainer):
         ignore_keys: list[str] | None = None,
         **gen_kwargs: Any,
     ) -> tuple[torch.Tensor | None, Any, Any]:
-        """Returns loss, generated tokens and labels of one batch, both padded to the longest that may come."""
+        """Returns loss, generated tokens and labels of one batch, padded to the maximum length."""
         if not self.args.predict_with_generate or prediction_loss_only:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys=ignore_keys)
         inputs = self._prepare_inputs(inputs)

@@ -19,10 +19,10 @@ from .training_args import TrainingArguments
 
 
 def apply_arguments(args: TrainingArguments) -> None:
-    """Seeds the generators, and sets the log level, the steps of accumulation and TF32, as the arguments say.
+    """Seeds the generators and sets log level, accumulation steps and TF32 from the arguments.
 
     Raises:
-        MisconfigurationException: if the steps of accumulation are given twice.
+        MisconfigurationException: if the accumulation steps are given twice.
     """
     seed_all(args)
     set_log_level(args)
@@ -47,7 +47,7 @@ def set_log_level(args: TrainingArguments) -> None:
 
 
 def settle_accumulation(args: TrainingArguments) -> None:
-    """Makes `num_steps` among the settings of accumulation `gradient_accumulation_steps`.
+    """Sets `gradient_accumulation_steps` from `num_steps` of the accumulation settings.
 
     Raises:
         MisconfigurationException: if both are given.
@@ -65,7 +65,7 @@ def settle_accumulation(args: TrainingArguments) -> None:
 
 
 def processing_class_of(processing_class: Any, tokenizer: Any) -> Any:
-    """Returns the one that is given; warns of the deprecated name `tokenizer`."""
+    """Returns the one that is given, and warns about the deprecated name `tokenizer`."""
     if tokenizer is None:
         return processing_class
     warnings.warn(
@@ -75,12 +75,14 @@ def processing_class_of(processing_class: Any, tokenizer: Any) -> Any:
         stacklevel=3,
     )
     if processing_class is not None and processing_class is not tokenizer:
-        raise MisconfigurationException("tokenizer and processing_class are the same argument: give the latter only.")
+        raise MisconfigurationException(
+            "tokenizer and processing_class are the same argument: give only processing_class."
+        )
     return tokenizer
 
 
 def warn_of_tokenizer() -> None:
-    """Warns of the deprecated attribute `tokenizer` of a Trainer."""
+    """Warns about the deprecated attribute `tokenizer` of a Trainer."""
     warnings.warn(
         f"`Trainer.tokenizer` is deprecated and will be removed in mps_trainer {DROPPED_IN}. Use `processing_class`.",
         FutureWarning,
@@ -99,7 +101,7 @@ def default_collator(processing_class: Any) -> Callable:
 
 
 def label_smoother(args: TrainingArguments, model: nn.Module) -> LabelSmoother | None:
-    """Returns what smooths labels, if the arguments ask for it and the model's labels can be smoothed."""
+    """Returns a label smoother if the arguments ask for one and the model's labels support it, else None."""
     if not args.label_smoothing_factor:
         return None
     if getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification":

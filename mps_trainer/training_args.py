@@ -1,4 +1,4 @@
-"""`TrainingArguments`: the settings of a run. The device is worked out on first use, not before."""
+"""Defines `TrainingArguments`, the settings of a run. The device is chosen on first access."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ logger = logging.getLogger(__name__)
 class TrainingArguments(DeprecatedArguments, Setters, ArgumentGroups):
     """All settings of a training run, with transformers' names, types and defaults.
 
-    `HfArgumentParser` turns the fields into command-line flags, each field's `help` being its documentation.
-    Building the arguments checks their values, and touches no device, makes no folder and imports no torch.
+    `HfArgumentParser` turns the fields into command-line flags and shows the `help` of each field. Building the
+    arguments checks their values. It uses no device, creates no folder and does not import torch.
 
     Raises:
         ValueError: for a value that cannot be right; names the field, the value and what is accepted.
@@ -119,38 +119,37 @@ class TrainingArguments(DeprecatedArguments, Setters, ArgumentGroups):
 
     @property
     def writes_report(self) -> bool:
-        """Returns whether a run leaves `report.html`.
+        """Returns True if a run writes `report.html`.
 
-        False with `report=False`, and if `report_to` was set to no tracker after the arguments were made, as a
-        subclass may do in `__post_init__`. An empty list that they are made with does not count: arguments without
-        trackers have it as data.
+        False with `report=False`, and if `report_to` was emptied after construction, as a subclass may do in
+        `__post_init__`. An empty `report_to` at construction only means no tracker.
         """
         as_made = getattr(self, "_checked_report_to", self.report_to)  # arguments pickled earlier have none
         emptied = self.report_to in ([], "none", ["none"]) and self.report_to is not as_made
         return self.report and not emptied
 
     def use_transformers_choices(self) -> None:
-        """Makes members of enums those of transformers' own classes, which have to be loaded by now.
+        """Replaces enum members with those of transformers' classes, which must be loaded by now.
 
-        They are from the start where transformers' modules were loaded before the arguments were made.
+        They are these members from the start if transformers was loaded before the arguments were built.
         """
         for name in checks.CHOICES:
             if isinstance(value := getattr(self, name), Choice):
                 setattr(self, name, of_transformers(value))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the fields without the device: the arguments may be loaded or copied on another machine."""
+        """Returns the fields without the device, because another machine may load the arguments."""
         return {name: value for name, value in vars(self).items() if name not in ("decision", "device")}
 
     # The device
 
     @functools.cached_property
     def decision(self) -> Decision:
-        """Returns the chosen device and the reasons. Decided on first access and logged then.
+        """Returns the chosen device and the reasons. The first access makes and logs the decision.
 
         Raises:
             DeviceUnavailableError: if an accelerator asked for by name cannot run on this machine.
-            MisconfigurationException: if several processes or devices are asked of an accelerator that has one.
+            MisconfigurationException: if several processes or devices are requested of an accelerator that has one.
         """
         request = DeviceRequest(
             accelerator=self.accelerator,
@@ -167,7 +166,7 @@ class TrainingArguments(DeprecatedArguments, Setters, ArgumentGroups):
 
     @functools.cached_property
     def device(self) -> torch.device:
-        """Returns the device of this process; with several processes, sets up their process group first."""
+        """Returns the device of this process. With several processes it sets up the process group first."""
         if self.decision.world_size > 1:
             offloads = bool(self.fsdp and self.fsdp_config.get("cpu_offload"))  # type: ignore[union-attr]
             distributed.init_process_group(self.decision, self.ddp_backend, self.ddp_timeout_delta, host_too=offloads)
@@ -199,12 +198,12 @@ class TrainingArguments(DeprecatedArguments, Setters, ArgumentGroups):
 
     @property
     def place_model_on_device(self) -> bool | None:
-        """Returns whether the Trainer moves the model; None leaves it to the Trainer. For subclasses."""
+        """Returns True if the Trainer moves the model to the device, None to let it decide. For subclasses."""
         return None
 
     @property
     def mixed_precision(self) -> str:
-        """Returns autocast's format: fp16, bf16 or no. The fields go before what a launcher asks for."""
+        """Returns autocast's format: fp16, bf16 or no. The fields override the launcher's setting."""
         return "fp16" if self.fp16 else "bf16" if self.bf16 else self._launched_in
 
     @mixed_precision.setter
@@ -258,9 +257,9 @@ class TrainingArguments(DeprecatedArguments, Setters, ArgumentGroups):
 
     @contextlib.contextmanager
     def main_process_first(self, local: bool = True, desc: str = "work") -> Iterator[None]:
-        """Lets the main process (of each machine if `local`) do the block first while the others wait for it.
+        """Runs the block in the main process first (of each machine if `local`) while the others wait.
 
-        Made for work whose result is cached on disk, such as `datasets.map`. With one process it does nothing.
+        Use it for work with a result cached on disk, such as `datasets.map`. With one process it does nothing.
         """
         if self.world_size == 1:
             yield
@@ -283,13 +282,13 @@ class TrainingArguments(DeprecatedArguments, Setters, ArgumentGroups):
         return self.per_device_eval_batch_size
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
-        """Returns the steps of warm-up, out of `num_training_steps` in all."""
+        """Returns the number of warm-up steps out of `num_training_steps`."""
         if self.warmup_steps >= 1:
             return int(self.warmup_steps)
         return math.ceil(num_training_steps * self.warmup_steps)
 
     def get_process_log_level(self) -> int:
-        """Returns the level that this process logs at, from `log_level` or `log_level_replica`."""
+        """Returns the log level of this process, from `log_level` or `log_level_replica`."""
         from transformers.utils import logging as transformers_logging
 
         name = self.log_level if self.should_log else self.log_level_replica
@@ -299,7 +298,7 @@ class TrainingArguments(DeprecatedArguments, Setters, ArgumentGroups):
     # As data
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields as plain values; tokens are replaced by their name."""
+        """Returns the fields as plain values, with tokens replaced by their names."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.init}
         return {name: f"<{name.upper()}>" if name.endswith("_token") else _plain(v) for name, v in values.items()}
 
@@ -307,7 +306,7 @@ class TrainingArguments(DeprecatedArguments, Setters, ArgumentGroups):
         return json.dumps(self.to_dict(), indent=2, default=str)
 
     def to_sanitized_dict(self) -> dict[str, Any]:
-        """Returns the fields as bool, int, float or str only, as trackers of hyper-parameters want them."""
+        """Returns the fields as bool, int, float or str only, as hyper-parameter trackers require."""
         values = {
             **self.to_dict(),
             "train_batch_size": self.train_batch_size,

@@ -1,4 +1,4 @@
-"""`Seq2SeqTrainingArguments`: `TrainingArguments`, and what generation needs."""
+"""Defines `Seq2SeqTrainingArguments`: `TrainingArguments` with generation settings."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ class Seq2SeqTrainingArguments(TrainingArguments):
         ValueError: for a value that cannot be right; names the field, the value and what is accepted.
     """
 
-    sortish_sampler: bool = option(False, "Without effect; train_sampling_strategy=group_by_length sorts by length.")
-    predict_with_generate: bool = option(False, "Evaluate and predict on what the model generates, not on its logits.")
-    generation_max_length: int | None = option(None, "Longest generated text, in tokens. [the model's configuration]")
-    generation_num_beams: int | None = option(None, "Beams to search with. [the model's configuration]")
+    sortish_sampler: bool = option(False, "Has no effect; train_sampling_strategy=group_by_length sorts by length.")
+    predict_with_generate: bool = option(False, "Evaluate and predict with generated text instead of logits.")
+    generation_max_length: int | None = option(
+        None, "Maximum length of generated text, in tokens. [the model's configuration]"
+    )
+    generation_num_beams: int | None = option(None, "Number of beams. [the model's configuration]")
     # A GenerationConfig as well; its class is not named here, because it needs torch.
     generation_config: str | Path | None = option(
-        None, "Settings of generation: a GenerationConfig, the path of one, or the name of a model on the hub."
+        None, "Generation settings: a GenerationConfig, the path of one, or the name of a model on the hub."
     )
 
     def __post_init__(self) -> None:

@@ -1,3 +1,3 @@
-"""The one place the version is written."""
+"""Holds the version, which is written only here."""
 
 __version__ = "0.1.0"

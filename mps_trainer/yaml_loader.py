@@ -1,4 +1,4 @@
-"""YAML from files of users, with a bound on what its aliases expand to."""
+"""Loads YAML from files of users, with a limit on the expansion of aliases."""
 
 from __future__ import annotations
 

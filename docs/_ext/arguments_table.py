@@ -85,7 +85,7 @@ class ArgumentsTable(Directive):
             raise self.error(f"arguments-table takes one of {', '.join(self.sets)}, not {which!r}.")
         if which == "deprecated":
             return [
-                table([(row.name, row.help) for row in deprecated()], ("Argument", "Use instead"), (30, 70), code=1)
+                table([(row.name, row.help) for row in deprecated()], ("Argument", "What to do"), (30, 70), code=1)
             ]
         out: list[nodes.Node] = []
         for subject, rows in groups().items():

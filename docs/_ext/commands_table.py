@@ -13,14 +13,15 @@ from docutils import nodes
 from docutils.parsers.rst import Directive
 from tables import table
 
-from mps_trainer.cli import NAME, _parser
+from mps_trainer.cli import NAME, OneLineParser, _parser
 
 
 @dataclass(frozen=True)
 class Command:
-    """One command: how it is called, what it does, its arguments and options with their help, and what follows."""
+    """One command: example, usage, description, arguments and options with their help, and epilog."""
 
     name: str
+    opening: str
     usage: str
     description: str
     options: tuple[tuple[str, str], ...]
@@ -34,10 +35,11 @@ def commands() -> list[Command]:
     return [_command("", parser), *(_command(name, found) for name, found in below.choices.items())]
 
 
-def _command(name: str, parser: argparse.ArgumentParser) -> Command:
+def _command(name: str, parser: OneLineParser) -> Command:
     shown = [action for action in parser._actions if not _is_hidden(action)]
     return Command(
         name,
+        parser.opening,
         _usage(parser),
         parser.description or "",
         tuple((_called(action), _help(parser, action)) for action in shown),
@@ -94,7 +96,8 @@ def _section(command: Command) -> nodes.section:
     heading = nodes.title()
     heading += nodes.literal(text=title)
     section += heading
-    section += nodes.literal_block(text=command.usage, language="text", classes=["usage"])
+    usage = f"{command.opening}\nusage: {command.usage}"
+    section += nodes.literal_block(text=usage, language="text", classes=["usage"])
     section += [nodes.paragraph(text=" ".join(part.split())) for part in command.description.split("\n\n") if part]
     if command.options:
         section += table(command.options, ("Argument", "What it does"), (35, 65), code=1)

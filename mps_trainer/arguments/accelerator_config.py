@@ -93,8 +93,9 @@ def accelerator_config(value: Any) -> Any:
     states = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
     if config.use_configured_state and not getattr(states, "_shared_state", None):
         raise MisconfigurationException(
-            "accelerator_config has use_configured_state=True, but there is no state of Accelerate's. Please define "
-            "this beforehand, with accelerate.PartialState(), or leave it out: to one process it makes no difference."
+            "accelerator_config has use_configured_state=True, but Accelerate's state is not initialised. Please "
+            "define this beforehand, with accelerate.PartialState(), or leave it out: with one process it has no "
+            "effect."
         )
     return config
 

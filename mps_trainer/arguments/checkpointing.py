@@ -12,15 +12,21 @@ from .fields import option
 class CheckpointingArguments:
     save_strategy: SaveStrategy | str = option("steps", "When to save: no, steps, epoch or best.")
     save_steps: float = option(500, "Steps between two checkpoints; below 1, a fraction of all steps.", ge=0)
-    save_total_limit: int | None = option(None, "Checkpoints to keep; the best one is always kept. [all]", ge=0)
-    save_only_model: bool = option(False, "Save weights only; such a checkpoint cannot be resumed exactly.")
-    save_on_each_node: bool = option(False, "With several machines, one process of each saves.")
-    load_best_model_at_end: bool = option(False, "After training, go back to the weights of the best checkpoint.")
-    metric_for_best_model: str | None = option(None, "Metric that decides which is best. [loss]")
-    greater_is_better: bool | None = option(None, "Whether more of it is better. [not if its name ends in loss]")
-    save_async: bool = option(True, "Write checkpoints while training goes on, where that is safe.")
-    save_on_signal: bool = option(True, "On SIGINT and SIGTERM, finish the step and save a checkpoint before ending.")
-    enable_jit_checkpoint: bool = option(False, "Save a checkpoint when the process is told to end (SIGTERM).")
+    save_total_limit: int | None = option(None, "Maximum number of checkpoints; the best one is kept. [all]", ge=0)
+    save_only_model: bool = option(
+        False, "Save only the weights; training cannot resume exactly from such a checkpoint."
+    )
+    save_on_each_node: bool = option(False, "With several machines, save on one process of each.")
+    load_best_model_at_end: bool = option(False, "Load the weights of the best checkpoint after training.")
+    metric_for_best_model: str | None = option(None, "Metric that selects the best checkpoint. [loss]")
+    greater_is_better: bool | None = option(
+        None, "True if a higher metric is better. [false if its name ends in loss]"
+    )
+    save_async: bool = option(True, "Write checkpoints in the background, where that is safe.")
+    save_on_signal: bool = option(
+        True, "On SIGINT and SIGTERM, finish the step and save a checkpoint before the process ends."
+    )
+    enable_jit_checkpoint: bool = option(False, "Save a checkpoint on SIGTERM.")
     restore_callback_states_from_checkpoint: bool = option(
-        False, "On resume, give callbacks the state that the checkpoint has of them."
+        False, "On resume, restore the state of callbacks from the checkpoint."
     )

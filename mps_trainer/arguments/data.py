@@ -10,37 +10,35 @@ from .fields import option
 
 @dataclass
 class DataArguments:
-    per_device_train_batch_size: int = option(8, "Examples in a training batch.", ge=1)
-    per_device_eval_batch_size: int = option(8, "Examples in an evaluation batch.", ge=1)
+    per_device_train_batch_size: int = option(8, "Number of examples in a training batch of one process.", ge=1)
+    per_device_eval_batch_size: int = option(8, "Number of examples in an evaluation batch of one process.", ge=1)
     train_sampling_strategy: SamplingStrategy | str = option(
         "random",
-        "Order of the training examples: shuffled each epoch, as they are in the dataset, or by length; "
-        "bucket_by_length pads to few lengths, so that few shapes are compiled.",
+        "Order of the training examples: shuffled each epoch, in dataset order, or grouped by length. "
+        "bucket_by_length pads to a few fixed lengths, so mps compiles for few shapes.",
     )
     num_length_buckets: int = option(
-        7, "Lengths to pad to, at most, with train_sampling_strategy=bucket_by_length.", ge=1
+        7, "Maximum number of padded lengths with train_sampling_strategy=bucket_by_length.", ge=1
     )
-    dataloader_drop_last: bool = option(False, "Leave out the last batch of an epoch if it is not full.")
-    dataloader_num_workers: int = option(0, "Processes that load data; 0 loads in the main process.", ge=0)
+    dataloader_drop_last: bool = option(False, "Drop the last batch of an epoch if it is incomplete.")
+    dataloader_num_workers: int = option(0, "Number of workers that load data; 0 loads in the main process.", ge=0)
     dataloader_pin_memory: bool = option(
-        True, "Page-locked host memory for faster copies. Only cuda has it; elsewhere it is left out by itself."
+        True, "Use page-locked host memory for faster copies. It has an effect on cuda only."
     )
-    dataloader_persistent_workers: bool = option(False, "Keep the loading processes from epoch to epoch.")
-    dataloader_prefetch_factor: int | None = option(
-        None, "Batches that each loading process prepares ahead. [2]", ge=1
-    )
+    dataloader_persistent_workers: bool = option(False, "Keep the workers alive between epochs.")
+    dataloader_prefetch_factor: int | None = option(None, "Number of batches that each worker loads ahead. [2]", ge=1)
     dataloader_multiprocessing_context: str | None = option(
-        None, "How loading processes are started. [the platform's own]", choices=["fork", "spawn", "forkserver"]
+        None, "Start method of the workers. [the platform's own]", choices=["fork", "spawn", "forkserver"]
     )
-    remove_unused_columns: bool = option(True, "Drop columns that the model's forward() does not take.")
-    label_names: list[str] | None = option(None, "Keys of the inputs that are labels. [what the model takes]")
+    remove_unused_columns: bool = option(True, "Drop columns that are not arguments of the model's forward().")
+    label_names: list[str] | None = option(None, "Keys of the inputs that are labels. [from the model's forward()]")
     ignore_data_skip: bool = option(
-        False, "On resume, begin the epoch anew instead of at the batch that comes next; not the same training."
+        False, "On resume, start the epoch from its first batch instead of skipping the batches seen; results differ."
     )
     dataloader_in_order: bool = option(
-        True, "Take batches in the order of their indices, though a later one may be ready before."
+        True, "Return batches in the order of their indices, even if a later one is ready first."
     )
-    length_column_name: str = option("length", "Column with the lengths of the examples, for strategies by length.")
+    length_column_name: str = option("length", "Column with the lengths of the examples, for sampling by length.")
 
 
 def parts_of_batch(batch_size: int, accumulation: int) -> int:
@@ -48,6 +46,6 @@ def parts_of_batch(batch_size: int, accumulation: int) -> int:
 
     Two, unless several batches make an update anyway, or a part would have fewer than 8 examples. An update whose
     examples all have one length follows what is peculiar to that length, and training in which every update does
-    learns less, or at a high learning rate nothing: docs/data.md has what was measured.
+    learns less, or at a high learning rate nothing: the page on data has the measurements.
     """
     return 2 if accumulation == 1 and batch_size >= 16 and batch_size % 2 == 0 else 1

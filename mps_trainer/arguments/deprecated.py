@@ -26,43 +26,45 @@ DROPPED_IN = "1.0"
 
 @dataclass
 class DeprecatedArguments:
-    use_mps_device: bool = option(False, "Deprecated: mps is chosen by itself; accelerator=mps insists on it.")
-    no_cuda: bool = option(False, "Deprecated: use_cpu.")
+    use_mps_device: bool = option(
+        False, "Deprecated: mps is the default where it is available; accelerator=mps requires it."
+    )
+    no_cuda: bool = option(False, "Deprecated: use use_cpu.")
     evaluation_strategy: str | None = option(
-        None, "Deprecated: eval_strategy.", choices=[choice.value for choice in IntervalStrategy]
+        None, "Deprecated: use eval_strategy.", choices=[choice.value for choice in IntervalStrategy]
     )
-    per_gpu_train_batch_size: int | None = option(None, "Deprecated: per_device_train_batch_size.")
-    per_gpu_eval_batch_size: int | None = option(None, "Deprecated: per_device_eval_batch_size.")
-    warmup_ratio: float | None = option(None, "Deprecated: warmup_steps with a value below 1.")
-    logging_dir: str | None = option(None, "Deprecated: the environment variable TENSORBOARD_LOGGING_DIR.")
-    adafactor: bool = option(False, "Deprecated: optim=adafactor.")
-    group_by_length: bool = option(False, "Deprecated: train_sampling_strategy=group_by_length.")
-    include_inputs_for_metrics: bool = option(False, "Deprecated: include_for_metrics=inputs.")
+    per_gpu_train_batch_size: int | None = option(None, "Deprecated: use per_device_train_batch_size.")
+    per_gpu_eval_batch_size: int | None = option(None, "Deprecated: use per_device_eval_batch_size.")
+    warmup_ratio: float | None = option(None, "Deprecated: use warmup_steps with a value below 1.")
+    logging_dir: str | None = option(None, "Deprecated: use the environment variable TENSORBOARD_LOGGING_DIR.")
+    adafactor: bool = option(False, "Deprecated: use optim=adafactor.")
+    group_by_length: bool = option(False, "Deprecated: use train_sampling_strategy=group_by_length.")
+    include_inputs_for_metrics: bool = option(False, "Deprecated: use include_for_metrics=inputs.")
     include_tokens_per_second: bool = option(
-        False, "Deprecated: include_num_input_tokens_seen, which logs tokens per second, too."
+        False, "Deprecated: use include_num_input_tokens_seen, which also logs tokens per second."
     )
-    torchdynamo: str | None = option(None, "Deprecated: torch_compile_backend.")
-    dispatch_batches: bool | None = option(None, "Deprecated: dispatch_batches in accelerator_config.")
-    split_batches: bool | None = option(None, "Deprecated: split_batches in accelerator_config.")
-    push_to_hub_model_id: str | None = option(None, "Deprecated: hub_model_id.")
-    push_to_hub_organization: str | None = option(None, "Deprecated: hub_model_id as organization/name.")
-    push_to_hub_token: str | None = option(None, "Deprecated: hub_token.")
-    tpu_metrics_debug: bool = option(False, "Deprecated: nothing; there is no TPU here, and it is refused.")
-    past_index: int = option(-1, "Deprecated: nothing; a model that is handed its past outputs is refused.")
-    tp_size: int = option(0, "Deprecated: nothing; tensor parallelism is refused.")
-    save_safetensors: bool = option(True, "Deprecated: nothing; weights are always saved as safetensors.")
-    fp16_backend: str = option("auto", "Deprecated: nothing; autocast is torch's own.")
-    half_precision_backend: str = option("auto", "Deprecated: nothing; autocast is torch's own.")
-    fp16_opt_level: str = option("O1", "Deprecated: nothing; it was for Apex.")
-    jit_mode_eval: bool = option(False, "Deprecated: torch_compile; evaluation runs without it.")
-    use_ipex: bool = option(False, "Deprecated: nothing; torch has what Intel's extension had.")
-    tpu_num_cores: int | None = option(None, "Deprecated: nothing; there is no TPU here.")
-    mp_parameters: str = option("", "Deprecated: nothing; it was for SageMaker.")
-    ray_scope: str = option("last", "Deprecated: scope in the arguments of hyperparameter_search.")
-    use_legacy_prediction_loop: bool = option(False, "Deprecated: nothing; there is one loop.")
-    fsdp_min_num_params: int = option(0, "Deprecated: min_num_params in fsdp_config.")
+    torchdynamo: str | None = option(None, "Deprecated: use torch_compile_backend.")
+    dispatch_batches: bool | None = option(None, "Deprecated: use dispatch_batches in accelerator_config.")
+    split_batches: bool | None = option(None, "Deprecated: use split_batches in accelerator_config.")
+    push_to_hub_model_id: str | None = option(None, "Deprecated: use hub_model_id.")
+    push_to_hub_organization: str | None = option(None, "Deprecated: use hub_model_id as organization/name.")
+    push_to_hub_token: str | None = option(None, "Deprecated: use hub_token.")
+    tpu_metrics_debug: bool = option(False, "Deprecated: refused; TPUs are not supported.")
+    past_index: int = option(-1, "Deprecated: refused; passing a model its past outputs is not supported.")
+    tp_size: int = option(0, "Deprecated: refused; tensor parallelism is not supported.")
+    save_safetensors: bool = option(True, "Deprecated: no effect; weights are always saved as safetensors.")
+    fp16_backend: str = option("auto", "Deprecated: no effect; autocast is torch's own.")
+    half_precision_backend: str = option("auto", "Deprecated: no effect; autocast is torch's own.")
+    fp16_opt_level: str = option("O1", "Deprecated: no effect; it was for Apex.")
+    jit_mode_eval: bool = option(False, "Deprecated: use torch_compile; evaluation runs without it.")
+    use_ipex: bool = option(False, "Deprecated: no effect; torch includes the features of Intel's extension.")
+    tpu_num_cores: int | None = option(None, "Deprecated: no effect; TPUs are not supported.")
+    mp_parameters: str = option("", "Deprecated: no effect; it was for SageMaker.")
+    ray_scope: str = option("last", "Deprecated: use the argument scope of hyperparameter_search.")
+    use_legacy_prediction_loop: bool = option(False, "Deprecated: no effect; there is only one prediction loop.")
+    fsdp_min_num_params: int = option(0, "Deprecated: use min_num_params in fsdp_config.")
     fsdp_transformer_layer_cls_to_wrap: str | None = option(
-        None, "Deprecated: transformer_layer_cls_to_wrap in fsdp_config."
+        None, "Deprecated: use transformer_layer_cls_to_wrap in fsdp_config."
     )
 
 
@@ -92,8 +94,8 @@ _WITHOUT_EFFECT = {
     "half_precision_backend": "Autocast is torch's own.",
     "fp16_opt_level": "It was for Apex; fp16=True is torch's own.",
     "jit_mode_eval": "Evaluation runs without it; torch_compile=True compiles the model.",
-    "use_ipex": "torch has what Intel's extension had.",
-    "tpu_num_cores": "There is no TPU here.",
+    "use_ipex": "torch includes the features of Intel's extension.",
+    "tpu_num_cores": "TPUs are not supported.",
     "mp_parameters": "It was for SageMaker.",
     "ray_scope": "Pass scope=... to hyperparameter_search.",
     "use_legacy_prediction_loop": "There is one prediction loop.",
@@ -107,9 +109,9 @@ _NO_APEX = "Apex is not used. Leave it out: fp16=True is torch's own autocast"
 _REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "past_index": (
         lambda value: value >= 0,
-        "the Trainer does not hand a model its outputs of the batch before. Override compute_loss to do so",
+        "the Trainer does not pass a model its outputs from the previous batch. Override compute_loss to do so",
     ),
-    "tp_size": (lambda value: value > 1, "this release has the whole model in every process. Leave it out"),
+    "tp_size": (lambda value: value > 1, "each process of this release has the whole model. Leave it out"),
     "fp16_backend": (lambda value: value == "apex", _NO_APEX),
     "half_precision_backend": (lambda value: value == "apex", _NO_APEX),
 }  # fmt: skip
@@ -147,7 +149,7 @@ def apply_deprecated(args: Any) -> None:
 
 def _instead(old: str, new: str, value: Any) -> str:
     if old == "use_mps_device":
-        return "mps is used by default where it is available; `accelerator='mps'` insists on it."
+        return "mps is used by default where it is available; `accelerator='mps'` requires it."
     return f"Use `{new}`." if value is True else f"Use `{new}={value!r}`."
 
 
@@ -190,8 +192,8 @@ def _move(args: Any, old: str, value: Any, new: str) -> None:
     current = getattr(args, new)
     if current not in (_default(args, new), value) and current != []:
         raise ValueError(
-            f"{old} asks for {new}={value!r}, but {new}={current!r} was given as well. "
-            f"Leave out {old}, which is deprecated."
+            f"{old} sets {new}={value!r}, but {new}={current!r} was given as well. Leave out {old}, which is "
+            "deprecated."
         )
     setattr(args, new, value)
     setattr(args, old, None)

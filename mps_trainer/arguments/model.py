@@ -9,24 +9,29 @@ from .fields import option
 
 @dataclass
 class ModelArguments:
-    use_cache: bool = option(False, "What model.config.use_cache is set to.")
+    use_cache: bool = option(False, "Value of model.config.use_cache.")
     torch_compile: bool = option(False, "Compile the model with torch.compile.")
-    torch_compile_backend: str | None = option(None, "Backend of torch.compile; naming one switches it on. [inductor]")
-    torch_compile_mode: str | None = option(None, "Mode of torch.compile; naming one switches it on.")
+    torch_compile_backend: str | None = option(
+        None, "Backend of torch.compile; setting it enables torch_compile. [inductor]"
+    )
+    torch_compile_mode: str | None = option(None, "Mode of torch.compile; setting it enables torch_compile.")
     use_liger_kernel: bool = option(False, "Use the kernels of the package liger-kernel.")
-    liger_kernel_config: dict[str, bool] | None = option(None, "Which of those kernels, as JSON. [their defaults]")
+    liger_kernel_config: dict[str, bool] | None = option(
+        None, "Selection of liger-kernel's kernels, as JSON. [their defaults]"
+    )
     chunked_cross_entropy: bool = option(
         True,
-        "Compute the loss of a language model a few rows of its logits at a time, unless they are read.",
+        "Compute the loss of a language model in chunks of logits, unless the logits are needed.",
     )
     fast_dropout: bool = option(
         False,
-        "On the CPU, draw the random numbers of dropout for four elements at once, others than torch would.",
+        "On the CPU, draw the random numbers of dropout for four elements at once; results differ from torch's "
+        "dropout.",
     )
     skip_unread_tokens: bool = option(
         False,
         "Compute the last layer of classifiers such as BERT for the first token alone, with other draws of dropout.",
     )
     torch_empty_cache_steps: int | None = option(
-        None, "Steps after which the device's unused memory is given back; slower. [never]", ge=1
+        None, "Release the device's unused memory every this many steps; slower. [never]", ge=1
     )

@@ -10,39 +10,41 @@ from .fields import option
 
 @dataclass
 class OptimizationArguments:
-    num_train_epochs: float = option(3.0, "Passes over the training set; may be a fraction.", ge=0)
-    max_steps: int = option(-1, "Optimizer steps to train for; overrides num_train_epochs when not -1.")
+    num_train_epochs: float = option(3.0, "Number of passes over the training set; may be a fraction.", ge=0)
+    max_steps: int = option(-1, "Number of optimizer steps; overrides num_train_epochs unless -1.")
     learning_rate: float = option(5e-5, "Peak learning rate.", ge=0)
-    lr_scheduler_type: SchedulerType | str = option("linear", "Schedule of the learning rate.")
-    lr_scheduler_kwargs: dict | str | None = option(None, "Further settings of the schedule, as JSON.")
-    warmup_steps: float = option(0, "Steps of warm-up; below 1, a fraction of all steps.", ge=0)
+    lr_scheduler_type: SchedulerType | str = option("linear", "Learning rate schedule.")
+    lr_scheduler_kwargs: dict | str | None = option(None, "Further settings of the learning rate schedule, as JSON.")
+    warmup_steps: float = option(0, "Number of warm-up steps; below 1, a fraction of all steps.", ge=0)
     optim: OptimizerNames | str = option(
         "adamw_torch_fused", "Optimizer; the fused kernels are used where the device has them."
     )
-    weight_decay: float = option(
-        0.0, "Decoupled weight decay; never applied to biases and normalisation weights.", ge=0
+    weight_decay: float = option(0.0, "Decoupled weight decay, not applied to biases and normalisation weights.", ge=0)
+    adam_beta1: float = option(0.9, "AdamW: beta1, the decay of the mean of the gradients.", ge=0, lt=1)
+    adam_beta2: float = option(0.999, "AdamW: beta2, the decay of the mean of the squared gradients.", ge=0, lt=1)
+    adam_epsilon: float = option(1e-8, "AdamW: epsilon, added to the denominator.", ge=0)
+    max_grad_norm: float = option(1.0, "Clip the gradients to this norm; 0 disables clipping.", ge=0)
+    gradient_accumulation_steps: int = option(
+        1, "Number of batches whose gradients are accumulated for one optimizer step.", ge=1
     )
-    adam_beta1: float = option(0.9, "AdamW: decay of the mean of the gradients.", ge=0, lt=1)
-    adam_beta2: float = option(0.999, "AdamW: decay of the mean of the squared gradients.", ge=0, lt=1)
-    adam_epsilon: float = option(1e-8, "AdamW: added to the denominator.", ge=0)
-    max_grad_norm: float = option(1.0, "Clip the gradients to this norm; 0 leaves them as they are.", ge=0)
-    gradient_accumulation_steps: int = option(1, "Batches whose gradients make up one optimizer step.", ge=1)
     label_smoothing_factor: float = option(
-        0.0, "Share of the label's probability spread over all classes; 0 is none.", ge=0, le=1
+        0.0, "Label smoothing: the fraction of probability spread over all classes; 0 disables it.", ge=0, le=1
     )
     optim_args: str | None = option(None, "Further settings of the optimizer: name=value, separated by commas.")
     optim_target_modules: None | str | list[str] = option(  # noqa: RUF036
         None, "Modules that GaLore and APOLLO optimize: a name, a pattern, or a list of them; all-linear for all."
     )
     average_tokens_across_devices: bool = option(
-        True, "With several processes, weigh losses by the items of all of them."
+        True, "With several processes, normalise the loss by the items of all processes."
     )
     neftune_noise_alpha: float | None = option(
-        None, "Noise on the embeddings while training, for fine-tuning on instructions: 5 to 15. [none]", ge=0
+        None, "NEFTune noise on the embeddings in training, for instruction tuning: 5 to 15. [none]", ge=0
     )
     stop_on_nan: bool = option(
         False,
-        "Stop at a nan or infinite loss or gradient before it changes the weights, with a checkpoint of before it; "
-        "waits for the device once a step.",
+        "Stop at a nan or infinite loss or gradient before it changes the weights, and save a checkpoint. One "
+        "blocking device-to-host sync per step.",
     )
-    auto_find_batch_size: bool = option(False, "When memory runs out, halve the batch and accumulate twice as many.")
+    auto_find_batch_size: bool = option(
+        False, "When memory runs out, halve the batch size and double gradient accumulation."
+    )

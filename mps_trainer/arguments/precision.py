@@ -18,16 +18,18 @@ class PrecisionArguments:
     # Both flags end up as true or false, and equal. They begin as None so that a copy of the arguments in which
     # activation_checkpointing is switched off differs from one that leaves it alone.
     activation_checkpointing: bool = option(
-        None, "Compute activations again in the backward pass instead of keeping them: less memory, more time."
+        None, "Recompute activations in the backward pass instead of storing them: less memory, more time."
     )
     activation_checkpointing_kwargs: dict | str | None = option(
         None, "Settings for torch.utils.checkpoint, as JSON. Default: use_reentrant false."
     )
-    gradient_checkpointing: bool = option(None, "Another name of activation_checkpointing.")
-    gradient_checkpointing_kwargs: dict | str | None = option(None, "Another name of activation_checkpointing_kwargs.")
-    bf16_full_eval: bool = option(False, "Evaluate with weights in bfloat16, not only autocast to it.")
-    fp16_full_eval: bool = option(False, "Evaluate with weights in float16, not only autocast to it.")
-    tf32: bool | None = option(None, "TensorFloat-32 on cuda from Ampere on. [as torch has it]")
+    gradient_checkpointing: bool = option(None, "transformers' name of activation_checkpointing.")
+    gradient_checkpointing_kwargs: dict | str | None = option(
+        None, "transformers' name of activation_checkpointing_kwargs."
+    )
+    bf16_full_eval: bool = option(False, "Evaluate with weights in bfloat16 instead of autocast.")
+    fp16_full_eval: bool = option(False, "Evaluate with weights in float16 instead of autocast.")
+    tf32: bool | None = option(None, "Use TensorFloat-32 on cuda from Ampere on. [torch's setting]")
 
 
 def launched_precision(environ: Mapping[str, str]) -> str:

@@ -34,9 +34,9 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 _OF_FSDP1 = ("no_shard", "hybrid_shard", "hybrid_shard_zero2")
 # key -> why it changes nothing here
 _WITHOUT_EFFECT = {
-    "sync_module_states": "all processes begin with the first one's weights anyway",
-    "use_orig_params": "it is of FSDP1; parameters are always the model's own",
-    "limit_all_gathers": "it is of FSDP1; FSDP2 bounds its memory by itself",
+    "sync_module_states": "all processes start with the weights of the first one",
+    "use_orig_params": "it belongs to FSDP1; parameters are always the model's own",
+    "limit_all_gathers": "it belongs to FSDP1; FSDP2 limits its memory by itself",
     "forward_prefetch": "it is of FSDP1; FSDP2 fetches ahead by itself",
     "backward_prefetch": "it is of FSDP1; FSDP2 fetches ahead by itself",
     "xla_fsdp_settings": "it is for TPUs",
@@ -82,20 +82,20 @@ def without_effect(args: Any) -> list[str]:
     if not args.fsdp:
         return ["fsdp_config has an effect with fsdp=True only."] if config else []
     said = [
-        f"fsdp_config: {name} changes nothing: {why}."
+        f"fsdp_config: {name} has no effect: {why}."
         for name, why in _WITHOUT_EFFECT.items()
         if config.get(name) not in (None, False, {}, "NO_PREFETCH")
     ]
     policy = config.get("auto_wrap_policy", BY_BLOCK)
     if config["min_num_params"] and policy != BY_SIZE:
-        said.append(f"fsdp_config: min_num_params changes nothing without auto_wrap_policy={BY_SIZE!r}.")
+        said.append(f"fsdp_config: min_num_params has no effect without auto_wrap_policy={BY_SIZE!r}.")
     if policy == BY_SIZE and not config["min_num_params"]:
         said.append(
-            f"fsdp_config: auto_wrap_policy={BY_SIZE!r} without min_num_params makes no blocks, as under Accelerate: "
-            "the whole model is gathered at once in each step. Give it, such as min_num_params=10000000."
+            f"fsdp_config: auto_wrap_policy={BY_SIZE!r} has no effect without min_num_params, as in Accelerate: "
+            "each step gathers the whole model at once. Set it, for example min_num_params=10000000."
         )
     if config.get("transformer_layer_cls_to_wrap") and policy != BY_BLOCK:
-        said.append(f"fsdp_config: transformer_layer_cls_to_wrap changes nothing with auto_wrap_policy={policy!r}.")
+        said.append(f"fsdp_config: transformer_layer_cls_to_wrap has no effect with auto_wrap_policy={policy!r}.")
     if args.activation_checkpointing:
         said.append(
             "activation_checkpointing=True gathers each block's parameters once more than the "
@@ -187,8 +187,8 @@ def _check_with_others(args: Any) -> None:
     config = args.fsdp_config
     if config.get("activation_checkpointing") and args.activation_checkpointing:
         raise MisconfigurationException(
-            "activation_checkpointing=True and the activation_checkpointing of fsdp_config can't both be set to True. "
-            "Leave the former out: with fsdp the latter gathers less."
+            "activation_checkpointing=True and the activation_checkpointing of fsdp_config can't both be set to "
+            "True. Keep the one in fsdp_config, which gathers fewer parameters."
         )
     if config.get("state_dict_type") == SHARDED and args.save_on_each_node:
         raise MisconfigurationException(
@@ -202,13 +202,13 @@ def _check_with_others(args: Any) -> None:
         )
     if args.torch_compile:
         raise MisconfigurationException(
-            "torch_compile=True does not go with fsdp=True here, where nobody has tried it. Leave one of them out."
+            "torch_compile=True with fsdp=True is not supported, because it is untested. Leave one of them out."
         )
     for name in ("fp16_full_eval", "bf16_full_eval"):
         if getattr(args, name):
             raise MisconfigurationException(
-                f"{name}=True does not go with fsdp=True: the shards that are trained would lose their digits. Leave "
-                f"it out, and evaluate with {name.partition('_')[0]}=True."
+                f"{name}=True does not work with fsdp=True: it would reduce the precision of the shards in "
+                f"training. Leave it out, and evaluate with {name.partition('_')[0]}=True."
             )
     if args.optim not in OPTIMIZERS:
         raise MisconfigurationException(

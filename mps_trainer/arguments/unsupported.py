@@ -30,12 +30,12 @@ def _is_given(value: Any) -> bool:
 REFUSALS = [
     Refusal(
         "deepspeed", "any", _is_given,
-        "DeepSpeed shards a model over several cuda processes, and this Trainer does so by PyTorch's own FSDP2",
+        "DeepSpeed shards a model over several cuda processes, and this Trainer uses PyTorch's own FSDP2 for that",
         "Use fsdp=True with several processes, or activation_checkpointing on one device",
     ),
     Refusal(
         "parallelism_config", "any", _is_given,
-        "it spreads a model over several devices in other ways than this Trainer does",
+        "it spreads a model over several devices in a way that this Trainer does not support",
         "Leave it out; fsdp=True shards the model over several processes",
     ),
     Refusal(

@@ -79,8 +79,8 @@ def jit_checkpoint(args: TrainingArguments) -> list[TrainerCallback]:
         from transformers.trainer_jit_checkpoint import JITCheckpointCallback
     except ImportError as error:
         raise MisconfigurationException(
-            "enable_jit_checkpoint=True needs a newer transformers than the one that is installed. Update it, or "
-            "leave enable_jit_checkpoint out."
+            "enable_jit_checkpoint=True needs a newer transformers than the installed one. Update it, or leave "
+            "enable_jit_checkpoint out."
         ) from error
     return [JITCheckpointCallback()]
 

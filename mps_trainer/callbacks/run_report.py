@@ -37,7 +37,7 @@ def _never_in_the_way(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class RunReport:
-    """Writes `report.html` and, to make it again, `run_record.json`. See docs/report.md.
+    """Writes `report.html` and, to make it again, `run_record.json`. The page on reports describes them.
 
     It is not among the callbacks, which are transformers' and the user's. The handler tells it, after them, the three
     events that it has a method for, and the Trainer what has no event: saves in the background, errors, the end of
@@ -122,7 +122,7 @@ class RunReport:
         path = os.path.join(recorder.folder, PAGE)
         replace(path, page(recorder.record))
         if not self._told:
-            logger.info("The report of this run: %s", path)
+            logger.info("Report of this run: %s", path)
             self._told = True
 
 

@@ -65,18 +65,18 @@ def require_exported(saved: dict[str, Any], part: Any) -> None:
 
 def _check_optimizer(saved: Any, optimizer: torch.optim.Optimizer) -> None:
     if not isinstance(saved, dict) or not isinstance(saved.get("state"), dict):
-        raise ValueError("it holds no optimizer's state")
+        raise ValueError("it has no optimizer state")
     groups = saved.get("param_groups")
     if not isinstance(groups, list) or not all(isinstance(each, dict) for each in groups):
-        raise ValueError("it holds no groups of parameters")
+        raise ValueError("it has no parameter groups")
     if not all(isinstance(each.get("params"), list) and all(map(is_count, each["params"])) for each in groups):
-        raise ValueError("it holds a group without a list of parameters")
+        raise ValueError("it has a parameter group without a list of parameters")
     own = optimizer.param_groups
     indices = [index for each in groups for index in each["params"]]
     if [len(each["params"]) for each in groups] != [len(each["params"]) for each in own] or len(indices) != len(
         set(indices)
     ):
-        raise ValueError("it is of a model with another number of parameters")
+        raise ValueError("it belongs to a model with a different number of parameters")
     is_of_torch = _kind_of_torch(optimizer) is not None
     for group, mine in zip(groups, own, strict=True):
         for name, value in mine.items():
@@ -88,7 +88,7 @@ def _check_optimizer(saved: Any, optimizer: torch.optim.Optimizer) -> None:
             is_alike = not is_missing and _is_alike(group[name], value)
             if not is_alike or (is_of_torch and not _is_in_range(name, group[name], value)):
                 what = f"no {name}" if is_missing else f"{name}={shown(group[name])}"
-                raise ValueError(f"it is of another optimizer, which has {what}")
+                raise ValueError(f"it belongs to another optimizer, which has {what}")
     parameters = {
         index: (parameter, group)
         for group, mine in zip(groups, own, strict=True)
@@ -98,7 +98,7 @@ def _check_optimizer(saved: Any, optimizer: torch.optim.Optimizer) -> None:
         if index not in parameters:
             if not is_of_torch and isinstance(index, str):
                 continue  # of the optimizer as a whole: its own affair
-            raise ValueError(f"it has a state of parameter {shown(index)}, which this model has not")
+            raise ValueError(f"it has a state for parameter {shown(index)}, which this model does not have")
         _check_parameter(state, index, *parameters[index], optimizer)
 
 
@@ -116,7 +116,7 @@ def _check_parameter(
     state: Any, index: int, parameter: Any, group: dict[str, Any], optimizer: torch.optim.Optimizer
 ) -> None:
     if not isinstance(state, dict):
-        raise ValueError(f"the state of parameter {index} is no table")
+        raise ValueError(f"the state of parameter {index} is not a dictionary")
     kind = _kind_of_torch(optimizer)
     if isinstance(optimizer, torch.optim.Adam):
         for name in _OF_EACH_PARAMETER["Adam"]:
@@ -132,9 +132,9 @@ def _check_parameter(
         if name in _LIKE_THE_PARAMETER:
             _check_like_parameter(name, value, index, parameter)
         elif torch.is_tensor(value) and (value.numel() != 1 or value.dim() > 1 or not _is_dense(value)):
-            raise ValueError(f"{name} of parameter {index} is no number")
+            raise ValueError(f"{name} of parameter {index} is not a number")
         elif name == "step" and not is_amount(_number(value)):
-            raise ValueError(f"the counter of parameter {index} is {shown(_number(value))}")
+            raise ValueError(f"the step counter of parameter {index} is {shown(_number(value))}")
         elif value is not None and not torch.is_tensor(value) and not is_number(value):
             raise ValueError(f"{name} of parameter {index} is {shown(value)}")
 
@@ -143,9 +143,9 @@ def _check_like_parameter(name: str, value: Any, index: int, parameter: Any) -> 
     if value is None and name == "momentum_buffer":
         return
     if not torch.is_tensor(value) or not _is_dense(value):
-        raise ValueError(f"{name} of parameter {index} is no dense tensor")
+        raise ValueError(f"{name} of parameter {index} is not a dense tensor")
     if not (value.is_floating_point() or parameter.is_complex()):
-        raise ValueError(f"{name} of parameter {index} has numbers of the type {value.dtype}")
+        raise ValueError(f"{name} of parameter {index} has the dtype {value.dtype}")
     if value.shape != parameter.shape:
         raise ValueError(
             f"{name} of parameter {index} has the shape {list(value.shape)}, and the parameter {list(parameter.shape)}"
@@ -172,7 +172,7 @@ def _kind_of_torch(optimizer: torch.optim.Optimizer) -> str | None:
 
 def _check_schedule(saved: Any, schedule: Any, least_epoch: int = 0) -> None:
     if not isinstance(saved, dict):
-        raise ValueError("it holds no schedule's state")
+        raise ValueError("it has no scheduler state")
     own = schedule.state_dict()
     is_of_torch = type(schedule).__module__.startswith("torch.")
     for name in _OF_A_SCHEDULE:
@@ -180,7 +180,7 @@ def _check_schedule(saved: Any, schedule: Any, least_epoch: int = 0) -> None:
             raise ValueError(f"it has no {name}")
     for name, value in saved.items():
         if not isinstance(name, str) or ((_is_method(schedule, name) or name in vars(schedule)) and name not in own):
-            raise ValueError(f"{shown(name)} is none of a schedule's values")
+            raise ValueError(f"{shown(name)} is not a value of a scheduler")
         if name not in own or not (is_of_torch or name in _OF_A_SCHEDULE):
             continue
         if name == "lr_lambdas":
@@ -222,7 +222,7 @@ def _are_functions(saved: Any, own: list[Any], functions: list[Any]) -> bool:
 
 def _check_scaler(saved: Any, scaler: Any) -> None:
     if not isinstance(saved, dict):
-        raise ValueError("it holds no scaler's state")
+        raise ValueError("it has no gradient scaler state")
     for name in scaler.state_dict():
         if name not in saved:
             raise ValueError(f"it has no {name}")

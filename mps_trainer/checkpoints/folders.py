@@ -82,7 +82,7 @@ def _newest_whole(output_dir: str) -> str:
         why = manifest.fault(folder)
         if why is None:
             for skipped, reason in damaged.items():
-                logger.warning("Skipping %s, which is damaged: %s. Going on from %s.", skipped, reason, folder)
+                logger.warning("Skipping %s, which is damaged: %s. Resuming from %s.", skipped, reason, folder)
             _warn_of_order(folder, [other for other in found if other not in damaged])
             return folder
         damaged[folder] = why
@@ -121,14 +121,14 @@ def _warn_of_order(chosen: str, whole: list[str]) -> None:
     times = [manifest.written(folder) for folder in whole]
     if chosen != whole[-1]:
         logger.warning(
-            "%s was saved last, though %s has a later step: another run has left it, or this one went back. Going on "
-            "from %s; name the other one in resume_from_checkpoint to go on from it.",
+            "%s was saved last, but %s has a later step: another run wrote it, or this run was resumed from an "
+            "earlier step. Resuming from %s. To resume from the other one, name it in resume_from_checkpoint.",
             chosen, whole[-1], chosen,
         )  # fmt: skip
     elif None not in times and times != sorted(times):  # type: ignore[type-var]
         logger.warning(
-            "The times of the checkpoints in %s are not in the order of their steps: the clock was set back, or "
-            "another run has left some. Going on from %s, which was saved last.",
+            "The checkpoints in %s were not saved in the order of their steps: the clock was set back, or another "
+            "run wrote some of them. Resuming from %s, which was saved last.",
             os.path.dirname(chosen), chosen,
         )  # fmt: skip
 
@@ -171,10 +171,10 @@ def clear_left_overs(output_dir: str) -> None:
         folder = os.path.join(output_dir, f"checkpoint-{match[1]}")
         if match[2] and not os.path.exists(folder):
             os.rename(path, folder)
-            logger.warning("%s, which was about to be replaced when the run before this one ended, is back.", folder)
+            logger.warning("Restored %s, which the previous run was replacing when it ended.", folder)
         else:
             shutil.rmtree(path, ignore_errors=True)
-            logger.info("Removed %s, which the run before this one had not finished writing.", path)
+            logger.info("Removed %s, which the previous run had not finished writing.", path)
 
 
 def rotate(output_dir: str, limit: int | None, kept: set[str | None], earlier: set[str]) -> None:

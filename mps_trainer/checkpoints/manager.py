@@ -117,7 +117,8 @@ class CheckpointManager:
         whole = folders.find_checkpoints(os.path.dirname(folder))
         left = f"The last one is {whole[-1]}." if whole else "There is none."
         logger.error(
-            "%s could not be saved: %s. %s Training goes on; make room or give permission before the next one is due.",
+            "%s could not be saved: %s. %s Training continues. Free some disk space or allow writing before the "
+            "next checkpoint is due.",
             folder, why, left,
         )  # fmt: skip
         self.unsaved = f"{folder} could not be saved: {why}. {left}"
@@ -145,5 +146,5 @@ def _attempted(work: Callable[[], None] | None, unfinished: str, writer: Writer)
         raise error
     for rank, (_, failed) in enumerate(told):
         if failed is not None:
-            raise RuntimeError(f"Process {rank} has failed, and this one, process {writer.rank}, with it. {failed}")
+            raise RuntimeError(f"Process {rank} has failed, so this one, process {writer.rank}, ends too. {failed}")
     return next((reason for reason, _ in told if reason is not None), None)

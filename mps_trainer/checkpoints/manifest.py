@@ -103,7 +103,7 @@ def converted(folder: str) -> str | None:
     if not others:
         return None
     before = [name for name in listed if is_weights(name) and not name.endswith(".index.json")]
-    return f"{_some(others)} took the place of {_some(before)}, and no checksum says that they are whole"
+    return f"{_some(others)} replaced {_some(before)}, and there is no checksum to verify them"
 
 
 def _some(names: list[str]) -> str:
@@ -232,7 +232,7 @@ def _fault_of_form(name: str, path: str) -> str | None:
         return f"{name} is missing"
     is_cut_off = name.endswith(".safetensors") and not _is_whole_safetensors(path)
     if is_cut_off or (name.endswith(_ARCHIVES) and not _is_whole_archive(path)):
-        return f"{name} is cut off or damaged"
+        return f"{name} is truncated or damaged"
     return None
 
 

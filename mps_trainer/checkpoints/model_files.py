@@ -163,8 +163,8 @@ def _read_weights(folder: str) -> dict[str, torch.Tensor]:
         path = os.path.join(folder, name)
         if not os.path.isfile(path):
             raise MisconfigurationException(
-                f"{folder} is not a checkpoint with weights: it has no {name}. "
-                "Name a folder checkpoint-<step> that the Trainer wrote."
+                f"{folder} is not a checkpoint with weights: it has no {name}. Name a folder checkpoint-<step> that "
+                "the Trainer wrote."
             )
         found = read_safetensors(path) if name.endswith(".safetensors") else read_tensors(path)
         if not isinstance(found, dict) or not all(

@@ -65,7 +65,7 @@ def only_run_of_all_in(folder: str, processes: Processes, writes: bool) -> Itera
                 refusal = str(error)
         refusals = [each for each in processes.gather(refusal) if each is not None]
         if refusals:
-            shared = " If that is this run, the machines share the folder: leave save_on_each_node out."
+            shared = " If this run wrote them, the machines share the folder: leave save_on_each_node out."
             raise MisconfigurationException(refusals[0] + (shared if processes.is_distributed else ""))
         yield
 

@@ -63,8 +63,8 @@ def _file_for(checkpoint: str, rank: int, size: int) -> str:
 
 
 _OTHER_NUMBER = (
-    "%s was made by %s, and the number now is %d: weights, optimizer and the place in the epoch are the checkpoint's, "
-    "random numbers such as dropout's are not those that the run would have drawn."
+    "%s was written by %s, and this run has %d: weights, optimizer and position in the epoch are restored, but "
+    "random numbers such as those of dropout differ from the original run."
 )
 
 
@@ -79,7 +79,7 @@ def _require_states(path: str, state: dict[str, Any]) -> None:
             _require_place(each)
             set_rng(each)
     except Exception as error:
-        raise damaged(path, ValueError(f"a generator refuses its state: {error}")) from error
+        raise damaged(path, ValueError(f"a generator rejects its state: {error}")) from error
     finally:
         set_rng(before)
 

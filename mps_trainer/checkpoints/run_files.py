@@ -148,7 +148,7 @@ def _restore(part: Any, folder: str, name: str) -> None:
     if not os.path.isfile(path):
         if os.path.lexists(path):
             raise damaged(path, ValueError("it is a folder, or a link that leads nowhere"))
-        logger.warning("%s has no %s: that part of the run starts anew.", folder, name)
+        logger.warning("%s has no %s: this part of the run starts from the beginning.", folder, name)
         return
     saved = _read_shards(part, folder) if in_shards else read_tensors(path)
     try:

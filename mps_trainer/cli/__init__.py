@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from ..errors import MisconfigurationException
@@ -15,7 +16,7 @@ from . import check, config, doctor, env, example, fit, launch, report, run, sel
 from .completion import SHELLS, PrintCompletion
 
 NAME = "mps-trainer"
-# Each has add_parser(commands), which says what runs the command and with what status it fails.
+# Each has add_parser(commands), which sets the function that runs the command and the status with which it fails.
 COMMANDS = (doctor, selftest, config, launch, run, report, check, fit, simulate, example, env)
 
 
@@ -39,8 +40,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         return refuse_unforeseen(NAME, error)
 
 
+class ListOfCommands(argparse.HelpFormatter):
+    """Lists the commands without a line for their metavar."""
+
+    def _format_action(self, action: argparse.Action) -> str:
+        if isinstance(action, argparse._SubParsersAction):
+            return "".join(map(super()._format_action, self._iter_indented_subactions(action)))
+        return super()._format_action(action)
+
+
 class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the usage before it, and takes every flag with dashes or underscores."""
+    """Reports errors in one line without the usage, and accepts every flag with dashes or underscores.
+
+    Args:
+        opening: the first line of the help, such as an example.
+    """
+
+    def __init__(self, *args: Any, opening: str = "", **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.opening = opening
+
+    def format_help(self) -> str:
+        return f"{self.opening}\n{super().format_help()}"
 
     def add_argument(self, *flags: Any, **settings: Any) -> argparse.Action:
         action = super().add_argument(*flags, **settings)
@@ -51,14 +72,43 @@ class OneLineParser(argparse.ArgumentParser):
         return action
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Refuses here what is unknown to a command, which argparse leaves to the parser of all commands."""
-        known, unknown = super().parse_known_args(args, namespace)
+        """Refuses unknown flags here; argparse would leave them to the parser of all commands."""
+        words = sys.argv[1:] if args is None else list(args)
+        if words and self._is_unknown(words[0]):  # argparse would ask for a missing argument first
+            self._refuse_flags(words[:1])
+        known, unknown = super().parse_known_args(words, namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            self._refuse_flags(unknown)
         return known, unknown
 
     def error(self, message: str) -> NoReturn:
-        raise MisconfigurationException(f"{message.rstrip('.')}. `{self.prog} --help` lists what there is.")
+        raise MisconfigurationException(f"{_ended(message)} See `{self.prog} --help`.")
+
+    def _is_unknown(self, word: str) -> bool:
+        flag = word.partition("=")[0]
+        return len(flag) > 2 and flag.startswith("--") and not any(o.startswith(flag) for o in self._flags())
+
+    def _refuse_flags(self, unknown: list[str]) -> NoReturn:
+        flag = next((word.partition("=")[0] for word in unknown if word.startswith("--")), "")
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{_did_you_mean(flag, self._flags())}")
+
+    def _flags(self) -> list[str]:
+        return [flag for flag in self._option_string_actions if flag.startswith("--")]
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            self.error(f"unknown command {value!r}{_did_you_mean(value, action.choices)}")
+        super()._check_value(action, value)
+
+
+def _ended(message: str) -> str:
+    return message if message.endswith("?") else f"{message.rstrip('.')}."
+
+
+def _did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Returns a question that names the nearest known word, or "" if none is near."""
+    near = difflib.get_close_matches(word, known, n=1)
+    return f". Did you mean {near[0]}?" if near else ""
 
 
 def _respelled(flag: str) -> str:
@@ -69,13 +119,18 @@ def _respelled(flag: str) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
-        prog=NAME, usage=f"{NAME} [-h] [--version] COMMAND ...", description="Fine-tune models on a Mac."
+        prog=NAME,
+        opening=f"start here: {NAME} doctor",
+        usage=f"{NAME} [-h] [--version] COMMAND ...",
+        description="Fine-tune models on a Mac.",
+        formatter_class=ListOfCommands,
     )
     parser.add_argument("--version", action="version", version=f"mps-trainer {__version__}")
     parser.add_argument(
         "--print-completion", choices=SHELLS, action=PrintCompletion, help="print a script that completes commands"
     )
     commands = parser.add_subparsers(prog=NAME, dest="command", metavar="COMMAND", required=True)
+    parser._positionals.title = "commands"  # a title for add_subparsers would put them below the options
     for command in COMMANDS:
         command.add_parser(commands)
     return parser

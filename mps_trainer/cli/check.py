@@ -1,4 +1,4 @@
-"""`mps-trainer check`: runs a script until its Trainer has traced one step and reports what would fail on a Mac."""
+"""`mps-trainer check`: traces the first training step of a script and reports what would fail on a Mac."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from .script import add_script_arguments, check_paths, count, run_script, write_
 def add_parser(commands: Any) -> None:
     command = commands.add_parser(
         "check",
-        help="say what of a script's step would run on a Mac",
-        description="Run a script on the CPU until its Trainer, this one or transformers', has traced one training "
-        "step, or until it calls mps_trainer.coverage.trace, and say which operators and number formats would fail on "
-        "a Mac and where the host would wait. Nothing is trained. The exit status is 0 when the step is ready for a "
-        "Mac, 1 when it would fail, 2 when the script could not be run so far.",
+        opening="example: mps-trainer check train.py --output_dir out",
+        help="check a script for Mac compatibility, on any machine",
+        description="Run a script on the CPU up to train() of this Trainer or transformers', or up to "
+        "mps_trainer.coverage.trace, and trace one training step. Report which operators and number formats would "
+        "fail on a Mac, and where the host would wait. Nothing is trained. The exit status is 0 if the step would run "
+        "on a Mac, 1 if it would fail, 2 if the script did not reach it.",
     )
-    command.add_argument("--batches", type=count, default=1, help="training batches to look at (default: %(default)s)")
-    command.add_argument("--compile", action="store_true", help="count the kernels of torch.compile too, on Linux")
-    command.add_argument("--verbose", action="store_true", help="list the operators that run on mps too")
+    command.add_argument(
+        "--batches", type=count, default=1, help="number of training batches to trace (default: %(default)s)"
+    )
+    command.add_argument("--compile", action="store_true", help="also count the kernels of torch.compile, on Linux")
+    command.add_argument("--verbose", action="store_true", help="also list the operators that run on mps")
     add_script_arguments(command)
     command.set_defaults(run=run, failure=WRONG_INPUT)
 
@@ -57,9 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
     if status == INTERRUPTED:
         return status
     raise MisconfigurationException(
-        f"{arguments.script} ended with status {status} before a training step, so there is nothing to report. It has "
-        f"to call train() of a Trainer, this one or transformers', or mps_trainer.coverage.trace, and is run on the "
-        f"CPU; one that makes tensors on mps itself runs on Linux under `mps-trainer simulate`."
+        f"{arguments.script} ended with status {status} before a training step, so there is nothing to report. It "
+        "must call train() of this Trainer or transformers', or mps_trainer.coverage.trace. The check runs on the "
+        "CPU: for a script that creates tensors on mps itself, use `mps-trainer simulate` on Linux."
     )
 
 
@@ -68,7 +71,7 @@ def _compile(trainer: Any) -> tuple[dict[str, Any] | None, bool]:
     from ..simulator.compiled import compile_step, reason_of
 
     if trainer is None:
-        print("torch.compile was not tried: it takes a Trainer, and the script calls mps_trainer.coverage.trace.")
+        print("torch.compile was not tried: it needs a Trainer, and the script calls mps_trainer.coverage.trace.")
         return None, False
     try:
         compiled = compile_step(trainer)

@@ -23,13 +23,19 @@ UNCHANGED = "Nothing was written."
 def add_parser(commands: Any) -> None:
     command = commands.add_parser(
         "config",
+        opening="example: mps-trainer config",
         help="ask for the settings of `launch`, or show them",
-        description="Ask how scripts are to be launched on this machine and write the answers to a file: device, "
-        "mixed precision, processes, and on mps the fallback and the limit of memory. What `accelerate config` has "
-        "written is proposed. `config show` prints what is in force, and from which file.",
+        description="Ask how to launch scripts on this machine and write the answers to a file. The questions are "
+        "about device, mixed precision and processes, and on mps about the fallback and the memory limit. An "
+        "existing file of `accelerate config` gives the proposed answers. `config show` prints the settings in "
+        "force and their file.",
     )
-    command.add_argument("show", nargs="?", choices=["show"], metavar="show", help="print the settings in force")
-    command.add_argument("--default", action="store_true", help="ask nothing: Accelerate's settings, or the defaults")
+    command.add_argument(
+        "show", nargs="?", choices=["show"], metavar="show", help="print the settings in force and their file"
+    )
+    command.add_argument(
+        "--default", action="store_true", help="ask nothing: take Accelerate's settings or the defaults"
+    )
     completes(
         command.add_argument(
             "--config_file",
@@ -76,13 +82,13 @@ def _ask(proposed: InForce) -> LaunchSettings:
     facts = gather_facts()
     decision = resolve(DeviceRequest(), facts)
     print(str(decision).splitlines()[0])
-    print("Enter takes what is in brackets; Ctrl-C leaves everything as it is.")
+    print("Press Enter for the value in brackets, or Ctrl-C to change nothing.")
     try:
         return questionnaire(decision, facts, proposed.settings, _answer, print)
     except EOFError as error:
         print()
         raise MisconfigurationException(
-            f"There are no more answers to read. {UNCHANGED} `mps-trainer config --default` asks nothing."
+            f"The input ended before the last answer. {UNCHANGED} `mps-trainer config --default` asks nothing."
         ) from error
     except KeyboardInterrupt as interrupt:
         raise KeyboardInterrupt(f"interrupted. {UNCHANGED}") from interrupt
@@ -97,11 +103,11 @@ def _answer(prompt: str) -> str:
 def shown(chosen: InForce, environ: Any) -> list[str]:
     """Returns the settings in force, the keys not taken over and the settings set aside, as lines."""
     whose = "Accelerate's " if chosen.is_accelerates else ""
-    lines = ["No file of settings: the defaults." if chosen.path is None else f"From {whose}{chosen.path}:"]
+    lines = ["No settings file, so these are the defaults:" if chosen.path is None else f"From {whose}{chosen.path}:"]
     lines += _lines(chosen.settings)
     lines += _left(chosen)
     for name, value in set_aside(chosen.settings, environ).items():
-        lines.append(f"  note: {name}={value} is set in the environment, and goes before the file.")
+        lines.append(f"  note: {name}={value} is set in the environment, and overrides the file.")
     return lines
 
 

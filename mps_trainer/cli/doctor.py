@@ -1,4 +1,4 @@
-"""`mps-trainer doctor`: finds the device that this machine trains on, and what to put right."""
+"""`mps-trainer doctor`: shows the device that this machine trains on and what to fix."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from ..version import __version__
 from .screen import screen
 
 DESCRIPTION = """\
-Say which device training would use here, why not the others, and what is wrong
-with the machine. Each finding has its remedy; the one that gains most is on
-top. Plain text, never coloured."""
+Show which device training uses here, why it does not use the others, and what
+is wrong with the machine. Each finding has a remedy; the most useful one comes
+first. The output is plain text without colours."""
 EPILOG = """\
 exit status:
-  0  training would use the best device of this machine
-  1  something that can be put right keeps it from that; the first line says
-     what to do, and so does the first finding
+  0  training uses the best device of this machine
+  1  a problem that you can fix prevents that; the first line says what to do
   2  a wrong flag or a wrong file
 
-A bug report wants `mps-trainer env`, and the file that
+For a bug report, paste the output of `mps-trainer env` and attach the file that
 `mps-trainer doctor --json > facts.json` writes."""
 
 
 def add_parser(commands: Any) -> None:
     command = commands.add_parser(
         "doctor",
-        help="say what this machine trains on, and what to put right",
+        opening="example: mps-trainer doctor",
+        help="show the device that training uses and what to fix",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument("--json", action="store_true", help="print the decision, the findings and the facts as JSON")
     command.add_argument(
-        "--facts", metavar="FILE", help="answer for the machine on which doctor --json wrote FILE, not for this one"
+        "--facts", metavar="FILE", help="judge the machine on which doctor --json wrote FILE, not this one"
     )
     command.set_defaults(run=run, failure=1)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the screen or the JSON; returns 0 when nothing stands in the way, else 1."""
+    """Prints the screen or the JSON; returns 1 if a problem can be fixed, else 0."""
     if arguments.facts is None:
         recorded, source = Recorded(gather_all_facts()), ""
     else:
@@ -74,7 +74,7 @@ def report(facts: MachineFacts) -> dict[str, Any]:
 
 
 def status(facts: MachineFacts) -> int:
-    """Returns the exit status: 1 where something that can be put right keeps training from the best device, else 0."""
+    """Returns the exit status: 1 if a problem that can be fixed keeps training from the best device, else 0."""
     return int(any(finding.severity == ERROR for finding in findings(facts)))
 
 

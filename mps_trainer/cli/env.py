@@ -1,4 +1,4 @@
-"""`mps-trainer env`: prints the facts that an issue needs, as a markdown list."""
+"""`mps-trainer env`: prints the facts for a bug report as a Markdown list."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from ..version import __version__
 from .screen import chip, python, system
 
 DESCRIPTION = """\
-Print what an issue has to name, as a markdown list: versions, machine, device,
-findings, variables."""
+Print the facts for a bug report as a Markdown list: versions, machine, device,
+findings and environment variables."""
 EPILOG = """\
-The home folder is shown as ~, and of the environment only the variables that
-change where or how a run trains. The exit status is 0."""
+The list shows the home folder as ~, and only those environment variables that
+affect training. The exit status is 0."""
 
 
 def add_parser(commands: Any) -> None:
     command = commands.add_parser(
         "env",
-        help="print versions and settings to paste into an issue",
+        opening="example: mps-trainer env",
+        help="print versions and settings for a bug report",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -63,12 +63,13 @@ EXAMPLES = {
 def add_parser(commands: Any) -> None:
     command = commands.add_parser(
         "example",
+        opening="example: mps-trainer example text-classification glue",
         help="copy an example to a folder of your own",
-        description="Without a name, list the examples. With one, copy it to the folder DIR, which must not exist or "
-        "must be empty, and say how to run it. Each comes with data and a model, so that it runs without a network.",
+        description="Without NAME, list the examples. With NAME, copy that example to the folder DIR and print how "
+        "to run it. DIR must be new or empty. Each example has its own data and model, so it runs without a network.",
     )
     command.add_argument("name", metavar="NAME", nargs="?", choices=tuple(EXAMPLES), help=", ".join(EXAMPLES))
-    completes(command.add_argument("folder", metavar="DIR", nargs="?", help="where the copy goes"), "directory")
+    completes(command.add_argument("folder", metavar="DIR", nargs="?", help="the folder of the copy"), "directory")
     command.set_defaults(run=run, failure=WRONG_INPUT)
 
 
@@ -85,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     target = Path(arguments.folder)
     count = copy(source_of(arguments.name), target)
-    print(f"{count} files in {target}; README.md there says more. To run it:\n")
+    print(f"Copied {count} files to {target}; README.md there describes them. To run the example:\n")
     print("\n".join(f"  {line}" for line in next_commands(EXAMPLES[arguments.name], target)))
     return 0
 

@@ -21,19 +21,19 @@ from .script import add_rest, check_paths, count, run_script, write_json
 def add_parser(commands: Any) -> None:
     command = commands.add_parser(
         "fit",
-        help="say which Macs a script's training step fits on",
-        description="Run a script until its Trainer, this one or transformers', starts to train, and compute how much "
-        "memory a step needs on mps, from the shapes of its tensors: at most, by what it is for, on which Macs that "
-        "fits, and what gradient checkpointing, smaller batches, LoRA and others would leave of it. Nothing is "
-        "trained, and transformers' models are made without their weights, so that it takes little time and "
-        "memory. The exit status is 0 if the step fits on this Mac or on any, 1 if it does not, 2 when the script "
-        "could not be run so far.",
+        opening="example: mps-trainer fit train.py --output_dir out",
+        help="estimate the memory of a training step",
+        description="Run a script up to train() of this Trainer or transformers', and compute the memory of a "
+        "training step on mps from the shapes of its tensors. The report shows the peak and its parts, the Macs on "
+        "which the step fits, and the effect of gradient checkpointing, smaller batches, LoRA and more. Nothing is "
+        "trained, and models of transformers are built without weights. The exit status is 0 if the step fits on this "
+        "Mac (elsewhere: on any Mac), 1 if it does not, 2 if the script did not reach train().",
     )
     command.add_argument(
         "--batches",
         type=count,
         default=16,
-        help="compute the largest of this many training batches (default: %(default)s)",
+        help="use the largest of this many training batches (default: %(default)s)",
     )
     completes(command.add_argument("--json", metavar="FILE", help="also write the report to FILE as JSON"))
     completes(command.add_argument("script", metavar="SCRIPT", help="a Python file"))
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
                     return status
                 raise MisconfigurationException(
                     f"{arguments.script} ended with status {status} before it trained, so there is nothing to "
-                    "compute. It has to call train() of a Trainer, this one or transformers'."
+                    "compute. It must call train() of this Trainer or transformers'."
                 )
     finally:
         replace_transformers.undo()

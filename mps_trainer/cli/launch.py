@@ -19,21 +19,22 @@ from .script import add_rest, check_script
 def add_parser(commands: Any) -> None:
     command = commands.add_parser(
         "launch",
+        opening="example: mps-trainer launch --mixed_precision bf16 train.py --output_dir out",
         help="run a script with the settings of `config`",
-        description="Run a script as `python SCRIPT ARGUMENTS` would, with the settings of --config_file, else of "
-        "`mps-trainer config`, else of `accelerate config`. Flags go before variables of the shell, and those before "
-        "the file. The exit status is the script's; 2 when it could not be started.",
+        description="Run a script like `python SCRIPT ARGUMENTS` with settings from --config_file, `mps-trainer "
+        "config` or `accelerate config`. Flags override environment variables, which override the file. The exit "
+        "status is the script's, or 2.",
     )
-    command.add_argument("--cpu", action="store_true", help="train on the CPU, whatever else there is")
-    command.add_argument("--mixed_precision", choices=PRECISIONS, help="what the script autocasts to (default: no)")
+    command.add_argument("--cpu", action="store_true", help="train on the CPU, even where there is a GPU")
+    command.add_argument("--mixed_precision", choices=PRECISIONS, help="number format of autocast (default: no)")
+    command.add_argument("--mps_fallback", action="store_true", help="run operators without an MPS kernel on the CPU")
     command.add_argument(
-        "--mps_fallback", action="store_true", help="let operators without an MPS kernel run on the CPU"
+        "--num_processes", metavar="N", type=_count, help="number of processes, on the CPU or GPUs (default: 1)"
     )
-    command.add_argument(
-        "--num_processes", metavar="N", type=_count, help="processes, on the CPU or on GPUs (default: 1)"
+    completes(
+        command.add_argument("--config_file", metavar="FILE", help="a settings file of this command or of Accelerate")
     )
-    completes(command.add_argument("--config_file", metavar="FILE", help="settings of this command, or of Accelerate"))
-    command.add_argument("-m", "--module", action="store_true", help="SCRIPT is the name of a module, as for python")
+    command.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module name, as in python -m")
     completes(command.add_argument("script", metavar="SCRIPT", help="a Python file"))
     add_rest(command)
     command.set_defaults(run=run, failure=WRONG_INPUT)

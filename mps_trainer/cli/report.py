@@ -1,4 +1,4 @@
-"""`mps-trainer report`: makes the page of a run again from its folder, or one that compares several."""
+"""`mps-trainer report`: writes the report of a run again, or a page that compares several runs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from ..errors import MisconfigurationException, MissingPackageError
 
 DESCRIPTION = """\
-Make report.html again from the files in OUTPUT_DIR, the folder of a training
-run, or compare it with other runs in one page."""
+Write report.html again from the files of a run in OUTPUT_DIR, or compare the
+run with others on one page."""
 EPILOG = """\
-One run is written to OUTPUT_DIR/report.html, several to comparison.html in the
-current folder; --output names another file. A run of transformers' Trainer has
-less to tell: its checkpoints know the curves, and no times.
-The exit status is 0, and 2 when a folder has no run or a file is damaged."""
+The report of one run goes to OUTPUT_DIR/report.html. A comparison goes to
+comparison.html in the current folder. For a run of transformers' Trainer the
+report has the curves and no times: its checkpoints do not record any.
+The exit status is 0, or 2 when a folder has no run or a file is damaged."""
 
 COMPARISON = "comparison.html"
 
@@ -23,14 +23,15 @@ COMPARISON = "comparison.html"
 def add_parser(commands: Any) -> None:
     command = commands.add_parser(
         "report",
-        help="make the report of a run again, or compare runs",
+        opening="example: mps-trainer report out",
+        help="write the report of a run again, or compare runs",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.add_argument("folder", metavar="OUTPUT_DIR", help="the output_dir of a run, or a checkpoint")
+    command.add_argument("folder", metavar="OUTPUT_DIR", help="the output_dir of a run, or one of its checkpoints")
     command.add_argument("others", metavar="OTHER", nargs="*", help="runs to compare it with")
-    command.add_argument("--output", metavar="FILE", help="where to write the page")
+    command.add_argument("--output", metavar="FILE", help="write the page to FILE")
     command.set_defaults(run=run, failure=2)
 
 

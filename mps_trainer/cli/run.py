@@ -1,4 +1,4 @@
-"""`mps-trainer run`: runs a script with this package's Trainer in the place of transformers'."""
+"""`mps-trainer run`: runs a script with this package's Trainer instead of transformers'."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from .script import add_rest, check_script, run_script
 def add_parser(commands: Any) -> None:
     command = commands.add_parser(
         "run",
+        opening="example: mps-trainer run train.py --output_dir out",
         help="run a script for transformers' Trainer with this one",
-        description="Run a script as `python SCRIPT ARGUMENTS` would, with this Trainer and its arguments in "
-        "transformers' place, also for TRL, sentence-transformers and SetFit. The script needs no change; a line "
-        "`import mps_trainer.replace_transformers` at its top does the same. The exit status is the script's; 2 when "
-        "it could not be started.",
+        description="Run a script like `python SCRIPT ARGUMENTS`, but with this package's Trainer and "
+        "TrainingArguments instead of transformers'. It also works for TRL, sentence-transformers and SetFit. The "
+        "script needs no change; `import mps_trainer.replace_transformers` as its first line does the same. The "
+        "exit status is the script's, or 2 if it did not start.",
     )
     completes(command.add_argument("script", metavar="SCRIPT", help="a Python file"))
     add_rest(command)

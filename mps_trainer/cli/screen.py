@@ -71,7 +71,7 @@ def _first(facts: MachineFacts, found: Sequence[Finding], width: int) -> list[st
         return _wrapped("Do this first: ", found[0].remedy, width, indent=2)
     decision, _ = decide(facts)
     device = "nothing" if decision is None else decision.name
-    return _wrapped("", f"Nothing to put right. Training runs on {device}{_simulated(facts)}.", width)
+    return _wrapped("", f"Nothing to fix. Training runs on {device}{_simulated(facts)}.", width)
 
 
 def _simulated(facts: MachineFacts) -> str:
@@ -84,7 +84,7 @@ def _rows(facts: MachineFacts, found: Sequence[Finding]) -> list[tuple[str, str]
     decision, refusal = decide(facts)
     if decision is None:
         errors = any(finding.severity == ERROR for finding in found)
-        rows.append(("device", "none: nothing can be trained as it is" if errors else f"none: {refusal}"))
+        rows.append(("device", "none: training cannot run until this is fixed" if errors else f"none: {refusal}"))
         candidates = []
     else:
         rows.append(("device", f"{decision.name}{_simulated(facts)}: {decision.reason}"))
@@ -141,7 +141,7 @@ def _fallback(facts: MachineFacts) -> str:
     if facts.fallback_set_too_late:
         return f"off: {FALLBACK} was set too late, after torch was imported"
     if unreadable_switch(facts.environment.get(FALLBACK)):
-        return f"{FALLBACK}={facts.environment[FALLBACK]!r}, which is no number"
+        return f"{FALLBACK}={facts.environment[FALLBACK]!r}, which is not a number"
     if switched_on(facts.environment.get(FALLBACK)):
         return f"on, set in time: an operator without a kernel for mps runs on the CPU ({FALLBACK})"
     return f"off: an operator without a kernel for mps is an error ({FALLBACK}=1 sends it to the CPU)"
@@ -152,9 +152,9 @@ def _limits(facts: MachineFacts) -> str:
     high, low = limits(facts.environment)
     source = HIGH if HIGH in facts.environment else "memory_fraction"
     if high == 0:
-        return f"none ({source}): an allocation on mps fails when the Mac has no more"
+        return f"none ({source}): an allocation on mps fails when the Mac has no more memory"
     of = f", {format_bytes(high * facts.recommended_bytes)}" if facts.recommended_bytes else ""
-    given_back = f", unused memory is given back past {low:.2f}" if low else ", unused memory is kept"
+    given_back = f", unused memory is released past {low:.2f}" if low else ", unused memory is kept"
     own = f" ({LOW})" if LOW in facts.environment else ""
     return f"an allocation on mps fails past {high:.2g} of what Metal recommends{of} ({source}){given_back}{own}"
 
@@ -170,7 +170,7 @@ def _finding(number: int, finding: Finding, width: int) -> list[str]:
     for detail in finding.details:
         lines += _wrapped("   - ", detail, width)
     on_top = number == 1 and finding.severity != NOTE
-    return lines + _wrapped("   -> ", "as said on top" if on_top else finding.remedy, width)
+    return lines + _wrapped("   -> ", "see the first line" if on_top else finding.remedy, width)
 
 
 def _wrapped(label: str, text: str, width: int, indent: int | None = None) -> list[str]:

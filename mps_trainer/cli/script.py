@@ -24,7 +24,7 @@ def add_script_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--fallback",
         action="store_true",
-        help="let operators without an MPS kernel run on the CPU: PYTORCH_ENABLE_MPS_FALLBACK=1, set in time",
+        help="run operators without an MPS kernel on the CPU: sets PYTORCH_ENABLE_MPS_FALLBACK=1",
     )
     completes(command.add_argument("script", metavar="SCRIPT", help="a Python file"))
     add_rest(command)
@@ -33,7 +33,7 @@ def add_script_arguments(command: argparse.ArgumentParser) -> None:
 def add_rest(command: argparse.ArgumentParser) -> None:
     """Adds the script's own arguments."""
     rest = command.add_argument(
-        "arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER, help="passed on to the script"
+        "arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER, help="arguments of the script"
     )
     rest.required = False  # argparse before 3.13 names it beside a SCRIPT that is missing
     completes(rest)
@@ -167,6 +167,6 @@ def write_json(path: str, report: dict[str, Any]) -> None:
             file.write(json.dumps(report, indent=2) + "\n")
     except OSError as error:
         raise MisconfigurationException(
-            f"--json {path} was not written: {error.strerror}. What it would have said is above; name another file "
-            "and start again for the rest."
+            f"--json {path} was not written: {error.strerror}. The report is printed above. Name another file and "
+            "run the command again."
         ) from error

@@ -17,20 +17,21 @@ from .script import check_report, write_json
 def add_parser(commands: Any) -> None:
     command = commands.add_parser(
         "selftest",
-        help="train a tiny model on the device, and say what works",
-        description="Train a tiny model on the device that training would choose here, and on the CPU, and compare: "
-        "losses, bf16 and fp16, save and resume, the memory guard, operators without a kernel, known faults of torch. "
-        "Takes less than a minute and needs no network. The exit status is 0 when all that could be checked passed, 1 "
-        "when a check failed, 2 when there was nothing to check on.",
+        opening="example: mps-trainer selftest",
+        help="train a tiny model and check the results",
+        description="Train a tiny model on the device that training would use here, and compare it with the CPU. The "
+        "checks cover losses, bf16 and fp16, save and resume, the memory limit, operators without an MPS kernel, and "
+        "known faults of torch. They take less than a minute and need no network. The exit status is 0 when no check "
+        "failed, 1 when one failed, and 2 when nothing could be checked.",
     )
     command.add_argument(
-        "--json", metavar="FILE", help="also write machine, versions and figures to FILE, to attach to a report"
+        "--json", metavar="FILE", help="also write machine, versions and results to FILE, for a bug report"
     )
     command.add_argument("--simulate", action="store_true", help="check a simulated mps device, on Linux")
     command.add_argument(
         "--fallback",
         action="store_true",
-        help="with operators without an MPS kernel on the CPU: PYTORCH_ENABLE_MPS_FALLBACK=1, set in time",
+        help="run operators without an MPS kernel on the CPU: sets PYTORCH_ENABLE_MPS_FALLBACK=1",
     )
     command.set_defaults(run=run, failure=WRONG_INPUT)
 
@@ -40,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         check_report(arguments.json)
     if arguments.fallback:
-        os.environ[FALLBACK] = "1"  # before the import of torch below, which reads it
+        os.environ[FALLBACK] = "1"  # torch reads it at its import below
     if arguments.simulate:
         from .. import simulator
 

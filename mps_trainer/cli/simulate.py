@@ -1,4 +1,4 @@
-"""`mps-trainer simulate`: runs a script on the simulated mps device and reports what it did there."""
+"""`mps-trainer simulate`: runs a script on the simulated mps device and prints a report."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from .script import add_script_arguments, check_paths, run_script, write_json
 def add_parser(commands: Any) -> None:
     command = commands.add_parser(
         "simulate",
+        opening="example: mps-trainer simulate train.py --output_dir out",
         help="run a script on a simulated mps device, on Linux",
-        description="Run a script on a simulated mps device: what a Mac refuses fails, and a report at the end says "
-        "what ran on the CPU, waited, was copied, was compiled and took memory. The exit status is the script's; 2 "
-        "when it could not be started.",
+        description="Run a script on a simulated mps device, which fails where a Mac would fail. A report at the end "
+        "lists CPU fallbacks, blocking syncs, copies, compiled kernels and memory. The exit status is the script's, "
+        "or 2 if it did not start.",
     )
     command.add_argument(
         "--memory",
         default="16GB",
-        help="what Metal recommends as the maximum; allocations past it fail. Default: %(default)s, a Mac of 24 GB",
+        help="memory limit, as Metal would recommend it. Default: %(default)s, as on a Mac of 24 GB",
     )
     command.add_argument(
         "--same-draws-as-cpu",
         action="store_true",
-        help="draw the random numbers that the CPU would, to compare a run with one on the CPU",
+        help="use the random numbers of the CPU, to compare with a run there",
     )
     add_script_arguments(command)
     command.set_defaults(run=run, failure=WRONG_INPUT)
@@ -38,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the script and returns its exit status."""
     check_paths(arguments)
     if arguments.fallback:
-        os.environ[FALLBACK] = "1"  # before the import of torch below, which reads it
+        os.environ[FALLBACK] = "1"  # torch reads it at its import below
     from .. import simulator
 
     simulator.hide_cuda()

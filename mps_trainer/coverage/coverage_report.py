@@ -12,17 +12,18 @@ from .source import SourceLine
 from .table import Support
 
 _LINES_SHOWN = 3  # of a library, unless the table is to be verbose
+_NAMES_SHOWN = 3  # in the verdict
 # File, text of the condition, and what turns the wait off.
 _KNOWN = [
     (
         os.path.join("transformers", "trainer.py"),
         "logging_nan_inf_filter",
-        "logging_nan_inf_filter=False turns it off. Training by mps_trainer's Trainer does without it.",
+        "logging_nan_inf_filter=False turns it off. mps_trainer's Trainer does not have this wait.",
     ),
     (
         os.path.join("transformers", "masking_utils.py"),
         "padding_mask",
-        "Training by mps_trainer's Trainer does without it: import mps_trainer.replace_transformers.",
+        "mps_trainer's Trainer does not have this wait: import mps_trainer.replace_transformers.",
     ),
 ]
 _WIDTHS = (14, 42, 28, 33)  # of the four columns; 120 with the gaps between them
@@ -122,6 +123,18 @@ class CoverageReport:
         """Returns the operators of one kind, the most called first."""
         return sorted((use for use in self.operators if use.support is support), key=lambda use: -use.calls)
 
+    @property
+    def verdict(self) -> str:
+        """Returns a sentence that says whether the step would train on a Mac, and what to do if not."""
+        failing = [use.name for use in self.with_support(Support.FAILS)]
+        failing += [f"{problem.what} ({problem.dtype})" for problem in self.dtype_problems if problem.fails]
+        if failing:
+            return f"this step would stop on a Mac at {_listed(failing)}. See the last column of the table."
+        slow = [use.name for use in self.with_support(Support.FALLS_BACK)]
+        how = f", with {_listed(slow)} on the CPU." if slow else " without fallbacks."
+        wrong = " On M1 and M2, matrix products in the table may be wrong." if self.large_products else ""
+        return f"this step trains on a Mac{how}{wrong}"
+
     def to_dict(self) -> dict[str, Any]:
         """Returns every field and `ready` in types that JSON has."""
         return {"ready": self.ready, **_plain(self)}
@@ -137,7 +150,7 @@ class CoverageReport:
             lines += [*_cells(header), *_cells(tuple("-" * width for width in _WIDTHS))]
             lines += [line for row in rows for line in _cells(row)]
             lines.append("")
-        return "\n".join([*lines, *self._summary()])
+        return "\n".join([*lines, *self._summary(), "", *textwrap.wrap(f"Verdict: {self.verdict}", 120)])
 
     def __str__(self) -> str:
         return self.table()
@@ -162,11 +175,11 @@ class CoverageReport:
     def _remedy(self, use: OperatorUse) -> str:
         if use.support is Support.FAILS:
             if not use.name.startswith("aten::"):
-                return "Ask its library for an mps kernel: this machine's build has none. Or replace the operator."
+                return "This build of its library has no mps kernel. Ask for one, or replace the operator."
             return f"Set {FALLBACK}=1 before torch is imported, or replace the operator."
         if use.support is Support.FALLS_BACK:
-            return "Runs on the CPU, its tensors copied there and back each time. Replace it if it is called often."
-        return "" if use.support is Support.NATIVE else "Nothing: made of operators that are listed too."
+            return "It runs on the CPU and copies its tensors in both directions. Replace it if it is called often."
+        return "" if use.support is Support.NATIVE else "Nothing: it consists of operators that are also listed."
 
     def _summary(self) -> list[str]:
         counts = []
@@ -177,9 +190,7 @@ class CoverageReport:
         graphs = sum(use.distinct_shapes for use in self.operators if use.support is Support.NATIVE)
         lines = [f"Operators: {', '.join(counts)}; {graphs} combinations of native operator and shapes to compile."]
         if self.batch_shapes:
-            shapes = len(self.batch_shapes)
-            advice = ": pad to fewer lengths, each is compiled anew" if shapes > 1 else ""
-            lines.append(f"Batch shapes in training: {shapes}{advice}.")
+            lines.append(f"Batch shapes in training: {len(self.batch_shapes)}; mps compiles its kernels for each.")
         return [*lines, *(f"Note: {note}" for note in self.notes)]
 
 
@@ -192,6 +203,13 @@ def _plain(value: Any) -> Any:
         return value
     more = {"text": value.text, "library": value.library} if isinstance(value, SourceLine) else {}
     return {name: _plain(each) for name, each in vars(value).items()} | more
+
+
+def _listed(names: list[str]) -> str:
+    """Returns the first distinct names, and the number of the others."""
+    distinct = list(dict.fromkeys(names))
+    more = len(distinct) - _NAMES_SHOWN
+    return ", ".join(distinct[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _times(calls: int) -> str:

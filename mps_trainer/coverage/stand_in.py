@@ -32,8 +32,8 @@ def copied(value: Any, memo: Memo) -> Any:
         value = copy.deepcopy(value, memo)
     except Exception as error:  # a user's module may hold anything
         raise MisconfigurationException(
-            f"{type(value).__name__} cannot be copied ({error}), and a step is traced on a copy so that yours stays "
-            "as it is. Trace a step that you run yourself: `with Tracer() as tracer:`, then tracer.report()."
+            f"{type(value).__name__} cannot be copied ({error}), and the trace needs a copy to leave yours "
+            "unchanged. Trace a step that you run yourself: `with Tracer() as tracer:`, then tracer.report()."
         ) from error
     return value.cpu() if isinstance(value, nn.Module) else value
 

@@ -171,7 +171,7 @@ class Tracer:
             with self._mode:
                 return func._op_dk(key, *args, **kwargs)
         except NotImplementedError:  # the kernel does not take tensors of the CPU
-            self.recorder.note(f"{func.name()} could not be taken apart: its parts were not looked at.")
+            self.recorder.note(f"{func.name()} could not be decomposed: its parts were not checked.")
             return func(*args, **kwargs)
         finally:
             self._expanding.pop()

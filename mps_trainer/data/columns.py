@@ -43,7 +43,7 @@ def without_unused_columns(dataset: Any, columns: list[str], model_name: str, de
         )
     if unused:
         of_which = "" if description is None else f" of the {description} set"
-        logger.info("Columns%s that %s.forward does not take: %s.", of_which, model_name, ", ".join(unused))
+        logger.info("Ignored columns%s, which %s.forward does not take: %s.", of_which, model_name, ", ".join(unused))
     return dataset.remove_columns(unused)
 
 

@@ -95,7 +95,9 @@ class DataRngState:
         # a checkpoint of transformers does not say where workers began: it is gone on from as there
         exactly = saved.get(BEFORE_EPOCH) is not None
         if exactly and skip and getattr(self.loader, "num_workers", 0):
-            logger.info("Loading the first %d batches of the epoch again, for what workers draw.", skip)
+            logger.info(
+                "Loading the first %d batches of the epoch again to restore the random state of the workers.", skip
+            )
         self._batches = epoch_batches(self.loader, epoch, skip, before_first, exactly)
         if isinstance(self._batches, PrefetchIterator) and waiting is not None:
             self._batches.start()

@@ -21,7 +21,7 @@ from .rows import naming, rows_of_batches
 _MOST = 256  # rows of a batch up to which each is looked at by itself
 _DEAD_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
 _CAUSES = {
-    "SIGKILL": "the system ends a process so when memory runs out",
+    "SIGKILL": "the system ends processes this way when memory runs out",
     "SIGBUS": "shared memory was too small for the batches",
     "SIGSEGV": "a library that it uses has crashed",
 }

@@ -247,9 +247,9 @@ def _shared(loader: EpochLoader, processes: Processes, whole: bool, even: bool) 
         return _another(EpochLoader, loader, dataset=stream, batch_size=own, drop_last=drop_last)
     if loader.batch_sampler is None:
         raise MisconfigurationException(
-            "The dataset gives whole batches (batch_size=None), which cannot be shared out to several processes. Let "
-            "the DataLoader make the batches, or give the Trainer something that is no DataLoader and gives each "
-            "process batches of its own."
+            "The dataset gives whole batches (batch_size=None), which cannot be distributed to several processes. "
+            "Let the DataLoader make the batches, or give the Trainer a loader of another class that gives each "
+            "process its own batches."
         )
     share = DistributedBatchSampler(loader.batch_sampler, rank, size, whole=whole, even=even, drop_last=drop_last)
     return _another(EpochLoader, loader, batch_sampler=share)

@@ -50,8 +50,8 @@ def train_sampler(
     if strategy == "batch_rebalance":
         if processes.is_distributed:
             raise MisconfigurationException(
-                "train_sampling_strategy='batch_rebalance' works in one process, and this is one of "
-                f"{processes.size}. Take 'bucket_by_length' or 'group_by_length'."
+                "train_sampling_strategy='batch_rebalance' works only in one process, and there are "
+                f"{processes.size}. Use 'bucket_by_length' or 'group_by_length'."
             )
         size, drop_last = args.train_batch_size, args.dataloader_drop_last
         return rebalanced_batches(dataset, size, accumulation, column, processing_class, drop_last)
@@ -122,7 +122,7 @@ def warn_of_order(dataset: Any, args: TrainingArguments) -> None:
     """Logs a warning if the examples of `dataset`, which has no length, should be ordered by length."""
     if dataset is not None and args.train_sampling_strategy in LENGTH_STRATEGIES:
         logger.warning(
-            "train_sampling_strategy='%s' has no effect: the training dataset is a stream or does not know its "
-            "length, so its examples come in its own order.",
+            "train_sampling_strategy='%s' has no effect: the training dataset is a stream or has no length, so its "
+            "examples come in their own order.",
             args.train_sampling_strategy,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from ..documentation import page
 from ..errors import MisconfigurationException
 from . import settings
 from .accelerators import CUDAAccelerator, MPSAccelerator, XPUAccelerator
@@ -107,8 +108,8 @@ def _torch_remedy(facts: MachineFacts, obstacle: Obstacle) -> str:
         )
     if error.startswith("AttributeError"):
         return (
-            "see where it comes from: `python -c 'import torch; print(torch)'`; a file or folder of yours that "
-            "is called torch hides the real one, so rename it"
+            "see where it comes from: `python -c 'import torch; print(torch)'`; if a file or folder of yours named "
+            "torch hides the real one, rename it"
         )
     return obstacle.remedy.replace("install it:", "install torch:")  # "reinstall" too
 
@@ -158,7 +159,7 @@ def _transformers(facts: MachineFacts) -> Finding | None:
     if () < parse_version(version) < MINIMUM_TRANSFORMERS:
         oldest = _dotted(MINIMUM_TRANSFORMERS)
         what = f"transformers {version} is older than {oldest}, the oldest that this package takes"
-        return Finding("transformers", ERROR, what, f"install a newer one of transformers: {remedy}")
+        return Finding("transformers", ERROR, what, f"install a newer transformers: {remedy}")
     return None
 
 
@@ -176,7 +177,7 @@ def _wrong_results(facts: MachineFacts) -> Finding | None:
     remedies = [] if torch is None else [_newer_torch(facts, torch)]
     remedies += [] if macos is None else [f"update macOS to {_dotted(macos)} or later"]
     each = "each" if len(faults) > 1 else "it"
-    no_update = f"see the workaround for {each} in docs/faults.md: no release of torch or macOS fixes {each} yet"
+    no_update = f"see the workaround for {each} in {page('faults')}: no release of torch or macOS fixes {each} yet"
     where = f"macOS {facts.os_version}"
     if any(fault.chips for fault in faults):
         where = f"an {facts.chip} with {where}"
@@ -184,7 +185,7 @@ def _wrong_results(facts: MachineFacts) -> Finding | None:
         "wrong-results",
         WARNING,
         f"torch {facts.torch_version} on {where} is known to compute wrong results",
-        "; ".join([*remedies, f"docs/faults.md has a workaround for {each}"]) if remedies else no_update,
+        "; ".join([*remedies, f"{page('faults')} has a workaround for {each}"]) if remedies else no_update,
         details=tuple(f"{fault.what} (pytorch issue {fault.issue})" for fault in faults),
     )
 
@@ -231,7 +232,8 @@ def _asked_for_cpu(facts: MachineFacts) -> Finding | None:
     return Finding(
         "asked-for-cpu",
         ERROR,
-        f"ACCELERATE_USE_CPU={value} is in the environment, so {idle.name()} stays idle, which works here",
+        f"ACCELERATE_USE_CPU={value} is in the environment, so training leaves {idle.name()} idle, although it "
+        "works here",
         "unset ACCELERATE_USE_CPU",
         device=idle.name(),
     )
@@ -255,7 +257,7 @@ def _container_on_a_mac(facts: MachineFacts) -> Finding | None:
         "container-on-a-mac",
         WARNING,
         "this is a Linux container of Docker Desktop; if the machine is a Mac, its GPU cannot be reached from here",
-        "train outside of the container, with a Python of macOS itself",
+        "train outside the container, with a Python for macOS",
         device="mps",
     )
 
@@ -266,8 +268,8 @@ def _simulated(facts: MachineFacts) -> Finding | None:
     return Finding(
         "simulated",
         NOTE,
-        "this mps device is simulated on the CPU; how fast it is says nothing about a Mac",
-        "run without mps_trainer.simulator to see the machine as it is",
+        "this mps device is simulated on the CPU; its speed says nothing about a Mac",
+        "run without mps_trainer.simulator to judge the real machine",
     )
 
 

@@ -175,7 +175,7 @@ def is_true(value: str | None) -> bool:
 def _cpu(facts: MachineFacts, asked: str, why: str, switch: str) -> _Choice:
     if ACCELERATORS["cpu"].why_not(facts) is not None:
         raise _nothing_trains(facts)
-    set_aside = "" if asked in ("auto", "cpu") else f", so the request for accelerator={asked!r} was set aside"
+    set_aside = "" if asked in ("auto", "cpu") else f", so the request for accelerator={asked!r} was ignored"
     return _Choice("cpu", why + set_aside, why, switch)
 
 
@@ -271,12 +271,12 @@ def _notes(choice: _Choice, facts: MachineFacts) -> tuple[str, ...]:
             f"library is loaded. Set it in the shell, or at the top of the script before the first import of torch."
         )
     if choice.name == "mps" and facts.mps_simulated:
-        notes.append("this mps device is simulated on the CPU; how fast it is says nothing about a Mac.")
+        notes.append("this mps device is simulated on the CPU; its speed says nothing about a Mac.")
     if choice.name == "mps" and facts.rosetta:
         notes.append("this Python is an x86_64 build that Rosetta emulates; a native arm64 Python is faster.")
     obstacle = MPSAccelerator.why_not(facts)
     if choice.name == "cpu" and choice.by_order and obstacle and obstacle.repairable:
-        notes.append("this Mac's GPU stays idle until the cause named above for mps is repaired.")
+        notes.append("this Mac's GPU stays idle until the cause named above for mps is fixed.")
     idle = ACCELERATORS[choice.name].count(facts) - 1
     if choice.name in ("cuda", "xpu") and (facts.world_size or 1) == 1 and idle > 0:
         notes.append(

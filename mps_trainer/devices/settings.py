@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..amounts import format_bytes
+from ..documentation import page
 from . import probes
 from .facts import LAUNCHER_INTEGERS, MachineFacts
 from .finding_type import ERROR, NOTE, WARNING, Finding
@@ -56,8 +57,9 @@ def switch_on(facts: MachineFacts) -> Finding | None:
     return Finding(
         "switch-on",
         NOTE,
-        f"{FALLBACK} is on: an operator without a kernel for mps runs on the CPU, with copies there and back, slowly",
-        "see which of your operators do: mps-trainer check SCRIPT; with none of them the switch can go",
+        f"{FALLBACK} is on: an operator without a kernel for mps runs slowly on the CPU, with copies in both "
+        "directions",
+        "find these operators with mps-trainer check SCRIPT; if there are none, unset the variable",
     )
 
 
@@ -98,9 +100,9 @@ def no_limit(facts: MachineFacts) -> Finding | None:
     return Finding(
         "no-limit",
         WARNING,
-        f"{HIGH}={high.text}{read} takes the limit off memory on mps: a run that outgrows it swaps, and can freeze "
-        "the Mac",
-        f"unset {HIGH}; a run then stops at what Metal recommends (memory_fraction=1.0), and "
+        f"{HIGH}={high.text}{read} removes the memory limit on mps: a run that needs more memory swaps and can "
+        "freeze the Mac",
+        f"unset {HIGH}; a run then stops at the limit that Metal recommends (memory_fraction=1.0), and "
         "auto_find_batch_size=True makes its batches fit",
     )
 
@@ -160,7 +162,7 @@ def one_process_of_torchrun(facts: MachineFacts) -> Finding | None:
         "one-process",
         NOTE,
         "variables of torchrun are in the environment, for one process",
-        f"that does no harm; if no launcher was used: unset {' '.join(LAUNCHER)}",
+        f"this is harmless; if no launcher was used: unset {' '.join(LAUNCHER)}",
     )
 
 
@@ -170,8 +172,8 @@ def fast_math(facts: MachineFacts) -> Finding | None:
     return Finding(
         "fast-math",
         NOTE,
-        "PYTORCH_MPS_FAST_MATH is on: Metal may take every number for finite, and a loss that is none may go unseen",
-        "unset it where results are in doubt",
+        "PYTORCH_MPS_FAST_MATH is on: Metal may assume that all numbers are finite, so a nan loss may go unnoticed",
+        "unset it if results look wrong",
     )
 
 
@@ -183,8 +185,8 @@ def little_memory(facts: MachineFacts) -> Finding | None:
         "little-memory",
         WARNING,
         f"this machine has {format_bytes(facts.memory_bytes)} of memory{shared}",
-        "set auto_find_batch_size=True, which halves batches that do not fit, and close what you do not need; "
-        "docs/memory.md has more",
+        "set auto_find_batch_size=True, which halves batches that do not fit, and close other programs; "
+        f"{page('memory')} has more",
     )
 
 
@@ -194,7 +196,7 @@ def little_disk(facts: MachineFacts) -> Finding | None:
     return Finding(
         "little-disk",
         WARNING,
-        f"{format_bytes(facts.cache_free_bytes)} are free on the disk of {facts.cache_folder}, where models, "
-        "checkpoints and what is swapped go",
+        f"{format_bytes(facts.cache_free_bytes)} are free on the disk of {facts.cache_folder}, which holds models, "
+        "checkpoints and swap",
         "free some disk space, or point HF_HOME, MPS_TRAINER_CACHE and --output_dir to another disk",
     )

@@ -77,8 +77,8 @@ def _port(environ: Mapping[str, str]) -> int:
 def _text(environ: Mapping[str, str], name: str) -> str:
     if name not in environ:
         raise MisconfigurationException(
-            f"{TASKS} is {environ[TASKS]!r}, and {name} is not set, so this process does not know its place in its "
-            f"step of Slurm. {_WAYS_ON}"
+            f"{TASKS} is {environ[TASKS]!r}, and {name} is not set, so this process does not know its rank in the "
+            f"Slurm step. {_WAYS_ON}"
         )
     return environ[name]
 

@@ -53,8 +53,8 @@ def reduce(value: Any, processes: Processes, reduction: str = "sum") -> Any:
     """
     if reduction not in REDUCTIONS:
         raise MisconfigurationException(
-            f"reduction={reduction!r} is none of {', '.join(map(repr, REDUCTIONS))}. Take one of them, or gather the "
-            "tensors and reduce what comes."
+            f"reduction={reduction!r} is not one of {', '.join(map(repr, REDUCTIONS))}. Use one of them, or gather "
+            "the tensors and reduce the result."
         )
 
     def reduced(tensor: torch.Tensor) -> torch.Tensor:

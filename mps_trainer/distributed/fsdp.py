@@ -58,7 +58,7 @@ def sharded(
     blocks = find_blocks(model, config)
     if not blocks and processes.is_first and (remedy := _remedy_for_no_blocks(config)) is not None:
         logger.warning(
-            "fsdp: %s has no block, so that the whole model is gathered at once in each step. %s in fsdp_config.",
+            "fsdp: %s has no block, so each step gathers the whole model at once. %s in fsdp_config.",
             type(model).__name__,
             remedy,
         )
@@ -82,7 +82,7 @@ def sharded(
         ) from error
     if hasattr(model, "generate"):
         register_fsdp_forward_method(model, "generate")
-    logger.info("Sharded over %d processes, in %d blocks and what is around them.", processes.size, len(blocks))
+    logger.info("Sharded over %d processes, in %d blocks and the remaining layers.", processes.size, len(blocks))
     return model
 
 
@@ -189,8 +189,9 @@ def _require_one_format(module: nn.Module) -> None:
     if len(formats) > 1:
         named = " and ".join(sorted(str(each).removeprefix("torch.") for each in formats))
         raise MisconfigurationException(
-            f"fsdp=True, and {type(module).__name__} has trained parameters in {named}: those that are gathered "
-            "together have to have one number format. Convert the model with .to(torch.float32) before training."
+            f"fsdp=True, and {type(module).__name__} has trained parameters in {named}: parameters that are "
+            "gathered together must have one number format. Convert the model with .to(torch.float32) before "
+            "training."
         )
 
 
@@ -215,8 +216,8 @@ def _recompute(blocks: list[nn.Module], settings: dict[str, Any]) -> None:
     """Has each block compute its activations again in the backward pass, from the parameters gathered for that."""
     if not blocks:
         raise MisconfigurationException(
-            "activation_checkpointing in fsdp_config computes each block again, and no block of this model is known. "
-            "Name their class with transformer_layer_cls_to_wrap."
+            "activation_checkpointing in fsdp_config recomputes each block, and no block of this model is known. "
+            "Name the class of the blocks with transformer_layer_cls_to_wrap."
         )
     for block in blocks:
         block.forward = _recomputing(block, settings)

@@ -158,4 +158,4 @@ class Processes:
 
 
 def _failed(rank: int, own: int, why: str) -> str:
-    return f"Process {rank} has failed, and this one, process {own}, ends with it. {why}"
+    return f"Process {rank} has failed, so this one, process {own}, ends too. {why}"

@@ -24,7 +24,7 @@ EVERY = 1.0  # seconds between two looks at the store
 PATIENCE = 5.0  # seconds that a process has to answer
 WAITS, WORKS = "waits", "works"
 BACKWARD = "the backward pass"
-ENDED = "it has ended, and what it printed last says why"
+ENDED = "it has ended; its last output says why"
 # what gloo, the store and nccl say of one that is not there
 _SIGNS = (
     "gloo/",
@@ -150,7 +150,7 @@ class RankMonitor:
         main = threading.main_thread().ident
         frame = None if main is None else sys._current_frames().get(main)
         if frame is None:
-            return WORKS, "no place that Python knows"
+            return WORKS, "no known line of Python"
         path = frame.f_code.co_filename
         if any(folder in path for folder in _COLLECTIVES):
             return WAITS, ""
@@ -206,13 +206,13 @@ def _said(own: RankMonitor, doing: str) -> str:
         )
     if not absent:
         return (
-            f"All {own.size} processes are in {doing}, and a connection between them broke. Look at the network; "
+            f"All {own.size} processes are in {doing}, and a connection between them broke. Check the network; "
             "GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names the interface to use."
         )
     told = f"Of {own.size} processes, these did not come to {doing}: {'; '.join(absent.values())}."
     on = "start again: a run with resume_from_checkpoint goes on from the last checkpoint."
     if all(said.endswith(ENDED) for said in absent.values()):
-        return f"{told} Mend that, and {on}"
+        return f"{told} Fix that, and {on}"
     keeps = "Find out what keeps them there (py-spy dump --pid PID), raise ddp_timeout if they need longer, or"
     return f"{told} {keeps} {on}"
 

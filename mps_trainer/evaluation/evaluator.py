@@ -198,7 +198,7 @@ def halve_batch(args: TrainingArguments, note: Callable[[str, str], None]) -> No
     before, args.per_device_eval_batch_size = args.eval_batch_size, -(-args.eval_batch_size // 2)
     size = args.per_device_eval_batch_size
     logger.warning(
-        "Memory ran out in an evaluation with batches of %d examples: it begins again with %d.", before, size
+        "Memory ran out in an evaluation with batches of %d examples: starting again with %d.", before, size
     )
     note("warning", f"Memory ran out in an evaluation. From here on its batches have {size} examples.")
 

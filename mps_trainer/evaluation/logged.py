@@ -45,7 +45,7 @@ class SavableLogs:
         values = {str(name): plain(value) for name, value in logs.items()}
         for name, value in values.items():
             if not is_savable(value):
-                self._tell(name, value, "is left out of what is saved: trainer_state.json cannot hold it")
+                self._tell(name, value, "is not saved: trainer_state.json cannot hold it")
         return {name: value for name, value in values.items() if is_savable(value)}
 
     def number(self, name: str, value: Any) -> float:
@@ -56,7 +56,7 @@ class SavableLogs:
         self._tell(
             f"{name} of metric_for_best_model",
             value,
-            "decides nothing: it counts as nan. Name a metric that is a number",
+            "cannot be compared and counts as nan. Name a metric that is a number",
         )
         return float("nan")
 

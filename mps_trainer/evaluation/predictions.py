@@ -170,8 +170,8 @@ def _map(function: Callable[..., Any], values: list[Any]) -> Any:
         return type(first)({key: _map(function, [value[key] for value in values]) for key in first})  # type: ignore[call-arg]
     if not isinstance(first, (torch.Tensor, np.ndarray)):
         raise TypeError(
-            f"Outputs of batches cannot be joined: there is a {type(first).__name__} among them, and only tensors, or "
-            "lists, tuples and dictionaries of tensors can be. Leave it out with ignore_keys, or in "
-            "preprocess_logits_for_metrics."
+            f"Outputs of batches cannot be concatenated: there is a {type(first).__name__} among them, and only "
+            "tensors, or lists, tuples and dictionaries of tensors are supported. Leave it out with ignore_keys, or "
+            "in preprocess_logits_for_metrics."
         )
     return function(*values)

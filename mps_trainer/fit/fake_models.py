@@ -126,8 +126,8 @@ def _quantize(model: Any, config: Any) -> None:
     how = size_and_format(config)
     if how is None:
         raise MisconfigurationException(
-            f"{type(config).__name__} asks for weights that are quantized by another method than bitsandbytes, whose "
-            "memory is not known. Ask again without it."
+            f"{type(config).__name__} quantizes weights by another method than bitsandbytes, and the memory of that "
+            "method is not known. Run the estimate without it."
         )
     with fake_mode():
         quantize(model, *how)

@@ -40,7 +40,7 @@ class MemoryGuard:
         if HIGH in os.environ:
             if fraction is not None:
                 logger.warning(
-                    "memory_fraction=%s has no effect: %s=%s is set, which goes before it.",
+                    "memory_fraction=%s has no effect: %s=%s is set and overrides it.",
                     *(fraction, HIGH, os.environ[HIGH]),
                 )
             return

@@ -253,7 +253,7 @@ def keep_if_changed(path: str) -> None:
         return
     place = _free_name(Path(path).parent)
     place.write_text(text, encoding="utf-8")
-    logger.warning("%s was written or changed by somebody else: what it said is kept in %s.", path, place.name)
+    logger.warning("%s was not written by mps_trainer or was changed since: its text is kept in %s.", path, place.name)
 
 
 def sealed(text: str) -> str:

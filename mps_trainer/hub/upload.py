@@ -53,8 +53,8 @@ def create_repository(args: TrainingArguments, token: str | None = None, private
         ) from error
     except (OSError, ValueError) as error:  # no connection, no token, no such name
         raise MisconfigurationException(
-            f"push_to_hub=True with hub_model_id={name!r} cannot be done: {sentence(error)} Give hub_model_id a "
-            "name such as ada/boats and see that the hub can be reached, or leave out push_to_hub."
+            f"push_to_hub=True with hub_model_id={name!r} failed: {sentence(error)} Give hub_model_id a name such "
+            "as ada/boats and check that the hub can be reached, or leave out push_to_hub."
         ) from error
 
 

@@ -43,7 +43,7 @@ _OTHERS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "enable_cpu_affinity": ("it is for NVIDIA GPUs on machines of several sockets", lambda v: not v),
 }
 _TPU = ("it is for TPUs", lambda value: not value)
-_UNKNOWN = ("it is not known here", lambda value: value is None)
+_UNKNOWN = ("mps_trainer does not know it", lambda value: value is None)
 
 
 def is_accelerates(values: Mapping[Any, Any]) -> bool:
@@ -70,14 +70,14 @@ def take_over(values: Mapping[Any, Any], where: str) -> InForce:
     """
     place = values.get("compute_environment", "LOCAL_MACHINE")
     if place != "LOCAL_MACHINE":
-        left = {"compute_environment": f"{_word(place)} is another machine than this one"}
+        left = {"compute_environment": f"{_word(place)} is a different machine"}
         return InForce(left=left, is_accelerates=True)
     left = {}
     kind = values.get("distributed_type") or "NO"  # YAML makes false of the bare word
     if known := isinstance(kind, str) and kind in _DEVICES:
         device = _DEVICES[str(kind)]
     else:
-        device, left["distributed_type"] = None, f"{_word(kind)} is none of {', '.join(_DEVICES)}"
+        device, left["distributed_type"] = None, f"{_word(kind)} is not one of {', '.join(_DEVICES)}"
     if _use_cpu(values, where):
         device = "cpu"
     for name, value in values.items():
@@ -86,12 +86,12 @@ def take_over(values: Mapping[Any, Any], where: str) -> InForce:
             left[_word(name)] = why
     precision = values.get("mixed_precision", "fp16" if values.get("fp16") is True else None)
     if isinstance(precision, str) and precision.lower() == "fp8":
-        precision, left["mixed_precision"] = None, f"fp8 is none of {', '.join(PRECISIONS)}"
+        precision, left["mixed_precision"] = None, f"fp8 is not one of {', '.join(PRECISIONS)}"
     count = values.get("num_processes")
     if count == -1:  # not set
         count = None
     if not known and count not in (None, 1):
-        count, left["num_processes"] = None, f"{_word(count)} is of that distributed_type"
+        count, left["num_processes"] = None, f"{_word(count)} belongs to that distributed_type"
     settings = LaunchSettings(
         device=device,
         mixed_precision=checked("mixed_precision", precision, where),

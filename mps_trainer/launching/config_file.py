@@ -35,8 +35,8 @@ def file_to_write(named_file: str | None, environ: Mapping[str, str]) -> Path:
         return named("--config_file", named_file)
     if (path := user_file(environ)) is None:
         raise MisconfigurationException(
-            "There is no place for the settings: HOME is not set, and this user has no home folder. Name a file: "
-            "`mps-trainer config --config_file FILE`, and the same for `mps-trainer launch`."
+            "There is no folder for the settings file: HOME is not set, and this user has no home folder. Name a "
+            "file: `mps-trainer config --config_file FILE`, and the same for `mps-trainer launch`."
         )
     return path
 
@@ -84,13 +84,15 @@ def _mapping(path: Path) -> Mapping[Any, Any]:
         line = getattr(getattr(error, "problem_mark", None), "line", None)
         at = "" if line is None else f" in line {line + 1}"
         raise MisconfigurationException(
-            f"{path} is no valid YAML{at}: {str(reason).rstrip('.')}. Mend it, or write it anew: remove it and run "
+            f"{path} is not valid YAML{at}: {str(reason).rstrip('.')}. Correct it, or remove it and run "
             "`mps-trainer config`."
         ) from error
     if values is None:
         return {}
     if not isinstance(values, Mapping):
-        raise MisconfigurationException(f"{path} holds no settings, but a {type(values).__name__}: key: value wanted.")
+        raise MisconfigurationException(
+            f"{path} has a {type(values).__name__} instead of settings. Write each setting as key: value."
+        )
     return values
 
 
@@ -104,16 +106,16 @@ def check_target(path: Path) -> None:
         try:
             foreign = load(path).is_accelerates
         except MisconfigurationException as error:
-            raise MisconfigurationException(f"{error} Nothing is written over it.") from error
+            raise MisconfigurationException(f"{error} The file was not overwritten.") from error
         if foreign:
             raise MisconfigurationException(
-                f"{path} is Accelerate's, and is not written over. Without --config_file the settings go to a file of "
-                "their own, which goes before Accelerate's."
+                f"{path} belongs to Accelerate and was not overwritten. Without --config_file, the settings go to a "
+                "file of their own, which overrides Accelerate's."
             )
     folder = next(one for one in path.resolve().parents if os.path.exists(one))
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise MisconfigurationException(
-            f"{path} cannot be written: {folder} is no folder that you may write to. --config_file names another file."
+            f"{path} cannot be written: {folder} is not a writable folder. Name another file with --config_file."
         )
 
 
@@ -137,7 +139,7 @@ def write(settings: LaunchSettings, path: Path) -> None:
         beside.replace(target)
     except OSError as error:
         raise MisconfigurationException(
-            f"{path} cannot be written: {error.strerror}. --config_file names another file."
+            f"{path} cannot be written: {error.strerror}. Name another file with --config_file."
         ) from error
     finally:
         with contextlib.suppress(OSError):

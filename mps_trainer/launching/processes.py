@@ -22,8 +22,8 @@ def check_module(name: str, folder: str) -> None:
     known = first in sys.builtin_module_names or first in sys.stdlib_module_names
     if not known and importlib.machinery.PathFinder.find_spec(first, [folder, *sys.path]) is None:
         raise MisconfigurationException(
-            f"There is no module {first!r} to run, neither in this folder nor among what is installed. "
-            "Name a module, or leave -m out to run a file."
+            f"There is no module {first!r} in this folder or among the installed packages. Name a module, or leave "
+            "-m out to run a file."
         )
 
 
@@ -100,7 +100,9 @@ def torchrun(words: Sequence[str], module: bool, count: int) -> int:
     except ChildFailedError as failed:
         rank, failure = failed.get_first_failure()
         status = shell_status(failure.exitcode)
-        print(f"mps-trainer: process {rank} of {count} ended with status {status}, and so the run.", file=sys.stderr)
+        print(
+            f"mps-trainer: process {rank} of {count} ended with status {status}, which ended the run.", file=sys.stderr
+        )
         return status
     return 0
 

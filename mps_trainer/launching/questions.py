@@ -59,7 +59,7 @@ def questionnaire(
     if kind == "mps":
         fallback = answer("mps_fallback", "Run operators without an MPS kernel on the CPU, slowly (yes or no)")
         fraction = answer("memory_fraction", "Limit of memory, as a share of what Metal recommends (0 to 2, or none)")
-        tell("One process, because a Mac has one GPU, which torch.distributed does not reach.")
+        tell("One process, because a Mac has one GPU, which torch.distributed does not support.")
         return LaunchSettings(device, precision, fallback, 1, fraction)
     most = ACCELERATORS[kind].count(facts)
     count = answer("num_processes", "Processes that train together", lambda value: too_many(value, kind, most))
@@ -68,7 +68,7 @@ def questionnaire(
 
 def _cannot_run(device: str, facts: MachineFacts) -> str | None:
     obstacle = None if device == "auto" else ACCELERATORS[device].why_not(facts)
-    return None if obstacle is None else f"{device} cannot run here: {obstacle.cause}. To mend it: {obstacle.remedy}."
+    return None if obstacle is None else f"{device} cannot run here: {obstacle.cause}. To fix it: {obstacle.remedy}."
 
 
 def _cannot_compute(precision: str, kind: str, facts: MachineFacts) -> str | None:

@@ -71,8 +71,8 @@ def read_settings(values: Mapping[Any, Any], where: str) -> LaunchSettings:
     for name in values:
         if name not in NAMES:
             near = difflib.get_close_matches(_shown(name).strip("'"), NAMES, n=1)
-            instead = f"Did you mean {near[0]}?" if near else f"There are {', '.join(NAMES)}."
-            raise MisconfigurationException(f"{where} has the key {_shown(name)}, which is no setting. {instead}")
+            instead = f"Did you mean {near[0]}?" if near else f"The settings are {', '.join(NAMES)}."
+            raise MisconfigurationException(f"{where} has the key {_shown(name)}, which is not a setting. {instead}")
     return LaunchSettings(**{name: checked(name, value, where) for name, value in values.items()})
 
 
@@ -103,7 +103,7 @@ def typed(name: str, text: str) -> Any:
         value = _number(value, int if name == "num_processes" else float)
     reading = None if value is None else _READINGS[name](value)
     if reading is None:
-        raise MisconfigurationException(f"{_shown(text.strip())} will not do: {explain(name)}")
+        raise MisconfigurationException(f"{_shown(text.strip())} is not valid: {explain(name)}")
     return reading
 
 

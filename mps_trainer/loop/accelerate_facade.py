@@ -62,7 +62,7 @@ class _State(SimpleNamespace):
     """The values of `accelerator.state`; other names raise an error that explains itself."""
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"trainer.accelerator.state has no {name!r}; it says what the Trainer trains with.")
+        raise AttributeError(f"trainer.accelerator.state has no {name!r}; it has only what the Trainer uses.")
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
@@ -122,8 +122,8 @@ class Accelerator:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"trainer.accelerator has no {name!r}: it stands in for Accelerate's Accelerator with what Trainers use "
-            "of it. The Trainer's own methods and args have the rest, or make an accelerate.Accelerator() of your own."
+            f"trainer.accelerator has no {name!r}: it replaces Accelerate's Accelerator and has only what Trainers "
+            "use. Use the Trainer's own methods and args, or create an accelerate.Accelerator() yourself."
         )
 
     # Loaders

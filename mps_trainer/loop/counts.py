@@ -42,5 +42,7 @@ def tokens_in(inputs: Any, name: str, without_padding: bool, pad_token_id: int |
     if without_padding and pad_token_id is not None:
         return int((tokens != pad_token_id).sum())
     if without_padding:
-        logger.warning("include_num_input_tokens_seen: nothing tells padding from tokens, so all are counted.")
+        logger.warning(
+            "include_num_input_tokens_seen: the batch does not mark its padding, so all tokens are counted."
+        )
     return tokens.numel()

@@ -108,9 +108,9 @@ def _variables(instruction: dis.Instruction) -> tuple[str, ...]:
 def warn_of_assumption(trainer_name: str) -> None:
     """Warns that a subclass's loss is taken to be normalised over the update, as the class does not say."""
     warnings.warn(
-        f"{trainer_name}.compute_loss is taken to divide by num_items_in_batch, as transformers takes "
-        "it with a model that accepts that argument. If it gives the mean of its batch, accumulated losses "
-        "come out too large: set loss_is_scaled_for_ga = False in the class, or True to silence this.",
+        f"{trainer_name}.compute_loss is assumed to divide by num_items_in_batch, as in transformers for a model "
+        "that accepts that argument. If it returns the mean of its batch, accumulated losses are too large: set "
+        "loss_is_scaled_for_ga = False in the class, or True to silence this warning.",
         UserWarning,
         stacklevel=3,
     )

@@ -140,13 +140,14 @@ class MicrobatchSplitter:
         state = self.events.state
         self.most = state.train_batch_size = most
         logger.warning(
-            "Memory ran out in step %d with %d examples at a time. From this step on it is %d at a time, with more of "
-            "them accumulated: an update has the same examples as before, and nothing is trained on twice.",
+            "Memory ran out in step %d with batches of %d examples. From this step on batches have %d examples, and "
+            "more of them are accumulated: each update still has the same examples, and no example is trained on "
+            "twice.",
             step,
             largest if largest > 1 else size,
             most,
         )
-        self.events.note("warning", f"Memory ran out. From here on {most} examples are trained on at a time.")
+        self.events.note("warning", f"Memory ran out. From here on training batches have {most} examples.")
 
 
 def _size(batch: Any) -> int | None:

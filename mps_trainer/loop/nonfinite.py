@@ -190,7 +190,7 @@ class StopOnNan:
             return newest, f"The weights after step {step} are not finite either, so they were not saved."
         self.checkpointing.save()
         if not self.saves:
-            return None, "The main process has saved a checkpoint of before it."
+            return None, "The main process has saved a checkpoint of the previous step."
         self.checkpointing.wait()
         folder = self.checkpointing.folder()
         return (

@@ -128,7 +128,7 @@ class PreemptionHandler:
         if not is_saved and not has_best:
             self.save_and_end(max_steps)
         step = state.global_step
-        self.signals.end(f"Stopped when training had ended, after step {step}, and before what was to follow it.")
+        self.signals.end(f"Stopped after the last step, {step}, and before the work that follows training.")
 
     def _launcher(self, machines: int) -> list[str]:
         """Returns what started this process: Python, or torchrun on one machine or several."""

@@ -97,7 +97,7 @@ def _find_best_checkpoint(state: TrainerState, folder: str) -> None:
     moved = os.path.join(os.path.dirname(os.path.abspath(folder)), os.path.basename(best))
     state.best_model_checkpoint = moved if os.path.isdir(moved) else None
     if state.best_model_checkpoint is None:
-        logger.warning("The best checkpoint, %s, does not exist any more: the next best takes its place.", best)
+        logger.warning("The best checkpoint, %s, no longer exists: the next best replaces it.", best)
         state.best_metric = state.best_global_step = None
 
 
@@ -111,13 +111,15 @@ def load_callbacks(events: Events) -> None:
     for name, saved in events.state.stateful_callbacks.items():
         same = [part for part in present if isinstance(part, ExportableState) and type(part).__name__ == name]
         if not same:
-            of_transformers.warning(f"The checkpoint has the state of a callback {name}, which this run has not.")
+            of_transformers.warning(
+                f"The checkpoint has the state of a callback {name}, which this run does not have."
+            )
         for part, entry in zip(same, entries_of(saved), strict=False):
             try:
                 require_exported(entry, part)
                 again: Any = type(part)(**entry.get("args", {}))
             except Exception as error:
-                raise CallbackStateError(f"{name} does not take its state: {error}") from error
+                raise CallbackStateError(f"{name} cannot load its state: {error}") from error
             vars(again).update(entry.get("attributes", {}))
             _replace(events, part, again)
 

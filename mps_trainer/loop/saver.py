@@ -293,8 +293,8 @@ class CheckpointSaver:
             model_files.load_weights(self._contents().model, state.best_model_checkpoint)
             return
         logger.warning(
-            "load_best_model_at_end: the best evaluation, at step %s, has no checkpoint: the last weights stay. "
-            "Give save_steps the value of eval_steps, or use save_strategy='best'.",
+            "load_best_model_at_end: the best evaluation, at step %s, has no checkpoint, so the last weights are "
+            "kept. Give save_steps the value of eval_steps, or use save_strategy='best'.",
             state.best_global_step,
         )
 

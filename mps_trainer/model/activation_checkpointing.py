@@ -73,7 +73,7 @@ _WANTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "debug": _FLAG,
     "early_stop": _FLAG,
     "determinism_check": ('"default" or "none"', lambda value: value in ("default", "none")),
-    "context_fn": ("a function, which a command line cannot give", callable),
+    "context_fn": ("a function, which cannot be given on a command line", callable),
 }
 
 
@@ -88,9 +88,9 @@ def checkpoint_settings(given: Any, device: torch.device) -> dict[str, Any]:
         return settings
     if settings.get("use_reentrant", True):
         warnings.warn(
-            "activation_checkpointing_kwargs has use_reentrant=True, with which torch draws another dropout mask on "
-            "mps in the backward pass than in the forward pass, so that gradients are wrong if the model has dropout "
-            "(pytorch issue 127676). Use use_reentrant=False, the default here, with which they are the same.",
+            "activation_checkpointing_kwargs has use_reentrant=True. With it, torch draws different dropout masks "
+            "on mps in the forward and backward pass, so gradients are wrong if the model has dropout (pytorch "
+            "issue 127676). Use use_reentrant=False, the default here, which uses the same masks.",
             UserWarning,
             stacklevel=2,
         )

@@ -28,12 +28,12 @@ def load_adapters(model: Any, folder: str) -> None:
     """
     if not hasattr(model, "peft_config"):
         raise MisconfigurationException(
-            f"{folder} has PEFT adapters, and {type(model).__name__} has none. Give the Trainer the model that "
-            "peft.get_peft_model made, with the configuration that was trained."
+            f"{folder} has PEFT adapters, and {type(model).__name__} has none. Give the Trainer a model from "
+            "peft.get_peft_model with the configuration of that training."
         )
     active = model.active_adapters[0]
     if len(model.active_adapters) > 1:
-        logger.warning("Several adapters are active: %s goes on training.", active)
+        logger.warning("Several adapters are active: training continues with %s.", active)
     subfolders = _subfolders(folder)
     found = {name: os.path.join(folder, name) for name in subfolders}
     if _has_files(folder):

@@ -101,9 +101,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         if ctx.grads is None:
             raise RuntimeError(
-                "The chunked cross entropy has handed out its gradients, so backward cannot be called a second time, "
-                "and gradients of gradients cannot be computed. Leave out retain_graph=True and create_graph=True, or "
-                "train with chunked_cross_entropy=False."
+                "The chunked cross entropy has released its gradients, so a second backward pass and gradients of "
+                "gradients are not possible. Leave out retain_graph=True and create_graph=True, or train with "
+                "chunked_cross_entropy=False."
             )
         grads, ctx.grads = ctx.grads, None
         # here, as a mean's gradients may be too small for float16 before they are scaled

@@ -101,8 +101,8 @@ def noisy_embeddings(model: nn.Module, alpha: float | None) -> Iterator[None]:
     get = getattr(base_model(model), "get_input_embeddings", None)
     if get is None:
         raise MisconfigurationException(
-            f"neftune_noise_alpha={alpha}, but {type(model).__name__} has no get_input_embeddings(), so there is "
-            "nothing to add noise to. Leave it out, or give the model that method."
+            f"neftune_noise_alpha={alpha}, but {type(model).__name__} has no get_input_embeddings(), so the Trainer "
+            "does not know where to add noise. Leave it out, or give the model that method."
         )
     hook = get().register_forward_hook(lambda module, _, output: add_noise(output, alpha) if module.training else None)
     try:

@@ -47,16 +47,16 @@ def keep_trainable(model: nn.Module) -> None:
     for kind, weights in (("Linear4bit", "Params4bit"), ("Linear8bitLt", "Int8Params")):
         if any(type(layer.weight).__name__ != weights for layer in _layers(model, kind)):
             raise MisconfigurationException(
-                f"A {kind} of this model has a weight that is not quantized, most likely that of the embeddings, to "
-                "which a quantized head was tied. Name the head in llm_int8_skip_modules of the BitsAndBytesConfig, "
-                "as in ['lm_head'], or leave the argument out."
+                f"A {kind} of this model has a weight that is not quantized, most likely the weight of the "
+                "embeddings, to which a quantized head was tied. Name the head in llm_int8_skip_modules of the "
+                "BitsAndBytesConfig, as in ['lm_head'], or leave the argument out."
             )
     for layer in _layers(model, "Linear4bit"):
         if getattr(getattr(layer.weight, "quant_state", None), "packing_format_for_cpu", False):
             raise MisconfigurationException(
-                "A forward pass without gradients has put the model's 4-bit weights into the layout that bitsandbytes "
-                "has for inference on this CPU, through which no gradient goes. Load the model again, and give it to "
-                "the Trainer before you evaluate it or generate with it."
+                "A forward pass without gradients has converted the model's 4-bit weights to the inference layout "
+                "of bitsandbytes on this CPU, which has no gradients. Load the model again, and give it to the "
+                "Trainer before you evaluate it or generate with it."
             )
         layer.support_avx512bf16_for_cpu = False
     if next(_layers(model, "Linear8bitLt"), None) is not None:

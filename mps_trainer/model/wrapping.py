@@ -44,8 +44,8 @@ def _compiled(model: nn.Module, previous: nn.Module, args: TrainingArguments) ->
         compiled: Any = torch.compile(model, backend=backend, mode=mode)
     except RuntimeError as error:  # no such mode, no such backend
         raise MisconfigurationException(
-            f"torch_compile_backend={backend!r} with torch_compile_mode={mode!r} cannot be used: {error} Leave "
-            "out what torch.compile does not know."
+            f"torch_compile_backend={backend!r} with torch_compile_mode={mode!r} cannot be used: {error} Leave out "
+            "the one that torch.compile does not know."
         ) from error
     return compiled
 

@@ -114,7 +114,7 @@ def _why_not_on(device: str, optim: str) -> str | None:
     if device != "mps":
         return None
     if optim.startswith("paged_"):
-        return "its states lie in CUDA's paged memory"
+        return "its states need CUDA's paged memory"
     return "bitsandbytes has no kernel for mps that updates states in 8 bits" if optim in _IN_8_BITS else None
 
 
@@ -261,9 +261,8 @@ def make_scheduler(args: TrainingArguments, optimizer: torch.optim.Optimizer, st
         )
     except (TypeError, ValueError) as error:
         raise UnknownSettingError(
-            f"lr_scheduler_type='{_word(args.lr_scheduler_type)}' cannot be made with "
-            f"lr_scheduler_kwargs={args.lr_scheduler_kwargs}: {error}. Give this "
-            "schedule its own settings, and no others."
+            f"lr_scheduler_type='{_word(args.lr_scheduler_type)}' cannot be created with "
+            f"lr_scheduler_kwargs={args.lr_scheduler_kwargs}: {error}. Give only settings of this schedule."
         ) from error
 
 

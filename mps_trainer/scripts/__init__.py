@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 FIRST_SPEAKS = 5.0  # seconds, in which the first one may have a report to write, and torchrun sees that it has ended
 _INTERRUPTED = (
-    "Interrupted. With --resume_from_checkpoint True the same command goes on from the newest checkpoint, if there is "
-    "one."
+    "Interrupted. To continue from the newest checkpoint, if there is one, add --resume_from_checkpoint True to the "
+    "command."
 )
 
 

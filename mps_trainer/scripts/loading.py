@@ -108,14 +108,14 @@ def require_own_weights(network: Any, loading: dict[str, Any], name: str) -> lis
     """
     prefix = f"{network.base_model_prefix}."
     other = sorted(key for key, *_ in loading["mismatched_keys"])
-    body = [f"{key} has another shape" for key in other if key.startswith(prefix)]
+    body = [f"{key} has a different shape" for key in other if key.startswith(prefix)]
     # a pooler that a language model never had is begun anew, as the head is
     missing = sorted(key for key in loading["missing_keys"] if key.startswith(prefix) and "pooler" not in key)
     body += [f"{key} is missing" for key in missing]
     if body:
         raise MisconfigurationException(
-            f"The weights in {name} are another model's than its config.json describes: {body[0]}. Give "
-            "--model_name_or_path a folder whose files belong together."
+            f"The weights in {name} do not fit the model in its config.json: {body[0]}. Give --model_name_or_path a "
+            "folder with files of one model."
         )
     return [key for key in other if not key.startswith(prefix)]
 

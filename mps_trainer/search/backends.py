@@ -35,13 +35,13 @@ def require_searchable(model_init: Callable | None, processes: Processes) -> Non
     """Raises SearchUnavailableError with several processes, or without a `model_init`."""
     if processes.is_distributed:
         raise SearchUnavailableError(
-            f"hyperparameter_search runs in one process, and this is one of {processes.size}, each of which "
-            "would search by itself. Start the script with python, without a launcher."
+            f"hyperparameter_search runs in one process, and there are {processes.size}, which would each search "
+            "separately. Start the script with python, without a launcher."
         )
     if model_init is None:
         raise SearchUnavailableError(
-            "hyperparameter_search needs a new model for each trial, and the Trainer was given a finished one. "
-            "Pass your model through a model_init function: Trainer(model_init=...)."
+            "hyperparameter_search needs a new model for each trial, and the Trainer has an existing one. Pass your "
+            "model through a model_init function: Trainer(model_init=...)."
         )
 
 

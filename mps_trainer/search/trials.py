@@ -25,10 +25,10 @@ def new_model(model_init: Callable[..., nn.Module], trial: Any = None) -> nn.Mod
     """
     count = number_of_arguments(model_init)
     if count > 1:
-        raise RuntimeError(f"model_init takes {count} arguments. Let it have 0 or 1 argument, the trial.")
+        raise RuntimeError(f"model_init takes {count} arguments. It must have 0 or 1 argument, the trial.")
     model = model_init(trial) if count else model_init()
     if model is None:
-        raise RuntimeError("model_init should not return None: let it return the model.")
+        raise RuntimeError("model_init should not return None: return the model.")
     return model
 
 
@@ -42,8 +42,8 @@ def set_arguments(
     for name, value in params.items():
         if not hasattr(args, name):
             logger.warning(
-                "The search sets %s, which TrainingArguments does not have: it is left out. Use it in model_init, "
-                "or name a field.",
+                "The search sets %s, which is not a field of TrainingArguments, so it is ignored. Use it in "
+                "model_init, or name a field.",
                 name,
             )
             continue

@@ -23,7 +23,8 @@ def reproduced(lab: Lab) -> tuple[str, dict[str, Any]]:
     figures = {f"pytorch {issue}": text or status for issue, (status, text) in found.items()}
     shown = {issue: text for issue, (status, text) in found.items() if status == SHOWN}
     wrong = [
-        f"pytorch issue {issue}: {text}" + ("" if issue in known else " (not known of this machine: please report it)")
+        f"pytorch issue {issue}: {text}"
+        + ("" if issue in known else " (not known for this machine: please report it)")
         for issue, text in shown.items()
         if issue not in _HARMLESS | to_stay
     ]
@@ -32,10 +33,11 @@ def reproduced(lab: Lab) -> tuple[str, dict[str, Any]]:
     parts = [
         f"{sum(status == ABSENT for status, _ in found.values())} of {len(found)} do not show",
         _named("harmless", {issue: text for issue, text in shown.items() if issue in _HARMLESS}),
-        _named("known here, and no update ends it", {issue: shown[issue] for issue in shown if issue in to_stay}),
         _named(
-            "could not be looked for", {issue: text for issue, (status, text) in found.items() if status == NOT_RUN}
+            "known on this machine, and no update fixes it",
+            {issue: shown[issue] for issue in shown if issue in to_stay},
         ),
+        _named("could not be tested", {issue: text for issue, (status, text) in found.items() if status == NOT_RUN}),
     ]
     return "; ".join(filter(None, parts)), figures
 

@@ -38,7 +38,7 @@ def limited(lab: Lab) -> tuple[str, dict[str, Any]]:
     if lab.device.type != "mps":
         raise CheckSkipped(f"memory_guard limits memory on mps, and the device is {lab.device.type}")
     if (given := lab.facts.environment.get(HIGH)) is not None:
-        raise CheckSkipped(f"{HIGH}={given} is set, which goes before memory_fraction")
+        raise CheckSkipped(f"{HIGH}={given} is set and overrides memory_fraction")
     recommended = torch.mps.recommended_max_memory()
     free_unused(lab.device)
     limit = torch.mps.driver_allocated_memory() + ROOM
@@ -52,13 +52,13 @@ def limited(lab: Lab) -> tuple[str, dict[str, Any]]:
         return text, figures
     finally:
         torch.mps.set_per_process_memory_fraction(memory_limit(None))
-    raise CheckFailed(f"{format_bytes(asked)} were allocated in spite of a limit of {format_bytes(limit)}", **figures)
+    raise CheckFailed(f"{format_bytes(asked)} were allocated despite a limit of {format_bytes(limit)}", **figures)
 
 
 def given_back(lab: Lab) -> tuple[str, dict[str, Any]]:
     """Checks that torch gives memory of deleted tensors back to the system, as the guard has it do."""
     if lab.device.type not in _SYNCHRONIZED:
-        raise CheckSkipped(f"torch keeps no memory for later on {lab.device.type}")
+        raise CheckSkipped(f"torch has no memory cache on {lab.device.type}")
     free_unused(lab.device)
     before = _held(lab.device)
     tensors = [torch.empty(PIECE, dtype=torch.uint8, device=lab.device) for _ in range(PIECES)]
@@ -76,11 +76,11 @@ def given_back(lab: Lab) -> tuple[str, dict[str, Any]]:
         )
     if after - before > wanted / 10:
         raise CheckFailed(
-            f"of {format_bytes(wanted)} in tensors that are gone {format_bytes(after - before)} are still held after "
+            f"{format_bytes(after - before)} of {format_bytes(wanted)} in deleted tensors are still held after "
             "emptying the cache",
             **figures,
         )
-    text = f"{format_bytes(kept - before)} were kept of tensors that are gone, {format_bytes(kept - after)} given back"
+    text = f"the cache kept {format_bytes(kept - before)} of deleted tensors and released {format_bytes(kept - after)}"
     return text, figures
 
 

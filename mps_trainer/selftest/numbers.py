@@ -25,7 +25,7 @@ class Tolerance:
 TOLERANCES = {
     "fp32": Tolerance(
         2e-4,
-        "other orders of adding up change float32 losses by 1e-6; gradients that are 1% off change them by 1e-2",
+        "other orders of summation change float32 losses by 1e-6; gradients that are 1% off change them by 1e-2",
     ),
     # autocast's list of operators is not the same on every device, hence five to ten times what the CPU's came to
     "bf16": Tolerance(5e-2, "8 bits of mantissa changed the losses by 1.1e-2 on the CPU"),
@@ -83,7 +83,7 @@ def judge(expected: list[float], found: list[float], tolerance: Tolerance) -> tu
         )
     first, last = sum(found[:5]) / 5, sum(found[-5:]) / 5
     if last >= first:
-        raise CheckFailed(f"nothing was learnt: the loss goes from {first:.3f} to {last:.3f}", **figures)
+        raise CheckFailed(f"the model did not learn: the loss goes from {first:.3f} to {last:.3f}", **figures)
     compared = f"largest difference {largest:.1e} of {tolerance.relative:.0e} allowed"
     if not tolerance.relative:
         compared = "the same losses twice, bit for bit"

@@ -44,14 +44,14 @@ def fallback(lab: Lab) -> tuple[str, dict[str, Any]]:
     expected = CANDIDATES[name](numbers)
     # the CPU's kernel on the CPU's copy: the same bits
     if not torch.equal(found, expected):
-        raise CheckFailed(f"{name} ran on the CPU with {FALLBACK}, and its results are others there", **figures)
+        raise CheckFailed(f"{name} ran on the CPU with {FALLBACK}, and its results differ", **figures)
     return f"{name} runs on the CPU: {FALLBACK} is on", figures
 
 
 def blocking_read(lab: Lab) -> tuple[str, dict[str, Any]]:
     """Measures the time to read a number from the device; training reads once for each log."""
     if lab.device.type == "cpu":
-        raise CheckSkipped("a value on the CPU is there without waiting")
+        raise CheckSkipped("reading a value on the CPU needs no wait")
     number = torch.zeros((), device=lab.device)
     times = []
     for _ in range(READS):

@@ -67,7 +67,17 @@ class SelftestReport:
         )
         faults = [f"Known fault of this torch on this macOS: {fault}." for fault in self.known_faults]
         end = f"{counts}, in {self.seconds:.1f} s."
-        return "\n".join([*self._head(), "", *table(self.checks), "", *faults, end])
+        return "\n".join([*self._head(), "", *table(self.checks), "", *faults, end, f"Verdict: {self.verdict}"])
+
+    @property
+    def verdict(self) -> str:
+        """Returns a sentence that says whether training works on the device, and what to do if not."""
+        device = f"the simulated {self.device} device" if self.simulated else self.device
+        failed = [check.name for check in self.checks if check.status == FAILED]
+        if not failed:
+            return f"training works on {device}."
+        advice = "Run `mps-trainer doctor`; for a bug report, attach the file of `mps-trainer selftest --json FILE`."
+        return f"training does not work correctly on {device}: {', '.join(failed)} failed. {advice}"
 
     def _head(self) -> list[str]:
         """Returns the lines that name device and versions; a simulated device is always called so."""

@@ -19,7 +19,7 @@ HALF, WHOLE = 4, 8  # steps
 def resumed_on_the_device(lab: Lab) -> tuple[str, dict[str, Any]]:
     """Compares a resumed run on the device with one that was not interrupted."""
     if lab.device.type == "cpu":
-        raise CheckSkipped("the device is the CPU, which the line above is about")
+        raise CheckSkipped("the device is the CPU, which the previous check covers")
     return resumed(lab, lab.device.type)
 
 
@@ -51,15 +51,15 @@ def resumed(lab: Lab, device: str) -> tuple[str, dict[str, Any]]:
     tolerance = 0.0 if exactly else TOLERANCES["fp32"].relative
     if difference > tolerance or (exactly and differing):
         raise CheckFailed(
-            f"the run that went on from step {HALF} is not the one that was not interrupted: its losses differ by "
-            f"{difference:.1e}, and {len(differing)} of {len(weights)} weights at step {WHOLE} are others",
+            f"the run resumed from step {HALF} differs from the uninterrupted run: its losses differ by "
+            f"{difference:.1e}, and {len(differing)} of {len(weights)} weights at step {WHOLE} differ",
             **figures,
         )
     if not differing and not difference:
-        return f"bit for bit the run that was not interrupted: {len(weights)} weights and the losses", figures
+        return f"bitwise equal to the uninterrupted run: {len(weights)} weights and the losses", figures
     return (
-        f"losses differ by {difference:.1e} of {tolerance:.0e} allowed, {len(differing)} of {len(weights)} weights in "
-        "some bit: a GPU may add in another order each time",
+        f"losses differ by {difference:.1e} of {tolerance:.0e} allowed, {len(differing)} of {len(weights)} weights "
+        "in some bit: a GPU may sum in another order each time",
         figures,
     )
 
@@ -75,5 +75,6 @@ def _require_written(checkpoint: Path, weights: dict[str, torch.Tensor]) -> None
     wrong = [name for name, value in written.items() if not torch.equal(value, weights[name])]
     if wrong or not written:
         raise CheckFailed(
-            f"{len(wrong)} of {len(written)} weights in the checkpoint are not those of the model, {wrong[:1]} for one"
+            f"{len(wrong)} of {len(written)} weights in the checkpoint differ from the model's, {wrong[:1]} for "
+            "example"
         )

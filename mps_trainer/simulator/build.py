@@ -46,7 +46,7 @@ def load_extension() -> ModuleType:
         spec.loader.exec_module(module)
     except ImportError as error:
         raise SimulatorUnavailableError(
-            f"The simulated mps device cannot be loaded: {error}. Delete {library.parent}, so that it is built anew."
+            f"The simulated mps device cannot be loaded: {error}. Delete {library.parent} to build it again."
         ) from error
     return module
 
@@ -102,15 +102,15 @@ def check_machine() -> None:
         )
     if platform.system() != "Linux":
         raise SimulatorUnavailableError(
-            f"The simulated mps device is made for Linux, and this machine runs {platform.system()}. Use Linux, a "
-            f"container with it, or WSL; `mps-trainer check` works everywhere."
+            f"The simulated mps device needs Linux, and this machine runs {platform.system()}. Use Linux, a Linux "
+            "container, or WSL; `mps-trainer check` works everywhere."
         )
     version = torch_version()
     if getattr(version, "hip", None) or getattr(version, "xpu", None):
         raise SimulatorUnavailableError(
-            f"The simulated mps device is made for torch's builds for CUDA and for the CPU, and this is "
-            f"{version.__version__}. Make a new environment and install torch there from the index of CPU builds: "
-            f"python -m pip install torch --index-url https://download.pytorch.org/whl/cpu"
+            f"The simulated mps device needs a CUDA or CPU build of torch, and this is {version.__version__}. Make "
+            "a new environment and install torch there from the index of CPU builds: python -m pip install torch "
+            "--index-url https://download.pytorch.org/whl/cpu"
         )
 
 
@@ -171,7 +171,7 @@ def _check_tools() -> None:
         )
     if shutil.which("ninja") is None and importlib.util.find_spec("ninja") is None:
         raise SimulatorUnavailableError(
-            "The simulated mps device has to be compiled, and ninja is not installed, which torch builds with. "
+            "The simulated mps device must be compiled, and ninja, which torch builds with, is not installed. "
             "Install it: python -m pip install ninja"
         )
     include = Path(sysconfig.get_paths()["include"])
@@ -207,5 +207,5 @@ def _compile(folder_of_sources: Path, name: str, folder: Path, log: Path) -> Non
     errors = [line.strip() for line in output.splitlines() if "error: " in line.lower()]
     raise SimulatorUnavailableError(
         f"The simulated mps device could not be compiled: {errors[0] if errors else 'the compiler gave no reason'}. "
-        f"It is made for torch 2.13 to 2.15 and a compiler with C++20; all that the compiler said is in {log}."
+        f"It needs torch 2.13 to 2.15 and a compiler with C++20; the output of the compiler is in {log}."
     )

@@ -73,7 +73,7 @@ class CompiledStep:
             f"  graphs: {self.graphs}",
         ]
         if not self.ended:
-            lines = [f"torch.compile on mps: the step broke off; it has {self.eager} kernels without torch.compile."]
+            lines = [f"torch.compile on mps: the step failed; it has {self.eager} kernels without torch.compile."]
         lines += [
             *(f"  graph break: {reason}" for reason in self.graph_breaks),
             *(f"  not compiled: {failure}" for failure in self.failures),

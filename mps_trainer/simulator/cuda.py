@@ -46,8 +46,8 @@ def hide_cuda() -> None:
         _library = ctypes.CDLL(str(path))
     except OSError as error:
         raise SimulatorUnavailableError(
-            f"The simulated mps device cannot take CUDA out of this process: {error}. Delete {path.parent}, so that "
-            "the library is built anew."
+            f"The simulated mps device cannot hide CUDA from this process: {error}. Delete {path.parent} to build "
+            "the library again."
         ) from error
     if _has_gpu():
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # for what asks the driver, and for processes that this one starts

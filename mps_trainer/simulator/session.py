@@ -108,8 +108,8 @@ def activate(
     size, watermark = parse_bytes(memory), _watermark()
     if _current is not None:
         raise MisconfigurationException(
-            "The simulated mps device is switched on already, by an enclosing simulated_mps() or by activate(). Use "
-            "the one there is."
+            "The simulated mps device is already active, by an enclosing simulated_mps() or by activate(). Use that "
+            "one."
         )
     extension = _install()
     if fallback is None:
@@ -151,7 +151,7 @@ def parse_bytes(amount: int | str) -> int:
     size = int(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
     if size < 1:
         raise MisconfigurationException(
-            f"memory={amount!r} is no amount of memory. Write a number with a unit, for example 16GB or 512MB."
+            f"memory={amount!r} is not an amount of memory. Write a number with a unit, for example 16GB or 512MB."
         )
     return size
 
@@ -165,7 +165,7 @@ def _watermark() -> float:
         ratio = -1.0
     if not 0 <= ratio <= 2:
         raise MisconfigurationException(
-            f"{HIGH} is {text!r}, and it goes from 0.0 (no limit) to 2.0. Unset it, or set it to 1.0."
+            f"{HIGH} is {text!r}, and must be between 0.0 (no limit) and 2.0. Unset it, or set it to 1.0."
         )
     return ratio
 

@@ -86,7 +86,7 @@ class SimulationReport:
         rows = [f"  {_times(operator.calls)} on the CPU: {operator.name}" for operator in self.fell_back]
         rows += [
             f"  {_row('memory, peak', format_bytes(self.bytes_peak))} of {format_bytes(self.memory)} recommended",
-            f"  {_row('blocking reads', self.blocking_reads)} each waits until the device has done all it was given",
+            f" {_row('blocking reads', self.blocking_reads)} each waits until the device has finished its queue",
         ]
         rows += [f"    {text}"[:WIDTH] for text in map(_place_row, self.places)]
         to_device, to_host = format_bytes(self.host_to_device_bytes), format_bytes(self.device_to_host_bytes)

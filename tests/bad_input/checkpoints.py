@@ -155,8 +155,8 @@ FILES = [
         "out/checkpoint-9",
     ),
     resume("no state", "has no trainer_state.json", lambda folder: (folder / STATE).unlink()),
-    elsewhere("an empty optimizer.pt", "optimizer.pt is cut off", write(OPTIMIZER, b"")),
-    elsewhere("half the weights", "model.safetensors is cut off", lambda folder: cut(folder / WEIGHTS)),
+    elsewhere("an empty optimizer.pt", "optimizer.pt is truncated", write(OPTIMIZER, b"")),
+    elsewhere("half the weights", "model.safetensors is truncated", lambda folder: cut(folder / WEIGHTS)),
     elsewhere("no state", "it has no trainer_state.json", lambda folder: (folder / STATE).unlink()),
     resume(
         "the model's folder for a checkpoint",

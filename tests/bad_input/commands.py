@@ -47,7 +47,7 @@ COMMANDS = [
     ),
     command("nothing", says="--help"),
     command("no such command", "operate", says="'operate'"),
-    command("no such flag", "--frobnicate", says=["COMMAND", "--help"]),
+    command("no such flag", "--frobnicate", says=["--frobnicate", "--help"]),
     command("no such flag of doctor", "doctor", "--frobnicate", says="--frobnicate"),
     command("a word too many for doctor", "doctor", "now", says="now"),
     command(
@@ -76,7 +76,7 @@ COMMANDS = [
             ("a folder", ".", None, "Is a directory"),
             ("a file without a name", "", None, "--facts"),
             ("an empty file", "x.json", "", "it is not JSON"),
-            ("a screen", "x.txt", "Nothing to put right. Training runs on mps.\n", "it is not JSON"),
+            ("a screen", "x.txt", "Nothing to fix. Training runs on mps.\n", "it is not JSON"),
             ("bytes", "x.json", b"\xff\xfe", "it is not JSON"),
             ("brackets without end", "x.json", "[" * 100_000, "it is not JSON"),
             ("a list", "x.json", "[]", "it holds a list"),
@@ -190,12 +190,17 @@ COMMANDS = [
     launch("no module", "-m", "", says="There is no module ''"),
     launch("with no such flag", "--frobnicate", "train.py", says="--frobnicate"),
     launch("in no such format", "--mixed_precision", "fp8", "train.py", says="'fp8'"),
-    launch("in no process", "--num_processes", "0", "train.py", says=["'0' will not do", "from 1 to 1024"]),
-    launch("in two and a half processes", "--num_processes", "2.5", "train.py", says="'2.5' will not do"),
+    launch("in no process", "--num_processes", "0", "train.py", says=["'0' is not valid", "from 1 to 1024"]),
+    launch("in two and a half processes", "--num_processes", "2.5", "train.py", says="'2.5' is not valid"),
     launch("in a million processes", "--num-processes", "1000000", "train.py", says="from 1 to 1024"),
     launch("with missing settings", "--config_file", "gone.yaml", "train.py", says="There is no file gone.yaml"),
     launch(
-        "with settings in no YAML", "--config_file", "c.yaml", "train.py", says="c.yaml is no", files=settings("[")
+        "with settings in no YAML",
+        "--config_file",
+        "c.yaml",
+        "train.py",
+        says="c.yaml is not valid",
+        files=settings("["),
     ),
     launch(
         "with an unknown setting",
@@ -218,7 +223,7 @@ COMMANDS = [
     launch(
         "with broken settings of the user",
         "train.py",
-        says="config.yaml holds no settings, but a list",
+        says="config.yaml has a list instead of settings",
         files={"config/mps_trainer/config.yaml": "- mps", **SCRIPT},
     ),
     launch(
@@ -233,19 +238,26 @@ COMMANDS = [
     config("shown and written", "show", "--default", says="Leave one of them out"),
     config("shown from a missing file", "show", "--config_file", "gone.yaml", says="There is no file gone.yaml"),
     config("shown from a script", "show", "--config_file", "train.py", says="train.py", files=SCRIPT),
-    config("written over a script", "--default", "--config_file", "train.py", says="Nothing is written", files=SCRIPT),
+    config("written over a script", "--default", "--config_file", "train.py", says="not overwritten", files=SCRIPT),
     config("written over a folder", "--default", "--config_file", ".", says="Is a directory"),
-    config("written below a file", "--default", "--config_file", "train.py/c.yaml", says="is no folder", files=SCRIPT),
+    config(
+        "written below a file",
+        "--default",
+        "--config_file",
+        "train.py/c.yaml",
+        says="not a writable folder",
+        files=SCRIPT,
+    ),
     config(
         "written over Accelerate's",
         *("--default", "--config_file", "c.yaml"),
-        says="c.yaml is Accelerate's",
+        says="c.yaml belongs to Accelerate",
         files={"c.yaml": "distributed_type: MULTI_CPU"},
     ),
     config(
         "with Accelerate's in no YAML",
         "--default",
-        says="default_config.yaml is no valid YAML in line 1",
+        says="default_config.yaml is not valid YAML in line 1",
         files={"hf/accelerate/default_config.yaml": "a: b: c"},
     ),
 ]

@@ -152,7 +152,7 @@ SETTINGS = [
     settings("no model_type", "The", model_type=None, architectures=None),
     settings("no such model_type", "The", model_type="bart_simpson"),
     settings("a model of images", "The model model cannot be loaded", model_type="vit"),
-    settings("another architecture", "another model's", model_type="distilbert"),
+    settings("another architecture", "do not fit the model", model_type="distilbert"),
     settings("code of its own", "trust_remote_code", model_type="own", auto_map={"AutoConfig": "main.Config"}),
     settings("text for a size", "The", hidden_size="wide"),
     settings("a size below 0", "The", hidden_size=-16),
@@ -174,9 +174,9 @@ SETTINGS = [
         id2label=NAMES,
     ),
     settings("no such activation", "The model model cannot be loaded", hidden_act="wiggle"),
-    settings("another width", ["another model's", "config.json"], hidden_size=32),
-    settings("fewer positions", ["another model's", "config.json"], max_position_embeddings=8),
-    settings("more layers", "another model's", num_hidden_layers=4),
+    settings("another width", ["do not fit the model", "config.json"], hidden_size=32),
+    settings("fewer positions", ["do not fit the model", "config.json"], max_position_embeddings=8),
+    settings("more layers", "do not fit the model", num_hidden_layers=4),
     settings("a dropout of 7", "The model model cannot be loaded", hidden_dropout_prob=7.0),
 ]
 
@@ -214,10 +214,10 @@ WEIGHT_FILES = [
     model("a pickle of 1999 that runs code", "cannot be loaded", _pickled(pickle.dumps(Touch(), protocol=0))),
     model("noise for a pickle", "cannot be loaded", _pickled(b"\x80" + bytes(range(256)))),
     model("an empty pickle", "cannot be loaded", _pickled(b"")),
-    model("weights of another width", "another model's", _remade(hidden_size=32)),
+    model("weights of another width", "do not fit the model", _remade(hidden_size=32)),
     model(
         "weights of another architecture",
-        "another model's",
+        "do not fit the model",
         _remade(model_type="distilbert", dim=16, hidden_dim=16, n_heads=2, n_layers=1),
     ),
 ]

@@ -90,7 +90,7 @@ def test_an_error_that_nobody_foresaw_is_a_line_that_says_how_to_see_more(run, p
     run.prepare(case)
     status, errors = run(case)
     assert (
-        errors == f"{program}: error: ZeroDivisionError: division by zero. MPS_TRAINER_TRACEBACK=1 shows where it "
-        "comes from.\n"
+        errors == f"{program}: error: ZeroDivisionError: division by zero. Set MPS_TRAINER_TRACEBACK=1 to see the "
+        "traceback.\n"
     )
     assert status == 1

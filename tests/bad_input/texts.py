@@ -110,7 +110,7 @@ MODELS = [
         files=GOOD,
         make=_configuration(model_type="llama"),
     ),
-    texts("weights of another width", "another model's than its config.json describes", files=GOOD, make=_wider),
+    texts("weights of another width", "do not fit the model in its config.json", files=GOOD, make=_wider),
     texts(
         "a vocabulary beyond the model's",
         "The tokenizer does not belong to the model",

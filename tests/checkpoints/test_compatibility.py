@@ -101,33 +101,36 @@ def test_the_state_of_a_part_that_is_neither_is_its_own_affair():
 
 
 DAMAGE = {
-    "no table": (lambda saved: [], "it holds no optimizer's state"),
-    "no state": (lambda saved: {**saved, "state": [1]}, "it holds no optimizer's state"),
-    "no groups": (lambda saved: {**saved, "param_groups": None}, "it holds no groups of parameters"),
-    "a table of groups": (lambda saved: {**saved, "param_groups": {}}, "it holds no groups of parameters"),
-    "groups of numbers": (lambda saved: {**saved, "param_groups": [1, 2]}, "it holds no groups of parameters"),
-    "one group": (lambda saved: {**saved, "param_groups": saved["param_groups"][:1]}, "it is of a model with another"),
-    "a setting less": (lambda saved: without(saved, "eps"), "it is of another optimizer, which has no eps"),
-    "a setting of words": (lambda saved: with_setting(saved, eps="x"), "of another optimizer, which has eps='x'"),
+    "no table": (lambda saved: [], "it has no optimizer state"),
+    "no state": (lambda saved: {**saved, "state": [1]}, "it has no optimizer state"),
+    "no groups": (lambda saved: {**saved, "param_groups": None}, "it has no parameter groups"),
+    "a table of groups": (lambda saved: {**saved, "param_groups": {}}, "it has no parameter groups"),
+    "groups of numbers": (lambda saved: {**saved, "param_groups": [1, 2]}, "it has no parameter groups"),
+    "one group": (lambda saved: {**saved, "param_groups": saved["param_groups"][:1]}, "it belongs to a model with a"),
+    "a setting less": (lambda saved: without(saved, "eps"), "it belongs to another optimizer, which has no eps"),
+    "a setting of words": (lambda saved: with_setting(saved, eps="x"), "to another optimizer, which has eps='x'"),
     "a setting that is none": (lambda saved: with_setting(saved, lr=float("nan")), "optimizer, which has lr=nan"),
     "other betas": (lambda saved: with_setting(saved, betas=(0.9,)), r"optimizer, which has betas=\(0\.9,\)"),
-    "another parameter": (lambda saved: {**saved, "state": {9: {}}}, "a state of parameter 9, which this model"),
-    "a state of words": (lambda saved: {**saved, "state": {0: "x"}}, "the state of parameter 0 is no table"),
+    "another parameter": (lambda saved: {**saved, "state": {9: {}}}, "a state for parameter 9, which this model"),
+    "a state of words": (lambda saved: {**saved, "state": {0: "x"}}, "the state of parameter 0 is not a dictionary"),
     "no momentum": (lambda saved: {**saved, "state": {0: {"step": torch.ones(())}}}, "0 has no tensor exp_avg"),
-    "two counters": (lambda saved: with_state(saved, step=torch.ones(2)), "step of parameter 0 is no number"),
-    "a group of nothing": (lambda saved: with_setting(saved, params=None), "it holds a group without a list of param"),
+    "two counters": (lambda saved: with_state(saved, step=torch.ones(2)), "step of parameter 0 is not a number"),
+    "a group of nothing": (lambda saved: with_setting(saved, params=None), "it has a parameter group without a list"),
     "names of parameters": (
         lambda saved: with_setting(saved, params=["a"]),
-        "it holds a group without a list of param",
+        "it has a parameter group without a list",
     ),
     "the same parameter": (
         lambda saved: with_setting(saved, params=[0, 0]),
-        "it is of a model with another number of",
+        "it belongs to a model with a different number of",
     ),
-    "a state by name": (lambda saved: {**saved, "state": {"all": {}}}, "a state of parameter 'all', which this model"),
+    "a state by name": (
+        lambda saved: {**saved, "state": {"all": {}}},
+        "a state for parameter 'all', which this model",
+    ),
     "a counter below 0": (
         lambda saved: with_state(saved, step=torch.tensor(-1.0)),
-        "the counter of parameter 0 is -1",
+        "the step counter of parameter 0 is -1",
     ),
     "a plain counter": (lambda saved: with_state(saved, step=-1), "the state of parameter 0 has no tensor step"),
     "a value of words": (lambda saved: with_state(saved, more="x"), "more of parameter 0 is 'x'"),
@@ -137,17 +140,20 @@ DAMAGE = {
     ),
     "whole numbers": (
         lambda saved: with_state(saved, exp_avg=torch.ones(3, 2, dtype=torch.int64)),
-        "exp_avg of parameter 0 has numbers of the type torch.int64",
+        "exp_avg of parameter 0 has the dtype torch.int64",
     ),
     "a sparse momentum": (
         lambda saved: with_state(saved, exp_avg=torch.ones(3, 2).to_sparse()),
-        "exp_avg of parameter 0 is no dense tensor",
+        "exp_avg of parameter 0 is not a dense tensor",
     ),
     "a sparse number": (
         lambda saved: with_state(saved, more=torch.ones(1).to_sparse()),
-        "more of parameter 0 is no number",
+        "more of parameter 0 is not a number",
     ),
-    "a rate below 0": (lambda saved: with_setting(saved, lr=-0.1), "it is of another optimizer, which has lr=-0.1"),
+    "a rate below 0": (
+        lambda saved: with_setting(saved, lr=-0.1),
+        "it belongs to another optimizer, which has lr=-0.1",
+    ),
     "a beta of 1": (lambda saved: with_setting(saved, betas=(0.9, 1.0)), r"which has betas=\(0\.9, 1\.0\)"),
     "a beta below 0": (lambda saved: with_setting(saved, betas=(-0.1, 0.9)), r"which has betas=\(-0\.1, 0\.9\)"),
     "a switch of words": (lambda saved: with_setting(saved, amsgrad="x"), "optimizer, which has amsgrad='x'"),
@@ -198,7 +204,7 @@ def test_an_optimizer_with_amsgrad_needs_the_largest_average():
 def test_a_momentum_may_not_have_begun():
     kind = OPTIMIZERS["SGD"]
     require_belonging(with_state(stepped(kind).state_dict(), momentum_buffer=None), stepped(kind))
-    with pytest.raises(ValueError, match=r"^square_avg of parameter 0 is no dense tensor$"):
+    with pytest.raises(ValueError, match=r"^square_avg of parameter 0 is not a dense tensor$"):
         require_belonging(
             with_state(stepped(OPTIMIZERS["RMSprop"]).state_dict(), square_avg=0.5), stepped(OPTIMIZERS["RMSprop"])
         )
@@ -210,7 +216,7 @@ SCALER = {"scale": 1024.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_
 @pytest.mark.parametrize(
     ("saved", "says"),
     [
-        ([], "it holds no scaler's state"),
+        ([], "it has no gradient scaler state"),
         ({}, "it has no scale"),
         ({**SCALER, "scale": 0.0}, "scale is 0.0"),
         ({**SCALER, "scale": float("inf")}, "scale is inf"),
@@ -230,7 +236,7 @@ def test_what_is_no_state_of_a_scaler_is_refused(saved, says):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda saved: [], "it holds no schedule's state"),
+        (lambda saved: [], "it has no scheduler state"),
         (lambda saved: {**saved, "T_max": 0}, "T_max is 0"),
         (lambda saved: {**saved, "last_epoch": "x"}, "last_epoch is 'x'"),
         (lambda saved: {**saved, "base_lrs": [0.1]}, r"base_lrs is \[0\.1\]"),
@@ -239,9 +245,9 @@ def test_what_is_no_state_of_a_scaler_is_refused(saved, says):
         (lambda saved: {**saved, "_step_count": 0.5}, "_step_count is 0.5"),
         (lambda saved: {**saved, "last_epoch": -1}, "last_epoch is -1"),
         (lambda saved: {**saved, "T_max": -1}, "T_max is -1"),
-        (lambda saved: {**saved, "optimizer": 1}, "'optimizer' is none of a schedule's values"),
-        (lambda saved: {**saved, "step": 1}, "'step' is none of a schedule's values"),
-        (lambda saved: {**saved, 1: 1}, "1 is none of a schedule's values"),
+        (lambda saved: {**saved, "optimizer": 1}, "'optimizer' is not a value of a scheduler"),
+        (lambda saved: {**saved, "step": 1}, "'step' is not a value of a scheduler"),
+        (lambda saved: {**saved, 1: 1}, "1 is not a value of a scheduler"),
     ],
 )
 def test_what_is_no_state_of_this_schedule_is_refused(change, says):

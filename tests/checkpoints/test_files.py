@@ -66,7 +66,7 @@ def test_the_reason_is_one_short_line(error, why):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("[1]", "it holds no JSON object"),
+        ("[1]", "it has no JSON object"),
         ("{}", "a is missing"),
         ("[" * 100_000, "it is nested too deeply"),
         ('{"a": 1', "Expecting ',' delimiter: line 1 column 8 (char 7)"),
@@ -109,8 +109,8 @@ def test_objects_are_read_where_their_kind_is_allowed(tmp_path):
     with pytest.raises(MisconfigurationException) as refused:
         read_tensors(str(tmp_path / "a.pt"))
     assert str(refused.value) == (
-        f"{tmp_path / 'a.pt'} is refused: it holds something other than tensors and plain values, which could run "
-        "code when it is loaded, or it is damaged. Resume from another checkpoint."
+        f"{tmp_path / 'a.pt'} is refused: it has something other than tensors and plain values, which could run "
+        "code when loaded, or it is damaged. Resume from another checkpoint."
     )
     torch.save({"a": Allowed()}, tmp_path / "a.pt")
     assert isinstance(read_tensors(str(tmp_path / "a.pt"), allowed=[Allowed])["a"], Allowed)
@@ -147,12 +147,12 @@ def test_values_of_a_table_are_named_with_their_place_and_what_is_expected():
 
     schema.check("file", {"step": 0, "on": True, "other": object()}, kinds, ["step"])
     schema.check("file", {}, kinds)
-    assert why([1]) == "it is [1] and no table"
-    assert why([1], within="loop") == "loop is [1] and no table"
+    assert why([1]) == "it is [1] and not a dictionary"
+    assert why([1], within="loop") == "loop is [1] and not a dictionary"
     assert why({}, required=["step"]) == "step is missing"
     assert why({}, required=["step"], within="loop") == "loop has no step"
-    assert why({"step": -1}) == "step is -1, and a whole number of at least 0 is expected"
-    assert why({"on": 1}, within="loop") == "loop.on is 1, and true or false is expected"
+    assert why({"step": -1}) == "step is -1, and must be a whole number of at least 0"
+    assert why({"on": 1}, within="loop") == "loop.on is 1, and must be true or false"
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,9 @@ def test_an_errors_first_line_stands_for_it():
 def test_a_batch_size_that_is_none_is_refused(tmp_path, size):
     state = {"global_step": 1, "epoch": 0.5, "log_history": [], "train_batch_size": size}
     (tmp_path / "trainer_state.json").write_text(json.dumps(state))
-    with pytest.raises(MisconfigurationException, match=r"train_batch_size is .*, and a whole number of at least 1"):
+    with pytest.raises(
+        MisconfigurationException, match=r"train_batch_size is .*, and must be a whole number of at least 1"
+    ):
         read_state(str(tmp_path))
     (tmp_path / "trainer_state.json").write_text(json.dumps({**state, "train_batch_size": 1}))
     assert read_state(str(tmp_path))["train_batch_size"] == 1

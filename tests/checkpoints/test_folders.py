@@ -21,7 +21,7 @@ def test_the_newest_whole_one_is_taken_and_the_skipped_ones_are_told(make_checkp
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2
     assert f"Skipping {tmp_path / 'checkpoint-20'}, which is damaged: optimizer.pt has 10 bytes" in told[0]
-    assert told[0].endswith(f"Going on from {whole}.")
+    assert told[0].endswith(f"Resuming from {whole}.")
 
 
 def test_one_of_transformers_that_was_half_written_is_skipped(make_checkpoint, tmp_path):
@@ -100,7 +100,7 @@ def test_one_that_was_about_to_be_replaced_is_put_back(make_checkpoint, tmp_path
     folders.clear_left_overs(str(tmp_path))
     assert os.listdir(tmp_path) == ["checkpoint-5"]
     assert folders.checkpoint_to_resume(True, str(tmp_path)) == str(old)
-    assert "is back" in caplog.text
+    assert "Restored " in caplog.text
 
 
 def test_one_that_was_replaced_is_removed(make_checkpoint, tmp_path):
@@ -168,16 +168,14 @@ def test_a_clock_that_was_set_back_does_not_change_which_is_the_newest(make_chec
         write_time(make_checkpoint(step), when)
     assert folders.checkpoint_to_resume(True, str(tmp_path)) == str(tmp_path / "checkpoint-8")
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "the clock was set back, or another run has left some. Going on from" in caplog.text
+    assert "the clock was set back, or another run wrote some of them. Resuming from" in caplog.text
 
 
 def test_steps_that_another_run_left_are_told(make_checkpoint, tmp_path, caplog):
     make_checkpoint(90)
     make_checkpoint(10)
     assert folders.checkpoint_to_resume(True, str(tmp_path)) == str(tmp_path / "checkpoint-10")
-    assert (
-        f"{tmp_path / 'checkpoint-10'} was saved last, though {tmp_path / 'checkpoint-90'} has a later" in caplog.text
-    )
+    assert f"{tmp_path / 'checkpoint-10'} was saved last, but {tmp_path / 'checkpoint-90'} has a later" in caplog.text
 
 
 def test_a_run_in_order_is_resumed_without_a_word(make_checkpoint, tmp_path, caplog):

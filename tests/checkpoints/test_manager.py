@@ -129,5 +129,5 @@ def test_what_else_goes_wrong_in_one_ends_all(manager, tmp_path):
     first, second = together(manager, tmp_path, writes("part-0"), wrong)
     assert isinstance(second, KeyError)
     assert type(first) is RuntimeError
-    assert str(first).startswith("Process 1 has failed, and this one, process 0, with it. KeyError: ")
+    assert str(first).startswith("Process 1 has failed, so this one, process 0, ends too. KeyError: ")
     assert os.listdir(tmp_path) == []

@@ -171,7 +171,7 @@ def header(text: bytes, length: int | None = None, rest: bytes = b"") -> bytes:
 def test_without_a_manifest_weights_that_do_not_fit_their_header_are_named(make_checkpoint, content):
     folder = make_checkpoint(5, listed=False)
     (folder / "model.safetensors").write_bytes(content)
-    assert manifest.fault(str(folder)) == "model.safetensors is cut off or damaged"
+    assert manifest.fault(str(folder)) == "model.safetensors is truncated or damaged"
 
 
 @pytest.mark.parametrize(
@@ -256,8 +256,8 @@ def test_a_folder_without_a_manifest_gets_none(make_checkpoint):
     ("weights", "others", "says"),
     [
         (["a"], [], None),
-        (["pytorch_model.bin"], ["model.safetensors"], "pytorch_model.bin took the place of model.safetensors, and no "
-         "checksum says that they are whole"),
+        (["pytorch_model.bin"], ["model.safetensors"], "pytorch_model.bin replaced model.safetensors, and there is no "
+         "checksum to verify them"),
     ],
 )  # fmt: skip
 def test_converted_weights_are_told_by_name(make_checkpoint, weights, others, says):

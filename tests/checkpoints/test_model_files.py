@@ -76,7 +76,7 @@ def test_weights_that_were_joined_again_are_loaded_with_a_warning(make_trainer, 
     again = make_trainer(max_steps=2)
     again.train(resume_from_checkpoint=folder)
     assert_same_weights(weights(trained.model), weights(again.model))
-    assert "model.safetensors took the place of model-00001-of-00002.safetensors and 1 more" in caplog.text
+    assert "model.safetensors replaced model-00001-of-00002.safetensors and 1 more" in caplog.text
 
 
 def test_a_model_that_transformers_converts_is_loaded_with_a_warning(make_trainer, tmp_path, caplog):
@@ -113,7 +113,7 @@ def remove_part(folder):
 def cut_part(folder):
     shard(folder)
     os.truncate(os.path.join(folder, "model-00002-of-00002.safetensors"), 60)
-    return "model-00002-of-00002.safetensors is cut off"
+    return "model-00002-of-00002.safetensors is truncated"
 
 
 def lose_a_name(folder):

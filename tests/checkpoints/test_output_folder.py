@@ -80,7 +80,7 @@ def test_a_second_run_is_refused_in_all_processes(tmp_path):
     ):
         pass
     assert str(refused.value) == (
-        "Another run is there. If that is this run, the machines share the folder: leave save_on_each_node out."
+        "Another run is there. If this run wrote them, the machines share the folder: leave save_on_each_node out."
     )
 
 

@@ -57,7 +57,7 @@ def test_more_processes_share_the_states_and_the_first_one_says_so(tmp_path, cap
     save(tmp_path, rng_state_0=10, rng_state_1=11)
     assert seed_of(read_rng(str(tmp_path), 0, 4)) == 10
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert caplog.messages[0].startswith(f"{tmp_path} was made by 2 processes, and the number now is 4: ")
+    assert caplog.messages[0].startswith(f"{tmp_path} was written by 2 processes, and this run has 4: ")
     assert [seed_of(read_rng(str(tmp_path), rank, 4)) for rank in (1, 2, 3)] == [11, 10, 11]
     assert len(caplog.records) == 1
 
@@ -65,7 +65,7 @@ def test_more_processes_share_the_states_and_the_first_one_says_so(tmp_path, cap
 def test_one_process_goes_on_from_several(tmp_path, caplog):
     save(tmp_path, rng_state_0=10, rng_state_1=11)
     assert seed_of(read_rng(str(tmp_path))) == 10
-    assert caplog.messages[0].startswith(f"{tmp_path} was made by 2 processes, and the number now is 1: ")
+    assert caplog.messages[0].startswith(f"{tmp_path} was written by 2 processes, and this run has 1: ")
 
 
 def test_several_go_on_from_one_process(tmp_path, caplog):
@@ -73,7 +73,7 @@ def test_several_go_on_from_one_process(tmp_path, caplog):
     assert seed_of(read_rng(str(tmp_path), 1, 2)) == 12
     assert caplog.records == []
     assert seed_of(read_rng(str(tmp_path), 0, 2)) == 12
-    assert caplog.messages[0].startswith(f"{tmp_path} was made by 1 process, and the number now is 2: ")
+    assert caplog.messages[0].startswith(f"{tmp_path} was written by 1 process, and this run has 2: ")
 
 
 def test_without_a_file_there_is_no_state_and_no_word(tmp_path, caplog):
@@ -131,5 +131,5 @@ def test_a_state_that_a_generator_would_fail_with_later_is_refused_now(tmp_path,
     with pytest.raises(MisconfigurationException) as refused:
         read_rng(str(tmp_path))
     assert str(refused.value) == (
-        f"{path} is damaged and cannot be read: a generator refuses its state: {why}. Resume from another checkpoint."
+        f"{path} is damaged and cannot be read: a generator rejects its state: {why}. Resume from another checkpoint."
     )

@@ -207,7 +207,7 @@ def test_each_process_writes_only_a_sharded_model_whose_arguments_ask_for_parts(
 def test_a_file_that_is_none_is_damaged_and_one_that_is_missing_starts_anew_with_a_warning(tmp_path, caplog, place):
     optimizer, _ = run_of(Half())
     restore_parts({OPTIMIZER: optimizer}, str(tmp_path))
-    assert caplog.messages == [f"{tmp_path} has no optimizer.pt: that part of the run starts anew."]
+    assert caplog.messages == [f"{tmp_path} has no optimizer.pt: this part of the run starts from the beginning."]
     path = tmp_path / OPTIMIZER
     if place == "folder":
         path.mkdir()

@@ -39,8 +39,8 @@ def test_safetensors_go_before_pickles_and_one_file_before_an_index(tmp_path):
 
 
 TABLE, NAMES = (
-    "its weight_map is no table of file names",
-    "its weight_map has something other than names of files with weights",
+    "its weight_map is not a dictionary of file names",
+    "its weight_map has values that are not names of weight files",
 )
 
 

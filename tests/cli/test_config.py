@@ -36,7 +36,7 @@ def test_the_questions_are_answered_in_a_terminal(home):
     terminal.sees("Training runs on cpu: ")
     terminal.sees("auto takes cpu here [auto]: ")
     terminal.types("tpu\n")
-    terminal.sees("'tpu' will not do: device is one of auto, mps, cuda, xpu, cpu.")
+    terminal.sees("'tpu' is not valid: device is one of auto, mps, cuda, xpu, cpu.")
     terminal.sees("[auto]: ")
     terminal.types("\n")
     terminal.sees("[no]: ")
@@ -66,7 +66,7 @@ def test_no_more_answers_is_a_line(home, tmp_path, monkeypatch, capsys, stdin):
     monkeypatch.setattr("sys.stdin", stdin)
     assert cli.main(["config"]) == 2
     assert capsys.readouterr().err == (
-        "mps-trainer: error: There are no more answers to read. Nothing was written. "
+        "mps-trainer: error: The input ended before the last answer. Nothing was written. "
         "`mps-trainer config --default` asks nothing.\n"
     )
     assert list(tmp_path.iterdir()) == []
@@ -96,10 +96,11 @@ def homeless(home, monkeypatch):
 
 def test_without_a_home_folder_there_is_no_file_and_config_asks_for_one(homeless, capsys, tmp_path):
     assert cli.main(["config", "show"]) == 0
-    assert capsys.readouterr().out.startswith("No file of settings: the defaults.\n")
+    assert capsys.readouterr().out.startswith("No settings file, so these are the defaults:\n")
     assert cli.main(["config", "--default"]) == 2
     assert capsys.readouterr().err == (
-        "mps-trainer: error: There is no place for the settings: HOME is not set, and this user has no home folder. "
+        "mps-trainer: error: There is no folder for the settings file: HOME is not set, and this user has no home "
+        "folder. "
         "Name a file: `mps-trainer config --config_file FILE`, and the same for `mps-trainer launch`.\n"
     )
     assert list(tmp_path.iterdir()) == []
@@ -148,9 +149,9 @@ def test_accelerates_settings_are_taken_over_and_the_rest_is_told(home, tmp_path
     path.parent.mkdir(parents=True)
     path.write_text(ACCELERATES)
     left = (
-        "  not distributed_type: FSDP is none of NO, MPS, MULTI_CPU, MULTI_GPU, MULTI_XPU.\n"
+        "  not distributed_type: FSDP is not one of NO, MPS, MULTI_CPU, MULTI_GPU, MULTI_XPU.\n"
         "  not fsdp_config: give the script --fsdp and --fsdp_config instead.\n"
-        "  not num_processes: 8 is of that distributed_type.\n"
+        "  not num_processes: 8 belongs to that distributed_type.\n"
     )
     assert cli.main(["config", "show"]) == 0
     shown = capsys.readouterr().out
@@ -164,7 +165,9 @@ def test_accelerates_settings_are_taken_over_and_the_rest_is_told(home, tmp_path
 
 def test_show_says_what_is_in_force_and_from_where(home, monkeypatch, capsys):
     assert cli.main(["config", "show"]) == 0
-    assert capsys.readouterr().out.startswith("No file of settings: the defaults.\n  device: auto (default)\n")
+    assert capsys.readouterr().out.startswith(
+        "No settings file, so these are the defaults:\n  device: auto (default)\n"
+    )
     with open("own.yaml", "w") as file:
         file.write("mixed_precision: bf16\nnum_processes: 2\n")
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
@@ -172,5 +175,5 @@ def test_show_says_what_is_in_force_and_from_where(home, monkeypatch, capsys):
     assert capsys.readouterr().out == (
         "From own.yaml:\n  device: auto (default)\n  mixed_precision: bf16\n  mps_fallback: false (default)\n"
         "  num_processes: 2\n  memory_fraction: null (default)\n"
-        "  note: ACCELERATE_MIXED_PRECISION=fp16 is set in the environment, and goes before the file.\n"
+        "  note: ACCELERATE_MIXED_PRECISION=fp16 is set in the environment, and overrides the file.\n"
     )

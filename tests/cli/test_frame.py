@@ -43,6 +43,17 @@ def test_help_fits_a_screen(command, capsys, monkeypatch):
     assert max(map(len, lines)) <= 80
 
 
+@pytest.mark.parametrize("command", COMMANDS[1:])
+def test_help_begins_with_an_example_that_the_command_takes(command, capsys):
+    example = help_of(command, capsys).splitlines()[0].removeprefix("example: ").split()
+    assert example[:2] == ["mps-trainer", command]
+    assert cli._parser().parse_args(example[1:]).command == command
+
+
+def test_help_of_the_program_names_the_command_to_begin_with(capsys):
+    assert help_of("", capsys).startswith("start here: mps-trainer doctor\n")
+
+
 def test_help_and_completion_list_a_flag_in_one_spelling(capsys):
     text = help_of("launch", capsys)
     assert "--mixed_precision" in text
@@ -77,14 +88,28 @@ def test_a_flag_that_is_spelled_with_dashes_takes_underscores():
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("doctor --fatcs x", "unrecognized arguments: --fatcs x. `mps-trainer doctor --help` lists what there is."),
-        ("launch", "the following arguments are required: SCRIPT. `mps-trainer launch --help` lists what there is."),
-        ("simulate --memory 8GB", "the following arguments are required: SCRIPT. `mps-trainer simulate --help` "),
+        (
+            "doctor --fatcs x",
+            "unrecognized arguments: --fatcs. Did you mean --facts? See `mps-trainer doctor --help`.",
+        ),
+        (
+            "simulate --memroy=8GB x.py",
+            "unrecognized arguments: --memroy=8GB. Did you mean --memory? See `mps-trainer simulate --help`.",
+        ),
+        ("check x.py --json", "There is no file x.py to run. Name a Python script."),
+        ("env --quiet", "unrecognized arguments: --quiet. See `mps-trainer env --help`."),
+        ("doctor facts.json", "unrecognized arguments: facts.json. See `mps-trainer doctor --help`."),
+        ("--verison", "unrecognized arguments: --verison. Did you mean --version? See `mps-trainer --help`."),
+        ("docter", "unknown command 'docter'. Did you mean doctor? See `mps-trainer --help`."),
+        ("xyzzy", "unknown command 'xyzzy'. See `mps-trainer --help`."),
+        ("", "the following arguments are required: COMMAND. See `mps-trainer --help`."),
+        ("launch", "the following arguments are required: SCRIPT. See `mps-trainer launch --help`."),
+        ("simulate --memory 8GB", "the following arguments are required: SCRIPT. See `mps-trainer simulate --help`."),
     ],
 )
-def test_what_is_wrong_with_a_command_is_said_with_the_help_of_that_command(line, says, capsys):
+def test_a_wrong_command_line_is_refused_in_one_line_with_the_nearest_name(line, says, capsys):
     assert cli.main(line.split()) == 2
-    assert capsys.readouterr().err.startswith(f"mps-trainer: error: {says}")
+    assert capsys.readouterr().err == f"mps-trainer: error: {says}\n"
 
 
 @pytest.mark.parametrize(("message", "says"), [((), "interrupted."), (("saved.",), "saved.")])

@@ -52,7 +52,8 @@ def test_a_check_that_fails_is_1_and_stands_in_the_table_with_the_others(on_cpu,
     printed = capsys.readouterr()
     (line,) = [line for line in printed.out.splitlines() if line.startswith("fp16")]
     assert line.split(maxsplit=3)[1::2] == ["failed", "ZeroDivisionError: division by zero."]
-    assert printed.out.splitlines()[-1].startswith(f"{len(CHECKS) - 1} passed, 1 failed, 0 skipped, in ")
+    assert printed.out.splitlines()[-2].startswith(f"{len(CHECKS) - 1} passed, 1 failed, 0 skipped, in ")
+    assert "fp16 failed" in printed.out.splitlines()[-1]
     assert json.loads((tmp_path / "report.json").read_text())["passed"] is False
 
 

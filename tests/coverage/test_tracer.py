@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mps_trainer.coverage import CoverageReport, Support, Tracer, trace
+from mps_trainer.coverage import CoverageReport, DtypeProblem, OperatorUse, Support, Tracer, trace
+from mps_trainer.coverage.coverage_report import LargeProduct
 
 from .conftest import bad, names
 
@@ -165,7 +166,8 @@ def test_the_table_puts_the_most_serious_first_and_fits_its_width():
 
     report = trace(step, fallback=False)
     lines = str(report).splitlines()
-    verdicts = [line.split("  ")[0] for line in lines[4:] if line and not line.startswith((" ", "Operators"))]
+    rows = str(report).split("\n\n")[1].splitlines()[2:]
+    verdicts = [line.split("  ")[0] for line in rows if not line.startswith(" ")]
     assert verdicts == ["fails", "fails", "falls back", "waits"]
     assert "aten::mode" in lines[4]
     verbose = report.table(verbose=True)
@@ -176,6 +178,42 @@ def test_the_table_puts_the_most_serious_first_and_fits_its_width():
 
 def test_an_empty_report_can_be_printed():
     assert "Ready" in str(CoverageReport("2.0", False))
+
+
+def use_of(name: str, support: Support) -> OperatorUse:
+    return OperatorUse(name, support, "forward", 1, 1, None)
+
+
+FLOAT64 = DtypeProblem("weight", "float64", True, "Make it float32.")
+PRODUCT = LargeProduct("aten::mm", "backward", 1, 40_000, False, None)
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        ({}, "this step trains on a Mac without fallbacks."),
+        (
+            {"operators": [use_of("a", Support.NATIVE), use_of("b", Support.FALLS_BACK)]},
+            "this step trains on a Mac, with b on the CPU.",
+        ),
+        (
+            {"large_products": [PRODUCT]},
+            "this step trains on a Mac without fallbacks. On M1 and M2, matrix products in the table may be wrong.",
+        ),
+        (
+            {"operators": [use_of("a", Support.FAILS)], "dtype_problems": [FLOAT64]},
+            "this step would stop on a Mac at a, weight (float64). See the last column of the table.",
+        ),
+        (
+            {"operators": [use_of(name, Support.FAILS) for name in "aabcde"]},
+            "this step would stop on a Mac at a, b, c and 2 more. See the last column of the table.",
+        ),
+    ],
+)
+def test_a_report_ends_with_a_verdict(found, verdict):
+    report = CoverageReport("2.0", False, **found)
+    assert report.verdict == verdict
+    assert " ".join(str(report).split("\n\n")[-1].split()) == f"Verdict: {verdict}"
 
 
 @pytest.mark.integration

@@ -112,7 +112,9 @@ def test_the_batches_that_are_loaded_again_for_workers_are_told(caplog):
     state = DataRngState(loader(num_workers=1))
     state.load_state_dict({BEFORE_EPOCH: rng_state(), BEFORE_WAITING: None})
     state.begin(0, 3, lambda: None)
-    assert caplog.messages == ["Loading the first 3 batches of the epoch again, for what workers draw."]
+    assert caplog.messages == [
+        "Loading the first 3 batches of the epoch again to restore the random state of the workers."
+    ]
 
 
 @pytest.mark.parametrize(("workers", "saved"), [(0, {BEFORE_WAITING: None}), (1, {})])

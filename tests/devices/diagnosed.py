@@ -209,7 +209,7 @@ DIAGNOSED: dict[str, Diagnosed] = {
     "linux with 2 of Intel's": known("linux_2_xpu", "idle-gpus", "ZE_AFFINITY_MASK=1", 0),
     "simulated": known("linux_simulated_mps", "simulated", "without mps_trainer.simulator", 0),
     "docker on a mac": Diagnosed(
-        pc("2.15.0", machine="aarch64", os_version="6.10.14-linuxkit"), "container-on-a-mac", "a Python of macOS", 0
+        pc("2.15.0", machine="aarch64", os_version="6.10.14-linuxkit"), "container-on-a-mac", "a Python for macOS", 0
     ),
     "windows": known("windows"),
     "all well": known("m3_macos_15"),

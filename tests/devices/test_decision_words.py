@@ -37,7 +37,7 @@ def test_the_cpu_by_name_says_what_would_choose_the_others():
 
 def test_use_cpu_sets_a_request_for_a_gpu_aside():
     decision = resolve(DeviceRequest(accelerator="MPS", use_cpu=True), MAC)
-    assert decision.reason == "use_cpu=True asks for the CPU, so the request for accelerator='mps' was set aside"
+    assert decision.reason == "use_cpu=True asks for the CPU, so the request for accelerator='mps' was ignored"
 
 
 def test_a_variable_of_accelerate_is_named_with_its_value():

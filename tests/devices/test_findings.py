@@ -31,7 +31,7 @@ def test_the_first_remedy_is_the_one_that_gains_most(row):
     if found and found[0].severity != NOTE:
         assert first == f"Do this first: {found[0].remedy}"
     else:
-        assert first.startswith("Nothing to put right. Training runs on ")
+        assert first.startswith("Nothing to fix. Training runs on ")
 
 
 def test_there_are_enough_machines_and_every_check_has_found_something():
@@ -119,7 +119,7 @@ def test_each_other_device_is_explained_once():
 
 def test_a_simulated_device_is_said_to_be_one():
     lines = screen(MACHINES["linux_simulated_mps"]).splitlines()
-    assert lines[0] == "Nothing to put right. Training runs on mps, simulated on the CPU."
+    assert lines[0] == "Nothing to fix. Training runs on mps, simulated on the CPU."
     assert any(re.match(r"device +mps, simulated on the CPU: ", line) for line in lines)
 
 
@@ -141,11 +141,11 @@ def test_the_screen_says_how_the_switch_stands(environment, loaded_with, said):
     [
         (
             {},
-            "fails past 1 of what Metal recommends, 12.0 GiB (memory_fraction), unused memory is given back past 0.82",
+            "fails past 1 of what Metal recommends, 12.0 GiB (memory_fraction), unused memory is released past 0.82",
         ),
         (
             {HIGH: "0.5"},
-            f"fails past 0.5 of what Metal recommends, 6.0 GiB ({HIGH}), unused memory is given back past 0.41",
+            f"fails past 0.5 of what Metal recommends, 6.0 GiB ({HIGH}), unused memory is released past 0.41",
         ),
         ({HIGH: "0"}, f"limits none ({HIGH})"),
     ],

@@ -116,13 +116,13 @@ def test_a_backend_of_other_devices_is_refused_with_those_of_this_one():
         (
             DeviceRequest(use_cpu=True, accelerator="mps"),
             "m3_macos_15",
-            "use_cpu=True asks for the CPU, so the request for accelerator='mps' was set aside",
+            "use_cpu=True asks for the CPU, so the request for accelerator='mps' was ignored",
         ),
         (
             DeviceRequest(accelerator="gpu"),
             "m3_accelerate_cpu",
             "the environment variable ACCELERATE_USE_CPU=True, which `accelerate launch --cpu` sets, asks for the CPU"
-            ", so the request for accelerator='gpu' was set aside",
+            ", so the request for accelerator='gpu' was ignored",
         ),
         (
             DeviceRequest(),
@@ -210,11 +210,11 @@ def test_without_torch_nothing_trains_and_rosetta_is_named_first_where_it_is_the
 
 NOTES = {
     "m3_macos_15": [],
-    "linux_simulated_mps": ["this mps device is simulated on the CPU; how fast it is says nothing about a Mac."],
+    "linux_simulated_mps": ["this mps device is simulated on the CPU; its speed says nothing about a Mac."],
     "m2_rosetta_that_works": [
         "this Python is an x86_64 build that Rosetta emulates; a native arm64 Python is faster."
     ],
-    "m3_memory_full": ["this Mac's GPU stays idle until the cause named above for mps is repaired."],
+    "m3_memory_full": ["this Mac's GPU stays idle until the cause named above for mps is fixed."],
     "linux": [],
     "linux_1_cuda": [],
     "linux_2_xpu": ["1 more xpu device would stay idle; torchrun --nproc_per_node 2 SCRIPT trains on all of them."],

@@ -39,7 +39,7 @@ def test_what_the_first_one_raises_ends_all_and_leaves_them_together(made_by, al
     assert first["another"] == alone["objects"]["another"] == ("KeyError", "'loss'")
     kind, said = second["another"]
     assert kind == "AnotherProcessFailedError"
-    assert said == "Process 0 has failed, and this one, process 1, ends with it. KeyError: 'loss'"
+    assert said == "Process 0 has failed, so this one, process 1, ends too. KeyError: 'loss'"
 
 
 def test_a_result_that_cannot_be_sent_ends_all_and_keeps_nobody_waiting(made_by, alone):
@@ -54,7 +54,7 @@ def test_what_one_process_cannot_send_to_the_others_keeps_nobody_waiting(made_by
     first, second = made_by(2)("objects")
     kind, said = first["gather_cannot_be_sent"]
     assert kind == "AnotherProcessFailedError"
-    assert said.startswith("Process 1 has failed, and this one, process 0, ends with it. AttributeError: Can't pickle")
+    assert said.startswith("Process 1 has failed, so this one, process 0, ends too. AttributeError: Can't pickle")
     assert said.endswith(second["gather_cannot_be_sent"][1])
     assert second["after"] == "still together"
 

@@ -38,7 +38,7 @@ def test_a_row_says_what_the_field_says(table):
 
 def test_a_deprecated_field_names_what_replaces_it(table):
     instead = {row.name: row.help for row in table.deprecated()}
-    assert instead["no_cuda"] == "use_cpu."
+    assert instead["no_cuda"] == "use use_cpu."
     assert "Deprecated" not in " ".join(instead.values())
 
 

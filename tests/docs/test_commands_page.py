@@ -52,6 +52,14 @@ def test_a_usage_says_what_can_be_left_out(page):
     assert page["check"].usage.endswith(" SCRIPT [ARGUMENTS]")
 
 
+def test_a_section_begins_with_the_example_of_help(page):
+    assert page[""].opening == "start here: mps-trainer doctor"
+    examples = {name: command.opening for name, command in page.items() if name}
+    assert {name: text.split()[:3] for name, text in examples.items()} == {
+        name: ["example:", "mps-trainer", name] for name in NAMES
+    }
+
+
 def test_every_command_is_in_the_table_of_commands():
     text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     table = text.split("| `mps-trainer` |")[1].split("\n\n")[0]

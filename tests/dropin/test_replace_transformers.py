@@ -86,7 +86,7 @@ def test_it_refuses_to_come_after_a_library(replaced, monkeypatch, library):
     replaced.undo()
     monkeypatch.setitem(sys.modules, library, types.ModuleType(library))
     with pytest.raises(
-        mps_trainer.MisconfigurationException, match=f"comes too late: {library} was imported"
+        mps_trainer.MisconfigurationException, match=f"was imported too late: {library} was imported"
     ) as error:
         replaced.replace()
     assert "\n" not in str(error.value)
@@ -99,7 +99,7 @@ def test_it_refuses_to_come_after_a_subclass_or_a_name_of_the_script(replaced, m
     module = types.ModuleType("some_library")
     module.Own = type("Own", (transformers.Trainer,), {"__module__": "some_library"})
     monkeypatch.setitem(sys.modules, "some_library", module)
-    with pytest.raises(mps_trainer.MisconfigurationException, match="too late: some_library made its Own before it"):
+    with pytest.raises(mps_trainer.MisconfigurationException, match="too late: some_library defined Own before it"):
         replaced.replace()
     monkeypatch.delitem(sys.modules, "some_library")
     monkeypatch.setattr(sys.modules["__main__"], "Trainer", transformers.Trainer, raising=False)

@@ -95,5 +95,5 @@ def test_without_a_back_end_one_line_says_what_to_install(tmp_path, monkeypatch,
 
 def test_a_field_that_the_arguments_have_not_is_left_out_with_a_warning(tmp_path, caplog):
     best = search(make(mps_trainer, tmp_path), n_trials=1, hp_space=lambda trial: {"depth": 3, "seed": 5})
-    assert "The search sets depth, which TrainingArguments does not have" in caplog.text
+    assert "The search sets depth, which is not a field of TrainingArguments" in caplog.text
     assert best.hyperparameters == {}

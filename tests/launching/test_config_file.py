@@ -60,23 +60,23 @@ def test_a_file_without_a_word_says_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"device: [mps", "no valid YAML in line 1: "),
-        (b"device: mps\n\tnum_processes: 1", "no valid YAML in line 2: "),
-        (b"\xff\xfe\x00", "no valid YAML: "),
-        (b"device: \x00", "no valid YAML: "),
-        (b"a: 2026-99-99", "no valid YAML: "),
-        (b"a: !!python/object/apply:os.system ['touch ran']", "no valid YAML in line 1: "),
-        (b"[" * 1500, "no valid YAML: "),
-        (LAUGHS.encode(), "no valid YAML: its aliases expand to more than "),
-        (MERGED.encode(), "no valid YAML: its aliases expand to more than "),
-        (f"? {{{LAUGHS.replace(chr(10), ', ')}}}\n: 1".encode(), "no valid YAML: its aliases expand to more than "),
-        (b"device: &a [*a]", "no valid YAML: its aliases expand to more than "),
+        (b"device: [mps", "not valid YAML in line 1: "),
+        (b"device: mps\n\tnum_processes: 1", "not valid YAML in line 2: "),
+        (b"\xff\xfe\x00", "not valid YAML: "),
+        (b"device: \x00", "not valid YAML: "),
+        (b"a: 2026-99-99", "not valid YAML: "),
+        (b"a: !!python/object/apply:os.system ['touch ran']", "not valid YAML in line 1: "),
+        (b"[" * 1500, "not valid YAML: "),
+        (LAUGHS.encode(), "not valid YAML: its aliases expand to more than "),
+        (MERGED.encode(), "not valid YAML: its aliases expand to more than "),
+        (f"? {{{LAUGHS.replace(chr(10), ', ')}}}\n: 1".encode(), "not valid YAML: its aliases expand to more than "),
+        (b"device: &a [*a]", "not valid YAML: its aliases expand to more than "),
         (b"num_processes: 0x" + b"f" * 40_000, "has num_processes: <a number of 160000 bits>"),
         (b"? 0x" + b"f" * 40_000 + b"\n: 1", "has the key <a number of 160000 bits>"),
         (b"use_cpu: no\ndistributed_type: NO\nnum_processes: [0x" + b"f" * 40_000 + b"]", "<a number of 160000 bits>"),
         (b"memory_fraction: 1" + b"0" * 400, "has memory_fraction: 1000"),
-        (b"- device\n- mps", "holds no settings, but a list"),
-        (b"mps", "holds no settings, but a str"),
+        (b"- device\n- mps", "has a list instead of settings"),
+        (b"mps", "has a str instead of settings"),
         (b"#" * 50_001, "more than 50,000 bytes"),
         (b"distributed_type: NO\nnum_processes: [1]", "has num_processes: [1]"),
     ],
@@ -91,7 +91,7 @@ def test_what_cannot_be_read_is_refused_and_stays(tmp_path, monkeypatch, content
             attempt(path)
         assert says in str(refused.value)
         assert str(path) in str(refused.value)
-    assert "Nothing is written over it." in str(refused.value)
+    assert "The file was not overwritten." in str(refused.value)
     assert path.read_bytes() == content
     assert os.listdir(tmp_path) == ["c.yaml"]
 
@@ -118,7 +118,7 @@ def test_accelerates_file_is_not_written_over(tmp_path):
 
 def test_a_folder_that_cannot_be_written_to_is_refused_before(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(MisconfigurationException, match="is no folder that you may write to"):
+    with pytest.raises(MisconfigurationException, match="is not a writable folder"):
         check_target(tmp_path / "file" / "config.yaml")
     check_target(tmp_path / "new" / "one" / "config.yaml")
     assert os.listdir(tmp_path) == ["file"]

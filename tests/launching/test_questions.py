@@ -32,7 +32,7 @@ def test_on_a_mac_enter_is_enough():
     assert settings == LaunchSettings("auto", "no", False, 1, None)
     assert "auto takes mps here [auto]: " in asked[0]
     assert [prompt.split("[")[1] for prompt in asked[1:]] == ["no]: ", "no]: ", "none]: "]
-    assert told == ["One process, because a Mac has one GPU, which torch.distributed does not reach."]
+    assert told == ["One process, because a Mac has one GPU, which torch.distributed does not support."]
 
 
 def test_on_a_mac_everything_can_be_answered():
@@ -50,7 +50,7 @@ def test_elsewhere_processes_are_asked_for_and_what_is_for_mps_is_not():
 @pytest.mark.parametrize(
     ("facts", "answers", "says"),
     [
-        (PC, ("gpu", "", "", ""), "'gpu' will not do: device is one of auto"),
+        (PC, ("gpu", "", "", ""), "'gpu' is not valid: device is one of auto"),
         (PC, ("mps", "", "", ""), "mps cannot run here: this machine runs Linux"),
         (PC, ("", "half", "", ""), "mixed_precision is one of no, fp16, bf16"),
         (replace(MAC, os_version="13.6"), ("", "bf16", "", "", ""), "mps does not compute in bf16 here."),

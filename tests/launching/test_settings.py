@@ -59,10 +59,14 @@ def test_a_value_that_cannot_be_is_named_with_what_can(name, value):
 
 @pytest.mark.parametrize(
     ("key", "says"),
-    [("mixed_precison", "Did you mean mixed_precision?"), ("colour", "There are device, "), (3, "There are device, ")],
+    [
+        ("mixed_precison", "Did you mean mixed_precision?"),
+        ("colour", "The settings are device, "),
+        (3, "The settings are device, "),
+    ],
 )
 def test_an_unknown_key_is_named_with_the_nearest(key, says):
-    with pytest.raises(MisconfigurationException, match=r"^f has the key .* which is no setting\. ") as refused:
+    with pytest.raises(MisconfigurationException, match=r"^f has the key .* which is not a setting\. ") as refused:
         read_settings({"device": "mps", key: 1}, "f")
     assert says in str(refused.value)
 

@@ -157,9 +157,9 @@ def test_a_loss_of_a_subclass_counts_as_normalised_where_the_model_takes_items_a
         assert trainer._mt_is_share_of_update(8)
         assert not trainer._mt_is_share_of_update(None)
     trainer._mt_loss_divisor = 2
-    with pytest.warns(UserWarning, match="OwnLoss.compute_loss is taken to divide by num_items_in_batch") as told:
+    with pytest.warns(UserWarning, match="OwnLoss.compute_loss is assumed to divide by num_items_in_batch") as told:
         assert trainer._mt_is_share_of_update(8)
-    assert "If it gives the mean of its batch, accumulated losses come out too large: " in str(told[0].message)
+    assert "If it returns the mean of its batch, accumulated losses are too large: " in str(told[0].message)
     monkeypatch.setattr(OwnLoss, "loss_is_scaled_for_ga", False)
     assert not trainer._mt_is_share_of_update(8)
 

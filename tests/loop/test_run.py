@@ -507,4 +507,4 @@ def test_one_of_two_processes_goes_on_from_a_checkpoint_of_two_without_a_warning
     assert caplog.messages == []
     run.processes = Processes(0, 3)
     run.resume(folder)
-    assert "was made by 2 processes, and the number now is 3" in caplog.text
+    assert "was written by 2 processes, and this run has 3" in caplog.text

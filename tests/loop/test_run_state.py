@@ -80,8 +80,8 @@ def test_a_state_that_a_callback_does_not_take_is_refused_by_name(events, make_a
     folder = checkpoint(stateful_callbacks={"EarlyStoppingCallback": {"args": {"early_stopping_patience": "x"}}})
     with pytest.raises(
         MisconfigurationException,
-        match=f"^{re.escape(folder)}/trainer_state.json is damaged and cannot be read: EarlyStoppingCallback does "
-        r"not take its state: early_stopping_patience is 'x'\. Resume",
+        match=f"^{re.escape(folder)}/trainer_state.json is damaged and cannot be read: EarlyStoppingCallback "
+        r"cannot load its state: early_stopping_patience is 'x'\. Resume",
     ):
         begin_state(events, make_args(), folder, lambda: load_callbacks(events), 10)
 
@@ -90,4 +90,4 @@ def test_the_state_of_a_callback_that_is_not_there_is_told(events, caplog):
     caplog.set_level("WARNING", logger="transformers.trainer")
     events.state.stateful_callbacks = {"Gone": {"args": {}}}
     load_callbacks(events)
-    assert "The checkpoint has the state of a callback Gone, which this run has not." in caplog.messages
+    assert "The checkpoint has the state of a callback Gone, which this run does not have." in caplog.messages

@@ -234,8 +234,8 @@ def test_a_best_evaluation_without_a_checkpoint_is_told_with_what_to_do(saver, c
     saver._events.state.best_model_checkpoint, saver._events.state.best_global_step = None, 5
     saver.load_best()
     assert caplog.messages == [
-        "load_best_model_at_end: the best evaluation, at step 5, has no checkpoint: the last weights stay. Give "
-        "save_steps the value of eval_steps, or use save_strategy='best'."
+        "load_best_model_at_end: the best evaluation, at step 5, has no checkpoint, so the last weights are kept. "
+        "Give save_steps the value of eval_steps, or use save_strategy='best'."
     ]
 
 

@@ -70,7 +70,8 @@ def test_what_is_built_has_the_package_its_data_the_examples_and_what_an_index_s
         metadata = Parser().parsestr(archive.read(f"mps_trainer-{__version__}.dist-info/METADATA").decode())
     package = {f"mps_trainer/{name}" for name in files_of(ROOT / "mps_trainer")}
     examples = {f"mps_trainer/_examples/{name}" for name in files_of(ROOT / "examples")}
-    assert names == package | examples
+    pages = {f"mps_trainer/_docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
+    assert names == package | examples | pages
     assert {"mps_trainer/py.typed", "mps_trainer/simulator/csrc/device.cpp"} <= names
 
     assert (metadata["Name"], metadata["Version"]) == ("mps_trainer", __version__)
@@ -84,6 +85,13 @@ def test_what_is_built_has_the_package_its_data_the_examples_and_what_an_index_s
     wanted = {"CHANGELOG.md", "CITATION.cff", "constraints.txt", "tests/conftest.py", "docs/index.md", ".ci/run"}
     assert wanted <= names
     assert not [name for name in names if "__pycache__" in name or "/." in name]
+
+
+def test_a_message_names_a_page_that_is_in_the_installation(installed):
+    where = "from mps_trainer.documentation import page; print(page('faults'))"
+    done = run(sys.executable, "-c", where, cwd=installed.folder, env=os.environ | {"PYTHONPATH": installed.target})
+    assert Path(done.stdout.strip()).expanduser() == installed.target / "mps_trainer" / "_docs" / "faults.md"
+    assert "# " in Path(done.stdout.strip()).expanduser().read_text(encoding="utf-8")
 
 
 def test_an_example_copied_out_of_the_installation_trains_by_it(installed):

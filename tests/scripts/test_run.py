@@ -56,8 +56,8 @@ def test_what_the_user_can_mend_is_one_line_and_2(script, part):
         (
             KeyboardInterrupt(),
             130,
-            "train.py: Interrupted. With --resume_from_checkpoint True the same command goes on from the newest "
-            "checkpoint, if there is one.\n",
+            "train.py: Interrupted. To continue from the newest checkpoint, if there is one, add "
+            "--resume_from_checkpoint True to the command.\n",
         ),
     ],
     ids=lambda value: repr(value) if isinstance(value, BaseException) else "",

@@ -111,7 +111,7 @@ def test_a_wrong_result_fails_the_check_with_its_issue(mps, results, monkeypatch
     monkeypatch.setitem(REPRODUCERS, 177116, lambda device: "mm is wrong")
     check = results(CHECK)[CHECK]
     assert check.status == "failed"
-    assert check.text == "pytorch issue 177116: mm is wrong (not known of this machine: please report it)"
+    assert check.text == "pytorch issue 177116: mm is wrong (not known for this machine: please report it)"
     assert check.figures["pytorch 177116"] == "mm is wrong"
     assert check.figures["pytorch 195163"] == "absent"
 
@@ -135,7 +135,10 @@ def test_a_known_fault_that_no_update_ends_passes_and_is_named(mps, results, mon
     monkeypatch.setitem(REPRODUCERS, 195163, lambda device: "bmm is wrong")
     check = results(CHECK)[CHECK]
     assert check.status == "passed"
-    assert check.text == "17 of 18 do not show; known here, and no update ends it: pytorch 195163 (bmm is wrong)"
+    assert (
+        check.text
+        == "17 of 18 do not show; known on this machine, and no update fixes it: pytorch 195163 (bmm is wrong)"
+    )
 
 
 def test_what_this_torch_cannot_run_is_named(mps, results, monkeypatch):
@@ -145,7 +148,7 @@ def test_what_this_torch_cannot_run_is_named(mps, results, monkeypatch):
     monkeypatch.setitem(REPRODUCERS, 187521, missing)
     check = results(CHECK)[CHECK]
     assert check.status == "passed"
-    assert "could not be looked for: pytorch 187521 (NotImplementedError: no such operator.)" in check.text
+    assert "could not be tested: pytorch 187521 (NotImplementedError: no such operator.)" in check.text
 
 
 # A fault that ends the process.

@@ -52,12 +52,21 @@ def test_no_checks_are_a_heading():
     assert len(table([])) == 1
 
 
-def test_the_report_begins_with_the_machine_and_ends_with_the_counts():
+def test_the_report_begins_with_the_machine_and_ends_with_counts_and_verdict():
     lines = str(REPORT).splitlines()
     assert lines[0] == "Checked: mps; macOS 15.1, arm64"
     assert lines[1] == "python 3.11.7, torch 2.13.0"
-    assert lines[-1] == "1 passed, 0 failed, 1 skipped, in 1.3 s."
+    assert lines[-2] == "1 passed, 0 failed, 1 skipped, in 1.3 s."
+    assert lines[-1] == "Verdict: training works on mps."
     assert "imulated" not in str(REPORT)
+
+
+def test_the_verdict_names_the_simulated_device_and_the_checks_that_failed():
+    assert replace(REPORT, simulated=True).verdict == "training works on the simulated mps device."
+    failed = replace(REPORT, checks=(PASSED, FAILED)).verdict
+    assert failed.startswith(
+        f"training does not work correctly on mps: {FAILED.name} failed. Run `mps-trainer doctor`"
+    )
 
 
 def test_chip_and_memory_are_named_where_they_are_known():

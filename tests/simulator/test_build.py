@@ -63,7 +63,7 @@ def test_other_systems_are_refused(monkeypatch):
 def test_build_for_other_accelerators_is_refused(monkeypatch, vendor):
     monkeypatch.setattr(platform, "system", lambda: "Linux")
     monkeypatch.setattr(torch.version, vendor, "12.6", raising=False)
-    assert "made for torch's builds for CUDA and for the CPU" in refusal()
+    assert "needs a CUDA or CPU build of torch" in refusal()
 
 
 def test_missing_compiler_is_named(built, sources, monkeypatch):
@@ -75,7 +75,7 @@ def test_missing_ninja_is_named(built, sources, monkeypatch):
     find = shutil.which
     monkeypatch.setattr(shutil, "which", lambda name: None if name == "ninja" else find(name))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "ninja is not installed" in refusal()
+    assert "ninja, which torch builds with, is not installed" in refusal()
 
 
 def test_missing_headers_of_python_are_named(built, sources, monkeypatch, tmp_path):

@@ -54,7 +54,7 @@ def test_the_text_has_the_counts_and_says_what_was_not_done():
 
 def test_a_pass_that_broke_off_has_no_counts():
     text = str(dataclasses.replace(COUNTED, ended=False))
-    assert "the step broke off; it has 10 kernels" in text
+    assert "the step failed; it has 10 kernels" in text
     assert "not compiled: forward: NotImplementedError in frexp" in text
     assert "launches" not in text
 

@@ -49,7 +49,7 @@ def read_object(path: str, required: list[str]) -> dict[str, Any]:
     """Returns a JSON object with the keys `required`. Raises MisconfigurationException for anything else."""
     value = read_json(path)
     if not isinstance(value, dict):
-        raise damaged(path, TypeError("it holds no JSON object"))
+        raise damaged(path, TypeError("it has no JSON object"))
     missing = [name for name in required if name not in value]
     if missing:
         raise damaged(path, KeyError(f"{missing[0]} is missing"))
@@ -71,8 +71,8 @@ def read_tensors(path: str, allowed: list[Any] | None = None, required: list[str
             value = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise MisconfigurationException(
-            f"{path} is refused: it holds something other than tensors and plain values, which could run code when "
-            "it is loaded, or it is damaged. Resume from another checkpoint."
+            f"{path} is refused: it has something other than tensors and plain values, which could run code when "
+            "loaded, or it is damaged. Resume from another checkpoint."
         ) from error
     except Exception as error:  # an edited file takes the unpickler wherever it likes
         raise damaged(path, error) from error

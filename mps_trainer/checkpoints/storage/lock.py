@@ -94,7 +94,7 @@ def _locked(path: str) -> int | None:
             raise _taken(path, holder or "of another process") from error
         os.close(descriptor)
     if holder:
-        logger.info("The run before this one, %s, did not end by itself.", holder)
+        logger.info("The previous run, %s, did not end normally.", holder)
     with contextlib.suppress(OSError):  # the disk is full: it is locked all the same
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)

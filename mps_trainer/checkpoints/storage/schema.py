@@ -23,14 +23,14 @@ def check(path: str, values: Any, kinds: Mapping[str, Kind], required: Iterable[
         within: the name of the table in the file, for the message.
     """
     if not isinstance(values, dict):
-        raise damaged(path, ValueError(f"{within or 'it'} is {shown(values)} and no table"))
+        raise damaged(path, ValueError(f"{within or 'it'} is {shown(values)} and not a dictionary"))
     for name in required:
         if name not in values:
             raise damaged(path, ValueError(f"{within} has no {name}" if within else f"{name} is missing"))
     for name, (is_right, expected) in kinds.items():
         if name in values and not is_right(values[name]):
             of = f"{within}.{name}" if within else name
-            raise damaged(path, ValueError(f"{of} is {shown(values[name])}, and {expected} is expected"))
+            raise damaged(path, ValueError(f"{of} is {shown(values[name])}, and must be {expected}"))
 
 
 def shown(value: Any) -> str:

@@ -36,8 +36,8 @@ def _indexed(index: str) -> list[str]:
     """Returns the names in an index, none of which leads out of its folder."""
     parts = read_object(index, ["weight_map"])["weight_map"]
     if not isinstance(parts, dict) or not parts:
-        raise damaged(index, ValueError("its weight_map is no table of file names"))
+        raise damaged(index, ValueError("its weight_map is not a dictionary of file names"))
     for part in parts.values():
         if not isinstance(part, str) or os.path.basename(part) != part or not part.endswith(_SUFFIXES):
-            raise damaged(index, ValueError("its weight_map has something other than names of files with weights"))
+            raise damaged(index, ValueError("its weight_map has values that are not names of weight files"))
     return sorted(set(parts.values()))
