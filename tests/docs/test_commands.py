@@ -30,7 +30,7 @@ def commands(word: str) -> list[tuple[Block, list[str]]]:
     found = []
     of_examples = [block for folder in FOLDERS for block in blocks_of(folder / "README.md")]
     for block in [*(block for shell in SHELLS for block in all_blocks(shell)), *of_examples]:
-        for line in block.text.splitlines():
+        for line in block.text.replace("\\\n", " ").splitlines():
             for command in re.split(r"&&|[>|]", line):
                 words = [w for w in shlex.split(command, comments=True) if w != "..."]
                 index = next((i for i, w in enumerate(words) if w == word or w.endswith("/" + word)), None)
