@@ -20,8 +20,8 @@ LONGER = {
     "doctor": "being split",
     "speed": "being split",
 }
-# Characters of a line of code that fit beside the sidebar in a window that is 1300 pixels wide. Output (text) is wrapped
-# by docs/_static/pages.css.
+# Characters of a line of code that fit beside the sidebar in a window that is 1300 pixels wide. Output (text) wraps, by
+# docs/_static/pages.css.
 WIDTH = 88
 # Pages with longer lines, each with the reason.
 WIDER = {
@@ -42,7 +42,7 @@ def toctrees() -> list[tuple[str, list[str]]]:
     """Returns the caption and the pages of each toctree of the front page."""
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     found = []
-    for options, names in re.findall(r"```\{toctree\}\n((?::.*\n)*)\n(.*?)```", index, re.DOTALL):
+    for options, names in re.findall(r"```\{toctree\}\n((?::[^\n]*\n)*)\n(.*?)```", index, re.DOTALL):
         caption = re.search(r"^:caption: (.*)$", options, re.MULTILINE)
         assert caption is not None, names
         found.append((caption[1].strip('"'), names.split()))
