@@ -20,8 +20,8 @@ LONGER = {
     "doctor": "being split",
     "speed": "being split",
 }
-# Characters of a line of code that fit beside the sidebar in a window that is 1300 pixels wide. Output (text) wraps, by
-# docs/_static/pages.css.
+# Characters of a line of code that fit beside the sidebar in a window that is 1300 pixels wide. Output (text) wraps,
+# see docs/_static/pages.css.
 WIDTH = 88
 # Pages with longer lines, each with the reason.
 WIDER = {
