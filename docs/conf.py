@@ -29,6 +29,7 @@ exclude_patterns = ["_build", "_ext", "selftests"]
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]
+html_search_scorer = str(HERE / "_static" / "scorer.js")
 smartquotes = False  # a flag begins with two hyphens
 html_title = f"mps_trainer {__version__}"
 

@@ -82,3 +82,26 @@ def test_code_fits_beside_the_sidebar(name):
 
 def test_exceptions_are_of_pages_that_exist():
     assert {*LONGER, *WIDER} <= {*BY_NAME}
+
+
+# What people type into the search, and the page that answers. Sphinx finds words in headings first.
+SEARCHED = {
+    "out of memory": "batch-size",
+    "batch size": "batch-size",
+    "lora": "peft",
+    "resume": "training",
+    "csv": "own-data",
+    "bf16": "training",
+    "learning rate": "optimizers",
+    "tensorboard": "logging",
+    "gradient checkpointing": "training",
+    "gguf": "export",
+    "faster": "faster",
+}
+
+
+@pytest.mark.parametrize("query", SEARCHED)
+def test_what_people_search_for_is_in_a_heading_of_the_page_that_answers(query):
+    text = re.sub(r"^```.*?^```$", "", BY_NAME[SEARCHED[query]].read_text(encoding="utf-8"), flags=re.M | re.S)
+    headings = [set(re.findall(r"\w+", heading.lower())) for heading in re.findall(r"^#+ (.*)$", text, re.M)]
+    assert any(set(query.split()) <= words for words in headings)
