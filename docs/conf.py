@@ -30,6 +30,8 @@ html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]
 html_search_scorer = str(HERE / "_static" / "scorer.js")
+# Output and diffs are read, not pasted.
+copybutton_selector = "div:not(.highlight-text):not(.highlight-diff) > div.highlight > pre"
 smartquotes = False  # a flag begins with two hyphens
 html_title = f"mps_trainer {__version__}"
 
