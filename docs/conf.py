@@ -19,6 +19,7 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
+    "sphinx_copybutton",
     "arguments_table",
     "commands_table",
     "house",
@@ -28,6 +29,9 @@ exclude_patterns = ["_build", "_ext", "selftests"]
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]
+html_search_scorer = str(HERE / "_static" / "scorer.js")
+# Output and diffs are read, not pasted.
+copybutton_selector = "div:not(.highlight-text):not(.highlight-diff) > div.highlight > pre"
 smartquotes = False  # a flag begins with two hyphens
 html_title = f"mps_trainer {__version__}"
 

@@ -6,7 +6,7 @@ import pytest
 
 from .pages import ROOT, all_blocks
 
-BLOCKS = [block for block in all_blocks("python") if block.kind != "needs"]  # tests/libraries runs the others
+BLOCKS = [block for block in all_blocks("python") if block.kind != "needs"]  # tests/libraries runs those on libraries
 PAGES = sorted({block.page for block in BLOCKS})
 
 

@@ -228,7 +228,7 @@ def test_a_model_that_gives_a_loss_without_labels(both):
 
 
 def test_a_batch_counts_for_its_examples_whatever_made_it(tmp_path):
-    """In transformers the last of 4, 4 and 2 counts for four: see docs/migrating.md."""
+    """In transformers the last of 4, 4 and 2 counts for four: see docs/differences.md."""
     data = pairs.rows(10)
 
     def collate(part):

@@ -1,0 +1,101 @@
+"""Each page is a tutorial, a how-to guide, reference or explanation, is short enough to read, and does not scroll."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from .pages import PAGES, ROOT, blocks_of
+
+KINDS = ("Tutorial", "How-to", "Reference", "Explanation")
+WORDS = 1200  # read in five minutes
+# Pages with more words, each with the reason. In reference pages people look things up, so these may be longer.
+LONGER = {
+    "architecture": "being split",
+    "contributing": "being split",
+    "coverage": "being split",
+    "devices": "being split",
+    "distributed": "being split",
+    "doctor": "being split",
+    "speed": "being split",
+}
+# Characters of a line of code that fit beside the sidebar in a window that is 1300 pixels wide. Output (text) wraps,
+# see docs/_static/pages.css.
+WIDTH = 88
+# Pages with longer lines, each with the reason.
+WIDER = {
+    "README": "its two commands are one line each, to be copied whole",
+    "contributing": "its first command is README's",
+    **dict.fromkeys(("coverage", "devices", "distributed", "doctor", "faults", "fsdp"), "not yet wrapped"),
+    **dict.fromkeys(("launch", "quantization", "simulator", "testing"), "not yet wrapped"),
+}
+
+
+def toctrees() -> list[tuple[str, list[str]]]:
+    """Returns the caption and the pages of each toctree of the front page."""
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    found = []
+    for options, names in re.findall(r"```\{toctree\}\n((?::[^\n]*\n)*)\n(.*?)```", index, re.DOTALL):
+        caption = re.search(r"^:caption: (.*)$", options, re.MULTILINE)
+        assert caption is not None, names
+        found.append((caption[1].strip('"'), names.split()))
+    return found
+
+
+def kind_of(caption: str) -> str:
+    return caption.partition(":")[0]
+
+
+REFERENCE = {name for caption, names in toctrees() if kind_of(caption) == "Reference" for name in names}
+BY_NAME = {page.stem: page for page in PAGES}
+
+
+def test_every_page_is_of_one_kind():
+    assert {kind_of(caption) for caption, _ in toctrees()} == set(KINDS)
+    listed = [name for _, names in toctrees() for name in names]
+    assert sorted(listed) == sorted(page.stem for page in (ROOT / "docs").glob("*.md") if page.stem != "index")
+
+
+def words_of(name: str) -> int:
+    """Returns the number of words outside of code blocks."""
+    text = BY_NAME[name].read_text(encoding="utf-8")
+    return len(re.findall(r"\w[^\s|]*", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)))
+
+
+@pytest.mark.parametrize("name", sorted({*BY_NAME} - REFERENCE - {*LONGER, "README"}))
+def test_a_page_is_read_in_five_minutes(name):
+    assert words_of(name) <= WORDS
+
+
+@pytest.mark.parametrize("name", sorted({*BY_NAME} - {*WIDER}))
+def test_code_fits_beside_the_sidebar(name):
+    blocks = [block for block in blocks_of(BY_NAME[name]) if block.language not in ("text", "{eval-rst}")]
+    assert [line for block in blocks for line in block.text.splitlines() if len(line) > WIDTH] == []
+
+
+def test_exceptions_are_of_pages_that_exist():
+    assert {*LONGER, *WIDER} <= {*BY_NAME}
+
+
+# What people type into the search, and the page that answers. Sphinx finds words in headings first.
+SEARCHED = {
+    "out of memory": "batch-size",
+    "batch size": "batch-size",
+    "lora": "peft",
+    "resume": "training",
+    "csv": "own-data",
+    "bf16": "training",
+    "learning rate": "optimizers",
+    "tensorboard": "logging",
+    "gradient checkpointing": "training",
+    "gguf": "export",
+    "faster": "faster",
+}
+
+
+@pytest.mark.parametrize("query", SEARCHED)
+def test_what_people_search_for_is_in_a_heading_of_the_page_that_answers(query):
+    text = re.sub(r"^```.*?^```$", "", BY_NAME[SEARCHED[query]].read_text(encoding="utf-8"), flags=re.M | re.S)
+    headings = [set(re.findall(r"\w+", heading.lower())) for heading in re.findall(r"^#+ (.*)$", text, re.M)]
+    assert any(set(query.split()) <= words for words in headings)
