@@ -25,7 +25,7 @@ _KNOWN = [
         "Training by mps_trainer's Trainer does without it: import mps_trainer.replace_transformers.",
     ),
 ]
-_WIDTHS = (14, 42, 28, 33)  # of the four columns; 120 with the gaps between them
+_WIDTHS = (12, 34, 25, 26)  # of the four columns; 100 with the gaps between them
 
 
 @dataclass(frozen=True)

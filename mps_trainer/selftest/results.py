@@ -11,7 +11,7 @@ from typing import Any
 
 from ..amounts import format_bytes
 
-WIDTH = 110
+WIDTH = 100
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 

@@ -55,3 +55,13 @@ def all_blocks(language: str = "", kind: str = "") -> list[Block]:
 def one_line(text: str) -> str:
     """A message as it is printed; in the pages it is wrapped."""
     return " ".join(text.split())
+
+
+def joined(text: str) -> str:
+    """Returns shell commands with the lines that end in a backslash joined to the next."""
+    return re.sub(r"\s*\\\n\s*", " ", text)
+
+
+def unwrapped(text: str) -> str:
+    """Returns printed lines; in the pages, the rest of a long line is indented by four spaces."""
+    return re.sub(r"\n {4}(?=\S)", " ", text)

@@ -17,7 +17,7 @@ from mps_trainer.cli import _parser
 from tests.faults import kill
 
 from ..examples.conftest import FOLDERS
-from .pages import PAGES, ROOT, Block, all_blocks, blocks_of
+from .pages import PAGES, ROOT, Block, all_blocks, blocks_of, joined
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SHELLS = ("bash", "console", "zsh")
@@ -30,7 +30,7 @@ def commands(word: str) -> list[tuple[Block, list[str]]]:
     found = []
     of_examples = [block for folder in FOLDERS for block in blocks_of(folder / "README.md")]
     for block in [*(block for shell in SHELLS for block in all_blocks(shell)), *of_examples]:
-        for line in block.text.splitlines():
+        for line in joined(block.text).splitlines():
             for command in re.split(r"&&|[>|]", line):
                 words = [w for w in shlex.split(command, comments=True) if w != "..."]
                 index = next((i for i, w in enumerate(words) if w == word or w.endswith("/" + word)), None)
@@ -91,7 +91,7 @@ def flags_of_kill() -> set[str]:
 
 
 def test_modules_that_the_pages_run_take_what_they_are_given():
-    found = [match.groups() for page in PAGES for match in MODULES.finditer(page.read_text(encoding="utf-8"))]
+    found = [match.groups() for page in PAGES for match in MODULES.finditer(joined(page.read_text(encoding="utf-8")))]
     assert {module for module, _ in found} >= {"benchmarks", "tests.faults.kill", "mps_trainer"}
     for module, rest in found:
         words = shlex.split(rest, comments=True)
@@ -139,4 +139,5 @@ def test_paths_named_in_the_pages_exist():
 def test_the_page_for_contributors_begins_with_readmes_second_command():
     second = re.findall(r"```bash\n(.*?)\n```", README, flags=re.DOTALL)[1]
     assert all_blocks("bash")[0].page == "README.md"
-    assert next(block for block in all_blocks("bash") if block.page == "docs/contributing.md").text == second
+    first = next(block for block in all_blocks("bash") if block.page == "docs/contributing.md")
+    assert joined(first.text) == joined(second)
