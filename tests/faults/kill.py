@@ -237,7 +237,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def write(options: argparse.Namespace, tally: Counter[str], kills: int, in_a_save: int) -> None:
-    """The figures that README shows."""
+    """Writes the figures that docs/reliability.md shows."""
     import datetime
     from importlib.metadata import version
 
