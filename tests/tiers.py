@@ -1,6 +1,6 @@
 """The three tiers of the tests, and the rule of the default one: its tests start no Python of their own.
 
-A new interpreter imports torch and transformers again, which takes longer than most tests do. `docs/contributing.md`
+A new interpreter imports torch and transformers again, which takes longer than most tests do. `docs/testing.md`
 explains the tiers.
 """
 

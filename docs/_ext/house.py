@@ -50,7 +50,7 @@ def drawing(rooms: Graph) -> str:
     return "\n".join(
         [
             f'<svg viewBox="0 0 {drawn.width:.0f} {drawn.height:.0f}" role="img" aria-labelledby="house-title">',
-            '<title id="house-title">The folders of mps_trainer as rooms; an arrow leads to what is imported.</title>',
+            '<title id="house-title">The folders and modules of mps_trainer; arrows point to imports.</title>',
             '<defs><marker id="house-head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
             'orient="auto"><path class="head" d="M0 0 L8 4 L0 8 z"/></marker></defs>',
             f'<path class="wall" d="{_walls(drawn)}"/>',

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import textwrap
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any
@@ -26,7 +27,7 @@ _KNOWN = [
         "mps_trainer's Trainer does not have this wait: import mps_trainer.replace_transformers.",
     ),
 ]
-_WIDTHS = (14, 42, 28, 33)  # of the four columns; 120 with the gaps between them
+_WIDTHS = (12, 32, 24, 29)  # of the four columns; 100 with the gaps between them
 
 
 @dataclass(frozen=True)
@@ -273,10 +274,22 @@ def _argument(where: SourceLine) -> str:
     return next(known, "")
 
 
+def _wrapped(line: str, width: int) -> list[str]:
+    """Returns the line in parts of at most `width`; a path is broken after a slash."""
+    if " " in line:
+        return textwrap.wrap(line, width)
+    parts = [""]
+    for piece in re.findall(r"[^/]*/|[^/]+", line):
+        if len(parts[-1]) + len(piece) > width:
+            parts.append("")
+        parts[-1] += piece
+    return [part for whole in parts for part in textwrap.wrap(whole, width)]
+
+
 def _cells(row: tuple[str, ...]) -> list[str]:
     """Returns the lines of one row, each column wrapped to its width."""
     columns = [
-        [part for line in text.split("\n") for part in textwrap.wrap(line, width) or [""]]
+        [part for line in text.split("\n") for part in _wrapped(line, width) or [""]]
         for text, width in zip(row, _WIDTHS, strict=True)
     ]
     height = max(len(column) for column in columns)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..amounts import format_bytes
 
-WIDTH = 110
+WIDTH = 100
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
@@ -82,7 +82,8 @@ class SelftestReport:
     def _head(self) -> list[str]:
         """Returns the lines that name device and versions; a simulated device is always called so."""
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        lines = [f"Checked: {self.device}{', SIMULATED' if self.simulated else ''}; {self._machine()}", versions]
+        lines = [f"Checked: {self.device}{', SIMULATED' if self.simulated else ''}; {self._machine()}"]
+        lines += textwrap.wrap(versions, WIDTH, break_long_words=False, break_on_hyphens=False)
         if self.simulated:
             lines.append("The device is simulated on the CPU: its speed and its kernels are not those of a Mac.")
         return lines + [

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from mps_trainer.coverage import CoverageReport, Support, trace
+from mps_trainer.coverage.coverage_report import _WIDTHS
 
 
 def names(report: CoverageReport, *supports: Support) -> set[str]:
@@ -22,6 +23,11 @@ def bad(report: CoverageReport) -> set[str]:
 def reads(report: CoverageReport) -> list[tuple[str, int, str]]:
     """What, how often, and the text of the line."""
     return [(read.what, read.calls, read.where.text if read.where else "") for read in report.blocking_reads]
+
+
+def what_to_do(report: CoverageReport) -> str:
+    """The text of the table's last column, in one line."""
+    return " ".join(line[sum(_WIDTHS[:3]) + 3 :].strip() for line in str(report).splitlines())
 
 
 @pytest.fixture

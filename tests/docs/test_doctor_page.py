@@ -12,7 +12,7 @@ from mps_trainer.devices.findings import findings
 from tests.devices.diagnosed import DIAGNOSED
 
 from .machines import REPORTED
-from .pages import ROOT, all_blocks
+from .pages import ROOT, all_blocks, unwrapped
 
 PAGE = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")
 SCREENS = all_blocks(kind="doctor")
@@ -26,7 +26,7 @@ def test_a_shown_screen_is_what_doctor_prints_on_that_machine(block):
 
 @pytest.mark.parametrize("block", LISTINGS, ids=str)
 def test_a_shown_list_is_what_env_prints_on_that_machine(block):
-    assert block.text == listing(REPORTED[block.label])
+    assert unwrapped(block.text) == listing(REPORTED[block.label])
 
 
 def test_every_machine_is_shown():

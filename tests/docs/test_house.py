@@ -119,7 +119,7 @@ def test_no_room_lies_on_another_or_outside_the_picture(house):
 
 
 def test_the_page_says_what_is_in_each_room(house):
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    described = page.split("## What is in each room")[1]
+    page = (ROOT / "docs" / "source-tree.md").read_text(encoding="utf-8")
+    described = page.split("## Package")[1]
     folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert {name for name in folders if f"| `mps_trainer/{name}/` |" not in described} == set()

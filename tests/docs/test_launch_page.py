@@ -6,9 +6,9 @@ from mps_trainer import cli
 from mps_trainer.launching import processes
 from tests.launching.test_processes import MAC
 
-from .pages import all_blocks
+from .pages import all_blocks, unwrapped
 
-SCREENS = {block.label: block.text for block in all_blocks(kind="screen")}
+SCREENS = {block.label: unwrapped(block.text) for block in all_blocks(kind="screen")}
 
 
 def test_the_questions_on_a_mac_are_those_of_the_page(monkeypatch, tmp_path, capsys):

@@ -15,7 +15,7 @@ PAGE = (ROOT / "docs" / "selftest.md").read_text(encoding="utf-8")
 
 
 def test_every_check_is_described_and_no_other():
-    rows = PAGE.split("## What is checked")[1].split("\n## ")[0]
+    rows = PAGE.split("## Checks")[1].split("\n## ")[0]
     named = [name for row in re.findall(r"^\| (`.*?`) \|", rows, re.MULTILINE) for name in re.findall(r"`(.*?)`", row)]
     assert named == list(CHECKS)
 
@@ -29,7 +29,7 @@ def test_the_screen_is_a_table_of_all_checks():
 
 
 def test_what_is_allowed_is_what_the_checks_allow():
-    rows = PAGE.split("## How near")[1].split("\n## ")[0]
+    rows = PAGE.split("## Tolerances")[1].split("\n## ")[0]
     allowed = {float(value) for value in re.findall(r"\| (\d+e-\d+) \|$", rows, re.MULTILINE)}
     assert allowed == {tolerance.relative for tolerance in TOLERANCES.values()}
 

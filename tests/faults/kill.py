@@ -27,6 +27,7 @@ from . import training
 from .training import MET
 
 LEFT_OVER = "tmp-checkpoint-*"
+MOST_KILLS = 3  # in a trial
 FINDS_OUT = 60  # seconds, twice the ddp_timeout of the runs
 
 
@@ -41,6 +42,15 @@ class Trial:
     in_a_save: int
 
 
+def schedule(seed: int, number: int) -> tuple[random.Random, list[float]]:
+    """Returns the generator of a trial and the moments of its kills, as fractions of an uninterrupted run.
+
+    They depend on the seed and the trial's number alone: both libraries are killed by the same schedule.
+    """
+    draw = random.Random(f"{seed} {number}")
+    return draw, [draw.random() for _ in range(MOST_KILLS)]
+
+
 class Harness:
     """Runs of one library, compared with uninterrupted ones of its own.
 
@@ -51,6 +61,7 @@ class Harness:
     def __init__(self, library: str, folder: Path, seed: int, processes: int = 1) -> None:
         self.library, self.processes = library, processes
         self.folder = folder
+        self.seed = seed
         self.draw = random.Random(seed)
         self.whole: dict[tuple[str, str], tuple[dict, float]] = {}
         _import(library)
@@ -63,11 +74,12 @@ class Harness:
 
     def trial(self, number: int, variant: str, device: str) -> Trial:
         expected, seconds = self.uninterrupted(variant, device)
+        self.draw, moments = schedule(self.seed, number)
         folder = self.folder / f"trial-{number}"
         kills = in_a_save = 0
         status = None
         while status is None:
-            deadline = self.draw.uniform(0, seconds) if kills < 3 else None
+            deadline = moments[kills] * seconds if kills < MOST_KILLS else None
             status = self.run(folder, variant, device, deadline)
             if status is None:
                 kills += 1
@@ -225,7 +237,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def write(options: argparse.Namespace, tally: Counter[str], kills: int, in_a_save: int) -> None:
-    """The figures that README shows."""
+    """Writes the figures that docs/reliability.md shows."""
     import datetime
     from importlib.metadata import version
 

@@ -1,4 +1,4 @@
-"""README's table of runs that were killed: `python -m tests.faults.table` writes it from the results."""
+"""Writes the table of docs/reliability.md from the results: `python -m tests.faults.table`."""
 
 from __future__ import annotations
 
@@ -7,20 +7,27 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 MARK = "<!-- reliability -->\n"
 LIBRARIES = ("mps_trainer", "transformers")
 
 
+def result(name: str) -> dict[str, Any]:
+    """Returns the figures that kill.py wrote as `name`."""
+    figures: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return figures
+
+
 def table() -> str:
-    """The table in Markdown, from the files that kill.py wrote."""
-    results = [json.loads((RESULTS / f"{library}.json").read_text(encoding="utf-8")) for library in LIBRARIES]
+    """Returns the table in Markdown, from the files that kill.py wrote."""
+    results = [result(library) for library in LIBRARIES]
     rows = {
         "runs": [result["trials"] for result in results],
-        "kills, of them in a save": [f"{result['kills']}, {result['in_a_save']}" for result in results],
-        "ended equal in every bit": [_count(result, "identical") for result in results],
-        "could not be resumed": [_count(result, "could not resume") for result in results],
-        "ended as something other": [_others(result) for result in results],
+        "kills": [result["kills"] for result in results],
+        "kills during a save": [result["in_a_save"] for result in results],
+        "bit-identical to an uninterrupted run": [_count(result, "identical") for result in results],
+        "could not resume": [_count(result, "could not resume") for result in results],
+        "ended with a different result": [_others(result) for result in results],
     }
     lines = [f"| | {' | '.join(LIBRARIES)} |", "| --- |" + " ---: |" * len(LIBRARIES)]
     lines += [f"| {name} | {' | '.join(map(str, values))} |" for name, values in rows.items()]
@@ -36,10 +43,10 @@ def _others(result: dict[str, Any]) -> int:
 
 
 def replaced(text: str) -> str:
-    """README with the table in its place."""
+    """Returns the page with the table in its place."""
     before, _, after = text.partition(MARK)
     return before + MARK + table() + "\n" + after.partition("\n\n")[2]
 
 
 if __name__ == "__main__":
-    README.write_text(replaced(README.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -10,8 +10,8 @@ import pytest
 from mps_trainer.simulator import SimulatorUnavailableError
 from mps_trainer.simulator.build import load_extension
 from tests import HUNG_AFTER
-from tests.faults.kill import Harness
-from tests.faults.table import README, RESULTS, replaced
+from tests.faults.kill import MOST_KILLS, Harness, schedule
+from tests.faults.table import LIBRARIES, PAGE, replaced, result
 
 
 def kill(*arguments):
@@ -73,10 +73,28 @@ def test_a_run_that_failed_is_told_with_its_last_line(tmp_path):
     assert Harness.compare(tmp_path, LEARNED, 1) == "could not resume: ValueError: no such checkpoint"
 
 
-def test_readme_shows_what_was_measured():
-    text = README.read_text(encoding="utf-8")
+def test_both_libraries_are_killed_by_the_same_schedule():
+    one, other = schedule(0, 3), schedule(0, 3)
+    assert one[1] == other[1]
+    assert one[0].random() == other[0].random()
+    assert len({*schedule(0, 3)[1], *schedule(0, 4)[1], *schedule(1, 3)[1]}) == 3 * MOST_KILLS
+
+
+def test_the_libraries_were_measured_with_the_same_settings():
+    ours, theirs = (result(library) for library in LIBRARIES)
+    settings = ("trials", "seed", "devices", "processes", "versions")
+    assert {name: ours[name] for name in settings} == {name: theirs[name] for name in settings}
+
+
+def test_the_page_shows_what_was_measured():
+    text = PAGE.read_text(encoding="utf-8")
     assert replaced(text) == text
-    of_two = json.loads((RESULTS / "two_processes.json").read_text(encoding="utf-8"))
-    assert of_two["processes"] == 2
-    assert of_two["verdicts"] == {"identical": of_two["trials"]}
-    assert f"Of {of_two['trials']} runs of two processes" in text
+    assert result("two_processes")["processes"] == 2
+
+
+@pytest.mark.parametrize("name", ["cpu_and_simulated_mps", "two_processes"])
+def test_the_page_states_the_figures_of_the_other_series(name):
+    (row,) = re.findall(rf"^\| .*`{name}.json`.*$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    figures = result(name)
+    shown = [int(number) for number in re.findall(r"\| (\d+) (?=\|)", row)]
+    assert shown == [figures["trials"], figures["kills"], figures["in_a_save"], figures["verdicts"]["identical"]]

@@ -36,6 +36,13 @@ def test_a_line_has_name_result_seconds_and_what_was_found():
     ]
 
 
+def test_many_versions_take_several_lines():
+    versions = {f"package{i}": "1.2.3" for i in range(12)}
+    head = str(replace(REPORT, versions=versions)).split("\n\n")[0].splitlines()
+    assert max(map(len, head)) <= WIDTH
+    assert " ".join(head[1:]) == ", ".join(f"{name} 1.2.3" for name in versions)
+
+
 def test_a_long_text_goes_on_below_itself_and_no_line_is_wider_than_the_table():
     lines = table([FAILED])
     assert len(lines) > 3
