@@ -1,4 +1,4 @@
-"""Telling callbacks what happens, step by step, at no cost where nobody listens."""
+"""Calls the callbacks at each event, and skips events that no callback handles."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ReportingHandler(CallbackHandler):
 
 
 class Events:
-    """Tells the callbacks of a handler what happens, and holds what they are told: arguments, state and control.
+    """Calls the callbacks of a handler and holds their arguments: arguments, state and control.
 
     At the events of each step, only callbacks that do something there are called, in the handler's order and with its
     arguments. A callback that has TrainerCallback's own empty method is passed over.
@@ -131,7 +131,7 @@ class Events:
 
 
 def _listens(callback: Any, event: str) -> bool:
-    """Returns True if `callback` has a method of its own for `event`, found without asking the callback for it."""
+    """Returns True if the class of `callback` overrides the method for `event`."""
     kind = type(callback)
     return (
         getattr(kind, event, None) is not getattr(TrainerCallback, event)

@@ -1,4 +1,4 @@
-"""One piece of work at a time beside the training."""
+"""Runs one task at a time in the background of training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 
 
 class Background:
-    """Runs work in a thread of its own, one piece at a time; what it raises is raised where it is asked after.
+    """Runs one task at a time in a thread. An error of the task is raised when its result is requested.
 
     The thread ends with the process, whatever it is doing: what it writes must not matter until it is finished.
     """
@@ -54,6 +54,6 @@ class Background:
             cls._of_process.pop().join()
 
     def poll(self) -> None:
-        """Raises what the work raised, if it has ended; does not wait for it."""
+        """Raises the error of a finished task; does not wait for a running one."""
         if self._thread is not None and not self._thread.is_alive():
             self.wait()

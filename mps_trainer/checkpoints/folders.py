@@ -178,7 +178,7 @@ def clear_left_overs(output_dir: str) -> None:
 
 
 def rotate(output_dir: str, limit: int | None, kept: set[str | None], earlier: set[str]) -> None:
-    """Removes the oldest checkpoints until `limit` are left, but none of `kept`: the newest and the best.
+    """Removes the oldest checkpoints until `limit` are left. Keeps those in `kept`: the newest and the best.
 
     Those of an `earlier` run, whatever their steps, are older than all of this run.
     """

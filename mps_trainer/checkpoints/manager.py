@@ -1,4 +1,4 @@
-"""The one way a checkpoint is written, and what is remembered of one that the disk did not take.
+"""Writes the checkpoints of a run and remembers a failed one.
 
 The files go to an unfinished folder, which then takes the checkpoint's name: a checkpoint that exists is whole.
 """
@@ -43,7 +43,7 @@ class Writer:
 
 
 class CheckpointManager:
-    """Writes a run's checkpoints, one at a time. Training goes on where the disk does not take one.
+    """Writes a run's checkpoints one at a time. Training continues if one cannot be written.
 
     Args:
         write_state: writes a state as the JSON file of this path.
@@ -125,7 +125,7 @@ class CheckpointManager:
 
 
 def _attempted(work: Callable[[], None] | None, unfinished: str, writer: Writer) -> str | None:
-    """Returns why the disk did not take what one of the processes wrote to `unfinished`, in all of them, or None.
+    """Returns in all processes why one of them could not write to `unfinished`, or None.
 
     Where `work` fails in one of them, the folder is gone.
 

@@ -37,7 +37,7 @@ class DataRngState:
         explain_worker(error, self._batches)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps."""
+        """Returns the state for a checkpoint."""
         if self._batches is None and self._saved:  # of a run that has only just gone on from one
             return {
                 name: self._saved[name] for name in (BEFORE_EPOCH, ORDER_SEED, BEFORE_WAITING) if name in self._saved
@@ -62,7 +62,7 @@ class DataRngState:
             self._batches.close()
 
     def unbegin(self) -> None:
-        """Sets the generators back to before the epoch began, whose first batch could not be loaded."""
+        """Restores the generators to the start of the epoch after its first batch failed to load."""
         if self._before_epoch is not None:
             set_rng(self._before_epoch)
 

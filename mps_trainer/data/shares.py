@@ -143,7 +143,7 @@ class ShareOfStream(IterableDataset):
 
 
 def is_shared(loader: Any) -> bool:
-    """Returns True if each process has batches of its own."""
+    """Returns True if each process loads different batches."""
     return shares_of(loader) is not None or isinstance(getattr(loader, "dataset", None), ShareOfStream)
 
 

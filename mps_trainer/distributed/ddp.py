@@ -1,4 +1,4 @@
-"""A replica of the model in each process, whose gradients torch's DistributedDataParallel averages."""
+"""Keeps a replica of the model in each process and averages gradients with DistributedDataParallel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model whose parameters, gradients and optimizer are spread over the processes, by PyTorch's FSDP2.
+"""Shards parameters, gradients and optimizer state over the processes with PyTorch's FSDP2.
 
 Each block of the model is whole while it computes, and otherwise each process has a part of each parameter. torch
 does the work; here is decided which modules are blocks, and what is done around it.
@@ -199,7 +199,7 @@ def _require_one_format(module: nn.Module) -> None:
 
 
 def _begin_alike(model: nn.Module, device: torch.device) -> None:
-    """Gives every process the first one's weights and buffers, in memory that lies in order, as torch wants it."""
+    """Broadcasts the weights and buffers of the first process, in contiguous memory as torch requires."""
     import torch.distributed as dist
 
     everything = itertools.chain(model.parameters(), model.buffers())

@@ -155,7 +155,7 @@ def in_batches_that_fit(
     close_workers: Callable[[Any], None],
     note: Callable[[str, str], None],
 ) -> EvalLoopOutput:
-    """Returns what the loop gives, with its speed.
+    """Returns the output of the loop with speed metrics.
 
     With `auto_find_batch_size` it begins again with half the batch when memory runs out.
 

@@ -12,7 +12,7 @@ from .memory_tracker import KINDS
 
 @dataclass(frozen=True)
 class RemedyResult:
-    """Holds the peak that a remedy leaves: `text` is what to write, `bytes_peak` the new peak."""
+    """Holds a remedy: `text` is the setting to use, `bytes_peak` the peak with it."""
 
     text: str
     bytes_peak: int
@@ -52,7 +52,7 @@ class FitReport:
         return smallest_for(self.bytes_peak)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the report for JSON: its attributes, the peak, and what fits on which Mac."""
+        """Returns the report for JSON: its attributes, the peak, and which Macs it fits on."""
         macs = [
             {"memory_gb": size, "bytes_recommended": limit_of(size), "fits": self.bytes_peak <= limit_of(size)}
             for size in SIZES

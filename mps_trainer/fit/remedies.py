@@ -1,4 +1,4 @@
-"""Makes a training step need less memory, by changes to a copy of a Trainer whose tensors are fake."""
+"""Applies memory-saving settings to a copy of a Trainer with fake tensors."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def largest_batch(trainer: Trainer, most: int) -> Batch:
 def measure_step(
     trainer: Trainer, batch: Batch, change: Change | None = None, accumulates: bool = False
 ) -> dict[str, int]:
-    """Returns the bytes that a training step needs at the moment when it needs most, by what they are for.
+    """Returns the peak memory of a training step in bytes, by purpose.
 
     The step is one after the first: the optimizer has its state. With accumulation, the gradients of earlier batches
     exist. Nothing of the Trainer is changed, and nothing is computed: only shapes are. Call it inside `as_on_mps()`.
@@ -131,7 +131,7 @@ def _accumulated(trainer: Trainer) -> int:
 
 @contextlib.contextmanager
 def as_on_mps() -> Iterator[None]:
-    """Makes attention, autocast and linear layers on the CPU what they are on mps."""
+    """Makes attention, autocast and linear layers on the CPU behave as on mps."""
     with sdpa_kernel(SDPBackend.MATH), autocast_of_mps(), linear_of_mps(), modules_convert_fakes():
         yield
 

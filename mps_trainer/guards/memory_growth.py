@@ -21,7 +21,7 @@ _WORTHWHILE = 1 / 16  # of the recommended maximum: smaller amounts do not matte
 
 
 class MemoryGuard:
-    """Sets the limit of a run on mps, and gives memory back when what torch keeps for later outgrows the tensors.
+    """Sets the memory limit of a run on mps, and releases torch's cache when it outgrows the tensors.
 
     Args:
         device: an mps device.

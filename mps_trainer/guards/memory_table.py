@@ -16,7 +16,7 @@ from ..nested import tensors_in
 
 @dataclass(frozen=True)
 class MemoryTable:
-    """Bytes on one device at one moment; None for what the device does not tell."""
+    """Holds the memory of one device at one moment, in bytes. None where the device does not report it."""
 
     device: str
     live: int | None = None  # in tensors

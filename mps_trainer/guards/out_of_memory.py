@@ -1,4 +1,4 @@
-"""The error for memory that ran out: what held how much, and what would help most."""
+"""Builds the out-of-memory error: what held the memory, and which settings save most."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class DeviceOutOfMemoryError(MisconfigurationException, torch.OutOfMemoryError):
 
 
 class NothingLeftToSplitError(Exception):
-    """Memory ran out in an update whose batches cannot be made smaller; the message says why not, as a clause."""
+    """Memory ran out, and the batches of the update cannot be split. The message is a clause with the reason."""
 
 
 @dataclass(frozen=True)

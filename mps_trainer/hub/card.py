@@ -106,7 +106,7 @@ def _merge_tags(tags: str | Iterable[str], more: Iterable[str]) -> list[str]:
 
 
 def completed(card: str, data: str, args: Any, log_history: list[dict[str, Any]]) -> str:
-    """Returns transformers' card with what this package knows. A section that it does not have is added at the end.
+    """Returns transformers' card with facts from this package. Missing sections are added at the end.
 
     Args:
         data: the table that `data_table` returns.
@@ -122,7 +122,7 @@ def completed(card: str, data: str, args: Any, log_history: list[dict[str, Any]]
 
 
 def more_arguments(args: Any, epoch: float | None, model: Any) -> dict[str, Any]:
-    """Returns what transformers' card leaves out: the precision, adapters, and settings that are not usual."""
+    """Returns facts that transformers' card leaves out: precision, adapters, and unusual settings."""
     more: dict[str, Any] = {"precision": precision(args)}
     if args.world_size > 1:
         more["distributed_type"] = processes(args)  # it says multi-GPU whatever they train on
@@ -245,7 +245,7 @@ def forget_local_base(path: str) -> None:
 
 
 def keep_if_changed(path: str) -> None:
-    """Copies a card that somebody has written or has changed to another name, before it is written over."""
+    """Copies a card that a person wrote or changed to another name before it is overwritten."""
     if not os.path.exists(path):
         return
     text = Path(path).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`trainer.accelerator`: what subclasses of transformers' Trainer call on it, done by this package's own parts.
+"""Provides `trainer.accelerator` with the methods that subclasses of transformers' Trainer call.
 
 Accelerate itself is not needed. With one process, what gathers or reduces gives back what it got.
 """
@@ -198,7 +198,7 @@ class Accelerator:
     def split_between_processes(
         self, inputs: Any, apply_padding: bool = False
     ) -> contextlib.AbstractContextManager[Any]:
-        """Gives inside this process its share of a list, a tuple, a tensor or a dictionary of them, as Accelerate."""
+        """Yields this process's part of a list, a tuple, a tensor or a dictionary of them, like Accelerate."""
         if self.num_processes == 1:
             return contextlib.nullcontext(inputs)
         return self._args.distributed_state.split_between_processes(inputs, apply_padding=apply_padding)
@@ -208,7 +208,7 @@ class Accelerator:
         return collectives.gather(tensor, self.processes)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """Returns what `gather` returns: no example comes twice here, so none has to be dropped.
+        """Returns the result of `gather`. No example is duplicated here, so none is dropped.
 
         Objects that are not made of tensors, and those of `use_gather_object`, come in one list of all processes.
         """
@@ -225,7 +225,7 @@ class Accelerator:
     # Objects
 
     def prepare(self, *objects: Any, device_placement: Any = None) -> Any:
-        """Returns `objects` ready for the Trainer: models on the device, loaders in its order, others as they are."""
+        """Returns `objects` ready for the Trainer: models on the device, loaders wrapped, others unchanged."""
         ready = tuple(self._prepare_one(item) for item in objects)
         return ready[0] if len(ready) == 1 else ready
 
@@ -305,7 +305,7 @@ class Accelerator:
         save_model(inner, os.path.join(save_directory, "model.safetensors"), metadata={"format": "pt"})
 
     def log(self, values: dict[str, Any], step: int | None = None, log_kwargs: dict[str, Any] | None = None) -> None:
-        """Does nothing: a Trainer has none of Accelerate's trackers. `Trainer.log` tells its own."""
+        """Does nothing, because a Trainer has no trackers of Accelerate. `Trainer.log` logs to its own."""
 
     def end_training(self) -> None:
         """Ends the process group. Trackers end with their callbacks."""

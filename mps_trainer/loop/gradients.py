@@ -1,4 +1,4 @@
-"""The gradients of a run: clipped within the optimizer's step where nobody looks at them before, and cleared."""
+"""Clips and clears the gradients of a run. Clipping is part of the optimizer's step if no code reads them before."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Gradients:
         return optimizer
 
     def _look_at(self, optimizer: Any) -> None:
-        """Finds out what may be done in fewer kernels with this optimizer."""
+        """Determines which fused steps this optimizer supports."""
         self._optimizer, model, accelerator = optimizer, self.model, self.accelerator
         groups = getattr(optimizer, "param_groups", [])
         optimized = {id(parameter) for group in groups for parameter in group["params"]}
@@ -99,7 +99,7 @@ def _step_is_replaced(optimizer: AdamW) -> bool:
 
 
 def _codes_of_schedules() -> set[object]:
-    """Returns the code of the function that torch's schedules put in the place of a step."""
+    """Returns the code of the function with which torch's schedulers replace `step`."""
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
     step = vars(optimizer).get("step")

@@ -60,7 +60,7 @@ def shifts_labels(model: nn.Module) -> bool:
 
 
 def predicts_next_token(model: nn.Module) -> bool:
-    """True for a causal language model, whose logits at one position are for the label of the next."""
+    """Returns True for a causal language model, where the logits at a position predict the next label."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     inner = base_model(getattr(model, "_orig_mod", model))
@@ -106,7 +106,7 @@ def _variables(instruction: dis.Instruction) -> tuple[str, ...]:
 
 
 def warn_of_assumption(trainer_name: str) -> None:
-    """Warns that a subclass's loss is taken to be normalised over the update, as the class does not say."""
+    """Warns that a subclass's loss is assumed to be normalised over the update, because the class does not say."""
     warnings.warn(
         f"{trainer_name}.compute_loss is assumed to divide by num_items_in_batch, as in transformers for a model "
         "that accepts that argument. If it returns the mean of its batch, accumulated losses are too large: set "

@@ -56,7 +56,7 @@ class LossMeter:
         self.first_step = self.last_read_step = step
 
     def add(self, loss: torch.Tensor, step: int) -> None:
-        """Adds what one batch contributes to the loss of the update that follows `step`."""
+        """Adds one batch's part of the loss of the update after `step`."""
         if loss.untyped_storage().nbytes() > _OF_A_NUMBER:
             loss = loss.clone()  # a part of something large, which would be kept for its sake
         self._losses.append(loss)
@@ -92,7 +92,7 @@ class LossMeter:
         return value
 
     def take_back(self, step: int) -> None:
-        """Forgets what was added for the update that follows `step`, which has not come to its end."""
+        """Discards the loss added for the unfinished update after `step`."""
         while self._steps and self._steps[-1] == step:
             self._steps.pop()
             if self._losses:

@@ -71,7 +71,7 @@ class BatchHistory:
 
 
 class NonFiniteReporter:
-    """Says of a number that is not finite where it came from, and what to do about it."""
+    """Reports the origin of a number that is not finite, and what to do about it."""
 
     def __init__(self, watch: NumberWatch, history: BatchHistory, events: Events, mixed_precision: str) -> None:
         self.watch, self.history, self.events = watch, history, events
@@ -149,11 +149,11 @@ class StopOnNan:
         self._before: dict[str, Any] = {}
 
     def begin_update(self) -> None:
-        """Notes how the run stands before an update, none of whose batches have been asked for."""
+        """Records the state of the run before an update, before any of its batches is loaded."""
         self._before = {name: part.state_dict() for name, part in self.parts.items()}
 
     def check(self, grad_norm: Any, step: int) -> float | None:
-        """Returns the norm of the gradients of the update that follows `step`, as a number.
+        """Returns the gradient norm of the update after `step` as a number.
 
         Raises:
             NonFiniteLossError: if it, or a loss of the update, is not finite. Everything is as before the update then,
@@ -181,7 +181,7 @@ class StopOnNan:
         return NonFiniteLossError(message, step + 1, rate, rows, checkpoint)
 
     def _checkpoint(self, step: int) -> tuple[str | None, str]:
-        """Returns the folder to go on from, and what to say of it."""
+        """Returns the folder to resume from and a sentence about it."""
         model = self.gradients.model
         if self.processes.all_reduce_max([not _are_finite(model)])[0]:  # of a sharded model, in any part
             # saved now, they could push out a checkpoint that is worth more
