@@ -20,7 +20,7 @@ class Background:
         self._error: BaseException | None = None
 
     def start(self, work: Callable[[], None]) -> None:
-        """Begins with `work`, when the work before it has ended."""
+        """Starts `work` after the previous task has ended."""
         self.wait()
 
         def run() -> None:
@@ -34,7 +34,7 @@ class Background:
         self._thread.start()
 
     def wait(self) -> None:
-        """Waits for the work to end.
+        """Waits until the task ends.
 
         Raises:
             BaseException: what the work raised, once.
@@ -49,7 +49,7 @@ class Background:
 
     @classmethod
     def settle(cls) -> None:
-        """Waits for what anyone in this process has begun; a run that was interrupted does not wait for its own."""
+        """Waits for all tasks of this process. An interrupted run leaves its task behind."""
         while cls._of_process:
             cls._of_process.pop().join()
 

@@ -1,4 +1,4 @@
-"""Finds a run's checkpoint folders, chooses the one to resume from, and removes those that are too many."""
+"""Finds a run's checkpoint folders, selects the one to resume from, and removes old ones."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def unfinished_folder(output_dir: str, step: int) -> str:
 
 
 def put_in_place(unfinished: str, folder: str) -> None:
-    """Gives a folder that is written and flushed its name, in place of one that had it before."""
+    """Renames a complete folder to its final name and replaces an existing folder."""
     replaced = f"{unfinished}{_REPLACED}"
     if os.path.isdir(folder):
         os.rename(folder, replaced)
@@ -163,7 +163,7 @@ def is_left_over(name: str) -> bool:
 
 
 def clear_left_overs(output_dir: str) -> None:
-    """Removes checkpoints that a killed run had not finished; puts back one that was to be replaced."""
+    """Removes unfinished checkpoints of a killed run and restores one that was being replaced."""
     if not os.path.isdir(output_dir):
         return
     for match in filter(None, map(_LEFT_OVER.fullmatch, sorted(os.listdir(output_dir)))):
@@ -194,7 +194,7 @@ def rotate(output_dir: str, limit: int | None, kept: set[str | None], earlier: s
 
 
 def remove(folder: str) -> None:
-    """Removes a checkpoint: renames it first, so that no half of one is left."""
+    """Removes a checkpoint. It is renamed first, so that no partial checkpoint remains."""
     parting = os.path.join(os.path.dirname(folder), f"{_UNFINISHED}removed-{os.path.basename(folder)}")
     try:
         os.rename(folder, parting)

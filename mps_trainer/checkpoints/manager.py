@@ -62,7 +62,7 @@ class CheckpointManager:
         on_saved: Callable[[], None],
         on_unsaved: Callable[[], None],
     ) -> None:
-        """Writes the checkpoint of `state` into `run_dir`; the processes that write together all have to call it.
+        """Writes the checkpoint of `state` into `run_dir`. All processes that write together must call it.
 
         Args:
             on_saved: called once the checkpoint is there, by the first of them, in the thread that wrote it.
@@ -95,7 +95,7 @@ class CheckpointManager:
             )
 
     def _why_not_written(self, folder: str, unfinished: str, state: TrainerState, writer: Writer) -> str | None:
-        """Writes the checkpoint; returns why the disk did not take it, in all processes, or None."""
+        """Writes the checkpoint. Returns in all processes why it could not be written, or None."""
 
         def begin() -> None:
             shutil.rmtree(unfinished, ignore_errors=True)

@@ -43,7 +43,7 @@ def write(folder: str, step: int, save: int) -> None:
 
 
 def renew(folder: str, step: int) -> None:
-    """Writes the manifest again if the files are not those that were sealed: a callback may change them at on_save."""
+    """Writes the manifest again if the files changed since: a callback may change them at on_save."""
     if os.path.isfile(os.path.join(folder, NAME)) and _whole.get(folder) != _signature(folder):
         number: Any = None
         with contextlib.suppress(MisconfigurationException):  # not read(), which may refuse what a callback has added
@@ -94,7 +94,7 @@ def read(folder: str) -> dict[str, Any]:
 
 
 def converted(folder: str) -> str | None:
-    """Returns a clause that says which weights files replaced those that were saved; None if they are the same."""
+    """Returns a clause that names weights files that replaced the saved ones, or None."""
     try:
         listed = read(folder)["files"]
         others = [name for name in weight_files(folder) if name not in listed]

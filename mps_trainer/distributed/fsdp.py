@@ -213,7 +213,7 @@ def _begin_alike(model: nn.Module, device: torch.device) -> None:
 
 
 def _recompute(blocks: list[nn.Module], settings: dict[str, Any]) -> None:
-    """Has each block compute its activations again in the backward pass, from the parameters gathered for that."""
+    """Makes each block recompute its activations in the backward pass from the parameters gathered there."""
     if not blocks:
         raise MisconfigurationException(
             "activation_checkpointing in fsdp_config recomputes each block, and no block of this model is known. "
@@ -237,7 +237,7 @@ def _recomputing(block: nn.Module, settings: dict[str, Any]) -> Callable[..., An
 
 @contextlib.contextmanager
 def no_sync(model: Any) -> Iterator[None]:
-    """Inside, gradients stay with the process, whole: more of them come before the weights are updated."""
+    """Disables the gradient reduce-scatter inside, because more batches are accumulated."""
     model.set_requires_gradient_sync(False)
     try:
         yield
@@ -247,7 +247,7 @@ def no_sync(model: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def adding_nothing(model: Any) -> Iterator[None]:
-    """Inside, a pass forward and backward gives each parameter a gradient of 0, whatever the activations are.
+    """Makes forward and backward passes inside produce gradients of 0 for each parameter.
 
     A loss of 0 would not: where an activation is infinite or no number, 0 times it is none either.
     """
@@ -270,7 +270,7 @@ def adding_nothing(model: Any) -> Iterator[None]:
 
 
 def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-    """Clips the gradients to `max_norm`; their norm before that, of all processes' parts, on the device."""
+    """Clips the gradients to `max_norm`. Returns their norm before that, over all shards, on the device."""
     trained = [parameter for parameter in parameters if parameter.grad is not None]
     norm = total_norm(trained, norm_type)
     torch.nn.utils.clip_grads_with_norm_(trained, max_norm, norm)

@@ -59,7 +59,7 @@ class Processes:
         return self.rank == 0
 
     def wait(self) -> None:
-        """Waits until all processes have come here."""
+        """Waits until all processes reach this call."""
         if self.is_distributed:
             import torch.distributed as dist
 

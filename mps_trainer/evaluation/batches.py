@@ -1,4 +1,4 @@
-"""Iterates over the batches of an evaluation: tells the last one, and keeps processes in step."""
+"""Iterates over the batches of an evaluation, marks the last one, and keeps processes in step."""
 
 from __future__ import annotations
 

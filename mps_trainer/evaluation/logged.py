@@ -1,4 +1,4 @@
-"""Metrics and logs as trainer_state.json can hold them; other values are told by name and left out."""
+"""Filters metrics and logs for trainer_state.json, and warns about values that it cannot hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads one batch of an evaluation: whether it has a loss, its labels, and the logits of its outputs."""
+"""Reads one batch of an evaluation: if it has a loss, its labels, and the logits of its outputs."""
 
 from __future__ import annotations
 

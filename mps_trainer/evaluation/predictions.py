@@ -129,7 +129,7 @@ class Batches:
 
 
 def _by_itself(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a copy of a tensor that is a part of its batch, which would all be kept for its sake."""
+    """Copies a tensor that is a view, so that the whole batch does not stay in memory."""
     shares = tensor.device.type != "cpu" and tensor.untyped_storage().nbytes() > tensor.nbytes
     return tensor.clone() if shares else tensor
 

@@ -1,4 +1,4 @@
-"""Says how much memory a Trainer's training step needs, without training and without that memory."""
+"""Estimates the memory of a Trainer's training step without training and without that memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory that a training step needs, and the Macs that have it."""
+"""Reports the memory of a training step and the Macs that it fits on."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class FitReport:
 
     @property
     def bytes_peak(self) -> int:
-        """Returns the bytes that the step needs at the moment when it needs most."""
+        """Returns the peak memory of the step in bytes."""
         return sum(self.bytes_by_kind.values())
 
     @property

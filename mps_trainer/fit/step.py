@@ -137,7 +137,7 @@ def as_on_mps() -> Iterator[None]:
 
 
 def _modules(trainer: Trainer) -> list[nn.Module]:
-    """Returns the model and what else the Trainer holds, such as a reference model."""
+    """Returns the model and other modules of the Trainer, such as a reference model."""
     return [value for value in vars(trainer).values() if isinstance(value, nn.Module)]
 
 
@@ -147,7 +147,7 @@ def _make_gradients(parameters: list[nn.Parameter]) -> None:
 
 
 def _vocabulary(model: nn.Module) -> int | None:
-    """Returns the number of words that a language model chooses from; None for another model."""
+    """Returns the vocabulary size of a language model; None for another model."""
     head = getattr(base_model(model), "get_output_embeddings", lambda: None)()
     return getattr(head, "out_features", None)
 

@@ -1,4 +1,4 @@
-"""Handles SIGINT and SIGTERM during a run: the step is finished and saved before the process ends."""
+"""Handles SIGINT and SIGTERM during a run: finishes the step and saves it before the process ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DEFAULTS: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.S
 
 
 class SignalHandler:
-    """Inside, a first SIGINT or SIGTERM is noted instead of ending the process; a second one ends it at once.
+    """Records a first SIGINT or SIGTERM inside instead of ending the process. A second one ends it at once.
 
     Only where the process would do what Python does by itself: a foreign handler stays, a signal that is
     ignored is ignored, and outside the main thread nothing happens.
@@ -123,7 +123,7 @@ def _end_at_once(signum: int) -> None:
 
 @contextlib.contextmanager
 def workers_begin_deaf(wanted: bool = True) -> Iterator[None]:
-    """Processes that are started inside begin with SIGINT and SIGTERM held back, until they are ready for them.
+    """Blocks SIGINT and SIGTERM in processes started inside until they are ready for them.
 
     A spawned worker imports for seconds before its worker_init_fn; here, signals come when that is done.
     """

@@ -1,4 +1,4 @@
-"""Writes the model card: transformers' card with the data, the device and why, the precision and the versions.
+"""Writes the model card: transformers' card with data, device, precision and versions.
 
 No card is lost: one that was not written here, or was changed since, is kept under another name.
 """
@@ -71,7 +71,7 @@ def write(
 
 
 def _completed_settings(given: dict[str, Any], known: Any, model: Any, dataset: Any) -> dict[str, Any]:
-    """Returns the settings of a summary: those given, the tags of the card that is there, and what can be derived.
+    """Returns the settings of the card: those given, the tags of an existing card, and derived ones.
 
     Args:
         known: the header of the card that is there; None if there is none.
@@ -149,7 +149,7 @@ def precision(args: Any) -> str:
 
 
 def task_of(kind: type) -> str | None:
-    """Returns the task that transformers' card names for a class of models; it does not know that of a sharded one."""
+    """Returns the task that transformers' card names for a model class, also for a sharded model."""
     from transformers.modelcard import TASK_MAPPING
 
     found = None

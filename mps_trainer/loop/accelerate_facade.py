@@ -44,7 +44,7 @@ class GradientState:
 
 
 class DistributedType(str, Enum):
-    """Accelerate's words for how processes share the work; equal to its own members."""
+    """Lists Accelerate's distributed types; equal to its own members."""
 
     NO = "NO"
     MULTI_CPU = "MULTI_CPU"
@@ -59,14 +59,14 @@ _OF_SEVERAL = {"cuda": DistributedType.MULTI_GPU, "xpu": DistributedType.MULTI_X
 
 
 class _State(SimpleNamespace):
-    """The values of `accelerator.state`; other names raise an error that explains itself."""
+    """Holds the values of `accelerator.state`. Other names raise an error that names the alternative."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"trainer.accelerator.state has no {name!r}; it has only what the Trainer uses.")
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Does nothing: stands in for a function that another process calls."""
+    """Does nothing. It replaces a function that only another process calls."""
 
 
 class Accelerator:
@@ -156,7 +156,7 @@ class Accelerator:
 
     @property
     def torch_device_mesh(self) -> None:
-        """None: no model is split among processes by tensors."""
+        """Returns None, because there is no tensor parallelism."""
         return None
 
     @property
@@ -172,7 +172,7 @@ class Accelerator:
         return self.process_index == self.num_processes - 1
 
     def wait_for_everyone(self) -> None:
-        """Waits until all processes have come here."""
+        """Waits until all processes reach this call."""
         self.processes.wait()
 
     def main_process_first(self) -> contextlib.AbstractContextManager:
@@ -271,13 +271,13 @@ class Accelerator:
         return compiled if compiled is not None and keep_torch_compile else inner
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
-        """Returns the weights; those of a sharded model are whole in the first process, and empty in the others."""
+        """Returns the weights. For a sharded model they are complete in the first process and empty in the others."""
         if fsdp.is_sharded(model):
             return full_state_dict(model, keep=self.is_main_process)
         return (self.unwrap_model(model, keep_torch_compile=False) if unwrap else model).state_dict()
 
     def free_memory(self, *objects: Any) -> list[None]:
-        """Forgets the models and optimizers that were prepared; gives back None for each of `objects`."""
+        """Releases the prepared models and optimizers. Returns None for each of `objects`."""
         self._models.clear()
         self._optimizers.clear()
         return [None] * len(objects)
@@ -315,7 +315,7 @@ class Accelerator:
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
-        """The gradient scaler of float16; None without it."""
+        """Returns the gradient scaler of float16, or None."""
         return self._precision.scaler
 
     @scaler.setter
@@ -328,7 +328,7 @@ class Accelerator:
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
-        """True if the last update was skipped because of an overflow in float16."""
+        """Returns True if the last update was skipped because of an overflow in float16."""
         return self._precision.step_was_skipped
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
@@ -342,16 +342,16 @@ class Accelerator:
         return contextlib.nullcontext()
 
     def no_sync(self, model: nn.Module | None = None) -> contextlib.AbstractContextManager:
-        """Inside, the gradients of a replica stay with its process."""
+        """Disables gradient synchronisation inside."""
         return contextlib.nullcontext() if model is None else no_sync(model, True)
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
-        """Takes the scale of float16 out of the gradients, once per update."""
+        """Unscales the float16 gradients, once per update."""
         for one in self._optimizers if optimizer is None else [optimizer]:
             self._precision.unscale(one)
 
     def clip_grad_norm_(self, parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2) -> Any:
-        """Clips the gradients to `max_norm`; their norm before that, on the device."""
+        """Clips the gradients to `max_norm`. Returns their norm before that, on the device."""
         self.unscale_gradients()
         if self.is_fsdp2:
             return fsdp.clip_grad_norm(parameters, max_norm, norm_type)

@@ -20,7 +20,7 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True)
 class StatePair:
-    """A `Stateful` made of two functions."""
+    """Builds a `Stateful` from two functions."""
 
     state_dict: Callable[[], Any]
     load_state_dict: Callable[[Any], None]

@@ -1,4 +1,4 @@
-"""The mean loss between two logs, and the norms of the gradients, kept on the device until they are read."""
+"""Averages the loss between two logs and keeps losses and gradient norms on the device until they are read."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class LossMeter:
             self._norms = []
 
     def settle(self, norm: torch.Tensor | float | None, step: int) -> float | None:
-        """Returns the norm of the gradients of an update that is not made yet. One wait brings its losses too."""
+        """Returns the gradient norm of an update before its step. The same sync reads its losses."""
         if not isinstance(norm, torch.Tensor):
             self.add_norm(norm, step, None)
             self._drain(None)
@@ -103,7 +103,7 @@ class LossMeter:
                     self._joined.pop()
 
     def read(self, step: int, grad_norm: torch.Tensor | float | None) -> tuple[float, float | None]:
-        """Returns the mean loss since the last reading, and the gradient norm. Waits for the device once."""
+        """Returns the mean loss since the last reading, and the gradient norm. One blocking device-to-host sync."""
         norm = self._drain(grad_norm)
         steps = max(step - self.last_read_step, 1)
         loss_sum = self.processes.sum([float(self._sum)])[0] / self.processes.size
@@ -140,7 +140,7 @@ class LossMeter:
         self.last_read_step = state["last_read_step"]
 
     def _drain(self, grad_norm: torch.Tensor | float | None) -> float | None:
-        """Brings what is on the device into `_sum`, has all of it looked at, and brings `grad_norm` along with it."""
+        """Reads losses and `grad_norm` from the device into `_sum` in one sync, and checks that they are finite."""
         values = [*self._joined, *self._parts(self._losses), *self._joined_norms, *self._parts(self._norms)]
         is_among = bool(self._norms) and grad_norm is self._norms[-1]
         if isinstance(grad_norm, torch.Tensor) and not is_among:

@@ -1,4 +1,4 @@
-"""Training batches that fit into the memory of the device."""
+"""Splits training batches so that they fit into the memory of the device."""
 
 from __future__ import annotations
 
