@@ -1,4 +1,4 @@
-"""What a benchmark is: who is measured, what for, and how often."""
+"""Defines a benchmark: its peers, figures and rounds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class SkippedError(Exception):
-    """The benchmark cannot run here; the message says why."""
+    """The benchmark cannot run here. The message says why."""
 
 
 @dataclass(frozen=True)

@@ -325,11 +325,11 @@ class TrainingRun:
         self.preemption.save_and_end(self.plan.max_steps)
 
     def padding_among_last(self, count: int) -> set[int]:
-        """Returns for each of the last `count` batches True if it is padding without a loss in this process."""
+        """Returns the indices of padding batches, which have no loss in this process, among the last `count`."""
         return self.padding_after(self.here[1] - count, count)
 
     def padding_after(self, begin: int, count: int) -> set[int]:
-        """Returns the same for `count` batches of the epoch after the first `begin`."""
+        """Returns the indices of padding batches among `count` batches of the epoch after the first `begin`."""
         share = shares_of(self.loader)
         return set() if share is None else {n - begin for n in share.padding_batches if begin <= n < begin + count}
 
