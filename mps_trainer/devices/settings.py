@@ -1,4 +1,4 @@
-"""Findings about how a machine is set up: variables of the environment, memory, disk."""
+"""Findings about the setup of a machine: environment variables, memory, disk."""
 
 from __future__ import annotations
 
