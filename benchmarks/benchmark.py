@@ -13,7 +13,7 @@ class SkippedError(Exception):
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says: `peers` are names, `data` the folder with `glue` and `models`."""
+    """Holds the command line: `peers` are names, `data` is the folder with `glue` and `models`."""
 
     peers: tuple[str, ...]
     data: str
@@ -38,7 +38,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Target:
-    """What `entry` should reach: at most `at_most` for the figure, or for its ratio to the baseline."""
+    """A target for `entry`: at most `at_most` for the figure, or for its ratio to the baseline."""
 
     entry: str
     figure: str

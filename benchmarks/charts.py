@@ -59,7 +59,7 @@ def bars(result: dict[str, Any], figures: list[dict[str, Any]], target: Path) ->
 
 
 def lines(result: dict[str, Any], series: dict[str, list[list[float]]], target: Path) -> None:
-    """What each recorded, over the steps; a panel for each, because their sizes differ."""
+    """Draws the recorded values over the steps, in a panel for each because their sizes differ."""
     figure, panels = _panels(len(series), 3.0)
     for panel, (name, points) in zip(panels, series.items(), strict=True):
         panel.plot(*zip(*points, strict=True), color=OURS if name.split("-")[0] == "ours" else OTHERS)

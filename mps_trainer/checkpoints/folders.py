@@ -55,7 +55,7 @@ def checkpoint_to_resume(requested: str | bool | None, output_dir: str) -> str |
     folder = os.fspath(requested) if isinstance(requested, os.PathLike) else requested
     if not isinstance(folder, str) or not folder or "\0" in folder:
         raise MisconfigurationException(
-            f"resume_from_checkpoint is {shown(requested)}, which is no folder. Give the path of a folder "
+            f"resume_from_checkpoint is {shown(requested)}, which is not a folder. Give the path of a folder "
             "checkpoint-<step>, or True for the newest one in output_dir."
         )
     if folder.lower() == "true" and not os.path.exists(folder):
@@ -69,7 +69,7 @@ def checkpoint_to_resume(requested: str | bool | None, output_dir: str) -> str |
             "wrote."
         )
     others = _whole_others(folder)
-    way_on = f"The last good checkpoint beside it is {others[-1]}." if others else "There is no good one beside it."
+    way_on = f"The last good checkpoint beside it is {others[-1]}." if others else "There is no intact one next to it."
     if os.path.isfile(os.path.join(folder, manifest.NAME)):
         way_on += f" If it was changed on purpose, remove {manifest.NAME} from it, and it is taken as it is."
     raise MisconfigurationException(f"The checkpoint {folder} is damaged: {why}. {way_on}")

@@ -137,6 +137,6 @@ def _require_parts(folder: str) -> None:
     if os.path.isfile(path):
         names = read_json(path)
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ValueError(f"{_PARTS} is no list of names")
+            raise ValueError(f"{_PARTS} is not a list of names")
         if missing := sorted(set(names) - set(_parts(folder))):
             raise ValueError(f"{missing[0]} is missing")
