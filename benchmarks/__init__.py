@@ -1,1 +1,1 @@
-"""This Trainer measured against what else trains the same model on the same data: `python -m benchmarks`."""
+"""Measures this Trainer against others with the same model and data: `python -m benchmarks`."""

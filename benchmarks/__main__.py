@@ -33,7 +33,7 @@ DATA = os.environ.get("MPS_TRAINER_REAL_DATA", str(ROOT.parent / "shared"))
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs what is asked for; its exit status: 0, 1 if one of those measured failed, or 2."""
+    """Runs the requested benchmarks. Returns 0, 1 if a measured peer failed, or 2."""
     arguments = parse(argv)
     found = {name: load(name) for name in arguments.names or NAMES}
     wanted = {name: one for name, one in found.items() if arguments.names or one.by_default}
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(benchmark: Benchmark, options: Options) -> tuple[dict[str, Any], bool]:
-    """The result as JSON has it, and whether one of those measured failed."""
+    """Returns the result for JSON, and True if a measured peer failed."""
     head = {"title": benchmark.title, "quick": options.quick}
     try:
         plan = benchmark.plan(options)

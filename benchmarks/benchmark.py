@@ -1,4 +1,4 @@
-"""What a benchmark is: who is measured, what for, and how often."""
+"""Defines a benchmark: its peers, figures and rounds."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 
 class SkippedError(Exception):
-    """The benchmark cannot run here; the message says why."""
+    """The benchmark cannot run here. The message says why."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says: `peers` are names, `data` the folder with `glue` and `models`."""
+    """Holds the command line: `peers` are names, `data` is the folder with `glue` and `models`."""
 
     peers: tuple[str, ...]
     data: str
@@ -38,7 +38,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Target:
-    """What `entry` should reach: at most `at_most` for the figure, or for its ratio to the baseline."""
+    """A target for `entry`: at most `at_most` for the figure, or for its ratio to the baseline."""
 
     entry: str
     figure: str

@@ -1,4 +1,4 @@
-"""A picture for each benchmark: bars for its figures, and lines for what it recorded along the way."""
+"""Draws a chart for each benchmark: bars for figures, and lines for recorded curves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OURS, OTHERS = "#1f6feb", "#9aa4b2"
 
 
 def draw(results: list[dict[str, Any]], folder: Path) -> dict[str, str]:
-    """Writes `<name>.png` for each result that has something to show; the names of the files, by benchmark."""
+    """Writes `<name>.png` for each result with figures. Returns the file names by benchmark."""
     if importlib.util.find_spec("matplotlib") is None:
         print("No charts: matplotlib is not installed.", file=sys.stderr)
         return {}
@@ -59,7 +59,7 @@ def bars(result: dict[str, Any], figures: list[dict[str, Any]], target: Path) ->
 
 
 def lines(result: dict[str, Any], series: dict[str, list[list[float]]], target: Path) -> None:
-    """What each recorded, over the steps; a panel for each, because their sizes differ."""
+    """Draws the recorded values over the steps, in a panel for each because their sizes differ."""
     figure, panels = _panels(len(series), 3.0)
     for panel, (name, points) in zip(panels, series.items(), strict=True):
         panel.plot(*zip(*points, strict=True), color=OURS if name.split("-")[0] == "ours" else OTHERS)

@@ -1,4 +1,4 @@
-"""What a training loop adds to DistributedDataParallel: the time of a step in two processes on one machine."""
+"""Measures the time that a Trainer adds to DistributedDataParallel, per step in two processes on one machine."""
 
 from __future__ import annotations
 

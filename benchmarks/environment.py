@@ -1,4 +1,4 @@
-"""Where and with what a benchmark ran."""
+"""Describes the machine and versions of a benchmark."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PACKAGES = (
 
 
 def describe() -> dict[str, Any]:
-    """Date, versions, machine and the command, for the head of a result."""
+    """Returns date, versions, machine and command for the head of a result."""
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
@@ -39,7 +39,7 @@ def describe() -> dict[str, Any]:
 
 
 def measure(folder: str) -> dict[str, Any]:
-    """What only a process with torch in it can tell."""
+    """Returns facts that need torch."""
     import psutil
     import torch
 
@@ -57,7 +57,7 @@ def versions() -> dict[str, str]:
 
 
 def own_version() -> str:
-    """The release, and the commit where there is one."""
+    """Returns the release, and the commit if there is one."""
     from mps_trainer.version import __version__
 
     git = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
@@ -65,7 +65,7 @@ def own_version() -> str:
 
 
 def processor() -> str:
-    """The processor's name as the system gives it."""
+    """Returns the processor's name from the system."""
     if platform.system() == "Darwin":
         asked = subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True)
         return asked.stdout.strip()

@@ -33,7 +33,7 @@ WAYS = ("full, weights in float32", "LoRA, weights in bfloat16", "LoRA, weights 
 
 
 def model_of(size: str, way: str) -> Any:
-    """Returns a model that has no memory, with adapters if they are trained."""
+    """Returns a model without memory for weights, with adapters if they are trained."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, Qwen3Config
 
@@ -53,7 +53,7 @@ def model_of(size: str, way: str) -> Any:
 
 
 def peak_of(size: str, way: str) -> int:
-    """Returns the bytes that the step needs at most."""
+    """Returns the peak memory of the step in bytes."""
     rows = [{"input_ids": row, "labels": row} for row in torch.zeros(ROWS, LENGTH, dtype=torch.long)]
     with tempfile.TemporaryDirectory() as folder, models_are_fake(), as_on_mps():
         settings: dict[str, Any] = {

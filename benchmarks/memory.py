@@ -1,4 +1,4 @@
-"""Whether memory grows while training goes on: the process's, and the simulated device's."""
+"""Measures the memory growth of the process and of the simulated device during training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the options for speed are worth: one epoch of MRPC by `run_glue.py`, with each of them alone."""
+"""Measures each option for speed alone in one epoch of MRPC with `run_glue.py`."""
 
 from __future__ import annotations
 

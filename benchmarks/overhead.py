@@ -1,4 +1,4 @@
-"""What a training loop adds to a step: the time of a step of a model that takes next to none."""
+"""Measures the overhead of a training loop: the time of a step of a tiny model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step asks of an mps device, counted on a simulated one: waits, copies, operators."""
+"""Counts the blocking syncs, copies and operators of a step on the simulated mps device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much slower a training step is on the simulated mps device than on the CPU that computes both.
+"""Measures how much slower a training step is on the simulated mps device than on the CPU.
 
 Both train the same BERT, in alternation, in one process; the figure is the ratio of the median times of a step.
 

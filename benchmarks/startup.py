@@ -1,4 +1,4 @@
-"""What passes before training begins: imports, arguments, help, the first step."""
+"""Measures the time before training starts: imports, arguments, help, and the first step."""
 
 from __future__ import annotations
 

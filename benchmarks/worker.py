@@ -26,7 +26,7 @@ class MeasurementFailedError(RuntimeError):
 
 
 def measure_in_process(module: str, **settings: Any) -> dict[str, Any]:
-    """What `benchmarks.<module>.measure(**settings)` returns in a fresh process."""
+    """Runs `benchmarks.<module>.measure(**settings)` in a fresh process and returns its result."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         return _measured(folder, "result", {}, module, {**settings, "folder": folder})
 

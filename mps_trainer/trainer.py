@@ -1,4 +1,4 @@
-"""`Trainer`: the public face. It has each method that a subclass may override; parts do the work."""
+"""Defines `Trainer`, with every method that a subclass may override. Other modules do the work."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ logger = logging.getLogger(__name__)
 
 
 class Trainer:
-    """Trains, evaluates and predicts with a model; transformers' `Trainer`, on the device that this machine has.
+    """Trains, evaluates and predicts like transformers' `Trainer`, on the best device of this machine.
 
     Args:
         model: any module whose forward() takes a batch's entries by name and returns a loss, first or under "loss",
@@ -268,7 +268,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _mt_prepared(self, device: torch.device | None = None) -> Iterator[None]:
-        """Has the model patched and cast inside as it trains, on `device` or its own, and as it was at the end."""
+        """Patches and casts the model inside, on `device` or its own, and restores it at the end."""
         prepared = prepared_for_training(
             self.model,
             self.args,
@@ -285,7 +285,7 @@ class Trainer:
             yield
 
     def _mt_begin_run(self, resume_from: str | None = None, trial: Any = None) -> TrainingRun:
-        """Returns a run with all that it needs made, which goes on from the checkpoint `resume_from`."""
+        """Builds a run with all of its parts, resumed from the checkpoint `resume_from`."""
         args, run_dir = self.args, self._get_output_dir(trial)
         loader = self.callback_handler.train_dataloader = self.get_train_dataloader()
         plan = StepPlan.of(loader, args)
@@ -329,7 +329,7 @@ class Trainer:
         return run
 
     def _mt_begin_state(self, plan: StepPlan, resume_from: str | None) -> None:
-        """Makes `state` that of the run about to begin, or of its checkpoint; tells the handler what is trained."""
+        """Initialises `state` for a new run or from its checkpoint, and passes model and optimizer to the handler."""
         begin_state(
             self._mt_events,
             self.args,
@@ -378,7 +378,7 @@ class Trainer:
         return self.training_step(model, batch, num_items)
 
     def _mt_end_run(self, metrics: dict[str, float]) -> None:
-        """Does what comes after the last step: the log of the whole run, the best weights, and the last event."""
+        """Finishes the run after the last step: logs its metrics, loads the best weights, and calls on_train_end."""
         self._finalize_training(metrics)
         if self.args.load_best_model_at_end:
             self._load_best_model()
@@ -394,7 +394,7 @@ class Trainer:
         return f"step {step + 1}" if step < self.state.max_steps else "the end of training"
 
     def _mt_describe_run(self) -> RunDescription:
-        """Describes the run for an error about memory, which may come before __init__ has ended."""
+        """Describes the run for an out-of-memory error, which may come before __init__ has ended."""
         return RunDescription(
             args=self.args,
             model=getattr(self, "model", None),
@@ -416,7 +416,7 @@ class Trainer:
         self.gather_function = self.accelerator.gather_for_metrics
 
     def _mt_use_model(self, model: nn.Module) -> None:
-        """Makes `model` the Trainer's, on the device, with all that is learnt from it."""
+        """Sets `model` as the Trainer's, moves it to the device, and derives settings from it."""
         args, base = self.args, base_model(model)
         require_trainable(model)
         quantized.keep_trainable(model)
@@ -446,11 +446,11 @@ class Trainer:
         return trials.new_model(self.model_init, trial)
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
-        """Moves the model as a whole, before anything else is done with it."""
+        """Moves the model to the device as a whole, before it is used."""
         quantized.move(model, device)
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
-        """Returns the model as the loops call it: compiled, sharded, or one of several replicas in training."""
+        """Returns the wrapped model for the loops: compiled, sharded, or a replica in training."""
         return wrapped(model, self.model_wrapped, self.args, self._mt_processes, training)
 
     def get_num_trainable_parameters(self) -> int:
@@ -468,7 +468,7 @@ class Trainer:
         self.processing_class = processing_class
 
     def end(self) -> None:
-        """Ends the trackers and leaves the group of processes, at the end of a script; needless with one process."""
+        """Ends the trackers and the process group at the end of a script. Not needed with one process."""
         self.accelerator.end_training()
 
     # The batches of an update
@@ -476,7 +476,7 @@ class Trainer:
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], torch.Tensor | int | None]:
-        """Returns the next batches of an epoch, at most `num_batches`, and how many items all of them have."""
+        """Returns the next batches of an epoch, at most `num_batches`, and the number of their items."""
         batches = list(itertools.islice(epoch_iterator, num_batches))
         items = self._get_num_items_in_batch(batches, device)
         run, processes = self._mt_run, self._mt_processes
@@ -525,15 +525,15 @@ class Trainer:
         return self._train_batch_size * args.gradient_accumulation_steps * args.world_size
 
     def get_tp_size(self) -> int:
-        """Returns the processes among which a layer is split: 1, as no layer is."""
+        """Returns the tensor parallel size: 1, because layers are not split."""
         return 1
 
     def get_cp_size(self) -> int:
-        """Returns the processes among which the context of an example is split: 1, as none is."""
+        """Returns the context parallel size: 1, because contexts are not split."""
         return 1
 
     def get_sp_size(self) -> int:
-        """Returns the processes among which a sequence is split: 1, as none is."""
+        """Returns the sequence parallel size: 1, because sequences are not split."""
         return 1
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -608,9 +608,9 @@ class Trainer:
         return (loss, outputs) if return_outputs else loss
 
     def compute_loss_context_manager(self) -> contextlib.AbstractContextManager:
-        """Returns the context in which the loss is computed: on mps, masks that do not wait for it.
+        """Returns the context for computing the loss. On mps it uses attention masks without blocking syncs.
 
-        Autocast is around the model's own forward alone: a `compute_loss` of yours gets and computes float32.
+        Autocast covers only the model's own forward: your `compute_loss` receives and computes float32.
         """
         contexts: list[contextlib.AbstractContextManager] = []
         if self._mt_attention_masks.applies:
@@ -625,13 +625,13 @@ class Trainer:
         return stack
 
     def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> contextlib.AbstractContextManager:
-        """Returns a context for the forward pass that a subclass may add to it; here, one that does nothing."""
+        """Returns a context for the forward pass. A subclass may override it; the default does nothing."""
         return contextlib.nullcontext()
 
     def _mt_take_part(
         self, model: nn.Module, inputs: dict[str, Any], num_items: torch.Tensor | int | None = None
     ) -> None:
-        """Runs a backward pass that adds nothing, where this process has no loss and the others wait for it."""
+        """Runs a backward pass with zero gradients, where this process has no loss and the others wait for it."""
         add_nothing(
             model,
             self._prepare_inputs(inputs),
@@ -642,12 +642,12 @@ class Trainer:
 
     @property
     def _mt_has_own_loss(self) -> bool:
-        """True if the loss is a function's or a subclass's, which may use the number of items."""
+        """Returns True if the loss comes from a function or a subclass, which may use the number of items."""
         replaced = self._mt_overrides.has("compute_loss", "training_step", "get_batch_samples")
         return replaced or self.compute_loss_func is not None
 
     def _mt_is_share_of_update(self, num_items_in_batch: torch.Tensor | int | None) -> bool:
-        """True if the loss that compute_loss just gave is normalised over the whole update already."""
+        """Returns True if the last loss of compute_loss is already normalised over the whole update."""
         if self.loss_is_scaled_for_ga is not None:
             return self.loss_is_scaled_for_ga
         if self._mt_loss_is_normalised is not None:
@@ -662,7 +662,7 @@ class Trainer:
     def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
         """Clips the gradients to `args.max_grad_norm`; returns their norm before that, on the device.
 
-        Where nobody looks at them in between, the optimizer's step does it: see `Gradients`.
+        The optimizer's step does it if no code reads the gradients in between: see `Gradients`.
         """
         if self._mt_run is not None and model is self._mt_run.model:
             norm = self._mt_run.gradients.clip_at_step(self.args.max_grad_norm)
@@ -671,7 +671,7 @@ class Trainer:
         return self.accelerator.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        """Returns the norm of the gradients for the log: `grad_norm`, or measured where nothing was clipped."""
+        """Returns the gradient norm for the log: `grad_norm`, or measured if clipping is off."""
         if grad_norm is not None:
             return grad_norm
         self.accelerator.unscale_gradients()
@@ -793,7 +793,7 @@ class Trainer:
         return getattr(self.model, "main_input_name", "input_ids")
 
     def _mt_set_counts(self, counts: tuple[float, int]) -> None:
-        """Takes back what was counted since."""
+        """Discards the counts since then."""
         self.current_flos, self.state.num_input_tokens_seen = counts
 
     # Loaders
@@ -801,7 +801,7 @@ class Trainer:
     def get_train_dataloader(self) -> DataLoader:
         """Returns the loader of `train_dataset`, shuffled anew each epoch unless the arguments say otherwise.
 
-        An override may return anything that gives batches when it is gone through, a list of them as well.
+        An override may return any iterable of batches, such as a list.
 
         Raises:
             MisconfigurationException: if there is no `train_dataset`.
@@ -1000,7 +1000,7 @@ class Trainer:
         return PredictionOutput(output.predictions, output.label_ids, output.metrics)
 
     def _mt_evaluate(self, loader: Any, make_loader: Callable[[], Any], **settings: Any) -> EvalLoopOutput:
-        """Returns what `evaluation_loop` gives, with its speed, in batches that fit into memory."""
+        """Runs `evaluation_loop` in batches that fit into memory and adds speed metrics."""
         with self._mt_precision.applied_to(self.model):  # for what an override of evaluation_loop does as well
             return in_batches_that_fit(
                 self.evaluation_loop,
@@ -1072,7 +1072,7 @@ class Trainer:
         return loss, outputs.logits_of(given, has_loss, ignore_keys), labels
 
     def _mt_model_for_evaluation(self) -> nn.Module:
-        """Returns the model in eval mode, and notes how long that took if nothing has used it before."""
+        """Returns the model in eval mode, and measures the preparation on first use."""
         begun = time.time()
         model = self._wrap_model(self.model, training=False)
         if not self._mt_processes.is_distributed:  # a replica, which is for training, stays what wraps the model
@@ -1097,7 +1097,7 @@ class Trainer:
         start_time: float,
         learning_rate: float | None = None,
     ) -> None:
-        """Does what the callbacks asked for. `tr_loss` is the sum of losses since the last log, on the device."""
+        """Logs, evaluates and saves as the callbacks requested. `tr_loss` is the summed loss since the last log."""
         loop = self._mt_run
         if self.control.should_log and loop is not None and self.state.global_step > loop.meter.last_read_step:
             loop.log(grad_norm, learning_rate)
@@ -1114,7 +1114,7 @@ class Trainer:
     def _evaluate(
         self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
     ) -> dict[str, float]:
-        """Evaluates at a step of a run, and steps a schedule that follows the metric."""
+        """Evaluates at a step of a run, and steps a scheduler that depends on the metric."""
         metrics = self.evaluate(ignore_keys=ignore_keys_for_eval)
         self._report_to_hp_search(trial, self.state.global_step, metrics)
         if follows_metric(self.lr_scheduler) and not skip_scheduler:
@@ -1156,15 +1156,15 @@ class Trainer:
         model_files.load_weights(self.model if model is None else model, resume_from_checkpoint)
 
     def _load_best_model(self) -> None:
-        """Goes back to the weights of the best checkpoint; says so if the best evaluation has none."""
+        """Loads the weights of the best checkpoint. Warns if the best evaluation has no checkpoint."""
         self._mt_saver.load_best()
 
     def _mt_new_saver(self) -> CheckpointSaver:
-        """Returns the saver of a run, which knows nothing of the run before."""
+        """Returns a new saver for a run."""
         return CheckpointSaver(self._mt_contents, self._mt_events, self._mt_processes, self._mt_savable_logs.save)
 
     def _mt_contents(self) -> Contents:
-        """Returns what a checkpoint is made of now."""
+        """Returns the current contents of a checkpoint."""
         return Contents(
             args=self.args,
             model=self.model,
@@ -1178,8 +1178,8 @@ class Trainer:
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Writes `checkpoint-<step>` into the run's folder and removes those beyond the limit.
 
-        Where it is safe the files are written while training goes on; where the disk does not take them, training goes
-        on as well, and `train` raises CheckpointError at its end if that was the last one.
+        The files are written in the background where that is safe. If writing fails, training continues, and `train`
+        raises CheckpointError at its end if that was the last checkpoint.
         """
         self.store_flos()
         hooks = SavingHooks(
@@ -1213,11 +1213,11 @@ class Trainer:
         self._mt_saver.save_rng(output_dir)
 
     def _load_rng_state(self, checkpoint_folder: str | None) -> None:
-        """Sets the generators to where they were when the checkpoint was made, if it says so."""
+        """Restores the generators if the checkpoint has their states."""
         self._mt_saver.load_rng(checkpoint_folder)
 
     def _load_callback_state(self) -> None:
-        """Gives callbacks the state that `state.stateful_callbacks` has of them, if asked to."""
+        """Restores the callbacks from `state.stateful_callbacks`, if the arguments ask for it."""
         if self.args.restore_callback_states_from_checkpoint:
             load_callbacks(self._mt_events)
 
@@ -1227,9 +1227,9 @@ class Trainer:
         """Removes an overwritten run's checkpoints, now that there is one of this run, and those beyond the limit.
 
         Args:
-            use_mtime: no matter; checkpoints of an earlier run are known and the others have steps.
+            use_mtime: ignored. Checkpoints of earlier runs are known, and the others are ordered by step.
             output_dir: default the run's folder.
-            state: of when the newest checkpoint was made; default that of now.
+            state: the state of the newest checkpoint; default the current one.
         """
         run_dir = self._get_output_dir(self._trial) if output_dir is None else output_dir
         self._mt_saver.rotate(run_dir, self.state if state is None else state)
@@ -1241,7 +1241,7 @@ class Trainer:
 
         Args:
             token: default `args.hub_token`.
-            private: default `args.hub_private_repo`; a repository that exists stays what it is.
+            private: default `args.hub_private_repo`. An existing repository is not changed.
 
         Raises:
             MisconfigurationException: if the hub refuses the token or the name.
@@ -1262,11 +1262,11 @@ class Trainer:
         dataset: str | list[str] | None = None,
         dataset_args: str | list[str] | None = None,
     ) -> None:
-        """Writes `README.md` into the output folder: what was trained from what, how, where, and with which results.
+        """Writes the model card `README.md` into the output folder.
 
         transformers' card, with the data, the device and why, the precision and more versions. Everything is optional.
-        The tags of a card that is there already are kept, and PEFT's card stays PEFT's. A card that somebody has
-        written or changed is kept as `README.before.md`.
+        The tags of an existing card are kept, and so is PEFT's card. A card that a person wrote or changed is kept as
+        `README.before.md`.
         """
         if not self.is_world_process_zero():
             return
@@ -1312,8 +1312,8 @@ class Trainer:
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Uploads what `args.hub_strategy` asks for at a save, in the background.
 
-        Nothing is uploaded while the upload before goes on, unless `args.hub_always_push`. A hub that fails is a
-        warning: the checkpoint is on disk.
+        Skips the upload while the previous one is running, unless `args.hub_always_push`. A failed upload is a
+        warning, because the checkpoint is on disk.
         """
         if self.is_world_process_zero():
             push, repository = self.push_in_progress, self.hub_model_id
@@ -1322,7 +1322,7 @@ class Trainer:
             )
 
     def _finish_current_push(self) -> None:
-        """Waits for the uploads under way; one that failed is a warning."""
+        """Waits for the running uploads and warns about failed ones."""
         if self.push_in_progress is not None:
             upload.finish(self.push_in_progress, self.hub_model_id, self.args.output_dir)
             self.push_in_progress = None
@@ -1464,7 +1464,7 @@ class Trainer:
     save_state = save_state
 
     def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
-        """Prints metrics as a table, by the first process alone."""
+        """Prints metrics as a table in the first process."""
         shown = {name: plain(value) for name, value in metrics.items()}
         log_metrics(self, split, {name: as_cell(value) for name, value in shown.items()})
 

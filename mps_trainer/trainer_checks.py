@@ -114,8 +114,8 @@ def check_sharding(args: TrainingArguments, processes: Processes, model: Any, op
     for attribute, what in (("peft_config", "PEFT's adapters"), ("quantization_method", "a quantized model")):
         if getattr(model, attribute, None) is not None:
             raise MisconfigurationException(
-                f"fsdp=True does not go with {what} here, where nobody has tried it. Leave fsdp out: without it the "
-                "processes have a replica each, of which little is trained."
+                f"fsdp=True with {what} is not supported, because it is untested. Leave fsdp out: each process then "
+                "has a replica of the model, and few parameters are trained."
             )
 
 

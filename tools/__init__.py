@@ -1,1 +1,1 @@
-"""Programs for those who work on mps_trainer. None of them is installed with the package."""
+"""Programs for the developers of mps_trainer, not installed with the package."""

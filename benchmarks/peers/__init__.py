@@ -1,4 +1,4 @@
-"""Who is measured: each module trains a `Task` in its library's own, usual way."""
+"""Contains the measured peers: each module trains a `Task` in the usual way of its library."""
 
 from __future__ import annotations
 

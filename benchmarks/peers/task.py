@@ -1,4 +1,4 @@
-"""What every peer trains, and with which settings."""
+"""Defines the task and the settings that every peer trains with."""
 
 from __future__ import annotations
 

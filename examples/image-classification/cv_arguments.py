@@ -1,4 +1,4 @@
-"""The script's arguments: Accelerate's flags, and what they mean for the Trainer."""
+"""Defines the script's arguments: Accelerate's flags, translated for the Trainer."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def parse(argv: list[str]) -> tuple[ImageArguments, TrainingArguments]:
 
 
 def use_precision(image_args: ImageArguments, training_args: TrainingArguments) -> None:
-    """What --mixed_precision says; without it TrainingArguments know what --fp16, --bf16 or a launcher say."""
+    """Applies --mixed_precision. Without it, TrainingArguments read --fp16, --bf16 or the launcher."""
     wanted = image_args.mixed_precision
     if wanted is None:
         return

@@ -1,4 +1,4 @@
-"""Images with labels: found in a folder, checked, split, and made into rows for the model."""
+"""Finds images and labels in a folder, checks them, splits them, and makes rows for the model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LabelledImages:
 
 
 def find_images(data_dir: str) -> LabelledImages:
-    """The images in a folder, with labels from their names, or from the folders that they are in.
+    """Returns the images in a folder, with labels from their names or from their folders.
 
     Raises:
         MisconfigurationException: where there are none, one has no label or is none, or all have the same label.
@@ -67,7 +67,7 @@ def find_images(data_dir: str) -> LabelledImages:
 
 
 def images_in(folder: Path) -> list[Path]:
-    """In alphabetical order, as the order on disk is another on every machine; without what Finder leaves."""
+    """Returns the files in alphabetical order, because disks differ in order, without files of Finder."""
     return sorted(
         path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
     )

@@ -1,4 +1,4 @@
-"""The model: a small ResNet that begins with random weights, a folder's, or the hub's."""
+"""Loads the model: a small ResNet with random weights, or one from a folder or the hub."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ logger = logging.getLogger("mps_trainer.examples")
 
 
 def load_model(image_args: ImageArguments, labels: tuple[str, ...]) -> Any:
-    """A model with a head for the labels; their names are in its configuration."""
+    """Returns a model with a head for the labels and their names in its configuration."""
     name = image_args.model_name_or_path
     require_folder_or_name("model_name_or_path", name, "config.json and weights")
     names = {"label2id": {label: i for i, label in enumerate(labels)}, "id2label": dict(enumerate(labels))}
@@ -62,7 +62,7 @@ def load_model(image_args: ImageArguments, labels: tuple[str, ...]) -> Any:
 
 
 def read_settings(image_args: ImageArguments, model: Any) -> Settings:
-    """Size, mean and deviation of the images: what the flags say, or the model's own files, or ImageNet's."""
+    """Returns size, mean and deviation of the images from the flags, the model's files, or ImageNet."""
     files: dict[str, Any] = {}
     if image_args.model_name_or_path is not None:
         files = _read_files(image_args)
@@ -73,7 +73,7 @@ def read_settings(image_args: ImageArguments, model: Any) -> Settings:
 
 
 def require_size(model: Any, size: int) -> None:
-    """Raises MisconfigurationException if the model takes no images of that size: many are made for one alone."""
+    """Raises MisconfigurationException if the model does not take images of that size."""
     import torch
 
     try:
@@ -86,7 +86,7 @@ def require_size(model: Any, size: int) -> None:
 
 
 def _read_files(image_args: ImageArguments) -> dict[str, Any]:
-    """What is in preprocessor_config.json. Read as data: making a processor of it can need torchvision."""
+    """Returns the content of preprocessor_config.json as data, because a processor may need torchvision."""
     from transformers.image_processing_base import ImageProcessingMixin
 
     try:
@@ -98,7 +98,7 @@ def _read_files(image_args: ImageArguments) -> dict[str, Any]:
 
 
 def _side(size: Any) -> int | None:
-    """Pixels of a side, from what configurations have: a number, a pair, or a table."""
+    """Returns the pixels of a side from a configuration's number, pair or dictionary."""
     if isinstance(size, dict):
         size = size.get("height") or size.get("shortest_edge")
     if isinstance(size, (list, tuple)) and size:
@@ -107,7 +107,7 @@ def _side(size: Any) -> int | None:
 
 
 def write_settings(folder: str, settings: Settings) -> None:
-    """preprocessor_config.json, with which `transformers.pipeline` makes its images as they were made here."""
+    """Writes preprocessor_config.json, so that `transformers.pipeline` prepares images in the same way."""
     size = {"height": settings.size, "width": settings.size}
     content = {
         "image_processor_type": "ViTImageProcessor",  # the plain one: resize, rescale, normalise

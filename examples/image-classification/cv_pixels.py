@@ -1,4 +1,4 @@
-"""From an image to the numbers that a model takes."""
+"""Converts images to tensors for a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Settings:
-    """How a model wants its images.
+    """The image format of a model.
 
     Args:
         size: pixels of a side.
@@ -29,7 +29,7 @@ def whole_view(image: Any, size: int) -> Any:
 
 
 def random_view(image: Any, size: int, least: float = 0.5) -> Any:
-    """A random part of an image, of at least half its area and nearly its proportions, mirrored or not."""
+    """Returns a random crop of at least half the area with similar proportions, mirrored or not."""
     import torch
 
     area, proportion, across, down, mirror = torch.rand(5).tolist()
@@ -43,7 +43,7 @@ def random_view(image: Any, size: int, least: float = 0.5) -> Any:
 
 
 def to_pixels(image: Any, settings: Settings) -> Any:
-    """A tensor of 3 colours, rows and columns, with the mean and deviation that the model was trained with."""
+    """Returns a tensor of colours, rows and columns, normalised with the model's mean and deviation."""
     import torch
 
     colours = np.asarray(image, dtype=np.float32) / 255

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Shapes of random colour, size and place, for runs without a folder of images.
+"""Draws shapes of random colour, size and place, for runs without a folder of images.
 
     python cv_shapes.py images
 
@@ -20,7 +20,7 @@ SIDE = 48  # pixels
 
 
 def draw_shapes(count: int = 600, seed: int = 0) -> LabelledImages:
-    """As many of each label; the label follows from the outline alone."""
+    """Returns the same number of images of each label. The label depends only on the outline."""
     random = np.random.default_rng(seed)
     ids = [i % len(LABELS) for i in range(count)]
     return LabelledImages([draw(LABELS[i], random) for i in ids], ids, LABELS)

@@ -1,4 +1,4 @@
-"""The script's arguments: model and adapter, text, and what the embedded text changes about training."""
+"""Defines the script's arguments: model, adapter, text, and defaults for the embedded text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text from files, as blocks of tokens of one length."""
+"""Loads text from files as blocks of tokens of one length."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ logger = logging.getLogger("mps_trainer.examples")
 
 @dataclass(frozen=True)
 class Blocks:
-    """Examples to train on, and those that are held back to measure perplexity."""
+    """Training examples, and held-out examples for perplexity."""
 
     train: list[dict[str, list[int]]]
     held: list[dict[str, list[int]]]
 
 
 def read_texts(file: str) -> list[str]:
-    """The texts in a file: a .txt file is one, a .jsonl file has one in each line.
+    """Returns the texts in a file: a .txt file is one text, a .jsonl file has one in each line.
 
     Raises:
         MisconfigurationException: for a file that cannot be read or has no text, with the line at fault.
@@ -66,7 +66,7 @@ def _text_of(line: str, file: str, number: int) -> str:
 
 
 def load_blocks(data_args: DataArguments, tokenizer: Any, longest: int) -> Blocks:
-    """The text as blocks of tokens.
+    """Returns the text as blocks of tokens.
 
     Args:
         longest: tokens that the model takes.
@@ -90,7 +90,7 @@ def load_blocks(data_args: DataArguments, tokenizer: Any, longest: int) -> Block
 
 
 def into_blocks(file: str, tokenizer: Any, size: int) -> list[dict[str, list[int]]]:
-    """All texts one after the other, cut into blocks; what is left over at the end is not used."""
+    """Concatenates all texts and cuts them into blocks. An incomplete last block is dropped."""
     ids: list[int] = []
     for text in read_texts(file):
         # the tokenizer warns of texts longer than the model takes, and blocks are not

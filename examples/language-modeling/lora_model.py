@@ -1,4 +1,4 @@
-"""Model, tokenizer and adapter: a tiny Llama that begins with random weights, a folder's, or the hub's."""
+"""Loads model, tokenizer and adapter: a tiny Llama with random weights, or from a folder or the hub."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def load_tokenizer(model_args: ModelArguments, data_args: DataArguments) -> Any:
 
 
 def make_tokenizer(texts: list[str]) -> Any:
-    """Pairs of bytes that are frequent in the texts, so that every other text has tokens too."""
+    """Trains a byte-pair tokenizer on the texts. It can encode every other text too."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -82,7 +82,7 @@ def load_model(model_args: ModelArguments, tokenizer: Any) -> Any:
 
 
 def add_adapter(model: Any, model_args: ModelArguments) -> Any:
-    """The model with an adapter, which alone is trained.
+    """Returns the model with an adapter. Only the adapter is trained.
 
     Raises:
         MisconfigurationException: for layers that the model has not, with the names of those that it has.
@@ -125,13 +125,13 @@ def _is_linear(module: Any) -> bool:
 
 
 def context(model: Any) -> int:
-    """Tokens that the model takes at once."""
+    """Returns the maximum number of tokens of the model."""
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return longest if isinstance(longest, int) and longest > 1 else sys.maxsize
 
 
 def require_fitting(model: Any, blocks: Blocks, prompt: list[int]) -> None:
-    """Raises MisconfigurationException for ids that the model has no embedding of; a Mac would read what is there."""
+    """Raises MisconfigurationException for ids without an embedding: a Mac would read past the table."""
     size = model.get_input_embeddings().num_embeddings
     highest = max(max(ids) for ids in (prompt, *(block["input_ids"] for block in (*blocks.train, *blocks.held))))
     if highest >= size:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Fine-tunes a causal language model on text of one's own, by LoRA: small matrices beside its own, which stay.
+"""Fine-tunes a causal language model on your text with LoRA, which trains small added matrices.
 
     python run_lora.py --embedded
 
@@ -31,13 +31,13 @@ from mps_trainer.scripts.reach import go_offline_if_unreachable
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the script; gives the exit status, as `mps_trainer.scripts.run` has it."""
+    """Runs the script and returns the exit status of `mps_trainer.scripts.run`."""
     return run(NAME, lambda: parse(sys.argv[1:] if argv is None else argv), prepare, do)
 
 
 @dataclass(frozen=True)
 class Job:
-    """A Trainer, its data and their name, its sample's beginning and length, and the checkpoint to go on from."""
+    """A Trainer, its data and their name, the prompt and length of the sample, and the checkpoint to resume from."""
 
     trainer: Any
     tokenizer: Any
@@ -50,7 +50,7 @@ class Job:
 
 
 def prepare(model_args: ModelArguments, data_args: DataArguments, training_args: TrainingArguments) -> Job:
-    """Everything that comes before training, and that finds out whether there can be any."""
+    """Loads everything that training needs, and refuses what cannot be trained."""
     if find_spec("peft") is None:
         raise MisconfigurationException(
             f"{NAME} needs PEFT, which is not installed. Install it: pip install 'mps_trainer[peft]'."
@@ -118,12 +118,12 @@ def make_trainer(model: Any, tokenizer: Any, blocks: Blocks, training_args: Trai
 
 
 def perplexity(metrics: dict[str, float]) -> float:
-    """Of how many tokens the model chooses on average at each place; infinite beyond what a float holds."""
+    """Returns the perplexity, infinite if a float cannot hold it."""
     return math.exp(metrics["eval_loss"]) if metrics["eval_loss"] < 700 else math.inf
 
 
 def prompt_ids(data_args: DataArguments, tokenizer: Any, blocks: Blocks, longest: int) -> list[int]:
-    """Returns the tokens that the sample follows: their end, if they and the sample are more than the model takes."""
+    """Returns the prompt tokens of the sample, shortened at the start if the model cannot take all."""
     ids = tokenizer(data_args.prompt)["input_ids"] if data_args.prompt else blocks.held[0]["input_ids"][:4]
     room = longest - data_args.sample_tokens
     if room < 1:

@@ -1,4 +1,4 @@
-"""The script's arguments: those of TRL's own `trl sft`, with defaults for a Mac with 16 GB."""
+"""Defines the script's arguments: those of TRL's `trl sft`, with defaults for a Mac with 16 GB."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def parse(argv: list[str]) -> tuple[Any, Any, Any]:
 
 
 def check(script_args: Any, model_args: Any) -> None:
-    """Raises MisconfigurationException for flags, data and model that cannot be right or do not fit together."""
+    """Raises MisconfigurationException for flags, data and model that are invalid or conflict."""
     data, model = script_args.dataset_name, model_args.model_name_or_path
     if script_args.embedded and data is not None:
         raise MisconfigurationException("--embedded and --dataset_name are two sources of chats: give one of them.")
@@ -134,7 +134,7 @@ def check(script_args: Any, model_args: Any) -> None:
 
 
 def settle(model_args: Any, training_args: Any, typed: Any) -> None:
-    """Sets what no flag has said: precision by the device, layers and order by the rest.
+    """Sets defaults for missing flags: precision by the device, layers and order by the other flags.
 
     Args:
         typed: the values of the flags before TRL fills in its own defaults.

@@ -1,4 +1,4 @@
-"""Chats about a tool shed, and a tiny model with a chat template, for runs without a hub."""
+"""Provides chats about a tool shed and a tiny model with a chat template, for runs without the hub."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ TEMPLATE = (
 
 
 def chats() -> tuple[list[Chat], list[Chat]]:
-    """Returns the chats to train on, and those held back: one way to ask for each fact that the others ask for."""
+    """Returns training chats and held-out chats, which ask for the same facts in another way."""
     train, held = [], []
     for number, (tool, facts) in enumerate(TOOLS.items()):
         for (questions, answer), fact in zip(TOPICS, facts, strict=True):

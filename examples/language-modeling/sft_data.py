@@ -1,4 +1,4 @@
-"""The rows to train on: files are read line by line first, so that a wrong row is named before anything is loaded."""
+"""Loads the rows to train on. Checks files line by line first, to name a wrong row before anything is loaded."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def is_chat(rows: Any) -> bool:
 
 
 def first_question(rows: Any) -> str | None:
-    """Returns what the user says first in the first row; None where rows are no chats."""
+    """Returns the first message of the user in the first row, or None if rows are not chats."""
     row = next(iter(rows), {})
     messages = row.get("messages") or row.get("prompt")
     if isinstance(messages, str):
@@ -74,7 +74,7 @@ def first_question(rows: Any) -> str | None:
 
 
 def check_file(file: str, text_field: str = "text") -> int:
-    """Returns how many rows a file of JSON lines has.
+    """Returns the number of rows of a JSON Lines file.
 
     Raises:
         MisconfigurationException: for a file that cannot be read, and for the first row that is wrong, with its line.
@@ -128,7 +128,7 @@ def _format_of(names: Any, text_field: str) -> tuple[str, ...] | None:
 
 
 def _wrong_in(row: dict[str, Any], fields: tuple[str, ...]) -> str | None:
-    """Returns what is wrong with a row of this format, in a sentence; None for nothing."""
+    """Returns a sentence about the fault of a row of this format, or None."""
     if fields == ("conversations",):  # of other tools, which TRL converts
         return None
     for name in fields:

@@ -1,4 +1,4 @@
-"""TRL's trainer of a named model or of the tiny one, what it answers, and the model with the adapter merged."""
+"""Builds TRL's trainer, generates answers, and saves the model with the adapter merged."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def make_trainer(model_args: Any, training_args: Any, train: Any, held: Any) -> 
 
 
 def require_fitting(rows: Iterable[list[int]], size: int, name: str) -> None:
-    """Raises MisconfigurationException for a token beyond the model's `size`: a Mac would read whatever is there."""
+    """Raises MisconfigurationException for a token beyond the model's `size`: a Mac would read past the table."""
     highest = max(map(max, rows))
     if highest >= size:
         raise MisconfigurationException(

@@ -1,4 +1,4 @@
-"""The script's arguments: model, pairs, and what the embedded pairs change about training."""
+"""Defines the script's arguments: model, pairs, and defaults for the embedded pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pairs of sentences that say the same in other words, and a tiny BERT to learn it, for runs without a hub."""
+"""Provides paraphrase pairs and a tiny BERT for runs without the hub."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "i
 
 
 def pairs(train: int = 1200, held: int = 200, seed: int = 0) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Returns the pairs to train on, and those held back: other facts, in the same words."""
+    """Returns training pairs and held-out pairs with other facts in the same words."""
     draw = random.Random(seed)
     facts = [(a, b, c, d) for a in SLOTS[0] for b in SLOTS[1] for c in SLOTS[2] for d in SLOTS[3]]
     made = [_pair(fact, draw) for fact in draw.sample(facts, train + held)]

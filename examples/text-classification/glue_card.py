@@ -1,4 +1,4 @@
-"""What the model card says of the data: names that only the script knows."""
+"""Describes the data for the model card."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from glue_tasks import TASKS
 
 
 def card_settings(data: DataTrainingArguments) -> dict[str, Any]:
-    """For `create_model_card` and `push_to_hub`: the task, the language, and the data as far as they have a name."""
+    """Returns task, language and data for `create_model_card` and `push_to_hub`, where they have a name."""
     settings: dict[str, Any] = {"tasks": "text-classification"}
     if data.embedded:
         return {**settings, "language": "en", "dataset": f"made-up sample for {_title(data)} of run_glue.py"}

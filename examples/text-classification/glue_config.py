@@ -1,4 +1,4 @@
-"""A file of arguments: JSON or YAML, read strictly, so that nothing in it is taken for something else."""
+"""Reads a file of arguments, JSON or YAML, strictly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def is_config(word: str) -> bool:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The arguments in `path`, by name.
+    """Returns the arguments in `path`, by name.
 
     Raises:
         UserError: for a file that cannot be read, is no table of names and values, or has a name twice.

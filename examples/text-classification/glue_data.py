@@ -40,7 +40,7 @@ class LabelledData:
 
 
 def load_data(data: DataTrainingArguments, model: ModelArguments) -> LabelledData:
-    """The data that the arguments name.
+    """Loads the data that the arguments name.
 
     Raises:
         UserError: if it cannot be had or is not what is needed.
@@ -111,7 +111,7 @@ def _from_file(file: str, model: ModelArguments) -> Dataset:
 
 
 def _check_csv(file: str) -> None:
-    """Refuses what the reader would take in another way: rows of another length than the header's move columns."""
+    """Refuses rows with a different number of cells than the header, because the reader would shift columns."""
     limit = csv.field_size_limit(sys.maxsize)  # ours is checked below, with the line
     try:
         with open(file, encoding="utf-8-sig", newline="") as lines:
@@ -156,7 +156,7 @@ def _check_rows(file: str, reader: Any) -> None:
 
 
 def _with_labels_found(splits: DatasetDict) -> LabelledData:
-    """Data of one's own: classes are the labels there are, texts sentence1 and sentence2 or the first columns."""
+    """Loads your own data. Classes are the labels found; texts are sentence1 and sentence2 or the first columns."""
     labelled = [split for split in splits if split != "test"]
     for split in labelled:
         if len(splits[split]) == 0:
@@ -196,7 +196,7 @@ def _with_labels_found(splits: DatasetDict) -> LabelledData:
 
 
 def _classes(rows: Dataset) -> tuple[Any, ...]:
-    """The labels of `rows` in order; refuses what cannot be classes, which the model would take for a score."""
+    """Returns the labels of `rows` in order. Refuses labels that cannot be classes."""
     values = rows.unique("label")
     if len({type(value) for value in values}) > 1:
         kinds = " and ".join(sorted({type(value).__name__ for value in values}))
@@ -245,7 +245,7 @@ _TEXT = ("string", "large_string")
 
 
 def _text_columns(features: Any) -> tuple[str, ...]:
-    """sentence1 and sentence2, or the first one or two columns whose values are text."""
+    """Returns sentence1 and sentence2, or the first one or two columns with text."""
     texts = [name for name, feature in features.items() if name != "label" and getattr(feature, "dtype", "") in _TEXT]
     if "sentence1" in texts and "sentence2" in texts:
         return ("sentence1", "sentence2")
@@ -255,7 +255,7 @@ def _text_columns(features: Any) -> tuple[str, ...]:
 
 
 def _with_ids(rows: Any, ids: dict[Any, int]) -> Any:
-    """`rows` with class ids for labels; rows without a known label, as in a test set, get -1."""
+    """Returns `rows` with class ids for labels. Rows without a known label, as in a test set, get -1."""
     if "label" not in rows.column_names:
         return rows
     found = [ids.get(value, -1) for value in rows["label"]]

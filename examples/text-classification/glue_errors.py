@@ -1,4 +1,4 @@
-"""What ends the script with one line and no traceback."""
+"""Defines the error that ends the script with one line and no traceback."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from mps_trainer import MisconfigurationException
 
 
 class UserError(MisconfigurationException):
-    """Something that the person who typed the command can put right; the message says how."""
+    """An error that the user can correct. The message says how."""

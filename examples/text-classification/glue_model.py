@@ -1,4 +1,4 @@
-"""Model and tokenizer: the embedded tiny one, a folder's, or the hub's."""
+"""Loads model and tokenizer: the embedded tiny one, or from a folder or the hub."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mps_trainer.scripts.loading import errors_about, reports_kept_back, require
 
 
 def check_names(model: ModelArguments) -> None:
-    """Raises UserError for a path that leads to no folder: the hub has no names like it, and need not be asked."""
+    """Raises UserError for a path without a folder, because the hub has no such names."""
     for flag, contents in _CONTENTS.items():
         require_folder_or_name(flag, getattr(model, flag), contents)
 
@@ -45,7 +45,7 @@ def load_tokenizer(model: ModelArguments, data: DataTrainingArguments) -> Any:
 
 
 def _check_tokenizer(tokenizer: Any) -> None:
-    """Refuses a tokenizer that the library accepts and with which training fails, or learns nothing."""
+    """Refuses a tokenizer that the library accepts but that makes training fail or learn nothing."""
     if (not tokenizer.is_fast and not getattr(tokenizer, "vocab_size", 1)) or len(tokenizer) <= len(
         set(tokenizer.all_special_ids)
     ):
@@ -58,7 +58,7 @@ def _check_tokenizer(tokenizer: Any) -> None:
 
 
 def load_model(model: ModelArguments, data: DataTrainingArguments, labelled: LabelledData) -> Any:
-    """A model with a head for the labels; their names are in its configuration."""
+    """Returns a model with a head for the labels and their names in its configuration."""
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     settings: dict[str, Any] = {"num_labels": max(len(labelled.labels), 1), "finetuning_task": data.task_name}
@@ -86,7 +86,7 @@ def load_model(model: ModelArguments, data: DataTrainingArguments, labelled: Lab
 
 
 def label_order(network: Any, labelled: LabelledData) -> dict[int, int] | None:
-    """The model's id for each of the data's, where the model was trained with the same labels in another order.
+    """Returns the model's id for each label id of the data, if the model has the labels in another order.
 
     Otherwise None, and the labels' names are written into the model's configuration.
     """
@@ -109,7 +109,7 @@ def label_order(network: Any, labelled: LabelledData) -> dict[int, int] | None:
 
 
 def longest_input(network: Any) -> int:
-    """Tokens that the model takes; past the end of a table of positions a Mac reads whatever is there."""
+    """Returns the maximum number of tokens. A Mac would read past the end of the position table."""
     longest = sys.maxsize
     for name, module in network.named_modules():
         if name.endswith("position_embeddings") and hasattr(module, "num_embeddings"):
@@ -120,7 +120,7 @@ def longest_input(network: Any) -> int:
 
 
 def require_fitting(network: Any, splits: Any, tokenizer: Any) -> None:
-    """Raises UserError for ids that the model has no embedding of; a Mac would read whatever is there."""
+    """Raises UserError for ids without an embedding: a Mac would read past the table."""
     sizes = {"input_ids": network.get_input_embeddings().num_embeddings}
     for name, module in network.named_modules():
         if name.endswith("token_type_embeddings") and hasattr(module, "num_embeddings"):
@@ -152,7 +152,7 @@ def _source(model: ModelArguments) -> dict[str, Any]:
 
 
 def _fetch_settings(name: str, model: ModelArguments) -> None:
-    """Makes a tokenizer's settings that cannot be had an error; the library would take them for absent.
+    """Raises an error for invalid tokenizer settings, which the library would ignore.
 
     It would go on with its defaults, and a cased model would see text in lower case.
     """

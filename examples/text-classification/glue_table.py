@@ -1,4 +1,4 @@
-"""Rows in memory, with the methods of `datasets.Dataset` that the script uses.
+"""Holds rows in memory with the methods of `datasets.Dataset` that the script uses.
 
 GLUE's own files need no more, and `import datasets` takes as long as half of `import torch`.
 """
@@ -16,7 +16,7 @@ _TOGETHER = 1000  # rows that are tokenized at once
 
 
 class Lists(Sequence):
-    """Keeps lists of integers one after the other in one array, which takes less memory than Python's lists."""
+    """Stores lists of integers in one array, which needs less memory than Python's lists."""
 
     def __init__(self, lists: Sequence[Sequence[int]]) -> None:
         self._ends = [0, *accumulate(map(len, lists))]

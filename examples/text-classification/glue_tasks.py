@@ -1,4 +1,4 @@
-"""The nine tasks of GLUE: their columns on the hub, their labels, and their layout as TSV files."""
+"""Lists the nine tasks of GLUE: columns on the hub, labels, and the layout of their TSV files."""
 
 from __future__ import annotations
 

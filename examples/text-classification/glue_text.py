@@ -1,4 +1,4 @@
-"""What is text and what is not, for every kind of file."""
+"""Checks text for every kind of file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ LONGEST_TEXT = 1_000_000  # characters
 
 
 def fault_of(text: str) -> str | None:
-    """What keeps `text` from being a line or a cell of a table; None for text as it should be."""
+    """Returns why `text` is not a valid line or cell, or None for valid text."""
     if "\0" in text:
         return "a NUL byte, so this is not plain text. Save the file as UTF-8 text."
     if len(text) > LONGEST_TEXT:

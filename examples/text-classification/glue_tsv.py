@@ -1,4 +1,4 @@
-"""GLUE's own TSV files, read as they are: no quoting, and every malformed row reported with its line."""
+"""Reads GLUE's TSV files: no quoting, and every malformed row is reported with its line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LARGEST_SCORE = 3.4e38  # beyond it float32, which scores are kept in, has only 
 
 
 def load_folder(folder: Path, task: GlueTask) -> dict[str, Table]:
-    """The splits of `task` whose files are in `folder`, with the hub's columns, label ids and `idx`.
+    """Returns the splits of `task` with files in `folder`, with the hub's columns, label ids and `idx`.
 
     Test files have no labels; theirs are -1, as on the hub.
 
@@ -39,7 +39,7 @@ def load_folder(folder: Path, task: GlueTask) -> dict[str, Table]:
 
 
 def read_split(path: Path, task: GlueTask, split: str) -> Table:
-    """One file as a table."""
+    """Returns one file as a table."""
     labelled = not split.startswith("test")
     columns = dict(zip(task.tsv_text or task.text, task.text, strict=True))
     header, rows = read_rows(path, task.tsv_header if labelled else None)
@@ -65,7 +65,7 @@ def read_split(path: Path, task: GlueTask, split: str) -> Table:
 
 
 def read_rows(path: Path, header: tuple[str, ...] | None) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Column names, and each row's line number and cells. The first line is the header unless one is given.
+    """Returns column names, and line number and cells of each row. The first line is the header unless given.
 
     Lines end at a line feed and nowhere else, and cells at a tab: quotes mean nothing in these files.
     """
@@ -102,7 +102,7 @@ def _text(path: Path, number: int, line: bytes) -> str:
 
 
 def _label(path: Path, line: int, text: str, task: GlueTask) -> int | float:
-    """A class id, from its number or name; or a score."""
+    """Returns a class id from its number or name, or a score."""
     if task.is_regression:
         try:
             score = float(text)

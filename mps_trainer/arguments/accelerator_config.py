@@ -1,4 +1,4 @@
-"""Settings of batches and how processes share them: transformers' `AcceleratorConfig`, without torch."""
+"""Defines transformers' `AcceleratorConfig`, the settings of batches and processes, without torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..regular_file import MOST_BYTES, read_text
 
 @dataclass(eq=False)
 class AcceleratorConfig:
-    """Settings of the loaders. With one process those about sharing out leave the batches as they are.
+    """Holds the settings of the loaders. Those about several processes have no effect with one.
 
     Args:
         split_batches: the batch size is that of all processes together.
@@ -39,7 +39,7 @@ class AcceleratorConfig:
 
     @classmethod
     def from_json_file(cls, json_file: str | os.PathLike) -> AcceleratorConfig:
-        """Raises MisconfigurationException for a file that is no such thing."""
+        """Raises MisconfigurationException if the file has no such settings."""
         try:
             values = json.loads(read_text(os.fspath(json_file), MOST_BYTES))
         except (OSError, ValueError, RecursionError) as error:
@@ -66,7 +66,7 @@ class AcceleratorConfig:
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the settings, without those of one process alone, as in transformers."""
+        """Returns the settings without `use_configured_state`, as in transformers."""
         return {name: copy.deepcopy(value) for name, value in vars(self).items() if name != "use_configured_state"}
 
     def to_json_string(self) -> str:

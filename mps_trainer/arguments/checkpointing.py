@@ -1,4 +1,4 @@
-"""When checkpoints are written, which are kept, and which is best."""
+"""Checkpoints: when to write them, which to keep, and which is best."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes the values of the arguments right, or refuses them; the fields themselves have their choices and bounds.
+"""Converts and checks the values of the arguments. The fields declare their choices and bounds.
 
 Every refusal is a `ValueError` that names the field, the value, and what is accepted.
 """
@@ -27,7 +27,7 @@ _FIELDS = {field.name: field for field in dataclasses.fields(ArgumentGroups)}
 
 
 def _enum_of(hint: Any) -> type[Enum] | None:
-    """Returns the enum of a hint such as `IntervalStrategy | str`; None where there is none."""
+    """Returns the enum in a hint such as `IntervalStrategy | str`, or None."""
     for kind in typing.get_args(hint):
         # Python 3.10 takes list[...] for a type as well
         if isinstance(kind, type) and typing.get_origin(kind) is None and issubclass(kind, Enum):
@@ -66,7 +66,7 @@ def refuse(name: str, value: Any, accepted: str) -> ValueError:
 
 
 def coerce(args: Any, hints: dict[str, Any]) -> None:
-    """Gives every field of `args` the type that its hint names, where the value has just one reading as that type.
+    """Converts each field of `args` to the type of its hint if the conversion is unambiguous.
 
     A YAML file, for one, has `2e-5` as text and `no` as False.
     """
@@ -86,7 +86,7 @@ def coerce(args: Any, hints: dict[str, Any]) -> None:
 
 
 def check_values(args: Any) -> None:
-    """Raises ValueError for the first field whose value is wrong by itself."""
+    """Raises ValueError for the first field with an invalid value."""
     for name, words in WORDS.items():
         value = getattr(args, name)
         if value is not None and value not in words:
@@ -124,7 +124,7 @@ _FEWEST_AT_MOST = 64  # workers that wait for a network or a disk may be many on
 
 
 def check_combinations(args: Any) -> None:
-    """Raises ValueError for fields that do not go together."""
+    """Raises ValueError for fields that conflict."""
     for name in ("logging", "eval", "save"):
         if getattr(args, f"{name}_strategy") == "steps" and not getattr(args, f"{name}_steps"):
             raise refuse(f"{name}_steps", getattr(args, f"{name}_steps"), f"above 0 with {name}_strategy='steps'")
@@ -181,7 +181,7 @@ def _choice(name: str, value: Any) -> Enum:
 
 
 def _one_of(name: str, value: Any, words: dict[str, bool | None]) -> str:
-    """Returns a word of `words`, or the word that a flag stands for."""
+    """Returns a word of `words`, or the word that a boolean stands for."""
     flag = _FLAGS.get(str(value).lower())
     for word, meant in words.items():
         if value == word or (flag is not None and flag is meant):
@@ -216,7 +216,7 @@ def _mapping(name: str, value: Any) -> dict:
 
 
 def read_dictionary(name: str, value: Any) -> Any:
-    """Returns a JSON object as a dictionary, its texts that are numbers or truth values as these; else `value`."""
+    """Returns a JSON object as a dictionary with numbers and booleans parsed, or `value` if it is not JSON."""
     return _typed(_mapping(name, value)) if isinstance(value, str) and value.startswith("{") else value
 
 
@@ -296,7 +296,7 @@ def _with_parents(path: str) -> Iterable[str]:
 
 
 def _whole_steps(name: str, value: Any) -> int:
-    """Returns a number of steps, which transformers takes as an integer alone."""
+    """Returns a number of steps as an integer, which transformers requires."""
     if isinstance(value, float):
         raise refuse(name, value, "a whole number, not written as a fraction")
     return int(_number(name, value, int))

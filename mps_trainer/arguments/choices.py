@@ -1,4 +1,4 @@
-"""Values that an argument chooses from.
+"""Defines the choices of arguments.
 
 Each is a `str`, so it compares equal to transformers' enum of the same name without that enum, which needs torch,
 being imported.
@@ -122,7 +122,7 @@ class SamplingStrategy(Choice):
 
 
 class ParallelMode(Enum):
-    """Modes of parallel training; transformers' values."""
+    """Lists the modes of parallel training, with transformers' values."""
 
     NOT_PARALLEL = "not_parallel"
     NOT_DISTRIBUTED = "not_distributed"

@@ -1,4 +1,4 @@
-"""From dataset to batches."""
+"""Data loading."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class DataArguments:
 
 
 def parts_of_batch(batch_size: int, accumulation: int) -> int:
-    """Returns how many parts a training batch has with bucket_by_length; the examples of a part are of like length.
+    """Returns the number of parts of a training batch with bucket_by_length. A part has examples of similar length.
 
     Two, unless several batches make an update anyway, or a part would have fewer than 8 examples. An update whose
     examples all have one length follows what is peculiar to that length, and training in which every update does

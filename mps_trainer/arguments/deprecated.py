@@ -1,4 +1,4 @@
-"""Names that scripts written for earlier releases of transformers still pass.
+"""Deprecated names of earlier releases of transformers.
 
 Each does what it always did, says once what to write instead, and is then spent: its value has moved to the new
 name, so that copying the arguments does not warn again. Only logging_dir has no new name among the arguments and keeps
@@ -118,7 +118,7 @@ _REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def apply_deprecated(args: Any) -> None:
-    """Moves the values of deprecated fields of `args` to where they belong now; one `FutureWarning` for each used.
+    """Moves the values of deprecated fields of `args` to their new fields, with a `FutureWarning` for each.
 
     Raises `ValueError` where the old name and the new one ask for different things, or for what cannot be had.
     """
@@ -154,7 +154,7 @@ def _instead(old: str, new: str, value: Any) -> str:
 
 
 def _apply_lists_and_settings(args: Any) -> None:
-    """Moves the values of fields that have become a part of another."""
+    """Moves the values of deprecated fields that are now a part of another field."""
     if args.include_inputs_for_metrics:
         _warn(args, "include_inputs_for_metrics", "Use `include_for_metrics=['inputs']`.")
         args.include_for_metrics = sorted({*args.include_for_metrics, "inputs"})
@@ -181,7 +181,7 @@ def _apply_warmup_ratio(args: Any) -> None:
 
 
 class _Noted(str):
-    """A value that has been warned about."""
+    """Marks a value that the user was already warned about."""
 
 
 def _default(args: Any, name: str) -> Any:
@@ -210,7 +210,7 @@ def _warn(args: Any, old: str, instead: str) -> None:
 
 
 def _callers_level(args: Any) -> int:
-    """Returns the stacklevel, for `_warn`, of the line that asked for the arguments.
+    """Returns the stacklevel with which `_warn` points to the line that built the arguments.
 
     Between the two lie the methods of `args`, which a subclass may have extended, and whoever builds on request.
     """

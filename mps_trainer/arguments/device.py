@@ -1,4 +1,4 @@
-"""Which device, and how several processes work together."""
+"""Device and processes."""
 
 from __future__ import annotations
 

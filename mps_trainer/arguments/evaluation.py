@@ -1,4 +1,4 @@
-"""When and how the model is evaluated while it trains."""
+"""Evaluation during training."""
 
 from __future__ import annotations
 

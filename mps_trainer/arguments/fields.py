@@ -25,7 +25,7 @@ class Bounds:
 
 
 class Help(str):
-    """The text that `--help` shows of a field, with the field's bounds.
+    """The text that `--help` shows for a field, with the field's bounds.
 
     The bounds have no key of their own in the field's metadata, because argparse refuses keys that it does not know.
     """
@@ -57,5 +57,5 @@ def option(
 
 
 def bounds_of(field: dataclasses.Field[Any]) -> Bounds | None:
-    """Returns the bounds with which `option` declared a field; None for a field without."""
+    """Returns the bounds of a field that `option` declared, or None."""
     return getattr(field.metadata.get("help"), "bounds", None)

@@ -1,4 +1,4 @@
-"""All fields of the arguments but the deprecated ones, as one dataclass."""
+"""Combines all fields except the deprecated ones in one dataclass."""
 
 from __future__ import annotations
 

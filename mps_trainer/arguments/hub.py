@@ -1,4 +1,4 @@
-"""Where the model is uploaded to, and when."""
+"""Uploads to the hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Holds the arguments for what is done to the model before it trains."""
+"""Preparation of the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The optimizer, its schedule, and how long it runs."""
+"""Optimizer, learning rate schedule and duration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How several processes share the work."""
+"""Several processes."""
 
 from __future__ import annotations
 

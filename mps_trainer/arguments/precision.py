@@ -1,4 +1,4 @@
-"""Number formats and memory for time."""
+"""Number formats and activation checkpointing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PrecisionArguments:
 
 
 def launched_precision(environ: Mapping[str, str]) -> str:
-    """Returns the format that a launcher asks to autocast to: "fp16", "bf16" or "no".
+    """Returns the autocast format that a launcher requests: "fp16", "bf16" or "no".
 
     Raises:
         MisconfigurationException: if it is anything else.

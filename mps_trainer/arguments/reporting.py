@@ -1,4 +1,4 @@
-"""What is logged, when, and to whom."""
+"""Logs, progress and reports."""
 
 from __future__ import annotations
 

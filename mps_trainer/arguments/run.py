@@ -1,4 +1,4 @@
-"""What is run, where its files go, and from which seed."""
+"""The run: its phases, files and seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Methods that set several arguments of one subject at once, each returning the arguments."""
+"""Defines methods that set several related arguments at once and return the arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Setters:
     """transformers' `set_*` methods, with its names and defaults, which are not always those of the fields."""
 
     def check(self) -> None:
-        """Makes the values right after a change; raises for wrong ones."""
+        """Checks the values after a change; raises for invalid ones."""
         raise NotImplementedError
 
     def set_training(
@@ -92,7 +92,7 @@ class Setters:
         on_each_node: bool = False,
         replica_level: str = "passive",
     ) -> _Self:
-        """Sets when to log, and to whom."""
+        """Sets when and where to log."""
         _require_steps(strategy, steps)
         return self._set(
             logging_strategy=strategy,
@@ -149,7 +149,7 @@ class Setters:
     def set_lr_scheduler(
         self: _Self, name: str = "linear", num_epochs: float = 3.0, max_steps: int = -1, warmup_steps: float = 0
     ) -> _Self:
-        """Sets the schedule of the learning rate, and the number of steps."""
+        """Sets the learning rate schedule and the number of steps."""
         return self._set(
             lr_scheduler_type=name, num_train_epochs=num_epochs, max_steps=max_steps, warmup_steps=warmup_steps
         )
@@ -186,7 +186,7 @@ class Setters:
         )
 
     def _set(self: _Self, **values: Any) -> _Self:
-        """Sets all of `values` or, if one of them is refused, none."""
+        """Sets all of `values`, or none if one of them is invalid."""
         before = {name: getattr(self, name) for name in values}
         vars(self).update(values)
         try:

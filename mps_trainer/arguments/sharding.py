@@ -1,4 +1,4 @@
-"""Settings of sharding a model over processes: the values of `fsdp` and `fsdp_config`.
+"""Reads the settings of sharding: the values of `fsdp` and `fsdp_config`.
 
 The keys are transformers'. Those of PyTorch's first FSDP, of TPUs and of loading are known too, so that an existing
 file is either followed or answered.
@@ -55,7 +55,7 @@ OPTIMIZERS = (
 
 
 def settle(args: Any) -> None:
-    """Makes `args.fsdp` True and `args.fsdp_config` a dictionary of known keys, if sharding is asked for.
+    """Sets `args.fsdp` to True and `args.fsdp_config` to a dictionary of known keys if sharding is requested.
 
     Raises:
         MisconfigurationException: for values that cannot be, and for other arguments that do not go with them.
@@ -77,7 +77,7 @@ def settle(args: Any) -> None:
 
 
 def without_effect(args: Any) -> list[str]:
-    """Returns a sentence for each setting of `fsdp_config` that changes nothing."""
+    """Returns a sentence for each setting of `fsdp_config` that has no effect."""
     config = args.fsdp_config
     if not args.fsdp:
         return ["fsdp_config has an effect with fsdp=True only."] if config else []
@@ -105,7 +105,7 @@ def without_effect(args: Any) -> list[str]:
 
 
 def _asked(value: Any) -> tuple[Any, dict[str, Any]]:
-    """Returns whether sharding is asked for, and the settings that the options of earlier releases stand for."""
+    """Returns True if sharding is requested, and the settings that options of earlier releases imply."""
     if value is None or isinstance(value, bool):
         return value, {}
     words = value.split() if isinstance(value, str) else value
@@ -159,7 +159,7 @@ def _read(value: Any) -> dict[str, Any]:
 
 
 def _without_prefix(given: dict[str, Any]) -> dict[str, Any]:
-    """Returns the settings with transformers' names; a name given with its prefix as well has to mean the same."""
+    """Returns the settings with transformers' names. A name given with and without prefix must have one value."""
     config: dict[str, Any] = {}
     for key, item in given.items():
         name = key.removeprefix("fsdp_")

@@ -14,7 +14,7 @@ from ..errors import MisconfigurationException
 
 @dataclass(frozen=True)
 class Refusal:
-    """A field, the values of it that are refused, why, and what to do instead."""
+    """A field with its refused values, the reason, and what to use instead."""
 
     name: str
     values: str
@@ -57,7 +57,7 @@ REFUSALS = [
 
 
 def refuse_what_cannot_be(args: Any) -> None:
-    """Raises MisconfigurationException for the first field of `args` that asks for what is refused."""
+    """Raises MisconfigurationException for the first field of `args` with a refused value."""
     for refusal in REFUSALS:
         value = getattr(args, refusal.name)
         if refusal.is_refused(value):

@@ -1,4 +1,4 @@
-"""Watches a run: transformers' callbacks as they are, and this project's own."""
+"""Provides the callbacks that watch a run: transformers' and this package's own."""
 
 from __future__ import annotations
 

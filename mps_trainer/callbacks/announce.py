@@ -1,4 +1,4 @@
-"""The lines at log level info that say what a run is about to do."""
+"""Logs at level info what a run is about to do."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def announce(
     update_size: int,
     num_examples: Callable[[], int | None],
 ) -> None:
-    """Logs the sizes of data, batches and model, and where a resumed run goes on.
+    """Logs the sizes of data, batches and model, and the step at which a resumed run continues.
 
     Args:
         batch_size: examples in a batch of one process.

@@ -1,4 +1,4 @@
-"""Logs the memory of the device and the load of the machine beside the loss."""
+"""Logs the memory of the device and the load of the machine together with the loss."""
 
 from __future__ import annotations
 

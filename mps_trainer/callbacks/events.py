@@ -1,4 +1,4 @@
-"""Telling callbacks what happens, step by step, at no cost where nobody listens."""
+"""Calls the callbacks at each event, and skips events that no callback handles."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OF_STEPS = {
 
 
 class ReportingHandler(CallbackHandler):
-    """transformers' handler, which after the callbacks tells the report of a run the events that it has a method for.
+    """transformers' handler. After the callbacks it passes each event to the report of the run.
 
     Events that a subclass of the Trainer tells the handler itself are in the report too.
     """
@@ -42,7 +42,7 @@ class ReportingHandler(CallbackHandler):
 
 
 class Events:
-    """Tells the callbacks of a handler what happens, and holds what they are told: arguments, state and control.
+    """Calls the callbacks of a handler and holds their arguments: arguments, state and control.
 
     At the events of each step, only callbacks that do something there are called, in the handler's order and with its
     arguments. A callback that has TrainerCallback's own empty method is passed over.
@@ -80,16 +80,16 @@ class Events:
 
     @property
     def report(self) -> RunReport | None:
-        """The report of the run; None if it leaves none, or has a handler of somebody's own."""
+        """Returns the report of the run, or None if there is none or the user replaced the handler."""
         return getattr(self.handler, "report", None)
 
     def note(self, kind: str, text: str = "") -> None:
-        """Puts on the time line of the run's report what no callback is told."""
+        """Adds an event that no callback sees to the time line of the report."""
         if self.report is not None:
             self.report.note(kind, self.state.global_step, text)
 
     def covers(self, event: str) -> bool:
-        """Returns True for an event that `tell` may tell: not with a handler of somebody's own, or a changed one."""
+        """Returns True if `tell` may call the callbacks directly: the handler is this package's and unchanged."""
         own, is_plain = vars(self.handler), type(self.handler) in (CallbackHandler, ReportingHandler)
         return event in _OF_STEPS and is_plain and not ("call_event" in own or event in own)
 
@@ -131,7 +131,7 @@ class Events:
 
 
 def _listens(callback: Any, event: str) -> bool:
-    """Returns True if `callback` has a method of its own for `event`, found without asking the callback for it."""
+    """Returns True if the class of `callback` overrides the method for `event`."""
     kind = type(callback)
     return (
         getattr(kind, event, None) is not getattr(TrainerCallback, event)

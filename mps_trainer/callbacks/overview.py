@@ -45,7 +45,7 @@ def first_lines(args: Any, state: Any, model: Any, loader: Any) -> list[str]:
 def _resumed(state: Any) -> str | None:
     if not state.global_step:
         return None
-    return f"goes on after step {state.global_step} of {state.max_steps}, in epoch {state.epoch or 0:.2f}"
+    return f"resumes after step {state.global_step} of {state.max_steps}, in epoch {state.epoch or 0:.2f}"
 
 
 def parameters_of(model: Any) -> str:
@@ -71,7 +71,7 @@ def expected_checkpoints(args: Any, state: Any, model: Any) -> str:
         text += f", about {format_bytes(checkpoint_size(args, model))}{each}"
     limit = args.save_total_limit
     if limit is not None and limit > 0 and (count is None or limit < count):
-        text += f", of which the newest {limit} stay" if limit > 1 else ", of which the newest stays"
+        text += f", keeping the newest {limit}" if limit > 1 else ", keeping the newest"
         text += " and the best" if args.load_best_model_at_end else ""
     return text
 

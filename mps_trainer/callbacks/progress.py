@@ -100,7 +100,7 @@ class ProgressCallback(TransformersProgressCallback):
         self._end_evaluation()
 
     def _begin_evaluation(self, args: Any, loader: Any) -> None:
-        """Begins after the first batch, which counts as done and whose time is unknown."""
+        """Starts the bar after the first batch, which counts as done without a time."""
         total = length_of(loader)
         examples = num_examples(loader, args.eval_batch_size) / total if total else args.eval_batch_size
         self._evaluated_loader = loader

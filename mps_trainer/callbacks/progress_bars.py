@@ -1,4 +1,4 @@
-"""Draws a bar on a terminal: progress, time left, samples/s, memory, as far as there is room."""
+"""Draws a bar on a terminal with progress, time left, samples/s and memory, as far as they fit."""
 
 from __future__ import annotations
 

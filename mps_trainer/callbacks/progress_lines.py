@@ -40,7 +40,7 @@ class Tenths:
         return True
 
     def tell(self) -> None:
-        """Notes that another line has shown the progress."""
+        """Records that another line has shown the progress."""
         self._told, self._told_at = True, time.perf_counter()
 
     def leave_out(self, seconds: float) -> None:

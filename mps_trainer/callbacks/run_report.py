@@ -81,7 +81,7 @@ class RunReport:
 
     @_never_in_the_way
     def note(self, kind: str, step: int, text: str) -> None:
-        """Adds an event to the time line; a checkpoint may also bring what is known to the disk."""
+        """Adds an event to the time line. At a checkpoint it may also write the record to disk."""
         if self._recorder is not None and not self._recorder.ended:
             self._recorder.note(kind, step, text)
             if kind == "checkpoint":
@@ -102,7 +102,7 @@ class RunReport:
 
     @_never_in_the_way
     def end_search(self, folder: str) -> None:
-        """Compares the trials of a search, whose records are in folders of their own, in a page in `folder`."""
+        """Writes a page to `folder` that compares the trials of a search."""
         trials, self._trials = [trial for trial in self._trials if is_recorded(trial)], []
         if not trials or not _can_draw(folder):
             return

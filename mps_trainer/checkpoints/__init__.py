@@ -1,1 +1,1 @@
-"""A run's files to resume from: written whole or not at all, chosen, read without running code."""
+"""Writes, selects and reads the checkpoints of a run: atomic writes, and no code execution on reading."""

@@ -1,4 +1,4 @@
-"""One piece of work at a time beside the training."""
+"""Runs one task at a time in the background of training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 
 
 class Background:
-    """Runs work in a thread of its own, one piece at a time; what it raises is raised where it is asked after.
+    """Runs one task at a time in a thread. An error of the task is raised when its result is requested.
 
     The thread ends with the process, whatever it is doing: what it writes must not matter until it is finished.
     """
@@ -20,7 +20,7 @@ class Background:
         self._error: BaseException | None = None
 
     def start(self, work: Callable[[], None]) -> None:
-        """Begins with `work`, when the work before it has ended."""
+        """Starts `work` after the previous task has ended."""
         self.wait()
 
         def run() -> None:
@@ -34,7 +34,7 @@ class Background:
         self._thread.start()
 
     def wait(self) -> None:
-        """Waits for the work to end.
+        """Waits until the task ends.
 
         Raises:
             BaseException: what the work raised, once.
@@ -49,11 +49,11 @@ class Background:
 
     @classmethod
     def settle(cls) -> None:
-        """Waits for what anyone in this process has begun; a run that was interrupted does not wait for its own."""
+        """Waits for all tasks of this process. An interrupted run leaves its task behind."""
         while cls._of_process:
             cls._of_process.pop().join()
 
     def poll(self) -> None:
-        """Raises what the work raised, if it has ended; does not wait for it."""
+        """Raises the error of a finished task; does not wait for a running one."""
         if self._thread is not None and not self._thread.is_alive():
             self.wait()

@@ -42,7 +42,7 @@ _WORDS = {"_anneal_func_type": ("cos", "linear"), "anneal_strategy": ("cos", "li
 
 
 def require_belonging(saved: Any, part: Any) -> None:
-    """Raises ValueError that says how `saved` differs from what `part`, an optimizer, schedule or scaler, needs."""
+    """Raises ValueError if `saved` does not fit `part`: an optimizer, a scheduler or a gradient scaler."""
     if isinstance(part, torch.optim.Optimizer):
         _check_optimizer(saved, part)
     elif isinstance(part, torch.optim.lr_scheduler.LRScheduler):
@@ -204,7 +204,7 @@ def _check_schedule(saved: Any, schedule: Any, least_epoch: int = 0) -> None:
 
 
 def _are_functions(saved: Any, own: list[Any], functions: list[Any]) -> bool:
-    """Returns True if `saved` are attributes of the functions and replace none of their methods."""
+    """Returns True if `saved` are attributes of the functions and do not replace a method."""
     return (
         isinstance(saved, list)
         and len(saved) == len(own)
@@ -241,7 +241,7 @@ def _is_method(part: Any, name: str) -> bool:
 
 
 def _is_setting(value: Any) -> bool:
-    """Returns True for numbers and what is made of them."""
+    """Returns True for numbers and for containers of numbers."""
     return not isinstance(value, bool) and isinstance(value, (int, float, tuple))
 
 

@@ -1,4 +1,4 @@
-"""Finds a run's checkpoint folders, chooses the one to resume from, and removes those that are too many."""
+"""Finds a run's checkpoint folders, selects the one to resume from, and removes old ones."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def checkpoint_to_resume(requested: str | bool | None, output_dir: str) -> str |
     folder = os.fspath(requested) if isinstance(requested, os.PathLike) else requested
     if not isinstance(folder, str) or not folder or "\0" in folder:
         raise MisconfigurationException(
-            f"resume_from_checkpoint is {shown(requested)}, which is no folder. Give the path of a folder "
+            f"resume_from_checkpoint is {shown(requested)}, which is not a folder. Give the path of a folder "
             "checkpoint-<step>, or True for the newest one in output_dir."
         )
     if folder.lower() == "true" and not os.path.exists(folder):
@@ -69,7 +69,7 @@ def checkpoint_to_resume(requested: str | bool | None, output_dir: str) -> str |
             "wrote."
         )
     others = _whole_others(folder)
-    way_on = f"The last good checkpoint beside it is {others[-1]}." if others else "There is no good one beside it."
+    way_on = f"The last good checkpoint beside it is {others[-1]}." if others else "There is no intact one next to it."
     if os.path.isfile(os.path.join(folder, manifest.NAME)):
         way_on += f" If it was changed on purpose, remove {manifest.NAME} from it, and it is taken as it is."
     raise MisconfigurationException(f"The checkpoint {folder} is damaged: {why}. {way_on}")
@@ -148,7 +148,7 @@ def unfinished_folder(output_dir: str, step: int) -> str:
 
 
 def put_in_place(unfinished: str, folder: str) -> None:
-    """Gives a folder that is written and flushed its name, in place of one that had it before."""
+    """Renames a complete folder to its final name and replaces an existing folder."""
     replaced = f"{unfinished}{_REPLACED}"
     if os.path.isdir(folder):
         os.rename(folder, replaced)
@@ -163,7 +163,7 @@ def is_left_over(name: str) -> bool:
 
 
 def clear_left_overs(output_dir: str) -> None:
-    """Removes checkpoints that a killed run had not finished; puts back one that was to be replaced."""
+    """Removes unfinished checkpoints of a killed run and restores one that was being replaced."""
     if not os.path.isdir(output_dir):
         return
     for match in filter(None, map(_LEFT_OVER.fullmatch, sorted(os.listdir(output_dir)))):
@@ -178,7 +178,7 @@ def clear_left_overs(output_dir: str) -> None:
 
 
 def rotate(output_dir: str, limit: int | None, kept: set[str | None], earlier: set[str]) -> None:
-    """Removes the oldest checkpoints until `limit` are left, but none of `kept`: the newest and the best.
+    """Removes the oldest checkpoints until `limit` are left. Keeps those in `kept`: the newest and the best.
 
     Those of an `earlier` run, whatever their steps, are older than all of this run.
     """
@@ -194,7 +194,7 @@ def rotate(output_dir: str, limit: int | None, kept: set[str | None], earlier: s
 
 
 def remove(folder: str) -> None:
-    """Removes a checkpoint: renames it first, so that no half of one is left."""
+    """Removes a checkpoint. It is renamed first, so that no partial checkpoint remains."""
     parting = os.path.join(os.path.dirname(folder), f"{_UNFINISHED}removed-{os.path.basename(folder)}")
     try:
         os.rename(folder, parting)

@@ -1,4 +1,4 @@
-"""The one way a checkpoint is written, and what is remembered of one that the disk did not take.
+"""Writes the checkpoints of a run and remembers a failed one.
 
 The files go to an unfinished folder, which then takes the checkpoint's name: a checkpoint that exists is whole.
 """
@@ -43,7 +43,7 @@ class Writer:
 
 
 class CheckpointManager:
-    """Writes a run's checkpoints, one at a time. Training goes on where the disk does not take one.
+    """Writes a run's checkpoints one at a time. Training continues if one cannot be written.
 
     Args:
         write_state: writes a state as the JSON file of this path.
@@ -62,7 +62,7 @@ class CheckpointManager:
         on_saved: Callable[[], None],
         on_unsaved: Callable[[], None],
     ) -> None:
-        """Writes the checkpoint of `state` into `run_dir`; the processes that write together all have to call it.
+        """Writes the checkpoint of `state` into `run_dir`. All processes that write together must call it.
 
         Args:
             on_saved: called once the checkpoint is there, by the first of them, in the thread that wrote it.
@@ -95,7 +95,7 @@ class CheckpointManager:
             )
 
     def _why_not_written(self, folder: str, unfinished: str, state: TrainerState, writer: Writer) -> str | None:
-        """Writes the checkpoint; returns why the disk did not take it, in all processes, or None."""
+        """Writes the checkpoint. Returns in all processes why it could not be written, or None."""
 
         def begin() -> None:
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -125,7 +125,7 @@ class CheckpointManager:
 
 
 def _attempted(work: Callable[[], None] | None, unfinished: str, writer: Writer) -> str | None:
-    """Returns why the disk did not take what one of the processes wrote to `unfinished`, in all of them, or None.
+    """Returns in all processes why one of them could not write to `unfinished`, or None.
 
     Where `work` fails in one of them, the folder is gone.
 

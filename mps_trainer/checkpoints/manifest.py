@@ -26,7 +26,7 @@ _whole: dict[str, tuple] = {}  # folders found whole, as they were then: a large
 
 
 def write(folder: str, step: int, save: int) -> None:
-    """Writes the manifest of what is in `folder` now. There is a manifest at all times, if there was one before.
+    """Writes the manifest of the files in `folder`. It replaces an existing manifest in one step.
 
     Args:
         step: the step of the run.
@@ -43,7 +43,7 @@ def write(folder: str, step: int, save: int) -> None:
 
 
 def renew(folder: str, step: int) -> None:
-    """Writes the manifest again if the files are not those that were sealed: a callback may change them at on_save."""
+    """Writes the manifest again if the files changed since: a callback may change them at on_save."""
     if os.path.isfile(os.path.join(folder, NAME)) and _whole.get(folder) != _signature(folder):
         number: Any = None
         with contextlib.suppress(MisconfigurationException):  # not read(), which may refuse what a callback has added
@@ -53,7 +53,7 @@ def renew(folder: str, step: int) -> None:
 
 
 def note_whole(folder: str) -> None:
-    """Remembers that the files in `folder` are, as they are now, those of its manifest."""
+    """Remembers that the files in `folder` match its manifest."""
     _whole[folder] = _signature(folder)
 
 
@@ -94,7 +94,7 @@ def read(folder: str) -> dict[str, Any]:
 
 
 def converted(folder: str) -> str | None:
-    """Returns a clause that says which weights files replaced those that were saved; None if they are the same."""
+    """Returns a clause that names weights files that replaced the saved ones, or None."""
     try:
         listed = read(folder)["files"]
         others = [name for name in weight_files(folder) if name not in listed]
@@ -111,7 +111,7 @@ def _some(names: list[str]) -> str:
 
 
 def fault(folder: str) -> str | None:
-    """Returns what is wrong with a checkpoint, as a clause that names the file; None for a whole one.
+    """Returns a clause that names the damaged file of a checkpoint and its fault; None for an intact checkpoint.
 
     With a manifest, every listed file has to be there, byte by byte; other files are ignored. Without one, as
     transformers writes it, no file may be cut off, as far as its format shows that.
@@ -237,7 +237,7 @@ def _fault_of_form(name: str, path: str) -> str | None:
 
 
 def _is_whole_archive(path: str) -> bool:
-    """Returns True unless a zip file is cut off; other files, as of an older torch.save, tell nothing."""
+    """Returns False for a truncated zip file, else True. Other formats, as of an older torch.save, are not checked."""
     with open(path, "rb") as file:
         begin = file.read(2)
     return zipfile.is_zipfile(path) or begin not in (b"PK", b"P", b"")

@@ -1,4 +1,4 @@
-"""A model on disk."""
+"""Writes and loads the files of a model."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def save(
 
 
 def save_without_weights(model: Any, processing_class: Any, args: TrainingArguments, folder: str) -> None:
-    """Writes the rest of what `save` writes, for weights that each process writes a part of."""
+    """Writes the files of `save` except the weights, which each process writes in part."""
     os.makedirs(folder, exist_ok=True)
     if isinstance(model, PreTrainedModel):  # as its own save_pretrained does
         model.config.architectures = [class_of(model).__name__]
@@ -67,7 +67,7 @@ def save_without_weights(model: Any, processing_class: Any, args: TrainingArgume
 
 
 class Weights(nn.Module):
-    """Stands for a model whose weights were copied, to be written by what writes models."""
+    """Represents a model with copied weights, for the functions that write models."""
 
     def __init__(self, weights: dict[str, Any]) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ def _save_arguments(args: TrainingArguments, path: str) -> None:
 
 
 def make_folder(path: str) -> None:
-    """Makes the output folder, before hours of training and not after.
+    """Creates the output folder before training starts, so that an error does not come hours later.
 
     Raises:
         MisconfigurationException: if it cannot be made or written to.
@@ -147,7 +147,7 @@ def _put(model: nn.Module, weights: dict[str, torch.Tensor]) -> Any:
 
 
 def _put_shards(model: nn.Module, folder: str) -> Any:
-    """Reads into the model what of the weights in `folder`, which each process wrote a part of, is this process's."""
+    """Loads this process's part of the sharded weights in `folder` into the model."""
     state, there = model.state_dict(keep_vars=True), shards.listed(folder, shards.WEIGHTS)
     for name, (shape, _) in there.items():
         if name in state and state[name].shape != shape:
@@ -176,7 +176,7 @@ def _read_weights(folder: str) -> dict[str, torch.Tensor]:
 
 
 def _load_by_library(model: Any, folder: str) -> bool:
-    """Loads a transformers model by its own from_pretrained; False if that does not find every parameter either."""
+    """Loads a transformers model by its own from_pretrained. Returns False if parameters are missing."""
     with _without_bars():
         kind: Any = class_of(model)
         try:
@@ -201,7 +201,7 @@ def _sharing_memory_with_loaded(model: nn.Module, missing: set[str]) -> set[str]
 
 @contextlib.contextmanager
 def _writing_here(model: Any) -> Iterator[None]:
-    """Inside, save_pretrained() writes in whichever process: transformers' own writes in the first one of all only.
+    """Lets save_pretrained() write in any process inside; transformers' writes only in the first one.
 
     With save_on_each_node the first one of each machine writes.
     """

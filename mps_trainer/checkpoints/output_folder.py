@@ -1,4 +1,4 @@
-"""The folder that several processes write into: one for all, and nobody else's."""
+"""Checks and locks the output folder that the processes of a run share."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def require_shared(folder: str, processes: Processes, why: str) -> None:
 
 @contextlib.contextmanager
 def only_run_of_all_in(folder: str, processes: Processes, writes: bool) -> Iterator[None]:
-    """Inside, no other run trains into `folder`; with `writes`, this process is one of those that keep others out.
+    """Keeps other runs from training into `folder` inside. With `writes`, this process holds the lock.
 
     Raises:
         MisconfigurationException: in all processes, if one of those that write finds another run there.
@@ -72,7 +72,7 @@ def only_run_of_all_in(folder: str, processes: Processes, writes: bool) -> Itera
 
 @contextlib.contextmanager
 def own_run_folder(run_dir: str, args: TrainingArguments, processes: Processes) -> Iterator[None]:
-    """Inside, no other process trains into the output folder, and nothing half written is in `run_dir`.
+    """Locks the output folder inside and removes unfinished checkpoints from `run_dir`.
 
     Raises:
         MisconfigurationException: if another run is there, or a process does not see a folder that all have to share.

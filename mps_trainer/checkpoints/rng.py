@@ -1,4 +1,4 @@
-"""The files of a checkpoint that hold the states of the random number generators."""
+"""Reads the files of a checkpoint with the states of the random number generators."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILE = "rng_state.pth"
 
 
 def file_of(rank: int, size: int) -> str:
-    """The name of the file of process `rank` of `size`."""
+    """Returns the name of the file of process `rank` of `size`."""
     return FILE if size == 1 else f"rng_state_{rank}.pth"
 
 
@@ -45,7 +45,7 @@ _REQUIRED = ["python", "numpy", "cpu"]
 
 
 def files_of(checkpoint: str) -> list[str]:
-    """The files of the generators, one for each process that made `checkpoint`."""
+    """Returns the files of the generators, one for each process that wrote `checkpoint`."""
     several = sorted(name for name in os.listdir(checkpoint) if re.fullmatch(r"rng_state_\d+\.pth", name))
     return several or [FILE]
 
@@ -69,7 +69,7 @@ _OTHER_NUMBER = (
 
 
 def _require_states(path: str, state: dict[str, Any]) -> None:
-    """Raises MisconfigurationException for what the generators do not take, now and not once training is under way.
+    """Raises MisconfigurationException for an invalid state before training starts.
 
     They say so only when they are set, so they are, and set back: this costs less than a millisecond.
     """
@@ -85,7 +85,7 @@ def _require_states(path: str, state: dict[str, Any]) -> None:
 
 
 def _require_place(state: dict[str, Any]) -> None:
-    """Raises ValueError for what Python and NumPy take for a state without looking, and fail with later."""
+    """Raises ValueError for a state that Python or NumPy accepts now and fails with later."""
     following = state["python"][2]
     if not (following is None or isinstance(following, float)):
         raise ValueError("Python's next number is none")

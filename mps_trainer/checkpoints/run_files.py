@@ -1,4 +1,4 @@
-"""Checkpoints: the files of a run at one step, written and read.
+"""Writes and reads the files of a run at one step.
 
 Names and contents are transformers', so that a run that it began goes on here, and one that began here goes on there.
 """
@@ -44,7 +44,7 @@ def save_parts(parts: Mapping[str, Any], folder: str) -> None:
 
 
 def state_of(part: Any) -> Any:
-    """Returns what a checkpoint keeps of `part`: its state_dict(), or `part` if it is a state already."""
+    """Returns the state of `part` for a checkpoint: its state_dict(), or `part` if it is a state already."""
     return part if isinstance(part, dict) else part.state_dict()
 
 
@@ -63,7 +63,7 @@ def save_shards(model: torch.nn.Module, optimizer: Any, folder: str, group: Any)
 
 
 def save_rest_of_optimizer(optimizer: Any, folder: str) -> None:
-    """Writes what of the state of `optimizer` is no tensor, which all processes have alike."""
+    """Writes the parts of the state of `optimizer` that are not tensors. They are equal in all processes."""
     torch.save(_tensors_and_rest(optimizer)[1], os.path.join(folder, shards.REST))
 
 
@@ -78,7 +78,7 @@ def _tensors_and_rest(optimizer: Any) -> tuple[dict[str, torch.Tensor], dict[str
 
 
 def _read_shards(optimizer: Any, folder: str) -> Any:
-    """Returns the optimizer's state that all processes wrote in parts; this process's part of what is sharded now."""
+    """Returns the optimizer's state from sharded files, with this process's part of sharded tensors."""
     saved = read_tensors(os.path.join(folder, shards.REST), required=["state", "param_groups"])
     parameters = dict(enumerate(_parameters(optimizer)))
     tensors: dict[str, torch.Tensor] = {}
@@ -93,7 +93,7 @@ def _read_shards(optimizer: Any, folder: str) -> Any:
 
 
 def position_of_all(saved: dict[str, Any] | None, folder: str, size: int) -> dict[str, Any]:
-    """Returns where the run stood; its loss is the mean over the processes of then, if those were more or fewer."""
+    """Returns the loop's position. The loss is averaged if the number of processes has changed."""
     position, files = position_of(saved, folder), files_of(folder)
     if not position or len(files) in (1, size):
         return position
@@ -103,7 +103,7 @@ def position_of_all(saved: dict[str, Any] | None, folder: str, size: int) -> dic
 
 
 def position_of(saved: dict[str, Any] | None, folder: str) -> dict[str, Any]:
-    """Returns the loop's state; {} if the checkpoint has none, as one that transformers wrote.
+    """Returns the loop's state, or {} for a checkpoint without one, such as transformers'.
 
     Raises:
         MisconfigurationException: for what is no such place.
@@ -169,7 +169,7 @@ def _parameters(optimizer: Any) -> list[Any]:
 
 
 def note_best(state: TrainerState, folder: str, earlier: set[str]) -> None:
-    """Records where the best weights are, which may be the checkpoint that is about to exist."""
+    """Records the checkpoint of the best weights, which may be the next one."""
     if state.best_global_step:
         best = checkpoint_folder(folder.removesuffix(os.path.basename(folder)), state.best_global_step)
         if best == folder or (os.path.isdir(best) and best not in earlier):

@@ -1,4 +1,4 @@
-"""Checkpoints of a model that is sharded over the processes: gathered and written by the first, or written by all."""
+"""Writes checkpoints of a sharded model: gathered in the first process, or each process its part."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def sharded_writer(
     save_rest: Sequence[Callable[[str], None]],
     processes: Processes,
 ) -> Writer:
-    """Returns the writer of a checkpoint of which each process writes its part.
+    """Returns the writer of a checkpoint in which each process writes its part.
 
     Args:
         parts: optimizer and schedule, by the names of their files; without them, only the model is written.

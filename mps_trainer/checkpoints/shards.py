@@ -1,4 +1,4 @@
-"""Writes tensors by parts, each process its own, to be read again by any number of processes.
+"""Writes sharded tensors, each process its part. Any number of processes can read them.
 
 Uses PyTorch's Distributed Checkpoint with its storage in safetensors: its own format lists the parts in a pickle,
 which could run code when it is read. Here the files' headers list them.
@@ -56,7 +56,7 @@ def write(checkpoint: str, what: str, tensors: dict[str, torch.Tensor], group: A
 
 
 def list_parts(checkpoint: str) -> None:
-    """Notes which parts there are, once all processes have written theirs; one of them calls it. Raises OSError."""
+    """Writes the list of parts after all processes have written theirs. One process calls it. Raises OSError."""
     for what in os.listdir(os.path.join(checkpoint, FOLDER)):
         folder = os.path.join(checkpoint, FOLDER, what)
         with open(os.path.join(folder, _PARTS), "w", encoding="utf-8") as file:
@@ -68,7 +68,7 @@ def _parts(folder: str) -> list[str]:
 
 
 def _first_of(error: Any) -> BaseException:
-    """Returns the first process's error, for all: an OSError if there is one, which tells of a full disk."""
+    """Returns one error for all processes: an OSError if there is one, as on a full disk, else the first."""
     failed = [failure[0] for failure in error.failures.values()]
     return next((each for each in failed if isinstance(each, OSError)), failed[0])
 
@@ -137,6 +137,6 @@ def _require_parts(folder: str) -> None:
     if os.path.isfile(path):
         names = read_json(path)
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ValueError(f"{_PARTS} is no list of names")
+            raise ValueError(f"{_PARTS} is not a list of names")
         if missing := sorted(set(names) - set(_parts(folder))):
             raise ValueError(f"{missing[0]} is missing")

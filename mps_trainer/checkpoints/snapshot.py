@@ -1,4 +1,4 @@
-"""Checkpoints written while training goes on, from a copy in host memory."""
+"""Writes checkpoints in the background from a copy in host memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHARE = 8  # a copy may take this part of the machine's memory; training in wha
 def background_writer(
     model: nn.Module, processing_class: Any, args: TrainingArguments, parts: Mapping[str, Any]
 ) -> Writer:
-    """Copies weights and `parts`, and returns the writer of a checkpoint with them; training waits for the copy alone.
+    """Copies weights and `parts` and returns the writer of the checkpoint. Training waits only for the copy.
 
     It writes the files that the Trainer's methods write.
     """
@@ -41,13 +41,13 @@ def background_writer(
 
 
 def _state_of(part: Any) -> Any:
-    """Returns the state of `part`; later steps change nothing but tensors in it."""
+    """Returns the state of `part`. Later steps change only its tensors."""
     state = run_files.state_of(part)
     return state if state is part or isinstance(part, torch.optim.Optimizer) else copy.deepcopy(state)
 
 
 def copy_of_state(state: TrainerState) -> TrainerState:
-    """Returns a copy of `state` with a log and callbacks of its own."""
+    """Returns a copy of `state` that does not share the log and the callbacks."""
     copied = copy.copy(state)
     copied.log_history = list(state.log_history)
     copied.stateful_callbacks = copy.deepcopy(state.stateful_callbacks)
@@ -57,7 +57,7 @@ def copy_of_state(state: TrainerState) -> TrainerState:
 def may_write_in_background(
     args: TrainingArguments, model: nn.Module, optimizer: Any, *, writers_overridden: bool, has_save_listener: bool
 ) -> bool:
-    """Returns True if a checkpoint can be written from a copy while training goes on.
+    """Returns True if a checkpoint can be written in the background from a copy.
 
     It cannot where the user's code takes part in writing it or expects it to be there at on_save, nor where a second
     copy of model and optimizer would crowd the machine's memory.

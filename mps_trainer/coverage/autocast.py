@@ -28,7 +28,7 @@ _overrides: Any = None
 
 @contextlib.contextmanager
 def autocast_of_mps() -> Iterator[None]:
-    """Makes `torch.autocast("cpu")` cast as `torch.autocast("mps")` inside, in the whole process."""
+    """Makes `torch.autocast("cpu")` cast like `torch.autocast("mps")` inside, in the whole process."""
     global _entered, _overrides
     with _lock:
         _entered += 1

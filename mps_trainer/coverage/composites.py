@@ -1,4 +1,4 @@
-"""Takes composite operators apart as mps would.
+"""Decomposes composite operators as mps would.
 
 The kernel that mps would take can be run on the CPU, where its parts are seen one by one, except where it asks for the
 device of its tensors. Those cases are listed here, with what mps takes instead (torch 2.13.0, ATen/native).
@@ -95,7 +95,7 @@ _INDEXED = {
 
 
 def _waits_for_mask(name: str, args: tuple, kwargs: dict[str, Any], on_device: Any) -> bool:
-    """Returns True if an index is a mask of booleans, which has to be counted; integers need not be."""
+    """Returns True if an index is a boolean mask, which must be counted; integers need no count."""
     indices = args[1] if len(args) > 1 else kwargs.get("indices", ())
     masks = [index for index in indices if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)]
     if not any(on_device(mask) for mask in masks):

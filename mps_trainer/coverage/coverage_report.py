@@ -79,7 +79,7 @@ class LargeProduct:
 
 @dataclass(frozen=True)
 class BlockingRead:
-    """A line at which the host waits for the device, because it needs a value or the size of a result."""
+    """A line with a blocking device-to-host sync: it needs a value or the size of a result."""
 
     what: str  # the operator or method
     phase: str
@@ -269,7 +269,7 @@ def _within_library(where: SourceLine) -> str:
 
 
 def _argument(where: SourceLine) -> str:
-    """Returns a sentence about what turns a wait of a library off, "" if that is not known."""
+    """Returns a sentence that says how to disable a wait of a library, or ""."""
     known = (remedy for file, text, remedy in _KNOWN if where.file.endswith(file) and where.shows(text))
     return next(known, "")
 

@@ -1,4 +1,4 @@
-"""Tells which part of a training step is running: forward, backward, optimizer, evaluation."""
+"""Tracks the phase of a training step: forward, backward, optimizer, evaluation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watches Python calls that cross between host and device, which leave no operator on CPU tensors."""
+"""Watches Python calls that move data between host and device, which run no operator on CPU tensors."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _SINGULAR_VALUES = {
 
 
 class HostCalls(TorchFunctionMode):
-    """Tells the tracer of reads, of copies to the device, and of where new tensors are made."""
+    """Reports reads, copies to the device, and the device of new tensors to the tracer."""
 
     def __init__(self, tracer: Recording) -> None:
         super().__init__()

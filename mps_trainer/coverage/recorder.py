@@ -1,4 +1,4 @@
-"""Counts the operators, reads and number formats of a trace and makes the report of them."""
+"""Counts the operators, reads and number formats of a trace and builds the report."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Recorder:
         self._reads[what, phase, where] += 1
 
     def product(self, name: str, phase: str, tensors: Sequence[torch.Tensor], where: SourceLine | None) -> None:
-        """Notes a matrix product that some Macs may compute wrong; of several at one line the largest sum."""
+        """Records a matrix product that some Macs may compute wrong, with the largest sum for each line."""
         product = matrix_product(name, tensors)
         if product is None or not product.may_be_wrong(self.table.torch_version):
             return
@@ -64,13 +64,13 @@ class Recorder:
     def dtype(
         self, what: str, tensor: torch.Tensor, remedy: str, where: SourceLine | None, fails: bool = True
     ) -> None:
-        """Notes a tensor in a format that mps has not. The first to name a tensor's storage names it best."""
+        """Records a tensor in a format that mps does not have. The first name of a storage is kept."""
         key = (what, where)
         known = self._dtypes.get(key, DtypeProblem(what, short(tensor.dtype), fails, remedy, where, calls=0))
         self._dtypes[key] = replace(known, calls=known.calls + 1)
 
     def module(self, module: torch.nn.Module) -> None:
-        """Notes the parameters and buffers of `module` that are in a format that mps has not."""
+        """Records the parameters and buffers of `module` in a format that mps does not have."""
         for name, tensor in named_tensors(module):
             if tensor.dtype in REFUSED_DTYPES and self._is_new(tensor, ""):
                 kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "buffer"
@@ -81,7 +81,7 @@ class Recorder:
     def column(
         self, name: str, origin: str, tensor: torch.Tensor, remedy: str | None = None, fails: bool = True
     ) -> None:
-        """Notes a column of a batch that is in a format that mps has not; `origin` says more about it."""
+        """Records a column of a batch in a format that mps does not have. `origin` describes it."""
         if not self._is_new(tensor, name):
             return
         where = None
@@ -98,13 +98,13 @@ class Recorder:
         return is_new
 
     def moved(self, tensor: torch.Tensor, where: SourceLine | None) -> None:
-        """Notes a copy to the device of a tensor in a format that mps has not."""
+        """Records a copy to the device of a tensor in a format that mps does not have."""
         if (key := storage_key(tensor)) is not None:
             self._moved[key] = where
         self.dtype(MOVED, tensor, f"Cast it on the host first: .to(torch.{half(tensor.dtype)}).", where)
 
     def batch(self, shapes: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Notes the shapes of a batch. A single number, such as that of the items in an update, has none."""
+        """Records the shapes of a batch. Single numbers, such as the number of items in an update, are ignored."""
         self._batches[tuple((name, f"{short(t.dtype)}{list(t.shape)}") for name, t in shapes if t.dim())] = None
 
     def note(self, text: str) -> None:
@@ -134,7 +134,7 @@ def short(dtype: torch.dtype) -> str:
 
 
 def half(dtype: torch.dtype) -> str:
-    """Returns the format of half the width, which mps has."""
+    """Returns the format of half the width, which mps supports."""
     return "complex64" if dtype.is_complex else "float32"
 
 

@@ -18,7 +18,7 @@ _SWEEP_EVERY = 20_000
 
 
 class Residency:
-    """Notes which storages are on the device; `default` is the answer for one never seen."""
+    """Records which storages are on the device. `default` is the answer for unknown ones."""
 
     def __init__(self, default: bool) -> None:
         self.default = default
@@ -34,7 +34,7 @@ class Residency:
         return self.default if known is None else known[1]
 
     def put(self, tensors: Iterable[torch.Tensor], on_device: bool) -> None:
-        """Notes that `tensors` are on the device, or that they are not."""
+        """Records that `tensors` are on the device, or that they are not."""
         for tensor in tensors:
             key = storage_key(tensor)
             if key is None:

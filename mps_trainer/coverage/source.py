@@ -1,4 +1,4 @@
-"""Finds the Python line that asked for something."""
+"""Finds the Python line that called an operator."""
 
 from __future__ import annotations
 

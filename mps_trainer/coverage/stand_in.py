@@ -1,4 +1,4 @@
-"""Makes a copy of a Trainer whose steps change nothing of the Trainer, on the CPU."""
+"""Copies a Trainer to the CPU, so that steps of the copy do not change the original."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def copied(value: Any, memo: Memo) -> Any:
 
 
 def stand_in_for(trainer: Trainer, copied: Callable[[Any, Memo], Any] = copied) -> Trainer:
-    """Returns a Trainer like `trainer` that shares nothing with it that training changes, without its callbacks.
+    """Returns a copy of `trainer` that shares no state that training changes, without its callbacks.
 
     It runs on the CPU, in the number formats of the arguments, and accumulates at most two batches.
 

@@ -83,7 +83,7 @@ def _watch_batches(stand_in: Trainer, tracer: Tracer) -> None:
 
 
 def _maker(trainer: Trainer, column: str) -> str:
-    """Names the type of a column in the dataset and the collator that made a tensor of it, as far as known."""
+    """Returns the type of a column in the dataset and the collator that made its tensor, as far as known."""
     collator = trainer.data_collator
     name = getattr(collator, "__name__", type(collator).__name__)
     try:
@@ -159,5 +159,5 @@ def _evaluation_batches(trainer: Any) -> Iterator[Any]:
 
 
 def _overrides(trainer: Any, method: str) -> bool:
-    """Returns True if a subclass has a method of its own in the place of the Trainer's."""
+    """Returns True if a subclass overrides the method."""
     return sum(method in vars(each) for each in type(trainer).__mro__) > 1

@@ -1,4 +1,4 @@
-"""Tells which operators have an MPS kernel, from the operator table that the installed torch ships.
+"""Lists the operators with an MPS kernel, from the operator table of the installed torch.
 
 `torchgen/packaged/ATen/native/native_functions.yaml` is what torch's own kernels are registered from, so the answer
 holds for the user's torch, on any machine. Names are those of the dispatcher: "aten::add.Tensor", "aten::linear".

@@ -26,7 +26,7 @@ _FLOAT64_ON_CPU = {"aten::bincount"}
 
 
 class Tracer:
-    """Records what the code inside `with tracer:` would do on mps, on a machine that need not have one.
+    """Records what the code inside `with tracer:` would do on mps, on any machine.
 
     May be entered any number of times, for one step or a whole training; `report()` covers all of it. The code runs
     on the CPU and computes what it computes without the trace, up to rounding where mps takes another kernel.
@@ -79,7 +79,7 @@ class Tracer:
         return self.recorder.report()
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Files operators inside under `name`, except those of backward passes."""
+        """Assigns operators inside to the phase `name`, except those of backward passes."""
         return self.phases.named(name)
 
     def on_device(self, *values: Any) -> None:
@@ -162,7 +162,7 @@ class Tracer:
         return self._run_parts(func, args, kwargs, on_device)
 
     def _run_parts(self, func: Any, args: tuple, kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Any:
-        """Runs a composite operator by the kernel that mps would take, so that its parts are seen."""
+        """Runs a composite operator by the kernel that mps would use, to trace its parts."""
         key = composite_key(func, tensors)
         if key is None:
             return func(*args, **kwargs)
@@ -177,7 +177,7 @@ class Tracer:
             self._expanding.pop()
 
     def _check_results(self, func: Any, results: list[torch.Tensor], line: SourceLine | None) -> None:
-        """Names the operator that makes a float64 tensor of others: the origin, and not what follows from it."""
+        """Records the operator that creates a float64 tensor from others, but not the operators that use it."""
         made = next((tensor for tensor in results if tensor.dtype in REFUSED_DTYPES), None)
         if (
             made is None
@@ -203,7 +203,7 @@ class Tracer:
     # Modules
 
     def _enter_module(self, module: torch.nn.Module, inputs: dict[str, Any], training: bool) -> None:
-        """Notes a module that no other module called: the model, or a loss."""
+        """Records a module that no other module called: the model, or a loss."""
         if self.is_paused:
             return
         with self.paused():

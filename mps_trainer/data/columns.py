@@ -1,4 +1,4 @@
-"""Keeps the columns of a dataset that the model's forward() takes; the others never reach it."""
+"""Removes the columns of a dataset that the model's forward() does not take."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def signature_columns(model: Any, label_names: list[str]) -> list[str]:
 
 
 def is_table(dataset: Any) -> bool:
-    """Returns True for a `datasets.Dataset`, whose columns can be dropped before any row is read; no stream is one."""
+    """Returns True for a `datasets.Dataset`, not a stream: its columns can be dropped before rows are read."""
     datasets = sys.modules.get("datasets")  # without it loaded there is no Dataset
     return datasets is not None and isinstance(dataset, datasets.Dataset)
 
@@ -48,7 +48,7 @@ def without_unused_columns(dataset: Any, columns: list[str], model_name: str, de
 
 
 class ColumnRemover(RemoveColumnsCollator):
-    """transformers' collator that drops unused columns from examples, but quick where there are none."""
+    """Drops unused columns from examples like transformers' collator, and skips the work if there are none."""
 
     def __call__(self, features: list[Any]) -> Any:
         known = self._known

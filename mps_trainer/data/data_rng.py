@@ -1,4 +1,4 @@
-"""The random numbers that loading draws, kept in a checkpoint so that a resumed run draws them again."""
+"""Saves the random state of data loading in a checkpoint, so that a resumed run draws the same numbers."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class DataRngState:
         self._saved: dict[str, Any] = {}
 
     def explain(self, error: Exception) -> None:
-        """Adds to `error` which of the loader's workers died, if that is what it says."""
+        """Adds the number of the dead worker to `error` if a worker of the loader died."""
         explain_worker(error, self._batches)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps."""
+        """Returns the state for a checkpoint."""
         if self._batches is None and self._saved:  # of a run that has only just gone on from one
             return {
                 name: self._saved[name] for name in (BEFORE_EPOCH, ORDER_SEED, BEFORE_WAITING) if name in self._saved
@@ -53,7 +53,7 @@ class DataRngState:
 
     @property
     def may_stop(self) -> bool:
-        """True if a run that resumes from a checkpoint made now draws the same numbers."""
+        """Returns True if a run resumed from a checkpoint of this moment draws the same numbers."""
         return not isinstance(self._batches, PrefetchIterator) or self._batches.may_be_left
 
     def close(self) -> None:
@@ -62,12 +62,12 @@ class DataRngState:
             self._batches.close()
 
     def unbegin(self) -> None:
-        """Sets the generators back to before the epoch began, whose first batch could not be loaded."""
+        """Restores the generators to the start of the epoch after its first batch failed to load."""
         if self._before_epoch is not None:
             set_rng(self._before_epoch)
 
     def load_state_dict(self, saved: dict[str, Any] | None) -> None:
-        """Goes on from a checkpoint that kept `saved`; one that transformers wrote has none of this, and may.
+        """Loads `saved` from a checkpoint. A checkpoint of transformers does not have it, which is accepted.
 
         The pass that was begun ends, and what was loaded in it is not trained on.
         """

@@ -37,7 +37,7 @@ def make_dataloader(
     is_training: bool = False,
     processing_class: Any = None,
 ) -> DataLoader:
-    """Returns the loader of `dataset`, whose unused columns are gone.
+    """Returns the loader of `dataset`, from which unused columns were removed.
 
     Args:
         sampler_fn: `dataset -> sampler`, or without an argument, as subclasses for transformers 4 have it; not called
@@ -66,7 +66,7 @@ def make_dataloader(
 
 
 def loading_settings(args: TrainingArguments) -> dict[str, Any]:
-    """Returns how a DataLoader loads: in how many processes, started how, and into which memory."""
+    """Returns the settings of a DataLoader for workers, their start method and pinned memory."""
     workers = args.dataloader_num_workers
     return {
         "num_workers": workers,

@@ -47,7 +47,7 @@ def explain_loading(error: Exception, loader: Any, batches: Any) -> None:
 
 
 def why_worker_died(error: BaseException, batches: Any) -> str | None:
-    """Returns which worker of a DataLoader ended, how, and what to do; None for other errors.
+    """Returns which worker of a DataLoader ended, how it ended, and what to do. None for other errors.
 
     torch says so, unless a batch that the worker had sent is fetched first: then a connection breaks.
     """
@@ -155,7 +155,7 @@ def _said(error: Exception) -> str:
 
 
 def _find(dataset: Any, collate: Callable, rows: list[int], batched: bool, said: str) -> str:
-    """Returns what is wrong with a batch of `rows`, found by making it again, whole and in parts."""
+    """Returns the fault of a batch of `rows`, found by collating it again as a whole and in parts."""
     examples = []
     for row in rows:
         try:

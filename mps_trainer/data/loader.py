@@ -1,4 +1,4 @@
-"""Loaders of batches: prepared for epochs, prefetching, and resumed in the middle of an epoch."""
+"""Loads batches: counts epochs, prefetches, and resumes in the middle of an epoch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _END = object()
 
 
 class EpochLoader(DataLoader):
-    """A `DataLoader` that counts its epochs, tells sampler and dataset which it is, and loads one batch ahead.
+    """Wraps a `DataLoader`: counts epochs, calls set_epoch() of sampler and dataset, and prefetches one batch.
 
     One ahead, because transformers' Trainer loads so: where the collator or the dataset draws from torch's global
     generator, as the masks of a masked language model do, dropout and masks come out the same in the same order.
@@ -121,7 +121,7 @@ def _calls(load: Callable[[], Any]) -> Iterator[Any]:
 
 
 class PrefetchIterator(Iterator[Any]):
-    """A pass over an `EpochLoader`. When it gives a batch, it has already loaded the one that comes after.
+    """Iterates over an `EpochLoader` and loads one batch ahead.
 
     Nothing is drawn or loaded before the first batch is asked for, or `start` called.
 
@@ -166,7 +166,7 @@ class PrefetchIterator(Iterator[Any]):
         return batch
 
     def close(self) -> None:
-        """Lets the workers go, which otherwise end with the process."""
+        """Ends the workers, which otherwise live as long as the process."""
         self._batches, self._waiting = iter(()), _END
 
     @property
@@ -192,7 +192,7 @@ class PrefetchIterator(Iterator[Any]):
 
 
 def _generators() -> tuple[Any, ...]:
-    """Returns the states of the generators, to be compared."""
+    """Returns the states of the generators for a comparison."""
     _, keys, position, *_ = np.random.get_state(legacy=True)
     return random.getstate(), keys.tobytes(), position, torch.get_rng_state().numpy().tobytes()  # type: ignore[union-attr]
 
@@ -207,7 +207,7 @@ def prepare_loader(
     whole: bool = False,
     even: bool = True,
 ) -> Any:
-    """Returns a `DataLoader` as an `EpochLoader`, as transformers' Trainer has Accelerate prepare it; others as is.
+    """Wraps a `DataLoader` in an `EpochLoader`, like Accelerate's prepare(). Other loaders are returned unchanged.
 
     Args:
         seedable: a `RandomSampler` draws each epoch from `data_seed` + epoch, not from torch's global generator. It

@@ -1,4 +1,4 @@
-"""The order in which an epoch visits the examples."""
+"""Computes the order of the examples in an epoch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler, RandomSampler, Sampler
 
 
 class SeededRandomSampler(RandomSampler):
-    """The draws of a `RandomSampler`, made a function of seed and epoch alone: a run can return to any position.
+    """Samples like a `RandomSampler`, as a function of seed and epoch only, so that a run can resume anywhere.
 
     Epoch `e` is drawn from a generator seeded with `seed + e`, the order that transformers' Trainer gives the same
     data. Torch's global generator is left alone, so the order does not depend on dropout, nor dropout on it.
@@ -48,7 +48,7 @@ class SeededRandomSampler(RandomSampler):
 
 
 class SeededOrder(Sampler[int]):
-    """The order of a sampler that draws from its `generator`, made a function of seed and epoch alone.
+    """Orders examples like a sampler with a `generator`, as a function of seed and epoch only.
 
     Several processes need one order, and their global generators drift apart with what each of them trains on.
     """
@@ -69,7 +69,7 @@ class SeededOrder(Sampler[int]):
 
 
 class LaterBatches(BatchSampler):
-    """A batch sampler's batches without the first `skip`, whose examples are not loaded.
+    """Skips the first `skip` batches of a batch sampler without loading their examples.
 
     Args:
         reached: called when these are past, before the first batch that is given is loaded.

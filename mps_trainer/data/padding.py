@@ -18,7 +18,7 @@ _MASK = "attention_mask"
 
 
 class PadToBucket:
-    """A collator whose batches have the length of the bucket of their longest example.
+    """Pads each batch to the length of the bucket of its longest example.
 
     For a tokenizer, or a `DataCollatorWithPadding` as transformers makes it, the batch is the one that
     `tokenizer.pad(..., padding="max_length", max_length=bucket)` gives, with `label` and `label_ids` under the name

@@ -1,4 +1,4 @@
-"""Works out, on demand, which rows of the dataset a batch was made from: no step remembers them."""
+"""Computes on demand from which rows of the dataset a batch was made. Steps do not store them."""
 
 from __future__ import annotations
 

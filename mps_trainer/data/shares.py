@@ -1,4 +1,4 @@
-"""Shares out the examples of a batch to the processes that train on it together."""
+"""Distributes the examples of a batch over the processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .order import tell_epoch
 
 @dataclass(eq=False, repr=False)
 class DistributedBatchSampler(Sampler[list[int]]):
-    """The batches of one process. All processes have equally many.
+    """Yields the batches of one process. All processes get the same number.
 
     Consecutive batches of `batches` make one batch of all processes: the first process has the first of them. The end
     of an epoch, with too few batches for all, is shared out evenly in training, so that an update has the examples
@@ -102,7 +102,7 @@ def evenly(examples: Any, rank: int, size: int) -> Any:
 
 @dataclass(eq=False, repr=False)
 class ShareOfStream(IterableDataset):
-    """One process's examples of a stream that every process reads.
+    """Yields one process's examples of a stream that every process reads.
 
     Args:
         dataset: gives the same examples in every process.
@@ -143,7 +143,7 @@ class ShareOfStream(IterableDataset):
 
 
 def is_shared(loader: Any) -> bool:
-    """Returns True if each process has batches of its own."""
+    """Returns True if each process loads different batches."""
     return shares_of(loader) is not None or isinstance(getattr(loader, "dataset", None), ShareOfStream)
 
 

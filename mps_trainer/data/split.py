@@ -12,7 +12,7 @@ from .shares import evenly
 
 
 class UnsplittableBatchError(ValueError):
-    """A batch does not show where one example ends and the next begins; the message says why, as a clause."""
+    """A batch cannot be split into examples. The message is a clause with the reason."""
 
 
 def examples_in(batch: Any) -> int:
@@ -34,7 +34,7 @@ def examples_in(batch: Any) -> int:
 
 
 def split(batch: Any, most: int) -> list[Any]:
-    """Returns `batch` in as few, as even parts of at most `most` examples as possible.
+    """Splits `batch` into the fewest parts of at most `most` examples, of nearly equal size.
 
     Tensors, arrays and lists with an entry for each example are cut, as views of what they are cut from; anything else
     goes into every part. Dictionaries, lists and tuples keep their type.

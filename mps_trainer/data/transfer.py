@@ -48,7 +48,7 @@ class BatchTransfer:
         return map_tensors(data, replace)
 
     def _move(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns `tensors` on the device, as parts of one buffer."""
+        """Copies `tensors` to the device in one buffer and returns views of it."""
         tensors = [tensor.to(_dtype_on(self.device, tensor)) for tensor in tensors]
         ends, size = [], 0
         for tensor in tensors:

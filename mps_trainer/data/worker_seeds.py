@@ -36,7 +36,7 @@ class WorkerSeeds:
         self._pass = torch.zeros(2, dtype=torch.int64).share_memory_()
 
     def begin(self, number: int, epoch: int) -> None:
-        """Says, in the main process, which pass begins. In pass 0 workers draw as PyTorch has seeded them."""
+        """Sets the number of the pass in the main process. In pass 0 the workers keep PyTorch's seeds."""
         self._pass.copy_(torch.tensor([number, epoch]))
 
     def __call__(self, worker: int) -> None:

@@ -1,4 +1,4 @@
-"""Chooses the device of a run: facts of the machine in, a decision with its reasons out."""
+"""Chooses the device of a run from the facts of the machine, and gives the reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A finding about a machine, and the severities."""
+"""Defines findings about a machine and their severities."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SEVERITIES = (ERROR, WARNING, NOTE)
 
 @dataclass(frozen=True)
 class Finding:
-    """Something to know about a machine, and what to do about it.
+    """A finding about a machine with its remedy.
 
     `what` and `remedy` are clauses without a full stop.
     """

@@ -68,7 +68,7 @@ def _refused(facts: MachineFacts) -> Finding | None:
 
 
 def _mac_gpu(facts: MachineFacts) -> Finding | None:
-    """Returns what keeps torch from a Mac's GPU, or makes it slow."""
+    """Returns a finding if torch cannot use a Mac's GPU or is slow on it."""
     if facts.system != "Darwin":
         return None
     if facts.rosetta and facts.mps_allocation_ok:

@@ -1,4 +1,4 @@
-"""Knows the kernels that the installed torch has on a device."""
+"""Tells which kernels the installed torch has on a device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .facts import parse_version
 
 
 def fused_adamw_divides_gradients(device: torch.device) -> bool:
-    """Returns True if fused AdamW heeds `grad_scale` and `found_inf`.
+    """Returns True if fused AdamW uses `grad_scale` and `found_inf`.
 
     mps took them and ignored them before 2.13 (pytorch pull request 186360): a scaler of float16 has to look itself.
     """

@@ -1,4 +1,4 @@
-"""Faults of torch, macOS and chips that training on mps meets: wrong results, and one abort.
+"""Lists faults of torch, macOS and chips in training on mps: wrong results, and one abort.
 
 Data, and a pure look-up in it. A bound is the first release in which the fault was seen, or the first known to be free
 of it; where an issue does not say, the bound is left open. `selftest/reproducers.py` has a reproducer of each. Before

@@ -1,4 +1,4 @@
-"""Matrix products that M1 and M2 compute wrong, because they sum more numbers than their kernel can count.
+"""Finds matrix products that M1 and M2 compute wrong because they sum too many numbers.
 
 A matrix of m by k times one of k by n is wrong where k is at least 32,767, and m and n at least 16. A linear layer
 makes three such products: k is its inputs in the forward pass, its outputs (the vocabulary, in the head of a language

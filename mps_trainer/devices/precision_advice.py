@@ -1,4 +1,4 @@
-"""Says which number format trains fastest on a machine, and why.
+"""Advises which number format trains fastest on a machine.
 
 The figures are of a step of MiniLM with 16 texts of 64 tokens on one thread (torch 2.13, an AMD EPYC with
 AVX512-BF16, 2026-11-23): 1.07 s in float32 and 0.60 s under autocast to bfloat16. With `ONEDNN_MAX_CPU_ISA`, which

@@ -1,4 +1,4 @@
-"""The questions put to this machine, each a tiny function, and the watch for the load of torch.
+"""Probes this machine with tiny functions, and watches for the import of torch.
 
 Only `facts.py` asks them. `mps_trainer/__init__` imports this file to see torch being loaded, so its top imports the
 standard library alone.
@@ -29,7 +29,7 @@ def unreadable_switch(value: str | None) -> bool:
 
 
 class _TorchLoadWatch:
-    """A finder that finds nothing: it notes whether the fallback switch is on at each look-up of torch.
+    """A finder that finds nothing and records at each look-up of torch if the fallback switch is on.
 
     The last look-up before the load is the one that counts, because `importlib.util.find_spec("torch")` looks without
     loading (transformers does that). The first look-up of a module inside torch says that the load is under way.
@@ -144,7 +144,7 @@ def _linux_cpu_flags() -> frozenset[str] | None:
 
 
 def _recommended_bytes() -> int | None:
-    """Returns the most that Metal recommends to hold on mps; None where torch does not say."""
+    """Returns the maximum memory that Metal recommends on mps, or None where torch does not report it."""
     import torch
 
     try:
@@ -162,7 +162,7 @@ def _names_in(folder: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Probes:
-    """The questions put to the machine, each a tiny function; a test hands in other answers."""
+    """Holds the probes of the machine. Tests replace them."""
 
     system: Callable[[], str] = platform.system
     machine: Callable[[], str] = platform.machine

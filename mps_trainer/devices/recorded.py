@@ -1,4 +1,4 @@
-"""Facts of another machine, from a file that `mps-trainer doctor --json` wrote there."""
+"""Reads facts of another machine from a file that `mps-trainer doctor --json` wrote there."""
 
 from __future__ import annotations
 

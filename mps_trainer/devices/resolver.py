@@ -42,7 +42,7 @@ class DeviceRequest:
 
 @dataclass(frozen=True)
 class Rejected:
-    """A candidate that was not chosen: why not, and what would make it available or choose it."""
+    """A rejected candidate with the reason and the remedy."""
 
     name: str
     why: str
@@ -168,7 +168,7 @@ def _asked_accelerator(request: DeviceRequest) -> str:
 
 
 def is_true(value: str | None) -> bool:
-    """Returns True if Accelerate takes the value of one of its switches for true."""
+    """Returns True if Accelerate reads the value of a switch as true."""
     return value is not None and value.strip().lower() in ("1", "true", "t", "yes", "y", "on")
 
 

@@ -1,4 +1,4 @@
-"""Findings about how a machine is set up: variables of the environment, memory, disk."""
+"""Findings about the setup of a machine: environment variables, memory, disk."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def no_limit(facts: MachineFacts) -> Finding | None:
     high = Ratio(facts.environment[HIGH])
     if high.value != 0:
         return None
-    read = "" if high.is_number else ", which is no number and which torch reads as 0,"
+    read = "" if high.is_number else ", which is not a number and which torch reads as 0,"
     return Finding(
         "no-limit",
         WARNING,

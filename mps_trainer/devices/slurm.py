@@ -1,4 +1,4 @@
-"""Reads the place of a process in a step of Slurm from the variables that `srun` sets. Pure."""
+"""Reads the rank of a process in a Slurm step from the variables that `srun` sets. Pure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def slurm_facts(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _tasks_here(environ: Mapping[str, str]) -> int:
-    """Returns how many tasks this node has: "2(x3),1" is two on each of the nodes 0 to 2, one on node 3."""
+    """Returns the number of tasks of this node: "2(x3),1" is two on each of the nodes 0 to 2, one on node 3."""
     name = "SLURM_STEP_TASKS_PER_NODE"
     node = _number(environ, "SLURM_NODEID")
     for part in _text(environ, name).split(","):

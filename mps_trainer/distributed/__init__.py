@@ -1,4 +1,4 @@
-"""Several processes that train together: their group, and what they tell each other."""
+"""Trains in several processes: the process group and the collectives."""
 
 from . import collectives
 from .group import first, init_process_group, leave

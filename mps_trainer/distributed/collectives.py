@@ -1,4 +1,4 @@
-"""Tensors of all processes, on their devices: gathered, reduced, padded to one shape."""
+"""Gathers, reduces and pads tensors over all processes, on their devices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REDUCTIONS = ("sum", "mean", "max", "none")
 
 
 def gather(value: Any, processes: Processes) -> Any:
-    """Tensors of one shape in all processes, joined in the first dimension; a number becomes a tensor of all."""
+    """Concatenates tensors of one shape from all processes in the first dimension. Numbers become a tensor."""
 
     def joined(tensor: torch.Tensor) -> torch.Tensor:
         import torch
@@ -30,7 +30,7 @@ def gather(value: Any, processes: Processes) -> Any:
 
 
 def gather_for_metrics(value: Any, processes: Processes, as_objects: bool = False) -> Any:
-    """Tensors joined in the first dimension, in which they may differ; the items of anything else in one list."""
+    """Concatenates tensors that may differ in the first dimension. Other objects are joined in one list."""
     import torch
 
     if not processes.is_distributed:
@@ -68,7 +68,7 @@ def reduce(value: Any, processes: Processes, reduction: str = "sum") -> Any:
 
 
 def pad(value: Any, processes: Processes, dim: int = 0, index: float = 0, first: bool = False) -> Any:
-    """Tensors as long in `dim` as the longest of all processes, filled with `index` at the end or the beginning.
+    """Pads tensors in `dim` to the longest of all processes with `index`, at the end or the beginning.
 
     Those without such a dimension stay as they are.
     """

@@ -1,4 +1,4 @@
-"""A replica of the model in each process, whose gradients torch's DistributedDataParallel averages."""
+"""Keeps a replica of the model in each process and averages gradients with DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def replicated(model: nn.Module, args: TrainingArguments) -> DistributedDataParallel:
-    """Returns `model` as one of the replicas that the processes train; all begin with the first one's weights."""
+    """Returns `model` as a DDP replica. All replicas start with the weights of the first process."""
     settings: dict[str, Any] = {
         "find_unused_parameters": _finds_unused(model, args),
         "bucket_cap_mb": args.ddp_bucket_cap_mb,
@@ -47,7 +47,7 @@ def inside(model: Any) -> Any:
 
 
 def no_sync(model: nn.Module, wanted: bool) -> contextlib.AbstractContextManager:
-    """Inside, if `wanted`, gradients stay with the process: more of them come before the weights are updated."""
+    """Disables the gradient all-reduce inside if `wanted`, because more batches are accumulated."""
     if not wanted:
         return contextlib.nullcontext()
     if isinstance(model, DistributedDataParallel):

@@ -1,4 +1,4 @@
-"""A model whose parameters, gradients and optimizer are spread over the processes, by PyTorch's FSDP2.
+"""Shards parameters, gradients and optimizer state over the processes with PyTorch's FSDP2.
 
 Each block of the model is whole while it computes, and otherwise each process has a part of each parameter. torch
 does the work; here is decided which modules are blocks, and what is done around it.
@@ -199,7 +199,7 @@ def _require_one_format(module: nn.Module) -> None:
 
 
 def _begin_alike(model: nn.Module, device: torch.device) -> None:
-    """Gives every process the first one's weights and buffers, in memory that lies in order, as torch wants it."""
+    """Broadcasts the weights and buffers of the first process, in contiguous memory as torch requires."""
     import torch.distributed as dist
 
     everything = itertools.chain(model.parameters(), model.buffers())
@@ -213,7 +213,7 @@ def _begin_alike(model: nn.Module, device: torch.device) -> None:
 
 
 def _recompute(blocks: list[nn.Module], settings: dict[str, Any]) -> None:
-    """Has each block compute its activations again in the backward pass, from the parameters gathered for that."""
+    """Makes each block recompute its activations in the backward pass from the parameters gathered there."""
     if not blocks:
         raise MisconfigurationException(
             "activation_checkpointing in fsdp_config recomputes each block, and no block of this model is known. "
@@ -237,7 +237,7 @@ def _recomputing(block: nn.Module, settings: dict[str, Any]) -> Callable[..., An
 
 @contextlib.contextmanager
 def no_sync(model: Any) -> Iterator[None]:
-    """Inside, gradients stay with the process, whole: more of them come before the weights are updated."""
+    """Disables the gradient reduce-scatter inside, because more batches are accumulated."""
     model.set_requires_gradient_sync(False)
     try:
         yield
@@ -247,7 +247,7 @@ def no_sync(model: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def adding_nothing(model: Any) -> Iterator[None]:
-    """Inside, a pass forward and backward gives each parameter a gradient of 0, whatever the activations are.
+    """Makes forward and backward passes inside produce gradients of 0 for each parameter.
 
     A loss of 0 would not: where an activation is infinite or no number, 0 times it is none either.
     """
@@ -270,7 +270,7 @@ def adding_nothing(model: Any) -> Iterator[None]:
 
 
 def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-    """Clips the gradients to `max_norm`; their norm before that, of all processes' parts, on the device."""
+    """Clips the gradients to `max_norm`. Returns their norm before that, over all shards, on the device."""
     trained = [parameter for parameter in parameters if parameter.grad is not None]
     norm = total_norm(trained, norm_type)
     torch.nn.utils.clip_grads_with_norm_(trained, max_norm, norm)

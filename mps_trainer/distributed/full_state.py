@@ -1,4 +1,4 @@
-"""Gathers sharded weights and optimizer states into whole ones, and shards whole ones.
+"""Gathers sharded weights and optimizer states into full ones, and shards full ones.
 
 All functions but those that say otherwise have to be called by all processes, because each has a part.
 """
@@ -44,7 +44,7 @@ def whole_state(optimizer: torch.optim.Optimizer, keep: bool = True) -> dict[str
 
 
 def put_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> Any:
-    """Gives each process its part of `weights`, which all have; the names that were missing and that are unknown.
+    """Loads this process's part of the full `weights`. Returns missing and unknown names.
 
     Raises:
         RuntimeError: for a shape that does not fit.

@@ -1,4 +1,4 @@
-"""The process group, from a launcher's variables. Which devices may have one is decided in `devices`."""
+"""Sets up the process group from a launcher's variables. `devices` decides which devices support one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def init_process_group(decision: Decision, backend: str | None, timeout: timedelta, host_too: bool = False) -> None:
-    """Joins the processes that a launcher started; does nothing where that was done already.
+    """Joins the processes that a launcher started, unless this process has joined already.
 
     Args:
         backend: of torch.distributed; None for the first of the device's that this torch has.
@@ -101,7 +101,7 @@ def _reaching(device: str, asked: str | None) -> str:
 
 
 def leave() -> None:
-    """Parts from the other processes, if they have not parted."""
+    """Destroys the process group if it exists."""
     import torch.distributed as dist
 
     rank_monitor.leave()

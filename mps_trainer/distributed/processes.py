@@ -30,7 +30,7 @@ class Arguments(Protocol):
 
 
 class Processes:
-    """The processes that train together. One that is alone gets back what it gives, and waits for nobody.
+    """Represents the processes that train together. With a single process, each collective returns its input.
 
     Every method but those of one that is alone has to be called by all of them, in the same order. Numbers travel
     through host memory: the device is not waited for.
@@ -59,7 +59,7 @@ class Processes:
         return self.rank == 0
 
     def wait(self) -> None:
-        """Waits until all processes have come here."""
+        """Waits until all processes reach this call."""
         if self.is_distributed:
             import torch.distributed as dist
 

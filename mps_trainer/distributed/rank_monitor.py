@@ -1,4 +1,4 @@
-"""Names the processes that did not come, when one of them has waited for the others in vain.
+"""Names the processes that did not reach a collective when another one times out.
 
 A collective that fails says which connection failed, not which process stayed away. Each process therefore has a
 thread that asks the launcher's store, once a second, whether somebody misses anyone, and answers where its main thread
@@ -48,7 +48,7 @@ _own: RankMonitor | None = None
 
 
 class RankMonitor:
-    """Answers for this process, until it parts from the others.
+    """Answers the questions of other processes until this process leaves the group.
 
     Args:
         store: of torch.distributed, that all processes reach, by a connection of its own.
@@ -68,7 +68,7 @@ class RankMonitor:
         self._thread.start()
 
     def end(self) -> None:
-        """Says that this process parts, and asks for no one any more."""
+        """Announces that this process leaves the group, and stops asking others."""
         self._ended.set()
         self._thread.join(4 * EVERY)  # a store that does not answer keeps the thread, and nobody else
 
@@ -184,7 +184,7 @@ def leave() -> None:
 
 @contextlib.contextmanager
 def absent_named(doing: str | Callable[[], str]) -> Iterator[None]:
-    """Inside, an error of one that waited in vain comes with a note that says for which process.
+    """Adds to a timeout error inside the names of the processes that did not arrive.
 
     Args:
         doing: what the others did not come to, as words, or what gives them when it has happened.
@@ -218,7 +218,7 @@ def _said(own: RankMonitor, doing: str) -> str:
 
 
 def _is_of_another(error: Exception) -> bool:
-    """Returns True if an exchange between processes failed, and not a computation of this one."""
+    """Returns True if the communication between processes failed, not a computation of this one."""
     import torch.distributed as dist
 
     if isinstance(error, (dist.DistNetworkError, dist.DistStoreError)):

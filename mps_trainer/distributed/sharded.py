@@ -25,7 +25,7 @@ def class_of(model: nn.Module) -> type:
 
 @contextlib.contextmanager
 def reshard_after(model: nn.Module) -> Iterator[None]:
-    """Frees at the end what a pass without gradients leaves gathered: each process has its parts again."""
+    """Reshards at the end the parameters that a forward pass without gradients has gathered."""
     try:
         yield
     finally:

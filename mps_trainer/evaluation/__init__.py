@@ -1,1 +1,1 @@
-"""Evaluation and prediction: batches through the model without gradients, and the metrics of what comes out."""
+"""Evaluates and predicts: runs batches through the model without gradients and computes metrics."""

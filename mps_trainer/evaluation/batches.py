@@ -1,4 +1,4 @@
-"""Iterates over the batches of an evaluation: tells the last one, and keeps processes in step."""
+"""Iterates over the batches of an evaluation, marks the last one, and keeps processes in step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def watching_for_last(batches: Iterable[Any], state: Any) -> Iterator[Any]:
 
 
 def in_step(batches: Iterable[Any], processes: Processes) -> Iterator[tuple[Any, bool]]:
-    """Yields the batches of this process, as many in all processes, each with True if it counts.
+    """Yields the batches of this process with True if they count. Every process gets the same number of batches.
 
     A block of a sharded model is gathered from all of them, so that a process that has run out computes its last
     batch, or one of another's, for as long as another has some.

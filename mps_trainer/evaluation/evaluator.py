@@ -1,4 +1,4 @@
-"""The evaluation loop: the batches of a loader through the model, their predictions and metrics."""
+"""Runs the evaluation loop: passes the batches of a loader through the model and computes metrics."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True, eq=False)
 class Evaluator:
-    """Goes through a loader without gradients, and returns predictions, labels and metrics.
+    """Evaluates a loader without gradients and returns predictions, labels and metrics.
 
     Args:
         model: as it is called, in eval mode.
@@ -114,7 +114,7 @@ class Evaluator:
             yield inputs, counts and not (is_shared and shares.is_padding(loader, number))
 
     def _metrics_by_batch(self, kept: Predictions) -> Mapping[str, Any]:
-        """Returns what compute_metrics makes of the batches of all processes, one after the other."""
+        """Calls compute_metrics on the batches of all processes one by one and returns the metrics."""
         results: Mapping[str, Any] = {}
         batches = list(kept.by_batch())
         for number, (losses, logits, labels, inputs) in enumerate(batches):
@@ -125,11 +125,11 @@ class Evaluator:
         return results
 
     def _metrics_of_batch(self, losses: Any, logits: Any, labels: Any, inputs: Any) -> Mapping[str, Any]:
-        """Returns what compute_metrics makes of one batch; after the last one, the metrics of all."""
+        """Calls compute_metrics on one batch. After the last one it returns the metrics of all batches."""
         return self._metrics(losses, logits, labels, inputs, compute_result=self.gradient_state.end_of_dataloader)
 
     def _metrics(self, losses: Any, logits: Any, labels: Any, inputs: Any, **settings: bool) -> Mapping[str, Any]:
-        """Returns what compute_metrics makes of predictions; {} without labels."""
+        """Returns the result of compute_metrics on the predictions, or {} without labels."""
         compute_metrics = self.compute_metrics()
         if compute_metrics is None or logits is None or labels is None:
             return {}
@@ -155,7 +155,7 @@ def in_batches_that_fit(
     close_workers: Callable[[Any], None],
     note: Callable[[str, str], None],
 ) -> EvalLoopOutput:
-    """Returns what the loop gives, with its speed.
+    """Returns the output of the loop with speed metrics.
 
     With `auto_find_batch_size` it begins again with half the batch when memory runs out.
 
@@ -194,7 +194,7 @@ def in_batches_that_fit(
 
 
 def halve_batch(args: TrainingArguments, note: Callable[[str, str], None]) -> None:
-    """Halves the batch of evaluations, and says so."""
+    """Halves the batch size of evaluations and logs a warning."""
     before, args.per_device_eval_batch_size = args.eval_batch_size, -(-args.eval_batch_size // 2)
     size = args.per_device_eval_batch_size
     logger.warning(

@@ -40,7 +40,7 @@ def load_generation_config(gen_config_arg: str | Path | GenerationConfig) -> Gen
 
 
 def with_defaults(given: Mapping[str, Any], args: Any) -> dict[str, Any]:
-    """Returns `given`, with the length and number of beams of the arguments for what it leaves open."""
+    """Returns `given` with missing length and number of beams filled in from the arguments."""
     settings = dict(given)
     length = args.generation_max_length
     if settings.get("max_length") is None and settings.get("max_new_tokens") is None and length is not None:

@@ -1,4 +1,4 @@
-"""Metrics and logs as trainer_state.json can hold them; other values are told by name and left out."""
+"""Filters metrics and logs for trainer_state.json, and warns about values that it cannot hold."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def is_savable(value: Any) -> bool:
-    """Returns True for what a checkpoint's JSON holds, and a run that resumes from it takes."""
+    """Returns True for a value that a checkpoint's JSON can hold and a resumed run accepts."""
     if value is None or isinstance(value, (bool, str)):
         return True
     if isinstance(value, (int, float)):
@@ -35,7 +35,7 @@ def as_cell(value: Any) -> Any:
 
 
 class SavableLogs:
-    """Leaves out of logs what cannot be saved, and warns of each name once."""
+    """Removes values that cannot be saved from logs, and warns once for each name."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()
@@ -49,7 +49,7 @@ class SavableLogs:
         return {name: value for name, value in values.items() if is_savable(value)}
 
     def number(self, name: str, value: Any) -> float:
-        """Returns a metric that decides which checkpoint is best; nan, and a warning, for what is no number."""
+        """Returns the metric that selects the best checkpoint. Warns and returns nan if it is not a number."""
         value = plain(value)
         if is_number(value) or isinstance(value, bool):
             return float(value) if isinstance(value, bool) else value
@@ -61,7 +61,7 @@ class SavableLogs:
         return float("nan")
 
     def save(self, state: TrainerState, path: str) -> None:
-        """Writes `state`, without what a callback or a subclass has put into its log that JSON cannot hold.
+        """Writes `state` without log entries that JSON cannot hold.
 
         Raises:
             OSError: if the disk does not take it.

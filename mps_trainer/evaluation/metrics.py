@@ -1,4 +1,4 @@
-"""Metrics of an evaluation: plain numbers, under names with its prefix, and its speed with them."""
+"""Formats the metrics of an evaluation: plain numbers, prefixed names, and speed."""
 
 from __future__ import annotations
 

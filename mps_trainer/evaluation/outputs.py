@@ -1,4 +1,4 @@
-"""Reads one batch of an evaluation: whether it has a loss, its labels, and the logits of its outputs."""
+"""Reads one batch of an evaluation: if it has a loss, its labels, and the logits of its outputs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def labels_of(inputs: Mapping[str, Any], label_names: list[str]) -> Any:
 
 
 def logits_of(outputs: Any, with_loss: bool, ignore_keys: list[str]) -> Any:
-    """Returns what is left of a model's outputs without the loss, detached; a tuple unless it is one thing."""
+    """Returns a model's outputs without the loss, detached: a single output, or a tuple of several."""
     if isinstance(outputs, dict):
         leave_out = [*ignore_keys, "loss"] if with_loss else ignore_keys
         left = [value for key, value in outputs.items() if key not in leave_out and value is not None]

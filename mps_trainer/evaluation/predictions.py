@@ -108,7 +108,7 @@ class Batches:
         self._on_device.append(batch)
 
     def to_host(self) -> None:
-        """Frees the device of what was added since the last call."""
+        """Moves the batches added since the last call from the device to host memory."""
         if self._on_device and self._join_early:
             self._on_device = [joined(self._on_device)]
         self.on_host += (_map(torch.Tensor.cpu, [batch]) for batch in self._on_device)
@@ -129,13 +129,13 @@ class Batches:
 
 
 def _by_itself(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a copy of a tensor that is a part of its batch, which would all be kept for its sake."""
+    """Copies a tensor that is a view, so that the whole batch does not stay in memory."""
     shares = tensor.device.type != "cpu" and tensor.untyped_storage().nbytes() > tensor.nbytes
     return tensor.clone() if shares else tensor
 
 
 def joined(batches: list[Any]) -> Any:
-    """Returns one batch of all, as transformers' nested_concat joins two.
+    """Concatenates all batches, as transformers' nested_concat does for two.
 
     If they differ in the second dimension, it is padded at the end with the ignored label.
     """

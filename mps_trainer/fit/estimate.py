@@ -1,4 +1,4 @@
-"""Says how much memory a Trainer's training step needs, without training and without that memory."""
+"""Estimates the memory of a Trainer's training step without training and without that memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BATCHES = 16
 
 
 def estimate(trainer: Trainer, batches: int = BATCHES, tell: Callable[[str], None] = lambda _: None) -> FitReport:
-    """Returns the memory that the Trainer's training step needs on mps, and what each remedy would leave of it.
+    """Returns the memory of the Trainer's training step on mps, and the memory with each remedy.
 
     Runs steps of a copy whose tensors have shapes and no values, on any machine. The Trainer stays as it is. The copy
     takes the kernels, the number formats and the saved tensors of mps. A step that depends on values takes conditions
@@ -91,7 +91,7 @@ def _first(trainer: Trainer, batches: int) -> tuple[Batch, dict[str, int]]:
 
 
 def _result(trainer: Trainer, batch: Batch, remedy: Remedy, tell: Callable[[str], None]) -> RemedyResult | None:
-    """Returns what a remedy leaves; None for one that this model does not allow."""
+    """Returns the memory with a remedy; None if the model does not support it."""
     tell(remedy.text)
     if remedy.needs_one_example:
         batch = replace(batch, inputs=_first_of(trainer, batch.inputs))

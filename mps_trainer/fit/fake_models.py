@@ -1,4 +1,4 @@
-"""Makes the models of transformers without the memory for their weights, in a script that knows nothing of it."""
+"""Builds models of transformers with fake weights in an unchanged script."""
 
 from __future__ import annotations
 
@@ -148,5 +148,5 @@ def _save_pretrained(self: Any, save_directory: Any, *args: Any, **kwargs: Any) 
 
 
 def _generate(self: Any, inputs: Any = None, **kwargs: Any) -> Any:
-    """Returns the prompt: there is nobody to write on."""
+    """Returns the prompt unchanged, because fake models cannot generate."""
     return inputs if inputs is not None else kwargs.get("input_ids")

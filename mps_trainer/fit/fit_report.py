@@ -1,4 +1,4 @@
-"""The memory that a training step needs, and the Macs that have it."""
+"""Reports the memory of a training step and the Macs that it fits on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .memory_tracker import KINDS
 
 @dataclass(frozen=True)
 class RemedyResult:
-    """Holds the peak that a remedy leaves: `text` is what to write, `bytes_peak` the new peak."""
+    """Holds a remedy: `text` is the setting to use, `bytes_peak` the peak with it."""
 
     text: str
     bytes_peak: int
@@ -43,7 +43,7 @@ class FitReport:
 
     @property
     def bytes_peak(self) -> int:
-        """Returns the bytes that the step needs at the moment when it needs most."""
+        """Returns the peak memory of the step in bytes."""
         return sum(self.bytes_by_kind.values())
 
     @property
@@ -52,7 +52,7 @@ class FitReport:
         return smallest_for(self.bytes_peak)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the report for JSON: its attributes, the peak, and what fits on which Mac."""
+        """Returns the report for JSON: its attributes, the peak, and which Macs it fits on."""
         macs = [
             {"memory_gb": size, "bytes_recommended": limit_of(size), "fits": self.bytes_peak <= limit_of(size)}
             for size in SIZES

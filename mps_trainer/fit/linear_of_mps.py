@@ -1,4 +1,4 @@
-"""Makes linear layers on the CPU keep for the backward pass what those on mps keep."""
+"""Makes linear layers on the CPU save the same tensors for the backward pass as on mps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 class _Linear(torch.autograd.Function):
-    """A linear layer that is one operator, as on mps: it keeps its input, also if its weight has no gradient."""
+    """Computes a linear layer as one operator, as on mps: it saves its input even if its weight needs no gradient."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

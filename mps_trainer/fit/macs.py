@@ -1,4 +1,4 @@
-"""The Macs that there are, by their memory, and how much of it Metal recommends for the GPU."""
+"""Lists the memory sizes of Macs and the memory that Metal recommends for the GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SIZES = (8, 16, 24, 32, 36, 48, 64, 96, 128)  # GB
 
 
 def limit_of(size: int) -> int:
-    """Returns the bytes that Metal recommends at most on a Mac with this many GB of memory."""
+    """Returns the maximum that Metal recommends on a Mac with this many GB of memory, in bytes."""
     return round(_LIMITS.get(size, size * GIB * (2 / 3 if size < 36 else 3 / 4)))
 
 

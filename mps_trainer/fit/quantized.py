@@ -1,4 +1,4 @@
-"""Stand-ins for linear layers with weights in 4 or 8 bits, as bitsandbytes makes them."""
+"""Replaces linear layers by stand-ins for bitsandbytes' layers with 4-bit or 8-bit weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DOUBLE_QUANTIZED = 0.5 + 1 / 64 + 4 / (64 * 256)  # the scales in a byte, and on
 
 
 class QuantizedLinear(nn.Linear):
-    """A linear layer whose weight has few bits and is computed anew, in `compute_dtype`, for each product.
+    """A linear layer with a quantized weight, which each product dequantizes to `compute_dtype`.
 
     Args:
         like: the layer that it stands for. Only its shape and bias are used.
@@ -32,7 +32,7 @@ class QuantizedLinear(nn.Linear):
 
     @property
     def numbers(self) -> int:
-        """Returns how many numbers the weight stands for."""
+        """Returns the number of elements of the original weight."""
         return self.in_features * self.out_features
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -57,7 +57,7 @@ class _Product(torch.autograd.Function):
 
 
 def quantize(model: nn.Module, size: float, compute_dtype: torch.dtype, skipped: tuple[str, ...] = ()) -> None:
-    """Replaces the linear layers of a model, but for its head and those whose name ends with one of `skipped`."""
+    """Replaces the linear layers of a model except its head and layers with a name that ends in one of `skipped`."""
     head = getattr(model, "get_output_embeddings", lambda: None)()
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
@@ -68,7 +68,7 @@ def quantize(model: nn.Module, size: float, compute_dtype: torch.dtype, skipped:
 
 
 def size_and_format(config: Any) -> tuple[float, torch.dtype, tuple[str, ...]] | None:
-    """Returns what `quantize` takes for a `BitsAndBytesConfig` or the dictionary of one; None for another method."""
+    """Returns the arguments of `quantize` for a `BitsAndBytesConfig` or its dictionary; None for another method."""
     settings = config if isinstance(config, dict) else config.to_dict()
     skipped = tuple(settings.get("llm_int8_skip_modules") or ())
     if settings.get("load_in_8bit"):

@@ -1,4 +1,4 @@
-"""Makes a training step need less memory, by changes to a copy of a Trainer whose tensors are fake."""
+"""Applies memory-saving settings to a copy of a Trainer with fake tensors."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def remedies_for(trainer: Trainer, examples: int | None) -> list[Remedy]:
 
 
 def together(remedies: list[Remedy]) -> Remedy | None:
-    """Returns all remedies in one, of those for the weights the last; None if there are less than two."""
+    """Returns all remedies combined, with only the last of those for the weights; None for fewer than two."""
     of_weights = [each for each in remedies if each.apply in _OF_WEIGHTS]
     chosen = [each for each in remedies if each not in of_weights[:-1]]
     if len(chosen) < 2:

@@ -74,7 +74,7 @@ def largest_batch(trainer: Trainer, most: int) -> Batch:
 def measure_step(
     trainer: Trainer, batch: Batch, change: Change | None = None, accumulates: bool = False
 ) -> dict[str, int]:
-    """Returns the bytes that a training step needs at the moment when it needs most, by what they are for.
+    """Returns the peak memory of a training step in bytes, by purpose.
 
     The step is one after the first: the optimizer has its state. With accumulation, the gradients of earlier batches
     exist. Nothing of the Trainer is changed, and nothing is computed: only shapes are. Call it inside `as_on_mps()`.
@@ -131,13 +131,13 @@ def _accumulated(trainer: Trainer) -> int:
 
 @contextlib.contextmanager
 def as_on_mps() -> Iterator[None]:
-    """Makes attention, autocast and linear layers on the CPU what they are on mps."""
+    """Makes attention, autocast and linear layers on the CPU behave as on mps."""
     with sdpa_kernel(SDPBackend.MATH), autocast_of_mps(), linear_of_mps(), modules_convert_fakes():
         yield
 
 
 def _modules(trainer: Trainer) -> list[nn.Module]:
-    """Returns the model and what else the Trainer holds, such as a reference model."""
+    """Returns the model and other modules of the Trainer, such as a reference model."""
     return [value for value in vars(trainer).values() if isinstance(value, nn.Module)]
 
 
@@ -147,7 +147,7 @@ def _make_gradients(parameters: list[nn.Parameter]) -> None:
 
 
 def _vocabulary(model: nn.Module) -> int | None:
-    """Returns the number of words that a language model chooses from; None for another model."""
+    """Returns the vocabulary size of a language model; None for another model."""
     head = getattr(base_model(model), "get_output_embeddings", lambda: None)()
     return getattr(head, "out_features", None)
 

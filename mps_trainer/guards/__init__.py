@@ -1,1 +1,1 @@
-"""Keeps a run alive, or ends it with its work saved, when the machine or the data fail."""
+"""Handles failures of the machine or the data: continues the run, or saves and ends it."""

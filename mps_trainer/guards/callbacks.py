@@ -1,4 +1,4 @@
-"""Names the callback that an error came from."""
+"""Names the callback that raised an error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def explain_callback(error: Exception, event: str, step: int) -> None:
 
 
 def failing_callback(error: Exception) -> Any:
-    """Returns the callback whose method was called last; None if the error came from elsewhere."""
+    """Returns the callback that raised the error, or None if the error has another origin."""
     trace = error.__traceback__
     while trace is not None:
         frame = trace.tb_frame

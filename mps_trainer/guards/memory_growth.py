@@ -1,4 +1,4 @@
-"""Limits memory on mps that grows while the tensors do not, and releases it before the limit is reached."""
+"""Limits the memory of a run on mps, and releases torch's cache before the limit is reached."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WORTHWHILE = 1 / 16  # of the recommended maximum: smaller amounts do not matte
 
 
 class MemoryGuard:
-    """Sets the limit of a run on mps, and gives memory back when what torch keeps for later outgrows the tensors.
+    """Sets the memory limit of a run on mps, and releases torch's cache when it outgrows the tensors.
 
     Args:
         device: an mps device.
@@ -52,7 +52,7 @@ class MemoryGuard:
         )
 
     def maybe_release(self) -> None:
-        """Releases unused memory if it has become too much. To be called now and then, not at each step."""
+        """Releases unused memory if there is too much. Call it now and then, not at each step."""
         live, held = live_and_driver(self.device)
         needed = max(_peak(live), self._left)
         too_much = max(_TIMES * needed, needed + self._worthwhile)
@@ -70,7 +70,7 @@ class MemoryGuard:
 
 
 def free_unused(device: torch.device) -> None:
-    """Releases memory that no tensor uses to the system."""
+    """Releases memory without tensors to the system."""
     module = getattr(torch, device.type, None)
     # the graphs are those that mps has compiled; not in every torch
     for name in ("empty_cache", "clear_graph_cache"):
@@ -79,7 +79,7 @@ def free_unused(device: torch.device) -> None:
 
 
 def _peak(live: int) -> int:
-    """Returns the most bytes that tensors have had; `live` where an older torch does not tell."""
+    """Returns the peak bytes in tensors, or `live` where an older torch does not report them."""
     try:
         return max(torch.accelerator.max_memory_allocated(), live)
     except (AttributeError, RuntimeError):
@@ -87,5 +87,5 @@ def _peak(live: int) -> int:
 
 
 def make_guard(args: Any) -> MemoryGuard | None:
-    """Returns the guard that `args` ask for; None for none."""
+    """Returns the guard that `args` request, or None."""
     return MemoryGuard(args.device, args.memory_fraction) if args.memory_guard and args.device.type == "mps" else None

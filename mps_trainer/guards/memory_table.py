@@ -16,7 +16,7 @@ from ..nested import tensors_in
 
 @dataclass(frozen=True)
 class MemoryTable:
-    """Bytes on one device at one moment; None for what the device does not tell."""
+    """Holds the memory of one device at one moment, in bytes. None where the device does not report it."""
 
     device: str
     live: int | None = None  # in tensors
@@ -49,7 +49,7 @@ class MemoryTable:
 
 
 def measure(device: torch.device, model: Any = None, optimizer: Any = None) -> MemoryTable:
-    """Returns the use of memory on `device` now. Reads no tensor, and waits for nothing."""
+    """Returns the current memory use on `device` without blocking."""
     parameters = list(model.parameters()) if model is not None else []
     buffers = list(model.buffers()) if model is not None else []
     state = getattr(optimizer, "state", None)
@@ -63,7 +63,7 @@ def measure(device: torch.device, model: Any = None, optimizer: Any = None) -> M
 
 
 def live_and_driver(device: torch.device) -> tuple[int, int]:
-    """Returns the bytes in tensors, and those that the system gave this process, on an mps device."""
+    """Returns the bytes in tensors and the bytes that this process holds on an mps device."""
     return torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
 
 

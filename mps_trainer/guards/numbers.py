@@ -1,4 +1,4 @@
-"""Watches for losses and gradient norms that are not finite: when the first came, and when to warn."""
+"""Detects losses and gradient norms that are not finite: the first one, and when to warn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OVERFLOWS = 20
 
 @dataclass(frozen=True)
 class NonFinite:
-    """The first number since the last look that is not finite.
+    """The first number since the last check that is not finite.
 
     Args:
         what: "loss" or "gradient norm".
@@ -29,7 +29,7 @@ class NonFinite:
 
 
 class NumberWatch:
-    """Looks through numbers that were read from the device anyway.
+    """Checks numbers that were read from the device for the log.
 
     Args:
         scaled: a gradient scaler leaves out updates whose gradients overflow. That is how it finds its scale, so an
@@ -50,7 +50,7 @@ class NumberWatch:
         norm_steps: Sequence[int] = (),
         rates: Sequence[float | None] = (),
     ) -> None:
-        """Looks at the losses of batches and the norms of updates, each with the updates that were done before it."""
+        """Checks the losses of batches and the norms of updates, each with the number of updates before it."""
         if not self._overflows and all(map(math.isfinite, losses)) and all(map(math.isfinite, norms)):
             return
         bad: dict[int, tuple[str, float]] = {}

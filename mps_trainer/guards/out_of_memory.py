@@ -1,4 +1,4 @@
-"""The error for memory that ran out: what held how much, and what would help most."""
+"""Builds the out-of-memory error: what held the memory, and which settings save most."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _REMEDIES = 3
 
 
 class DeviceOutOfMemoryError(MisconfigurationException, torch.OutOfMemoryError):
-    """The device has too little memory. A `RuntimeError`, and torch's own kind of one.
+    """The device has too little memory. A subclass of torch's own out-of-memory error, a `RuntimeError`.
 
     `memory` is the use of memory at that moment, `remedies` what to do, the likeliest to help first, and `__cause__`
     the allocator's error.
@@ -40,12 +40,12 @@ class DeviceOutOfMemoryError(MisconfigurationException, torch.OutOfMemoryError):
 
 
 class NothingLeftToSplitError(Exception):
-    """Memory ran out in an update whose batches cannot be made smaller; the message says why not, as a clause."""
+    """Memory ran out, and the batches of the update cannot be split. The message is a clause with the reason."""
 
 
 @dataclass(frozen=True)
 class RunDescription:
-    """The run that runs out of memory."""
+    """Describes the run for the out-of-memory error."""
 
     args: Any
     model: Any  # None before the first one is on the device
@@ -116,7 +116,7 @@ def _message(run: RunDescription, doing: str, error: Exception, memory: MemoryTa
 
 
 def remedies_for(run: RunDescription, doing: str, memory: MemoryTable) -> list[str]:
-    """Returns up to three things to change, those first that save most of `memory` in this run."""
+    """Returns up to three settings to change, in the order of the memory that they save in this run."""
     if doing == TRAINING:
         found = _for_training(run, memory)
     elif doing == PLACING:
@@ -128,7 +128,7 @@ def remedies_for(run: RunDescription, doing: str, memory: MemoryTable) -> list[s
 
 
 def _for_training(run: RunDescription, memory: MemoryTable) -> list[tuple[float, str]]:
-    """Returns remedies, each with the bytes that it is likely to save."""
+    """Returns remedies, each with an estimate of the bytes that it saves."""
     args, model, size = run.args, run.model, run.batch_size
     optim = str(getattr(args.optim, "value", args.optim))
     trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)

@@ -1,4 +1,4 @@
-"""Handles SIGINT and SIGTERM during a run: the step is finished and saved before the process ends."""
+"""Handles SIGINT and SIGTERM during a run: finishes the step and saves it before the process ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DEFAULTS: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.S
 
 
 class SignalHandler:
-    """Inside, a first SIGINT or SIGTERM is noted instead of ending the process; a second one ends it at once.
+    """Records a first SIGINT or SIGTERM inside instead of ending the process. A second one ends it at once.
 
     Only where the process would do what Python does by itself: a foreign handler stays, a signal that is
     ignored is ignored, and outside the main thread nothing happens.
@@ -75,7 +75,7 @@ class SignalHandler:
                     os.write(2, text.encode())
 
     def ask(self, may_stop: bool | None = None) -> None:
-        """Asks the other processes whether a signal has come, without waiting for what they say.
+        """Starts asking the other processes whether they received a signal, without waiting for the answer.
 
         Args:
             may_stop: whether this process may stop here; None for what was agreed on last.
@@ -88,7 +88,7 @@ class SignalHandler:
             self._answer = self._processes.all_reduce_max_later([self._received, not may_stop])
 
     def agree(self, may_stop: bool | None = None) -> None:
-        """Makes what the processes said when they asked, or say now, known to all of them."""
+        """Shares the answers of all processes, asked before or now, with each of them."""
         self.ask(may_stop)
         if self._answer is not None:
             signum, must_go_on = self._answer()
@@ -123,7 +123,7 @@ def _end_at_once(signum: int) -> None:
 
 @contextlib.contextmanager
 def workers_begin_deaf(wanted: bool = True) -> Iterator[None]:
-    """Processes that are started inside begin with SIGINT and SIGTERM held back, until they are ready for them.
+    """Blocks SIGINT and SIGTERM in processes started inside until they are ready for them.
 
     A spawned worker imports for seconds before its worker_init_fn; here, signals come when that is done.
     """
@@ -138,7 +138,7 @@ def workers_begin_deaf(wanted: bool = True) -> Iterator[None]:
 
 
 class IgnoringInterrupts:
-    """A loader's worker_init_fn: what ends a run reaches its workers, too, and its last step needs them.
+    """Makes the workers of a loader ignore the signals that stop a run, because its last step needs them.
 
     Ctrl-C in a terminal and a batch system's SIGTERM go to every process of a group. After SIGTERM, which is also how
     a loader ends a worker that does not end by itself, a worker has `GRACE` seconds.

@@ -1,1 +1,1 @@
-"""The model on the hub: its card and its uploads. huggingface_hub and transformers do the work."""
+"""Writes the model card and uploads the model, with huggingface_hub and transformers."""

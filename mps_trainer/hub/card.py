@@ -1,4 +1,4 @@
-"""Writes the model card: transformers' card with the data, the device and why, the precision and the versions.
+"""Writes the model card: transformers' card with data, device, precision and versions.
 
 No card is lost: one that was not written here, or was changed since, is kept under another name.
 """
@@ -71,7 +71,7 @@ def write(
 
 
 def _completed_settings(given: dict[str, Any], known: Any, model: Any, dataset: Any) -> dict[str, Any]:
-    """Returns the settings of a summary: those given, the tags of the card that is there, and what can be derived.
+    """Returns the settings of the card: those given, the tags of an existing card, and derived ones.
 
     Args:
         known: the header of the card that is there; None if there is none.
@@ -106,7 +106,7 @@ def _merge_tags(tags: str | Iterable[str], more: Iterable[str]) -> list[str]:
 
 
 def completed(card: str, data: str, args: Any, log_history: list[dict[str, Any]]) -> str:
-    """Returns transformers' card with what this package knows. A section that it does not have is added at the end.
+    """Returns transformers' card with facts from this package. Missing sections are added at the end.
 
     Args:
         data: the table that `data_table` returns.
@@ -122,7 +122,7 @@ def completed(card: str, data: str, args: Any, log_history: list[dict[str, Any]]
 
 
 def more_arguments(args: Any, epoch: float | None, model: Any) -> dict[str, Any]:
-    """Returns what transformers' card leaves out: the precision, adapters, and settings that are not usual."""
+    """Returns facts that transformers' card leaves out: precision, adapters, and unusual settings."""
     more: dict[str, Any] = {"precision": precision(args)}
     if args.world_size > 1:
         more["distributed_type"] = processes(args)  # it says multi-GPU whatever they train on
@@ -149,7 +149,7 @@ def precision(args: Any) -> str:
 
 
 def task_of(kind: type) -> str | None:
-    """Returns the task that transformers' card names for a class of models; it does not know that of a sharded one."""
+    """Returns the task that transformers' card names for a model class, also for a sharded model."""
     from transformers.modelcard import TASK_MAPPING
 
     found = None
@@ -245,7 +245,7 @@ def forget_local_base(path: str) -> None:
 
 
 def keep_if_changed(path: str) -> None:
-    """Copies a card that somebody has written or has changed to another name, before it is written over."""
+    """Copies a card that a person wrote or changed to another name before it is overwritten."""
     if not os.path.exists(path):
         return
     text = Path(path).read_text(encoding="utf-8")

@@ -157,7 +157,7 @@ def warn_of_failures(push: PushInProgress | None, repository: str | None, output
 
 
 def copy_model_files(checkpoint: str, output_dir: str, processing_class: Any) -> None:
-    """Copies the model of a checkpoint into the output folder, which is what is uploaded."""
+    """Copies the model of a checkpoint into the output folder, which the upload sends."""
     names = [*_WEIGHTS, *_ADAPTERS, "training_args.bin"]
     for index in _INDEXES:
         path = os.path.join(checkpoint, index)

@@ -1,1 +1,1 @@
-"""Asks for the settings of a launch and starts a script with them. No part of training."""
+"""Asks for launch settings and starts a script with them. It is not part of training."""

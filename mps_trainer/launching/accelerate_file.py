@@ -1,4 +1,4 @@
-"""Finds Accelerate's own file of settings and takes over the ones that mean the same here."""
+"""Finds Accelerate's settings file and converts the settings that have an equivalent here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds, reads and writes the file of settings."""
+"""Finds, reads and writes the settings file."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def check_target(path: Path) -> None:
 
 
 def write(settings: LaunchSettings, path: Path) -> None:
-    """Writes all settings to `path`, making its folder. What was there stays until the new file is complete.
+    """Writes all settings to `path` and creates its folder. An existing file is replaced in one step.
 
     Raises:
         MisconfigurationException: if it cannot be written; nothing is left behind then.

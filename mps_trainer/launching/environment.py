@@ -1,4 +1,4 @@
-"""Turns settings into the environment that a script begins with. Pure."""
+"""Converts settings to the environment variables of a script. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def variables(settings: LaunchSettings) -> dict[str, str]:
 
 
 def environment(flags: LaunchSettings, file: LaunchSettings, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns all variables of a script. Flags go before the shell's variables, and those before the file."""
+    """Returns all variables of a script. Flags override the shell's variables, which override the file."""
     whole = {**variables(file), **environ, **variables(flags)}
     if whole.get(HIGH) != environ.get(HIGH):
         settle_low(whole)  # torch reads both at the same time, and a script may be without this Trainer
@@ -38,5 +38,5 @@ def environment(flags: LaunchSettings, file: LaunchSettings, environ: Mapping[st
 
 
 def set_aside(file: LaunchSettings, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the shell's variables that go before the file and differ from it."""
+    """Returns the shell's variables that override the file with another value."""
     return {name: environ[name] for name, value in variables(file).items() if environ.get(name, value) != value}

@@ -1,4 +1,4 @@
-"""Starts a script: in place of this process, or in several that torchrun starts and watches."""
+"""Starts a script: in place of this process, or in several processes with torchrun."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def too_many(count: int, kind: str, there_are: int) -> str | None:
 
 
 def become(command: list[str], environ: Mapping[str, str]) -> NoReturn:
-    """Replaces this process by the script, which begins as it would from the shell and gets signals itself."""
+    """Replaces this process by the script, which then receives signals itself."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(command[0], command, environ)

@@ -1,4 +1,4 @@
-"""Defines the settings of a launch: their names, their values, and which of two goes before the other."""
+"""Defines the launch settings: names, values, and precedence."""
 
 from __future__ import annotations
 

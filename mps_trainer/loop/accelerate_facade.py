@@ -1,4 +1,4 @@
-"""`trainer.accelerator`: what subclasses of transformers' Trainer call on it, done by this package's own parts.
+"""Provides `trainer.accelerator` with the methods that subclasses of transformers' Trainer call.
 
 Accelerate itself is not needed. With one process, what gathers or reduces gives back what it got.
 """
@@ -44,7 +44,7 @@ class GradientState:
 
 
 class DistributedType(str, Enum):
-    """Accelerate's words for how processes share the work; equal to its own members."""
+    """Lists Accelerate's distributed types; equal to its own members."""
 
     NO = "NO"
     MULTI_CPU = "MULTI_CPU"
@@ -59,14 +59,14 @@ _OF_SEVERAL = {"cuda": DistributedType.MULTI_GPU, "xpu": DistributedType.MULTI_X
 
 
 class _State(SimpleNamespace):
-    """The values of `accelerator.state`; other names raise an error that explains itself."""
+    """Holds the values of `accelerator.state`. Other names raise an error that names the alternative."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"trainer.accelerator.state has no {name!r}; it has only what the Trainer uses.")
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Does nothing: stands in for a function that another process calls."""
+    """Does nothing. It replaces a function that only another process calls."""
 
 
 class Accelerator:
@@ -156,7 +156,7 @@ class Accelerator:
 
     @property
     def torch_device_mesh(self) -> None:
-        """None: no model is split among processes by tensors."""
+        """Returns None, because there is no tensor parallelism."""
         return None
 
     @property
@@ -172,7 +172,7 @@ class Accelerator:
         return self.process_index == self.num_processes - 1
 
     def wait_for_everyone(self) -> None:
-        """Waits until all processes have come here."""
+        """Waits until all processes reach this call."""
         self.processes.wait()
 
     def main_process_first(self) -> contextlib.AbstractContextManager:
@@ -198,7 +198,7 @@ class Accelerator:
     def split_between_processes(
         self, inputs: Any, apply_padding: bool = False
     ) -> contextlib.AbstractContextManager[Any]:
-        """Gives inside this process its share of a list, a tuple, a tensor or a dictionary of them, as Accelerate."""
+        """Yields this process's part of a list, a tuple, a tensor or a dictionary of them, like Accelerate."""
         if self.num_processes == 1:
             return contextlib.nullcontext(inputs)
         return self._args.distributed_state.split_between_processes(inputs, apply_padding=apply_padding)
@@ -208,7 +208,7 @@ class Accelerator:
         return collectives.gather(tensor, self.processes)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """Returns what `gather` returns: no example comes twice here, so none has to be dropped.
+        """Returns the result of `gather`. No example is duplicated here, so none is dropped.
 
         Objects that are not made of tensors, and those of `use_gather_object`, come in one list of all processes.
         """
@@ -225,7 +225,7 @@ class Accelerator:
     # Objects
 
     def prepare(self, *objects: Any, device_placement: Any = None) -> Any:
-        """Returns `objects` ready for the Trainer: models on the device, loaders in its order, others as they are."""
+        """Returns `objects` ready for the Trainer: models on the device, loaders wrapped, others unchanged."""
         ready = tuple(self._prepare_one(item) for item in objects)
         return ready[0] if len(ready) == 1 else ready
 
@@ -271,13 +271,13 @@ class Accelerator:
         return compiled if compiled is not None and keep_torch_compile else inner
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
-        """Returns the weights; those of a sharded model are whole in the first process, and empty in the others."""
+        """Returns the weights. For a sharded model they are complete in the first process and empty in the others."""
         if fsdp.is_sharded(model):
             return full_state_dict(model, keep=self.is_main_process)
         return (self.unwrap_model(model, keep_torch_compile=False) if unwrap else model).state_dict()
 
     def free_memory(self, *objects: Any) -> list[None]:
-        """Forgets the models and optimizers that were prepared; gives back None for each of `objects`."""
+        """Releases the prepared models and optimizers. Returns None for each of `objects`."""
         self._models.clear()
         self._optimizers.clear()
         return [None] * len(objects)
@@ -305,7 +305,7 @@ class Accelerator:
         save_model(inner, os.path.join(save_directory, "model.safetensors"), metadata={"format": "pt"})
 
     def log(self, values: dict[str, Any], step: int | None = None, log_kwargs: dict[str, Any] | None = None) -> None:
-        """Does nothing: a Trainer has none of Accelerate's trackers. `Trainer.log` tells its own."""
+        """Does nothing, because a Trainer has no trackers of Accelerate. `Trainer.log` logs to its own."""
 
     def end_training(self) -> None:
         """Ends the process group. Trackers end with their callbacks."""
@@ -315,7 +315,7 @@ class Accelerator:
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
-        """The gradient scaler of float16; None without it."""
+        """Returns the gradient scaler of float16, or None."""
         return self._precision.scaler
 
     @scaler.setter
@@ -328,7 +328,7 @@ class Accelerator:
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
-        """True if the last update was skipped because of an overflow in float16."""
+        """Returns True if the last update was skipped because of an overflow in float16."""
         return self._precision.step_was_skipped
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
@@ -342,16 +342,16 @@ class Accelerator:
         return contextlib.nullcontext()
 
     def no_sync(self, model: nn.Module | None = None) -> contextlib.AbstractContextManager:
-        """Inside, the gradients of a replica stay with its process."""
+        """Disables gradient synchronisation inside."""
         return contextlib.nullcontext() if model is None else no_sync(model, True)
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
-        """Takes the scale of float16 out of the gradients, once per update."""
+        """Unscales the float16 gradients, once per update."""
         for one in self._optimizers if optimizer is None else [optimizer]:
             self._precision.unscale(one)
 
     def clip_grad_norm_(self, parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2) -> Any:
-        """Clips the gradients to `max_norm`; their norm before that, on the device."""
+        """Clips the gradients to `max_norm`. Returns their norm before that, on the device."""
         self.unscale_gradients()
         if self.is_fsdp2:
             return fsdp.clip_grad_norm(parameters, max_norm, norm_type)

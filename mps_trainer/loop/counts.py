@@ -1,4 +1,4 @@
-"""The input tokens and floating-point operations of a batch, from shapes: no wait for the device."""
+"""Counts input tokens and floating-point operations of a batch from shapes, without blocking."""
 
 from __future__ import annotations
 

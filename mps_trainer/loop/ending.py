@@ -1,4 +1,4 @@
-"""The end of a run, whether it finishes or fails."""
+"""Cleans up at the end of a run, whether it finishes or fails."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .run import TrainingRun
 def ending_in_order(
     run: Callable[[], TrainingRun | None], events: Events, wait_for_save: Callable[[], None]
 ) -> Iterator[None]:
-    """At the end, workers and report end with the run; at an error, also bars and the checkpoint being written.
+    """Ends workers and the report at the end of the run. After an error, also ends bars and the open checkpoint.
 
     Args:
         run: returns the run that is under way, None before there is one.

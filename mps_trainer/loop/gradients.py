@@ -1,4 +1,4 @@
-"""The gradients of a run: clipped within the optimizer's step where nobody looks at them before, and cleared."""
+"""Clips and clears the gradients of a run. Clipping is part of the optimizer's step if no code reads them before."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Gradients:
         return optimizer
 
     def _look_at(self, optimizer: Any) -> None:
-        """Finds out what may be done in fewer kernels with this optimizer."""
+        """Determines which fused steps this optimizer supports."""
         self._optimizer, model, accelerator = optimizer, self.model, self.accelerator
         groups = getattr(optimizer, "param_groups", [])
         optimized = {id(parameter) for group in groups for parameter in group["params"]}
@@ -56,7 +56,7 @@ class Gradients:
         self._may_clear = has_all and type(model).zero_grad is nn.Module.zero_grad
 
     def clip_at_step(self, max_norm: float) -> torch.Tensor | None:
-        """Returns their norm and clips them to `max_norm` in the step that follows; None if that cannot wait for it.
+        """Returns their norm and clips them in the next step. Returns None if the optimizer cannot clip.
 
         A callback between clipping and step must see them clipped, and one after the step, too; so must a function
         that a user has put in the place of the optimizer's step.
@@ -82,24 +82,24 @@ class Gradients:
                 parameter.grad = None
 
     def discard(self) -> None:
-        """Clears them, and the clip factor that the next step was to apply."""
+        """Clears them and the pending clip factor."""
         self.clear()
         if isinstance(optimizer := self.optimizer, AdamW):
             optimizer.forget_clipping()
 
     def _others_are_trained(self) -> bool:
-        """Returns True if there are gradients that the optimizer does not know: layers may be thawed during a run."""
+        """Returns True if parameters outside the optimizer have gradients, as after unfreezing layers in a run."""
         return any(parameter.requires_grad for parameter in self._others)
 
 
 def _step_is_replaced(optimizer: AdamW) -> bool:
-    """Returns True if a hook calls `optimizer.step`; a schedule does, and only notes that it was called."""
+    """Returns True if a hook calls `optimizer.step`. The wrapper of torch's schedulers does not count."""
     step = vars(optimizer).get("step")
     return step is not None and getattr(step, "__code__", None) not in _OF_SCHEDULES
 
 
 def _codes_of_schedules() -> set[object]:
-    """Returns the code of the function that torch's schedules put in the place of a step."""
+    """Returns the code of the function with which torch's schedulers replace `step`."""
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
     step = vars(optimizer).get("step")

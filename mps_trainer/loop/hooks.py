@@ -20,7 +20,7 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True)
 class StatePair:
-    """A `Stateful` made of two functions."""
+    """Builds a `Stateful` from two functions."""
 
     state_dict: Callable[[], Any]
     load_state_dict: Callable[[Any], None]
@@ -28,7 +28,7 @@ class StatePair:
 
 @dataclass(frozen=True)
 class Hooks:
-    """The Trainer's methods for batches, updates and what comes between them.
+    """Holds the Trainer's methods for batches, updates and the work in between.
 
     Args:
         get_batch_samples: `(iterator, number, device) -> (batches, items)`: the batches of an update.
@@ -67,7 +67,7 @@ class Hooks:
 
 @dataclass(frozen=True)
 class SavingHooks:
-    """The Trainer's methods that write a checkpoint's files into a folder, and what comes after them.
+    """Holds the Trainer's methods that write the files of a checkpoint, and those called afterwards.
 
     Args:
         save_model, save_optimizer_and_scheduler, save_scaler, save_rng_state: `folder`: write their files.

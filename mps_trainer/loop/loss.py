@@ -1,4 +1,4 @@
-"""The loss of a model's outputs, its share in the loss of an update, and the number of items in an update.
+"""Computes the loss of a batch, its divisor, and the number of items in an update.
 
 transformers hands `num_items_in_batch` to each model whose forward() takes further arguments. Some divide their loss
 by it, others (BERT's heads for one) take it and do nothing with it, and their loss stays the mean of one batch.
@@ -48,7 +48,7 @@ def loss_of(outputs: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
 
 
 def shifts_labels(model: nn.Module) -> bool:
-    """True if the model's own loss predicts the next token, so that the first label of each row is no target."""
+    """Returns True if the model's loss predicts the next token, so the first label of each row is not a target."""
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return False
     loss_type = getattr(model, "loss_type", None)
@@ -60,7 +60,7 @@ def shifts_labels(model: nn.Module) -> bool:
 
 
 def predicts_next_token(model: nn.Module) -> bool:
-    """True for a causal language model, whose logits at one position are for the label of the next."""
+    """Returns True for a causal language model, where the logits at a position predict the next label."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     inner = base_model(getattr(model, "_orig_mod", model))
@@ -106,7 +106,7 @@ def _variables(instruction: dis.Instruction) -> tuple[str, ...]:
 
 
 def warn_of_assumption(trainer_name: str) -> None:
-    """Warns that a subclass's loss is taken to be normalised over the update, as the class does not say."""
+    """Warns that a subclass's loss is assumed to be normalised over the update, because the class does not say."""
     warnings.warn(
         f"{trainer_name}.compute_loss is assumed to divide by num_items_in_batch, as in transformers for a model "
         "that accepts that argument. If it returns the mean of its batch, accumulated losses are too large: set "
@@ -133,7 +133,7 @@ def own_items(
 
 
 def items_of_all(items: torch.Tensor | int | None, processes: Processes) -> torch.Tensor | None:
-    """Returns the items of an update in all processes, of those in this one; None if one of them does not know."""
+    """Returns the items of an update in all processes; None if one process does not know its number."""
     total, unknown = processes.sum([0.0 if items is None else float(items), items is None])
     return None if unknown else torch.tensor(int(total))
 
@@ -174,7 +174,7 @@ def divisors(items: list[int | None]) -> list[float | None]:
 
 
 def items_of(batches: list[Any], shifted: bool) -> torch.Tensor | None:
-    """Labels of all batches that count, on their own device; None if a batch has none under "labels".
+    """Returns the labels of all batches that count, on their own device; None if a batch has no "labels".
 
     Args:
         shifted: whether the first label of each row is no target. Labels that are shifted already go first.
@@ -201,7 +201,7 @@ def _labels(batch: Any, shifted: bool) -> torch.Tensor | None:
 
 
 class NumItemsProbe:
-    """Learns from the first batch whether a model uses the number of items that it is given.
+    """Detects in the first batch if a model uses the number of items.
 
     Args:
         model: one that accepts arguments of the loss.
@@ -235,7 +235,7 @@ def _in_host_memory(items: torch.Tensor | int) -> bool:
 
 
 class _Watched(torch.Tensor):
-    """A number that notes whether anything was computed with it."""
+    """A number that records if anything was computed with it."""
 
     was_used = False
 

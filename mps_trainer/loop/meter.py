@@ -1,4 +1,4 @@
-"""The mean loss between two logs, and the norms of the gradients, kept on the device until they are read."""
+"""Averages the loss between two logs and keeps losses and gradient norms on the device until they are read."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class LossMeter:
         self.first_step = self.last_read_step = step
 
     def add(self, loss: torch.Tensor, step: int) -> None:
-        """Adds what one batch contributes to the loss of the update that follows `step`."""
+        """Adds one batch's part of the loss of the update after `step`."""
         if loss.untyped_storage().nbytes() > _OF_A_NUMBER:
             loss = loss.clone()  # a part of something large, which would be kept for its sake
         self._losses.append(loss)
@@ -81,7 +81,7 @@ class LossMeter:
             self._norms = []
 
     def settle(self, norm: torch.Tensor | float | None, step: int) -> float | None:
-        """Returns the norm of the gradients of an update that is not made yet. One wait brings its losses too."""
+        """Returns the gradient norm of an update before its step. The same sync reads its losses."""
         if not isinstance(norm, torch.Tensor):
             self.add_norm(norm, step, None)
             self._drain(None)
@@ -92,7 +92,7 @@ class LossMeter:
         return value
 
     def take_back(self, step: int) -> None:
-        """Forgets what was added for the update that follows `step`, which has not come to its end."""
+        """Discards the loss added for the unfinished update after `step`."""
         while self._steps and self._steps[-1] == step:
             self._steps.pop()
             if self._losses:
@@ -103,7 +103,7 @@ class LossMeter:
                     self._joined.pop()
 
     def read(self, step: int, grad_norm: torch.Tensor | float | None) -> tuple[float, float | None]:
-        """Returns the mean loss since the last reading, and the gradient norm. Waits for the device once."""
+        """Returns the mean loss since the last reading, and the gradient norm. One blocking device-to-host sync."""
         norm = self._drain(grad_norm)
         steps = max(step - self.last_read_step, 1)
         loss_sum = self.processes.sum([float(self._sum)])[0] / self.processes.size
@@ -140,7 +140,7 @@ class LossMeter:
         self.last_read_step = state["last_read_step"]
 
     def _drain(self, grad_norm: torch.Tensor | float | None) -> float | None:
-        """Brings what is on the device into `_sum`, has all of it looked at, and brings `grad_norm` along with it."""
+        """Reads losses and `grad_norm` from the device into `_sum` in one sync, and checks that they are finite."""
         values = [*self._joined, *self._parts(self._losses), *self._joined_norms, *self._parts(self._norms)]
         is_among = bool(self._norms) and grad_norm is self._norms[-1]
         if isinstance(grad_norm, torch.Tensor) and not is_among:

@@ -1,4 +1,4 @@
-"""Training batches that fit into the memory of the device."""
+"""Splits training batches so that they fit into the memory of the device."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class MicrobatchSplitter:
     most: int | None = None
 
     def accumulate(self, batches: list[Any], num_items: Any) -> None:
-        """Does what `train_on` does, in parts that fit.
+        """Runs `train_on` on parts of the batch that fit into memory.
 
         Raises:
             NothingLeftToSplitError: if not even a single example fits, or batches cannot be split.
@@ -125,7 +125,7 @@ class MicrobatchSplitter:
         return [divisor * (total / count) if count else None for count in counts]
 
     def _halve(self, parts: list[Any], error: RuntimeError, step: int) -> None:
-        """Halves what is trained on at a time, as `step` ran out of memory. Raises `error` where that cannot be."""
+        """Halves the batch size after `step` ran out of memory. Raises `error` if it cannot be halved."""
         largest = max(_size(part) or 1 for part in parts)
         size = most = self.most or max(largest, self.batch_size)
         count = len(parts)

@@ -1,4 +1,4 @@
-"""Warns of a loss or gradient norm that is not finite, and with `stop_on_nan` stops the run."""
+"""Warns about a loss or gradient norm that is not finite, and stops the run with `stop_on_nan`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class BatchOrigin:
 
 
 class BatchHistory:
-    """Knows where each epoch began, which is enough to find the batches of any step in it.
+    """Records the start of each epoch, to find the batches of any step.
 
     Args:
         is_plain: whether the batches of an update are taken from the loader one after the other. Where a subclass
@@ -58,11 +58,11 @@ class BatchHistory:
         self._begun: list[tuple[int, int, int]] = []
 
     def begin(self, epoch: int, step: int, done: int) -> None:
-        """Notes that the update after `step` begins with the batch `done` of `epoch`."""
+        """Records that the update after `step` begins with the batch `done` of `epoch`."""
         self._begun.append((step, epoch, done))
 
     def origin(self, step: int) -> BatchOrigin:
-        """Returns the batches that the update after `step` was, or is to be, made from."""
+        """Returns the batches of the update after `step`."""
         start, epoch, done = max((begun for begun in self._begun if begun[0] <= step), default=(step, 0, 0))
         first = done + (step - start) * self.plan.accumulation
         count = self.plan.batches_in_update(first)
@@ -71,14 +71,14 @@ class BatchHistory:
 
 
 class NonFiniteReporter:
-    """Says of a number that is not finite where it came from, and what to do about it."""
+    """Reports the origin of a number that is not finite, and what to do about it."""
 
     def __init__(self, watch: NumberWatch, history: BatchHistory, events: Events, mixed_precision: str) -> None:
         self.watch, self.history, self.events = watch, history, events
         self.remedy = "lower learning_rate" + (", use bf16 instead of fp16" if mixed_precision == "fp16" else "")
 
     def warn(self) -> None:
-        """Warns of the first such number since this was last called."""
+        """Warns about the first such number since the last call."""
         found, steps = self.watch.take()
         if found is None:
             return
@@ -94,7 +94,7 @@ class NonFiniteReporter:
         )
 
     def describe(self, found: NonFinite, learning_rate: float | None) -> str:
-        """Returns what the number was, in which step, and from which examples."""
+        """Describes the number, its step and its examples."""
         was = f"{found.what} was {found.value} at step {found.step + 1}"
         if self.watch.scaled and found.what != "loss":
             was += f", in the last of {OVERFLOWS} steps in a row that the scaler of fp16 left out"
@@ -103,7 +103,7 @@ class NonFiniteReporter:
 
 
 class ModelBuffers:
-    """The buffers that a checkpoint has, such as the running means of a BatchNorm, which a forward pass changes."""
+    """Copies buffers that a forward pass changes, such as the running means of a BatchNorm."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -125,7 +125,7 @@ class ModelBuffers:
 
 
 class StopOnNan:
-    """Looks at each update before it is made, for one wait, and stops the run at the first that would do harm.
+    """Checks each update before its step, with one sync, and stops the run at the first that is not finite.
 
     Args:
         parts: what an update changes before its end, by name. Weights, optimizer and schedule are not among it.
@@ -149,11 +149,11 @@ class StopOnNan:
         self._before: dict[str, Any] = {}
 
     def begin_update(self) -> None:
-        """Notes how the run stands before an update, none of whose batches have been asked for."""
+        """Records the state of the run before an update, before any of its batches is loaded."""
         self._before = {name: part.state_dict() for name, part in self.parts.items()}
 
     def check(self, grad_norm: Any, step: int) -> float | None:
-        """Returns the norm of the gradients of the update that follows `step`, as a number.
+        """Returns the gradient norm of the update after `step` as a number.
 
         Raises:
             NonFiniteLossError: if it, or a loss of the update, is not finite. Everything is as before the update then,
@@ -181,7 +181,7 @@ class StopOnNan:
         return NonFiniteLossError(message, step + 1, rate, rows, checkpoint)
 
     def _checkpoint(self, step: int) -> tuple[str | None, str]:
-        """Returns the folder to go on from, and what to say of it."""
+        """Returns the folder to resume from and a sentence about it."""
         model = self.gradients.model
         if self.processes.all_reduce_max([not _are_finite(model)])[0]:  # of a sharded model, in any part
             # saved now, they could push out a checkpoint that is worth more

@@ -30,7 +30,7 @@ class StepPlan:
 
     @classmethod
     def of(cls, loader: Any, args: TrainingArguments) -> StepPlan:
-        """Returns the plan for the batches of `loader`. What `make` raises."""
+        """Returns the plan for the batches of `loader`. Raises the errors of `make`."""
         buckets = buckets_of(loader)
         accumulation = args.gradient_accumulation_steps * (1 if buckets is None else buckets.parts)
         return cls.make(length_of(loader), accumulation, args.max_steps, args.num_train_epochs)
@@ -66,15 +66,15 @@ class StepPlan:
         return step // self.updates_per_epoch
 
     def batches_done(self, step: int) -> int:
-        """Batches of that epoch that the steps up to `step` have used."""
+        """Returns the number of batches of that epoch used by the steps up to `step`."""
         return step % self.updates_per_epoch * self.accumulation
 
     def batches_in_update(self, done: int) -> int:
-        """Batches of the update that follows the first `done` batches of an epoch."""
+        """Returns the number of batches in the update after the first `done` batches of an epoch."""
         if self.batches_per_epoch is None:
             return self.accumulation
         return min(self.accumulation, max(self.batches_per_epoch - done, 1))
 
     def progress(self, epoch: int, batches: int) -> float:
-        """Epochs done, as a fraction, after `batches` batches of `epoch`."""
+        """Returns the completed epochs, as a fraction, after `batches` batches of `epoch`."""
         return epoch + batches / (self.batches_per_epoch or self.max_steps * self.accumulation)

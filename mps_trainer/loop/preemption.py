@@ -1,4 +1,4 @@
-"""Ending a run because a signal asked for it, in a place from which a resumed run goes on as if nothing had been."""
+"""Ends a run after a signal at a point from which a resumed run gives the same results."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .hooks import Checkpointing, Stateful, StatePair
 
 
 class EvaluationLeftError(BaseException):
-    """A signal came during an evaluation, which a resumed run will begin again. Past a user's `except Exception`."""
+    """A signal came during an evaluation, which a resumed run repeats. Not caught by `except Exception`."""
 
 
 class PreemptionHandler:
-    """Saves a checkpoint when a signal came, before anything else that the step is to be followed by.
+    """Saves a checkpoint after a signal, before evaluations and saves of the step.
 
     Args:
         signals: has noted the signal.
@@ -53,12 +53,12 @@ class PreemptionHandler:
 
     @property
     def should_end(self) -> bool:
-        """True if a signal came and every process may stop here."""
+        """Returns True if a signal came and every process may stop here."""
         return self.signals.signum is not None and self.signals.all_may_stop
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Inside, a signal can cut an evaluation short: `save_and_end` takes back what that has changed by then."""
+        """Lets a signal interrupt an evaluation inside; `save_and_end` restores the state from before it."""
         if self.args.save_on_signal and self.signals.all_may_stop:
             self._before_evaluation = {name: part.state_dict() for name, part in self._changed_by_evaluation.items()}
         yield
@@ -67,7 +67,7 @@ class PreemptionHandler:
         self._before_evaluation = None
 
     def leave_evaluation_if_asked(self, together: bool) -> None:
-        """Raises EvaluationLeftError if a signal came and the evaluation can be begun again.
+        """Raises EvaluationLeftError if a signal came and the evaluation can be repeated.
 
         Args:
             together: all processes come here after each batch, so that they can leave together.
@@ -81,7 +81,7 @@ class PreemptionHandler:
             raise EvaluationLeftError
 
     def evaluate_at_start(self, evaluate: Callable[[], Any]) -> None:
-        """Evaluates before the first step; a signal ends that and the run, with nothing to save."""
+        """Evaluates before the first step. A signal ends the run, with nothing to save."""
         try:
             with self.evaluating():
                 evaluate()
@@ -89,7 +89,7 @@ class PreemptionHandler:
             self.signals.end("Stopped in the evaluation before the first step, with nothing new to save.")
 
     def ask_for_what_is_due(self) -> bool:
-        """Requests what a signal prevented in the run before. Returns False if that is nothing."""
+        """Requests what a signal prevented in the previous run. Returns False if there is nothing."""
         if not self.due:
             return False
         control = self.events.control
@@ -98,7 +98,7 @@ class PreemptionHandler:
         return True
 
     def save_and_end(self, max_steps: int) -> NoReturn:
-        """Saves a checkpoint and ends the run. What the step was to be followed by is left for a resumed run.
+        """Saves a checkpoint and ends the run. A resumed run does the evaluations and saves that are still due.
 
         Raises:
             KeyboardInterrupt, SystemExit: see `SignalHandler.end`.
@@ -116,7 +116,7 @@ class PreemptionHandler:
         self.signals.end(self._message(max_steps))
 
     def end_if_asked(self, max_steps: int) -> None:
-        """Ends a run that had come to its end when a signal came, with a checkpoint of its last step.
+        """Ends a run that got a signal after its last step, with a checkpoint of that step.
 
         With `load_best_model_at_end` the weights are the best ones by now, and their checkpoint is there.
         """

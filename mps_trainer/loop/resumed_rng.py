@@ -14,7 +14,7 @@ from ..random_state import rng_state, set_rng
 
 
 class ResumedRng:
-    """The states of the generators in the checkpoint that a run resumes from.
+    """Restores the generators from the checkpoint that a run resumes from.
 
     Args:
         load: sets the generators to the states in a checkpoint folder.
@@ -28,15 +28,15 @@ class ResumedRng:
 
     @property
     def is_pending(self) -> bool:
-        """True until the generators are restored."""
+        """Returns True until the generators are restored."""
         return self._states is not None
 
     def resume_from(self, folder: str, states: dict[str, Any] | None) -> None:
-        """Makes `states`, read from the checkpoint `folder`, those to restore; None for a checkpoint without them."""
+        """Sets the states to restore, read from the checkpoint `folder`; None for a checkpoint without them."""
         self._folder, self._states = folder, states
 
     def restore(self) -> None:
-        """Sets the generators to where the checkpoint was made; does nothing when called again."""
+        """Restores the generators from the checkpoint, once."""
         if self._states is not None and self._is_as_saved:
             self._load(self._folder)
         elif self._states is not None:
@@ -45,7 +45,7 @@ class ResumedRng:
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
-        """Inside, the generators are where the checkpoint was made; draws inside move what is restored later."""
+        """Restores the generators inside. Draws inside advance the states that are restored later."""
         if self._states is None:
             yield
             return
@@ -55,7 +55,7 @@ class ResumedRng:
         self._is_as_saved = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the states that the next draw begins with."""
+        """Returns the states before the next draw."""
         return rng_state() if self._states is None else self._states
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The training loop: epochs of updates, updates of batches."""
+"""Runs the training loop: epochs, updates and batches."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True, eq=False)
 class TrainingRun:
-    """One run of training. Holds what a run needs and a Trainer at rest does not: plan, meter, position.
+    """Runs one training. Holds the state of the run: plan, meter and position.
 
     Nothing between two logs reads a value from the device: its queue is not drained for a number that nobody looks at.
 
@@ -155,7 +155,7 @@ class TrainingRun:
     # The state of the run
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns where the run stands, as far as the step does not tell."""
+        """Returns the state of the run that the step number does not contain."""
         epoch, batches = self.here
         return {
             **self.meter.state_dict(),
@@ -167,7 +167,7 @@ class TrainingRun:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resumes the run after the step of its state; {} for a checkpoint of transformers, which has none of this."""
+        """Resumes the run after the step of its state. `state` is {} for a checkpoint of transformers."""
         step = self.state.global_step
         self.first_step = step
         self.here = self.plan.epoch_of(step), self.plan.batches_done(step)
@@ -198,7 +198,7 @@ class TrainingRun:
         self.here, self.epoch_has_ended = position
 
     def _noted_update(self) -> Callable[[], None]:
-        """Returns what takes back all that an update has changed since, before its end."""
+        """Returns a function that undoes a partial update."""
         counted = self.counts.state_dict()
 
         def undo() -> None:
@@ -218,7 +218,7 @@ class TrainingRun:
         return result
 
     def train(self) -> TrainOutput:
-        """Trains through epochs and updates, and does what comes between them."""
+        """Trains epoch by epoch and update by update, with logs, evaluations and saves."""
         self.announce()
         train_on = self.accumulate if self.splitter is None else self.splitter.accumulate
         self.start_time = time.time()
@@ -274,7 +274,7 @@ class TrainingRun:
         self.log_evaluate_save()
 
     def do_what_is_due(self) -> None:
-        """Evaluates and saves in a resumed run, if a signal kept the run before it from that."""
+        """Evaluates and saves in a resumed run if a signal prevented it in the previous run."""
         if not self.preemption.ask_for_what_is_due():
             return
         with self.resumed_rng.lent():  # an evaluation draws, too
@@ -318,23 +318,23 @@ class TrainingRun:
             self.stop_on_nan.begin_update()
 
     def save_without_batch(self, done: int) -> NoReturn:
-        """Saves and ends the run where the next batch cannot be loaded any more, `done` batches into an epoch."""
+        """Saves and ends the run if the next batch cannot be loaded, after `done` batches of an epoch."""
         if not done:  # back to the end of the epoch before it
             self.epoch_has_ended = True
             self.data_rng.unbegin()
         self.preemption.save_and_end(self.plan.max_steps)
 
     def padding_among_last(self, count: int) -> set[int]:
-        """Returns which of the last `count` batches are another process's, and have no loss in this one."""
+        """Returns the indices of padding batches, which have no loss in this process, among the last `count`."""
         return self.padding_after(self.here[1] - count, count)
 
     def padding_after(self, begin: int, count: int) -> set[int]:
-        """Returns which of `count` batches of the epoch, after the first `begin`, are so."""
+        """Returns the indices of padding batches among `count` batches of the epoch after the first `begin`."""
         share = shares_of(self.loader)
         return set() if share is None else {n - begin for n in share.padding_batches if begin <= n < begin + count}
 
     def may_save(self) -> bool:
-        """True if a checkpoint may be due after the step to come."""
+        """Returns True if a checkpoint may be due after the next step."""
         step, strategy = self.state.global_step + 1, self.args.save_strategy
         if strategy not in ("steps", "best"):
             return False
@@ -383,7 +383,7 @@ class TrainingRun:
         self.state.epoch = self.plan.progress(*self.here)
 
     def log_evaluate_save(self) -> None:
-        """Does what the callbacks asked for after a step or an epoch."""
+        """Logs, evaluates and saves as the callbacks requested after a step or an epoch."""
         self.checkpointing.poll()
         self.signals.agree(self.data_rng.may_stop)
         if self.preemption.should_end:  # if not, they may after the step to come
@@ -424,7 +424,7 @@ class TrainingRun:
                 self.log(self.grad_norm, self.learning_rate)
 
     def finish(self) -> TrainOutput:
-        """Returns the metrics of the run, after what comes at its end."""
+        """Finishes the run and returns its metrics."""
         state, steps = self.state, self.state.global_step - self.first_step
         if self.signals.signum is not None:  # in the last step, and loading draws: no step more came
             self.preemption.save_and_end(self.plan.max_steps)

@@ -1,4 +1,4 @@
-"""The state of a run: at its beginning, and resumed from a checkpoint."""
+"""Creates the state of a run, new or from a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ of_transformers = logging.getLogger("transformers.trainer")  # for what its user
 
 
 class CallbackStateError(MisconfigurationException):
-    """A callback does not take the state that a checkpoint has of it."""
+    """A callback cannot load its state from a checkpoint."""
 
 
 def new_state(events: Events) -> TrainerState:
-    """Returns a state at step 0 with what the callbacks want kept in checkpoints."""
+    """Returns a state at step 0 with the states of the callbacks."""
     state = TrainerState(stateful_callbacks=_exportable(events))
     if state.epoch is None:  # as it is in some releases of transformers
         state.epoch = 0
@@ -35,7 +35,7 @@ def new_state(events: Events) -> TrainerState:
 
 
 def stateful_callbacks(events: Events) -> dict[str, Any]:
-    """Returns what the callbacks and the control want kept in a checkpoint, by the names of their classes."""
+    """Returns the states of the callbacks and the control for a checkpoint, by class name."""
     return TrainerState(stateful_callbacks=_exportable(events)).stateful_callbacks
 
 
@@ -51,7 +51,7 @@ def begin_state(
     max_steps: int,
     **settings: Any,
 ) -> None:
-    """Makes the state that of a run about to begin, or of the checkpoint `resume_from`.
+    """Initialises the state for a new run, or from the checkpoint `resume_from`.
 
     Args:
         load_callback_state: the Trainer's method that gives the callbacks what the state has of them.
@@ -66,7 +66,7 @@ def begin_state(
 
 
 def _resume(events: Events, folder: str, args: TrainingArguments, load_callback_state: Callable[[], None]) -> None:
-    """Makes the state that of a checkpoint; warns of arguments that have changed, and of what is gone."""
+    """Loads the state of a checkpoint, and warns about changed arguments and missing callbacks."""
     saved = read_state(folder)
     fields = {field.name for field in dataclasses.fields(TrainerState)}
     known = {name: value for name, value in saved.items() if name in fields}
@@ -90,7 +90,7 @@ def _resume(events: Events, folder: str, args: TrainingArguments, load_callback_
 
 
 def _find_best_checkpoint(state: TrainerState, folder: str) -> None:
-    """Looks for the best checkpoint beside `folder` if it is gone from its place; forgets it if it is not there."""
+    """Looks for a moved best checkpoint next to `folder`, and clears it if it is not there."""
     best = state.best_model_checkpoint
     if best is None or os.path.isdir(best):
         return
@@ -102,7 +102,7 @@ def _find_best_checkpoint(state: TrainerState, folder: str) -> None:
 
 
 def load_callbacks(events: Events) -> None:
-    """Gives callbacks the state that `stateful_callbacks` of the run's state has of them.
+    """Restores the callbacks from `stateful_callbacks` of the run's state.
 
     Raises:
         CallbackStateError: for a state that a callback does not take.

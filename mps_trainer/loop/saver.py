@@ -1,4 +1,4 @@
-"""Saves the checkpoints of a run: what goes into one, who writes it, who is told, and which older ones go."""
+"""Saves the checkpoints of a run: collects the state, writes it, calls on_save, and removes older ones."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class CheckpointSaver:
         self._gathered: Mapping[str, Any] = {}  # files of a sharded model, while a checkpoint is written
 
     def note_earlier(self, run_dir: str, resumed_at: int | None) -> None:
-        """Notes which checkpoints in `run_dir` are not of the run that begins, or resumes at the step `resumed_at`."""
+        """Records the checkpoints in `run_dir` of earlier runs. `resumed_at` is the step of a resumed run."""
         # later steps than those of the checkpoint are another run's, or of a past that this one leaves
         found = folders.find_checkpoints(run_dir)
         self.earlier = {folder for folder in found if resumed_at is None or folders.step_of(folder) > resumed_at}
@@ -94,7 +94,7 @@ class CheckpointSaver:
     # Saving
 
     def save(self, run_dir: str, hooks: SavingHooks) -> None:
-        """Writes `checkpoint-<step>` into `run_dir`; all processes have to call it."""
+        """Writes `checkpoint-<step>` into `run_dir`. All processes must call it."""
         self._note_rng()
         contents = self._contents()
         args, model = contents.args, contents.model
@@ -109,7 +109,7 @@ class CheckpointSaver:
             self._gathered = {}
 
     def _save_files(self, run_dir: str, contents: Contents, hooks: SavingHooks, together: bool) -> None:
-        """Writes the files of a checkpoint; all processes have to call it if they write it `together`."""
+        """Writes the files of a checkpoint. All processes must call it if they write it `together`."""
         self.wait()
         args, model, processing_class = contents.args, contents.model, contents.processing_class
         state = self._events.state
@@ -145,7 +145,7 @@ class CheckpointSaver:
         )
 
     def _take_back_best(self, folder: str, best_before: str | None) -> None:
-        """Takes back that the checkpoint `folder`, which was not saved, is the best; notes it in the report."""
+        """Clears the best checkpoint if it is `folder`, which was not saved, and records that in the report."""
         state = self._events.state
         if state.best_model_checkpoint == folder and not os.path.isdir(folder):
             state.best_model_checkpoint = best_before
@@ -153,11 +153,11 @@ class CheckpointSaver:
 
     @property
     def unsaved(self) -> str | None:
-        """The reason why the last checkpoint was not saved, None if it was."""
+        """Returns why the last checkpoint was not saved, or None."""
         return self._manager.unsaved
 
     def wait(self) -> None:
-        """Waits for the checkpoint that is being written; raises what went wrong with it."""
+        """Waits for the checkpoint in progress and raises its error."""
         self._manager.background.wait()
 
     def require_saved(self) -> None:
@@ -165,7 +165,7 @@ class CheckpointSaver:
         self._manager.require_saved()
 
     def tell(self, run_dir: str) -> None:
-        """Fires on_save; a callback may add to the checkpoint, or change what is in it. Not if it was not saved."""
+        """Calls on_save, unless the save failed. A callback may add or change files of the checkpoint."""
         events = self._events
         if self.unsaved is not None:
             events.control.should_save = False
@@ -192,7 +192,7 @@ class CheckpointSaver:
         load: Sequence[Callable[[str], None]],
         load_rng: Callable[[str], None],
     ) -> Checkpointing:
-        """Returns what a run into `run_dir` calls.
+        """Returns the hooks for a run into `run_dir`.
 
         Args:
             save: the Trainer's method that saves a checkpoint.
@@ -236,7 +236,7 @@ class CheckpointSaver:
     # The files of a checkpoint
 
     def full_weights(self) -> dict[str, Any] | None:
-        """Returns the weights of a sharded model, which all processes have to call for; None for any other model."""
+        """Returns the full weights of a sharded model, else None. All processes must call it."""
         weights, contents = self._gathered.get(WEIGHTS), self._contents()
         if weights is None and is_sharded(contents.model):
             return full_state_dict(contents.model, keep=contents.args.should_save)
@@ -260,16 +260,16 @@ class CheckpointSaver:
             run_files.restore_parts(self.parts(*names), folder)
 
     def _note_rng(self) -> None:
-        """Tells all processes where the generators of each stand, before the first one writes their files."""
+        """Exchanges the states of the generators before the first process writes their files."""
         if self._processes.is_distributed and not self._contents().args.save_only_model:
             self._rng_of_all = self._processes.gather(self._rng_and_position())
 
     def save_rng(self, folder: str) -> None:
-        """Writes where the generators of all processes stand, a file for each."""
+        """Writes the states of the generators of all processes, one file for each."""
         run_files.save_parts(self._rng_files(), folder)
 
     def load_rng(self, folder: str | None) -> None:
-        """Sets the generators to where they were when the checkpoint was made, if it says so."""
+        """Restores the generators if the checkpoint has their states."""
         processes = self._processes
         state = None if folder is None else read_rng(folder, processes.rank, processes.size)
         if state is not None:
@@ -280,13 +280,13 @@ class CheckpointSaver:
         return {file_of(rank, self._processes.size): state for rank, state in enumerate(rng_of_all)}
 
     def _rng_and_position(self) -> dict[str, Any]:
-        """Returns where this process's generators and its loop stand."""
+        """Returns the states of this process's generators and of its loop."""
         run = self._contents().run
         position = {} if run is None else {**run.data_rng.state_dict(), run_files.LOOP: run.state_dict()}
         return {**rng_state(), **position}
 
     def load_best(self) -> None:
-        """Loads the weights of the best checkpoint; says so if the best evaluation has none."""
+        """Loads the weights of the best checkpoint. Warns if the best evaluation has no checkpoint."""
         state = self._events.state
         state.best_model_checkpoint = self._processes.first_does(lambda: state.best_model_checkpoint)
         if state.best_model_checkpoint is not None:

@@ -1,1 +1,1 @@
-"""The model: its preparation, its number format, its patches."""
+"""Prepares the model: number format, patches and wrappers."""

@@ -1,4 +1,4 @@
-"""Computing activations again in the backward pass instead of keeping them."""
+"""Recomputes activations in the backward pass instead of storing them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..training_args import TrainingArguments
 
 
 def enable_activation_checkpointing(model: nn.Module, args: TrainingArguments) -> None:
-    """Makes the model compute activations again in the backward pass, with the random numbers of the first time.
+    """Makes the model recompute activations in the backward pass with the same random numbers.
 
     Raises:
         MisconfigurationException: if the model has no such switch, or torch does not take the arguments.
@@ -78,7 +78,7 @@ _WANTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def checkpoint_settings(given: Any, device: torch.device) -> dict[str, Any]:
-    """Arguments of torch.utils.checkpoint: those `given`, and on mps what keeps dropout the same the second time.
+    """Returns the arguments of torch.utils.checkpoint: those `given`, and on mps contexts that repeat dropout.
 
     torch.utils.checkpoint restores the generator of a device whose module has `_initialized`, and torch.mps has not
     (pytorch issue 127676): dropout drops others the second time, and every gradient behind it is wrong.
@@ -99,7 +99,7 @@ def checkpoint_settings(given: Any, device: torch.device) -> dict[str, Any]:
 
 
 def same_draws_twice() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
-    """Contexts for the first computation and for the second, which draws from mps what the first did."""
+    """Returns contexts for the computation and the recomputation, with the same random numbers of mps."""
     drawn_from: list[torch.Tensor] = []
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""PEFT's adapters on disk: those of a checkpoint, loaded into the model that has them."""
+"""Loads PEFT adapters of a checkpoint into a model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def has_adapters(folder: str) -> bool:
 
 
 def load_adapters(model: Any, folder: str) -> None:
-    """Loads the adapters in `folder` into `model`, those that are trained and those that are not.
+    """Loads the adapters in `folder` into `model`, trained and frozen ones.
 
     PEFT reads the files: safetensors, or tensors alone.
 

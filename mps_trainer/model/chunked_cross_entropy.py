@@ -1,4 +1,4 @@
-"""The cross entropy of a linear layer, computed from a few rows of its logits at a time."""
+"""Computes the cross entropy of a linear layer in chunks of its logits."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def chunked_cross_entropy(
 
 
 def rows_of_chunk(rows: int, words: int) -> int:
-    """Returns how many rows are computed at a time: a power of two, or all of them."""
+    """Returns the number of rows of a chunk: a power of two, or all of them."""
     return min(1 << (max(CHUNK // (4 * words), 1).bit_length() - 1), rows)
 
 

@@ -50,5 +50,5 @@ def require_trainable(model: nn.Module) -> None:
 
 
 def is_transformed() -> bool:
-    """Returns True inside `torch.compile` and the transforms of `torch.func`, which look into what is called."""
+    """Returns True inside `torch.compile` and the transforms of `torch.func`, which trace the called code."""
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()

@@ -1,4 +1,4 @@
-"""A warning of layers whose gradients M1 and M2 compute wrong, by name, before training or at the first large batch.
+"""Warns about layers with wrong gradients on M1 and M2, before training or at the first large batch.
 
 Other machines pay nothing. There, the linear layers that learn get a hook each, which looks at shapes on the host. All
 of them are removed once one has warned.
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 def told_of_large_products(
     model: nn.Module, device: torch.device, chip: str | None, split: nn.Module | None = None
 ) -> Iterator[None]:
-    """Inside, a model that is trained on an affected Mac is watched; outside, nothing is left in it.
+    """Watches a model inside, if it trains on an affected Mac, and removes its hooks at the end.
 
     Args:
         split: a layer whose products are computed in parts, which needs no warning.

@@ -1,4 +1,4 @@
-"""The number format of the forward pass, and what float16 needs around the backward pass."""
+"""Applies autocast to the forward pass and a gradient scaler for float16."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class MixedPrecision:
-    """Autocast to bfloat16 or float16, with a gradient scaler for the latter; or neither.
+    """Autocasts to bfloat16, or to float16 with a gradient scaler, or not at all.
 
     Args:
         asked: "bf16", "fp16" or "no".
@@ -105,20 +105,20 @@ class MixedPrecision:
         loss.backward(**kwargs)
 
     def _one_like(self, loss: torch.Tensor) -> torch.Tensor:
-        """Returns the gradient that backward begins with, which torch would make anew for each batch."""
+        """Returns the initial gradient of backward, which torch would create for each batch."""
         one = self._one
         if one is None or one._version or (one.dtype, one.device) != (loss.dtype, loss.device):
             self._one = one = torch.ones_like(loss, requires_grad=False)  # anew if a hook has changed it in place
         return one
 
     def unscale(self, optimizer: Any) -> None:
-        """Takes the scale out of the gradients; once per update, however often it is called."""
+        """Unscales the gradients, once per update even if called again."""
         if self.scaler is not None and id(optimizer) not in self._unscaled:
             self.scaler.unscale_(optimizer)
             self._unscaled.add(id(optimizer))
 
     def step(self, optimizer: Any) -> bool:
-        """Steps the optimizer; False if the scaler left it out because of an overflow.
+        """Steps the optimizer. Returns False if the scaler skipped the step because of an overflow.
 
         A fused optimizer is always stepped and leaves the weights alone by itself, so that no one waits to hear of it.
         """
@@ -139,7 +139,7 @@ class MixedPrecision:
         return bool(stepped)
 
     def abandon_step(self) -> None:
-        """Abandons a step, so that the gradients of the next are unscaled anew. Reads the scale."""
+        """Abandons a step, so that the next gradients are unscaled again. Reads the scale."""
         if self.scaler is not None:
             state, self.scaler = self.scaler.state_dict(), torch.amp.GradScaler(self.device.type)
             self.scaler.load_state_dict(state)

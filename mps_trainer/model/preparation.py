@@ -1,4 +1,4 @@
-"""Prepares the model for a run, and undoes what may not last longer."""
+"""Prepares the model for a run and removes temporary changes at the end."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def skips_unread_tokens(args: TrainingArguments) -> bool:
 
 @contextlib.contextmanager
 def noisy_embeddings(model: nn.Module, alpha: float | None) -> Iterator[None]:
-    """Inside, embeddings come with noise in training mode (NEFTune, arXiv 2310.05914); without, if `alpha` is None."""
+    """Adds noise to embeddings in training mode inside (NEFTune, arXiv 2310.05914), unless `alpha` is None."""
     if alpha is None:
         yield
         return
@@ -129,7 +129,7 @@ def _use_liger_kernels(model: nn.Module, config: dict[str, bool] | None) -> None
 
 
 def _align_special_tokens(model: Any, processing_class: Any) -> None:
-    """Gives the model's configuration the special tokens of the tokenizer, which a user may have changed."""
+    """Copies the special tokens of the tokenizer, which a user may have changed, to the model's configuration."""
     if processing_class is None or not hasattr(model, "config"):
         return
     from transformers import PreTrainedTokenizerBase, ProcessorMixin

@@ -1,4 +1,4 @@
-"""Linear layers that bitsandbytes has quantized: brought to the device, and kept as training needs them.
+"""Moves linear layers quantized by bitsandbytes to the device and keeps them in a format for training.
 
 Read from the source of bitsandbytes 0.50.2, whose package is not imported here: where there is such a layer, it has
 been imported already.
@@ -34,7 +34,7 @@ def move(model: nn.Module, device: torch.device, dtype: torch.dtype | None = Non
 
 
 def keep_trainable(model: nn.Module) -> None:
-    """Keeps the layers of 4 bits in the layout that gradients go through, and warnings of those of 8 bits to one.
+    """Keeps 4-bit layers in the layout with gradients, and limits the warnings of 8-bit layers to one.
 
     On a processor with bfloat16 instructions (AVX512-BF16), bitsandbytes lays a weight out anew at its first forward
     pass without gradients, and rounds its scales to bfloat16. From then on no gradient goes through the layer, and

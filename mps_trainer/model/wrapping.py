@@ -1,4 +1,4 @@
-"""The model as the loops call it: compiled, sharded, or one of several replicas."""
+"""Wraps the model for the loops: compiled, sharded, or as a DDP replica."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .introspection import spans_devices
 def wrapped(
     model: nn.Module, previous: nn.Module, args: TrainingArguments, processes: Processes, training: bool
 ) -> nn.Module:
-    """Returns `model` as it is called. A sharded one is itself, from the first call on.
+    """Returns the wrapped `model`. A sharded model is sharded in place by the first call.
 
     Args:
         previous: what this returned before, which is returned again where it wraps the same model.

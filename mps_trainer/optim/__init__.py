@@ -1,1 +1,1 @@
-"""Optimizers and their schedules."""
+"""Creates optimizers and learning rate schedules."""

@@ -1,4 +1,4 @@
-"""AdamW and gradient clipping in a handful of kernels, whatever the number of parameters.
+"""Runs AdamW and gradient clipping in a few kernels for any number of parameters.
 
 On mps each kernel costs its launch. torch's fused AdamW there still counts its steps one parameter at a time, and
 clipping takes two kernels for each. Large models take two more kernels for every 16 million numbers, so that little
@@ -45,7 +45,7 @@ def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _pieces(gradients: list[torch.Tensor]) -> Iterable[torch.Tensor]:
-    """Returns `gradients` joined to vectors; large ones as they are."""
+    """Returns `gradients` concatenated to vectors, with large ones unchanged."""
     waiting: list[torch.Tensor] = []
     size = 0
     for gradient in gradients:
@@ -106,7 +106,7 @@ class AdamW(torch.optim.AdamW):
     # The step
 
     def clip_at_step(self, max_norm: float) -> torch.Tensor | None:
-        """Has the next step take the gradients divided so that their norm is at most `max_norm`.
+        """Makes the next step scale the gradients to a norm of at most `max_norm`.
 
         Returns:
             Their norm now, on their device. None if that is not possible here: clip them with clip_grad_norm_.
@@ -240,7 +240,7 @@ class AdamW(torch.optim.AdamW):
         return True
 
     def _find_groups(self) -> bool:
-        """Collects what the kernels take, and gives new parameters their state; False where the step is torch's."""
+        """Collects the arguments of the kernels and creates missing states. Returns False where torch's step runs."""
         if not self._shares_counter or not all(_is_usual(group) for group in self.param_groups):
             return False
         everything = [parameter for group in self.param_groups for parameter in group["params"]]
@@ -273,14 +273,14 @@ class AdamW(torch.optim.AdamW):
         return _Group(members, len(everything), parameters, means, squares, steps)
 
     def _count_separately(self) -> None:
-        """Gives each parameter a counter of its own from now on, as torch's step wants."""
+        """Gives each parameter its own step counter from now on, as torch's step requires."""
         self._groups, self._shares_counter = None, False
         if self._counter is not None:
             self._replace_steps(self.state, self._counter)
             self._counter = None
 
     def _replace_steps(self, state: dict[Any, Any], counter: torch.Tensor) -> None:
-        """Gives each parameter in `state` a counter of its own in place of the shared one."""
+        """Gives each parameter in `state` its own step counter instead of the shared one."""
         sharing = [each for each in state.values() if each.get("step") is counter]
         for each, own in zip(sharing, counter.expand(len(sharing)).clone().unbind(), strict=True):
             each["step"] = own

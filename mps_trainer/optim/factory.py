@@ -1,4 +1,4 @@
-"""The optimizer and its schedule, from the arguments."""
+"""Creates the optimizer and its learning rate schedule from the arguments."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def class_and_settings(args: TrainingArguments, model: nn.Module | None = None) 
 
 
 def _why_not_on(device: str, optim: str) -> str | None:
-    """Returns why bitsandbytes 0.50 has no such optimizer on the device; None if it has.
+    """Returns why bitsandbytes 0.50 does not have the optimizer on the device, or None if it does.
 
     It would begin to train: it keeps the states of small weights in 32 bits and out of pages, and fails at the first
     weight of 4,096 numbers (8 bits) or of 100,000 (pages).
@@ -228,7 +228,7 @@ def learning_rate(optimizer: Any, scheduler: Any) -> float:
 
 
 def set_mode(optimizer: Any, training: bool) -> None:
-    """Tells an optimizer that has modes, such as a schedule-free one, that the weights are to train or to be used."""
+    """Switches an optimizer with modes, such as a schedule-free one, between training and evaluation."""
     switch = getattr(optimizer, "train" if training else "eval", None)
     if callable(switch):
         switch()

@@ -1,4 +1,4 @@
-"""Begins and ends a script of your own: flags, the output folder, one line for each error.
+"""Runs a script of your own: flags, the output folder, and one line for each error.
 
 The examples are made with it, and each of their folders needs nothing else of the project.
 """
@@ -85,7 +85,7 @@ def _speaker(name: str) -> str:
 
 
 def set_up_logging(training_args: TrainingArguments) -> None:
-    """Logs to standard output, with the time, at the level that `log_level` says for this process.
+    """Logs to standard output, with the time, at the level of `log_level` for this process.
 
     Of several processes those that do not log show no bars of transformers and datasets either, and no warnings of the
     script, which are the same in all, unless `log_level_replica` says so; where there is no terminal, none shows the
@@ -110,7 +110,7 @@ def set_up_logging(training_args: TrainingArguments) -> None:
 
 @contextlib.contextmanager
 def no_empty_folder_left(path: str) -> Iterator[None]:
-    """Removes the output folder again if it was made for a run that is refused: the Trainer makes it first of all."""
+    """Removes the output folder if the Trainer created it for a run that is then refused."""
     existed = os.path.isdir(path)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Parses flags into dataclasses, with each refusal in one line."""
+"""Parses flags into dataclasses and reports each error in one line."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def given(argv: list[str]) -> set[str]:
 
 
 def check_types(arguments: Any) -> None:
-    """Gives every field of a dataclass the type of its hint: a file of arguments may have anything in it.
+    """Converts each field of a dataclass to the type of its hint. A file of arguments may hold any type.
 
     Raises:
         ValueError: for a value that has no reading as that type, and for text that is no name and no path.

@@ -1,4 +1,4 @@
-"""Loads models and datasets of other people: errors of the libraries, and what they wrongly accept, in one line."""
+"""Loads models and datasets, and reports errors and invalid files in one line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BUILDERS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parqu
 
 
 def require_packages(script: str, modules: tuple[str, ...], extra: str) -> None:
-    """Raises MisconfigurationException for the first module that is not installed; `extra` brings it."""
+    """Raises MisconfigurationException for the first module that is not installed. `extra` installs it."""
     for module in modules:
         if find_spec(module) is None:
             raise MisconfigurationException(
@@ -98,7 +98,7 @@ def errors_about(what: str, name: str | None, instead: str) -> Iterator[None]:
 
 
 def require_own_weights(network: Any, loading: dict[str, Any], name: str) -> list[str]:
-    """Returns the names of the head's weights that have another shape, which the library begins at random.
+    """Returns the names of the head's weights with a different shape, which the library initialises randomly.
 
     Args:
         loading: the second result of `from_pretrained(..., output_loading_info=True)`.
@@ -122,7 +122,7 @@ def require_own_weights(network: Any, loading: dict[str, Any], name: str) -> lis
 
 @contextlib.contextmanager
 def reports_kept_back() -> Iterator[list[logging.LogRecord]]:
-    """Keeps the library's logs about weights for later: where the model is refused, the refusal says it all."""
+    """Delays the library's logs about weights, and drops them if the model is refused."""
     kept: list[logging.LogRecord] = []
 
     def keep(record: logging.LogRecord) -> bool:

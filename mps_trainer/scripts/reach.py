@@ -1,4 +1,4 @@
-"""Finds out once and quickly whether the hub can be reached."""
+"""Checks once and quickly if the hub can be reached."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TIMEOUT = 3.0  # seconds
 
 
 def go_offline_if_unreachable() -> bool:
-    """Lets the hub's libraries use their caches alone if the hub does not answer, and returns True then.
+    """Makes the hub's libraries use only their caches if the hub does not answer. Returns True in that case.
 
     They would otherwise try again and again, for a minute and more, before they say so. An answer with an error
     status is an answer. The libraries read the switch when they are imported, so `datasets` must not be yet.

@@ -1,1 +1,1 @@
-"""The search for hyper-parameters: transformers' back ends, and what a run does differently when it is a trial."""
+"""Searches hyper-parameters with transformers' back ends."""

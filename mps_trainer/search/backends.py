@@ -1,4 +1,4 @@
-"""The back ends of a search: which one is there, and what it is told of a trial."""
+"""Selects the back end of a search and reports trials to it."""
 
 from __future__ import annotations
 

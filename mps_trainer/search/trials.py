@@ -1,4 +1,4 @@
-"""A trial of a search: its model, its arguments, its folder, and its entries in the run's state."""
+"""Sets up a trial of a search: its model, arguments, folder, and entries in the run's state."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def set_arguments(
 
 
 def set_state(state: TrainerState, trial: Any, hp_name: Callable[[Any], str] | None) -> None:
-    """Writes into `state`, for the callbacks, which trial the run is."""
+    """Writes the name and parameters of the trial into `state` for the callbacks."""
     from transformers.integrations import hp_params
 
     state.is_hyper_param_search = True

@@ -16,7 +16,7 @@ _HARMLESS = {fault.issue for fault in KNOWN_FAULTS if not fault.warns}
 
 
 def reproduced(lab: Lab) -> tuple[str, dict[str, Any]]:
-    """Fails for a fault that shows here and is not known of this machine, or that an update ends. Names the others."""
+    """Fails for a fault that is unknown for this machine or fixed by an update. Names the others."""
     known = {fault.issue: fault for fault in known_faults(lab.facts.torch_version, lab.facts.os_version, apple_chip())}
     to_stay = {issue for issue, fault in known.items() if not fault.can_be_updated_away}
     found = {issue: _outcome(issue, lab) for issue in REPRODUCERS}

@@ -1,4 +1,4 @@
-"""Trains a tiny BERT on random rows, always the same, for every check."""
+"""Trains a tiny BERT on the same random rows for every check."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Lab:
 
     @functools.cached_property
     def cpu_losses(self) -> list[float]:
-        """The losses of the steps in float32 on the CPU."""
+        """Returns the losses of the steps in float32 on the CPU."""
         return losses(self.train("cpu"))
 
     def train(
@@ -111,7 +111,7 @@ def tiny_bert(dropout: float = 0.0) -> nn.Module:
 
 
 def random_rows() -> list[dict[str, Any]]:
-    """Returns padded sequences of 8 to 16 words; the label says in which half of the words the first one is."""
+    """Returns padded sequences of 8 to 16 words. The label is the half of the vocabulary of the first word."""
     generator = torch.Generator().manual_seed(0)
     rows = []
     for _ in range(ROWS):

@@ -56,7 +56,7 @@ def limited(lab: Lab) -> tuple[str, dict[str, Any]]:
 
 
 def given_back(lab: Lab) -> tuple[str, dict[str, Any]]:
-    """Checks that torch gives memory of deleted tensors back to the system, as the guard has it do."""
+    """Checks that torch releases the memory of deleted tensors to the system when the guard asks for it."""
     if lab.device.type not in _SYNCHRONIZED:
         raise CheckSkipped(f"torch has no memory cache on {lab.device.type}")
     free_unused(lab.device)

@@ -17,7 +17,7 @@ PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
 
 class CheckFailed(Exception):
-    """A check failed. The message is a clause that says what was found; `figures` are its numbers."""
+    """A check failed. The message is a clause with the finding; `figures` are its numbers."""
 
     def __init__(self, found: str, **figures: Any) -> None:
         super().__init__(found)
@@ -41,7 +41,7 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class SelftestReport:
-    """All checks, and what they were made on: enough to tell one machine from another in a report of a fault."""
+    """Holds all checks with device, versions and machine facts for a bug report."""
 
     device: str
     simulated: bool
@@ -80,7 +80,7 @@ class SelftestReport:
         return f"training does not work correctly on {device}: {', '.join(failed)} failed. {advice}"
 
     def _head(self) -> list[str]:
-        """Returns the lines that name device and versions; a simulated device is always called so."""
+        """Returns the lines with device and versions. They name a simulated device as simulated."""
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         lines = [f"Checked: {self.device}{', SIMULATED' if self.simulated else ''}; {self._machine()}"]
         lines += textwrap.wrap(versions, WIDTH, break_long_words=False, break_on_hyphens=False)
@@ -110,7 +110,7 @@ def _of_json(value: Any) -> Any:
 
 
 def table(checks: Sequence[CheckResult]) -> list[str]:
-    """Returns a line for each check; a long text goes on below itself."""
+    """Returns a line for each check. A long text continues on the next line."""
     width = max((len(check.name) for check in checks), default=0)
     lines = [f"{'check':<{width}}  {'result':<7}  {'s':>5}  what was found"]
     for check in checks:

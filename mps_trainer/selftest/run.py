@@ -65,7 +65,7 @@ def run_selftest(
     Args:
         simulated: the simulated mps device, if it is switched on.
         begins: is called with the name of a check before it.
-        ends: is called with what became of it.
+        ends: is called with the result of a check.
 
     Raises:
         MisconfigurationException: if nothing can be trained here, by the environment or the machine.
@@ -139,7 +139,7 @@ def _folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences libraries and the Trainer inside: what is wrong shows in a check."""
+    """Silences libraries and the Trainer inside, because a check reports errors."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

@@ -1,4 +1,4 @@
-"""Checks that a run resumed from a checkpoint in its middle ends as one that was not interrupted."""
+"""Checks that a run resumed from a checkpoint gives the results of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ HALF, WHOLE = 4, 8  # steps
 
 
 def resumed_on_the_device(lab: Lab) -> tuple[str, dict[str, Any]]:
-    """Compares a resumed run on the device with one that was not interrupted."""
+    """Compares a resumed run on the device with an uninterrupted run."""
     if lab.device.type == "cpu":
         raise CheckSkipped("the device is the CPU, which the previous check covers")
     return resumed(lab, lab.device.type)
 
 
 def resumed(lab: Lab, device: str) -> tuple[str, dict[str, Any]]:
-    """Compares a resumed run with one that was not interrupted; with dropout, whose draws are part of it.
+    """Compares a resumed run with an uninterrupted run, including the random numbers of dropout.
 
     On the CPU they agree in every bit. A GPU may add in another order each time, so its losses agree within that.
     The weights in the checkpoint are those of the model in every bit, on any device.

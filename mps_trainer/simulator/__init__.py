@@ -1,4 +1,4 @@
-"""Simulates an `mps` device: what a Mac refuses fails here, and what costs time there is counted.
+"""Simulates an `mps` device that fails where a Mac fails and counts operations that cost time there.
 
 Importing this package before torch takes CUDA out of the process where torch is built for it and there is no NVIDIA
 GPU; see `hide_cuda`.

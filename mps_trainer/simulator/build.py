@@ -27,11 +27,11 @@ MODULE = "mps_simulator"
 
 
 class SimulatorUnavailableError(MisconfigurationException):
-    """This machine cannot run the simulated device; the message says why and what to do."""
+    """This machine cannot run the simulated device. The message says why and what to do."""
 
 
 def load_extension() -> ModuleType:
-    """Returns the compiled device, built first where it has not been (about a minute).
+    """Returns the compiled device. The first call builds it (about a minute).
 
     Raises:
         SimulatorUnavailableError: on another system than Linux, with a torch for AMD's or Intel's GPUs, and without a
@@ -52,13 +52,13 @@ def load_extension() -> ModuleType:
 
 
 def build_device() -> Path:
-    """Returns the library of the device, compiled first where it has not been. Raises as `load_extension` does."""
+    """Returns the library of the device. The first call compiles it. Raises as `load_extension` does."""
     check_machine()
     return built(SOURCES, MODULE)
 
 
 def built(sources: Path, name: str) -> Path:
-    """Returns the library made of the C++ in `sources`, compiled first where it has not been; never imports torch."""
+    """Returns the library of the C++ files in `sources`. The first call compiles it. Never imports torch."""
     library = _library(sources, name)
     if library in _failures:
         raise SimulatorUnavailableError(_failures[library])
@@ -115,7 +115,7 @@ def check_machine() -> None:
 
 
 def _library(sources: Path, name: str) -> Path:
-    """Returns where the library of this source belongs, for this torch and this Python."""
+    """Returns the path of the library of this source for this torch and this Python."""
     version = torch_version()
     digest = hashlib.sha256(f"{version.git_version} {sys.version} {platform.machine()}".encode())
     for source in sorted(sources.iterdir()):

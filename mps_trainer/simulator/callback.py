@@ -28,7 +28,7 @@ class StepFigures:
 
 
 class SimulationCallback(TrainerCallback):
-    """Records `StepFigures` of every step in `steps`. For this Trainer and for transformers' own.
+    """Records `StepFigures` of every step in `steps`. Works with this Trainer and with transformers'.
 
     Args:
         device: the result of `simulated_mps()` or `activate()`.

@@ -1,4 +1,4 @@
-"""Counts the kernels that `torch.compile` makes of a step on mps, as far as a machine without Metal can tell.
+"""Counts the kernels that `torch.compile` generates for a step on mps, on a machine without Metal.
 
 Inductor writes its Metal kernels as text, which works on any machine; only Apple's compiler and a GPU can run them. On
 the simulated device each generated kernel is replaced by one that fills its results with zeros and is counted, and
@@ -141,7 +141,7 @@ def count_kernels(model: nn.Module, loss: Callable[[nn.Module], torch.Tensor], d
 
 
 class _Compiler:
-    """Inductor, with a stand-in for what compiles and runs Metal."""
+    """Runs Inductor with a stand-in for the Metal compiler and runtime."""
 
     def __init__(self) -> None:
         self.kernels = 0
@@ -163,7 +163,7 @@ class _Compiler:
 
     @contextlib.contextmanager
     def stubbed(self) -> Iterator[None]:
-        """Lets Inductor compile for an absent GPU inside; it remembers nothing of it afterwards."""
+        """Lets Inductor compile for an absent GPU inside, and clears its caches at the end."""
         import torch._dynamo
         import torch._inductor.utils as utils
 
@@ -183,7 +183,7 @@ class _Compiler:
             yield
 
     def _library(self, source: str) -> Any:
-        """Stands in for torch.mps.compile_shader."""
+        """Replaces torch.mps.compile_shader."""
         library = types.SimpleNamespace()
         for name, written in kernels_in(source).items():
             self.kernels += 1

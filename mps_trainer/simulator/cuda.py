@@ -1,4 +1,4 @@
-"""Takes CUDA out of a process, so that PyTorch's build for CUDA can have the simulated mps device.
+"""Hides CUDA from a process, so that PyTorch's build for CUDA can use the simulated mps device.
 
 That build is what PyPI has for Linux. As soon as it is imported, its accelerator is CUDA, with a GPU or without. A
 small library that is loaded before says that there is no CUDA in it.
@@ -23,7 +23,7 @@ _failed: SimulatorUnavailableError | None = None
 
 
 def hide_cuda() -> None:
-    """Takes CUDA out of this process, if torch is built for it. Call it before torch is imported.
+    """Hides CUDA from this process if torch is built for it. Call it before torch is imported.
 
     Raises:
         SimulatorUnavailableError: if torch has been imported, or the library cannot be built or loaded.
@@ -65,7 +65,7 @@ def hide_unused_cuda() -> None:
 
 
 def require_hidden() -> None:
-    """Raises SimulatorUnavailableError if torch is built for CUDA, and CUDA is still in this process."""
+    """Raises SimulatorUnavailableError if torch is built for CUDA and CUDA is not hidden."""
     if _failed is not None:
         raise _failed
     hide_cuda()

@@ -1,4 +1,4 @@
-"""Switches the simulated device on and off in this process."""
+"""Activates and deactivates the simulated device in this process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _current: SimulatedMPS | None = None
 
 
 class SimulatedMPS:
-    """The device while it is switched on, with its counts and settings.
+    """Represents the active simulated device with its counts and settings.
 
     Made by `simulated_mps()` and `activate()`, not by hand.
     """
@@ -75,7 +75,7 @@ class SimulatedMPS:
 def simulated_mps(
     memory: int | str = DEFAULT_MEMORY, fallback: bool | None = None, same_draws_as_cpu: bool = False
 ) -> Iterator[SimulatedMPS]:
-    """Gives this machine an `mps` device inside the block.
+    """Activates the simulated `mps` device inside the block.
 
     Args:
         memory: what Metal would recommend as the maximum, in bytes or as "16GB"; an allocation past it fails with "MPS
@@ -103,7 +103,7 @@ def simulated_mps(
 def activate(
     memory: int | str = DEFAULT_MEMORY, fallback: bool | None = None, same_draws_as_cpu: bool = False
 ) -> SimulatedMPS:
-    """Switches the device on for the rest of the process, with the settings of `simulated_mps()`."""
+    """Activates the device for the rest of the process, with the settings of `simulated_mps()`."""
     global _current
     size, watermark = parse_bytes(memory), _watermark()
     if _current is not None:
@@ -140,7 +140,7 @@ def _install() -> ModuleType:
 
 
 def parse_bytes(amount: int | str) -> int:
-    """Returns the number of bytes that 16, "16GB", "512 MiB" or "1.5g" stands for.
+    """Returns the number of bytes in an amount such as 16, "16GB", "512 MiB" or "1.5g".
 
     A gigabyte is 2**30, as on the label of a Mac.
 
@@ -157,7 +157,7 @@ def parse_bytes(amount: int | str) -> int:
 
 
 def _watermark() -> float:
-    """Returns the share of the recommended maximum at which an allocation fails; 0 for never."""
+    """Returns the fraction of the recommended maximum past which an allocation fails; 0 for no limit."""
     text = os.environ.get(HIGH, "1.0")
     try:
         ratio = float(text)

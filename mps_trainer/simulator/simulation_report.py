@@ -61,7 +61,7 @@ class SimulationReport:
 
     @property
     def operator_calls(self) -> int:
-        """Kernels that the device ran; views and allocations are none."""
+        """Returns the number of kernels that the device ran, without views and allocations."""
         return sum(operator.calls for operator in self.operators)
 
     @property
@@ -71,7 +71,7 @@ class SimulationReport:
 
     @property
     def distinct_shapes(self) -> int:
-        """Graphs that hardware would have compiled, over all operators."""
+        """Returns the number of graphs that hardware would have compiled, over all operators."""
         return sum(operator.shapes for operator in self.operators)
 
     def to_dict(self) -> dict[str, Any]:

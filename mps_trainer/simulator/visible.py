@@ -1,4 +1,4 @@
-"""Makes torch's Python side see the device, in builds without MPS and in caches that remember its absence."""
+"""Makes torch's Python code see the device, in builds without MPS and in caches of its absence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _own_streams = {name: getattr(torch.mps, name) for name in _STREAMS if hasattr(t
 
 
 def set_visible(visible: bool) -> None:
-    """Tells torch, and the libraries that asked it, that there is an mps device, or that there is none."""
+    """Makes torch and libraries with cached answers report an mps device, or none."""
     for name, own in _own_streams.items():
         setattr(torch.mps, name, torch.accelerator.current_stream if visible else own)
     torch._C._has_mps = visible

@@ -48,7 +48,7 @@ def test_a_resumed_run_says_where_it_goes_on_and_counts_what_is_to_come(make_tra
     trainer = make_trainer(disable_tqdm=False, max_steps=6, save_strategy="steps", save_steps=2)
     trainer.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
     lines = capfd.readouterr().out.splitlines()
-    assert "  goes on after step 2 of 6, in epoch 0.40" in lines
+    assert "  resumes after step 2 of 6, in epoch 0.40" in lines
     assert any(line.startswith("  2 checkpoints in ") for line in lines)
 
 
@@ -56,7 +56,7 @@ def test_a_limit_and_a_run_without_checkpoints_are_said(make_trainer, capfd):
     lines = first(
         make_trainer, capfd, max_steps=6, save_strategy="steps", save_steps=2, save_total_limit=2, logging_steps=10
     )
-    assert lines[4].endswith("each, of which the newest 2 stay")
+    assert lines[4].endswith("each, keeping the newest 2")
     assert first(make_trainer, capfd, max_steps=1, save_strategy="no")[4] == '  no checkpoints (save_strategy="no")'
 
 

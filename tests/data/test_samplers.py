@@ -37,7 +37,7 @@ def test_groups_of_several_processes_follow_a_seed(make_args):
 
 
 def test_rebalanced_batches_of_several_processes_are_refused(make_args):
-    with pytest.raises(MisconfigurationException, match="works in one process, and this is one of 2"):
+    with pytest.raises(MisconfigurationException, match="works only in one process, and there are 2"):
         order(make_args(train_sampling_strategy="batch_rebalance"))
 
 

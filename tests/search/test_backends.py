@@ -14,7 +14,7 @@ from mps_trainer.search import backends
 
 
 def test_several_processes_cannot_search():
-    with pytest.raises(SearchUnavailableError, match="this is one of 2"):
+    with pytest.raises(SearchUnavailableError, match="there are 2"):
         backends.require_searchable(lambda: None, Processes(0, 2))
     backends.require_searchable(lambda: None, Processes())
 

@@ -1,4 +1,4 @@
-"""Which addresses a piece of 64-bit Arm code names, and which functions it calls.
+"""Finds the addresses and function calls in 64-bit Arm code.
 
 The code that registers operators takes the address of each string in two instructions: ADRP for the 4 KiB page and ADD
 for the place in it. Seven kinds of instruction are all that this reads; the others are passed over.
@@ -16,7 +16,7 @@ KEPT = 19  # a call leaves this register and those after it as they are
 
 @dataclass(frozen=True)
 class Reference:
-    """An address that the code makes in a register."""
+    """An address that the code computes in a register."""
 
     at: int
     address: int

@@ -1,4 +1,4 @@
-"""The operator table of one release of torch beside what its build for Apple silicon registers."""
+"""Compares the operator table of a release of torch with the registrations of its build for Apple silicon."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPARSE = ("SparseMPS", "SparseCsrMPS")
 
 @dataclass(frozen=True)
 class Known:
-    """A difference between table and build that is as it should be, and why."""
+    """An expected difference between table and build, with the reason."""
 
     operators: tuple[str, ...]
     reason: str
@@ -52,7 +52,7 @@ KNOWN = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """What one build registers for mps, and how that differs from the operator table of its release."""
+    """Holds the registrations of one build for mps and their differences from the operator table."""
 
     torch_version: str
     wheel: str
@@ -67,7 +67,7 @@ class Comparison:
 
     @property
     def explained(self) -> dict[str, str]:
-        """The reason of each difference that has one."""
+        """Returns the reason of each expected difference."""
         reasons = {name: known.reason for known in KNOWN for name in known.operators}
         return {name: reasons[name] for name in self.only_registered if name in reasons}
 
@@ -76,7 +76,7 @@ class Comparison:
         return [name for name in self.only_registered if name not in self.explained] + self.only_in_table
 
     def to_dict(self) -> dict[str, Any]:
-        """In types that JSON has."""
+        """Returns the comparison in types that JSON has."""
         return {
             "torch_version": self.torch_version,
             "wheel": self.wheel,
@@ -156,7 +156,7 @@ def operator_table_of(wheel: Wheel, version: str) -> OperatorTable:
 
 @contextlib.contextmanager
 def _torchgen_in(folder: str) -> Iterator[None]:
-    """Inside, `import torchgen` gives the one in `folder`."""
+    """Makes `import torchgen` load the one in `folder` inside."""
     installed = {name: sys.modules.pop(name) for name in list(sys.modules) if _is_torchgen(name)}
     sys.path.insert(0, folder)
     importlib.invalidate_caches()

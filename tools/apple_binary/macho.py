@@ -25,7 +25,7 @@ _SYMBOL = np.dtype([("name", "<u4"), ("type", "u1"), ("section", "u1"), ("descri
 
 
 class MachOError(ValueError):
-    """The file is no Mach-O library for 64-bit Arm, or is cut short."""
+    """The file is not a Mach-O library for 64-bit Arm, or is truncated."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Section:
 
 
 class MachO:
-    """One library, read whole into memory."""
+    """Holds one library in memory."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

@@ -1,4 +1,4 @@
-"""The operators that a build of torch registers for mps, read out of its library.
+"""Reads the operators that a build of torch registers for mps from its library.
 
 `TORCH_LIBRARY_IMPL(aten, MPS, m) { ... }` in C++ becomes a function `TORCH_LIBRARY_IMPL_init_aten_MPS_<number>`, which
 calls torch::Library::_impl(name, kernel) for each operator. Register x1 then holds the address of the name. The kernel
@@ -34,17 +34,17 @@ class Registration:
 
     @property
     def falls_back(self) -> bool:
-        """True if the kernel is the one that runs the operator on the CPU."""
+        """Returns True if the kernel is the CPU fallback."""
         return any("mps_fallback" in kernel for kernel in self.kernels)
 
     @property
     def is_generated(self) -> bool:
-        """True if torchgen made the registration from the operator table, and nobody wrote it by hand."""
+        """Returns True if torchgen generated the registration from the operator table."""
         return any(f"wrapper_{self.key}_" in kernel for kernel in self.kernels)
 
     @property
     def policy(self) -> str | None:
-        """What autocast does to the arguments; None for an operator that is not autocast's."""
+        """Returns the casting policy of autocast, or None for an operator without one."""
         found = [_POLICY.search(kernel) for kernel in self.kernels]
         return next((POLICIES[int(match[1])] for match in found if match), None)
 

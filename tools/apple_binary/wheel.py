@@ -1,4 +1,4 @@
-"""torch's wheel for Macs with Apple silicon: downloaded from the package index, checked, read but not installed."""
+"""Downloads torch's wheel for Apple silicon from the package index, checks it, and reads it without installing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TORCHGEN = "torchgen/"
 
 
 class WheelError(Exception):
-    """The wheel cannot be downloaded or is not what it says it is."""
+    """The wheel cannot be downloaded, or its digests are wrong."""
 
 
 class IndexUnreachableError(WheelError):
@@ -65,7 +65,7 @@ def _downloaded(version: str, cache: Path) -> Path | None:
 
 
 class Wheel:
-    """A wheel whose members are checked, as they are read, against the digests in its RECORD."""
+    """Reads members of a wheel and checks them against the digests in its RECORD."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,1 +1,1 @@
-"""Files on the disk: durable, locked, and read without running what is in them."""
+"""Reads and writes files: durable, locked, and without running code from them."""

@@ -24,7 +24,7 @@ _PROBE = 1 << 20  # bytes
 
 
 def seal(unfinished: str, folder: str, step: int) -> None:
-    """Makes the files in `unfinished` the checkpoint `folder`: listed, on the disk, under its name, in this order.
+    """Turns `unfinished` into the checkpoint `folder`: writes the manifest, flushes to disk, then renames.
 
     Raises:
         OSError: if the disk is full or fails; `folder` is as it was then.
@@ -36,7 +36,7 @@ def seal(unfinished: str, folder: str, step: int) -> None:
 
 
 def why_not_written(error: BaseException, folder: str) -> str | None:
-    """Returns why the disk did not take what was written, in words; None if `error` says something else.
+    """Returns why a write to the disk failed, or None if `error` has another cause.
 
     Args:
         error: what writing raised.
@@ -58,7 +58,7 @@ def why_not_written(error: BaseException, folder: str) -> str | None:
 
 
 def _ask_the_disk(folder: str) -> str | None:
-    """Returns why a file of a mebibyte cannot be written to `folder`; None if it can."""
+    """Returns why a file of 1 MiB cannot be written to `folder`, or None if it can."""
     try:
         os.makedirs(folder, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:

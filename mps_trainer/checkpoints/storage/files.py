@@ -1,4 +1,4 @@
-"""Reads the files of a checkpoint, running no code from them, and brings those that are written to the disk."""
+"""Reads the files of a checkpoint without running code from them, and flushes written files to disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_VALUES = 10_000_000  # that many empty lists, the most that fit in these by
 
 
 def require_file(path: str, largest: int | None = None) -> None:
-    """Raises MisconfigurationException for what is no regular file, which reading might wait for, or is too large."""
+    """Raises MisconfigurationException for a file that is too large or not a regular file."""
     try:
         look = os.stat(path)
     except (OSError, ValueError) as error:
@@ -101,7 +101,7 @@ def damaged(path: str, error: Exception) -> MisconfigurationException:
 
 
 def flush_tree(folder: str) -> None:
-    """Brings every file below `folder`, and the folders themselves, to the disk."""
+    """Flushes every file below `folder`, and the folders themselves, to disk."""
     for path, _, names in os.walk(folder):
         for name in names:
             flush(os.path.join(path, name))
@@ -109,7 +109,7 @@ def flush_tree(folder: str) -> None:
 
 
 def flush(path: str) -> None:
-    """Brings a file's contents, or a folder's list of names, to the disk.
+    """Flushes a file's contents, or a folder's list of names, to disk.
 
     Raises:
         OSError: if the disk is full or fails, which writing alone does not always show.

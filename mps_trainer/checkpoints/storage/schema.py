@@ -15,7 +15,7 @@ Kind = tuple[Callable[[Any], bool], str]  # the test of a value, and the words f
 
 
 def check(path: str, values: Any, kinds: Mapping[str, Kind], required: Iterable[str] = (), within: str = "") -> None:
-    """Raises MisconfigurationException if `values`, of the file at `path`, are no table of values of these kinds.
+    """Raises MisconfigurationException if `values` of the file at `path` do not have these types.
 
     Names that are not in `kinds` may have any value.
 

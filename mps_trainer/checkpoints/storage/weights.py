@@ -1,4 +1,4 @@
-"""Finds the files of a checkpoint with the model's weights: one file, or an index and its parts."""
+"""Finds the weight files of a checkpoint: a single file, or an index and its parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SUFFIXES = (".safetensors", ".bin")
 
 
 def is_weights(name: str) -> bool:
-    """Returns True for the name of a file of weights, or of their index, as transformers writes them."""
+    """Returns True for the name of a weight file or of an index of transformers."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -33,7 +33,7 @@ def weight_files(folder: str) -> list[str]:
 
 
 def _indexed(index: str) -> list[str]:
-    """Returns the names in an index, none of which leads out of its folder."""
+    """Returns the file names in an index. Refuses names outside its folder."""
     parts = read_object(index, ["weight_map"])["weight_map"]
     if not isinstance(parts, dict) or not parts:
         raise damaged(index, ValueError("its weight_map is not a dictionary of file names"))

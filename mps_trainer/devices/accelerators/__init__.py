@@ -1,4 +1,4 @@
-"""One small class per kind of hardware, the same methods in each."""
+"""Defines one small class per kind of hardware, all with the same methods."""
 
 from __future__ import annotations
 

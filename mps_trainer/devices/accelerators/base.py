@@ -1,4 +1,4 @@
-"""The methods of every kind of accelerator, in Lightning's vocabulary, and the reading of a request for devices."""
+"""Defines the methods of every accelerator, named as in Lightning, and parses requests for devices."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class Accelerator:
 
     @classmethod
     def why_not(cls, facts: MachineFacts) -> Obstacle | None:
-        """Returns what keeps the machine from training on this kind of device; None if nothing does."""
+        """Returns the obstacle to training on this kind of device, or None."""
         raise NotImplementedError
 
     @classmethod
     def count(cls, facts: MachineFacts) -> int:
-        """Returns how many usable devices of this kind the machine has."""
+        """Returns the number of usable devices of this kind."""
         raise NotImplementedError
 
     @classmethod
@@ -149,7 +149,7 @@ def read_devices(devices: Devices) -> int | str | list[int]:
 
 
 def torch_missing(facts: MachineFacts) -> Obstacle:
-    """Returns the obstacle of every kind of device where torch is missing."""
+    """Returns the obstacle that a missing torch is for every kind of device."""
     if facts.torch_error is None or facts.torch_error.startswith("ModuleNotFoundError: No module named 'torch'"):
         cause, remedy = "torch is not installed in this Python", "install it: python -m pip install torch"
     else:
