@@ -3,7 +3,8 @@
 var Scorer = (() => {
   const split = (text) => text.split(/[^\p{L}\p{N}_]+/u).filter(Boolean);
   const words = (text) => split(text.toLowerCase().replaceAll("mps-trainer", "mps_trainer"));
-  const isForm = (word, asked) => word === asked || (asked.length > 5 && word.startsWith(asked.slice(0, 6)));
+  const isForm = (word, asked) =>
+    word === asked || word.replace(/\d+$/, "") === asked || (asked.length > 5 && word.startsWith(asked.slice(0, 6)));
   const score = ([, title, anchor, , score, , kind]) => {
     const asked = words(new URLSearchParams(window.location.search).get("q") || "");
     const found = words(title.split(" > ").at(-1));
