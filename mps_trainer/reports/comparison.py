@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,7 @@ from . import figures, summary
 from .curves import Chart, Curve, charts
 from .markup import card, chart_card, document, escape, grid, heading, paragraph, table, without_scripts
 from .record import RunRecord
-from .summary import LAST_LOSS, TRAINING_LOSS, Table
+from .summary import LOSSES, Table
 from .words import duration, metric_name, number
 
 NOT_KNOWN = "–"
@@ -61,7 +60,7 @@ def metric_table(records: Sequence[RunRecord]) -> Table:
     """Returns a row for each run, a column for each metric that one of them has, then time and speed."""
     metrics = [summary.final_metrics(record) for record in records]
     names = list(dict.fromkeys(name for found in metrics for name in found))
-    names.sort(key=lambda name: (name in (TRAINING_LOSS, LAST_LOSS), name.endswith("_loss")))
+    names.sort(key=lambda name: (name in LOSSES, name.endswith("_loss")))
     head = ("run", *map(metric_name, names), "steps", "time", "samples/s")
     shown = Table(head, numbers=tuple(range(1, len(head))))
     for record, found in zip(records, metrics, strict=True):
@@ -72,8 +71,8 @@ def metric_table(records: Sequence[RunRecord]) -> Table:
 
 
 def _speed(record: RunRecord) -> str:
-    speed = next((chart.curves[0].values for chart in charts(record) if chart.key == "throughput"), None)
-    return number(statistics.median(speed)) if speed else NOT_KNOWN
+    speed = summary.throughput(record)
+    return NOT_KNOWN if speed is None else number(speed[0])
 
 
 def _curves(records: Sequence[RunRecord], drawn: dict[str, Any]) -> str:

@@ -47,7 +47,7 @@ class Chart:
 
 
 def charts(record: RunRecord) -> list[Chart]:
-    """Returns the charts for which the record has values."""
+    """Returns the charts of all that was measured at two steps at least; one point is no curve."""
     found = [
         Chart("loss", "Loss", losses(record)),
         *metric_charts(record),
@@ -58,7 +58,7 @@ def charts(record: RunRecord) -> list[Chart]:
         Chart("memory", "Memory", memory_curves(record), "GiB", from_zero=True),
     ]
     for chart in found:
-        chart.curves = [thinned(curve) for curve in chart.curves if curve]
+        chart.curves = [thinned(curve) for curve in chart.curves if len(curve.steps) > 1]
         if chart.key in ("loss", "grad_norm"):
             chart.log = _spans(chart.curves)
     return [chart for chart in found if chart.curves]
@@ -102,8 +102,8 @@ def metric_charts(record: RunRecord) -> list[Chart]:
         for name in metric_names(record)
         if not name.endswith("_loss")
     ]
-    shares = [curve for curve in curves if curve and all(0 <= value <= 1 for value in curve.values)]
-    others = [curve for curve in curves if curve and curve not in shares]
+    shares = [curve for curve in curves if len(curve.steps) > 1 and all(0 <= value <= 1 for value in curve.values)]
+    others = [curve for curve in curves if len(curve.steps) > 1 and curve not in shares]
     charts = [Chart("metrics", "Metrics", shares[:8])] if shares else []
     return charts + [Chart(f"metric-{i}", curve.name, [curve]) for i, curve in enumerate(others[:6])]
 

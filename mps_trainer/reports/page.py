@@ -21,6 +21,7 @@ from .markup import (
     without_scripts,
 )
 from .record import NAME, RunRecord
+from .summary import Table
 from .words import date
 
 
@@ -29,6 +30,7 @@ def page(record: RunRecord) -> str:
     drawn: dict[str, Any] = {}
     body = (
         _head(record)
+        + _evaluation(record)
         + _curves(record, drawn)
         + _time_line(record, drawn)
         + _shapes(record, drawn)
@@ -49,10 +51,23 @@ def _head(record: RunRecord) -> str:
     )
 
 
+def _section(title: str, inside: str) -> str:
+    """Returns a heading and a card; nothing without content."""
+    return heading(title) + card(inside) if inside else ""
+
+
+def _table(shown: Table, kind: str = "") -> str:
+    return table(shown, kind) if shown.rows else ""
+
+
+def _evaluation(record: RunRecord) -> str:
+    return _section("Evaluation", _table(summary.evaluation_table(record)))
+
+
 def _curves(record: RunRecord, drawn: dict[str, Any]) -> str:
     found = charts(record)
     if not found:
-        return heading("Curves") + card(paragraph("Nothing was logged. `logging_steps` says how often that is done."))
+        return ""
     breaks, last, cards = figures.breaks_of(record), figures.last_step(found), []
     for chart in found:
         key = f"chart-{chart.key}"
@@ -75,7 +90,7 @@ def _legend(breaks: list[tuple[float, str]]) -> str:
 def _time_line(record: RunRecord, drawn: dict[str, Any]) -> str:
     figure = figures.time_line(record)
     if figure is None:
-        return heading("Time line") + card(paragraph(f"{record.source} has no times: it says what, and not when."))
+        return ""
     drawn["time-line"] = figure
     note = summary.counts_of_events(record)
     if len(record.sessions) > 1:
@@ -83,7 +98,7 @@ def _time_line(record: RunRecord, drawn: dict[str, Any]) -> str:
     return (
         heading("Time line")
         + chart_card("time-line", "What happened when", low=True, note=note)
-        + card(table(summary.event_table(record), "narrow"))
+        + card(_table(summary.event_table(record), "narrow"))
     )
 
 
@@ -101,29 +116,19 @@ def _shapes(record: RunRecord, drawn: dict[str, Any]) -> str:
 
 def _fallbacks(record: RunRecord) -> str:
     sentence, operators = summary.fallback_table(record)
-    inside = paragraph(sentence) + (table(operators) if operators.rows else "")
-    return heading("Operators that fell back to the CPU") + card(inside)
+    return _section("Operators that fell back to the CPU", paragraph(sentence) + _table(operators))
 
 
 def _device(record: RunRecord) -> str:
-    rows = summary.device_rows(record)
-    return heading("Device") + card(facts(rows) if rows else paragraph(f"{record.source} does not tell."))
+    return _section("Device", facts(summary.device_rows(record)))
 
 
 def _arguments(record: RunRecord) -> str:
-    shown = summary.argument_table(record)
-    if not record.arguments:
-        inside = paragraph(f"{record.source} has none.")
-    elif not shown.rows:
-        inside = paragraph("All arguments have their defaults.")
-    else:
-        inside = table(shown)
-    return heading("Arguments that differ from their defaults") + card(inside)
+    return _section("Arguments that differ from their defaults", _table(summary.argument_table(record)))
 
 
 def _environment(record: RunRecord) -> str:
-    rows = summary.environment_rows(record)
-    return heading("Environment") + card(facts(rows) if rows else paragraph(f"{record.source} does not tell."))
+    return _section("Environment", facts(summary.environment_rows(record)))
 
 
 def _foot(record: RunRecord) -> str:

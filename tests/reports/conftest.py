@@ -22,7 +22,7 @@ RECORD: dict[str, Any] = {
         {"loss": 0.5, "grad_norm": 1.0, "learning_rate": 3e-5, "epoch": 1.5, "step": 3},
         {"loss": 0.4, "grad_norm": 0.5, "learning_rate": 2e-5, "epoch": 2.0, "step": 4},
         {"eval_loss": 0.6, "eval_accuracy": 0.75, "eval_runtime": 1.0, "epoch": 2.0, "step": 4},
-        {"train_runtime": 8.0, "train_loss": 0.6, "train_samples_per_second": 8.0, "epoch": 2.0, "step": 4},
+        {"train_runtime": 8.0, "train_loss": 0.6, "train_samples_per_second": 8.5, "epoch": 2.0, "step": 4},
     ],
     "sessions": [
         {

@@ -119,11 +119,33 @@ def test_the_headline_has_the_metrics_first(record):
     assert shown == [
         ("accuracy", "0.75", "best 0.75 at step 4"),
         ("evaluation loss", "0.6", ""),
-        ("training loss", "0.6", ""),
+        ("training loss", "0.4", "last logged; mean of the run 0.6"),
         ("training time", "8.0 s", "in 2 sessions"),
-        ("throughput", "8", "samples/s, median"),
+        ("throughput", "8.5", "samples/s of the whole run; median between logs 8"),
         ("peak memory", "2.0 GiB", "of the process, at logs"),
     ]
+
+
+def test_a_run_that_has_not_ended_has_the_median_of_its_throughput(record):
+    record.history.pop()
+    assert summary.throughput(record) == (8.0, "samples/s, median between logs")
+    record.sessions = []
+    assert summary.throughput(record) is None
+
+
+def test_a_run_that_logged_no_loss_shows_the_mean(record):
+    record.history = [entry for entry in record.history if "loss" not in entry]
+    assert summary.final_metrics(record)["mean training loss"] == 0.6
+    assert "training loss" not in summary.final_metrics(record)
+
+
+def test_one_evaluation_is_a_table_and_no_chart(record):
+    assert summary.evaluation_table(record).rows == []
+    record.history = [entry for entry in record.history if "eval_loss" not in entry or entry["step"] == 4]
+    rows = [("evaluation loss", "0.6", "4"), ("accuracy", "0.75", "4")]
+    assert summary.evaluation_table(record).rows == rows
+    assert "Metrics" not in titles(record)
+    assert [curve.name for curve in curves.charts(record)[0].curves] == ["training"]
 
 
 @pytest.mark.parametrize(
@@ -161,11 +183,11 @@ def test_padding_without_buckets_follows_from_what_was_counted(record):
     assert dict(summary.shape_rows(record))["padding"].startswith("not known")
 
 
-def test_what_fell_back_is_a_table_and_what_is_not_known_is_said(record):
+def test_what_fell_back_is_a_table(record):
     sentence, table = summary.fallback_table(record)
     assert (sentence, table.rows) == ("Counted.", [("aten::cumsum", "3", "1")])
     record.fallback = {}
-    assert summary.fallback_table(record)[0].startswith("Not known")
+    assert summary.fallback_table(record)[0] == ""
 
 
 def test_warnings_and_faults_are_told_and_checkpoints_are_counted(record):

@@ -92,9 +92,22 @@ def test_each_figure_has_its_place(record):
 
 
 def test_a_run_without_anything_has_a_page(record):
-    text = Elements(page(RunRecord("nothing", {}))).text
-    assert "Nothing was logged" in text
-    assert "Not known" in text
+    made = Elements(page(RunRecord("nothing", {})))
+    assert "<h1>nothing</h1>" in page(RunRecord("nothing", {}))
+    assert not [tag for tag, _ in made.found if tag in ("h2", "section", "table", "script")]
+
+
+def test_no_section_is_without_content(record):
+    headings = re.findall(r"<h2>(.*?)</h2>", page(record))
+    assert "Operators that fell back to the CPU" in headings
+    assert "Evaluation" not in headings
+    record.fallback = {"text": "", "operators": [], "complete": True}
+    record.events, record.changed = [], {}
+    made = page(record)
+    assert {"Operators that fell back to the CPU", "Arguments that differ from their defaults"} & {
+        *re.findall(r"<h2>(.*?)</h2>", made)
+    } == set()
+    assert '<section class="card">\n</section>' not in made
 
 
 def test_runs_are_compared_by_metrics_and_by_arguments_that_differ(data):
@@ -103,11 +116,10 @@ def test_runs_are_compared_by_metrics_and_by_arguments_that_differ(data):
     other = RunRecord.from_dict({**data, "name": "other", **changes})
     bare = RunRecord("bare", {"kind": "unknown", "step": 4}, history=first.history)
     table = metric_table([first, other, bare])
-    losses = ("evaluation loss", "training loss", "last logged loss")  # the mean of a whole run, or what there is
-    assert table.head == ("run", "accuracy", *losses, "steps", "time", "samples/s")
-    assert table.rows[0] == ("glue", "0.75", "0.6", "0.6", "–", "4", "8.0 s", "8")
-    assert table.rows[1][:5] == ("other", "0.5", "0.8", "–", "0.7")
-    assert table.rows[2][5:] == ("4", "–", "–")
+    assert table.head == ("run", "accuracy", "evaluation loss", "training loss", "steps", "time", "samples/s")
+    assert table.rows[0] == ("glue", "0.75", "0.6", "0.4", "4", "8.0 s", "8.5")
+    assert table.rows[1] == ("other", "0.5", "0.8", "0.7", "4", "8.0 s", "8")
+    assert table.rows[2][4:] == ("4", "–", "8.5")
     assert argument_differences([first, other, bare]).rows == [("seed", "7", "8", "?")]
     figures = json.loads(re.search(r'id="charts">(.*?)</script>', comparison([first, other, bare]), re.DOTALL)[1])
     loss = figures["chart-0"]
