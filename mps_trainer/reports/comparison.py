@@ -18,6 +18,8 @@ NOT_KNOWN = "–"
 # arguments that say where a run is, and not what it does
 _OF_NO_MATTER = {"output_dir", "overwrite_output_dir", "resume_from_checkpoint", "logging_dir", "run_name"}
 
+_OF_ONE_RUN = ("command line", "best checkpoint", "begun")
+
 
 def comparison(records: Sequence[RunRecord]) -> str:
     """Returns the page as text."""
@@ -134,7 +136,8 @@ def argument_differences(records: Sequence[RunRecord]) -> Table:
 def surrounding_differences(records: Sequence[RunRecord]) -> Table:
     rows: dict[str, list[str]] = {}
     for position, record in enumerate(records):
-        known = {row[0]: row[1] for row in summary.environment_rows(record) if row[0] != "begun"}
+        rows_of_one = [*summary.origin_rows(record), *summary.environment_rows(record)]
+        known = {row[0]: row[1] for row in rows_of_one if row[0] not in _OF_ONE_RUN}
         if (device := summary.device_name(record)) != "":
             known = {"device": device, **known}
         for name, value in known.items():

@@ -106,6 +106,11 @@ def arguments_of(args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return values, changed
 
 
+def secrets_of(args: Any) -> list[str]:
+    """Returns the values of the arguments that a report hides."""
+    return [value for name, value in vars(args).items() if _SECRET.search(name) and isinstance(value, str) and value]
+
+
 def shown(name: str, value: Any) -> Any:
     """Returns `value` in types that JSON has; the home folder is ~, because a report is shown to others."""
     if _SECRET.search(name) and value is not None:

@@ -32,6 +32,7 @@ def page(record: RunRecord) -> str:
         _head(record)
         + _evaluation(record)
         + _curves(record, drawn)
+        + _section("Run", facts(summary.origin_rows(record)))
         + _time_line(record, drawn)
         + _shapes(record, drawn)
         + _fallbacks(record)

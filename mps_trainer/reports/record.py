@@ -66,6 +66,7 @@ class RunRecord:
     device: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
+    origin: dict[str, Any] = field(default_factory=dict)
     fallback: dict[str, Any] = field(default_factory=dict)
     arguments: dict[str, Any] = field(default_factory=dict)
     changed: dict[str, Any] = field(default_factory=dict)  # argument -> [its value, the default]
@@ -125,6 +126,7 @@ _KINDS: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("batch", "batch_per_device", "accumulation", "processes", "examples"), _NUMBER),
         **{"sampling": str, "buckets": list, "padded": list, "lengths": dict},
     },
+    "origin": dict.fromkeys(("command", "commit", "dataset", "base_model"), str),
     "fallback": {"text": str, "operators": list, "shapes": _NUMBER},
     "environment": {"packages": dict, "environment": dict, "memory_bytes": _NUMBER, "chip": str, "model": str},
 }

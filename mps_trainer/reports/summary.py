@@ -143,6 +143,19 @@ def evaluation_table(record: RunRecord) -> Table:
     return table
 
 
+_ORIGIN = {"command": "command line", "commit": "git commit", "dataset": "dataset", "base_model": "base model"}
+
+
+def origin_rows(record: RunRecord) -> list[Row]:
+    """Returns the origin of the run, and its best checkpoint."""
+    rows: list[Row] = [(label, str(record.origin[name])) for name, label in _ORIGIN.items() if record.origin.get(name)]
+    if checkpoint := record.best.get("checkpoint"):
+        name, metric, step = (record.best.get(key) for key in ("name", "metric", "step"))
+        told = f": {metric_name(name)} {number(metric)}" if name and is_number(metric) else ""
+        rows.append(("best checkpoint", f"{checkpoint}{told}" + (f" at step {number(step)}" if step else "")))
+    return rows
+
+
 def device_rows(record: RunRecord) -> list[Row]:
     """Returns the chosen device and the rejected ones, each with the reason."""
     device = record.device
