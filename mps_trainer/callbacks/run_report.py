@@ -127,9 +127,9 @@ class RunReport:
 
 
 def _can_draw(folder: str) -> bool:
-    """Returns True if plotly is installed, and warns if it is not."""
-    if importlib.util.find_spec("plotly") is not None:
+    """Returns True if pygal is installed, and warns if it is not."""
+    if importlib.util.find_spec("pygal") is not None:
         return True
-    advice = "`pip install plotly`, then `mps-trainer report %s`."
-    logger.warning(f"%s has no %s: plotly is not installed. {advice}", folder, PAGE, folder)
+    advice = "`pip install pygal`, then `mps-trainer report %s`."
+    logger.warning(f"%s has no %s: pygal is not installed. {advice}", folder, PAGE, folder)
     return False

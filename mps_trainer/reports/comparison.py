@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from . import figures, summary
 from .curves import Chart, Curve, charts
-from .markup import card, chart_card, document, escape, grid, heading, paragraph, table, without_scripts
+from .markup import card, chart_card, document, escape, grid, heading, key, paragraph, table
 from .record import RunRecord
 from .summary import LOSSES, Table
 from .words import duration, metric_name, number
@@ -23,16 +22,15 @@ _OF_ONE_RUN = ("command line", "best checkpoint", "begun")
 
 def comparison(records: Sequence[RunRecord]) -> str:
     """Returns the page as text."""
-    drawn: dict[str, Any] = {}
     body = (
         f"<header>\n<h1>{len(records)} runs</h1>\n{_keys(records)}</header>\n"
         + heading("Final metrics")
         + card(table(metric_table(records)))
-        + _curves(records, drawn)
+        + _curves(records)
         + _differences(records)
         + "<footer>Made by <code>mps-trainer report</code> from the folders of the runs.</footer>\n"
     )
-    return document(f"{len(records)} runs compared", body, drawn)
+    return document(f"{len(records)} runs compared", body)
 
 
 def told_apart(records: Sequence[RunRecord], folders: Sequence[str]) -> None:
@@ -53,8 +51,9 @@ def _keys(records: Sequence[RunRecord]) -> str:
     lines = []
     for position, record in enumerate(records):
         _, _, sentence = summary.outcome(record)
-        key = f'<span class="key" style="border-color:{figures.color(position)}"></span>'
-        lines.append(f"<p>{key}<strong>{escape(record.name)}</strong> {escape(sentence)}</p>\n")
+        lines.append(
+            f"<p>{key(figures.color(position))}<strong>{escape(record.name)}</strong> {escape(sentence)}</p>\n"
+        )
     return "".join(lines)
 
 
@@ -77,7 +76,7 @@ def _speed(record: RunRecord) -> str:
     return NOT_KNOWN if speed is None else number(speed[0])
 
 
-def _curves(records: Sequence[RunRecord], drawn: dict[str, Any]) -> str:
+def _curves(records: Sequence[RunRecord]) -> str:
     """Returns a chart for each measurement, with a line for each run in the colour of its key."""
     together: dict[tuple[str, str], Chart] = {}
     for position, record in enumerate(records):
@@ -93,13 +92,12 @@ def _curves(records: Sequence[RunRecord], drawn: dict[str, Any]) -> str:
     cards = []
     last = figures.last_step(together.values())
     order = {key: place for place, (key, _) in enumerate(together)}
-    for place, (_, chart) in enumerate(sorted(together.items(), key=lambda item: order[item[0][0]])):
-        drawn[f"chart-{place}"] = figures.line_figure(chart, last, labels=False)
-        cards.append(chart_card(f"chart-{place}", chart.title, chart.unit))
+    for _, chart in sorted(together.items(), key=lambda item: order[item[0][0]]):
+        cards.append(chart_card(figures.line_figure(chart, last), chart.title, chart.unit))
     if not cards:
         return ""
-    note = "The runs have the colours that their names have above. Drag across a chart to look closer."
-    return heading("Curves") + without_scripts() + grid(cards) + paragraph(note, "soft")
+    note = "The horizontal axis counts steps. The runs have the colours that their names have above."
+    return heading("Curves") + grid(cards) + paragraph(note, "soft")
 
 
 def _title(chart: Chart, curve: Curve) -> str:

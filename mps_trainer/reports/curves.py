@@ -159,13 +159,13 @@ def memory_curves(record: RunRecord) -> list[Curve]:
     return curves
 
 
-def thinned(curve: Curve) -> Curve:
-    """Returns the curve with about SHOWN points: the lowest and the highest of each stretch, to keep spikes."""
+def thinned(curve: Curve, most: int = SHOWN) -> Curve:
+    """Returns the curve with about `most` points: the lowest and the highest of each stretch, to keep spikes."""
     count = len(curve.steps)
-    if count <= SHOWN:
+    if count <= most:
         return curve
     kept = {0, count - 1}
-    width = -(-2 * count // SHOWN)
+    width = -(-2 * count // most)
     for start in range(0, count, width):
         stretch = range(start, min(start + width, count))
         kept |= {min(stretch, key=curve.values.__getitem__), max(stretch, key=curve.values.__getitem__)}

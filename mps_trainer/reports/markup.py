@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import html
 import importlib.resources
-import json
 from collections.abc import Sequence
-from typing import Any
 
 from ..version import __version__
 from .record import GENERATOR
@@ -20,33 +18,20 @@ def escape(words: str) -> str:
     return html.escape(words, quote=True)
 
 
-def document(title: str, body: str, figures: dict[str, Any]) -> str:
-    """Returns a whole page with style, scripts and figures by the id of their places in `body`."""
-    from plotly.offline import get_plotlyjs
-
-    scripts = ""
-    if figures:
-        scripts = (
-            f'<script type="application/json" id="charts">{as_json(figures)}</script>\n'
-            f"<script>{get_plotlyjs()}</script>\n<script>{_file('page.js')}</script>\n"
-        )
+def document(title: str, body: str) -> str:
+    """Returns a whole page with style and script."""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta name="generator" content="{GENERATOR} {__version__}">\n'
         f"<title>{escape(title)}</title>\n<style>\n{_file('page.css')}</style>\n</head>\n<body>\n<main>\n"
-        f"{body}</main>\n{scripts}</body>\n</html>\n"
+        f"{body}</main>\n<script>\n{_file('page.js')}</script>\n</body>\n</html>\n"
     )
 
 
 def _file(name: str) -> str:
     return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-def as_json(value: Any) -> str:
-    """Returns JSON for a script element, which `<` could end."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def heading(words: str) -> str:
@@ -70,14 +55,19 @@ def tile_row(tiles: Sequence[Tile]) -> str:
     return f'<dl class="tiles">\n{"".join(entries)}</dl>\n' if tiles else ""
 
 
-def chart_card(key: str, title: str, unit: str = "", low: bool = False, note: str = "") -> str:
-    """Returns the place of a figure."""
+def chart_card(figure: str, title: str, unit: str = "", keys: Sequence[tuple[str, str]] = (), note: str = "") -> str:
+    """Returns a chart, which is SVG, below its title and the names of its curves with their colours."""
     aside = f' <span class="soft">{escape(unit)}</span>' if unit else ""
-    kind = "chart low" if low else "chart"
+    names = "".join(f'<span class="name">{key(color)}{escape(name)}</span>' for name, color in keys)
+    legend = f'<p class="soft">{names}</p>\n' if names else ""
     return (
-        f'<section class="card"><h3>{escape(title)}{aside}</h3>\n<div class="{kind}" id="{key}"></div>\n'
+        f'<section class="card"><h3>{escape(title)}{aside}</h3>\n{legend}<div class="chart">{figure}</div>\n'
         f"{paragraph(note, 'soft')}</section>\n"
     )
+
+
+def key(color: str) -> str:
+    return f'<span class="key" style="border-color:{color}"></span>'
 
 
 def grid(cards: Sequence[str]) -> str:
@@ -108,11 +98,6 @@ def facts(rows: Sequence[Row]) -> str:
         for name, *cells in rows
     )
     return f'<table class="facts"><tbody>\n{"".join(lines)}</tbody></table>\n' if rows else ""
-
-
-def without_scripts() -> str:
-    words = "The charts need JavaScript, which is in this file; the tables do not."
-    return f'<noscript><p class="soft">{words}</p></noscript>\n'
 
 
 def _class(name: str) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from . import figures, summary
 from .curves import Chart, charts
 from .markup import (
@@ -18,7 +16,6 @@ from .markup import (
     paragraph,
     table,
     tile_row,
-    without_scripts,
 )
 from .record import NAME, RunRecord
 from .summary import Table
@@ -27,21 +24,20 @@ from .words import date
 
 def page(record: RunRecord) -> str:
     """Returns the page as text."""
-    drawn: dict[str, Any] = {}
     body = (
         _head(record)
         + _evaluation(record)
-        + _curves(record, drawn)
+        + _curves(record)
         + _section("Run", facts(summary.origin_rows(record)))
-        + _time_line(record, drawn)
-        + _shapes(record, drawn)
+        + _time_line(record)
+        + _shapes(record)
         + _fallbacks(record)
         + _device(record)
         + _arguments(record)
         + _environment(record)
         + _foot(record)
     )
-    return document(f"{record.name}: training run", body, drawn)
+    return document(f"{record.name}: training run", body)
 
 
 def _head(record: RunRecord) -> str:
@@ -65,53 +61,49 @@ def _evaluation(record: RunRecord) -> str:
     return _section("Evaluation", _table(summary.evaluation_table(record)))
 
 
-def _curves(record: RunRecord, drawn: dict[str, Any]) -> str:
+def _curves(record: RunRecord) -> str:
     found = charts(record)
     if not found:
         return ""
     breaks, last, cards = figures.breaks_of(record), figures.last_step(found), []
     for chart in found:
-        key = f"chart-{chart.key}"
-        drawn[key] = figures.line_figure(chart, last, breaks)
-        cards.append(chart_card(key, chart.title, _aside(chart)))
-    return heading("Curves") + without_scripts() + grid(cards) + paragraph(_legend(breaks), "soft")
+        keys = [(curve.name, figures.color(place)) for place, curve in enumerate(chart.curves)]
+        figure = figures.line_figure(chart, last, breaks)
+        cards.append(chart_card(figure, chart.title, _aside(chart), keys if len(keys) > 1 else ()))
+    note = " Dotted lines: where the run stopped, failed or was resumed." if breaks else ""
+    return heading("Curves") + grid(cards) + paragraph(f"The horizontal axis counts steps.{note}", "soft")
 
 
 def _aside(chart: Chart) -> str:
-    """Returns unit and axis of a chart, and the name of a single curve, which has none at its end."""
+    """Returns unit and axis of a chart, and the name of a single curve."""
     alone = [chart.curves[0].name] if len(chart.curves) == 1 and chart.key in ("loss", "metrics", "memory") else []
     return ", ".join([*alone, *([chart.unit] if chart.unit else []), *(["logarithmic"] if chart.log else [])])
 
 
-def _legend(breaks: list[tuple[float, str]]) -> str:
-    lines = "Dotted lines: where the run stopped, failed or was resumed. " if breaks else ""
-    return f"{lines}Drag across a chart to look closer; a double click goes back."
-
-
-def _time_line(record: RunRecord, drawn: dict[str, Any]) -> str:
+def _time_line(record: RunRecord) -> str:
     figure = figures.time_line(record)
     if figure is None:
         return ""
-    drawn["time-line"] = figure
     note = summary.counts_of_events(record)
     if len(record.sessions) > 1:
         note += " The clock stands still between two sessions of a run."
     return (
         heading("Time line")
-        + chart_card("time-line", "What happened when", low=True, note=note)
+        + chart_card(figure, "What happened when", note=note)
         + card(_table(summary.event_table(record), "narrow"))
     )
 
 
-def _shapes(record: RunRecord, drawn: dict[str, Any]) -> str:
+def _shapes(record: RunRecord) -> str:
     rows = summary.shape_rows(record)
     if not rows:
         return ""
     parts = [card(facts(rows))]
     padded = summary.padding_table(record)
     if padded.rows:
-        drawn["padding"] = figures.padding_figure(record.data["padded"])
-        parts.append(grid([chart_card("padding", "Tokens of an epoch", "by padded length"), card(table(padded))]))
+        keys = [("real tokens", "var(--c0)"), ("padding", "var(--faint)")]
+        figure = figures.padding_figure(record.data["padded"])
+        parts.append(grid([chart_card(figure, "Tokens of an epoch", "by padded length", keys), card(table(padded))]))
     return heading("Shapes and padding") + "".join(parts)
 
 

@@ -321,12 +321,12 @@ def test_a_report_that_fails_does_not_hide_why_the_run_failed(make_trainer, monk
     assert raised.value is error
 
 
-def test_without_plotly_there_is_a_record_and_a_hint(make_trainer, tmp_path, monkeypatch, caplog):
+def test_without_pygal_there_is_a_record_and_a_hint(make_trainer, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("mps_trainer.callbacks.run_report.importlib.util.find_spec", lambda name: None)
     make_trainer(report=True, max_steps=1).train()
     assert os.listdir(tmp_path / "run") == [NAME]
     (line,) = [r.getMessage() for r in caplog.records if PAGE in r.getMessage()]
-    assert "pip install plotly" in line
+    assert "pip install pygal" in line
 
 
 class Looks(TrainerCallback):
@@ -337,11 +337,11 @@ class Looks(TrainerCallback):
 
 
 def test_nothing_that_draws_is_loaded_before_the_end(make_trainer, monkeypatch):
-    for name in [name for name in sys.modules if name.split(".")[0] == "plotly" or name == DRAWS]:
+    for name in [name for name in sys.modules if name.split(".")[0] == "pygal" or name == DRAWS]:
         monkeypatch.delitem(sys.modules, name)
     looks = Looks()
     make_trainer({"callbacks": [looks]}, report=True, max_steps=2, eval_strategy="steps", eval_steps=1).train()
-    assert not {DRAWS, "plotly"} & looks.loaded
+    assert not {DRAWS, "pygal"} & looks.loaded
     assert DRAWS in sys.modules
 
 
