@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
+import math
 import os
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_RELOAD = 15  # seconds between two pages of a run that goes on, and after which an open one loads itself again
+_COST = 100  # a page is written at most in a hundredth of the time
 _MOST_TRIALS = 40  # of a search, the last ones, that are compared in one page
 
 
@@ -52,6 +56,7 @@ class RunReport:
         self._trials: list[str] = []  # folders of the search that is going on
         self._recorder: Recorder | None = None
         self._told = False  # where the page of this run is
+        self._page_due = math.inf  # when it is written next while the run lasts
 
     def expect(self, folder: str, resumed_from: str | None, batch: int, draws: bool = True) -> None:
         """Prepares for a run in `folder`, with updates of `batch` examples; without `draws` it leaves no page."""
@@ -67,11 +72,14 @@ class RunReport:
         from ..reports.recorder import Recorder
 
         self._recorder = Recorder(self._folder, args, state, model, loader, self._batch, self._resumed_from)
+        self._page_due = time.perf_counter() + _RELOAD
 
     @_never_in_the_way
     def on_log(self, logs: Any = None, **details: Any) -> None:
         if self._recorder is not None and logs:
             self._recorder.log(logs)
+            if self._draws and not self._recorder.ended and time.perf_counter() >= self._page_due:
+                self._write(self._recorder)
 
     @_never_in_the_way
     def on_evaluate(self, state: Any, **details: Any) -> None:
@@ -119,8 +127,10 @@ class RunReport:
             return
         from ..reports.page import page
 
-        path = os.path.join(recorder.folder, PAGE)
-        replace(path, page(recorder.record))
+        path, begun = os.path.join(recorder.folder, PAGE), time.perf_counter()
+        replace(path, page(recorder.record, 0 if recorder.ended else _RELOAD))
+        now = time.perf_counter()
+        self._page_due = now + max(_RELOAD, _COST * (now - begun))
         if not self._told:
             logger.info("The report of this run: %s", path)
             self._told = True

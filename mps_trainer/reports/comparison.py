@@ -9,6 +9,7 @@ from dataclasses import replace
 from . import figures, summary
 from .curves import Chart, Curve, charts
 from .markup import card, chart_card, document, escape, grid, heading, key, paragraph, table
+from .page import STEPS
 from .record import RunRecord
 from .summary import LOSSES, Table
 from .words import duration, metric_name, number
@@ -83,9 +84,7 @@ def _curves(records: Sequence[RunRecord]) -> str:
         for chart in charts(record):
             for curve in chart.curves:
                 title = _title(chart, curve)
-                shared = together.setdefault(
-                    (chart.key, title), Chart(chart.key, title, [], chart.unit, chart.log, chart.from_zero)
-                )
+                shared = together.setdefault((chart.key, title), replace(chart, title=title, curves=[]))
                 shared.log = shared.log and chart.log
                 if not shared.curves or shared.curves[-1].color != position:
                     shared.curves.append(replace(curve, name=record.name, color=position))
@@ -96,7 +95,7 @@ def _curves(records: Sequence[RunRecord]) -> str:
         cards.append(chart_card(figures.line_figure(chart, last), chart.title, chart.unit))
     if not cards:
         return ""
-    note = "The horizontal axis counts steps. The runs have the colours that their names have above."
+    note = f"{STEPS} The runs have the colours that their names have above."
     return heading("Curves") + grid(cards) + paragraph(note, "soft")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from ..refusal import as_line
 from .curves import Chart, Curve, thinned
 from .record import Event, RunRecord, Session
-from .words import number
+from .words import duration, number
 
 COLORS = 8  # --c0 to --c7
 _DASHES = 4  # of runs beyond the colours
@@ -21,7 +21,7 @@ _WIDE = 760
 _FONT = 12
 _LONGEST = 80  # characters of a text
 
-Break = tuple[float, str]  # a step, and a class of page.css
+Break = tuple[float, float, str]  # step and seconds, and a class of page.css
 
 
 def color(place: int) -> str:
@@ -29,46 +29,50 @@ def color(place: int) -> str:
 
 
 def line_figure(chart: Chart, last_step: float, breaks: Sequence[Break] = ()) -> str:
-    """Returns the chart over the steps.
+    """Returns the chart over the steps, or over time.
 
     Args:
-        last_step: the end of the axis, the same for all charts of a page.
+        last_step: the end of the axis of steps, the same for all charts of a page.
         breaks: steps of resumes and faults, each drawn as a vertical line.
     """
     low, high = _range(chart)
+    end = last(chart) if chart.over_time else last_step
+    unit, divisor = _unit(end) if chart.over_time else ("", 1.0)
     drawn = _xy(
-        chart.title,
         *_SIZE,
         range=(low, high),
-        xrange=(0, last_step or 1),
+        xrange=(0, end / divisor or 1),
         logarithmic=chart.log,
         value_formatter=number,
-        x_value_formatter=number,
+        x_value_formatter=lambda value: f"{number(value)} {unit}".rstrip(),
     )
-    if last_step <= 5:  # no label between two steps
-        drawn.x_labels = list(range(int(last_step) + 1))
+    if end <= 5 and not chart.over_time:  # no label between two steps
+        drawn.x_labels = list(range(int(end) + 1))
     classes = []
-    for step, kind in breaks:
-        drawn.add(None, [(step, low), (step, high)], show_dots=False)
+    for step, seconds, kind in breaks:
+        place = seconds / divisor if chart.over_time else step
+        drawn.add(None, [(place, low), (place, high)], show_dots=False)
         classes.append(f"break {kind}")
     for place, curve in enumerate(chart.curves):
         number_of_color = place if curve.color is None else curve.color
         is_marked = curve.marked or len(curve.steps) <= _MARKERS
-        drawn.add(None, _points(chart, curve), dots_size=2.5 if is_marked else 1.5)
+        drawn.add(None, _points(chart, curve, divisor), dots_size=2.5 if is_marked else 1.5)
         dash = f" dash-{number_of_color // COLORS % _DASHES}"
         classes.append(f"curve color-{number_of_color % COLORS}{dash}{'' if is_marked else ' unmarked'}")
     return _svg(drawn, chart.title, classes)
 
 
-def _points(chart: Chart, curve: Curve) -> list[dict[str, Any]]:
+def _points(chart: Chart, curve: Curve, divisor: float) -> list[dict[str, Any]]:
     """Returns the points of a curve, each with its text: few enough for a page of moderate size."""
     curve = thinned(curve, max(_FEWEST, min(_POINTS // 5, _POINTS // len(chart.curves))))
     name = f"{curve.name}, " if len(chart.curves) > 1 else ""
     unit = f" {chart.unit}" if chart.unit else ""
-    return [
-        {"value": (step, value), "label": as_line(f"{name}step {number(step)}: {number(value)}{unit}", _LONGEST)}
-        for step, value in zip(curve.steps, curve.values, strict=True)
-    ]
+    points = []
+    for step, value in zip(curve.steps, curve.values, strict=True):
+        place = duration(step) if chart.over_time else f"step {number(step)}"
+        label = as_line(f"{name}{place}: {number(value)}{unit}", _LONGEST)
+        points.append({"value": (step / divisor, value), "label": label})
+    return points
 
 
 def _range(chart: Chart) -> tuple[float, float]:
@@ -84,13 +88,18 @@ def _range(chart: Chart) -> tuple[float, float]:
 
 
 def last_step(charts: Iterable[Chart]) -> float:
-    return max((curve.steps[-1] for chart in charts for curve in chart.curves), default=0)
+    """Returns the end of the axis of steps."""
+    return max((last(chart) for chart in charts if not chart.over_time), default=0)
+
+
+def last(chart: Chart) -> float:
+    return max(curve.steps[-1] for curve in chart.curves)
 
 
 def breaks_of(record: RunRecord) -> list[Break]:
-    """Returns the steps of resumes and faults."""
+    """Returns the places of resumes and faults."""
     kinds = {"resume": "soft", "fault": "bad", "stop": "soft"}
-    return sorted({(event.step, kinds[event.kind]) for event in record.events if event.kind in kinds})
+    return sorted({(event.step, event.seconds, kinds[event.kind]) for event in record.events if event.kind in kinds})
 
 
 # The time line
@@ -106,7 +115,6 @@ def time_line(record: RunRecord) -> str | None:
     lanes = [lane for lane in _LANES if lane == "training" or any(_lane(event) == lane for event in record.events)]
     heights = {lane: len(lanes) - place for place, lane in enumerate(lanes)}
     drawn = _xy(
-        "Time line",
         _WIDE,
         60 + 24 * len(lanes),
         range=(0.5, len(lanes) + 0.5),
@@ -171,7 +179,7 @@ def padding_figure(padded: list[dict[str, int]]) -> str:
 # pygal
 
 
-def _xy(title: str, width: int, height: int, **more: Any) -> Any:
+def _xy(width: int, height: int, **more: Any) -> Any:
     import pygal
 
     return pygal.XY(**_settings(width, height), **more)

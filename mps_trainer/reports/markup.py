@@ -18,14 +18,15 @@ def escape(words: str) -> str:
     return html.escape(words, quote=True)
 
 
-def document(title: str, body: str) -> str:
-    """Returns a whole page with style and script."""
+def document(title: str, body: str, reload_after: int = 0) -> str:
+    """Returns a whole page with style and script, which an open browser loads again after some seconds."""
+    again = f' data-reload="{reload_after}"' if reload_after else ""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta name="generator" content="{GENERATOR} {__version__}">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{_file('page.css')}</style>\n</head>\n<body>\n<main>\n"
+        f"<title>{escape(title)}</title>\n<style>\n{_file('page.css')}</style>\n</head>\n<body{again}>\n<main>\n"
         f"{body}</main>\n<script>\n{_file('page.js')}</script>\n</body>\n</html>\n"
     )
 

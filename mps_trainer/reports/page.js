@@ -1,5 +1,8 @@
 (function () {
   "use strict";
+  var seconds = Number(document.body.dataset.reload); // of a run that goes on
+  if (seconds) { setTimeout(function () { location.reload(); }, 1000 * seconds); }
+
   var tip = document.createElement("div");
   tip.className = "tip";
   document.body.appendChild(tip);

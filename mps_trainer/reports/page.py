@@ -21,11 +21,17 @@ from .record import NAME, RunRecord
 from .summary import Table
 from .words import date
 
+STEPS = "The horizontal axis counts steps; for throughput, tokens and memory it is the time of training."
 
-def page(record: RunRecord) -> str:
-    """Returns the page as text."""
+
+def page(record: RunRecord, reload_after: int = 0) -> str:
+    """Returns the page as text.
+
+    Args:
+        reload_after: seconds after which an open page loads itself again; 0 for a run that has ended.
+    """
     body = (
-        _head(record)
+        _head(record, reload_after)
         + _evaluation(record)
         + _curves(record)
         + _section("Run", facts(summary.origin_rows(record)))
@@ -37,11 +43,12 @@ def page(record: RunRecord) -> str:
         + _environment(record)
         + _foot(record)
     )
-    return document(f"{record.name}: training run", body)
+    return document(f"{record.name}: training run", body, reload_after)
 
 
-def _head(record: RunRecord) -> str:
+def _head(record: RunRecord, reload_after: int) -> str:
     word, tone, sentence = summary.outcome(record)
+    word = "running" if reload_after else word
     return (
         f"<header>\n<h1>{escape(record.name)}</h1>\n<p>{badge(word, tone)}{escape(sentence)}</p>\n</header>\n"
         f"{tile_row(summary.tiles(record))}"
@@ -71,7 +78,7 @@ def _curves(record: RunRecord) -> str:
         figure = figures.line_figure(chart, last, breaks)
         cards.append(chart_card(figure, chart.title, _aside(chart), keys if len(keys) > 1 else ()))
     note = " Dotted lines: where the run stopped, failed or was resumed." if breaks else ""
-    return heading("Curves") + grid(cards) + paragraph(f"The horizontal axis counts steps.{note}", "soft")
+    return heading("Curves") + grid(cards) + paragraph(STEPS + note, "soft")
 
 
 def _aside(chart: Chart) -> str:

@@ -63,6 +63,15 @@ def test_a_comparison_on_a_phone_in_dark_mode_is_drawn(seen, record):
     assert int(probe(drawn, "over")) <= 0
 
 
+def test_a_page_of_a_run_that_goes_on_loads_itself_again(seen, record):
+    def noted(text):
+        assert text.count("location.reload()") == 1
+        return seen(text.replace("location.reload()", 'document.body.dataset.again = "yes"')).elements
+
+    assert 'data-again="yes"' in noted(page(record, 1))
+    assert 'data-again="yes"' not in noted(page(record))
+
+
 def test_errors_and_requests_of_a_page_are_seen(seen, record):
     broken = page(record).replace("document.createElement(", "document.makeElement(")
     asking = broken.replace("<main>", '<main><img src="https://example.org/x.png">')

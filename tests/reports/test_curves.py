@@ -50,7 +50,7 @@ def test_metrics_of_another_scale_have_charts_of_their_own(record):
 def test_throughput_leaves_out_evaluations_and_what_lies_between_two_sessions(record):
     # 2 steps of 8 examples: in 2 seconds; then in 3 seconds, one of them evaluating
     assert curves.samples_per_second(record).values == [8.0, 8.0]
-    assert curves.samples_per_second(record).steps == [2, 4]
+    assert curves.samples_per_second(record).steps == [2.0, 7.0]  # seconds on the training clock
     assert curves.tokens_per_second(record).values == [80.0, 80.0]
 
 
@@ -120,6 +120,20 @@ def test_a_chart_of_many_long_curves_stays_small():
     assert len(figure) < 500_000
     assert len(series(figure)) == 32  # eight colours in four dashes
     assert sum(lines for _, lines in series(figure).values()) == 40
+
+
+def test_throughput_and_memory_are_drawn_over_time(record):
+    record.sessions[0].marks.insert(1, [1, 1.0, 4800.0, None, None, 2**30])
+    throughput, _, memory = (chart for chart in curves.charts(record) if chart.over_time)
+    drawn = figures.line_figure(throughput, 4, figures.breaks_of(record))
+    assert series(drawn)["series curve color-0 dash-0"][0] == [
+        "1.0 s: 8 samples/s",
+        "2.0 s: 8 samples/s",
+        "7.0 s: 8 samples/s",
+    ]
+    assert labels(drawn, "x")[-1].endswith(" s")
+    assert "process" in memory.curves[0].name
+    assert memory.curves[0].steps == [0.0, 1.0, 2.0, 4.0, 7.0]
 
 
 def test_padding_is_drawn_above_the_real_tokens(record):

@@ -158,6 +158,46 @@ def test_an_evaluation_after_training_is_in_the_report(report_of, tmp_path):
     assert "<dt>accuracy</dt>" in (tmp_path / "run" / PAGE).read_text()
 
 
+class Reads(TrainerCallback):
+    """Keeps the page as it is after each step."""
+
+    def __init__(self, path):
+        self.path, self.pages = path, []
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.pages.append(self.path.read_text() if self.path.exists() else "")
+
+
+def test_an_open_page_loads_itself_again_while_the_run_lasts(make_trainer, tmp_path, monkeypatch):
+    monkeypatch.setattr("mps_trainer.callbacks.run_report._RELOAD", 1e-9)
+    monkeypatch.setattr("mps_trainer.callbacks.run_report._COST", 0)
+    reads = Reads(tmp_path / "run" / PAGE)
+    make_trainer({"callbacks": [reads]}, report=True, max_steps=4, logging_steps=1).train()
+    assert "1 of 4 steps" in reads.pages[1]
+    assert "3 of 4 steps" in reads.pages[3]
+    assert all("<body data-reload=" in text and ">running</span>" in text for text in reads.pages[1:])
+    assert "<body>" in reads.path.read_text()
+    assert ">finished</span>" in reads.path.read_text()
+
+
+def test_a_page_is_written_at_most_in_a_hundredth_of_the_time(make_trainer, tmp_path, monkeypatch):
+    monkeypatch.setattr("mps_trainer.callbacks.run_report._RELOAD", 1e-9)
+    monkeypatch.setattr("mps_trainer.callbacks.run_report._COST", 1e9)
+    reads = Reads(tmp_path / "run" / PAGE)
+    make_trainer({"callbacks": [reads]}, report=True, max_steps=4, logging_steps=1).train()
+    assert "1 of 4 steps" in reads.pages[3]
+
+
+def test_a_page_that_is_made_again_does_not_load_itself_again(record):
+    from mps_trainer.reports.page import page
+    from mps_trainer.reports.record import RunRecord
+
+    killed = RunRecord("killed", {"kind": "running", "step": 2, "max_steps": 4})
+    assert "<body>" in page(killed)
+    assert ">not ended</span>" in page(killed)
+    assert '<body data-reload="15">' in page(killed, 15)
+
+
 def test_a_run_that_is_resumed_goes_on_in_its_record(report_of, tmp_path):
     report_of(**SAVING)
     _, record = report_of(resume=str(tmp_path / "run" / "checkpoint-2"), max_steps=6, **SAVING)
