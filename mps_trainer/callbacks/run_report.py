@@ -56,6 +56,7 @@ class RunReport:
         self._trials: list[str] = []  # folders of the search that is going on
         self._recorder: Recorder | None = None
         self._told = False  # where the page of this run is
+        self._decode: Callable[..., str] | None = None  # token ids to text
         self._page_due = math.inf  # when it is written next while the run lasts
 
     def expect(self, folder: str, resumed_from: str | None, batch: int, draws: bool = True) -> None:
@@ -66,13 +67,16 @@ class RunReport:
             self._trials.append(folder)
 
     @_never_in_the_way
-    def on_train_begin(self, args: Any, state: Any, model: Any, loader: Any, **details: Any) -> None:
+    def on_train_begin(
+        self, args: Any, state: Any, model: Any, loader: Any, processing_class: Any = None, **details: Any
+    ) -> None:
         if self._folder is None or not state.is_world_process_zero:
             return
         from ..reports.recorder import Recorder
 
         self._recorder = Recorder(self._folder, args, state, model, loader, self._batch, self._resumed_from)
         self._page_due = time.perf_counter() + _RELOAD
+        self._decode = getattr(processing_class, "decode", None)
 
     @_never_in_the_way
     def on_log(self, logs: Any = None, **details: Any) -> None:
@@ -86,6 +90,16 @@ class RunReport:
         if self._recorder is not None and self._recorder.ended:  # scripts evaluate once more after training
             self._recorder.state = state
             self._write(self._recorder)
+
+    @_never_in_the_way
+    def predicted(self, logits: Any, labels: Any, dataset: Any) -> None:
+        """Keeps what a page shows of the predictions of an evaluation."""
+        if self._recorder is not None and logits is not None and labels is not None:
+            from ..reports.classification import classification_of, texts_of
+
+            recorder, decode = self._recorder, self._decode
+            found = classification_of(logits, labels, recorder.classes, lambda rows: texts_of(dataset, rows, decode))
+            recorder.record.classification = found or recorder.record.classification
 
     @_never_in_the_way
     def note(self, kind: str, step: int, text: str) -> None:

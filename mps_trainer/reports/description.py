@@ -37,6 +37,12 @@ def model_of(model: Any) -> dict[str, Any]:
     return known
 
 
+def classes_of(model: Any) -> dict[int, str]:
+    """Returns the names of the classes of a classifier, {} if it has none."""
+    names = getattr(getattr(model, "config", None), "id2label", None)
+    return dict(names) if isinstance(names, dict) else {}
+
+
 def data_of(args: Any, loader: Any, batch: int) -> dict[str, Any]:
     """Returns facts about batches, and lengths where they are known without going through the examples.
 

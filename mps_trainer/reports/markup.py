@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import importlib.resources
+import itertools
 from collections.abc import Sequence
 
 from ..version import __version__
@@ -58,13 +59,14 @@ def tile_row(tiles: Sequence[Tile]) -> str:
 
 def chart_card(figure: str, title: str, unit: str = "", keys: Sequence[tuple[str, str]] = (), note: str = "") -> str:
     """Returns a chart, which is SVG, below its title and the names of its curves with their colours."""
-    aside = f' <span class="soft">{escape(unit)}</span>' if unit else ""
     names = "".join(f'<span class="name">{key(color)}{escape(name)}</span>' for name, color in keys)
     legend = f'<p class="soft">{names}</p>\n' if names else ""
-    return (
-        f'<section class="card"><h3>{escape(title)}{aside}</h3>\n{legend}<div class="chart">{figure}</div>\n'
-        f"{paragraph(note, 'soft')}</section>\n"
-    )
+    return titled_card(title, unit, f'{legend}<div class="chart">{figure}</div>\n{paragraph(note, "soft")}')
+
+
+def titled_card(title: str, aside: str, inside: str) -> str:
+    more = f' <span class="soft">{escape(aside)}</span>' if aside else ""
+    return f'<section class="card"><h3>{escape(title)}{more}</h3>\n{inside}</section>\n'
 
 
 def key(color: str) -> str:
@@ -79,14 +81,24 @@ def card(inside: str) -> str:
     return f'<section class="card">\n{inside}</section>\n' if inside else ""
 
 
-def table(shown: Table, kind: str = "") -> str:
-    """Returns a table that scrolls where it is wider than the page. `kind="narrow"` keeps number columns small."""
+def table(shown: Table, kind: str = "", shares: Sequence[Sequence[float]] = ()) -> str:
+    """Returns a table that scrolls where it is wider than the page.
 
-    def cell(tag: str, column: int, words: str) -> str:
-        return f"<{tag}{_class('number' if column in shown.numbers else '')}>{escape(words)}</{tag}>"
+    Args:
+        kind: "narrow" keeps number columns small.
+        shares: of each cell, between 0 and 1, which colours it.
+    """
+
+    def cell(tag: str, column: int, words: str, share: float = 0.0) -> str:
+        shade = f' style="--share:{100 * share:.0f}%"' if share else ""
+        return f"<{tag}{_class('number' if column in shown.numbers else '')}{shade}>{escape(words)}</{tag}>"
+
+    def line(row: Row, of_row: Sequence[float]) -> str:
+        pairs = itertools.zip_longest(row, of_row[: len(row)], fillvalue=0.0)
+        return "".join(cell("td", column, str(words), share) for column, (words, share) in enumerate(pairs))
 
     head = "".join(cell("th", column, words) for column, words in enumerate(shown.head))
-    rows = ("".join(cell("td", column, words) for column, words in enumerate(row)) for row in shown.rows)
+    rows = (line(row, of_row) for row, of_row in itertools.zip_longest(shown.rows, shares, fillvalue=()))
     body = "".join(f"<tr>{row}</tr>\n" for row in rows)
     inside = f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>"
     return f'<div class="scroll"><table{_class(kind)}>\n{inside}</table></div>\n'

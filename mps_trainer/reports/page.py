@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import figures, summary
+from . import figures, results, summary
 from .curves import Chart, charts
 from .markup import (
     badge,
@@ -16,6 +16,7 @@ from .markup import (
     paragraph,
     table,
     tile_row,
+    titled_card,
 )
 from .record import NAME, RunRecord
 from .summary import Table
@@ -34,6 +35,7 @@ def page(record: RunRecord, reload_after: int = 0) -> str:
         _head(record, reload_after)
         + _evaluation(record)
         + _curves(record)
+        + _classification(record)
         + _section("Run", facts(summary.origin_rows(record)))
         + _time_line(record)
         + _shapes(record)
@@ -65,7 +67,23 @@ def _table(shown: Table, kind: str = "") -> str:
 
 
 def _evaluation(record: RunRecord) -> str:
-    return _section("Evaluation", _table(summary.evaluation_table(record)))
+    return _section("Evaluation", _table(results.evaluation_table(record)))
+
+
+def _classification(record: RunRecord) -> str:
+    text = results.classification_text(record)
+    if not text:
+        return ""
+    confusion, shares = results.confusion_table(record)
+    mistakes = results.mistake_table(record)
+    parts = [heading("Classification"), paragraph(text)]
+    if confusion.rows:
+        parts.append(
+            titled_card("Confusion matrix", "labels in rows, predictions in columns", table(confusion, "", shares))
+        )
+    if mistakes.rows:
+        parts.append(titled_card("Mistakes", "the most confident ones first", table(mistakes)))
+    return "".join(parts)
 
 
 def _curves(record: RunRecord) -> str:

@@ -44,6 +44,7 @@ class Recorder:
         self.folder = folder
         self.state = state
         self._args, self._model, self._loader, self._batch = args, model, loader, batch
+        self.classes = description.classes_of(model)
         self._begun = time.perf_counter()
         self._process = psutil.Process()
         self._apart, self._looked, self._saved = _APART, 0.0, -_SAVED_APART
@@ -202,5 +203,5 @@ def _earlier(resumed_from: str, step: int) -> RunRecord | None:
     for session in found.sessions:
         session.marks = [mark for mark in session.marks if (mark[STEP] or 0) <= step]
     found.events = [event for event in found.events if event.kind in _LASTING or event.step <= step]
-    found.best = {}
+    found.best, found.classification = {}, {}
     return found

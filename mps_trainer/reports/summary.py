@@ -132,17 +132,6 @@ def _peak(record: RunRecord) -> Tile | None:
 # Sections
 
 
-def evaluation_table(record: RunRecord) -> Table:
-    """Returns the metrics that were logged at one step only, which make no curve."""
-    table = Table(("metric", "value", "step"), numbers=(1, 2))
-    for name in curves.metric_names(record):
-        logged = {entry["step"]: entry[name] for entry in record.history if name in entry}
-        if len(logged) == 1:
-            ((step, value),) = logged.items()
-            table.rows.append((metric_name(name), number(value), number(step)))
-    return table
-
-
 _ORIGIN = {"command": "command line", "commit": "git commit", "dataset": "dataset", "base_model": "base model"}
 
 

@@ -60,6 +60,10 @@ RECORD: dict[str, Any] = {
         "lengths": {"shortest": 4, "median": 9, "longest": 16, "mean": 9.4},
     },
     "origin": {"command": "python train.py", "commit": "0" * 40, "dataset": "glue, mrpc", "base_model": "bert-base"},
+    "classification": {
+        "examples": 16, "wrong": 4, "classes": ["no", "yes"], "confusion": [[7, 1], [3, 5]],
+        "mistakes": [{"row": 3, "text": "two words", "label": "yes", "predicted": "no", "confidence": 0.97}],
+    },
     "fallback": {"text": "Counted.", "operators": [{"name": "aten::cumsum", "calls": 3, "shapes": 1}]},
     "arguments": {"output_dir": "out", "learning_rate": 5e-5, "seed": 7},
     "changed": {"seed": [7, 42]},

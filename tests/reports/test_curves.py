@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mps_trainer.reports import curves, figures, summary
+from mps_trainer.reports import curves, figures, results, summary
 from mps_trainer.reports.curves import Chart, Curve
 from mps_trainer.reports.record import Event, RunRecord, thinned
 from mps_trainer.reports.words import duration, number
@@ -177,10 +177,10 @@ def test_a_run_that_logged_no_loss_shows_the_mean(record):
 
 
 def test_one_evaluation_is_a_table_and_no_chart(record):
-    assert summary.evaluation_table(record).rows == []
+    assert results.evaluation_table(record).rows == []
     record.history = [entry for entry in record.history if "eval_loss" not in entry or entry["step"] == 4]
     rows = [("evaluation loss", "0.6", "4"), ("accuracy", "0.75", "4")]
-    assert summary.evaluation_table(record).rows == rows
+    assert results.evaluation_table(record).rows == rows
     assert "Metrics" not in titles(record)
     assert [curve.name for curve in curves.charts(record)[0].curves] == ["training"]
 
