@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..data.columns import is_table
+from ..random_state import rng_state, set_rng
 from ..refusal import as_line
+
+logger = logging.getLogger(__name__)
 
 MOST_CLASSES = 20  # of a confusion matrix
 _MOST_MISTAKES = 10
@@ -86,12 +90,19 @@ def _confidence(logits: np.ndarray, rows: np.ndarray) -> np.ndarray:
 def texts_of(dataset: Any, rows: Sequence[int], decode: Callable[..., str] | None) -> list[str]:
     """Returns the decoded `input_ids` of examples, "" where there are none.
 
-    Only tables and lists are read: any other dataset may draw random numbers when an example is asked for.
+    A dataset may draw random numbers when an example is asked for; training goes on with those that it would have had.
     """
-    if decode is None or not (is_table(dataset) or isinstance(dataset, (list, tuple))):
+    if decode is None or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         return [""] * len(rows)
     plain = dataset.with_format(None) if is_table(dataset) else dataset
-    return [_text_of(plain[row], decode) if row < len(plain) else "" for row in rows]
+    before = rng_state()
+    try:
+        return [_text_of(plain[row], decode) if row < len(plain) else "" for row in rows]
+    except Exception:
+        logger.debug("The texts of mistakes cannot be read.", exc_info=True)
+        return [""] * len(rows)
+    finally:
+        set_rng(before)
 
 
 def _text_of(example: Any, decode: Callable[..., str]) -> str:

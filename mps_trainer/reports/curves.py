@@ -136,7 +136,8 @@ def _rates(record: RunRecord, name: str, amount: Callable[[Any, Any], float]) ->
         before: Any = session.marks[0] if session.marks else None
         for after in session.marks[1:]:
             seconds = after[SECONDS] - before[SECONDS] - _evaluating(record.events, before, after)
-            if after[STEP] <= before[STEP] or (seconds < _STRETCH and after is not session.marks[-1]):
+            is_only = after is session.marks[-1] and not curve
+            if after[STEP] <= before[STEP] or (seconds < _STRETCH and not is_only):
                 continue
             if seconds > 0 and (done := amount(before, after)) > 0:
                 curve.steps.append(after[SECONDS])

@@ -80,21 +80,30 @@ def decode(ids, skip_special_tokens):
 
 
 class Draws(torch.utils.data.Dataset):
-    """Changes the random state when an example is asked for, as an augmentation does."""
+    """Draws random numbers when an example is asked for, as an augmentation does; the last one cannot be read."""
 
     def __len__(self):
         return 4
 
     def __getitem__(self, index):
-        raise AssertionError("an example was asked for")
+        if index == 3:
+            raise OSError("the disk is gone")
+        return {"input_ids": torch.randint(1, 2, (index + 1,))}
 
 
-def test_texts_are_read_from_tables_and_lists_only():
+def test_reading_texts_draws_no_random_number():
+    before = torch.get_rng_state()
+    assert texts_of(Draws(), [0, 1], decode) == ["1", "1 1"]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert texts_of(Draws(), [0, 3], decode) == ["", ""]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_texts_are_those_of_the_dataset():
     datasets = pytest.importorskip("datasets")
     rows = [{"input_ids": [1, 2]}, {"input_ids": torch.tensor([3])}, {"x": 4}, {"input_ids": [[5]]}]
     assert texts_of(rows, [0, 1, 2, 3, 9], decode) == ["1 2", "3", "", "", ""]
     assert texts_of(rows, [0], None) == [""]
-    assert texts_of(Draws(), [0], decode) == [""]
     assert texts_of(None, [0], decode) == [""]
     table = datasets.Dataset.from_list(rows[:1])
     assert texts_of(table, [0], decode) == ["1 2"]

@@ -54,6 +54,15 @@ def test_throughput_leaves_out_evaluations_and_what_lies_between_two_sessions(re
     assert curves.tokens_per_second(record).values == [80.0, 80.0]
 
 
+def test_a_short_stretch_at_the_end_is_no_rate(record):
+    record.sessions[1].marks.append([6, 7.01, 19300.0, None, None, 2**30])
+    assert curves.samples_per_second(record).values == [8.0, 8.0]
+    record.sessions[1].marks = [[2, 4.0, 0.0, None, None, 1], [4, 4.1, 9.0, None, None, 1]]
+    assert curves.samples_per_second(record).values == [8.0]
+    record.sessions.pop(0)
+    assert curves.samples_per_second(record).values == pytest.approx([160.0])  # all that there is
+
+
 def test_a_device_that_does_not_tell_has_no_curve_of_memory(record):
     assert [curve.name for curve in curves.memory_curves(record) if curve] == ["process"]
 
