@@ -75,7 +75,7 @@ class RunReport:
         from ..reports.recorder import Recorder
 
         self._recorder = Recorder(self._folder, args, state, model, loader, self._batch, self._resumed_from)
-        self._page_due = time.perf_counter() + _RELOAD
+        self._page_due = time.perf_counter() + _RELOAD if _has_pygal() else math.inf
         self._decode = getattr(processing_class, "decode", None)
 
     @_never_in_the_way
@@ -150,9 +150,13 @@ class RunReport:
             self._told = True
 
 
+def _has_pygal() -> bool:
+    return importlib.util.find_spec("pygal") is not None
+
+
 def _can_draw(folder: str) -> bool:
     """Returns True if pygal is installed, and warns if it is not."""
-    if importlib.util.find_spec("pygal") is not None:
+    if _has_pygal():
         return True
     advice = "`pip install pygal`, then `mps-trainer report %s`."
     logger.warning(f"%s has no %s: pygal is not installed. {advice}", folder, PAGE, folder)

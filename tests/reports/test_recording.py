@@ -363,7 +363,8 @@ def test_a_report_that_fails_does_not_hide_why_the_run_failed(make_trainer, monk
 
 def test_without_pygal_there_is_a_record_and_a_hint(make_trainer, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("mps_trainer.callbacks.run_report.importlib.util.find_spec", lambda name: None)
-    make_trainer(report=True, max_steps=1).train()
+    monkeypatch.setattr("mps_trainer.callbacks.run_report._RELOAD", 1e-9)
+    make_trainer(report=True, max_steps=3, logging_steps=1).train()
     assert os.listdir(tmp_path / "run") == [NAME]
     (line,) = [r.getMessage() for r in caplog.records if PAGE in r.getMessage()]
     assert "pip install pygal" in line
