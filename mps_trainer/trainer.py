@@ -1040,6 +1040,7 @@ class Trainer:
                 main_input=lambda inputs: self._prepare_input(inputs[self._mt_main_input_name]),
                 fire=self._mt_events.fire,
                 leave_if_asked=None if self._mt_run is None else self._mt_run.preemption.leave_evaluation_if_asked,
+                keep_predictions=None if self._mt_events.report is None else self._mt_events.report.predicted,
             )
             self.callback_handler.eval_dataloader = dataloader
             return evaluator.run(dataloader, description, loss_only, ignore_keys, metric_key_prefix)

@@ -14,7 +14,7 @@ from mps_trainer import lazy_imports
 from mps_trainer.lazy_imports import LazyName
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "text-classification" / "run_glue.py"
-NOT_NEEDED = ("scipy", "sklearn", "peft", "accelerate", "sympy", "pandas", "pyarrow", "datasets", "evaluate", "plotly")
+NOT_NEEDED = ("scipy", "sklearn", "peft", "accelerate", "sympy", "pandas", "pyarrow", "datasets", "evaluate", "pygal")
 NOT_NEEDED_OF_TORCH = ("torch._dynamo", "torch._inductor", "torch.distributed.tensor", "torch.distributed.checkpoint")
 LOADED = f"sorted({{*sys.modules}} & {{*{(*NOT_NEEDED, *NOT_NEEDED_OF_TORCH)!r}}})"
 

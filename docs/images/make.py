@@ -1,4 +1,10 @@
-"""Makes the pictures of docs/report.md with Chromium: `python docs/images/make.py OUTPUT_DIR`, of any run."""
+"""Makes the pictures of docs/report.md with Chromium: `python docs/images/make.py OUTPUT_DIR`, a classifier's run.
+
+Those in the repository are of this command in examples/text-classification, on the simulated mps device:
+
+    mps-trainer simulate run_glue.py --task_name mrpc --embedded --do_train --do_eval --logging_steps 20 \
+        --eval_strategy epoch --output_dir OUTPUT_DIR
+"""
 
 from __future__ import annotations
 
@@ -20,11 +26,21 @@ FRAME = '<body style="margin:0"><iframe src="report.html" style="width:{}px;heig
 def main(folder: str) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         file, phone = Path(temporary) / "report.html", Path(temporary) / "phone.html"
-        file.write_text(page(record_of(folder)), encoding="utf-8")
+        whole = page(record_of(folder))
+        file.write_text(whole, encoding="utf-8")
+        part = Path(temporary) / "part.html"
+        part.write_text(classification(whole), encoding="utf-8")
         phone.write_text(FRAME.format(*PHONE), encoding="utf-8")
         look(file, Path(temporary), 1140, 1000, picture=HERE / "report.png")
+        look(part, Path(temporary), 1140, 690, picture=HERE / "report-classification.png")
         look(phone, Path(temporary), 500, PHONE[1], dark=True, picture=HERE / "report-phone.png")
     crop(HERE / "report-phone.png", *PHONE)
+
+
+def classification(whole: str) -> str:
+    """Returns the page with one of its sections alone."""
+    begin, end = whole.index("<h2>Classification</h2>"), whole.index("<h2>Run</h2>")
+    return whole[: whole.index("<main>") + len("<main>")] + whole[begin:end] + "</main></body></html>"
 
 
 def crop(path: Path, width: int, height: int) -> None:

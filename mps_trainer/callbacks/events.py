@@ -38,7 +38,12 @@ class ReportingHandler(CallbackHandler):
             return super().call_event(event, args, state, control, **details)
         finally:
             if (tell := getattr(self.report, event, None)) is not None:
-                tell(args=args, state=state, model=self.model, loader=self.train_dataloader, **details)
+                given = {
+                    "model": self.model,
+                    "loader": self.train_dataloader,
+                    "processing_class": self.processing_class,
+                }
+                tell(args=args, state=state, **given, **details)
 
 
 class Events:

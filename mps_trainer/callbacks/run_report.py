@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
+import math
 import os
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_RELOAD = 15  # seconds between two pages of a run that goes on, and after which an open one loads itself again
+_COST = 100  # a page is written at most in a hundredth of the time
 _MOST_TRIALS = 40  # of a search, the last ones, that are compared in one page
 
 
@@ -52,6 +56,8 @@ class RunReport:
         self._trials: list[str] = []  # folders of the search that is going on
         self._recorder: Recorder | None = None
         self._told = False  # where the page of this run is
+        self._decode: Callable[..., str] | None = None  # token ids to text
+        self._page_due = math.inf  # when it is written next while the run lasts
 
     def expect(self, folder: str, resumed_from: str | None, batch: int, draws: bool = True) -> None:
         """Prepares for a run in `folder`, with updates of `batch` examples; without `draws` it leaves no page."""
@@ -61,23 +67,39 @@ class RunReport:
             self._trials.append(folder)
 
     @_never_in_the_way
-    def on_train_begin(self, args: Any, state: Any, model: Any, loader: Any, **details: Any) -> None:
+    def on_train_begin(
+        self, args: Any, state: Any, model: Any, loader: Any, processing_class: Any = None, **details: Any
+    ) -> None:
         if self._folder is None or not state.is_world_process_zero:
             return
         from ..reports.recorder import Recorder
 
         self._recorder = Recorder(self._folder, args, state, model, loader, self._batch, self._resumed_from)
+        self._page_due = time.perf_counter() + _RELOAD if _has_pygal() else math.inf
+        self._decode = getattr(processing_class, "decode", None)
 
     @_never_in_the_way
     def on_log(self, logs: Any = None, **details: Any) -> None:
         if self._recorder is not None and logs:
             self._recorder.log(logs)
+            if self._draws and not self._recorder.ended and time.perf_counter() >= self._page_due:
+                self._write(self._recorder)
 
     @_never_in_the_way
     def on_evaluate(self, state: Any, **details: Any) -> None:
         if self._recorder is not None and self._recorder.ended:  # scripts evaluate once more after training
             self._recorder.state = state
             self._write(self._recorder)
+
+    @_never_in_the_way
+    def predicted(self, logits: Any, labels: Any, dataset: Any) -> None:
+        """Keeps what a page shows of the predictions of an evaluation."""
+        if self._recorder is not None and logits is not None and labels is not None:
+            from ..reports.classification import classification_of, texts_of
+
+            recorder, decode = self._recorder, self._decode
+            found = classification_of(logits, labels, recorder.classes, lambda rows: texts_of(dataset, rows, decode))
+            recorder.record.classification = found or recorder.record.classification
 
     @_never_in_the_way
     def note(self, kind: str, step: int, text: str) -> None:
@@ -119,17 +141,23 @@ class RunReport:
             return
         from ..reports.page import page
 
-        path = os.path.join(recorder.folder, PAGE)
-        replace(path, page(recorder.record))
+        path, begun = os.path.join(recorder.folder, PAGE), time.perf_counter()
+        replace(path, page(recorder.record, 0 if recorder.ended else _RELOAD))
+        now = time.perf_counter()
+        self._page_due = now + max(_RELOAD, _COST * (now - begun))
         if not self._told:
             logger.info("Report of this run: %s", path)
             self._told = True
 
 
+def _has_pygal() -> bool:
+    return importlib.util.find_spec("pygal") is not None
+
+
 def _can_draw(folder: str) -> bool:
-    """Returns True if plotly is installed, and warns if it is not."""
-    if importlib.util.find_spec("plotly") is not None:
+    """Returns True if pygal is installed, and warns if it is not."""
+    if _has_pygal():
         return True
-    advice = "`pip install plotly`, then `mps-trainer report %s`."
-    logger.warning(f"%s has no %s: plotly is not installed. {advice}", folder, PAGE, folder)
+    advice = "`pip install pygal`, then `mps-trainer report %s`."
+    logger.warning(f"%s has no %s: pygal is not installed. {advice}", folder, PAGE, folder)
     return False

@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         ) from error
     except ModuleNotFoundError as error:
         raise MissingPackageError(
-            f"The charts are drawn by plotly, which is not installed ({error}). Run: pip install plotly"
+            f"The charts are drawn by pygal, which is not installed ({error}). Run: pip install pygal"
         ) from error
     print(path)
     return 0

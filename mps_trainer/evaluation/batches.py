@@ -5,7 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from torch.utils.data import BatchSampler, SequentialSampler
+
+from ..data.buckets import BucketBatchSampler
+from ..data.shares import DistributedBatchSampler
 from ..distributed import Processes
+
+
+def in_dataset_order(loader: Any) -> bool:
+    """Returns True if the gathered predictions for `loader` are in the order of its dataset."""
+    sampler: Any = getattr(loader, "batch_sampler", None)
+    if isinstance(sampler, DistributedBatchSampler):
+        sampler = sampler.batches
+    if isinstance(sampler, BucketBatchSampler):
+        return not sampler.shuffle  # the evaluation puts their rows back
+    return type(sampler) is BatchSampler and type(sampler.sampler) is SequentialSampler
 
 
 def watching_for_last(batches: Iterable[Any], state: Any) -> Iterator[Any]:

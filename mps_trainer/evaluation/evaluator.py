@@ -25,7 +25,7 @@ from ..guards.out_of_memory import DeviceOutOfMemoryError, RunDescription, expla
 from ..model import quantized
 from ..random_state import rng_state, set_rng
 from ..training_args import TrainingArguments
-from .batches import in_step, watching_for_last
+from .batches import in_dataset_order, in_step, watching_for_last
 from .metrics import named_metrics
 from .predictions import Predictions
 
@@ -47,6 +47,8 @@ class Evaluator:
         main_input: `inputs -> value` on the device, for metrics that ask for inputs.
         fire: tells the callbacks of an event.
         leave_if_asked: `together`: raises if a signal asks for the end of the run; None outside of one.
+        keep_predictions: `(logits, labels, dataset)`, after an evaluation; the dataset is None where its order is not
+            that of the predictions. None where nobody keeps them.
     """
 
     args: TrainingArguments
@@ -61,6 +63,7 @@ class Evaluator:
     main_input: Callable[[Any], Any]
     fire: Callable[[str], None]
     leave_if_asked: Callable[[bool], None] | None
+    keep_predictions: Callable[[Any, Any, Any], None] | None = None
 
     def run(
         self, loader: Any, description: str, loss_only: bool, ignore_keys: list[str] | None, prefix: str
@@ -102,6 +105,9 @@ class Evaluator:
             kept.put_back(sorted_batches.order())
         if not args.batch_eval_metrics:
             results = self._metrics(kept.losses, kept.predictions, kept.labels, kept.inputs)
+        if self.keep_predictions is not None and description == "Evaluation":
+            dataset = loader.dataset if in_dataset_order(loader) else None
+            self.keep_predictions(kept.predictions, kept.labels, dataset)
         mean_loss = kept.mean_loss(args.logging_nan_inf_filter)
         metrics = named_metrics(results, prefix, mean_loss, self.preparation_time)
         return EvalLoopOutput(predictions=kept.predictions, label_ids=kept.labels, metrics=metrics, num_samples=seen)

@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 import os
-import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from . import figures, summary
 from .curves import Chart, Curve, charts
-from .markup import card, chart_card, document, escape, grid, heading, paragraph, table, without_scripts
+from .markup import card, chart_card, document, escape, grid, heading, key, paragraph, table
+from .page import STEPS
 from .record import RunRecord
-from .summary import LAST_LOSS, TRAINING_LOSS, Table
+from .summary import LOSSES, Table
 from .words import duration, metric_name, number
 
 NOT_KNOWN = "–"
 # arguments that say where a run is, and not what it does
 _OF_NO_MATTER = {"output_dir", "overwrite_output_dir", "resume_from_checkpoint", "logging_dir", "run_name"}
 
+_OF_ONE_RUN = ("command line", "best checkpoint", "begun")
+
 
 def comparison(records: Sequence[RunRecord]) -> str:
     """Returns the page as text."""
-    drawn: dict[str, Any] = {}
     body = (
         f"<header>\n<h1>{len(records)} runs</h1>\n{_keys(records)}</header>\n"
         + heading("Final metrics")
         + card(table(metric_table(records)))
-        + _curves(records, drawn)
+        + _curves(records)
         + _differences(records)
         + "<footer>Made by <code>mps-trainer report</code> from the folders of the runs.</footer>\n"
     )
-    return document(f"{len(records)} runs compared", body, drawn)
+    return document(f"{len(records)} runs compared", body)
 
 
 def told_apart(records: Sequence[RunRecord], folders: Sequence[str]) -> None:
@@ -52,8 +52,9 @@ def _keys(records: Sequence[RunRecord]) -> str:
     lines = []
     for position, record in enumerate(records):
         _, _, sentence = summary.outcome(record)
-        key = f'<span class="key" style="border-color:{figures.color(position)}"></span>'
-        lines.append(f"<p>{key}<strong>{escape(record.name)}</strong> {escape(sentence)}</p>\n")
+        lines.append(
+            f"<p>{key(figures.color(position))}<strong>{escape(record.name)}</strong> {escape(sentence)}</p>\n"
+        )
     return "".join(lines)
 
 
@@ -61,7 +62,7 @@ def metric_table(records: Sequence[RunRecord]) -> Table:
     """Returns a row for each run, a column for each metric that one of them has, then time and speed."""
     metrics = [summary.final_metrics(record) for record in records]
     names = list(dict.fromkeys(name for found in metrics for name in found))
-    names.sort(key=lambda name: (name in (TRAINING_LOSS, LAST_LOSS), name.endswith("_loss")))
+    names.sort(key=lambda name: (name in LOSSES, name.endswith("_loss")))
     head = ("run", *map(metric_name, names), "steps", "time", "samples/s")
     shown = Table(head, numbers=tuple(range(1, len(head))))
     for record, found in zip(records, metrics, strict=True):
@@ -72,33 +73,30 @@ def metric_table(records: Sequence[RunRecord]) -> Table:
 
 
 def _speed(record: RunRecord) -> str:
-    speed = next((chart.curves[0].values for chart in charts(record) if chart.key == "throughput"), None)
-    return number(statistics.median(speed)) if speed else NOT_KNOWN
+    speed = summary.throughput(record)
+    return NOT_KNOWN if speed is None else number(speed[0])
 
 
-def _curves(records: Sequence[RunRecord], drawn: dict[str, Any]) -> str:
+def _curves(records: Sequence[RunRecord]) -> str:
     """Returns a chart for each measurement, with a line for each run in the colour of its key."""
     together: dict[tuple[str, str], Chart] = {}
     for position, record in enumerate(records):
         for chart in charts(record):
             for curve in chart.curves:
                 title = _title(chart, curve)
-                shared = together.setdefault(
-                    (chart.key, title), Chart(chart.key, title, [], chart.unit, chart.log, chart.from_zero)
-                )
+                shared = together.setdefault((chart.key, title), replace(chart, title=title, curves=[]))
                 shared.log = shared.log and chart.log
                 if not shared.curves or shared.curves[-1].color != position:
                     shared.curves.append(replace(curve, name=record.name, color=position))
     cards = []
     last = figures.last_step(together.values())
     order = {key: place for place, (key, _) in enumerate(together)}
-    for place, (_, chart) in enumerate(sorted(together.items(), key=lambda item: order[item[0][0]])):
-        drawn[f"chart-{place}"] = figures.line_figure(chart, last, labels=False)
-        cards.append(chart_card(f"chart-{place}", chart.title, chart.unit))
+    for _, chart in sorted(together.items(), key=lambda item: order[item[0][0]]):
+        cards.append(chart_card(figures.line_figure(chart, last), chart.title, chart.unit))
     if not cards:
         return ""
-    note = "The runs have the colours that their names have above. Drag across a chart to look closer."
-    return heading("Curves") + without_scripts() + grid(cards) + paragraph(note, "soft")
+    note = f"{STEPS} The runs have the colours that their names have above."
+    return heading("Curves") + grid(cards) + paragraph(note, "soft")
 
 
 def _title(chart: Chart, curve: Curve) -> str:
@@ -135,7 +133,8 @@ def argument_differences(records: Sequence[RunRecord]) -> Table:
 def surrounding_differences(records: Sequence[RunRecord]) -> Table:
     rows: dict[str, list[str]] = {}
     for position, record in enumerate(records):
-        known = {row[0]: row[1] for row in summary.environment_rows(record) if row[0] != "begun"}
+        rows_of_one = [*summary.origin_rows(record), *summary.environment_rows(record)]
+        known = {row[0]: row[1] for row in rows_of_one if row[0] not in _OF_ONE_RUN}
         if (device := summary.device_name(record)) != "":
             known = {"device": device, **known}
         for name, value in known.items():

@@ -18,7 +18,10 @@ _SPEEDS = ("_runtime", "_per_second", "_model_preparation_time")
 
 @dataclass
 class Curve:
-    """One line of a chart: steps ascending, values finite."""
+    """One line of a chart: steps ascending, values finite.
+
+    In a chart over time, `steps` are seconds on the training clock.
+    """
 
     name: str
     steps: list[float] = field(default_factory=list)
@@ -44,24 +47,29 @@ class Chart:
     unit: str = ""  # of the values
     log: bool = False  # a logarithmic axis
     from_zero: bool = False
+    over_time: bool = False
 
 
 def charts(record: RunRecord) -> list[Chart]:
-    """Returns the charts for which the record has values."""
+    """Returns the charts of all that was measured at two steps at least; one point is no curve."""
     found = [
         Chart("loss", "Loss", losses(record)),
         *metric_charts(record),
         Chart("learning_rate", "Learning rate", [logged(record, "learning_rate", "learning rate")], from_zero=True),
         Chart("grad_norm", "Gradient norm", [logged(record, "grad_norm", "gradient norm")]),
-        Chart("throughput", "Throughput", [samples_per_second(record)], "samples/s", from_zero=True),
-        Chart("tokens", "Tokens", [tokens_per_second(record)], "tokens/s", from_zero=True),
-        Chart("memory", "Memory", memory_curves(record), "GiB", from_zero=True),
+        _over_time("throughput", "Throughput", [samples_per_second(record)], "samples/s"),
+        _over_time("tokens", "Tokens", [tokens_per_second(record)], "tokens/s"),
+        _over_time("memory", "Memory", memory_curves(record), "GiB"),
     ]
     for chart in found:
-        chart.curves = [thinned(curve) for curve in chart.curves if curve]
+        chart.curves = [thinned(curve) for curve in chart.curves if len(curve.steps) > 1]
         if chart.key in ("loss", "grad_norm"):
             chart.log = _spans(chart.curves)
     return [chart for chart in found if chart.curves]
+
+
+def _over_time(key: str, title: str, curves: list[Curve], unit: str) -> Chart:
+    return Chart(key, title, curves, unit, from_zero=True, over_time=True)
 
 
 def logged(record: RunRecord, key: str, name: str, marked: bool = False) -> Curve:
@@ -102,8 +110,8 @@ def metric_charts(record: RunRecord) -> list[Chart]:
         for name in metric_names(record)
         if not name.endswith("_loss")
     ]
-    shares = [curve for curve in curves if curve and all(0 <= value <= 1 for value in curve.values)]
-    others = [curve for curve in curves if curve and curve not in shares]
+    shares = [curve for curve in curves if len(curve.steps) > 1 and all(0 <= value <= 1 for value in curve.values)]
+    others = [curve for curve in curves if len(curve.steps) > 1 and curve not in shares]
     charts = [Chart("metrics", "Metrics", shares[:8])] if shares else []
     return charts + [Chart(f"metric-{i}", curve.name, [curve]) for i, curve in enumerate(others[:6])]
 
@@ -128,10 +136,11 @@ def _rates(record: RunRecord, name: str, amount: Callable[[Any, Any], float]) ->
         before: Any = session.marks[0] if session.marks else None
         for after in session.marks[1:]:
             seconds = after[SECONDS] - before[SECONDS] - _evaluating(record.events, before, after)
-            if after[STEP] <= before[STEP] or (seconds < _STRETCH and after is not session.marks[-1]):
+            is_only = after is session.marks[-1] and not curve
+            if after[STEP] <= before[STEP] or (seconds < _STRETCH and not is_only):
                 continue
             if seconds > 0 and (done := amount(before, after)) > 0:
-                curve.steps.append(after[STEP])
+                curve.steps.append(after[SECONDS])
                 curve.values.append(done / seconds)
             before = after
     return curve
@@ -152,20 +161,20 @@ def memory_curves(record: RunRecord) -> list[Curve]:
     for column, name in ((LIVE, f"tensors on {device}"), (HELD, f"held for {device}"), (RESIDENT, "process")):
         curve = Curve(name)
         for mark in (mark for session in record.sessions for mark in session.marks):
-            if mark[column] is not None and (not curve.steps or mark[STEP] > curve.steps[-1]):
-                curve.steps.append(mark[STEP])
+            if mark[column] is not None and (not curve.steps or mark[SECONDS] > curve.steps[-1]):
+                curve.steps.append(mark[SECONDS])
                 curve.values.append(mark[column] / 2**30)
         curves.append(curve)
     return curves
 
 
-def thinned(curve: Curve) -> Curve:
-    """Returns the curve with about SHOWN points: the lowest and the highest of each stretch, to keep spikes."""
+def thinned(curve: Curve, most: int = SHOWN) -> Curve:
+    """Returns the curve with about `most` points: the lowest and the highest of each stretch, to keep spikes."""
     count = len(curve.steps)
-    if count <= SHOWN:
+    if count <= most:
         return curve
     kept = {0, count - 1}
-    width = -(-2 * count // SHOWN)
+    width = -(-2 * count // most)
     for start in range(0, count, width):
         stretch = range(start, min(start + width, count))
         kept |= {min(stretch, key=curve.values.__getitem__), max(stretch, key=curve.values.__getitem__)}

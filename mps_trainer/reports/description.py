@@ -37,6 +37,12 @@ def model_of(model: Any) -> dict[str, Any]:
     return known
 
 
+def classes_of(model: Any) -> dict[int, str]:
+    """Returns the names of the classes of a classifier, {} if it has none."""
+    names = getattr(getattr(model, "config", None), "id2label", None)
+    return dict(names) if isinstance(names, dict) else {}
+
+
 def data_of(args: Any, loader: Any, batch: int) -> dict[str, Any]:
     """Returns facts about batches, and lengths where they are known without going through the examples.
 
@@ -104,6 +110,11 @@ def arguments_of(args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     defaults = {name: shown(name, value) for name, value in defaults.items()}
     changed = {n: [v, defaults.get(n)] for n, v in values.items() if n != "output_dir" and v != defaults.get(n)}
     return values, changed
+
+
+def secrets_of(args: Any) -> list[str]:
+    """Returns the values of the arguments that a report hides."""
+    return [value for name, value in vars(args).items() if _SECRET.search(name) and isinstance(value, str) and value]
 
 
 def shown(name: str, value: Any) -> Any:

@@ -1,169 +1,105 @@
-"""Makes charts into figures of plotly: dictionaries that plotly.js draws in the browser.
-
-A colour is written as the variable of the style sheet that has it, "var(--c0)"; the page puts its value in, anew when
-the reader changes between light and dark.
-"""
+"""Draws charts as SVG with pygal. Colours, lines and fonts are in page.css, so that light and dark need no script."""
 
 from __future__ import annotations
 
-import html
-import itertools
-import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .curves import Chart, Curve
+from ..refusal import as_line
+from .curves import Chart, Curve, thinned
 from .record import Event, RunRecord, Session
+from .words import duration, number
 
-_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 COLORS = 8  # --c0 to --c7
-_DASHES = ("solid", "dash", "dot", "dashdot")  # of runs beyond the colours
+_DASHES = 4  # of runs beyond the colours
 _MARKERS = 40  # points up to which each is marked
-_APART = 0.1  # of the height of a chart, between two labels
-_LEFT, _TOP, _BOTTOM = 52, 10, 36  # pixels
-_LETTER = 6.6  # pixels of the labels' font, about
+_POINTS = 2000  # of a chart: each has a text to point at
+_FEWEST = 60  # points of a curve
+_SIZE = 460, 220  # units, which are pixels at the width of half a page
+_WIDE = 760
+_FONT = 12
+_LONGEST = 80  # characters of a text
+
+Break = tuple[float, float, str]  # step and seconds, and a class of page.css
 
 
-def color(number: int) -> str:
-    return f"var(--c{number % COLORS})"
+def color(place: int) -> str:
+    return f"var(--c{place % COLORS})"
 
 
-def text(words: str) -> str:
-    """Escapes words from a file, so that plotly takes none of them for markup."""
-    return html.escape(words, quote=False)
-
-
-def line_figure(
-    chart: Chart, last_step: float, breaks: Sequence[tuple[float, str]] = (), labels: bool = True
-) -> dict[str, Any]:
-    """Returns the figure of a chart over the steps.
+def line_figure(chart: Chart, last_step: float, breaks: Sequence[Break] = ()) -> str:
+    """Returns the chart over the steps, or over time.
 
     Args:
-        last_step: the end of the axis, the same for all charts of a page.
-        breaks: steps of resumes and faults, each with the colour of its line.
-        labels: writes the name of each curve at its end.
+        last_step: the end of the axis of steps, the same for all charts of a page.
+        breaks: steps of resumes and faults, each drawn as a vertical line.
     """
     low, high = _range(chart)
-    named = labels and len(chart.curves) > 1
-    right = 12 + round(_LETTER * max(len(curve.name) for curve in chart.curves)) if named else 14
-    layout = {
-        **_layout(right=min(right, 130)),
-        "xaxis": _axis(title={"text": "step", "standoff": 6}, **_step_ticks(last_step)),
-        "yaxis": _axis(range=[low, high], **_value_ticks(chart)),
-        "shapes": [_vertical(step, shade) for step, shade in breaks],
-        "hovermode": "x unified" if len(chart.curves) > 1 else "closest",
-    }
-    if named:
-        layout["annotations"] = _end_labels(chart, low, high)
-    return {"data": [_trace(curve, place, chart) for place, curve in enumerate(chart.curves)], "layout": layout}
+    end = last(chart) if chart.over_time else last_step
+    unit, divisor = _unit(end) if chart.over_time else ("", 1.0)
+    drawn = _xy(
+        *_SIZE,
+        range=(low, high),
+        xrange=(0, end / divisor or 1),
+        logarithmic=chart.log,
+        value_formatter=number,
+        x_value_formatter=lambda value: f"{number(value)} {unit}".rstrip(),
+    )
+    if end <= 5 and not chart.over_time:  # no label between two steps
+        drawn.x_labels = list(range(int(end) + 1))
+    classes = []
+    for step, seconds, kind in breaks:
+        place = seconds / divisor if chart.over_time else step
+        drawn.add(None, [(place, low), (place, high)], show_dots=False)
+        classes.append(f"break {kind}")
+    for place, curve in enumerate(chart.curves):
+        number_of_color = place if curve.color is None else curve.color
+        is_marked = curve.marked or len(curve.steps) <= _MARKERS
+        drawn.add(None, _points(chart, curve, divisor), dots_size=2.5 if is_marked else 1.5)
+        dash = f" dash-{number_of_color // COLORS % _DASHES}"
+        classes.append(f"curve color-{number_of_color % COLORS}{dash}{'' if is_marked else ' unmarked'}")
+    return _svg(drawn, chart.title, classes)
 
 
-def _trace(curve: Curve, place: int, chart: Chart) -> dict[str, Any]:
-    number = place if curve.color is None else curve.color
-    few = len(curve.steps) <= _MARKERS
-    point = "%{y:.5~g}" + (f" {chart.unit}" if chart.unit else "")
-    return {
-        "type": "scatter",
-        "mode": "lines+markers" if few or curve.marked else "lines",
-        "name": text(curve.name),
-        "x": curve.steps,
-        "y": [float(f"{value:.6g}") for value in curve.values],
-        "line": {"color": color(number), "width": 2, "dash": _DASHES[number // COLORS % len(_DASHES)]},
-        "marker": {"size": 6 if curve.marked else 4, "color": color(number)},
-        "hovertemplate": point if len(chart.curves) > 1 else f"step %{{x}}<br>{point}<extra></extra>",
-    }
+def _points(chart: Chart, curve: Curve, divisor: float) -> list[dict[str, Any]]:
+    """Returns the points of a curve, each with its text: few enough for a page of moderate size."""
+    curve = thinned(curve, max(_FEWEST, min(_POINTS // 5, _POINTS // len(chart.curves))))
+    name = f"{curve.name}, " if len(chart.curves) > 1 else ""
+    unit = f" {chart.unit}" if chart.unit else ""
+    points = []
+    for step, value in zip(curve.steps, curve.values, strict=True):
+        place = duration(step) if chart.over_time else f"step {number(step)}"
+        label = as_line(f"{name}{place}: {number(value)}{unit}", _LONGEST)
+        points.append({"value": (step / divisor, value), "label": label})
+    return points
 
 
 def _range(chart: Chart) -> tuple[float, float]:
-    """Returns the range of the vertical axis, with some room; exponents of 10 where it is logarithmic."""
+    """Returns the range of the vertical axis, with some room."""
     values = [value for curve in chart.curves for value in curve.values]
     low, high = min(values), max(values)
     if chart.log:
-        low, high = math.log10(low), math.log10(high)
+        return low / 1.2, high * 1.2
     if chart.from_zero:
         low = min(low, 0.0)
     room = 0.06 * (high - low) or abs(high) * 0.1 or 1.0
     return (low if chart.from_zero and low == 0 else low - room), high + room
 
 
-def _end_labels(chart: Chart, low: float, high: float) -> list[dict[str, Any]]:
-    """Returns the name of each curve to the right of its end, none on top of another."""
-    places = []
-    for number, curve in enumerate(chart.curves):
-        value = math.log10(curve.last) if chart.log else curve.last
-        places.append([(value - low) / (high - low), number])
-    places.sort()
-    for below, place in itertools.pairwise(places):
-        place[0] = max(place[0], below[0] + _APART)
-    over = max(places[-1][0] - 1.0, 0.0)
-    for place in places:
-        place[0] -= over  # those that were pushed past the top push the others down
-    return [
-        {
-            "xref": "paper", "yref": "paper", "x": 1, "y": height, "xanchor": "left", "yanchor": "middle", "xshift": 6,
-            "text": text(chart.curves[int(number)].name), "showarrow": False,
-            "font": {"color": color(int(number)), "size": 12},
-        }
-        for height, number in places
-    ]  # fmt: skip
-
-
-def _layout(right: int, left: int = _LEFT, top: int = _TOP) -> dict[str, Any]:
-    return {
-        "autosize": True,
-        "margin": {"l": left, "r": right, "t": top, "b": _BOTTOM},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": {"family": _FONT, "size": 12, "color": "var(--soft)"},
-        "hoverlabel": {"bgcolor": "var(--card)", "bordercolor": "var(--line)", "font": {"color": "var(--text)"}},
-        "showlegend": False,
-    }
-
-
-def _axis(**more: Any) -> dict[str, Any]:
-    return {
-        "gridcolor": "var(--line)",
-        "linecolor": "var(--line)",
-        "zeroline": False,
-        "ticks": "",
-        "nticks": 6,
-        "automargin": False,
-        "fixedrange": False,
-        **more,
-    }
-
-
-def _step_ticks(last: float) -> dict[str, Any]:
-    room = 0.02 * last or 0.5
-    ticks: dict[str, Any] = {"range": [-room, last + room], "tickformat": "~s" if last >= 10_000 else ",d"}
-    return ticks | {"dtick": 1} if last <= 5 else ticks  # no tick between two steps
-
-
 def last_step(charts: Iterable[Chart]) -> float:
-    return max((curve.steps[-1] for chart in charts for curve in chart.curves), default=0)
+    """Returns the end of the axis of steps."""
+    return max((last(chart) for chart in charts if not chart.over_time), default=0)
 
 
-def _value_ticks(chart: Chart) -> dict[str, Any]:
-    if chart.log:
-        return {"type": "log", "dtick": 1, "tickformat": "~g"}
-    largest = max(abs(value) for curve in chart.curves for value in curve.values)
-    if 0 < largest < 1e-2:
-        return {"exponentformat": "e", "minexponent": 2}
-    return {"tickformat": "~s" if largest >= 10_000 else "~g"}
+def last(chart: Chart) -> float:
+    return max(curve.steps[-1] for curve in chart.curves)
 
 
-def _vertical(step: float, shade: str) -> dict[str, Any]:
-    return {
-        "type": "line", "xref": "x", "yref": "paper", "x0": step, "x1": step, "y0": 0, "y1": 1,
-        "line": {"color": shade, "width": 1.5, "dash": "dot"}, "layer": "below",
-    }  # fmt: skip
-
-
-def breaks_of(record: RunRecord) -> list[tuple[float, str]]:
-    """Returns the steps of resumes and faults, each with its colour."""
-    shades = {"resume": "var(--soft)", "fault": "var(--bad)", "stop": "var(--soft)"}
-    found = {(event.step, shades[event.kind]) for event in record.events if event.kind in shades}
-    return sorted(found)
+def breaks_of(record: RunRecord) -> list[Break]:
+    """Returns the places of resumes and faults."""
+    kinds = {"resume": "soft", "fault": "bad", "stop": "soft"}
+    return sorted({(event.step, event.seconds, kinds[event.kind]) for event in record.events if event.kind in kinds})
 
 
 # The time line
@@ -171,33 +107,40 @@ def breaks_of(record: RunRecord) -> list[tuple[float, str]]:
 _LANES = ("training", "evaluations", "checkpoints", "faults")
 
 
-def time_line(record: RunRecord) -> dict[str, Any] | None:
+def time_line(record: RunRecord) -> str | None:
     """Returns the events over time, one lane for each kind; None for a record without times."""
     if not record.sessions or not record.seconds:
         return None
     unit, divisor = _unit(record.seconds)
     lanes = [lane for lane in _LANES if lane == "training" or any(_lane(event) == lane for event in record.events)]
-    traces = [_session_trace(session, divisor) for session in record.sessions]
-    for lane in lanes[1:]:
-        traces.append(_event_trace([e for e in record.events if _lane(e) == lane], lane, divisor))
-    end = record.seconds / divisor
-    layout = {
-        **_layout(right=14, left=88),
-        "xaxis": _axis(title={"text": unit, "standoff": 6}, range=[-0.02 * end, 1.02 * end], tickformat="~g"),
-        "yaxis": _axis(
-            type="category", categoryorder="array", categoryarray=list(reversed(lanes)), fixedrange=True,
-            showgrid=False, range=[-0.6, len(lanes) - 0.4], tickmode="array", tickvals=lanes,
-        ),
-        "hovermode": "closest",
-        "barmode": "overlay",
-    }  # fmt: skip
-    return {"data": traces, "layout": layout}
+    heights = {lane: len(lanes) - place for place, lane in enumerate(lanes)}
+    drawn = _xy(
+        _WIDE,
+        60 + 24 * len(lanes),
+        range=(0.5, len(lanes) + 0.5),
+        xrange=(0, record.seconds / divisor),
+        x_value_formatter=lambda value: f"{number(value)} {unit}",
+        y_labels=[{"label": lane, "value": heights[lane]} for lane in lanes],
+    )
+    classes = []
+    for session in record.sessions:
+        drawn.add(None, _session_points(session, divisor, heights["training"]), dots_size=4)
+        classes.append("session color-0")
+    for place, lane in enumerate(lanes[1:], start=1):
+        events = [event for event in record.events if _lane(event) == lane]
+        points = [
+            {"value": (event.seconds / divisor, heights[lane]), "label": _event_text(event)}
+            for event in events[-_POINTS // 4 :]
+        ]
+        drawn.add(None, points, stroke=False, dots_size=4)
+        classes.append("faults" if lane == "faults" else f"color-{place}")
+    return _svg(drawn, "Time line", classes)
 
 
 def _unit(seconds: float) -> tuple[str, float]:
     if seconds < 180:
-        return "seconds", 1.0
-    return ("minutes", 60.0) if seconds < 10_800 else ("hours", 3600.0)
+        return "s", 1.0
+    return ("min", 60.0) if seconds < 10_800 else ("h", 3600.0)
 
 
 def _lane(event: Event) -> str | None:
@@ -205,65 +148,95 @@ def _lane(event: Event) -> str | None:
     return "faults" if event.kind in ("fault", "stop", "warning") else kinds.get(event.kind)
 
 
-def _session_trace(session: Session, divisor: float) -> dict[str, Any]:
-    ends = [session.offset / divisor, (session.offset + session.seconds) / divisor]
-    steps = [f"from step {session.first_step:,}", "to here"]
-    return {
-        "type": "scatter", "mode": "lines+markers", "x": ends, "y": ["training", "training"], "text": steps,
-        "line": {"color": "var(--c0)", "width": 8}, "hovertemplate": "training %{text}<extra></extra>",
-        "marker": {"symbol": "line-ns", "size": 14, "line": {"width": 2, "color": "var(--c0)"}},
-    }  # fmt: skip
+def _session_points(session: Session, divisor: float, height: int) -> list[dict[str, Any]]:
+    begin, end = session.offset / divisor, (session.offset + session.seconds) / divisor
+    return [
+        {"value": (begin, height), "label": f"training from step {number(session.first_step)}"},
+        {"value": (end, height), "label": "training to here"},
+    ]
 
 
-_SHADES = {"evaluations": "var(--c1)", "checkpoints": "var(--c2)", "faults": "var(--bad)"}
-_SYMBOLS = {"evaluations": "circle", "checkpoints": "diamond", "faults": "x"}
-
-
-def _event_trace(events: list[Event], lane: str, divisor: float) -> dict[str, Any]:
-    words = [text(" ".join(f"step {event.step:,} {event.kind} {_short(event.text)}".split())) for event in events]
-    return {
-        "type": "scatter", "mode": "markers", "x": [event.seconds / divisor for event in events],
-        "y": [lane] * len(events), "text": words, "hovertemplate": "%{text}<extra></extra>",
-        "marker": {"symbol": _SYMBOLS[lane], "size": 9, "color": _SHADES[lane]},
-    }  # fmt: skip
-
-
-def _short(words: str) -> str:
-    return words if len(words) <= 60 else f"{words[:59]}…"
+def _event_text(event: Event) -> str:
+    return as_line(f"step {number(event.step)} {event.kind} {event.text}", _LONGEST)
 
 
 # Padding
 
 
-def padding_figure(padded: list[dict[str, int]]) -> dict[str, Any] | None:
+def padding_figure(padded: list[dict[str, int]]) -> str:
     """Returns the tokens of an epoch by padded length, real ones and padding."""
-    if not padded:
-        return None
-    lengths = [str(entry["length"]) for entry in padded]
+    import pygal
+
+    drawn = pygal.StackedBar(
+        **_settings(*_SIZE), value_formatter=number, x_labels=[number(entry["length"]) for entry in padded]
+    )
     real = [entry["real"] for entry in padded]
-    rest = [entry["tokens"] - entry["real"] for entry in padded]
-    layout = {
-        **_layout(right=14, top=34),
-        "xaxis": _axis(title={"text": "padded to, tokens", "standoff": 6}, type="category", showgrid=False),
-        "yaxis": _axis(tickformat="~s"),
-        "barmode": "stack",
-        "bargap": 0.35,
-        "showlegend": True,
-        "legend": {
-            "orientation": "h",
-            "traceorder": "normal",
-            "x": 0,
-            "y": 1.02,
-            "yanchor": "bottom",
-            "font": {"color": "var(--text)"},
-        },
-    }
-    bars = (("real tokens", real, "var(--c0)"), ("padding", rest, "var(--faint)"))
+    for name, values in (("real", real), ("padding", [entry["tokens"] - entry["real"] for entry in padded])):
+        drawn.add(None, [{"value": value, "label": f"{number(value)} {name} tokens"} for value in values])
+    return _svg(drawn, "Tokens of an epoch", ["color-0", "padding"])
+
+
+# pygal
+
+
+def _xy(width: int, height: int, **more: Any) -> Any:
+    import pygal
+
+    return pygal.XY(**_settings(width, height), **more)
+
+
+def _settings(width: int, height: int) -> dict[str, Any]:
+    from pygal.style import Style
+
+    # its own scripts and styles, one of them from the network, stay out
     return {
-        "data": [
-            {"type": "bar", "name": name, "x": lengths, "y": values, "marker": {"color": shade},
-             "hovertemplate": f"%{{y:,}} {name}<extra></extra>"}
-            for name, values, shade in bars
-        ],
-        "layout": layout,
-    }  # fmt: skip
+        "js": [],
+        "css": [],
+        "style": Style(label_font_size=_FONT, major_label_font_size=_FONT, font_family="system-ui"),
+        "disable_xml_declaration": True,
+        "width": width,
+        "height": height,
+        "margin": 4,
+        "margin_right": 14,
+        "show_legend": False,
+        "show_x_guides": False,
+        "min_scale": 3,
+        "max_scale": 6,
+        "truncate_label": -1,
+    }
+
+
+def _svg(drawn: Any, title: str, classes: Sequence[str]) -> str:
+    """Returns the chart as an SVG element, with the classes of page.css for its series."""
+    drawn.add_xml_filter(lambda root: _slim(root, title, classes))
+    text: str = drawn.render(is_unicode=True)
+    return text
+
+
+_FRACTION = re.compile(r"-?\d+\.\d+")
+_PLACES = ("d", "cx", "cy", "x", "y", "width", "height", "transform")
+_NOT_SHOWN = ("tooltip-overlay", "text-overlay")
+
+
+def _slim(root: Any, title: str, classes: Sequence[str]) -> Any:
+    """Leaves what page.css and page.js use: shapes with the classes of their series, and a text for each point."""
+    for parent in [element for element in root.iter() if element.tag in ("svg", "g")]:
+        labels = [child.text for child in parent if child.get("class") == "label"]
+        for child in list(parent):
+            kind = child.get("class") or ""
+            if child.tag not in ("svg", "g", "path", "rect", "circle", "text") or kind.endswith(_NOT_SHOWN):
+                parent.remove(child)
+            elif labels and child.tag in ("circle", "rect"):
+                words = child.makeelement("title", {})
+                words.text = labels[0]
+                child.append(words)
+    for element in root.iter():
+        for name in _PLACES:
+            if (value := element.get(name)) is not None:
+                element.set(name, _FRACTION.sub(lambda found: f"{float(found[0]):.1f}", value))
+        found = re.match(r"series serie-(\d+) ", element.get("class") or "")
+        if found is not None:
+            element.set("class", f"series {classes[int(found[1])]}")
+    del root.attrib["id"]
+    root.attrib.update({"role": "img", "aria-label": as_line(title, _LONGEST)})
+    return root

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import html
 import importlib.resources
-import json
+import itertools
 from collections.abc import Sequence
-from typing import Any
 
 from ..version import __version__
 from .record import GENERATOR
@@ -20,33 +19,21 @@ def escape(words: str) -> str:
     return html.escape(words, quote=True)
 
 
-def document(title: str, body: str, figures: dict[str, Any]) -> str:
-    """Returns a whole page with style, scripts and figures by the id of their places in `body`."""
-    from plotly.offline import get_plotlyjs
-
-    scripts = ""
-    if figures:
-        scripts = (
-            f'<script type="application/json" id="charts">{as_json(figures)}</script>\n'
-            f"<script>{get_plotlyjs()}</script>\n<script>{_file('page.js')}</script>\n"
-        )
+def document(title: str, body: str, reload_after: int = 0) -> str:
+    """Returns a whole page with style and script, which an open browser loads again after some seconds."""
+    again = f' data-reload="{reload_after}"' if reload_after else ""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta name="generator" content="{GENERATOR} {__version__}">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{_file('page.css')}</style>\n</head>\n<body>\n<main>\n"
-        f"{body}</main>\n{scripts}</body>\n</html>\n"
+        f"<title>{escape(title)}</title>\n<style>\n{_file('page.css')}</style>\n</head>\n<body{again}>\n<main>\n"
+        f"{body}</main>\n<script>\n{_file('page.js')}</script>\n</body>\n</html>\n"
     )
 
 
 def _file(name: str) -> str:
     return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-def as_json(value: Any) -> str:
-    """Returns JSON for a script element, which `<` could end."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def heading(words: str) -> str:
@@ -70,14 +57,20 @@ def tile_row(tiles: Sequence[Tile]) -> str:
     return f'<dl class="tiles">\n{"".join(entries)}</dl>\n' if tiles else ""
 
 
-def chart_card(key: str, title: str, unit: str = "", low: bool = False, note: str = "") -> str:
-    """Returns the place of a figure."""
-    aside = f' <span class="soft">{escape(unit)}</span>' if unit else ""
-    kind = "chart low" if low else "chart"
-    return (
-        f'<section class="card"><h3>{escape(title)}{aside}</h3>\n<div class="{kind}" id="{key}"></div>\n'
-        f"{paragraph(note, 'soft')}</section>\n"
-    )
+def chart_card(figure: str, title: str, unit: str = "", keys: Sequence[tuple[str, str]] = (), note: str = "") -> str:
+    """Returns a chart, which is SVG, below its title and the names of its curves with their colours."""
+    names = "".join(f'<span class="name">{key(color)}{escape(name)}</span>' for name, color in keys)
+    legend = f'<p class="soft">{names}</p>\n' if names else ""
+    return titled_card(title, unit, f'{legend}<div class="chart">{figure}</div>\n{paragraph(note, "soft")}')
+
+
+def titled_card(title: str, aside: str, inside: str) -> str:
+    more = f' <span class="soft">{escape(aside)}</span>' if aside else ""
+    return f'<section class="card"><h3>{escape(title)}{more}</h3>\n{inside}</section>\n'
+
+
+def key(color: str) -> str:
+    return f'<span class="key" style="border-color:{color}"></span>'
 
 
 def grid(cards: Sequence[str]) -> str:
@@ -88,14 +81,24 @@ def card(inside: str) -> str:
     return f'<section class="card">\n{inside}</section>\n' if inside else ""
 
 
-def table(shown: Table, kind: str = "") -> str:
-    """Returns a table that scrolls where it is wider than the page. `kind="narrow"` keeps number columns small."""
+def table(shown: Table, kind: str = "", shares: Sequence[Sequence[float]] = ()) -> str:
+    """Returns a table that scrolls where it is wider than the page.
 
-    def cell(tag: str, column: int, words: str) -> str:
-        return f"<{tag}{_class('number' if column in shown.numbers else '')}>{escape(words)}</{tag}>"
+    Args:
+        kind: "narrow" keeps number columns small.
+        shares: of each cell, between 0 and 1, which colours it.
+    """
+
+    def cell(tag: str, column: int, words: str, share: float = 0.0) -> str:
+        shade = f' style="--share:{100 * share:.0f}%"' if share else ""
+        return f"<{tag}{_class('number' if column in shown.numbers else '')}{shade}>{escape(words)}</{tag}>"
+
+    def line(row: Row, of_row: Sequence[float]) -> str:
+        pairs = itertools.zip_longest(row, of_row[: len(row)], fillvalue=0.0)
+        return "".join(cell("td", column, str(words), share) for column, (words, share) in enumerate(pairs))
 
     head = "".join(cell("th", column, words) for column, words in enumerate(shown.head))
-    rows = ("".join(cell("td", column, words) for column, words in enumerate(row)) for row in shown.rows)
+    rows = (line(row, of_row) for row, of_row in itertools.zip_longest(shown.rows, shares, fillvalue=()))
     body = "".join(f"<tr>{row}</tr>\n" for row in rows)
     inside = f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>"
     return f'<div class="scroll"><table{_class(kind)}>\n{inside}</table></div>\n'
@@ -108,11 +111,6 @@ def facts(rows: Sequence[Row]) -> str:
         for name, *cells in rows
     )
     return f'<table class="facts"><tbody>\n{"".join(lines)}</tbody></table>\n' if rows else ""
-
-
-def without_scripts() -> str:
-    words = "The charts need JavaScript, which is in this file; the tables do not."
-    return f'<noscript><p class="soft">{words}</p></noscript>\n'
 
 
 def _class(name: str) -> str:

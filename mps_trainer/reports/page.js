@@ -1,34 +1,50 @@
 (function () {
   "use strict";
-  var charts = JSON.parse(document.getElementById("charts").textContent);
-  var touch = matchMedia("(pointer: coarse)").matches;
+  var seconds = Number(document.body.dataset.reload); // of a run that goes on
+  if (seconds) { setTimeout(function () { location.reload(); }, 1000 * seconds); }
 
-  // "var(--c0)" becomes the colour that the style sheet has for it now
-  function themed(value, styles) {
-    if (typeof value === "string") {
-      var name = /^var\((--[\w-]+)\)$/.exec(value);
-      return name ? styles.getPropertyValue(name[1]).trim() : value;
-    }
-    if (Array.isArray(value)) {
-      return value.map(function (entry) { return themed(entry, styles); });
-    }
-    if (value && typeof value === "object") {
-      var copy = {};
-      Object.keys(value).forEach(function (key) { copy[key] = themed(value[key], styles); });
-      return copy;
-    }
-    return value;
-  }
+  var tip = document.createElement("div");
+  tip.className = "tip";
+  document.body.appendChild(tip);
 
-  function draw() {
-    var styles = getComputedStyle(document.documentElement);
-    Object.keys(charts).forEach(function (id) {
-      var figure = themed(charts[id], styles);
-      figure.layout.dragmode = touch ? false : "zoom";
-      Plotly.react(id, figure.data, figure.layout, { displayModeBar: false, responsive: true });
+  // the texts of the points, which the browser would show late, and only on the point itself
+  function textsOf(chart) {
+    return Array.from(chart.querySelectorAll("title")).map(function (title) {
+      var shape = title.parentNode, box = shape.getBBox();
+      title.remove();
+      return { shape: shape, x: box.x + box.width / 2, y: box.y + box.height / 2, text: title.textContent };
     });
   }
 
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
-  draw();
+  document.querySelectorAll(".chart svg").forEach(function (chart) {
+    var points = textsOf(chart);
+    var near = null;
+
+    function show(point, event) {
+      if (near) { near.shape.classList.remove("near"); }
+      near = point;
+      tip.style.display = point ? "block" : "none";
+      if (!point) { return; }
+      point.shape.classList.add("near");
+      tip.textContent = point.text;
+      tip.style.left = Math.max(Math.min(event.pageX + 14, innerWidth - tip.offsetWidth - 8), 4) + "px";
+      tip.style.top = event.pageY + 14 + "px";
+    }
+
+    function look(event) {
+      var nearest = null, least = Infinity;
+      if (!points.length) { return; }
+      var screen = points[0].shape.getScreenCTM().inverse();
+      var at = new DOMPoint(event.clientX, event.clientY).matrixTransform(screen);
+      points.forEach(function (point) {
+        var away = Math.abs(at.x - point.x) + Math.abs(at.y - point.y) / 4;
+        if (away < least) { least = away; nearest = point; }
+      });
+      show(nearest, event);
+    }
+
+    chart.addEventListener("pointermove", look);
+    chart.addEventListener("pointerdown", look);
+    chart.addEventListener("pointerleave", function () { show(null); });
+  });
 })();

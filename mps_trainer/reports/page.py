@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from . import figures, summary
+from . import figures, results, summary
 from .curves import Chart, charts
 from .markup import (
     badge,
@@ -18,112 +16,137 @@ from .markup import (
     paragraph,
     table,
     tile_row,
-    without_scripts,
+    titled_card,
 )
 from .record import NAME, RunRecord
+from .summary import Table
 from .words import date
 
+STEPS = "The horizontal axis counts steps; for throughput, tokens and memory it is the time of training."
 
-def page(record: RunRecord) -> str:
-    """Returns the page as text."""
-    drawn: dict[str, Any] = {}
+
+def page(record: RunRecord, reload_after: int = 0) -> str:
+    """Returns the page as text.
+
+    Args:
+        reload_after: seconds after which an open page loads itself again; 0 for a run that has ended.
+    """
     body = (
-        _head(record)
-        + _curves(record, drawn)
-        + _time_line(record, drawn)
-        + _shapes(record, drawn)
+        _head(record, reload_after)
+        + _evaluation(record)
+        + _curves(record)
+        + _classification(record)
+        + _section("Run", facts(summary.origin_rows(record)))
+        + _time_line(record)
+        + _shapes(record)
         + _fallbacks(record)
         + _device(record)
         + _arguments(record)
         + _environment(record)
         + _foot(record)
     )
-    return document(f"{record.name}: training run", body, drawn)
+    return document(f"{record.name}: training run", body, reload_after)
 
 
-def _head(record: RunRecord) -> str:
+def _head(record: RunRecord, reload_after: int) -> str:
     word, tone, sentence = summary.outcome(record)
+    word = "running" if reload_after else word
     return (
         f"<header>\n<h1>{escape(record.name)}</h1>\n<p>{badge(word, tone)}{escape(sentence)}</p>\n</header>\n"
         f"{tile_row(summary.tiles(record))}"
     )
 
 
-def _curves(record: RunRecord, drawn: dict[str, Any]) -> str:
+def _section(title: str, inside: str) -> str:
+    """Returns a heading and a card; nothing without content."""
+    return heading(title) + card(inside) if inside else ""
+
+
+def _table(shown: Table, kind: str = "") -> str:
+    return table(shown, kind) if shown.rows else ""
+
+
+def _evaluation(record: RunRecord) -> str:
+    return _section("Evaluation", _table(results.evaluation_table(record)))
+
+
+def _classification(record: RunRecord) -> str:
+    text = results.classification_text(record)
+    if not text:
+        return ""
+    confusion, shares = results.confusion_table(record)
+    mistakes = results.mistake_table(record)
+    parts = [heading("Classification"), paragraph(text)]
+    if confusion.rows:
+        parts.append(
+            titled_card("Confusion matrix", "labels in rows, predictions in columns", table(confusion, "", shares))
+        )
+    if mistakes.rows:
+        parts.append(titled_card("Mistakes", "the most confident ones first", table(mistakes)))
+    return "".join(parts)
+
+
+def _curves(record: RunRecord) -> str:
     found = charts(record)
     if not found:
-        return heading("Curves") + card(paragraph("Nothing was logged. `logging_steps` says how often that is done."))
+        return ""
     breaks, last, cards = figures.breaks_of(record), figures.last_step(found), []
     for chart in found:
-        key = f"chart-{chart.key}"
-        drawn[key] = figures.line_figure(chart, last, breaks)
-        cards.append(chart_card(key, chart.title, _aside(chart)))
-    return heading("Curves") + without_scripts() + grid(cards) + paragraph(_legend(breaks), "soft")
+        keys = [(curve.name, figures.color(place)) for place, curve in enumerate(chart.curves)]
+        figure = figures.line_figure(chart, last, breaks)
+        cards.append(chart_card(figure, chart.title, _aside(chart), keys if len(keys) > 1 else ()))
+    note = " Dotted lines: where the run stopped, failed or was resumed." if breaks else ""
+    return heading("Curves") + grid(cards) + paragraph(STEPS + note, "soft")
 
 
 def _aside(chart: Chart) -> str:
-    """Returns unit and axis of a chart, and the name of a single curve, which has none at its end."""
+    """Returns unit and axis of a chart, and the name of a single curve."""
     alone = [chart.curves[0].name] if len(chart.curves) == 1 and chart.key in ("loss", "metrics", "memory") else []
     return ", ".join([*alone, *([chart.unit] if chart.unit else []), *(["logarithmic"] if chart.log else [])])
 
 
-def _legend(breaks: list[tuple[float, str]]) -> str:
-    lines = "Dotted lines: where the run stopped, failed or was resumed. " if breaks else ""
-    return f"{lines}Drag across a chart to look closer; a double click goes back."
-
-
-def _time_line(record: RunRecord, drawn: dict[str, Any]) -> str:
+def _time_line(record: RunRecord) -> str:
     figure = figures.time_line(record)
     if figure is None:
-        return heading("Time line") + card(paragraph(f"{record.source} has no times: it says what, and not when."))
-    drawn["time-line"] = figure
+        return ""
     note = summary.counts_of_events(record)
     if len(record.sessions) > 1:
         note += " The clock stands still between two sessions of a run."
     return (
         heading("Time line")
-        + chart_card("time-line", "What happened when", low=True, note=note)
-        + card(table(summary.event_table(record), "narrow"))
+        + chart_card(figure, "What happened when", note=note)
+        + card(_table(summary.event_table(record), "narrow"))
     )
 
 
-def _shapes(record: RunRecord, drawn: dict[str, Any]) -> str:
+def _shapes(record: RunRecord) -> str:
     rows = summary.shape_rows(record)
     if not rows:
         return ""
     parts = [card(facts(rows))]
     padded = summary.padding_table(record)
     if padded.rows:
-        drawn["padding"] = figures.padding_figure(record.data["padded"])
-        parts.append(grid([chart_card("padding", "Tokens of an epoch", "by padded length"), card(table(padded))]))
+        keys = [("real tokens", "var(--c0)"), ("padding", "var(--faint)")]
+        figure = figures.padding_figure(record.data["padded"])
+        parts.append(grid([chart_card(figure, "Tokens of an epoch", "by padded length", keys), card(table(padded))]))
     return heading("Shapes and padding") + "".join(parts)
 
 
 def _fallbacks(record: RunRecord) -> str:
     sentence, operators = summary.fallback_table(record)
-    inside = paragraph(sentence) + (table(operators) if operators.rows else "")
-    return heading("Operators that fell back to the CPU") + card(inside)
+    return _section("Operators that fell back to the CPU", paragraph(sentence) + _table(operators))
 
 
 def _device(record: RunRecord) -> str:
-    rows = summary.device_rows(record)
-    return heading("Device") + card(facts(rows) if rows else paragraph(f"{record.source} does not tell."))
+    return _section("Device", facts(summary.device_rows(record)))
 
 
 def _arguments(record: RunRecord) -> str:
-    shown = summary.argument_table(record)
-    if not record.arguments:
-        inside = paragraph(f"{record.source} has none.")
-    elif not shown.rows:
-        inside = paragraph("All arguments have their defaults.")
-    else:
-        inside = table(shown)
-    return heading("Arguments that differ from their defaults") + card(inside)
+    return _section("Arguments that differ from their defaults", _table(summary.argument_table(record)))
 
 
 def _environment(record: RunRecord) -> str:
-    rows = summary.environment_rows(record)
-    return heading("Environment") + card(facts(rows) if rows else paragraph(f"{record.source} does not tell."))
+    return _section("Environment", facts(summary.environment_rows(record)))
 
 
 def _foot(record: RunRecord) -> str:

@@ -66,6 +66,8 @@ class RunRecord:
     device: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
+    origin: dict[str, Any] = field(default_factory=dict)
+    classification: dict[str, Any] = field(default_factory=dict)
     fallback: dict[str, Any] = field(default_factory=dict)
     arguments: dict[str, Any] = field(default_factory=dict)
     changed: dict[str, Any] = field(default_factory=dict)  # argument -> [its value, the default]
@@ -125,10 +127,13 @@ _KINDS: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("batch", "batch_per_device", "accumulation", "processes", "examples"), _NUMBER),
         **{"sampling": str, "buckets": list, "padded": list, "lengths": dict},
     },
+    "origin": dict.fromkeys(("command", "commit", "dataset", "base_model"), str),
+    "classification": {"classes": list, "confusion": list, "mistakes": list, "examples": _NUMBER, "wrong": _NUMBER},
     "fallback": {"text": str, "operators": list, "shapes": _NUMBER},
     "environment": {"packages": dict, "environment": dict, "memory_bytes": _NUMBER, "chip": str, "model": str},
 }
 _ROWS = {"rejected": ("name",), "padded": ("length", "batches", "real", "tokens"), "operators": ("name",)}
+_ROWS["mistakes"] = ("label", "predicted", "confidence")
 
 
 def _of_right_kind(part: str, values: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from typing import Any
 
@@ -15,6 +16,7 @@ from ..refusal import as_line
 from ..version import __version__
 from . import description, record
 from .fallbacks import FallbackWatch
+from .origin import origin_of
 from .record import FAILED, FINISHED, RUNNING, STEP, STOPPED, Event, RunRecord, Session
 
 _APART = 0.25  # seconds between two looks at clock and memory, however often is logged
@@ -42,6 +44,7 @@ class Recorder:
         self.folder = folder
         self.state = state
         self._args, self._model, self._loader, self._batch = args, model, loader, batch
+        self.classes = description.classes_of(model)
         self._begun = time.perf_counter()
         self._process = psutil.Process()
         self._apart, self._looked, self._saved = _APART, 0.0, -_SAVED_APART
@@ -51,6 +54,13 @@ class Recorder:
         earlier = _earlier(resumed_from, state.global_step) if resumed_from is not None else None
         self.record = earlier or RunRecord("", {})
         self.record.name = description.name_of(args, folder)
+        self.record.origin = origin_of(
+            sys.orig_argv,
+            os.curdir,
+            getattr(loader, "dataset", None),
+            getattr(model, "config", None),
+            description.secrets_of(args),
+        )
         self.session = Session(state.global_step, self.record.seconds, time.time())
         self.record.sessions.append(self.session)
         self._set_outcome(RUNNING, "")
@@ -193,5 +203,5 @@ def _earlier(resumed_from: str, step: int) -> RunRecord | None:
     for session in found.sessions:
         session.marks = [mark for mark in session.marks if (mark[STEP] or 0) <= step]
     found.events = [event for event in found.events if event.kind in _LASTING or event.step <= step]
-    found.best = {}
+    found.best, found.classification = {}, {}
     return found

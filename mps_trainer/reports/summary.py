@@ -18,7 +18,8 @@ Row = tuple[str, ...]
 GOOD, BAD, NEUTRAL = "good", "bad", "neutral"
 _SHOWN_OPERATORS = 30
 WHOLE_RUN = "train_samples_per_second"
-TRAINING_LOSS, LAST_LOSS = "training loss", "last logged loss"
+TRAINING_LOSS, MEAN_LOSS = "training loss", "mean training loss"
+LOSSES = (TRAINING_LOSS, MEAN_LOSS)
 
 
 @dataclass
@@ -66,39 +67,51 @@ def _on(record: RunRecord) -> str:
 
 
 def final_metrics(record: RunRecord) -> dict[str, float]:
-    """Returns the last value of each metric, and the training loss: of the whole run where it is known."""
-    found: dict[str, float] = {}
-    for name in curves.metric_names(record):
-        found[name] = next(entry[name] for entry in reversed(record.history) if name in entry)
-    # the mean of a run that has ended; where it has not, what was logged last is something else
-    for name, label in (("train_loss", TRAINING_LOSS), ("loss", LAST_LOSS)):
-        values = [entry[name] for entry in record.history if name in entry]
-        if values:
-            found[label] = values[-1]
-            break
+    """Returns the last value of each metric, and the last training loss; the mean of the run where none was logged."""
+    found = {name: value for name in curves.metric_names(record) if (value := _last(record, name)) is not None}
+    for name, label in (("loss", TRAINING_LOSS), ("train_loss", MEAN_LOSS)):
+        if (value := _last(record, name)) is not None:
+            return {**found, label: value}
     return found
+
+
+def _last(record: RunRecord, name: str) -> float | None:
+    return next((entry[name] for entry in reversed(record.history) if name in entry), None)
+
+
+def throughput(record: RunRecord) -> tuple[float, str] | None:
+    """Returns examples per second, as the last line in the terminal has them, and how they were measured.
+
+    For a run without that line: the median of the rates between two logs.
+    """
+    rates = curves.samples_per_second(record).values
+    median = statistics.median(rates) if rates else None
+    if (whole := _last(record, WHOLE_RUN)) is not None:
+        more = "" if median is None else f"; median between logs {number(median)}"
+        return whole, f"samples/s of the whole run{more}"
+    return None if median is None else (median, "samples/s, median between logs")
 
 
 def tiles(record: RunRecord) -> list[Tile]:
     """Returns the headline: metrics, loss, time, speed and memory."""
     metrics = final_metrics(record)
-    ordered = sorted(metrics, key=lambda name: (name in (TRAINING_LOSS, LAST_LOSS), name.endswith("_loss")))
-    found = [Tile(metric_name(name), number(metrics[name]), _best(record, name)) for name in ordered[:6]]
+    ordered = sorted(metrics, key=lambda name: (name in LOSSES, name.endswith("_loss")))
+    found = [Tile(metric_name(name), number(metrics[name]), _detail(record, name)) for name in ordered[:6]]
     if record.seconds:
         count = len(record.sessions)
         found.append(Tile("training time", duration(record.seconds), f"in {count} sessions" if count > 1 else ""))
-    speed = curves.samples_per_second(record)
-    if speed:
-        found.append(Tile("throughput", number(statistics.median(speed.values)), "samples/s, median"))
-    elif overall := [e[WHOLE_RUN] for e in record.history if WHOLE_RUN in e]:
-        found.append(Tile("throughput", number(overall[0]), "samples/s, whole run"))
+    if (speed := throughput(record)) is not None:
+        found.append(Tile("throughput", number(speed[0]), speed[1]))
     if (memory := _peak(record)) is not None:
         found.append(memory)
     return found
 
 
-def _best(record: RunRecord, name: str) -> str:
-    """Returns the best value and its step for the metric that chooses the best checkpoint, else ""."""
+def _detail(record: RunRecord, name: str) -> str:
+    """Returns the mean for the last training loss, the best value for the metric that chooses the checkpoint."""
+    if name == TRAINING_LOSS:
+        mean = _last(record, "train_loss")
+        return "last logged" + ("" if mean is None else f"; mean of the run {number(mean)}")
     watched = "eval_" + str(record.best.get("name") or "").removeprefix("eval_")
     best, step = record.best.get("metric"), record.best.get("step")
     if name == watched and is_number(best):
@@ -117,6 +130,19 @@ def _peak(record: RunRecord) -> Tile | None:
 
 
 # Sections
+
+
+_ORIGIN = {"command": "command line", "commit": "git commit", "dataset": "dataset", "base_model": "base model"}
+
+
+def origin_rows(record: RunRecord) -> list[Row]:
+    """Returns the origin of the run, and its best checkpoint."""
+    rows: list[Row] = [(label, str(record.origin[name])) for name, label in _ORIGIN.items() if record.origin.get(name)]
+    if checkpoint := record.best.get("checkpoint"):
+        name, metric, step = (record.best.get(key) for key in ("name", "metric", "step"))
+        told = f": {metric_name(name)} {number(metric)}" if name and is_number(metric) else ""
+        rows.append(("best checkpoint", f"{checkpoint}{told}" + (f" at step {number(step)}" if step else "")))
+    return rows
 
 
 def device_rows(record: RunRecord) -> list[Row]:
@@ -217,8 +243,6 @@ def fallback_table(record: RunRecord) -> tuple[str, Table]:
         counts = ("not counted" if entry.get(key) is None else number(entry[key]) for key in ("calls", "shapes"))
         table.rows.append((str(entry.get("name")), *counts))
     more = f" {len(operators) - _SHOWN_OPERATORS} more are not listed." if len(operators) > _SHOWN_OPERATORS else ""
-    if not record.fallback:
-        return f"Not known: {record.source} does not have them.", table
     return str(record.fallback.get("text") or "") + more, table
 
 
@@ -246,7 +270,7 @@ def counts_of_events(record: RunRecord) -> str:
         if count:
             parts.append(f"{count} {kind}" + ("s" if count > 1 else ""))
     if not parts:
-        return "No checkpoint and no evaluation."
+        return ""
     best = record.best.get("checkpoint")
     return " and ".join(parts) + "." + (f" The best checkpoint is {best}." if best else "")
 

@@ -22,7 +22,7 @@ RECORD: dict[str, Any] = {
         {"loss": 0.5, "grad_norm": 1.0, "learning_rate": 3e-5, "epoch": 1.5, "step": 3},
         {"loss": 0.4, "grad_norm": 0.5, "learning_rate": 2e-5, "epoch": 2.0, "step": 4},
         {"eval_loss": 0.6, "eval_accuracy": 0.75, "eval_runtime": 1.0, "epoch": 2.0, "step": 4},
-        {"train_runtime": 8.0, "train_loss": 0.6, "train_samples_per_second": 8.0, "epoch": 2.0, "step": 4},
+        {"train_runtime": 8.0, "train_loss": 0.6, "train_samples_per_second": 8.5, "epoch": 2.0, "step": 4},
     ],
     "sessions": [
         {
@@ -58,6 +58,11 @@ RECORD: dict[str, Any] = {
             {"length": 16, "batches": 2, "real": 100, "tokens": 128},
         ],
         "lengths": {"shortest": 4, "median": 9, "longest": 16, "mean": 9.4},
+    },
+    "origin": {"command": "python train.py", "commit": "0" * 40, "dataset": "glue, mrpc", "base_model": "bert-base"},
+    "classification": {
+        "examples": 16, "wrong": 4, "classes": ["no", "yes"], "confusion": [[7, 1], [3, 5]],
+        "mistakes": [{"row": 3, "text": "two words", "label": "yes", "predicted": "no", "confidence": 0.97}],
     },
     "fallback": {"text": "Counted.", "operators": [{"name": "aten::cumsum", "calls": 3, "shapes": 1}]},
     "arguments": {"output_dir": "out", "learning_rate": 5e-5, "seed": 7},

@@ -48,11 +48,6 @@ quickly = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _without_plotly(monkeypatch):
-    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "")
-
-
 @settings(max_examples=30, **quickly)
 @given(st.data())
 def test_any_edit_of_a_record_is_refused_or_shown(data):

@@ -68,10 +68,10 @@ def test_torch_is_not_loaded_for_it(recorded):
     assert done.stdout.splitlines()[-1] == "False", done.stderr
 
 
-def test_without_plotly_the_remedy_is_told(recorded, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+def test_without_pygal_the_remedy_is_told(recorded, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pygal", None)
     assert main(["report", str(recorded())]) == 2
-    assert "pip install plotly" in capsys.readouterr().err
+    assert "pip install pygal" in capsys.readouterr().err
 
 
 def test_a_run_of_another_release_is_told(recorded, capsys):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import math
+from xml.etree import ElementTree
 
 import pytest
 
-from mps_trainer.reports import curves, figures, summary
+from mps_trainer.reports import curves, figures, results, summary
 from mps_trainer.reports.curves import Chart, Curve
 from mps_trainer.reports.record import Event, RunRecord, thinned
 from mps_trainer.reports.words import duration, number
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def titles(record):
@@ -48,8 +50,17 @@ def test_metrics_of_another_scale_have_charts_of_their_own(record):
 def test_throughput_leaves_out_evaluations_and_what_lies_between_two_sessions(record):
     # 2 steps of 8 examples: in 2 seconds; then in 3 seconds, one of them evaluating
     assert curves.samples_per_second(record).values == [8.0, 8.0]
-    assert curves.samples_per_second(record).steps == [2, 4]
+    assert curves.samples_per_second(record).steps == [2.0, 7.0]  # seconds on the training clock
     assert curves.tokens_per_second(record).values == [80.0, 80.0]
+
+
+def test_a_short_stretch_at_the_end_is_no_rate(record):
+    record.sessions[1].marks.append([6, 7.01, 19300.0, None, None, 2**30])
+    assert curves.samples_per_second(record).values == [8.0, 8.0]
+    record.sessions[1].marks = [[2, 4.0, 0.0, None, None, 1], [4, 4.1, 9.0, None, None, 1]]
+    assert curves.samples_per_second(record).values == [8.0]
+    record.sessions.pop(0)
+    assert curves.samples_per_second(record).values == pytest.approx([160.0])  # all that there is
 
 
 def test_a_device_that_does_not_tell_has_no_curve_of_memory(record):
@@ -74,43 +85,78 @@ def test_a_long_history_keeps_its_evaluations():
     assert short[-1] == history[-1]
 
 
-def test_labels_at_the_ends_of_curves_keep_apart():
-    chart = Chart(
-        "x", "x", [Curve(name, [0, 1], [0, value]) for name, value in (("a", 1.0), ("b", 0.999), ("c", 1.0))]
-    )
-    heights = sorted(label["y"] for label in figures.line_figure(chart, 1)["layout"]["annotations"])
-    assert heights[-1] <= 1.0
-    assert all(b - a >= 0.0999 for a, b in itertools.pairwise(heights))
-
-
 def test_losses_over_many_powers_of_ten_are_shown_on_a_logarithmic_axis(record):
     record.history[0]["loss"] = 900.0
     loss = next(chart for chart in curves.charts(record) if chart.key == "loss")
     assert loss.log
-    assert figures.line_figure(loss, 4)["layout"]["yaxis"]["type"] == "log"
+    assert {"1", "10", "100"} <= set(labels(figures.line_figure(loss, 4), "y"))
 
 
-def test_every_figure_is_one_that_plotly_takes(record):
-    graph_objects = pytest.importorskip("plotly.graph_objects")
-    drawn = [figures.line_figure(chart, 4, figures.breaks_of(record)) for chart in curves.charts(record)]
-    drawn += [figures.time_line(record), figures.padding_figure(record.data["padded"])]
-    for figure in drawn:
-        graph_objects.Figure(with_colors(figure))  # raises for a setting that there is not
+def series(figure):
+    """The class, the number of points and the texts of each series of a figure."""
+    root = ElementTree.fromstring(figure)
+    found = {}
+    for group in root.iter(f"{SVG}g"):
+        if (kind := group.get("class") or "").startswith("series "):
+            texts = [title.text for title in group.iter(f"{SVG}title")]
+            lines = sum(path.get("class") == "line reactive nofill" for path in group.iter(f"{SVG}path"))
+            before = found.get(kind, ([], 0))
+            found[kind] = (before[0] + texts, before[1] + lines)
+    return found
 
 
-def with_colors(value):
-    if isinstance(value, dict):
-        return {key: with_colors(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [with_colors(entry) for entry in value]
-    return "#123456" if isinstance(value, str) and value.startswith("var(") else value
+def labels(figure, axis):
+    root = ElementTree.fromstring(figure)
+    groups = [group for group in root.iter(f"{SVG}g") if f"axis {axis}" in (group.get("class") or "")]
+    return [text.text for group in groups for text in group.iter(f"{SVG}text")]
+
+
+def test_each_curve_of_a_chart_is_a_line_with_a_text_at_each_point(record):
+    loss = curves.charts(record)[0]
+    drawn = series(figures.line_figure(loss, 4, figures.breaks_of(record)))
+    assert drawn["series curve color-0 dash-0"] == (
+        ["training, step 1: 0.9", "training, step 2: 0.7", "training, step 3: 0.5", "training, step 4: 0.4"],
+        1,
+    )
+    assert drawn["series curve color-1 dash-0"] == (["evaluation, step 2: 0.8", "evaluation, step 4: 0.6"], 1)
+    assert drawn["series break soft"] == ([], 1)
+    assert labels(figures.line_figure(loss, 4), "x") == ["0", "1", "2", "3", "4"]
+
+
+def test_a_chart_of_many_long_curves_stays_small():
+    many = [Curve(f"run {number}", list(range(5000)), [float(number)] * 5000, color=number) for number in range(40)]
+    figure = figures.line_figure(Chart("x", "x", many), 5000)
+    assert len(figure) < 500_000
+    assert len(series(figure)) == 32  # eight colours in four dashes
+    assert sum(lines for _, lines in series(figure).values()) == 40
+
+
+def test_throughput_and_memory_are_drawn_over_time(record):
+    record.sessions[0].marks.insert(1, [1, 1.0, 4800.0, None, None, 2**30])
+    throughput, _, memory = (chart for chart in curves.charts(record) if chart.over_time)
+    drawn = figures.line_figure(throughput, 4, figures.breaks_of(record))
+    assert series(drawn)["series curve color-0 dash-0"][0] == [
+        "1.0 s: 8 samples/s",
+        "2.0 s: 8 samples/s",
+        "7.0 s: 8 samples/s",
+    ]
+    assert labels(drawn, "x")[-1].endswith(" s")
+    assert "process" in memory.curves[0].name
+    assert memory.curves[0].steps == [0.0, 1.0, 2.0, 4.0, 7.0]
+
+
+def test_padding_is_drawn_above_the_real_tokens(record):
+    drawn = series(figures.padding_figure(record.data["padded"]))
+    assert drawn["series color-0"][0] == ["50 real tokens", "100 real tokens"]
+    assert drawn["series padding"][0] == ["14 padding tokens", "28 padding tokens"]
 
 
 def test_the_time_line_has_a_lane_for_what_there_was(record):
     figure = figures.time_line(record)
-    assert figure["layout"]["yaxis"]["categoryarray"] == ["faults", "checkpoints", "evaluations", "training"]
+    assert labels(figure, "y") == ["training", "evaluations", "checkpoints", "faults"]
+    assert series(figure)["series faults"][0] == ["step 2 stop by SIGTERM"]
     record.events = [event for event in record.events if event.kind != "checkpoint"]
-    assert figures.time_line(record)["layout"]["yaxis"]["categoryarray"] == ["faults", "evaluations", "training"]
+    assert labels(figures.time_line(record), "y") == ["training", "evaluations", "faults"]
     assert figures.time_line(RunRecord("no times", {})) is None
 
 
@@ -119,11 +165,33 @@ def test_the_headline_has_the_metrics_first(record):
     assert shown == [
         ("accuracy", "0.75", "best 0.75 at step 4"),
         ("evaluation loss", "0.6", ""),
-        ("training loss", "0.6", ""),
+        ("training loss", "0.4", "last logged; mean of the run 0.6"),
         ("training time", "8.0 s", "in 2 sessions"),
-        ("throughput", "8", "samples/s, median"),
+        ("throughput", "8.5", "samples/s of the whole run; median between logs 8"),
         ("peak memory", "2.0 GiB", "of the process, at logs"),
     ]
+
+
+def test_a_run_that_has_not_ended_has_the_median_of_its_throughput(record):
+    record.history.pop()
+    assert summary.throughput(record) == (8.0, "samples/s, median between logs")
+    record.sessions = []
+    assert summary.throughput(record) is None
+
+
+def test_a_run_that_logged_no_loss_shows_the_mean(record):
+    record.history = [entry for entry in record.history if "loss" not in entry]
+    assert summary.final_metrics(record)["mean training loss"] == 0.6
+    assert "training loss" not in summary.final_metrics(record)
+
+
+def test_one_evaluation_is_a_table_and_no_chart(record):
+    assert results.evaluation_table(record).rows == []
+    record.history = [entry for entry in record.history if "eval_loss" not in entry or entry["step"] == 4]
+    rows = [("evaluation loss", "0.6", "4"), ("accuracy", "0.75", "4")]
+    assert results.evaluation_table(record).rows == rows
+    assert "Metrics" not in titles(record)
+    assert [curve.name for curve in curves.charts(record)[0].curves] == ["training"]
 
 
 @pytest.mark.parametrize(
@@ -161,11 +229,11 @@ def test_padding_without_buckets_follows_from_what_was_counted(record):
     assert dict(summary.shape_rows(record))["padding"].startswith("not known")
 
 
-def test_what_fell_back_is_a_table_and_what_is_not_known_is_said(record):
+def test_what_fell_back_is_a_table(record):
     sentence, table = summary.fallback_table(record)
     assert (sentence, table.rows) == ("Counted.", [("aten::cumsum", "3", "1")])
     record.fallback = {}
-    assert summary.fallback_table(record)[0].startswith("Not known")
+    assert summary.fallback_table(record)[0] == ""
 
 
 def test_warnings_and_faults_are_told_and_checkpoints_are_counted(record):

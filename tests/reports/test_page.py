@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from html.parser import HTMLParser
 
 import pytest
 
 from mps_trainer.reports.comparison import argument_differences, comparison, metric_table, told_apart
-from mps_trainer.reports.markup import as_json
 from mps_trainer.reports.page import page
 from mps_trainer.reports.record import RunRecord
 
@@ -76,25 +74,47 @@ def test_markup_in_what_a_file_says_is_inert(data, make):
     assert EVIL in made.text
 
 
-def test_figures_are_json_that_ends_no_script(record):
-    record.name = EVIL
-    text = page(record)
-    figures = re.search(r'<script type="application/json" id="charts">(.*?)</script>', text, re.DOTALL)
-    assert set(json.loads(figures[1])) >= {"chart-loss", "chart-metrics", "time-line", "padding"}
-    assert "<" not in as_json({"</script>": "<!--"})
+def charts_of(text):
+    """The name and the SVG of each chart of a page."""
+    found = re.findall(r'<svg [^>]*aria-label="([^"]*)".*?</svg>', text, re.DOTALL)
+    return dict(zip(found, re.findall(r"<svg .*?</svg>", text, re.DOTALL), strict=True))
 
 
-def test_each_figure_has_its_place(record):
-    text = page(record)
-    figures = json.loads(re.search(r'id="charts">(.*?)</script>', text, re.DOTALL)[1])
-    for key in figures:
-        assert text.count(f'id="{key}"') == 1
+def test_charts_have_no_style_script_or_name_of_their_own(record):
+    found = charts_of(page(record))
+    assert {"Loss", "Metrics", "Throughput", "Memory", "Time line", "Tokens of an epoch"} <= found.keys()
+    for svg in found.values():
+        made = Elements(svg)
+        assert {tag for tag, _ in made.found} <= {"svg", "g", "path", "rect", "circle", "text", "title"}
+        assert not [attributes for _, attributes in made.found if "id" in attributes]
+        assert "pygal" not in made.text
+
+
+def test_a_page_of_a_long_run_is_small(record):
+    steps = range(1, 20_001)
+    record.history = [{"loss": 1 / step, "grad_norm": 1.0, "learning_rate": 1.0, "step": step} for step in steps]
+    record.history += [{"eval_loss": 1.0, "eval_accuracy": 0.5, "step": step} for step in steps]
+    record.sessions[0].marks = [[step, step, 9.0 * step, 2**28, 2**29, 2**30] for step in range(4000)]
+    assert len(page(record).encode()) < 1_500_000
 
 
 def test_a_run_without_anything_has_a_page(record):
-    text = Elements(page(RunRecord("nothing", {}))).text
-    assert "Nothing was logged" in text
-    assert "Not known" in text
+    made = Elements(page(RunRecord("nothing", {})))
+    assert "<h1>nothing</h1>" in page(RunRecord("nothing", {}))
+    assert not [tag for tag, _ in made.found if tag in ("h2", "section", "table")]
+
+
+def test_no_section_is_without_content(record):
+    headings = re.findall(r"<h2>(.*?)</h2>", page(record))
+    assert "Operators that fell back to the CPU" in headings
+    assert "Evaluation" not in headings
+    record.fallback = {"text": "", "operators": [], "complete": True}
+    record.events, record.changed = [], {}
+    made = page(record)
+    assert {"Operators that fell back to the CPU", "Arguments that differ from their defaults"} & {
+        *re.findall(r"<h2>(.*?)</h2>", made)
+    } == set()
+    assert '<section class="card">\n</section>' not in made
 
 
 def test_runs_are_compared_by_metrics_and_by_arguments_that_differ(data):
@@ -103,24 +123,20 @@ def test_runs_are_compared_by_metrics_and_by_arguments_that_differ(data):
     other = RunRecord.from_dict({**data, "name": "other", **changes})
     bare = RunRecord("bare", {"kind": "unknown", "step": 4}, history=first.history)
     table = metric_table([first, other, bare])
-    losses = ("evaluation loss", "training loss", "last logged loss")  # the mean of a whole run, or what there is
-    assert table.head == ("run", "accuracy", *losses, "steps", "time", "samples/s")
-    assert table.rows[0] == ("glue", "0.75", "0.6", "0.6", "–", "4", "8.0 s", "8")
-    assert table.rows[1][:5] == ("other", "0.5", "0.8", "–", "0.7")
-    assert table.rows[2][5:] == ("4", "–", "–")
+    assert table.head == ("run", "accuracy", "evaluation loss", "training loss", "steps", "time", "samples/s")
+    assert table.rows[0] == ("glue", "0.75", "0.6", "0.4", "4", "8.0 s", "8.5")
+    assert table.rows[1] == ("other", "0.5", "0.8", "0.7", "4", "8.0 s", "8")
+    assert table.rows[2][4:] == ("4", "–", "8.5")
     assert argument_differences([first, other, bare]).rows == [("seed", "7", "8", "?")]
-    figures = json.loads(re.search(r'id="charts">(.*?)</script>', comparison([first, other, bare]), re.DOTALL)[1])
-    loss = figures["chart-0"]
-    assert [trace["line"]["color"] for trace in loss["data"]] == ["var(--c0)", "var(--c1)", "var(--c2)"]
+    loss = charts_of(comparison([first, other, bare]))["Training loss"]
+    assert set(re.findall(r"curve (color-\d)", loss)) == {"color-0", "color-1", "color-2"}
 
 
 def test_a_run_without_a_curve_leaves_its_colour_unused(data):
     first = RunRecord("first", {"kind": "unknown", "step": 4}, history=[{"eval_f1": 0.5, "step": 1}])
-    figures = json.loads(
-        re.search(r'id="charts">(.*?)</script>', comparison([first, RunRecord.from_dict(data)]), re.DOTALL)[1]
-    )
-    losses = [figure for figure in figures.values() if figure["data"][0]["y"] == [0.9, 0.7, 0.5, 0.4]]
-    assert losses[0]["data"][0]["line"]["color"] == "var(--c1)"
+    loss = charts_of(comparison([first, RunRecord.from_dict(data)]))["Training loss"]
+    assert "step 1: 0.9" in loss
+    assert set(re.findall(r"curve (color-\d)", loss)) == {"color-1"}
 
 
 def test_runs_of_one_name_are_told_apart_by_their_folders():

@@ -83,8 +83,7 @@ def test_a_damaged_record_is_told_in_a_line(tmp_path, damage):
     assert "\n" not in str(error.value)
 
 
-def test_any_part_of_a_record_may_be_missing_or_of_another_shape(data, monkeypatch):
-    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "")
+def test_any_part_of_a_record_may_be_missing_or_of_another_shape(data):
     from mps_trainer.reports.page import page
 
     for name in data:

@@ -158,6 +158,46 @@ def test_an_evaluation_after_training_is_in_the_report(report_of, tmp_path):
     assert "<dt>accuracy</dt>" in (tmp_path / "run" / PAGE).read_text()
 
 
+class Reads(TrainerCallback):
+    """Keeps the page as it is after each step."""
+
+    def __init__(self, path):
+        self.path, self.pages = path, []
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.pages.append(self.path.read_text() if self.path.exists() else "")
+
+
+def test_an_open_page_loads_itself_again_while_the_run_lasts(make_trainer, tmp_path, monkeypatch):
+    monkeypatch.setattr("mps_trainer.callbacks.run_report._RELOAD", 1e-9)
+    monkeypatch.setattr("mps_trainer.callbacks.run_report._COST", 0)
+    reads = Reads(tmp_path / "run" / PAGE)
+    make_trainer({"callbacks": [reads]}, report=True, max_steps=4, logging_steps=1).train()
+    assert "1 of 4 steps" in reads.pages[1]
+    assert "3 of 4 steps" in reads.pages[3]
+    assert all("<body data-reload=" in text and ">running</span>" in text for text in reads.pages[1:])
+    assert "<body>" in reads.path.read_text()
+    assert ">finished</span>" in reads.path.read_text()
+
+
+def test_a_page_is_written_at_most_in_a_hundredth_of_the_time(make_trainer, tmp_path, monkeypatch):
+    monkeypatch.setattr("mps_trainer.callbacks.run_report._RELOAD", 1e-9)
+    monkeypatch.setattr("mps_trainer.callbacks.run_report._COST", 1e9)
+    reads = Reads(tmp_path / "run" / PAGE)
+    make_trainer({"callbacks": [reads]}, report=True, max_steps=4, logging_steps=1).train()
+    assert "1 of 4 steps" in reads.pages[3]
+
+
+def test_a_page_that_is_made_again_does_not_load_itself_again(record):
+    from mps_trainer.reports.page import page
+    from mps_trainer.reports.record import RunRecord
+
+    killed = RunRecord("killed", {"kind": "running", "step": 2, "max_steps": 4})
+    assert "<body>" in page(killed)
+    assert ">not ended</span>" in page(killed)
+    assert '<body data-reload="15">' in page(killed, 15)
+
+
 def test_a_run_that_is_resumed_goes_on_in_its_record(report_of, tmp_path):
     report_of(**SAVING)
     _, record = report_of(resume=str(tmp_path / "run" / "checkpoint-2"), max_steps=6, **SAVING)
@@ -321,12 +361,13 @@ def test_a_report_that_fails_does_not_hide_why_the_run_failed(make_trainer, monk
     assert raised.value is error
 
 
-def test_without_plotly_there_is_a_record_and_a_hint(make_trainer, tmp_path, monkeypatch, caplog):
+def test_without_pygal_there_is_a_record_and_a_hint(make_trainer, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("mps_trainer.callbacks.run_report.importlib.util.find_spec", lambda name: None)
-    make_trainer(report=True, max_steps=1).train()
+    monkeypatch.setattr("mps_trainer.callbacks.run_report._RELOAD", 1e-9)
+    make_trainer(report=True, max_steps=3, logging_steps=1).train()
     assert os.listdir(tmp_path / "run") == [NAME]
     (line,) = [r.getMessage() for r in caplog.records if PAGE in r.getMessage()]
-    assert "pip install plotly" in line
+    assert "pip install pygal" in line
 
 
 class Looks(TrainerCallback):
@@ -337,11 +378,11 @@ class Looks(TrainerCallback):
 
 
 def test_nothing_that_draws_is_loaded_before_the_end(make_trainer, monkeypatch):
-    for name in [name for name in sys.modules if name.split(".")[0] == "plotly" or name == DRAWS]:
+    for name in [name for name in sys.modules if name.split(".")[0] == "pygal" or name == DRAWS]:
         monkeypatch.delitem(sys.modules, name)
     looks = Looks()
     make_trainer({"callbacks": [looks]}, report=True, max_steps=2, eval_strategy="steps", eval_steps=1).train()
-    assert not {DRAWS, "plotly"} & looks.loaded
+    assert not {DRAWS, "pygal"} & looks.loaded
     assert DRAWS in sys.modules
 
 

@@ -1,0 +1,114 @@
+"""Describes where a run comes from: command line, commit, dataset and base model."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from ..refusal import as_line
+from .description import without_home
+
+HIDDEN = "(hidden)"
+_LONGEST = 4000  # characters of a command line
+_GIT_TIMEOUT = 2.0  # seconds
+
+_SECRET_NAME = re.compile(r"token|key|passw|secret|credential", re.IGNORECASE)
+# --tokenizer_name and --max_new_tokens hold no secret
+_NO_SECRET = re.compile(r"tokeniz|(max|min|num|new)\w*tokens", re.IGNORECASE)
+_ASSIGNED = re.compile(r"(-{0,2}[\w.:-]+)=(.*)", re.DOTALL)
+_SECRET_TEXT = re.compile(r"\b(?:hf_|gh[pousr]_|sk-)[\w-]{16,}|(?<=://)[^/@\s]+(?=@)")
+
+
+def origin_of(argv: Sequence[str], folder: str, dataset: Any, config: Any, secrets: Collection[str]) -> dict[str, str]:
+    """Returns the facts about the origin of a run; those that are unknown are left out.
+
+    Args:
+        argv: the command line with the interpreter, as in `sys.orig_argv`.
+        folder: the working directory.
+        dataset: the training dataset.
+        config: the model's configuration.
+        secrets: values that are hidden wherever they occur.
+    """
+    found = {
+        "command": command_line(argv, secrets),
+        "commit": commit_of(folder),
+        "dataset": dataset_name(dataset),
+        "base_model": without_home(as_line(str(getattr(config, "_name_or_path", None) or ""))),
+    }
+    return {name: text for name, text in found.items() if text}
+
+
+def command_line(argv: Sequence[str], secrets: Collection[str] = ()) -> str:
+    """Returns the command line as one line for a shell, without secrets and without the code after `-c`."""
+    if not argv:
+        return ""
+    words = [os.path.basename(argv[0])]
+    flag = ""  # the one whose values come next
+    for word in argv[1:]:
+        assigned = _ASSIGNED.fullmatch(word)
+        if flag == "-c":
+            words.append("...")
+        elif is_secret(flag) and not word.startswith("--"):
+            words.append(HIDDEN)
+            continue  # a flag may have several values
+        elif assigned is not None and is_secret(assigned[1]):
+            words.append(f"{assigned[1]}={HIDDEN}")
+        else:
+            words.append(_without_secrets(word, secrets))
+        flag = word if word.startswith("-") and assigned is None else ""
+    return as_line(without_home(shlex.join(words)), _LONGEST)
+
+
+def is_secret(flag: str) -> bool:
+    """Returns True if the name of a flag suggests a secret value."""
+    return bool(_SECRET_NAME.search(flag)) and not _NO_SECRET.search(flag)
+
+
+def _without_secrets(word: str, secrets: Collection[str]) -> str:
+    for secret in filter(None, secrets):
+        word = word.replace(secret, HIDDEN)
+    return _SECRET_TEXT.sub(HIDDEN, word)
+
+
+def commit_of(folder: str) -> str:
+    """Returns the commit that is checked out in `folder`; "" without a repository.
+
+    git is started only inside a repository: on a Mac without the developer tools, `git` opens a dialog. `rev-parse`
+    runs no hook, filter or file system monitor, as `git status` would.
+    """
+    command = ["git", "-C", folder, "-c", "core.fsmonitor=false", "rev-parse", "--verify", "--quiet", "HEAD"]
+    try:
+        if not _is_in_repository(os.path.abspath(folder)):  # raises for a working directory that was removed
+            return ""
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_GIT_TIMEOUT)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    commit = done.stdout.decode(errors="replace").strip()
+    return commit if re.fullmatch(r"[0-9a-f]{40,64}", commit) else ""
+
+
+def _is_in_repository(folder: str) -> bool:
+    while not os.path.exists(os.path.join(folder, ".git")):
+        parent = os.path.dirname(folder)
+        if parent == folder:
+            return False
+        folder = parent
+    return True
+
+
+def dataset_name(dataset: Any) -> str:
+    """Returns name, configuration and split of a dataset of the `datasets` library; "" for any other."""
+    for _ in range(4):  # a Subset of torch has its dataset inside
+        info = getattr(dataset, "info", None)
+        name = getattr(info, "dataset_name", None) or getattr(info, "builder_name", None)
+        if name:
+            configuration = getattr(info, "config_name", None)
+            parts = [name, *([configuration] if configuration not in (None, "default") else [])]
+            split = getattr(dataset, "split", None)
+            return as_line(", ".join([*map(str, parts), *([f"split {split}"] if split else [])]))
+        dataset = getattr(dataset, "dataset", None)
+    return ""

@@ -1,0 +1,183 @@
+"""The predictions of a classifier in the report: confusion matrix and most confident mistakes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from mps_trainer.evaluation.batches import in_dataset_order
+from mps_trainer.reports import classification, results
+from mps_trainer.reports.classification import classification_of, texts_of
+from mps_trainer.reports.page import page
+from mps_trainer.reports.record import PAGE
+from tests.conftest import accuracy
+
+from .conftest import read_back
+from .test_page import Elements
+
+LOGITS = np.array([[2.0, 0.0], [0.0, 3.0], [4.0, 0.0], [0.0, 1.0], [0.0, 1.0]], np.float32)
+LABELS = np.array([0, 1, 1, 0, -100])
+
+
+def nothing(rows):
+    return [""] * len(rows)
+
+
+def test_mistakes_come_with_the_most_confident_first():
+    found = classification_of(LOGITS, LABELS, {0: "no", 1: "yes"}, lambda rows: [f"text {row}" for row in rows])
+    assert (found["examples"], found["wrong"], found["classes"]) == (4, 2, ["no", "yes"])
+    assert found["confusion"] == [[1, 1], [1, 1]]
+    first, second = found["mistakes"]
+    assert first == {"row": 2, "text": "text 2", "label": "yes", "predicted": "no", "confidence": 0.982}
+    assert (second["row"], second["confidence"]) == (3, 0.7311)
+
+
+def test_hidden_states_beside_the_logits_are_left_alone():
+    assert classification_of((LOGITS, LOGITS), LABELS, {}, nothing)["wrong"] == 2
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels"),
+    [
+        (LOGITS[:, :1], LABELS.astype(np.float32)),  # a regression
+        (LOGITS, np.stack([LABELS, LABELS], axis=1)),  # several labels
+        (LOGITS, LABELS.astype(np.float32)),
+        (LOGITS[:, None], LABELS),
+        (LOGITS.argmax(1), LABELS),
+        (LOGITS[:3], LABELS),
+        (LOGITS[:0], LABELS[:0]),
+        ((), LABELS),
+        (LOGITS, (LABELS, LABELS)),
+        (np.zeros((100_001, 2), np.float32), np.zeros(100_001, int)),
+    ],
+)
+def test_other_predictions_are_left_out(logits, labels):
+    assert classification_of(logits, labels, {}, nothing) == {}
+
+
+def test_what_is_kept_of_many_classes_and_mistakes_is_small():
+    generator = np.random.default_rng(0)
+    logits, labels = generator.normal(size=(20_000, 30)), generator.integers(0, 30, 20_000)
+    found = classification_of(logits, labels, {}, nothing)
+    assert "confusion" not in found
+    assert len(found["mistakes"]) == 10
+    exact = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    wrong = logits.argmax(axis=1) != labels
+    best = np.sort(exact.max(axis=1)[wrong])[::-1][:10]
+    assert [mistake["confidence"] for mistake in found["mistakes"]] == pytest.approx(best.tolist(), abs=1e-4)
+
+
+def test_probabilities_that_are_no_numbers_are_no_confidence():
+    logits = np.array([[np.nan, 0.0], [5.0, 0.0]], np.float32)
+    found = classification_of(logits, np.array([1, 1]), {}, nothing)
+    assert [mistake["confidence"] for mistake in found["mistakes"]] == [0.9933, 0.0]
+
+
+def decode(ids, skip_special_tokens):
+    assert skip_special_tokens
+    return " ".join(map(str, ids))
+
+
+class Draws(torch.utils.data.Dataset):
+    """Draws random numbers when an example is asked for, as an augmentation does; the last one cannot be read."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        if index == 3:
+            raise OSError("the disk is gone")
+        return {"input_ids": torch.randint(1, 2, (index + 1,))}
+
+
+def test_reading_texts_draws_no_random_number():
+    before = torch.get_rng_state()
+    assert texts_of(Draws(), [0, 1], decode) == ["1", "1 1"]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert texts_of(Draws(), [0, 3], decode) == ["", ""]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_texts_are_those_of_the_dataset():
+    datasets = pytest.importorskip("datasets")
+    rows = [{"input_ids": [1, 2]}, {"input_ids": torch.tensor([3])}, {"x": 4}, {"input_ids": [[5]]}]
+    assert texts_of(rows, [0, 1, 2, 3, 9], decode) == ["1 2", "3", "", "", ""]
+    assert texts_of(rows, [0], None) == [""]
+    assert texts_of(None, [0], decode) == [""]
+    table = datasets.Dataset.from_list(rows[:1])
+    assert texts_of(table, [0], decode) == ["1 2"]
+    assert texts_of(table.with_format("torch"), [0], decode) == ["1 2"]
+    assert texts_of(table.with_transform(lambda batch: pytest.fail("transformed")), [0], decode) == ["1 2"]
+
+
+def test_the_order_of_the_dataset_is_known():
+    def loader(**settings):
+        return torch.utils.data.DataLoader(list(range(8)), **settings)
+
+    assert in_dataset_order(loader(batch_size=2))
+    assert not in_dataset_order(loader(batch_size=2, shuffle=True))
+    assert not in_dataset_order(loader(batch_sampler=[[1, 0]]))
+    assert not in_dataset_order([1, 2])
+
+
+class Tokenizer:
+    def decode(self, ids, skip_special_tokens=False):
+        return " ".join(f"word{number}" for number in ids)
+
+
+class Fixed(torch.nn.Module):
+    """Predicts class 1 for each example, more confidently for larger tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor([0.0, 1.0]))
+
+    def forward(self, input_ids, labels):
+        logits = input_ids.float() * self.weight
+        return {"loss": logits.square().mean(), "logits": logits}
+
+
+def test_a_run_has_the_mistakes_of_its_last_evaluation(make_trainer, tmp_path):
+    rows = [{"input_ids": [number], "labels": number % 2} for number in range(1, 9)]
+    settings = {"model": Fixed(), "train_dataset": rows, "eval_dataset": rows, "compute_metrics": accuracy}
+    trainer = make_trainer({**settings, "processing_class": Tokenizer()}, report=True, max_steps=1)
+    trainer.train()
+    assert read_back(tmp_path / "run")["classification"] == {}
+    trainer.evaluate()
+    found = read_back(tmp_path / "run")["classification"]
+    assert found["confusion"] == [[0, 4], [0, 4]]
+    assert [mistake["text"] for mistake in found["mistakes"]] == ["word8", "word6", "word4", "word2"]
+    assert "<td>word8</td>" in (tmp_path / "run" / PAGE).read_text()
+
+
+def test_nothing_is_kept_without_a_report(make_trainer, monkeypatch):
+    monkeypatch.setattr(classification, "classification_of", lambda *given: pytest.fail("it was made"))
+    rows = [{"input_ids": [number], "labels": number % 2} for number in range(1, 9)]
+    settings = {"model": Fixed(), "train_dataset": rows, "eval_dataset": rows, "compute_metrics": accuracy}
+    make_trainer(settings, report=False, max_steps=2, eval_strategy="steps", eval_steps=1).train()
+    make_trainer(settings, report=True).evaluate()
+
+
+def test_a_prediction_is_no_evaluation(make_trainer, tmp_path):
+    rows = [{"input_ids": [number], "labels": number % 2} for number in range(1, 9)]
+    trainer = make_trainer({"model": Fixed(), "train_dataset": rows, "compute_metrics": accuracy}, report=True)
+    trainer.train()
+    trainer.predict(rows)
+    assert trainer._mt_events.report._recorder.record.classification == {}
+
+
+def test_the_tables_of_the_page(record):
+    matrix, shares = results.confusion_table(record)
+    assert matrix.head == ("label", "no", "yes")
+    assert matrix.rows == [("no", "7", "1"), ("yes", "3", "5")]
+    assert shares == [[0.0, 7 / 8, 1 / 8], [0.0, 3 / 8, 5 / 8]]
+    assert results.mistake_table(record).rows == [("two words", "yes", "no", "0.97")]
+    assert "4 of 16 examples are classified wrongly" in page(record)
+    assert '<td class="number" style="--share:88%">7</td>' in page(record)
+    record.classification["mistakes"][0]["text"] = "<b>bold</b>"
+    assert "<b>bold</b>" in Elements(page(record)).text
+    record.classification["mistakes"][0]["text"] = ""
+    assert results.mistake_table(record).head[0] == "row"
+    record.classification = {}
+    assert "Classification" not in page(record)
