@@ -11,15 +11,7 @@ from .pages import PAGES, ROOT, blocks_of
 KINDS = ("Tutorial", "How-to", "Reference", "Explanation")
 WORDS = 1200  # read in five minutes
 # Pages with more words, each with the reason. In reference pages people look things up, so these may be longer.
-LONGER = {
-    "architecture": "being split",
-    "contributing": "being split",
-    "coverage": "being split",
-    "devices": "being split",
-    "distributed": "being split",
-    "doctor": "being split",
-    "speed": "being split",
-}
+LONGER: dict[str, str] = {}
 # Characters of a line of code that fit beside the sidebar in a window that is 1300 pixels wide. Output (text) wraps,
 # see docs/_static/pages.css.
 WIDTH = 88
@@ -27,8 +19,6 @@ WIDTH = 88
 WIDER = {
     "README": "its two commands are one line each, to be copied whole",
     "contributing": "its first command is README's",
-    **dict.fromkeys(("coverage", "devices", "distributed", "doctor", "faults", "fsdp"), "not yet wrapped"),
-    **dict.fromkeys(("launch", "quantization", "simulator", "testing"), "not yet wrapped"),
 }
 
 
