@@ -70,4 +70,4 @@ def announce(
         logger.info("  Off: %s", text)
     if state.global_step:
         step = state.global_step
-        logger.info("  Going on after step %d, in epoch %d", step, plan.epoch_of(step))
+        logger.info("  Resuming after step %d, in epoch %d", step, plan.epoch_of(step))

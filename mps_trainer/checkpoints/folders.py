@@ -69,7 +69,7 @@ def checkpoint_to_resume(requested: str | bool | None, output_dir: str) -> str |
             "wrote."
         )
     others = _whole_others(folder)
-    way_on = f"The last good checkpoint beside it is {others[-1]}." if others else "There is no intact one next to it."
+    way_on = f"The last good checkpoint beside it is {others[-1]}." if others else "There is no good one beside it."
     if os.path.isfile(os.path.join(folder, manifest.NAME)):
         way_on += f" If it was changed on purpose, remove {manifest.NAME} from it, and it is taken as it is."
     raise MisconfigurationException(f"The checkpoint {folder} is damaged: {why}. {way_on}")

@@ -204,7 +204,7 @@ LISTED = [
     ),
     resume(
         "one bit of the weights of the one that is asked for",
-        ["is damaged", "There is no intact one next to it", "remove manifest.json"],
+        ["is damaged", "There is no good one beside it", "remove manifest.json"],
         _one_bit,
         "--resume_from_checkpoint",
         "out/checkpoint-2",

@@ -55,7 +55,7 @@ def test_a_damaged_one_that_was_asked_for_is_an_error_with_the_last_good_one(mak
 def test_one_that_was_changed_on_purpose_is_taken_without_its_manifest(make_checkpoint, tmp_path):
     folder = make_checkpoint(5)
     (folder / "inner" / "vocabulary.txt").write_text("four")
-    with pytest.raises(MisconfigurationException, match="There is no intact one next to it"):
+    with pytest.raises(MisconfigurationException, match="There is no good one beside it"):
         folders.checkpoint_to_resume(str(folder), str(tmp_path))
     (folder / "manifest.json").unlink()
     assert folders.checkpoint_to_resume(str(folder), str(tmp_path)) == str(folder)

@@ -45,7 +45,7 @@ def test_a_schedule_gives_the_learning_rates_of_transformers(name, settings, war
 
 def test_a_setting_that_the_schedule_does_not_have_is_a_type_error_too(tmp_path):
     trainer = make(mps_trainer, tmp_path, lr_scheduler_type="cosine", lr_scheduler_kwargs={"min_lr": 1e-6})
-    with pytest.raises(TypeError, match=r"lr_scheduler_type='cosine' cannot be made with .*min_lr") as error:
+    with pytest.raises(TypeError, match=r"lr_scheduler_type='cosine' cannot be created with .*min_lr") as error:
         trainer.create_optimizer_and_scheduler(10)
     assert isinstance(error.value, MisconfigurationException)
 

@@ -267,7 +267,11 @@ def test_a_callback_that_runs_out_of_memory_is_told_again_and_those_before_it_ar
     assert scarce.model.sizes == [8, 2, 2, 2, 2]
     assert_same_run(scarce, enough)
     lines = [record.getMessage() for record in caplog.records if "Memory ran out" in record.getMessage()]
-    assert ["in step 1 with 8 " in lines[0], "in step 1 with 4 " in lines[1], len(lines)] == [True, True, 2]
+    assert ["in step 1 with batches of 8 " in lines[0], "in step 1 with batches of 4 " in lines[1], len(lines)] == [
+        True,
+        True,
+        2,
+    ]
 
 
 @pytest.mark.parametrize("raised", [RuntimeError(MESSAGES["mps"]), RuntimeError("another reason")])
