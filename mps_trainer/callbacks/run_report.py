@@ -136,12 +136,13 @@ class RunReport:
         replace(os.path.join(folder, PAGE), comparison(records))
 
     def _write(self, recorder: Recorder) -> None:
+        begun = time.perf_counter()
         recorder.save()
         if not self._draws or not _can_draw(recorder.folder):
             return
         from ..reports.page import page
 
-        path, begun = os.path.join(recorder.folder, PAGE), time.perf_counter()
+        path = os.path.join(recorder.folder, PAGE)
         replace(path, page(recorder.record, 0 if recorder.ended else _RELOAD))
         now = time.perf_counter()
         self._page_due = now + max(_RELOAD, _COST * (now - begun))
