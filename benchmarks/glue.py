@@ -51,4 +51,4 @@ def run(script: Path, arguments: list[str]) -> dict[str, Any]:
         results = json.loads((out / "all_results.json").read_text(encoding="utf-8"))
     learned = {"dev accuracy": results["eval_accuracy"], "training loss": results["train_loss"]}
     times = {"seconds": seconds, "evaluation_seconds": results["eval_runtime"]}
-    return {**times, **noted, "learned": {"steps": noted["steps"], **learned}}
+    return {**times, **noted, "learned": learned}
