@@ -141,7 +141,7 @@ class CoverageReport:
         return {"ready": self.ready, **_plain(self)}
 
     def table(self, verbose: bool = False) -> str:
-        """Returns the findings in 120 columns, most serious first, with remedies; `verbose` lists all operators."""
+        """Returns the findings in 100 columns, most serious first, with remedies; `verbose` lists all operators."""
         switch = f"{FALLBACK} is {'on' if self.fallback else 'off'}"
         verdict = "Ready for mps" if self.ready else "Would fail on mps"
         lines = [f"{verdict}: torch {self.torch_version}, {switch}.", ""]
@@ -220,7 +220,7 @@ def _times(calls: int) -> str:
 def _where(where: SourceLine | None) -> str:
     if where is None:
         return ""
-    text, width = where.text, _WIDTHS[2]
+    text, width = where.text, 2 * _WIDTHS[2]  # two lines of the column
     return f"{where}\n{text if len(text) <= width else text[: width - 1] + '…'}"
 
 

@@ -32,9 +32,9 @@ SIZES = {
 }
 
 
-def made(name="BertForSequenceClassification", dropout=0.0, attention="sdpa", **settings):
+def made(name="BertForSequenceClassification", dropout=0.0, attention="sdpa", family=None, **settings):
     rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
-    config = getattr(transformers, CONFIGS.get(name, "BertConfig"))(**{**SIZES, **rates, **settings})
+    config = getattr(transformers, CONFIGS.get(family or name, "BertConfig"))(**{**SIZES, **rates, **settings})
     config._attn_implementation = attention
     torch.manual_seed(0)
     return getattr(transformers, name)(config)
@@ -198,6 +198,17 @@ def shapes_in(value):
     return [shape for each in value for shape in shapes_in(each)] if isinstance(value, list | tuple) else []
 
 
+@pytest.mark.parametrize("kind", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+def test_backward_hooks_see_all_tokens(kind):
+    model = made()
+    seen = []
+    getattr(model.bert.encoder.layer[1], kind)(lambda module, *grads: seen.append(shapes_in(grads)))
+    model(**batch()).loss.backward()
+    with unread_tokens_skipped(model, True):
+        model(**batch()).loss.backward()
+    assert seen[0] == seen[1] != []
+
+
 def test_hooks_of_a_head_see_all_tokens():
     model = made("RobertaForSequenceClassification").eval()
     seen = []
@@ -315,6 +326,34 @@ def not_taken():
     other_layer.bert.encoder.layer[1].__class__ = type("OtherLayer", (type(other_layer.bert.encoder.layer[1]),), {})
     yield "own layer", other_layer
     yield "no layer", made_without_layers()
+    own_head = made("RobertaForSequenceClassification")
+    own_head.classifier = Mean()
+    yield "own head", own_head
+    namesake_head = made("RobertaForSequenceClassification")
+    namesake_head.classifier = type("RobertaClassificationHead", (Mean,), {})()
+    yield "own head of the same name", namesake_head
+    token_head = made("RobertaForSequenceClassification")
+    token_head.classifier = made("RobertaForMaskedLM", family="RobertaForSequenceClassification").lm_head
+    yield "head of another model", token_head
+    plain_head = made("ElectraForSequenceClassification")
+    plain_head.classifier = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(96, 2))
+    yield "a head of torch's modules", plain_head
+    own_pooler = made()
+    own_pooler.bert.pooler = Mean()
+    yield "own pooler", own_pooler
+    own_part = made()
+    own_part.bert.encoder.layer[1].intermediate = Mean()
+    yield "own part of the layer", own_part
+    mixing = made()
+    mixing.bert.encoder.layer[1].output.dense = torch.nn.Conv1d(6, 6, 1)
+    yield "a convolution in the layer", mixing
+
+
+class Mean(torch.nn.Module):
+    """Mixes the tokens."""
+
+    def forward(self, hidden, *_):
+        return hidden.mean(1)
 
 
 def made_without_layers():
@@ -431,6 +470,14 @@ def test_with_adapters(tmp_path, computed):
     short = trained(peft.get_peft_model(made(), copy.deepcopy(config)), tmp_path, skip_unread_tokens=True)
     assert len([each for each in computed if each[0] == 8]) == 3
     assert_close_weights(short.model, plain.model)
+
+
+def test_with_a_head_that_is_trained_beside_adapters(tmp_path, computed):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(task_type="SEQ_CLS", target_modules=["query"], modules_to_save=["classifier"])
+    model = peft.get_peft_model(made("RobertaForSequenceClassification"), config)
+    trained(model, tmp_path, skip_unread_tokens=True)
+    assert len([each for each in computed if each[0] == 8]) == 3
 
 
 def test_in_bfloat16(tmp_path, computed):

@@ -127,17 +127,18 @@ def test_forked_children_end_quietly(run_python):
             program("""
             activate()
             step()
-            statuses = []
-            start = time.monotonic()
+            statuses, seconds = [], []
             for work in (lambda: torch.ones(3).sum().item(), lambda: torch.ones(3, device="mps").sum().item()):
                 for leave in (sys.exit, os._exit):
+                    start = time.monotonic()
                     child = os.fork()
                     if child == 0:
                         work()
                         leave(0)
                     statuses.append(os.waitpid(child, 0)[1])
+                    seconds.append(time.monotonic() - start)
             assert statuses == [0] * 4, statuses
-            assert time.monotonic() - start < 8  # torch waits ten seconds for threads that are not there
+            assert max(seconds) < 9.5, seconds  # torch waits ten seconds for threads that are not there
             step()
             """)
         )

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
+from torch.nn.modules import module as torch_modules
 
 from ..introspection import base_model, is_transformed
 
@@ -37,6 +37,12 @@ CLASSIFIERS = {
 _ATTENTION = ("sdpa", "eager")  # kinds that take one query for many keys, with masks of batch x 1 x queries x keys
 _FIRST_ONLY = "_mt_first_token_only"
 
+_global_hooks = (
+    torch_modules._global_forward_hooks,
+    torch_modules._global_forward_pre_hooks,
+    torch_modules._global_backward_hooks,
+    torch_modules._global_backward_pre_hooks,
+)
 _in_classifier: ContextVar[bool] = ContextVar("_in_classifier", default=False)
 
 
@@ -79,7 +85,28 @@ def last_layer(classifier: Any) -> nn.Module | None:
         return None
     layer: nn.Module = layers[-1]
     kinds: list[Any] = [type(layer), type(config)]
-    return layer if _is_known(*kinds) else None
+    return layer if _is_known(*kinds) and _reads_first_token(classifier) and _keeps_tokens_apart(layer) else None
+
+
+def _reads_first_token(classifier: Any) -> bool:
+    """Returns True if the head and the pooler are transformers' own, as far as they get more than the first token."""
+    home = type(classifier).__module__
+    pooler = getattr(getattr(classifier, CLASSIFIERS[type(classifier).__name__]), "pooler", None)
+    # without a pooler, the head gets all tokens
+    reader = classifier.classifier if pooler is None else pooler
+    reader = getattr(reader, "original_module", reader)  # in PEFT's wrapper of modules that are trained as a whole
+    return type(reader).__module__ == home and type(reader).__name__.endswith(("ClassificationHead", "Pooler"))
+
+
+def _keeps_tokens_apart(layer: nn.Module) -> bool:
+    """Returns True if all parts of a layer are of libraries whose modules compute each token by itself."""
+    return all(type(module).__module__.startswith(_BY_TOKEN) for module in layer.modules())
+
+
+# PEFT's adapters, bitsandbytes' linear layers, and dropout of this package, beside transformers' and torch's.
+_OF_TORCH = ("activation", "container", "dropout", "linear", "normalization")
+_LIBRARIES = ("transformers.", "peft.", "bitsandbytes.", "mps_trainer.")
+_BY_TOKEN = (*_LIBRARIES, *(f"torch.nn.modules.{name}" for name in _OF_TORCH))
 
 
 @functools.cache
@@ -166,9 +193,10 @@ def _is_watched(module: nn.Module) -> bool:
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
         or "forward" in vars(module)
-        or _global_forward_hooks
-        or _global_forward_pre_hooks
+        or any(_global_hooks)
     )
 
 
