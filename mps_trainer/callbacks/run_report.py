@@ -98,7 +98,8 @@ class RunReport:
             from ..reports.classification import classification_of, texts_of
 
             recorder, decode = self._recorder, self._decode
-            found = classification_of(logits, labels, recorder.classes, lambda rows: texts_of(dataset, rows, decode))
+            texts = None if dataset is None else lambda rows: texts_of(dataset, rows, decode)
+            found = classification_of(logits, labels, recorder.classes, texts)
             recorder.record.classification = found or recorder.record.classification
 
     @_never_in_the_way

@@ -47,8 +47,8 @@ class Evaluator:
         main_input: `inputs -> value` on the device, for metrics that ask for inputs.
         fire: tells the callbacks of an event.
         leave_if_asked: `together`: raises if a signal asks for the end of the run; None outside of one.
-        keep_predictions: `(logits, labels, dataset)`, after an evaluation; the dataset is None where its order is not
-            that of the predictions. None where nobody keeps them.
+        keep_predictions: `(logits, labels, dataset)`, after an evaluation. The dataset is None if the predictions are
+            in another order, as with group_by_length: their positions are no rows then. None where nobody keeps them.
     """
 
     args: TrainingArguments

@@ -23,13 +23,14 @@ _AT_A_TIME = 4096  # rows whose probabilities are in memory
 
 
 def classification_of(
-    logits: Any, labels: Any, names: Mapping[Any, Any], texts_of: Callable[[Sequence[int]], list[str]]
+    logits: Any, labels: Any, names: Mapping[Any, Any], texts_of: Callable[[Sequence[int]], list[str]] | None
 ) -> dict[str, Any]:
     """Returns what a page shows of predictions; {} unless each example has one label and a logit for each class.
 
     Args:
         names: class -> name, as in `config.id2label`.
-        texts_of: returns the texts of examples, by their numbers.
+        texts_of: returns the texts of examples, by their rows in the dataset. None if the predictions are in another
+            order: mistakes then have no row and no text.
     """
     if isinstance(logits, (tuple, list)) and logits:
         logits = logits[0]  # the others are hidden states or the like
@@ -50,16 +51,18 @@ def classification_of(
         found["confusion"] = np.bincount(pairs, minlength=classes**2).reshape(classes, classes).tolist()
     first = np.argsort(-confidence, kind="stable")[:_MOST_MISTAKES]
     rows = [int(row) for row in wrong[first]]
-    texts = texts_of(rows) if rows else []
+    places: list[dict[str, Any]] = [{} for _ in rows]
+    if texts_of is not None and rows:
+        texts = texts_of(rows)
+        places = [{"row": row, "text": as_line(text, _LONGEST)} for row, text in zip(rows, texts, strict=True)]
     found["mistakes"] = [
         {
-            "row": row,
-            "text": as_line(text, _LONGEST),
+            **place,
             "label": as_line(str(names.get(int(labels[row]), int(labels[row]))), 60),
             "predicted": as_line(str(names.get(int(predicted[row]), int(predicted[row]))), 60),
             "confidence": round(float(value), 4),
         }
-        for row, text, value in zip(rows, texts, confidence[first], strict=True)
+        for place, row, value in zip(places, rows, confidence[first], strict=True)
     ]
     return found
 

@@ -94,7 +94,7 @@ def _spread(lengths: list[int]) -> dict[str, float]:
     return {
         "shortest": ordered[0],
         "median": ordered[last // 2],
-        "95 %": ordered[round(0.95 * last)],
+        "95th percentile": ordered[round(0.95 * last)],
         "longest": ordered[-1],
         "mean": sum(ordered) / len(ordered),
     }

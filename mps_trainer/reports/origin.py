@@ -16,11 +16,23 @@ HIDDEN = "(hidden)"
 _LONGEST = 4000  # characters of a command line
 _GIT_TIMEOUT = 2.0  # seconds
 
-_SECRET_NAME = re.compile(r"token|key|passw|secret|credential", re.IGNORECASE)
-# --tokenizer_name and --max_new_tokens hold no secret
-_NO_SECRET = re.compile(r"tokeniz|(max|min|num|new)\w*tokens", re.IGNORECASE)
-_ASSIGNED = re.compile(r"(-{0,2}[\w.:-]+)=(.*)", re.DOTALL)
-_SECRET_TEXT = re.compile(r"\b(?:hf_|gh[pousr]_|sk-)[\w-]{16,}|(?<=://)[^/@\s]+(?=@)")
+_SECRET_NAME = re.compile(r"token|key|pass(?:w|phrase)|secret|credential|auth(?!ors?(?![a-z]))", re.IGNORECASE)
+# "tokenizer", and numbers of tokens as in --max_new_tokens and --include_tokens_per_second
+_NO_SECRET = re.compile(
+    r"tokeniz|(?P<count>(?<![^\W_])(?:max|min|num|new|unread)[\w-]*?)tokens|tokens(?=_(?:per|across)_)", re.IGNORECASE
+)
+_ASSIGNED = re.compile(r"([-+~]{0,2}[\w.:-]+)=(.*)", re.DOTALL)  # Hydra adds with + and ++
+_SWITCH = re.compile(r"--(?:use|no)[_-]")  # takes no value, or one that begins with no "--"
+_SECRET_TEXT = re.compile(
+    r"\b(?:hf_|gh[pousr]_|github_pat_|sk-)[\w-]{16,}"
+    # user and password of a URL, up to the last @; without a password there is no / in it
+    r"|(?<=://)(?:[^\s/:]*:\S*|[^\s/]+)(?=@)"
+)
+# options of the interpreter
+_FLAGS = "-[bBdEhiIOPqRsSuvVx?]*"
+_CODE = re.compile(rf"({_FLAGS}c)(.*)", re.DOTALL)
+_MODULE = re.compile(rf"{_FLAGS}m.*", re.DOTALL)
+_WITH_VALUE = re.compile(rf"{_FLAGS}[WX]|--check-hash-based-pycs")
 
 
 def origin_of(argv: Sequence[str], folder: str, dataset: Any, config: Any, secrets: Collection[str]) -> dict[str, str]:
@@ -47,25 +59,41 @@ def command_line(argv: Sequence[str], secrets: Collection[str] = ()) -> str:
     if not argv:
         return ""
     words = [os.path.basename(argv[0])]
-    flag = ""  # the one whose values come next
-    for word in argv[1:]:
+    flag, is_next = "", False  # the flag whose values come next; True directly after it
+    for word in _without_code(argv[1:]):
         assigned = _ASSIGNED.fullmatch(word)
         if flag == "-c":
             words.append("...")
-        elif is_secret(flag) and not word.startswith("--"):
+        elif is_secret(flag) and (is_next or not word.startswith("--")):
             words.append(HIDDEN)
+            is_next = word.startswith("--") and is_secret(word)
             continue  # a flag may have several values
         elif assigned is not None and is_secret(assigned[1]):
             words.append(f"{assigned[1]}={HIDDEN}")
         else:
             words.append(_without_secrets(word, secrets))
         flag = word if word.startswith("-") and assigned is None else ""
+        is_next = not _SWITCH.match(flag)
     return as_line(without_home(shlex.join(words)), _LONGEST)
+
+
+def _without_code(words: Sequence[str]) -> list[str]:
+    """Returns the words after the interpreter with "..." for the code of its option `-c`, as in `-uc` or `-cCODE`."""
+    is_value = False
+    for number, word in enumerate(words):
+        if code := _CODE.fullmatch(word):
+            length = 1 if code[2] else 2
+            shown = [f"{code[1]}..."] if code[2] else [word, "..."]
+            return [*words[:number], *shown[: len(words) - number], *words[number + length :]]
+        if not is_value and (not word.startswith("-") or _MODULE.fullmatch(word)):
+            break
+        is_value = _WITH_VALUE.fullmatch(word) is not None
+    return list(words)
 
 
 def is_secret(flag: str) -> bool:
     """Returns True if the name of a flag suggests a secret value."""
-    return bool(_SECRET_NAME.search(flag)) and not _NO_SECRET.search(flag)
+    return bool(_SECRET_NAME.search(_NO_SECRET.sub(lambda found: found["count"] or "", flag)))
 
 
 def _without_secrets(word: str, secrets: Collection[str]) -> str:

@@ -37,14 +37,14 @@ def _is_row(row: Any, length: int) -> bool:
 
 
 def mistake_table(record: RunRecord) -> Table:
-    """Returns the most confident mistakes, with their texts where they are known."""
+    """Returns the most confident mistakes, with their texts or else their rows where these are known."""
     mistakes = record.classification.get("mistakes", [])
-    has_text = any(mistake.get("text") for mistake in mistakes)
-    table = Table(("text" if has_text else "row", "label", "predicted", "probability"), numbers=(3,))
+    known = [name for name in ("text", "row") if any(mistake.get(name) not in (None, "") for mistake in mistakes)][:1]
+    table = Table((*known, "label", "predicted", "probability"), numbers=(len(known) + 2,))
     for mistake in mistakes:
-        first = mistake.get("text") if has_text else number(mistake.get("row"))
-        names = str(first or ""), str(mistake["label"]), str(mistake["predicted"])
-        table.rows.append((*names, number(mistake["confidence"])))
+        first = (number(mistake.get(name, "")) for name in known)
+        names = str(mistake["label"]), str(mistake["predicted"])
+        table.rows.append((*first, *names, number(mistake["confidence"])))
     return table
 
 
@@ -53,4 +53,4 @@ def classification_text(record: RunRecord) -> str:
     examples, wrong = (record.classification.get(name) for name in ("examples", "wrong"))
     if not examples or wrong is None:
         return ""
-    return f"The last evaluation: {number(wrong)} of {number(examples)} examples are classified wrongly."
+    return f"The last evaluation: {number(wrong)} of {number(examples)} examples were misclassified."

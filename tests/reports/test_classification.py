@@ -33,6 +33,15 @@ def test_mistakes_come_with_the_most_confident_first():
     assert (second["row"], second["confidence"]) == (3, 0.7311)
 
 
+def test_mistakes_in_an_unknown_order_have_no_row_and_no_text(record):
+    record.classification = classification_of(LOGITS, LABELS, {0: "no", 1: "yes"}, None)
+    assert record.classification["confusion"] == [[1, 1], [1, 1]]
+    assert record.classification["mistakes"][0] == {"label": "yes", "predicted": "no", "confidence": 0.982}
+    table = results.mistake_table(record)
+    assert (table.head, table.numbers) == (("label", "predicted", "probability"), (2,))
+    assert table.rows[0] == ("yes", "no", "0.982")
+
+
 def test_hidden_states_beside_the_logits_are_left_alone():
     assert classification_of((LOGITS, LOGITS), LABELS, {}, nothing)["wrong"] == 2
 
@@ -138,6 +147,12 @@ class Fixed(torch.nn.Module):
         return {"loss": logits.square().mean(), "logits": logits}
 
 
+def first_tokens(rows):
+    """Batches the examples as Fixed takes them, with one token each."""
+    tokens = torch.tensor([row["input_ids"][:1] for row in rows])
+    return {"input_ids": tokens, "labels": torch.tensor([row["labels"] for row in rows])}
+
+
 def test_a_run_has_the_mistakes_of_its_last_evaluation(make_trainer, tmp_path):
     rows = [{"input_ids": [number], "labels": number % 2} for number in range(1, 9)]
     settings = {"model": Fixed(), "train_dataset": rows, "eval_dataset": rows, "compute_metrics": accuracy}
@@ -149,6 +164,22 @@ def test_a_run_has_the_mistakes_of_its_last_evaluation(make_trainer, tmp_path):
     assert found["confusion"] == [[0, 4], [0, 4]]
     assert [mistake["text"] for mistake in found["mistakes"]] == ["word8", "word6", "word4", "word2"]
     assert "<td>word8</td>" in (tmp_path / "run" / PAGE).read_text()
+
+
+@pytest.mark.parametrize("strategy", ["random", "group_by_length", "bucket_by_length"])
+def test_a_row_is_the_one_in_the_dataset_or_left_out(make_trainer, tmp_path, strategy):
+    """The only mistake is row 5, the longest example, which group_by_length moves to the front."""
+    rows = [{"input_ids": [1] * (6 if number == 5 else 1), "labels": int(number != 5)} for number in range(8)]
+    given = {"model": Fixed(), "train_dataset": rows, "eval_dataset": rows, "compute_metrics": accuracy}
+    trainer = make_trainer(
+        {**given, "data_collator": first_tokens}, report=True, max_steps=1, train_sampling_strategy=strategy
+    )
+    trainer.train()
+    trainer.evaluate()
+    (mistake,) = read_back(tmp_path / "run")["classification"]["mistakes"]
+    assert mistake.get("row") == (None if strategy == "group_by_length" else 5)
+    shown = (tmp_path / "run" / PAGE).read_text()
+    assert ("<th>row</th>" in shown) == (strategy != "group_by_length")
 
 
 def test_nothing_is_kept_without_a_report(make_trainer, monkeypatch):
@@ -173,11 +204,12 @@ def test_the_tables_of_the_page(record):
     assert matrix.rows == [("no", "7", "1"), ("yes", "3", "5")]
     assert shares == [[0.0, 7 / 8, 1 / 8], [0.0, 3 / 8, 5 / 8]]
     assert results.mistake_table(record).rows == [("two words", "yes", "no", "0.97")]
-    assert "4 of 16 examples are classified wrongly" in page(record)
+    assert "4 of 16 examples were misclassified" in page(record)
     assert '<td class="number" style="--share:88%">7</td>' in page(record)
     record.classification["mistakes"][0]["text"] = "<b>bold</b>"
     assert "<b>bold</b>" in Elements(page(record)).text
     record.classification["mistakes"][0]["text"] = ""
     assert results.mistake_table(record).head[0] == "row"
+    assert results.mistake_table(record).rows == [("3", "yes", "no", "0.97")]
     record.classification = {}
     assert "Classification" not in page(record)

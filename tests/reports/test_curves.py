@@ -6,9 +6,12 @@ import math
 from xml.etree import ElementTree
 
 import pytest
+from torch.utils.data import DataLoader
 
+from mps_trainer import TrainingArguments
 from mps_trainer.reports import curves, figures, results, summary
 from mps_trainer.reports.curves import Chart, Curve
+from mps_trainer.reports.description import data_of
 from mps_trainer.reports.record import Event, RunRecord, thinned
 from mps_trainer.reports.words import duration, number
 
@@ -218,6 +221,14 @@ def test_padding_is_told_in_numbers(record):
     assert rows["padded to"] == "8, 16"
     assert rows["padding"] == "22 % of all tokens; 1.28 padded per real token"
     assert summary.padding_table(record).rows[0] == ("8", "2", "64", "22 %")
+
+
+def test_lengths_have_a_median_and_a_95th_percentile(record):
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_list([{"input_ids": [1] * length} for length in range(1, 101)])
+    record.data = data_of(TrainingArguments("out", report_to="none"), DataLoader(rows), batch=8)
+    text = "shortest 1, median 50, 95th percentile 95, longest 100, mean 50"
+    assert dict(summary.shape_rows(record))["tokens of an example"] == text
 
 
 def test_padding_without_buckets_follows_from_what_was_counted(record):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import time
 from types import SimpleNamespace
 
 import pytest
 
+from mps_trainer import TrainingArguments
 from mps_trainer.reports import origin, summary
-from mps_trainer.reports.origin import command_line, commit_of, dataset_name, origin_of
+from mps_trainer.reports.origin import command_line, commit_of, dataset_name, is_secret, origin_of
 from mps_trainer.reports.record import NAME
 
 from .conftest import read_back
@@ -27,20 +29,59 @@ from .conftest import read_back
         (["train.py", "wandb.secret=SECRET"], "train.py 'wandb.secret=(hidden)'"),
         (["train.py", "WANDB_API_KEY=SECRET"], "train.py 'WANDB_API_KEY=(hidden)'"),
         (["train.py", "--hub_tok", "hf_abcdefghijklmnopqrst"], "train.py --hub_tok '(hidden)'"),
-        (["train.py", "--hub_tok", "SECRET"], "train.py --hub_tok '(hidden)'"),
         (["train.py", "https://me:SECRET@host/data"], "train.py 'https://(hidden)@host/data'"),
         (["train.py", "--use_auth_token", "--seed", "7"], "train.py --use_auth_token --seed 7"),
         (["train.py", "--tokenizer_name", "bert"], "train.py --tokenizer_name bert"),
         (["train.py", "--max_new_tokens", "20"], "train.py --max_new_tokens 20"),
+        (["train.py", "--tokenizer_auth_token", "SECRET"], "train.py --tokenizer_auth_token '(hidden)'"),
+        (["train.py", "--admin_tokens", "SECRET"], "train.py --admin_tokens '(hidden)'"),
+        (["train.py", "--max_tokens", "5"], "train.py --max_tokens 5"),
+        (["train.py", "--num_train_tokens", "5"], "train.py --num_train_tokens 5"),
+        (["train.py", "--max-new-tokens=5"], "train.py --max-new-tokens=5"),
+        (["train.py", "--passphrase", "SECRET"], "train.py --passphrase '(hidden)'"),
+        (["train.py", "--auth", "SECRET"], "train.py --auth '(hidden)'"),
+        (["train.py", "--authorization", "SECRET"], "train.py --authorization '(hidden)'"),
+        (["train.py", "--author", "me"], "train.py --author me"),
+        (["train.py", "--password", "--VALUE", "--seed", "7"], "train.py --password '(hidden)' --seed 7"),
+        (["train.py", "--auth", "--key", "--VALUE", "--seed"], "train.py --auth '(hidden)' '(hidden)' --seed"),
+        (["train.py", "+api_key=SECRET"], "train.py '+api_key=(hidden)'"),
+        (["train.py", "++hub.token=SECRET"], "train.py '++hub.token=(hidden)'"),
+        (["train.py", "+model.max_tokens=5"], "train.py +model.max_tokens=5"),
+        (["train.py", "https://me:SECRET@/SECRET@host/data"], "train.py 'https://(hidden)@host/data'"),
+        (["train.py", "https://me@home:SEC/RET@host/data"], "train.py 'https://(hidden)@host/data'"),
+        (["train.py", "https://SEC@RET@host/data"], "train.py 'https://(hidden)@host/data'"),
+        (["train.py", "git+https://host/data@main"], "train.py git+https://host/data@main"),
+        (["train.py", "-config", "small.yaml"], "train.py -config small.yaml"),
         (["-c", "token = 'SECRET'", "--seed", "7"], "-c ... --seed 7"),
+        (["-uc", "token = 'SECRET'", "--seed", "7"], "-uc ... --seed 7"),
+        (["-W", "ignore", "-Bc", "token = 'SECRET'"], "-W ignore -Bc ..."),
+        (["-u", "-ctoken = 'SECRET'\nprint()", "--seed", "7"], "-u -c... --seed 7"),
+        (["-mtrain", "-config", "small.yaml"], "-mtrain -config small.yaml"),
+        (["-c"], "-c"),
         (["-m", "train", "line\nline"], "-m train 'line line'"),
     ],
     ids=lambda words: " ".join(words) if isinstance(words, list) else "",
 )
 def test_the_command_line_has_no_secret(words, shown):
-    line = command_line(["/usr/bin/python3", *words], secrets=["SECRET"])
+    line = command_line(["/usr/bin/python3", *words])
     assert line == f"python3 {shown}"
     assert "SECRET" not in line
+
+
+def test_a_known_secret_is_hidden_anywhere():
+    line = command_line(["python", "train.py", "--hub_tok", "mine"], secrets=["mine"])
+    assert line == "python train.py --hub_tok '(hidden)'"
+
+
+@pytest.mark.parametrize("prefix", ["hf_", "ghp_", "github_pat_", "sk-"])
+def test_tokens_of_known_services_are_hidden_anywhere(prefix):
+    line = command_line(["python", "train.py", f"a:{prefix}11ABCDEFG0abcdefghij_klmnop"])
+    assert line == "python train.py 'a:(hidden)'"
+
+
+def test_the_secrets_among_the_training_arguments():
+    names = [field.name for field in dataclasses.fields(TrainingArguments)]
+    assert {name for name in names if is_secret(name)} == {"hub_token", "push_to_hub_token"}
 
 
 def git(folder, *words):
