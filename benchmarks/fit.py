@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from mps_trainer import Trainer, TrainingArguments
+from mps_trainer.fit import macs
 from mps_trainer.fit.fake_models import models_are_fake
-from mps_trainer.fit.macs import smallest_for
 from mps_trainer.fit.step import as_on_mps, largest_batch, measure_step
 
 WORDS, LENGTH, ROWS, RANK = 151936, 1024, 2, 16
@@ -80,8 +80,8 @@ def main() -> None:
 
 
 def _on(peak: int) -> str:
-    size = smallest_for(peak)
-    return "no Mac" if size is None else f"{size} GB"
+    size = macs.smallest_for(peak)
+    return f"more than {macs.SIZES[-1]} GB" if size is None else f"{size} GB"
 
 
 if __name__ == "__main__":

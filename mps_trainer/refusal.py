@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import reprlib
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 TRACEBACK = "MPS_TRAINER_TRACEBACK"  # set to 1: every refusal comes with its traceback
@@ -47,6 +49,13 @@ def print_traceback_if_asked(error: BaseException) -> None:
         import traceback
 
         traceback.print_exception(error)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Returns a question that names the nearest known word or flag, after a space; "" if none is near."""
+    names = {each.removeprefix("--"): each for each in known}  # dashes alone do not make two flags alike
+    near = difflib.get_close_matches(word.removeprefix("--"), names, n=1)
+    return f" Did you mean {names[near[0]]}?" if near else ""
 
 
 def as_line(text: str, longest: int = LONGEST) -> str:

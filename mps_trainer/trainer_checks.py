@@ -154,6 +154,6 @@ def check_training(args: TrainingArguments, dataset: Any, collator: Any) -> None
         )
     if dataset is not None and not hasattr(dataset, "__len__") and args.max_steps <= 0:
         raise MisconfigurationException(
-            "The training dataset does not know its length, so num_train_epochs cannot say where to stop. Set "
+            "The training dataset has no length, so num_train_epochs does not define the number of steps. Set "
             "max_steps."
         )

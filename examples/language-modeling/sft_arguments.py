@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from mps_trainer import MisconfigurationException
 from mps_trainer.devices import ACCELERATORS, gather_facts
 from mps_trainer.refusal import sentence
+from mps_trainer.scripts.flags import unknown_flag
 from mps_trainer.scripts.loading import require_dataset, require_folder_or_name, require_packages
 
 NAME = "run_sft.py"
@@ -96,7 +97,7 @@ def parse(argv: list[str]) -> tuple[Any, Any, Any]:
     except (ValueError, TypeError, yaml.YAMLError) as error:
         raise MisconfigurationException(sentence(error)) from error
     if unknown:
-        parser.error(f"{unknown[0]!r} is no flag, nor the value of one")
+        raise MisconfigurationException(unknown_flag(parser, unknown[0]))
     script_args, model_args, training_args = parsed
     check(script_args, model_args)
     settle(model_args, training_args, typed)

@@ -14,7 +14,7 @@ from glue_tasks import TASKS
 from mps_trainer import TrainingArguments
 from mps_trainer.arguments.checks import refuse
 from mps_trainer.arguments.data import parts_of_batch
-from mps_trainer.scripts.flags import OneLineParser, check_types
+from mps_trainer.scripts.flags import OneLineParser, check_types, unknown_flag
 from mps_trainer.scripts.flags import given as flags_given
 
 EMBEDDED = Path(__file__).parent / "embedded"
@@ -180,9 +180,7 @@ def _from_flags(parser: OneLineParser, argv: list[str]) -> Any:
     )
     if unknown:
         more = " A file of arguments is the only argument where it is given." if is_config(unknown[0]) else ""
-        raise UserError(
-            f"{unknown[0]!r} is no flag, nor the value of one. `run_glue.py --help` lists the flags.{more}"
-        )
+        raise UserError(f"{unknown_flag(parser, unknown[0])}{more}")
     return tuple(arguments)
 
 

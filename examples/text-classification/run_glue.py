@@ -125,7 +125,7 @@ def checkpoint_to_continue(training_args: TrainingArguments) -> str | None:
         return None
     if find_checkpoints(str(folder)):
         found = checkpoint_to_resume(True, str(folder))
-        print(f"Going on from {found}; --overwrite_output_dir trains from the beginning instead.")
+        print(f"Resuming from {found}; use --overwrite_output_dir to start again.")
         return found
     if any(not is_left_over(path.name) for path in folder.iterdir()):
         raise UserError(
@@ -287,7 +287,9 @@ def train(trainer: Any, checkpoint: str | None) -> bool:
     result = trainer.train(resume_from_checkpoint=checkpoint)
     was_done = result.metrics["train_steps_per_second"] == 0
     if was_done and (Path(trainer.args.output_dir) / "train_results.json").is_file():
-        print(f"Nothing is left to train: {checkpoint} is the end of its run. Its results stay as they are.")
+        print(
+            f"Nothing left to train: {checkpoint} is the last checkpoint of a finished run. Its results are unchanged."
+        )
         return False
     metrics = {**result.metrics, "train_samples": len(trainer.train_dataset)}
     trainer.save_model()

@@ -178,7 +178,7 @@ def _checked(config: dict[str, Any]) -> dict[str, Any]:
         if name not in KEYS:
             close = difflib.get_close_matches(name, KEYS, n=1)
             hint = f"Did you mean {close[0]}?" if close else f"Known are {', '.join(KEYS)}."
-            raise MisconfigurationException(f"fsdp_config has {name!r}, which is no key of it. {hint}")
+            raise MisconfigurationException(f"fsdp_config has an unknown key {name!r}. {hint}")
         checked[name] = KEYS[name](name, value)
     return checked
 

@@ -71,7 +71,7 @@ def checkpoint_to_resume(requested: str | bool | None, output_dir: str) -> str |
     others = _whole_others(folder)
     way_on = f"The last good checkpoint beside it is {others[-1]}." if others else "There is no good one beside it."
     if os.path.isfile(os.path.join(folder, manifest.NAME)):
-        way_on += f" If it was changed on purpose, remove {manifest.NAME} from it, and it is taken as it is."
+        way_on += f" If you changed it on purpose, delete its {manifest.NAME}; it then loads unchecked."
     raise MisconfigurationException(f"The checkpoint {folder} is damaged: {why}. {way_on}")
 
 

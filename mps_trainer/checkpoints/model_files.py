@@ -118,7 +118,7 @@ def load_weights(model: nn.Module, folder: str) -> None:
     """Loads a checkpoint's weights into `model`, or its PEFT adapters if it has those instead.
 
     Raises:
-        MisconfigurationException: if there are none, or they are another model's.
+        MisconfigurationException: if there are none, or they belong to another model.
     """
     if not weight_files(folder) and has_adapters(folder):
         load_adapters(model, folder)
@@ -128,7 +128,7 @@ def load_weights(model: nn.Module, folder: str) -> None:
     try:
         result = _put_shards(model, folder) if shards.has_shards(folder) else _put(model, _read_weights(folder))
     except RuntimeError as error:  # a shape that does not fit
-        raise MisconfigurationException(f"The weights in {folder} are another model's: {error}") from error
+        raise MisconfigurationException(f"The weights in {folder} belong to another model: {error}") from error
     left_out = set(getattr(model, "_keys_to_ignore_on_save", None) or [])
     missing = set(result.missing_keys) - _sharing_memory_with_loaded(model, set(result.missing_keys)) - left_out
     unknown = set(result.unexpected_keys)
@@ -137,8 +137,9 @@ def load_weights(model: nn.Module, folder: str) -> None:
         if hasattr(model, "from_pretrained") and _load_by_library(model, folder):
             return
         raise MisconfigurationException(
-            f"The weights in {folder} are another model's: {len(missing)} of this model's parameters are missing and "
-            f"{len(unknown)} are unknown to it, {min(missing | unknown)} for one."
+            f"The weights in {folder} belong to another model: {len(missing)} "
+            f"{'parameter is' if len(missing) == 1 else 'parameters are'} missing and {len(unknown)} "
+            f"{'is' if len(unknown) == 1 else 'are'} unexpected, for example {min(missing | unknown)}."
         )
 
 

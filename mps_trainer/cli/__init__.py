@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from ..errors import MisconfigurationException
-from ..refusal import INTERRUPTED, refuse, refuse_unforeseen
+from ..refusal import INTERRUPTED, did_you_mean, refuse, refuse_unforeseen
 from ..terminal import let_go
 from ..version import __version__
 from . import check, config, doctor, env, example, fit, launch, report, run, selftest, simulate
@@ -90,25 +89,19 @@ class OneLineParser(argparse.ArgumentParser):
 
     def _refuse_flags(self, unknown: list[str]) -> NoReturn:
         flag = next((word.partition("=")[0] for word in unknown if word.startswith("--")), "")
-        self.error(f"unrecognized arguments: {' '.join(unknown)}{_did_you_mean(flag, self._flags())}")
+        self.error(f"unrecognized arguments: {' '.join(unknown)}.{did_you_mean(flag, self._flags())}")
 
     def _flags(self) -> list[str]:
         return [flag for flag in self._option_string_actions if flag.startswith("--")]
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
-            self.error(f"unknown command {value!r}{_did_you_mean(value, action.choices)}")
+            self.error(f"unknown command {value!r}.{did_you_mean(value, action.choices)}")
         super()._check_value(action, value)
 
 
 def _ended(message: str) -> str:
     return message if message.endswith("?") else f"{message.rstrip('.')}."
-
-
-def _did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Returns a question that names the nearest known word, or "" if none is near."""
-    near = difflib.get_close_matches(word, known, n=1)
-    return f". Did you mean {near[0]}?" if near else ""
 
 
 def _respelled(flag: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import math
 import os
 import sys
@@ -26,8 +27,8 @@ def add_parser(commands: Any) -> None:
         description="Run a script up to train() of this Trainer or transformers', and compute the memory of a "
         "training step on mps from the shapes of its tensors. The report shows the peak and its parts, the Macs on "
         "which the step fits, and the effect of gradient checkpointing, smaller batches, LoRA and more. Nothing is "
-        "trained, and models of transformers are built without weights. The exit status is 0 if the step fits on this "
-        "Mac (elsewhere: on any Mac), 1 if it does not, 2 if the script did not reach train().",
+        "trained, and models of transformers are built without weights. The exit status is 0 if the step fits on one "
+        "of the listed Macs, 1 if on none, 2 if the script did not reach train().",
     )
     command.add_argument(
         "--batches",
@@ -56,11 +57,14 @@ def run(arguments: argparse.Namespace) -> int:
     from ..lazy_imports import import_transformers
 
     import_transformers("transformers.trainer", "transformers.trainer_seq2seq")
-    from .. import replace_transformers
+    from .. import trainer_seq2seq  # noqa: F401 (so that the next import prints only its own line)
     from ..fit import estimate
     from ..fit.fake_models import models_are_fake
 
-    replace_transformers.replace()
+    with contextlib.redirect_stderr(io.StringIO()):  # nothing is trained, by whichever Trainer
+        from .. import replace_transformers
+
+        replace_transformers.replace()
     try:
         with models_are_fake(), _stopped_when_it_trains():
             try:

@@ -13,8 +13,8 @@ Write report.html again from the files of a run in OUTPUT_DIR, or compare the
 run with others on one page."""
 EPILOG = """\
 The report of one run goes to OUTPUT_DIR/report.html. A comparison goes to
-comparison.html in the current folder. For a run of transformers' Trainer the
-report has the curves and no times: its checkpoints do not record any.
+comparison.html in the current folder. For a run of transformers' Trainer, the
+report has curves but no times, because its checkpoints do not record them.
 The exit status is 0, or 2 when a folder has no run or a file is damaged."""
 
 COMPARISON = "comparison.html"

@@ -25,7 +25,7 @@ _CAUSES = {
     "SIGBUS": "shared memory was too small for the batches",
     "SIGSEGV": "a library that it uses has crashed",
 }
-_ON = "Checkpoints that were written are whole: resume_from_checkpoint=True goes on from the newest."
+_ON = "Existing checkpoints are valid; resume_from_checkpoint=True resumes from the newest."
 
 
 def explain_loading(error: Exception, loader: Any, batches: Any) -> None:
@@ -162,7 +162,7 @@ def _find(dataset: Any, collate: Callable, rows: list[int], batched: bool, said:
             examples.append(dataset[row])
         except Exception:
             which = f"Row {row} of the dataset cannot be read: {said}"
-            return f"{which} It was loaded for a batch of {naming(rows)}. What to do: mend that row, or leave it out."
+            return f"{which} It was loaded for a batch of {naming(rows)}. Fix that row or leave it out."
 
     def works(some: list[Any]) -> bool:
         try:
@@ -183,8 +183,8 @@ def _find(dataset: Any, collate: Callable, rows: list[int], batched: bool, said:
     if column is not None:
         parts.append(f"column {column!r} ({_oddity(examples, culprits, column)})")
     at_fault = f" because of {', '.join(parts)}" if parts else ""
-    todo = "mend or leave out what is at fault" if parts else "look at these rows"
-    return f"{begin}{at_fault}: {said} What to do: {todo}, or give the Trainer a data_collator that can take it."
+    todo = "Fix or leave out what is at fault" if parts else "Look at these rows"
+    return f"{begin}{at_fault}: {said} {todo}, or give the Trainer a data_collator that can take it."
 
 
 def _culprits(examples: list[Any], works: Callable[[list[Any]], bool]) -> list[int]:

@@ -146,8 +146,8 @@ def _by_class(model: nn.Module, names: list[str] | None) -> list[nn.Module]:
         lists = [child for module in model.modules() if isinstance(module, nn.ModuleList) for child in module]
         has = sorted({type(child).__name__ for child in lists}) or sorted({type(module).__name__ for module in inner})
         raise MisconfigurationException(
-            f"fsdp_config: transformer_layer_cls_to_wrap names {', '.join(missing)}, of which {type(model).__name__} "
-            f"has none. {'Its blocks may be ' + ', '.join(has[:8]) if has else 'Leave it out'}."
+            f"fsdp_config: transformer_layer_cls_to_wrap names {', '.join(missing)}, but {type(model).__name__} "
+            f"contains none. {'Did you mean ' + ' or '.join(has[:8]) + '?' if has else 'Leave it out.'}"
         )
     return [module for module in reversed(inner) if type(module).__name__ in wanted]
 

@@ -28,7 +28,7 @@ class FitReport:
         batch_shape: of the largest tensor in the batch that was computed.
         batches: the number of batches of which that is the largest.
         accumulated: batches in a step.
-        bytes_by_kind: at the moment when the step needs most: weights, gradients, optimizer, activations, logits.
+        bytes_by_kind: at the peak of the step: weights, gradients, optimizer, activations, logits.
         remedies: what each would leave, and all of them together.
     """
 
@@ -80,7 +80,7 @@ class FitReport:
             f"A training step of {self.model} needs {format_bytes(self.bytes_peak)}.",
             f"  {size}; {of} ({shape}){several}",
             "",
-            "When it needs most:",
+            "At the peak:",
             *rows,
         ]
 
@@ -101,18 +101,18 @@ class FitReport:
             f"  {each.text:<{width}}  {format_bytes(each.bytes_peak):>10}  {_on(each.bytes_peak)}"
             for each in self.remedies
         ]
-        return ["", "What each of these would leave of it:", *rows]
+        return ["", "Peak with each of these changes:", *rows]
 
 
 _NOTES = (
-    "GPU memory is what Metal recommends at most, in GiB. The step is computed from the shapes of its tensors; what",
-    "the allocator keeps beside them, macOS and other programs come on top. Nothing was trained.",
+    "GPU memory is what Metal recommends at most, in GiB. The step is computed from the shapes of its tensors;",
+    "the allocator's cache, macOS and other programs are not included. Nothing was trained.",
 )
 
 
 def _on(peak: int) -> str:
     size = smallest_for(peak)
-    return "on no Mac" if size is None else f"from {size} GB"
+    return f"more than {SIZES[-1]} GB" if size is None else f"from {size} GB"
 
 
 def _count(number: int) -> str:

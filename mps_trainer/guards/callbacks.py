@@ -21,8 +21,8 @@ def explain_callback(error: Exception, event: str, step: int) -> None:
     explain(
         error,
         f"The callback {name} failed at {event}, after step {step}, with {type(error).__name__}: {first_line(error)} "
-        "What to do: mend the callback, or leave it out of callbacks. Checkpoints that were written are whole: "
-        "resume_from_checkpoint=True goes on from the newest.",
+        "Fix the callback or leave it out of callbacks. Existing checkpoints are valid; "
+        "resume_from_checkpoint=True resumes from the newest.",
     )
 
 

@@ -70,7 +70,7 @@ class SignalHandler:
             name = signal.Signals(signum).name
             if self._speaks:
                 saving = "saving a checkpoint" + (" if the other processes still run" if self._processes else "")
-                text = f"\n{name}: finishing the step and {saving}. Once more stops at once, without saving.\n"
+                text = f"\n{name}: finishing the step and {saving}. A second signal stops at once, without saving.\n"
                 with contextlib.suppress(OSError):  # not print: Python's buffers may be what the signal interrupted
                     os.write(2, text.encode())
 

@@ -34,9 +34,10 @@ def loss_of(outputs: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
     if isinstance(outputs, Mapping):
         if outputs.get("loss") is not None:
             return outputs["loss"]
+        others = ", ".join(name for name in outputs if name != "loss")
         raise ValueError(
-            f"The model returned no loss, only {', '.join(outputs)}. It was given {', '.join(inputs)}: check that the "
-            "labels are among them and under the name that forward() takes, or override compute_loss."
+            f"The model returned {others + ' but ' if others else ''}no loss. Its inputs were: {', '.join(inputs)}. "
+            "Check that they include the labels under the name that forward() takes, or override compute_loss."
         )
     loss = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
     if not isinstance(loss, torch.Tensor) or loss.dim() > 0:

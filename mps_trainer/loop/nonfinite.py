@@ -176,7 +176,7 @@ class StopOnNan:
         checkpoint, saved = self._checkpoint(step)
         remedy = f"What to do: {self.reporter.remedy}, or look at those examples"
         then = "." if checkpoint is None else f"; then go on with resume_from_checkpoint={checkpoint!r}."
-        message = f"The {happened} That step was not made. {saved} {remedy}{then}"
+        message = f"The {happened} The weights were not updated. {saved} {remedy}{then}"
         rows = self.reporter.history.origin(step).rows
         return NonFiniteLossError(message, step + 1, rate, rows, checkpoint)
 
@@ -194,7 +194,9 @@ class StopOnNan:
         self.checkpointing.wait()
         folder = self.checkpointing.folder()
         return (
-            (folder, f"{folder} is the run before it.") if os.path.isdir(folder) else (None, "No checkpoint is left.")
+            (folder, f"{folder} holds the state before this step.")
+            if os.path.isdir(folder)
+            else (None, "No checkpoint is left.")
         )
 
 

@@ -50,7 +50,7 @@ class StepPlan:
         if batches is None:
             if max_steps < 0:
                 raise ValueError(
-                    "The training dataset does not know its length, so num_train_epochs cannot say where to stop. "
+                    "The training dataset has no length, so num_train_epochs does not define the number of steps. "
                     "Set max_steps."
                 )
             return cls(None, accumulation, max_steps, max_steps, sys.maxsize)

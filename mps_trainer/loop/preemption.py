@@ -146,4 +146,4 @@ class PreemptionHandler:
         folder = self.checkpointing.folder()
         takes_flags = "transformers.hf_argparser" in sys.modules
         way_on = how_to_go_on(folder, sys.argv if takes_flags else [], self._launcher(machines))
-        return f"Stopped after step {step} of {max_steps} and saved {folder}. To go on: {way_on}"
+        return f"Stopped after step {step} of {max_steps} and saved {folder}. To resume: {way_on}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import typing
 from typing import Any, NoReturn
@@ -10,6 +11,7 @@ from transformers import HfArgumentParser
 
 from ..arguments.checks import coerce, refuse
 from ..errors import MisconfigurationException
+from ..refusal import did_you_mean
 
 
 class OneLineParser(HfArgumentParser):
@@ -33,8 +35,15 @@ class OneLineParser(HfArgumentParser):
         except (ValueError, TypeError) as error:
             raise MisconfigurationException(str(error)) from error
         if unknown:
-            self.error(f"{unknown[0]!r} is no flag, nor the value of one")
+            raise MisconfigurationException(unknown_flag(self, unknown[0]))
         return tuple(arguments)
+
+
+def unknown_flag(parser: argparse.ArgumentParser, word: str) -> str:
+    """Returns the message for a word of the command line that `parser` does not know."""
+    flags = [flag for flag in parser._option_string_actions if flag.startswith("--")]
+    near = did_you_mean(word.partition("=")[0], flags) if word.startswith("--") else ""
+    return f"{word!r} is neither a flag nor a value of one.{near} `{parser.prog} --help` lists the flags."
 
 
 def given(argv: list[str]) -> set[str]:

@@ -90,9 +90,9 @@ REFUSED = [
     ({"fsdp_config": [1]}, "fsdp_config has [1], and should have a JSON object, such as "),
     (
         {"fsdp_config": {"state_dict_typ": "x"}},
-        "'state_dict_typ', which is no key of it. Did you mean state_dict_type?",
+        "an unknown key 'state_dict_typ'. Did you mean state_dict_type?",
     ),
-    ({"fsdp_config": {"zero": 1}}, "'zero', which is no key of it. Known are version, "),
+    ({"fsdp_config": {"zero": 1}}, "an unknown key 'zero'. Known are version, "),
     ({"fsdp_config": {"state_dict_type": "LOCAL"}}, "it must be one of FULL_STATE_DICT, SHARDED_STATE_DICT."),
     ({"fsdp_config": {"cpu_offload": "perhaps"}}, "fsdp_config: cpu_offload='perhaps' is not accepted"),
     ({"fsdp_config": {"min_num_params": -1}}, "fsdp_config: min_num_params='-1' is not accepted"),

@@ -204,7 +204,7 @@ LISTED = [
     ),
     resume(
         "one bit of the weights of the one that is asked for",
-        ["is damaged", "There is no good one beside it", "remove manifest.json"],
+        ["is damaged", "There is no good one beside it", "delete its manifest.json"],
         _one_bit,
         "--resume_from_checkpoint",
         "out/checkpoint-2",
@@ -236,8 +236,8 @@ STATES = [
 ]
 
 OTHERS = [
-    resume("weights of a wider model", "another model's", _wider),
-    resume("weights of another architecture", "another model's", _another_architecture),
+    resume("weights of a wider model", "belong to another model", _wider),
+    resume("weights of another architecture", "belong to another model", _another_architecture),
     resume("optimizer and schedule swapped", OPTIMIZER, swapped(OPTIMIZER, SCHEDULER)),
     resume("generators for the optimizer", OPTIMIZER, swapped(OPTIMIZER, RNG)),
     resume("generators for the schedule", SCHEDULER, swapped(SCHEDULER, RNG)),

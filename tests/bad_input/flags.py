@@ -74,12 +74,13 @@ SOURCES = [
 
 WORDS = [
     flag("no such flag", "--no_such_flag", "1", says=["--no_such_flag", "--help"]),
+    flag("a misspelled flag", "--embeded", says=["'--embeded' is neither", "Did you mean --embedded?"]),
     flag("an abbreviated flag", "--learn", "1e-3", says="--learn"),
     flag("a word too many", "--do_train", "yes", "mrpc", says=["'mrpc'", "--help"]),
     flag("a single dash", "-embedded", says="-embedded"),
     flag("a flag from nowhere", "--épochs", "3", says="--épochs"),
     flag("an escape sequence", "--\x1b[2J", "3", says="--\\x1b[2J"),
-    flag("a configuration beside flags", "--do_train", "yes", "mrpc.json", says="'mrpc.json' is no flag"),
+    flag("a configuration beside flags", "--do_train", "yes", "mrpc.json", says="'mrpc.json' is neither a flag"),
     Case("flags: a flag without its value", (*OUT, "--task_name"), ["--task_name", "expected one argument"]),
     flag("text for a number", "--learning_rate", "fast", says=["--learning_rate", "invalid float value: 'fast'"]),
     flag("nothing for a number", "--learning_rate", "", says=["--learning_rate", "invalid float value: ''"]),

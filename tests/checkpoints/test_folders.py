@@ -49,7 +49,7 @@ def test_a_damaged_one_that_was_asked_for_is_an_error_with_the_last_good_one(mak
     message = str(refused.value)
     assert message.startswith(f"The checkpoint {tmp_path}/checkpoint-20 is damaged: model.safetensors has 10 bytes")
     assert f"The last good checkpoint beside it is {good}." in message
-    assert message.endswith("remove manifest.json from it, and it is taken as it is.")
+    assert message.endswith("delete its manifest.json; it then loads unchecked.")
 
 
 def test_one_that_was_changed_on_purpose_is_taken_without_its_manifest(make_checkpoint, tmp_path):

@@ -250,7 +250,7 @@ def test_a_folder_without_weights_says_which_file_it_lacks(make_model, tmp_path)
 def test_weights_of_another_shape_are_another_models(make_model, tmp_path):
     save_file({**make_model().state_dict(), "head.bias": torch.ones(3)}, tmp_path / WEIGHTS)
     with pytest.raises(
-        MisconfigurationException, match=f"^The weights in {tmp_path} are another model's: .*:\\n.*for head.bias"
+        MisconfigurationException, match=f"^The weights in {tmp_path} belong to another model: .*:\\n.*for head.bias"
     ):
         model_files.load_weights(make_model(), str(tmp_path))
 
@@ -270,7 +270,7 @@ def test_what_a_model_leaves_out_of_its_checkpoints_is_not_missing(tmp_path):
     model = WithBuffer()
     with pytest.raises(
         MisconfigurationException,
-        match="1 of this model's parameters are missing and 0 are unknown to it, places for one",
+        match="1 parameter is missing and 0 are unexpected, for example places",
     ):
         model_files.load_weights(model, str(tmp_path))
     model._keys_to_ignore_on_save = ["places"]

@@ -235,7 +235,7 @@ def test_checkpoint_of_another_model_is_refused(make_trainer, saved):
         def forward(self, x, labels=None):
             return {"loss": nn.functional.cross_entropy(self.line(x), labels)}
 
-    with pytest.raises(MisconfigurationException, match="another model's: 2 of this model's parameters are missing"):
+    with pytest.raises(MisconfigurationException, match="belong to another model: 2 parameters are missing"):
         make_trainer({"model": Other()}, max_steps=4).train(resume_from_checkpoint=saved)
 
 

@@ -37,9 +37,10 @@ def test_a_script_that_fits_is_0_and_is_not_trained(fit, trainer, tmp_path):
     result = fit(BERT + trainer + EVALUATES, "--json", "report.json")
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("A training step of BertForSequenceClassification needs ")
-    assert "What each of these would leave of it:" in result.stdout
+    assert "Peak with each of these changes:" in result.stdout
     assert "trained\n" not in result.stdout
     assert "Computing" not in result.stderr  # no terminal
+    assert "are now mps_trainer's" not in result.stderr
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["macs"][0] == {"memory_gb": 8, "bytes_recommended": 5726623061, "fits": True}
     assert (Trainer.train, Trainer.evaluate) == before
@@ -51,6 +52,7 @@ def test_a_script_that_fits_on_no_mac_is_1_and_needs_no_memory(fit):
     assert result.returncode == 1, result.stderr
     assert "yes" not in result.stdout.split("fits", 1)[1].splitlines()[0]
     assert "weights        59.6 GiB" in result.stdout
+    assert result.stdout.rstrip().endswith("programs are not included. Nothing was trained.")
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,7 @@ def test_a_flag_that_is_spelled_with_dashes_takes_underscores():
         ("check x.py --json", "There is no file x.py to run. Name a Python script."),
         ("env --quiet", "unrecognized arguments: --quiet. See `mps-trainer env --help`."),
         ("doctor facts.json", "unrecognized arguments: facts.json. See `mps-trainer doctor --help`."),
+        ("--wrong", "unrecognized arguments: --wrong. See `mps-trainer --help`."),
         ("--verison", "unrecognized arguments: --verison. Did you mean --version? See `mps-trainer --help`."),
         ("docter", "unknown command 'docter'. Did you mean doctor? See `mps-trainer --help`."),
         ("xyzzy", "unknown command 'xyzzy'. See `mps-trainer --help`."),

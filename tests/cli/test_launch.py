@@ -160,5 +160,5 @@ def test_two_processes_find_each_other_and_the_status_is_that_of_the_one_that_fa
     result = run("launch", "--cpu", "--num_processes", "2", "train.py", "--nproc_per_node", "9")
     assert result.stdout == "sum 11 ['--nproc_per_node', '9'] true\n", result.stderr
     assert result.returncode == 7
-    assert result.stderr.splitlines()[-1] == "mps-trainer: process 1 of 2 ended with status 7, and so the run."
+    assert result.stderr.splitlines()[-1] == "mps-trainer: process 1 of 2 ended with status 7, which ended the run."
     assert "Traceback" not in result.stderr

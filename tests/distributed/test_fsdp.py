@@ -50,8 +50,8 @@ def test_a_class_that_is_not_there_is_refused_with_those_that_are():
     with pytest.raises(MisconfigurationException) as caught:
         names(model, transformer_layer_cls_to_wrap=["BertLayer", "GPT2Block"])
     assert str(caught.value) == (
-        "fsdp_config: transformer_layer_cls_to_wrap names GPT2Block, of which BertForMaskedLM has none. Its blocks "
-        "may be BertLayer."
+        "fsdp_config: transformer_layer_cls_to_wrap names GPT2Block, but BertForMaskedLM contains none. Did you "
+        "mean BertLayer?"
     )
 
 

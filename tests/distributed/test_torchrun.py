@@ -77,7 +77,7 @@ def test_a_signal_to_the_launcher_saves_once_and_says_how_to_go_on(tmp_path, glu
 def test_a_refusal_of_all_processes_is_one_line(glue_script, tmp_path):
     process = torchrun(str(glue_script), "--task_name", "mrpc", "--output_dir", str(tmp_path), "--nonsense", "3")
     output = process.communicate(timeout=HUNG_AFTER)[0]
-    assert output.count("'--nonsense' is no flag") == 1, output
+    assert output.count("'--nonsense' is neither a flag") == 1, output
 
 
 @pytest.fixture

@@ -155,13 +155,13 @@ def test_second_run_goes_on_from_the_checkpoint(run_glue, out):
     assert run_glue(*command, "--save_strategy", "steps", "--max_steps", 2)[0] == 0
     status, output, errors = run_glue(*command, "--save_strategy", "steps", "--max_steps", 4)
     assert status == 0, errors
-    assert f"Going on from {out / 'checkpoint-2'}" in output
+    assert f"Resuming from {out / 'checkpoint-2'}" in output
     history = read(out / "trainer_state.json")["log_history"]
     assert history[-1]["step"] == 4
     results = (out / "train_results.json").read_text()
     status, output, _ = run_glue(*command, "--max_steps", 4)
     assert status == 0
-    assert "Nothing is left to train" in output
+    assert "Nothing left to train" in output
     assert (out / "train_results.json").read_text() == results
     status, output, _ = run_glue(*command, "--max_steps", 2, "--overwrite_output_dir")
     assert "Going on" not in output

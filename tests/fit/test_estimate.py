@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import transformers
 
 from mps_trainer import MisconfigurationException, Trainer
 from mps_trainer.fit import estimate
+from mps_trainer.fit.fit_report import FitReport, RemedyResult
 from mps_trainer.fit.step import as_on_mps, largest_batch, measure_step
 from tests.conftest import Classifier, assert_same_weights, examples, weights
 
@@ -200,3 +202,9 @@ def test_the_table_and_the_dictionary(make_trainer):
     assert sum(found["bytes_by_kind"].values()) == found["bytes_peak"]
     assert [mac["memory_gb"] for mac in found["macs"]] == [8, 16, 24, 32, 36, 48, 64, 96, 128]
     assert all(mac["fits"] for mac in found["macs"])
+
+
+def test_a_peak_that_no_listed_mac_has_is_more_than_the_largest():
+    remedies = (RemedyResult("bf16=True", 2**39), RemedyResult("fp16=True", 2**30))
+    table = FitReport("Large", 1, 1, (1,), 1, 1, {"weights": 2**40}, remedies).table()
+    assert re.findall(r"GiB  (.*GB)$", table, re.MULTILINE) == ["more than 128 GB", "from 8 GB"]

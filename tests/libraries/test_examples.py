@@ -53,7 +53,7 @@ def results_in(folder: Path) -> dict[str, float]:
 
 
 REFUSED = {
-    "an unknown flag": (["--no_such_flag", "3"], "'--no_such_flag' is no flag, nor the value of one."),
+    "an unknown flag": (["--no_such_flag", "3"], "'--no_such_flag' is neither a flag nor a value of one."),
     "a value that cannot be": (["--learning_rate", "abc"], "invalid float value: 'abc'"),
     "a model's folder that is not there": (["--model_name_or_path", "/no/model"], "/no/model is not a folder."),
     "data without a model": (["--dataset_name", "x.jsonl"], "--model_name_or_path is missing"),

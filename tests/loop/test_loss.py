@@ -28,12 +28,16 @@ def test_loss_is_found_under_its_name_first_or_alone(outputs):
 
 
 def test_outputs_without_a_loss_say_what_the_model_returned_and_got():
-    for outputs in ({"logits": 1, "states": 2}, {"loss": None, "logits": 1}):
-        with pytest.raises(ValueError, match="The model returned no loss") as refused:
+    for outputs, returned in (
+        ({"logits": 1, "states": 2}, "logits, states but no loss"),
+        ({"loss": None, "logits": 1}, "logits but no loss"),
+        ({}, "no loss"),
+    ):
+        with pytest.raises(ValueError, match="no loss") as refused:
             loss_of(outputs, {"x": 1, "mask": 1})
         assert str(refused.value) == (
-            f"The model returned no loss, only {', '.join(outputs)}. It was given x, mask: check that the labels are "
-            "among them and under the name that forward() takes, or override compute_loss."
+            f"The model returned {returned}. Its inputs were: x, mask. Check that they include the labels under the "
+            "name that forward() takes, or override compute_loss."
         )
 
 

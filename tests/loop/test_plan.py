@@ -43,7 +43,7 @@ def test_progress_is_a_fraction_of_the_epoch():
 
 
 def test_stream_without_length_needs_a_number_of_steps():
-    with pytest.raises(ValueError, match=r"does not know its length.*Set max_steps"):
+    with pytest.raises(ValueError, match=r"has no length.*Set max_steps"):
         StepPlan.make(None, 1, -1, 3)
     assert StepPlan.make(None, 2, 6, 3).progress(0, 6) == 0.5
 

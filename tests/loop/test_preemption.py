@@ -129,8 +129,8 @@ def test_an_interrupt_is_one_with_the_way_on(make_trainer):
     trainer, ended = interrupted(make_trainer, SignalAt("on_step_end", 2, signal.SIGINT), **SETTINGS)
     folder = os.path.join(trainer.args.output_dir, "checkpoint-2")
     assert type(ended) is KeyboardInterrupt
-    assert str(ended).startswith(f"Stopped after step 2 of 12 and saved {folder}. To go on: ")
-    assert folder in str(ended).split("To go on: ")[1]
+    assert str(ended).startswith(f"Stopped after step 2 of 12 and saved {folder}. To resume: ")
+    assert folder in str(ended).split("To resume: ")[1]
 
 
 def test_a_run_that_saves_nothing_is_saved_all_the_same(make_trainer):

@@ -21,7 +21,12 @@ class Settings:
     ("argv", "message"),
     [
         (["--size", "two"], "argument --size: invalid int value: 'two'. `train.py --help` lists the flags."),
-        (["--color", "red"], "'--color' is no flag, nor the value of one. `train.py --help` lists the flags."),
+        (["--color", "red"], "'--color' is neither a flag nor a value of one. `train.py --help` lists the flags."),
+        (
+            ["--sise=2"],
+            "'--sise=2' is neither a flag nor a value of one. Did you mean --size? `train.py --help` lists the flags.",
+        ),
+        (["sise"], "'sise' is neither a flag nor a value of one. `train.py --help` lists the flags."),
         (["--size", "0"], "size is below 1."),
     ],
     ids=str,
