@@ -26,6 +26,9 @@ _CPU, _META = torch.device("cpu"), torch.device("meta")
 @cache
 def fake_mode() -> FakeTensorMode:
     """Returns the mode of all fake tensors here. Inside it, what operators make is fake."""
+    # In a build for CUDA the mode registers eight devices. The first backward pass makes a thread for each device that
+    # it finds, after which no simulated device can be added, so it comes before.
+    torch.zeros((), requires_grad=True, device=_CPU).backward()
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch.utils._pytree import tree_flatten
@@ -182,3 +186,22 @@ def test_names_and_lists_of_arguments_tell_keys_apart():
     assert key(ATEN.add.Tensor, (), {"alpha": 1}) != key(ATEN.add.Tensor, (), {"other": 1})
     assert key(ATEN.cat.default, ([1], [2]), {}) != key(ATEN.cat.default, ([1, 2], []), {})
     assert key(ATEN.cat.default, ([1, 2],), {}) == key(ATEN.cat.default, ([1, 2],), {})
+
+
+@pytest.mark.integration
+def test_the_simulated_device_can_be_added_after_a_fake_step():
+    code = """
+from mps_trainer.simulator import SimulatorUnavailableError, simulated_mps
+import torch
+from mps_trainer.fit.fake_tensors import fake_mode, fake_of
+with fake_mode():
+    (fake_of(torch.ones(2, requires_grad=True)) * 2).sum().backward()
+try:
+    with simulated_mps():
+        print(torch.ones(2, device="mps").sum().item())
+except SimulatorUnavailableError:
+    print("unavailable")
+"""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=300)
+    assert ran.stdout.strip() in ("2.0", "unavailable"), ran.stderr
