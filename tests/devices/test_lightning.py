@@ -101,6 +101,7 @@ def test_without_mps_lightning_says_that_it_is_not_available():
         make()
 
 
+@pytest.mark.integration
 def test_lightning_is_not_imported_for_it():
     code = "import sys, mps_trainer; mps_trainer.MPSAccelerator(); print(sorted(sys.modules))"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
