@@ -1,4 +1,4 @@
-"""Whether both Trainers learn the same: MRPC with a pretrained MiniLM, three epochs in bfloat16, a seed a round."""
+"""Compares what both Trainers learn: MRPC with a pretrained MiniLM, three epochs in bfloat16, a seed a round."""
 
 from __future__ import annotations
 
