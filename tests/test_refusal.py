@@ -1,4 +1,4 @@
-"""What a command says when it ends."""
+"""Tests the message of a command that ends with an error."""
 
 import pytest
 

@@ -13,7 +13,7 @@ WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json
 
 
 class Touch:
-    """What a hostile pickle does when it is loaded."""
+    """Runs when a hostile pickle is loaded."""
 
     def __reduce__(self):
         return os.system, ("touch ran",)

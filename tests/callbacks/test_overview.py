@@ -142,7 +142,7 @@ def test_an_object_around_a_model_has_no_parameters_to_count(make_trainer):
 
 
 class Odd:
-    """What a library may tell callbacks of: it counts its parameters in a way of its own."""
+    """Stands for a library's model, which counts its parameters in its own way."""
 
     parameters = 74
 

@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, and what is cleared away."""
+"""Tests the choice of the checkpoint to resume from, and the removal of old ones."""
 
 import json
 import os

@@ -85,7 +85,7 @@ class Processor:
 
 @pytest.fixture
 def folder(trained, make_args, tmp_path):
-    """What the writer writes of a model with its optimizer."""
+    """Returns what the writer writes of a model with its optimizer."""
     model, optimizer, schedule = trained
     parts = {OPTIMIZER: optimizer, SCHEDULER: schedule}
     written = tmp_path / "checkpoint-2"

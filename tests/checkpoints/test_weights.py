@@ -1,4 +1,4 @@
-"""Which files of a checkpoint hold the weights."""
+"""Tests the search for the files of a checkpoint that hold the weights."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ CONFIG = [sys.executable, "-m", "mps_trainer", "config"]
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """Where the settings go, of a user who has none."""
+    """Returns the settings file of a user without settings."""
     for name in ("ACCELERATE_MIXED_PRECISION", "MPS_TRAINER_TRACEBACK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))

@@ -1,4 +1,4 @@
-"""Where the host waits for the device: found with its line, and not where no device is asked."""
+"""Tests that waits for the device are found with their lines, and that nothing else is reported."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def test_a_read_in_a_loss_of_one_s_own_is_found_with_its_line(make_trainer):
 
 
 def test_the_mask_of_a_padded_batch_is_made_without_a_read(bert, make_trainer):
-    """Which transformers' own Trainer does not do: the line of its models that asks is found in test_reads."""
+    """transformers' own Trainer does wait: test_reads finds the line of its models."""
     rows = [
         {"input_ids": [5] * n + [0] * (4 - n), "attention_mask": [1] * n + [0] * (4 - n), "labels": n % 2}
         for n in (4, 3, 4, 2)

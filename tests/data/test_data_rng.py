@@ -1,4 +1,4 @@
-"""What a checkpoint keeps of the random numbers that loading draws, and what a run does with it."""
+"""Tests the random state of data loading in a checkpoint, and how a run restores it."""
 
 from __future__ import annotations
 

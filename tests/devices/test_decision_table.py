@@ -1,4 +1,4 @@
-"""Which device each machine gets, and the words it gets where it gets none."""
+"""Tests which device each machine gets, and the message where it gets none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a machine, and what its owner should do first. All of it is computed from facts."""
+"""Tests the findings about a machine and their order. All are computed from facts."""
 
 from __future__ import annotations
 

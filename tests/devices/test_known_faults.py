@@ -1,4 +1,4 @@
-"""Which machines are known to compute wrong results."""
+"""Tests which machines are known to compute wrong results."""
 
 from pathlib import Path
 

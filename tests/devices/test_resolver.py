@@ -1,4 +1,4 @@
-"""What a decision says, word by word: why, why not the others, and what to do."""
+"""Tests the text of a decision: the reason, the rejected devices, and the remedies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What two processes tell each other, and what one that is alone tells itself."""
+"""Tests the collectives of two processes, and of one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which modules of a model are gathered by themselves when it is sharded, and what is told of those that cannot be."""
+"""Tests which modules are sharded as units of their own, and the message for those that cannot be."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def text_of(page: Path) -> str:
 
 @functools.cache
 def anchors_of(page: Path) -> set[str]:
-    """What GitHub and Sphinx call the headings of a page."""
+    """Returns the anchors that GitHub and Sphinx give the headings of a page."""
     text = _FENCED.sub("", page.read_text(encoding="utf-8"))
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

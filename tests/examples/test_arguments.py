@@ -1,4 +1,4 @@
-"""What the script does where its command line says nothing."""
+"""Tests the defaults of the script."""
 
 import json
 

@@ -184,7 +184,7 @@ def test_help_lists_every_flag(run_glue):
 
 
 def test_metrics_are_not_loaded_before_there_is_something_to_measure(tmp_path):
-    """What they need takes a second to import."""
+    """Imports take a second, so they wait until a task needs them."""
     code = (
         "import sys, run_glue\n"
         "from transformers import TrainerCallback\n"

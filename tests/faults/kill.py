@@ -33,7 +33,7 @@ FINDS_OUT = 60  # seconds, twice the ddp_timeout of the runs
 
 @dataclass
 class Trial:
-    """How one trial went: "identical", or what was wrong; its kills, and how many of them hit a save."""
+    """Holds the result of one trial: "identical" or the fault, its kills, and how many of them hit a save."""
 
     variant: str
     device: str
@@ -89,7 +89,7 @@ class Harness:
         return Trial(variant, device, verdict, kills, in_a_save)
 
     def uninterrupted(self, variant: str, device: str) -> tuple[dict, float]:
-        """What a run that is left alone comes to, and how long it takes."""
+        """Returns the result of an uninterrupted run and its seconds."""
         key = variant, device
         if key not in self.whole:
             folder = self.folder / f"whole {variant} {device}"
@@ -144,7 +144,7 @@ class Harness:
                 time.sleep(0.0005)
 
     def saving(self, folder: Path) -> bool:
-        """Whether what was killed was writing a checkpoint."""
+        """Returns True if the killed process was writing a checkpoint."""
         if self.library == "mps_trainer":
             return any(folder.glob(LEFT_OVER))
         names = {path: set(os.listdir(path)) for path in folder.glob("checkpoint-*")}
@@ -168,7 +168,7 @@ class Harness:
 
 
 def _import(library: str) -> None:
-    """What a run imports, so that those forked from here have it."""
+    """Imports what a run needs, so that processes forked from here have it."""
     if library == "transformers":
         import transformers
 

@@ -1,4 +1,4 @@
-"""What of Accelerate's settings is taken over, and what is said of the rest."""
+"""Tests which of Accelerate's settings are used, and the message about the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which file is in force, and that one is written whole or not at all."""
+"""Tests which settings file is used, and that a file is written completely or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which machine can do what was asked, and with what command line a script is started."""
+"""Tests which machines can run a launch, and the command line that starts the script."""
 
 from __future__ import annotations
 

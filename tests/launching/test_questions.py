@@ -1,4 +1,4 @@
-"""Which questions are asked on which machine, and what becomes of the answers."""
+"""Tests which questions each machine asks, and how answers are stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a setting may be, in a file and as an answer, and which of two goes before the other."""
+"""Tests the valid values of settings in files and answers, and their precedence."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def find() -> str | None:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the browser made of a page: its elements when all scripts have run, and the lines of its console."""
+    """Holds a page as the browser shows it: its elements after all scripts have run, and the lines of its console."""
 
     elements: str
     console: list[str]

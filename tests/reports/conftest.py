@@ -76,7 +76,7 @@ RECORD: dict[str, Any] = {
 
 @pytest.fixture
 def data() -> dict[str, Any]:
-    """What the file of a record has, to be changed."""
+    """Returns the content of a record's file as a dictionary that tests change."""
     return copy.deepcopy(RECORD)
 
 

@@ -168,11 +168,17 @@ class Reads(TrainerCallback):
         self.pages.append(self.path.read_text() if self.path.exists() else "")
 
 
-def test_an_open_page_loads_itself_again_while_the_run_lasts(make_trainer, tmp_path, monkeypatch):
+def read_run(make_trainer, tmp_path, monkeypatch, cost):
+    """Returns the pages after each of four steps. The next page waits `cost` times the seconds of the last write."""
     monkeypatch.setattr("mps_trainer.callbacks.run_report._RELOAD", 1e-9)
-    monkeypatch.setattr("mps_trainer.callbacks.run_report._COST", 0)
+    monkeypatch.setattr("mps_trainer.callbacks.run_report._COST", cost)
     reads = Reads(tmp_path / "run" / PAGE)
     make_trainer({"callbacks": [reads]}, report=True, max_steps=4, logging_steps=1).train()
+    return reads
+
+
+def test_an_open_page_loads_itself_again_while_the_run_lasts(make_trainer, tmp_path, monkeypatch):
+    reads = read_run(make_trainer, tmp_path, monkeypatch, cost=0)
     assert "1 of 4 steps" in reads.pages[1]
     assert "3 of 4 steps" in reads.pages[3]
     assert all("<body data-reload=" in text and ">running</span>" in text for text in reads.pages[1:])
@@ -181,10 +187,7 @@ def test_an_open_page_loads_itself_again_while_the_run_lasts(make_trainer, tmp_p
 
 
 def test_a_page_is_written_at_most_in_a_hundredth_of_the_time(make_trainer, tmp_path, monkeypatch):
-    monkeypatch.setattr("mps_trainer.callbacks.run_report._RELOAD", 1e-9)
-    monkeypatch.setattr("mps_trainer.callbacks.run_report._COST", 1e9)
-    reads = Reads(tmp_path / "run" / PAGE)
-    make_trainer({"callbacks": [reads]}, report=True, max_steps=4, logging_steps=1).train()
+    reads = read_run(make_trainer, tmp_path, monkeypatch, cost=1e9)
     assert "1 of 4 steps" in reads.pages[3]
 
 

@@ -25,7 +25,7 @@ from torch.nn.modules import module as torch_modules
 
 from ..introspection import base_model, is_transformed
 
-# Classifiers whose head reads the first token, by the name of their base model's attribute.
+# Classifiers whose head reads the first token, and the attribute that holds their base model.
 CLASSIFIERS = {
     "BertForSequenceClassification": "bert",
     "RobertaForSequenceClassification": "roberta",
@@ -50,8 +50,8 @@ _in_classifier: ContextVar[bool] = ContextVar("_in_classifier", default=False)
 def unread_tokens_skipped(model: nn.Module, is_on: bool) -> Iterator[None]:
     """Makes a classifier in `model` skip the tokens of its last layer that nothing reads, if `is_on`.
 
-    It computes them where something could read them: where hidden states or attentions are asked for, where one of the
-    modules on the way has a hook, and where the base model is called by itself.
+    The classifier still computes them where other code could read them: if hidden states or attentions are requested,
+    if a module on the way has a hook, and if the base model is called by itself.
     """
     classifier = base_model(model)
     layer = last_layer(classifier) if is_on else None
@@ -111,7 +111,7 @@ _BY_TOKEN = (*_LIBRARIES, *(f"torch.nn.modules.{name}" for name in _OF_TORCH))
 
 @functools.cache
 def _is_known(kind: Any, config_kind: Any) -> bool:
-    """Returns True for a class of layers that computes as `_first_token` does; a small one is asked."""
+    """Returns True for a class of layers that computes as `_first_token` does. A small layer is compared."""
     if not kind.__module__.startswith("transformers.models."):
         return False
     sizes = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8, "num_hidden_layers": 1}
