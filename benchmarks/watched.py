@@ -54,6 +54,7 @@ class Notes:
             **{"steps": len(self.begun), "parameters": self.parameters, "distinct_shapes": len(self.shapes)},
             **{"padded_tokens": self.padded_tokens, "real_tokens": self.real_tokens, "peak_rss_mib": peak / 2**20},
             **{"first_step_seconds": self.begun[0] if self.begun else None},
+            **{"first_step_processor_seconds": self.computed[0] if self.computed else None},
             **{"training_seconds": self.begun[-1] - self.begun[0] if len(self.begun) > 1 else None},
             **{"training_processor_seconds": self.computed[-1] - self.computed[0] if len(self.begun) > 1 else None},
         }

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from benchmarks import distributed, glue, learning, libraries, overhead, simulated, startup, worker
+from benchmarks import distributed, glue, learning, libraries, mrpc, overhead, simulated, startup, worker
 from benchmarks.__main__ import main, run
 from benchmarks.benchmark import Options
 from benchmarks.rounds import alternate, middles
+from mps_trainer.devices.facts import cpu_bfloat16
 from mps_trainer.simulator import SimulatorUnavailableError, simulated_mps
 from tests.distributed.launch import free_port
 
@@ -125,8 +126,11 @@ def test_what_is_measured_in_two_processes_comes_from_the_first(monkeypatch):
 def test_startup(benchmarks_here):
     result, _ = benchmarks_here("startup", "--peers", "ours")
     kinds = {"python", "torch", "ours-device", "ours-help", "ours-first-step"}
-    check(result, "startup", kinds, {"seconds"})
-    assert result["middles"]["python"]["seconds"] < result["middles"]["torch"]["seconds"]
+    check(result, "startup", kinds, {"seconds", "processor_seconds"})
+    middles = result["middles"]
+    assert middles["python"]["seconds"] < middles["torch"]["seconds"]
+    assert 0 < middles["python"]["processor_seconds"] < middles["torch"]["processor_seconds"]
+    assert middles["torch"]["processor_seconds"] < middles["ours-first-step"]["processor_seconds"]
 
 
 @pytest.mark.acceptance
@@ -136,7 +140,7 @@ def test_mrpc(benchmarks):
     check(
         result,
         "mrpc",
-        {"ours", "ours-bf16"},
+        {"ours"} if cpu_bfloat16() is False else {"ours", "ours-bf16"},
         {"seconds", "first_step_seconds", "padding", "peak_rss_mib", "real_share_of_peak"},
     )
     row = result["rounds"][0]["ours"]
@@ -144,6 +148,19 @@ def test_mrpc(benchmarks):
     assert 0 < row["first_step_seconds"] < row["seconds"]
     assert 0 < row["real_tokens"] < row["padded_tokens"]
     assert 0 < row["learned"]["dev accuracy"] < 1
+
+
+@pytest.mark.parametrize("has_instructions", [True, False, None])
+def test_mrpc_is_not_measured_in_a_slow_bfloat16(monkeypatch, tmp_path, has_instructions):
+    for folder in ("glue/MRPC", "models/minilm-l6"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.setattr(mrpc, "cpu_bfloat16", lambda: has_instructions)
+    monkeypatch.setattr(mrpc, "measure_in_process", lambda *_, **__: {"flops_per_second": 1e9})
+    plan = mrpc.BENCHMARK.plan(Options(("ours", "transformers"), str(tmp_path)))
+    in_bfloat16 = {"ours-bf16", "transformers-dynamic-bf16"}
+    in_float32 = {"ours", "transformers", "transformers-dynamic"}
+    assert plan.entries.keys() == (in_float32 if has_instructions is False else in_float32 | in_bfloat16)
+    assert plan.left_out.keys() == (in_bfloat16 if has_instructions is False else set())
 
 
 def test_learning_takes_another_seed_in_each_round(monkeypatch, tmp_path):
