@@ -32,8 +32,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What has been imported by now stays: a collection of garbage, with which each run of transformers' Trainer
-    begins, need not go through it every time, which takes longer than most tests do."""
+    """Exempts all imported modules from garbage collection.
+
+    Each run of transformers' Trainer begins with a collection, which would take longer than most tests do.
+    """
     gc.collect()
     gc.freeze()
 
@@ -63,7 +65,7 @@ def on_device(name: str, **settings: object) -> Iterator[SimulatedMPS | None]:
 
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    """What `make_args` trains on: the CPU, or for a test marked every_device also an mps device.
+    """The device that `make_args` trains on: the CPU, and for a test marked every_device also an mps device.
 
     `every_device(same_draws_as_cpu=True)` lets the device draw the CPU's random numbers, for comparison with it.
     """

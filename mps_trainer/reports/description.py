@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 from typing import Any
 
 from ..data.buckets import buckets_of
 from ..data.lengths import lengths_in_column
 from ..distributed.sharded import class_of
 from ..training_args import TrainingArguments
+from .redaction import HIDDEN, is_secret, without_home, without_secrets
 
-_SECRET = re.compile(r"(token|secret|password|api_?key)$", re.IGNORECASE)
 _MOST_BATCHES = 20_000  # of an epoch, whose lengths are looked at: a hundredth of a second
 _MOST_EXAMPLES = 200_000
 
@@ -114,22 +113,15 @@ def arguments_of(args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def secrets_of(args: Any) -> list[str]:
     """Returns the values of the arguments that a report hides."""
-    return [value for name, value in vars(args).items() if _SECRET.search(name) and isinstance(value, str) and value]
+    return [value for name, value in vars(args).items() if is_secret(name) and isinstance(value, str) and value]
 
 
 def shown(name: str, value: Any) -> Any:
-    """Returns `value` in types that JSON has; the home folder is ~, because a report is shown to others."""
-    if _SECRET.search(name) and value is not None:
-        return "(hidden)"
-    if isinstance(value, (bool, int, float)) or value is None:
+    """Returns `value` in types that JSON has, without secrets and the home folder."""
+    if isinstance(value, (bool, int, float)) or value is None:  # eos_token_id is no secret
         return value
     if isinstance(value, dict):
-        return {str(key): shown(str(key), entry) for key, entry in value.items()}
+        return {str(key): shown(name if is_secret(name) else str(key), entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [shown("", entry) for entry in value]
-    return without_home(str(getattr(value, "value", value)))
-
-
-def without_home(text: str) -> str:
-    home = os.path.expanduser("~")
-    return text.replace(home, "~") if len(home) > 1 else text
+        return [shown(name, entry) for entry in value]
+    return HIDDEN if is_secret(name) else without_home(without_secrets(str(getattr(value, "value", value))))

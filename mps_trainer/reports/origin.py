@@ -10,24 +10,13 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from ..refusal import as_line
-from .description import without_home
+from .redaction import HIDDEN, is_secret, without_home, without_secrets
 
-HIDDEN = "(hidden)"
 _LONGEST = 4000  # characters of a command line
 _GIT_TIMEOUT = 2.0  # seconds
 
-_SECRET_NAME = re.compile(r"token|key|pass(?:w|phrase)|secret|credential|auth(?!ors?(?![a-z]))", re.IGNORECASE)
-# "tokenizer", and numbers of tokens as in --max_new_tokens and --include_tokens_per_second
-_NO_SECRET = re.compile(
-    r"tokeniz|(?P<count>(?<![^\W_])(?:max|min|num|new|unread)[\w-]*?)tokens|tokens(?=_(?:per|across)_)", re.IGNORECASE
-)
 _ASSIGNED = re.compile(r"([-+~]{0,2}[\w.:-]+)=(.*)", re.DOTALL)  # Hydra adds with + and ++
 _SWITCH = re.compile(r"--(?:use|no)[_-]")  # takes no value, or one that begins with no "--"
-_SECRET_TEXT = re.compile(
-    r"\b(?:hf_|gh[pousr]_|github_pat_|sk-)[\w-]{16,}"
-    # user and password of a URL, up to the last @; without a password there is no / in it
-    r"|(?<=://)(?:[^\s/:]*:\S*|[^\s/]+)(?=@)"
-)
 # options of the interpreter
 _FLAGS = "-[bBdEhiIOPqRsSuvVx?]*"
 _CODE = re.compile(rf"({_FLAGS}c)(.*)", re.DOTALL)
@@ -71,7 +60,7 @@ def command_line(argv: Sequence[str], secrets: Collection[str] = ()) -> str:
         elif assigned is not None and is_secret(assigned[1]):
             words.append(f"{assigned[1]}={HIDDEN}")
         else:
-            words.append(_without_secrets(word, secrets))
+            words.append(without_secrets(word, secrets))
         flag = word if word.startswith("-") and assigned is None else ""
         is_next = not _SWITCH.match(flag)
     return as_line(without_home(shlex.join(words)), _LONGEST)
@@ -89,17 +78,6 @@ def _without_code(words: Sequence[str]) -> list[str]:
             break
         is_value = _WITH_VALUE.fullmatch(word) is not None
     return list(words)
-
-
-def is_secret(flag: str) -> bool:
-    """Returns True if the name of a flag suggests a secret value."""
-    return bool(_SECRET_NAME.search(_NO_SECRET.sub(lambda found: found["count"] or "", flag)))
-
-
-def _without_secrets(word: str, secrets: Collection[str]) -> str:
-    for secret in filter(None, secrets):
-        word = word.replace(secret, HIDDEN)
-    return _SECRET_TEXT.sub(HIDDEN, word)
 
 
 def commit_of(folder: str) -> str:

@@ -18,6 +18,7 @@ from . import description, record
 from .fallbacks import FallbackWatch
 from .origin import origin_of
 from .record import FAILED, FINISHED, RUNNING, STEP, STOPPED, Event, RunRecord, Session
+from .redaction import without_home
 
 _APART = 0.25  # seconds between two looks at clock and memory, however often is logged
 _MARKS = 4000  # after which every other one is dropped, and those to come are twice as far apart
@@ -67,7 +68,7 @@ class Recorder:
         if resumed_from is None:
             self.note("begin", state.global_step)
         else:
-            self.note("resume", state.global_step, f"from {description.without_home(str(resumed_from))}")
+            self.note("resume", state.global_step, f"from {without_home(str(resumed_from))}")
         self._fallbacks = FallbackWatch(args.device.type)
         self._fallbacks.begin()
         self._look()
@@ -94,7 +95,7 @@ class Recorder:
             self._warnings += 1
             if self._warnings > _WARNINGS:
                 return
-        self.record.events.append(Event(kind, step, self._now(), as_line(description.without_home(text)), took))
+        self.record.events.append(Event(kind, step, self._now(), as_line(without_home(text)), took))
 
     def save_now_and_then(self) -> None:
         """Writes the record at a checkpoint, unless it was written a moment ago. Raises OSError."""
@@ -133,7 +134,7 @@ class Recorder:
     def _set_outcome(self, kind: str, text: str) -> None:
         self.record.outcome = {
             "kind": kind,
-            "text": as_line(description.without_home(text)),
+            "text": as_line(without_home(text)),
             "step": self.state.global_step,
             "max_steps": self.state.max_steps,
         }

@@ -1,4 +1,4 @@
-"""What a launcher asks to autocast to, as transformers takes it."""
+"""A launcher chooses the number format of autocast, as in transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a case of bad input is, and what the cases have in common. Each kind of input has a module of its own."""
+"""Defines a case of bad input, and what all cases share. Each kind of input has its own module."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_memory(benchmarks_here, built):
 
 
 def test_one_of_one_process_learns_what_it_learns_by_hand(monkeypatch, tmp_path):
-    """What each of two does in the test above, which starts four."""
+    """The test above starts four processes; each pair of them does this."""
     group = {**dict.fromkeys(("RANK", "LOCAL_RANK"), "0"), **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "1")}
     for name, value in {**group, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}.items():
         monkeypatch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""Who is measured when, and what the rounds come to."""
+"""The order of the measurements, and the figures over all rounds."""
 
 import pytest
 

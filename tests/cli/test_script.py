@@ -1,4 +1,4 @@
-"""What a script does to the process that it runs in, and how it may end."""
+"""A script runs in this process: what it changes, and how it ends."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def bad(report: CoverageReport) -> set[str]:
 
 
 def reads(report: CoverageReport) -> list[tuple[str, int, str]]:
-    """What, how often, and the text of the line."""
+    """Returns for each blocking read its kind, the number of calls, and the text of the line."""
     return [(read.what, read.calls, read.where.text if read.where else "") for read in report.blocking_reads]
 
 

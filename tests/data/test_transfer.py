@@ -112,7 +112,7 @@ def test_what_is_on_the_device_stays_where_it_is(mps):
 
 
 def test_a_change_of_one_part_in_place_is_no_change_of_another(mps):
-    """Which autograd would otherwise refuse: the parts lie in one buffer."""
+    """The parts share a buffer, so autograd could take the change of one for a change of the other, and refuse."""
     moved = BatchTransfer(torch.device("mps"))({"x": torch.ones(2), "labels": torch.zeros(2)})
     weight = torch.ones(2, device="mps", requires_grad=True)
     loss = (weight * moved["x"]).sum()

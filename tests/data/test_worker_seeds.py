@@ -14,7 +14,7 @@ from mps_trainer.distributed import Processes
 
 
 class Draws(Dataset):
-    """What each of three generators gives, with the number of the worker and the epoch."""
+    """Each example has a number from each of three generators, the number of the worker, and the epoch."""
 
     epoch = 0
 

@@ -1,4 +1,4 @@
-"""How many devices one process gets, and which, for every spelling of `devices`."""
+"""The devices that one process gets, for every spelling of `devices`."""
 
 from __future__ import annotations
 

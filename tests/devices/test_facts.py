@@ -210,7 +210,7 @@ def test_sysctl_answers_none_for_a_name_nobody_has():
 
 
 def python(code: str, **environ: str) -> str:
-    """What a fresh interpreter prints, with no fallback switch in its environment unless given."""
+    """Returns what `code` prints in a new interpreter, whose environment has no fallback switch unless given."""
     import os
 
     variables = {name: value for name, value in os.environ.items() if name != "PYTORCH_ENABLE_MPS_FALLBACK"}

@@ -1,4 +1,4 @@
-"""Which products of matrices M1 and M2 compute wrong, and what is said of a model that has them."""
+"""M1 and M2 compute some large matrix products wrong. A model that has them is warned about."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What several processes have made of the scenarios, once for all tests."""
+"""Runs the scenarios in several processes, once for all tests."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def made_by(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Callable[
 
 @pytest.fixture
 def made_by_four(made_by: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[dict[str, Any]]]:
-    """What each of four processes made of some scenarios; they go on from what two have saved."""
+    """Returns the results of four processes, which resume from checkpoints of two."""
     checkpoint = os.path.join(made_by(2)("checkpoints")[0]["folder"], "checkpoint-8")
     monkeypatch.setenv("FROM_CHECKPOINT", checkpoint)
     monkeypatch.setenv("FROM_SHARDS", made_by(2)("sharded_checkpoints")[0]["folder"])

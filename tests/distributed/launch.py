@@ -69,7 +69,7 @@ def start(size: int, *command: str, variables: Variables = environment) -> list[
 
 
 def run(size: int, *command: str, timeout: int = HUNG_AFTER, variables: Variables = environment) -> list[str]:
-    """What each of the processes printed; all of them have to end well."""
+    """Returns the output of each process. Fails if one of them failed."""
     processes = start(size, *command, variables=variables)
     outputs = [process.communicate(timeout=timeout)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * size, outputs

@@ -1,4 +1,4 @@
-"""What processes tell each other, made by each of them: the second has other tensors than the first."""
+"""Scenarios in which processes send each other objects. The tensors of the second differ from the first's."""
 
 from __future__ import annotations
 

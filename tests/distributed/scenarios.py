@@ -285,7 +285,7 @@ def folders_of_their_own(folder: str) -> dict[str, Any]:
 
 @scenario
 def another_run_in_the_folder(folder: str) -> dict[str, Any]:
-    """Which the first process alone finds there, and all are told."""
+    """Only the first process finds the other run, and all of them are told."""
     os.makedirs(folder, exist_ok=True)
     trainer = Trainer(Classifier(), arguments(folder, max_steps=1), train_dataset=examples(40))
     holder = None
@@ -319,7 +319,7 @@ class Stream(IterableDataset):
 
 @scenario
 def a_stream(folder: str) -> dict[str, Any]:
-    """That ends with examples for all processes."""
+    """The stream ends when every process has an example."""
     torch.manual_seed(0)
     trainer = Trainer(Classifier(dropout=0.0), arguments(folder), train_dataset=Stream(examples(44)))
     trainer.train()

@@ -276,14 +276,14 @@ def sharded_checkpoints(folder: str) -> dict[str, Any]:
 
 @scenario
 def sharded_from_one_process(folder: str) -> dict[str, Any]:
-    """That one of two writes a checkpoint of a whole model, for both to go on from."""
+    """Both processes resume sharded from a checkpoint of a whole model."""
     whole = continued(folder, save_strategy="steps", save_steps=4, fsdp=None)
     return {"whole": whole, "again": continued(folder, resume=os.path.join(folder, "checkpoint-8"))}
 
 
 @scenario
 def sharded_from_two_processes(folder: str) -> dict[str, Any]:
-    """That go on from checkpoints of two; not there where nobody has made one."""
+    """Resumes from checkpoints of two processes; {} if there are none."""
     place = os.environ.get("FROM_SHARDS")
     if place is None:
         return {}

@@ -71,7 +71,7 @@ def test_the_main_process_does_its_block_first_and_releases_the_others_even_when
 
 @pytest.fixture
 def joined(monkeypatch):
-    """What would have been joined: a process group cannot be joined by one process alone."""
+    """Records the calls that join a process group, because one process alone cannot join one."""
     calls = []
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda *args, **kwargs: calls.append((args, kwargs)))
     return calls

@@ -26,7 +26,7 @@ ALIKE = [
 
 @pytest.fixture
 def alone(tmp_path):
-    """What one process makes of a scenario."""
+    """Runs a scenario in one process."""
     return lambda name: SCENARIOS[name](str(tmp_path / name))
 
 

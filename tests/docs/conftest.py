@@ -1,4 +1,4 @@
-"""What the pages call `model` and `train_dataset`: a BERT small enough to train in no time, and eight sentences."""
+"""The `model` and `train_dataset` of the pages: a very small BERT, and eight sentences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How to get each message of the page on troubleshooting, by its label; run each in a folder of its own."""
+"""Code that provokes each message of the page on troubleshooting, by its label. Run each in its own folder."""
 
 from __future__ import annotations
 

@@ -281,7 +281,7 @@ def make(package, name, folder, **more):
 
 
 def outcome(trainer, resume=None):
-    """What a run depends on: examples in the order they came, losses, and where torch's generator ends."""
+    """Trains, and returns the examples in their order, the losses, and the next number of torch's generator."""
     trainer.train(resume_from_checkpoint=resume)
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     return {"seen": trainer.model.seen, "losses": losses, "next draw": torch.rand(1).item()}

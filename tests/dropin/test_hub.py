@@ -1,4 +1,4 @@
-"""What is uploaded, when, and under which message: as in transformers. A stand-in for the hub writes it down."""
+"""Uploads have the files, times and messages of transformers. A stand-in for the hub records them."""
 
 from __future__ import annotations
 

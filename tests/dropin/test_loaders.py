@@ -1,4 +1,4 @@
-"""What subclasses override in making loaders, and what the loaders give, side by side with transformers' Trainer."""
+"""Loaders, and the methods that make them and that subclasses override, beside transformers' Trainer."""
 
 from __future__ import annotations
 

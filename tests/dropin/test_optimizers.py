@@ -313,7 +313,7 @@ def test_two_ways_to_give_an_optimizer_are_refused_as_in_transformers(tmp_path):
 
 
 def train_twice(trainer) -> tuple:
-    """What changes from one train() to the next: optimizer, schedule and the learning rates of the second."""
+    """Trains twice. Returns if the second run has the first's optimizer and schedule, and its learning rates."""
     seen = []
     for _ in range(2):
         trainer.train()

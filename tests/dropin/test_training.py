@@ -1,4 +1,4 @@
-"""What the arguments do to a run, log for log as in transformers."""
+"""The arguments change a run as in transformers, log for log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the examples for TRL and sentence-transformers refuse where these are missing. tests/libraries runs them."""
+"""The examples for TRL and sentence-transformers, without these libraries. tests/libraries runs them with both."""
 
 from __future__ import annotations
 

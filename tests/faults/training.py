@@ -150,7 +150,7 @@ def _trainer(library: str, folder: Path, settings: dict[str, Any], device: str) 
 
 
 def own(tensor: Any) -> torch.Tensor:
-    """What this process has of it."""
+    """Returns this process's part of a tensor, on the CPU."""
     return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).cpu()
 
 

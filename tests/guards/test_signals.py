@@ -13,7 +13,7 @@ from mps_trainer.guards.signals import IgnoringInterrupts, SignalHandler, how_to
 
 @pytest.fixture(autouse=True)
 def default_handlers():
-    """What a process in a terminal has; a shell that runs one in the background has it ignore SIGINT."""
+    """Sets the handlers of a process in a terminal. In the background, a shell makes a process ignore SIGINT."""
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

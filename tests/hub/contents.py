@@ -1,4 +1,4 @@
-"""What a stand-in hub holds: files by commit, and the names (`main`, `v1`) that point at commits."""
+"""The contents of a stand-in hub: files by commit, and the names (`main`, `v1`) that point at commits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Blob:
 
     @property
     def etag(self) -> str:
-        """What the client names the file after in its cache."""
+        """The name of the file in the cache of the client."""
         return self.sha256 if self.stored_apart else self.oid
 
     def describe(self) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def results(process: Finished, out: Path) -> dict[str, float]:
 
 
 def the_only_line(process: Finished, out: Path) -> str:
-    """What a run says that was given up: one line, exit status 2, and nothing left behind."""
+    """Returns the only message of a run that ended with exit status 2 and left no files."""
     assert process.returncode == 2, process.stderr[-4000:]
     assert "Traceback" not in process.stderr
     assert len(process.messages) == 1, process.messages
@@ -77,7 +77,7 @@ def the_only_line(process: Finished, out: Path) -> str:
 
 
 def started_from(out: Path, model: Path) -> bool:
-    """Whether the weights in `out` can have been reached by training from `model`.
+    """Returns True if training from `model` can have led to the weights in `out`.
 
     Adam moves a weight by about the learning rate a step at most: here by less than 0.004 in all. Random weights of
     another seed (standard deviation 0.02) are 0.1 away somewhere.

@@ -1,4 +1,4 @@
-"""What goes over the wire, asked without any client library."""
+"""The answers of the server, without a client library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the README becomes where there is no repository around it."""
+"""The README on PyPI, where no repository is around it."""
 
 from __future__ import annotations
 

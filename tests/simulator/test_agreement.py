@@ -47,7 +47,7 @@ def samples(operators):
 
 
 def traced(op, sample) -> bool | str:
-    """Whether the check says that this call fails on mps; a text where it fails on the CPU."""
+    """Returns True if the check says that this call fails on mps; a text if it fails on the CPU."""
     try:
         report = trace(lambda: op(sample.input, *sample.args, **sample.kwargs), fallback=False)
     except Exception as error:
@@ -56,7 +56,7 @@ def traced(op, sample) -> bool | str:
 
 
 def simulated(op, sample) -> bool | str:
-    """Whether this call fails on the simulated device for want of a kernel or a number format."""
+    """Returns True if this call fails on the simulated device for lack of a kernel or a number format."""
     try:
         moved = [
             tree_map_only(torch.Tensor, lambda tensor: tensor.detach().to("mps"), value)

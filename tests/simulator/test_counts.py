@@ -1,4 +1,4 @@
-"""What costs time on hardware is counted, and the report says where it comes from."""
+"""The device counts the calls that cost time on hardware, and its report names their lines."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def test_torch_reports_the_memory(small):
 
 @pytest.fixture
 def held(built):
-    """What the device holds, in MiB, beyond what tests before this one left on it."""
+    """Returns a function that gives the MiB on the device, without those that earlier tests left there."""
     gc.collect()
     with simulated_mps(memory="4GB") as device:
         torch.mps.empty_cache()  # what is left in the pool would be used again

@@ -1,4 +1,4 @@
-"""What a Mac refuses is refused, with the same type of error and the same facts."""
+"""The device refuses what a Mac refuses, with the same type of error and the same facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is saved from the device can be loaded on the device and elsewhere."""
+"""Files saved from the device can be loaded on the device and elsewhere."""
 
 from __future__ import annotations
 

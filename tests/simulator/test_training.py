@@ -1,4 +1,4 @@
-"""What a training run does works on the device, and comes to the same numbers as on the CPU."""
+"""Training works on the device, with the numbers of the CPU."""
 
 from __future__ import annotations
 
