@@ -8,8 +8,8 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, SupportsFloat
 
 import torch
 import transformers.training_args  # noqa: F401 - the enums that the arguments take their members from
@@ -125,7 +125,8 @@ class Trainer:
     _signature_columns: list[str] | None = None  # what may reach the model; None until it is first asked for
     _created_lr_scheduler = False  # whether `lr_scheduler` is from here: such a one is for one train() only
     _mt_run: TrainingRun | None = None  # the one that is under way
-    _mt_loss_divisor: float = 1.0  # of the batch whose step comes next
+    _mt_items_are_unused = False  # by the losses of all processes
+    _mt_loss_divisor: SupportsFloat = 1.0  # of the batch whose step comes next
     _mt_loss_is_normalised: bool | None = None  # over the update, by compute_loss; None if it did not run
     _mt_tokens_before: int = 0  # seen when the run began or resumed
     _mt_flos_per_token: int | None = None
@@ -293,6 +294,7 @@ class Trainer:
         self.create_optimizer_and_scheduler(plan.max_steps)
         set_mode(self.optimizer, training=True)
         self.accelerator.prepare(model, self.optimizer)
+        self._mt_items_are_unused = False
         self._mt_begin_state(plan, resume_from)
         self._mt_saver.note_earlier(run_dir, None if resume_from is None else self.state.global_step)
         self._mt_run = run = TrainingRun(
@@ -372,7 +374,7 @@ class Trainer:
         )
 
     def _mt_training_step(
-        self, model: nn.Module, batch: Any, num_items: Any, divisor: float, batches: int
+        self, model: nn.Module, batch: Any, num_items: Any, divisor: SupportsFloat, batches: int
     ) -> torch.Tensor:
         self.current_gradient_accumulation_steps, self._mt_loss_divisor = batches, divisor
         return self.training_step(model, batch, num_items)
@@ -484,20 +486,28 @@ class Trainer:
             padding = set() if run is None else run.padding_after(run.update_begins_at, len(batches))
             items = losses.own_items(items, batches, padding, lambda own: self._get_num_items_in_batch(own, device))
             # what one process has learnt of the model's loss, another may not have: all ask, or none
-            asks = self.model_accepts_loss_kwargs or self._mt_has_own_loss
+            asks = (self.model_accepts_loss_kwargs or self._mt_has_own_loss) and not self._mt_items_are_unused
             if asks and self.args.average_tokens_across_devices:
-                items = losses.items_of_all(items, processes)
+                may_be_used = self._mt_may_use_items or self._mt_overrides.has("_get_num_items_in_batch")
+                items, may_be_used = losses.items_of_all(items, may_be_used, processes)
+                self._mt_items_are_unused = not may_be_used
         return batches, items
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:
         """Returns the number of labels in all batches that enter the loss; None if nothing uses it."""
-        may_use = self._mt_num_items_probe.is_used is not False or self.label_smoother
-        uses = self.model_accepts_loss_kwargs and may_use
-        if not (uses or self._mt_has_own_loss):
+        if not self._mt_may_use_items:
             return None
         return losses.items_of(batch_samples, losses.shifts_labels(base_model(self.model)))
 
-    def _mt_divisors(self, batches: list[Any]) -> list[float | None]:
+    @property
+    def _mt_may_use_items(self) -> bool:
+        """Returns False if the loss does not use the number of items in an update."""
+        if self._mt_has_own_loss:
+            return True
+        may_use = self._mt_num_items_probe.is_used is not False or self.label_smoother is not None
+        return self.model_accepts_loss_kwargs and may_use
+
+    def _mt_divisors(self, batches: list[Any]) -> Sequence[SupportsFloat | None]:
         """Returns the divisor for the loss of each batch of an update; None for one without items and loss."""
         if not self._mt_processes.is_distributed:
             return losses.divisors(self._mt_item_counts(batches)) if len(batches) > 1 else [1.0]
@@ -571,8 +581,8 @@ class Trainer:
         if every is not None and self.state.global_step % every == 0:
             free_unused(self.args.device)
         if not self._mt_is_share_of_update(num_items_in_batch):
-            if self._mt_loss_divisor != 1:
-                loss = loss / self._mt_loss_divisor
+            if (divisor := float(self._mt_loss_divisor)) != 1:
+                loss = loss / divisor
         elif self._mt_processes.is_distributed and self.args.average_tokens_across_devices:
             loss = loss * self._mt_processes.size  # gradients are averaged, and this is one of several parts of a sum
         self.accelerator.backward(loss)
@@ -653,7 +663,7 @@ class Trainer:
         if self._mt_loss_is_normalised is not None:
             return self._mt_loss_is_normalised
         normalised = self.model_accepts_loss_kwargs and num_items_in_batch is not None
-        if normalised and self._mt_loss_divisor != 1 and not losses.reads_num_items(self.compute_loss):
+        if normalised and float(self._mt_loss_divisor) != 1 and not losses.reads_num_items(self.compute_loss):
             losses.warn_of_assumption(type(self).__name__)
         return normalised
 

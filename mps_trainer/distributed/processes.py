@@ -69,6 +69,10 @@ class Processes:
         """Returns the sum over all processes of each of `numbers`; all processes pass equally many."""
         return self._reduced(numbers, "SUM")()
 
+    def sum_later(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
+        """Starts `sum` and returns a function that waits for its result."""
+        return self._reduced(numbers, "SUM")
+
     def all_reduce_max(self, numbers: Sequence[float]) -> list[float]:
         """Returns the maximum over all processes of each of `numbers`; all processes pass equally many."""
         return self._reduced(numbers, "MAX")()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsFloat
 
 import torch
 from torch import nn
@@ -49,10 +49,10 @@ class Hooks:
     """
 
     get_batch_samples: Callable[[Iterator[Any], int, torch.device], tuple[list[Any], Any]]
-    divisors: Callable[[list[Any]], list[float | None]]
+    divisors: Callable[[list[Any]], Sequence[SupportsFloat | None]]
     item_counts: Callable[[list[Any]], list[int | None]]
     split_batch: Callable[[Any, int], list[Any]]
-    training_step: Callable[[nn.Module, Any, Any, float, int], torch.Tensor]
+    training_step: Callable[[nn.Module, Any, Any, SupportsFloat, int], torch.Tensor]
     take_part: Callable[[nn.Module, Any, Any], None]
     count_batch: Callable[[Any], None]
     clip_grad_norm: Callable[[nn.Module], Any]

@@ -9,8 +9,9 @@ from __future__ import annotations
 import dis
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, SupportsFloat
 
 import torch
 from torch import nn
@@ -133,15 +134,41 @@ def own_items(
     return count(own) if own else torch.tensor(0)
 
 
-def items_of_all(items: torch.Tensor | int | None, processes: Processes) -> torch.Tensor | None:
-    """Returns the items of an update in all processes; None if one process does not know its number."""
-    total, unknown = processes.sum([0.0 if items is None else float(items), items is None])
-    return None if unknown else torch.tensor(int(total))
+def items_of_all(
+    items: torch.Tensor | int | None, may_be_used: bool, processes: Processes
+) -> tuple[torch.Tensor | None, bool]:
+    """Returns the items of an update in all processes, and True if the loss of any of them may use the number.
+
+    The items are None if one process does not know its number.
+    """
+    total, unknown, used = processes.sum([0.0 if items is None else float(items), items is None, may_be_used])
+    return None if unknown else torch.tensor(int(total)), bool(used)
+
+
+@dataclass(frozen=True)
+class SharedDivisor:
+    """The divisor for the loss of a batch with `items`; `float()` waits for the other processes.
+
+    The answer arrives during the forward pass. To wait for it before that took 7 % of the step of a small model in
+    two processes on one machine.
+
+    Args:
+        totals: returns the sums over all processes: batches whose items are unknown, items, and batches with a loss.
+        processes: how many there are.
+    """
+
+    items: int
+    totals: Callable[[], Sequence[float]]
+    processes: int
+
+    def __float__(self) -> float:
+        unknown, items, batches = self.totals()
+        return (batches if unknown else items / self.items) / self.processes
 
 
 def divisors_of_all(
     counts: list[int | None], padding: set[int], processes: Processes, average_tokens: bool
-) -> list[float | None]:
+) -> Sequence[SupportsFloat | None]:
     """Returns the divisor for the loss of each batch of an update, where several processes average their gradients.
 
     The average is then the mean over the items of all of them.
@@ -154,9 +181,10 @@ def divisors_of_all(
     counts = [0 if i in padding else count for i, count in enumerate(counts)]
     if not average_tokens:
         return divisors(counts)
-    unknown, total, number = processes.sum(
-        [counts.count(None), sum(count or 0 for count in counts), len(counts) - len(padding)]
-    )
+    totals = processes.sum_later([counts.count(None), sum(count or 0 for count in counts), len(counts) - len(padding)])
+    if all(count for i, count in enumerate(counts) if i not in padding):  # they have a loss, whatever the others say
+        return [SharedDivisor(count, totals, processes.size) if count else None for count in counts]
+    unknown, total, number = totals()
     if unknown or not total:
         counts, total = [0 if i in padding else 1 for i in range(len(counts))], number
     return [total / (count * processes.size) if count else None for count in counts]

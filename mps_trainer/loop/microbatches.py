@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch
 from transformers.trainer_pt_utils import LayerWiseDummyOptimizer, find_batch_size
@@ -42,9 +42,9 @@ class MicrobatchSplitter:
         most: examples that are known to fit; None as long as whole batches do.
     """
 
-    train_on: Callable[[list[Any], Any, list[float | None]], None]
+    train_on: Callable[[list[Any], Any, Sequence[SupportsFloat | None]], None]
     begin_again: Callable[[], Callable[[], None]]
-    divisors: Callable[[list[Any]], list[float | None]]
+    divisors: Callable[[list[Any]], Sequence[SupportsFloat | None]]
     item_counts: Callable[[list[Any]], list[int | None]]
     split_batch: Callable[[Any, int], list[Any]]
     optimizer: Callable[[], Any]
@@ -101,20 +101,20 @@ class MicrobatchSplitter:
         gc.collect()
         free_unused(self.device)
 
-    def _parts(self, batches: list[Any]) -> tuple[list[Any], list[float | None]]:
+    def _parts(self, batches: list[Any]) -> tuple[list[Any], Sequence[SupportsFloat | None]]:
         """Returns the batches of an update in parts that fit, and the divisor for the loss of each."""
         shares = self.divisors(batches)
         if self.most is None:
             return batches, shares
         parts: list[Any] = []
-        divisors: list[float | None] = []
+        divisors: list[SupportsFloat | None] = []
         for batch, divisor in zip(batches, shares, strict=True):
             several = self.split_batch(batch, self.most)
             parts += several
             divisors += [divisor] if len(several) == 1 else self._divided(divisor, several)
         return parts, divisors
 
-    def _divided(self, divisor: float | None, parts: list[Any]) -> list[float | None]:
+    def _divided(self, divisor: SupportsFloat | None, parts: list[Any]) -> list[float | None]:
         """Returns the divisors for the losses of the parts of a batch, where that of the whole has `divisor`."""
         if divisor is None:
             return [None] * len(parts)
@@ -122,7 +122,7 @@ class MicrobatchSplitter:
         if not sum(counts):
             counts = [_size(part) or 1 for part in parts]
         total = sum(counts)
-        return [divisor * (total / count) if count else None for count in counts]
+        return [float(divisor) * (total / count) if count else None for count in counts]
 
     def _halve(self, parts: list[Any], error: RuntimeError, step: int) -> None:
         """Halves the batch size after `step` ran out of memory. Raises `error` if it cannot be halved."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, SupportsFloat
 
 import torch
 from torch import nn
@@ -341,7 +341,9 @@ class TrainingRun:
         every = self.state.save_steps if strategy == "steps" else self.state.eval_steps
         return step >= self.plan.max_steps or bool(every and step % every == 0)
 
-    def accumulate(self, batches: list[Any], num_items: Any, divisors: list[float | None] | None = None) -> None:
+    def accumulate(
+        self, batches: list[Any], num_items: Any, divisors: Sequence[SupportsFloat | None] | None = None
+    ) -> None:
         """Runs forward and backward for the batches of one update; their loss is the mean over all their items.
 
         Args:

@@ -17,19 +17,27 @@ class Others:
     is_distributed = True
 
     def __init__(self, theirs=(), size: int = 2) -> None:
-        self.theirs, self.size, self.asked = list(theirs), size, 0
+        self.theirs, self.size, self.asked, self.awaited = list(theirs), size, 0, 0
 
     def sum(self, numbers):
+        return self.sum_later(numbers)()
+
+    def sum_later(self, numbers):
         self.asked += 1
-        return [mine + other for mine, other in zip(numbers, self.theirs, strict=True)]
+
+        def answer():
+            self.awaited += 1
+            return [mine + other for mine, other in zip(numbers, self.theirs, strict=True)]
+
+        return answer
 
 
 @pytest.fixture
 def among(make_trainer, monkeypatch):
     """Makes a Trainer that believes to be one of several processes."""
 
-    def make(others: Others, **settings):
-        trainer = make_trainer(**settings)
+    def make(others: Others, trainer=None, **settings):
+        trainer = make_trainer(trainer, **settings)
         monkeypatch.setattr(trainer, "_mt_processes", others)
         return trainer
 
@@ -40,6 +48,10 @@ def batch(*labels: int) -> dict[str, torch.Tensor]:
     return {"labels": torch.tensor(labels)}
 
 
+def divisors(trainer, *batches):
+    return [None if each is None else float(each) for each in trainer._mt_divisors(list(batches))]
+
+
 def test_one_process_weighs_its_batches_by_their_items(make_trainer):
     trainer = make_trainer()
     assert trainer._mt_divisors([batch(1, 1, -100)]) == [1.0]
@@ -48,8 +60,14 @@ def test_one_process_weighs_its_batches_by_their_items(make_trainer):
 
 def test_the_average_over_processes_is_the_mean_over_the_items_of_all(among):
     others = Others(theirs=[0, 6, 2])  # unknown, items, batches
-    assert among(others)._mt_divisors([batch(1, 1, 1), batch(1, -100)]) == [10 / (3 * 2), 10 / (1 * 2)]
-    assert others.asked == 1
+    found = among(others)._mt_divisors([batch(1, 1, 1), batch(1, -100)])
+    assert (others.asked, others.awaited) == (1, 0)  # the answer travels while the forward pass runs
+    assert [float(each) for each in found] == [10 / (3 * 2), 10 / (1 * 2)]
+
+
+def test_a_batch_with_items_counts_as_any_other_if_another_process_cannot_count(among):
+    others = Others(theirs=[1, 7, 2])
+    assert divisors(among(others), batch(1, 1, 1), batch(1)) == [4 / 2, 4 / 2]
 
 
 @pytest.mark.parametrize("theirs", [[1, 0, 2], [0, 0, 2]])
@@ -66,7 +84,7 @@ def test_each_process_weighs_for_itself_if_it_is_asked_to(among):
 
 
 def test_a_batch_without_items_has_no_share(among):
-    assert among(Others(theirs=[0, 2, 1]))._mt_divisors([batch(-100, -100), batch(1, 1)]) == [None, 4 / (2 * 2)]
+    assert divisors(among(Others(theirs=[0, 2, 1])), batch(-100, -100), batch(1, 1)) == [None, 4 / (2 * 2)]
 
 
 def items(trainer, *batches):
@@ -74,7 +92,7 @@ def items(trainer, *batches):
 
 
 def test_items_are_summed_over_all_processes(among):
-    others = Others(theirs=[5.0, 0])
+    others = Others(theirs=[5.0, 0, 1])
     trainer = among(others)
     assert items(trainer, batch(1, 1, 1)) is None  # nobody asks for them
     assert others.asked == 0
@@ -83,12 +101,44 @@ def test_items_are_summed_over_all_processes(among):
 
 
 def test_items_are_unknown_if_one_process_does_not_know_them(among):
-    trainer = among(Others(theirs=[5.0, 1]))
+    trainer = among(Others(theirs=[5.0, 1, 1]))
     trainer.model_accepts_loss_kwargs = True
     assert items(trainer, batch(1, 1, 1)) is None
-    trainer = among(Others(theirs=[5.0, 0]))
+    trainer = among(Others(theirs=[5.0, 0, 1]))
     trainer.model_accepts_loss_kwargs = True
     assert items(trainer, {"x": torch.ones(3)}) is None
+
+
+@pytest.mark.parametrize("theirs", [0, 1])
+def test_items_are_asked_for_until_no_process_uses_them(among, theirs):
+    others = Others(theirs=[0.0, 1, theirs])
+    trainer = among(others)
+    trainer.model_accepts_loss_kwargs = True
+    items(trainer, batch(1))
+    assert others.asked == 1  # this process may use them until its first loss
+    trainer._mt_num_items_probe.is_used = False
+    items(trainer, batch(1))
+    items(trainer, batch(1))
+    assert others.asked == 2 + theirs
+
+
+def test_a_run_asks_again_if_its_loss_uses_the_items(make_trainer):
+    trainer = make_trainer(max_steps=1)
+    trainer._mt_items_are_unused = True  # by an earlier run, whose loss may have been another one
+    trainer.train()
+    assert not trainer._mt_items_are_unused
+
+
+@pytest.mark.parametrize("name", ["_get_num_items_in_batch", "compute_loss"])
+def test_items_are_always_asked_for_if_a_method_that_may_use_them_is_overridden(among, name):
+    others = Others(theirs=[5.0, 0, 0])
+    kind = type("Own", (Trainer,), {name: lambda self, *_: torch.tensor(3)})
+    trainer = among(others, trainer={"kind": kind})
+    trainer.model_accepts_loss_kwargs = True
+    trainer._mt_num_items_probe.is_used = False
+    for asked in (1, 2):
+        assert items(trainer, batch(1, 1, 1)).item() == 8
+        assert others.asked == asked
 
 
 def test_items_stay_those_of_this_process_if_it_is_asked_to(among):
@@ -225,7 +275,7 @@ class Filled:
 def test_a_batch_of_another_process_counts_there(among, monkeypatch):
     trainer = among(Others(theirs=[0, 5, 2]))
     monkeypatch.setattr(trainer, "_mt_run", Filled())
-    assert trainer._mt_divisors([batch(1, 1, 1), batch(1, 1)]) == [8 / (3 * 2), None]
+    assert divisors(trainer, batch(1, 1, 1), batch(1, 1)) == [8 / (3 * 2), None]
 
 
 def test_batches_that_count_the_same_leave_out_those_of_another_process(among, monkeypatch):
@@ -235,7 +285,7 @@ def test_batches_that_count_the_same_leave_out_those_of_another_process(among, m
 
 
 def test_items_of_an_update_leave_out_those_of_another_process(among, monkeypatch):
-    trainer = among(Others(theirs=[5.0, 0]))
+    trainer = among(Others(theirs=[5.0, 0, 1]))
     trainer.model_accepts_loss_kwargs = True
     monkeypatch.setattr(trainer, "_mt_run", Filled())
     batches, items = trainer.get_batch_samples(iter([batch(1, 1, 1), batch(1, 1), batch(1)]), 2, torch.device("cpu"))
