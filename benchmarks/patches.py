@@ -65,7 +65,6 @@ OF_LLAMA = {
 PATCHES: dict[str, tuple[str, Callable[[], Any]]] = {
     "adamw": ("mps", without_adamw),
     "masks": ("mps", without_masks),
-    "dropout": ("mps", without("dropout_in_one_kernel")),
     "fast_dropout": ("cpu", without("fast_dropout")),
     "unread_tokens": ("cpu", without("unread_tokens_skipped")),
     "embeddings": ("cpu", without("embedding_gradients_in_place")),

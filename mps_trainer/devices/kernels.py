@@ -21,8 +21,3 @@ def scales_gradients(device: torch.device) -> bool:
     On mps before 2.8 it asked for float64, and its kernels were missing (pytorch pull request 150255).
     """
     return device.type != "mps" or parse_version(torch.__version__) >= (2, 8)
-
-
-def dropout_is_one_kernel(device: torch.device) -> bool:
-    """Returns True if `torch.native_dropout` is one kernel, not three (pytorch pull request 182232)."""
-    return device.type == "mps" and parse_version(torch.__version__) >= (2, 13)

@@ -19,7 +19,6 @@ from .introspection import base_model
 from .large_product_warning import told_of_large_products
 from .patches.contiguous import make_contiguous, warn_of_known_faults
 from .patches.deferred_logits import deferring_head, logits_deferred
-from .patches.dropout import dropout_in_one_kernel
 from .patches.embeddings import embedding_gradients_in_place
 from .patches.fast_dropout import fast_dropout
 from .patches.norms import norms_in_few_kernels
@@ -71,7 +70,6 @@ def prepared_for_training(
     few_kernels = device.type == "mps" and not args.torch_compile
     with (
         noisy_embeddings(model, noise_alpha),
-        dropout_in_one_kernel(model, device),
         unread_tokens_skipped(model, skips_unread_tokens(args)),
         fast_dropout(args.fast_dropout and device.type == "cpu" and not args.torch_compile),
         embedding_gradients_in_place(model, args, device, is_distributed, overrides),
