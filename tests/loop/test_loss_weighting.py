@@ -122,6 +122,16 @@ def test_items_are_asked_for_until_no_process_uses_them(among, theirs):
     assert others.asked == 2 + theirs
 
 
+def test_items_are_asked_for_again_from_the_step_on_in_which_a_callback_sets_a_loss(among):
+    others = Others(theirs=[5.0, 0, 0])
+    trainer = among(others)
+    trainer.model_accepts_loss_kwargs = True
+    trainer._mt_items_are_unused = True
+    assert items(trainer, batch(1, 1, 1)).item() == 3
+    trainer.compute_loss_func = lambda outputs, labels, num_items_in_batch: None
+    assert items(trainer, batch(1, 1, 1)).item() == 8
+
+
 def test_a_run_asks_again_if_its_loss_uses_the_items(make_trainer):
     trainer = make_trainer(max_steps=1)
     trainer._mt_items_are_unused = True  # by an earlier run, whose loss may have been another one
