@@ -487,7 +487,7 @@ class Trainer:
             items = losses.own_items(items, batches, padding, lambda own: self._get_num_items_in_batch(own, device))
             # what one process has learnt of the model's loss, another may not have: all ask, or none
             of_model = self.model_accepts_loss_kwargs and not self._mt_items_are_unused
-            asks = self._mt_has_own_loss or of_model
+            asks = self._mt_has_own_loss or of_model or self.label_smoother is not None
             if asks and self.args.average_tokens_across_devices:
                 may_be_used = self._mt_may_use_items or self._mt_overrides.has("_get_num_items_in_batch")
                 items, may_be_used = losses.items_of_all(items, may_be_used, processes)
