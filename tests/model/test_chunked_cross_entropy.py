@@ -5,9 +5,13 @@ import torch
 from torch.nn.functional import cross_entropy, linear
 
 from mps_trainer.model import chunked_cross_entropy as module
-from mps_trainer.model.chunked_cross_entropy import chunked_cross_entropy, rows_of_chunk
+from mps_trainer.model.chunked_cross_entropy import Head, rows_of_chunk
 
 ROWS, WIDTH, WORDS = 37, 12, 50
+
+
+def chunked_cross_entropy(hidden, weight, bias, target, *, most_words=None, **settings):
+    return module.chunked_cross_entropy(hidden, Head(weight, bias, most_words), target, **settings)
 
 
 @pytest.fixture(params=[1, 8, 1000], ids="{} rows at a time".format)
@@ -74,12 +78,26 @@ def test_targets_that_are_all_ignored_are_the_plain_nan():
     assert chunked_cross_entropy(hidden, weight, bias, torch.full_like(target, -100), reduction="sum") == 0
 
 
-def test_a_second_backward_is_refused():
+def test_a_second_backward_gives_the_gradients_again(chunks):
     inputs, target = operands(torch.float32)
     loss = chunked_cross_entropy(*inputs, target)
-    loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="chunked_cross_entropy=False"):
+    first = torch.autograd.grad(loss, inputs, retain_graph=True)
+    for found, wanted in zip(torch.autograd.grad(loss, inputs), first, strict=True):
+        torch.testing.assert_close(found, wanted)
+    with pytest.raises(RuntimeError, match="second time"):
         loss.backward()
+
+
+def test_gradients_of_gradients_are_those_of_the_plain_loss(chunks):
+    inputs, target = operands(torch.float32)
+
+    def twice(loss):
+        first = torch.autograd.grad(loss, inputs, create_graph=True)
+        return torch.autograd.grad(sum(one.square().sum() for one in first), inputs)
+
+    plain = twice(cross_entropy(linear(*inputs), target))
+    for found, wanted in zip(twice(chunked_cross_entropy(*inputs, target)), plain, strict=True):
+        torch.testing.assert_close(found, wanted)
 
 
 def test_no_more_than_a_chunk_of_logits_exists(monkeypatch):

@@ -1,9 +1,12 @@
-"""Logits of a language model that are computed when somebody reads them, which the loss does not.
+"""Logits of a language model that are computed when something reads them, which the loss does not.
 
 The logits are what a step of a language model needs most memory for: with their float32 copy, softmax and gradient
 four times tokens x words. Where the model computes its own loss, the head returns a stand-in for them, and
-`cross_entropy` of it computes the loss a few rows at a time. Everything else that the model does with it computes the
-logits first.
+`cross_entropy` of it computes the loss a few rows at a time. Any other operation computes the logits first.
+
+The stand-in is a tensor to autograd, which records what is done with it as it does for plain logits. Only the numbers
+come later. They are the same at any time: the head's input and weight may not have changed, and the first operation
+that changes logits computes them.
 
 Gain, by `python -m benchmarks language`, beside transformers: a step of a Llama with 65,536 words and 2,048 tokens
 needs 0.43 of the memory above the start, with LoRA 0.18, and 0.80 of the processor time, with LoRA 0.82.
@@ -13,19 +16,20 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
+import functools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ...devices.large_products import INNER, concerns
 from ...overrides import Overrides
 from ...training_args import TrainingArguments
-from ..chunked_cross_entropy import CHUNK, chunked_cross_entropy, product
+from ..chunked_cross_entropy import CHUNK, Head, chunked_cross_entropy
 from ..introspection import base_model
 
 _TOKENS = 2048  # a step that has fewer needs little memory
@@ -46,14 +50,14 @@ def deferring_head(model: nn.Module, args: TrainingArguments, is_distributed: bo
     return head if type(head) is nn.Linear and "forward" not in vars(head) else None
 
 
-class _Head(NamedTuple):
+class _Mode(NamedTuple):
     """Says how a head computes in a run: whether it defers logits, and over how many words a product may sum."""
 
     defers: bool
     most_words: int | None
 
 
-_heads: WeakKeyDictionary[nn.Module, _Head] = WeakKeyDictionary()
+_heads: WeakKeyDictionary[nn.Module, _Mode] = WeakKeyDictionary()
 
 
 class DeferringLinear(nn.Linear):
@@ -68,8 +72,14 @@ class DeferringLinear(nn.Linear):
             return super().forward(input)
         kind = input.device.type
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        layer = _Layer(self.weight, self.bias, how.most_words, autocast)
-        return DeferredLogits(input, layer) if how.defers else _computed(input, layer)
+        if autocast is None and input.dtype is not self.weight.dtype:
+            return super().forward(input)  # torch explains the mistake
+        head = Head(self.weight, self.bias, how.most_words, autocast)
+        if not how.defers:
+            return head.logits(input)
+        numbers = _Numbers(input, head, head.dtype, (input._version, self.weight._version))
+        meta = torch.empty(*input.shape[:-1], self.out_features, dtype=head.dtype, device="meta")
+        return head.with_gradients(input, lambda: DeferredLogits(numbers, meta))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Makes copies, and what is saved of a model during a run, `nn.Linear`s."""
@@ -96,7 +106,7 @@ def logits_deferred(
     if not (defers or faulty):
         yield
         return
-    _heads[head] = _Head(defers, INNER - 1 if faulty else None)
+    _heads[head] = _Mode(defers, INNER - 1 if faulty else None)
     head.__class__ = DeferringLinear
     try:
         yield
@@ -105,168 +115,165 @@ def logits_deferred(
         del _heads[head]
 
 
-class _Layer(NamedTuple):
-    """A linear head as it computes: in the format of autocast, with products over at most `most_words` words."""
+@dataclass
+class _Numbers:
+    """Holds the numbers of logits, which all their views share, or how to compute them.
 
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-    most_words: int | None
-    autocast: torch.dtype | None
+    Args:
+        hidden: the input of the head, ... x width.
+        dtype: the number format, in which a copy may differ from the head.
+        versions: those of input and weight, which show that they have changed.
+        steps: the views that were taken before the logits were copied.
+        original: the numbers of which these are a copy.
+    """
 
-    def operands(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Returns the three in one format."""
-        dtype = self.autocast or self.weight.dtype
-        return hidden.to(dtype), self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype)
+    hidden: torch.Tensor
+    head: Head
+    dtype: torch.dtype
+    versions: tuple[int, int]
+    steps: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = ()
+    original: _Numbers | None = None
+    watched: bool = False
+    computed: torch.Tensor | None = None
 
+    def compute(self) -> torch.Tensor:
+        if self.computed is None:
+            if (self.hidden._version, self.head.weight._version) != self.versions:
+                raise RuntimeError(
+                    "These logits are read after the input of their layer or its weight has changed, as a step of the "
+                    "optimizer changes it. Read them before, or train with chunked_cross_entropy=False."
+                )
+            with torch.no_grad():
+                self.computed = nn.functional.linear(*self.head.operands(self.rows())).to(self.dtype)
+        return self.computed
 
-class _Logits(torch.autograd.Function):
-    """Logits, or a stand-in for them, with the gradients of a linear layer."""
+    def rows(self) -> torch.Tensor:
+        """Returns the input of the head for these logits, ... x width."""
+        return _apply(self.steps, self.hidden)
 
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: torch.Tensor, weight: Any, bias: Any, layer: _Layer, make: Callable[[], torch.Tensor]
-    ) -> torch.Tensor:
-        ctx.save_for_backward(hidden, weight, bias)  # torch refuses a weight that has changed since
-        ctx.layer = layer
-        return make()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        hidden, weight, bias = ctx.saved_tensors
-        hidden, weight, bias = ctx.layer._replace(weight=weight, bias=bias).operands(hidden)
-        needed, rows = ctx.needs_input_grad, grad.reshape(-1, grad.shape[-1]).to(weight.dtype)
-        of_hidden = product(rows, weight, ctx.layer.most_words).view_as(hidden) if needed[0] else None
-        of_weight = rows.T @ hidden.reshape(-1, hidden.shape[-1]) if needed[1] else None
-        of_bias = rows.sum(0) if bias is not None and needed[2] else None
-        return of_hidden, of_weight, of_bias, None, None
-
-
-def _computed(hidden: torch.Tensor, layer: _Layer) -> torch.Tensor:
-    """Returns the logits, with gradients of products over few words if long ones are wrong."""
-
-    def make() -> torch.Tensor:
-        return nn.functional.linear(*layer.operands(hidden))
-
-    return make() if layer.most_words is None else _Logits.apply(hidden, layer.weight, layer.bias, layer, make)
+    def is_watched(self) -> bool:
+        return self.watched or (self.original is not None and self.original.is_watched())
 
 
 class DeferredLogits(torch.Tensor):
-    """The logits of a linear head, which are not computed before they are read.
+    """The logits of a linear head, or a view of them, whose numbers are computed when an operation needs them.
 
     Args:
-        hidden: what the head was given, ... x width.
-        layer: the head.
-        cast: the format of the logits. Default: that in which the head computes.
-        base: the deferred logits of which these are a part, in another shape or another format.
-        part: makes these of the base's, once they are computed.
+        numbers: what they are computed from.
+        meta: a tensor of their shape, strides and number format on the meta device.
+        steps: the views that make them from `numbers`.
     """
 
-    _hidden: torch.Tensor
-    _cast: torch.dtype | None
-    _layer: _Layer
-    _weight_version: int
-    _logits: torch.Tensor | None
-    _base_logits: DeferredLogits | None
-    _part: Callable[[torch.Tensor], torch.Tensor] | None
+    _numbers: _Numbers
+    _steps: tuple[Callable[[torch.Tensor], torch.Tensor], ...]
 
     @staticmethod
-    def __new__(
-        cls,
-        hidden: torch.Tensor,
-        layer: _Layer,
-        cast: torch.dtype | None = None,
-        base: DeferredLogits | None = None,
-        part: Callable[[torch.Tensor], torch.Tensor] | None = None,
-    ) -> DeferredLogits:
-        def make() -> torch.Tensor:
-            shape, dtype = (*hidden.shape[:-1], len(layer.weight)), cast or layer.autocast or layer.weight.dtype
-            return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=hidden.device)
-
-        # what goes past __torch_function__, as an autograd function's arguments do, has a gradient too
-        made: Any = _Logits.apply(hidden, layer.weight, layer.bias, layer, make)
-        made._hidden, made._layer, made._cast, made._logits = hidden, layer, cast, None
-        made._base_logits, made._part, made._weight_version = base, part, layer.weight._version
+    def __new__(cls, numbers: _Numbers, meta: torch.Tensor, steps: Any = ()) -> DeferredLogits:
+        made = torch.Tensor._make_wrapper_subclass(
+            cls,
+            meta.shape,
+            meta.stride(),
+            meta.storage_offset(),
+            dtype=meta.dtype,
+            device=numbers.hidden.device,
+        )
+        made._numbers, made._steps = numbers, steps
         return made
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _METADATA:
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **kwargs)
-        if func in _DEFERRED and isinstance(args[0] if args else None, cls) and not args[0]._is_computed():
-            result = _DEFERRED[func](*args, **kwargs)
-            if result is not None:
-                return result
-        args, kwargs = tree_map_only(cls, cls._computed, (args, kwargs))
-        return func(*args, **kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            if func is nn.functional.cross_entropy:
+                loss = _cross_entropy(*args, **kwargs)
+                if loss is not None:
+                    return loss
+            elif func in _ASK_FOR_GRADIENT:
+                for each in tree_leaves((args, kwargs)):
+                    if isinstance(each, cls):
+                        each._numbers.watched = True
+            elif func in _READ_STORAGE:
+                args, kwargs = tree_map_only(cls, torch.ops.aten.alias.default, (args, kwargs))
+            return func(*args, **kwargs)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Is for what goes past the above, such as an autograd function's arguments."""
-        args, kwargs = tree_map_only(cls, cls._computed, (args, kwargs or {}))
-        return func(*args, **kwargs)
+        kwargs = kwargs or {}
+        if func in _DEFERRED and args[0]._numbers.computed is None:
+            deferred = _DEFERRED[func](*args, **kwargs)
+            if deferred is not None:
+                return deferred
+        stand_ins = {}
 
-    def _is_computed(self) -> bool:
-        return self._logits is not None or (self._base_logits is not None and self._base_logits._is_computed())
+        def plain(logits: DeferredLogits) -> torch.Tensor:
+            found = logits._plain()
+            stand_ins[id(found)] = logits, found
+            return found
 
-    def _computed(self) -> torch.Tensor:
-        """Returns the logits, computed once, so that what changes them in place changes them for all."""
-        if self._logits is None:
-            with torch.enable_grad():
-                whole = None if self._base_logits is None else self._base_logits._computed()
-                self._logits = self._first() if whole is None or self._part is None else self._part(whole)
-        return self._logits
-
-    def _first(self) -> torch.Tensor:
-        if self._layer.weight._version != self._weight_version:
-            raise RuntimeError(
-                "These logits are read after the step that they belong to: the weights have changed since. Read them "
-                "before, or train with chunked_cross_entropy=False."
+        if torch.Tag.inplace_view in func.tags or "_foreach_" in func.name():
+            # autograd does not follow these in a stand-in
+            raise NotImplementedError(
+                f"The logits of a language model do not support {func.name()} while they are computed late. Use the "
+                "operation that is not in place, or train with chunked_cross_entropy=False."
             )
-        return _computed(self._hidden, self._layer)
+        args, kwargs = tree_map_only(cls, plain, (args, kwargs))
+        result = func(*args, **kwargs)
+        # what changes logits in place returns them
+        return tree_map_only(torch.Tensor, lambda one: stand_ins.get(id(one), (one,))[0], result)
+
+    def is_watched(self) -> bool:
+        """Returns True if something waits for the gradient of the logits themselves."""
+        return self._numbers.is_watched()
+
+    def _plain(self) -> torch.Tensor:
+        return self._numbers.compute().as_strided(self.shape, self.stride(), self.storage_offset())
 
 
-def _in_float32(logits: DeferredLogits, **kwargs: Any) -> DeferredLogits | None:
-    if kwargs:
+def _apply(steps: Any, tensor: torch.Tensor) -> torch.Tensor:
+    return functools.reduce(lambda made, step: step(made), steps, tensor)
+
+
+def _meta(logits: DeferredLogits) -> torch.Tensor:
+    made = torch.empty(0, dtype=logits.dtype, device="meta")
+    return made.as_strided(logits.shape, logits.stride(), logits.storage_offset())
+
+
+def _view(logits: DeferredLogits, sizes: Any) -> DeferredLogits | None:
+    meta = torch.ops.aten.view.default(_meta(logits), sizes)
+    if meta.shape[-1:] != logits.shape[-1:]:
         return None
-    if logits.dtype is torch.float32:
-        return logits
-    return DeferredLogits(logits._hidden, logits._layer, torch.float32, logits, torch.Tensor.float)
+    rows = meta.shape[:-1]
+    return DeferredLogits(logits._numbers, meta, (*logits._steps, lambda whole: whole.reshape(*rows, whole.shape[-1])))
 
 
-def _to(logits: DeferredLogits, *args: Any, **kwargs: Any) -> DeferredLogits | None:
-    return _in_float32(logits) if args == (torch.float32,) and not kwargs else None
-
-
-def _contiguous(logits: DeferredLogits, **kwargs: Any) -> DeferredLogits | None:
-    return None if kwargs else logits
-
-
-def _reshaped(logits: DeferredLogits, *shape: Any, **kwargs: Any) -> DeferredLogits | None:
-    sizes = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
-    plain = sizes and all(isinstance(size, int) for size in sizes) and not kwargs
-    if not plain or sizes[-1] != logits.shape[-1]:
+def _slice(logits: DeferredLogits, dim: int = 0, *limits: Any) -> DeferredLogits | None:
+    if dim in (-1, logits.dim() - 1):
         return None
-    hidden = logits._hidden.reshape(*sizes[:-1], logits._hidden.shape[-1])
-    return DeferredLogits(hidden, logits._layer, logits._cast, logits, lambda whole: whole.reshape(sizes))
+    take = functools.partial(_taken, dim=dim, limits=limits)
+    return DeferredLogits(logits._numbers, take(_meta(logits)), (*logits._steps, take))
 
 
-def _indexed(logits: DeferredLogits, index: Any) -> DeferredLogits | None:
-    parts = index if isinstance(index, tuple) else (index,)
-    plain = all(part is ... or isinstance(part, (slice, int)) for part in parts)
-    to_the_last = ... in parts or len(parts) == logits.dim()
-    if not plain or (to_the_last and parts[-1] != slice(None)):
+def _taken(whole: torch.Tensor, dim: int, limits: Any) -> torch.Tensor:
+    return torch.ops.aten.slice.Tensor(whole, dim, *limits)
+
+
+def _copy(logits: DeferredLogits, **kwargs: Any) -> DeferredLogits | None:
+    """Returns a copy in the same number format or, as losses want it, in float32."""
+    dtype = kwargs.pop("dtype", None) or logits.dtype
+    memory_format = kwargs.pop("memory_format", None) or torch.preserve_format
+    meta = torch.clone(_meta(logits), memory_format=memory_format).to(dtype)
+    if kwargs or dtype not in (logits.dtype, torch.float32) or not meta.is_contiguous():
         return None
-    return DeferredLogits(logits._hidden[index], logits._layer, logits._cast, logits, lambda whole: whole[index])
+    whole = logits._numbers
+    numbers = _Numbers(whole.hidden, whole.head, dtype, whole.versions, (*whole.steps, *logits._steps), whole)
+    return DeferredLogits(numbers, meta)
 
 
 def _cross_entropy(
-    logits: DeferredLogits,
-    target: torch.Tensor,
+    input: Any,
+    target: Any,
     weight: Any = None,
     size_average: Any = None,
     ignore_index: int = -100,
@@ -274,28 +281,39 @@ def _cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> torch.Tensor | None:
+    """Returns the loss without logits; None where torch is to compute it."""
     others = weight is None and size_average is None and reduce is None and label_smoothing == 0
-    if not others or logits.dim() != 2 or reduction not in ("mean", "sum"):
+    if not others or not isinstance(input, DeferredLogits) or input.dim() != 2 or reduction not in ("mean", "sum"):
         return None
-    if target.dtype is not torch.int64 or target.shape != logits.shape[:1]:
+    if target.dtype is not torch.int64 or target.shape != input.shape[:1]:
         return None  # probabilities, or a mistake that torch explains
-    if logits.dtype is not torch.float32 and not torch.is_autocast_enabled(logits.device.type):
+    if input.dtype is not torch.float32 and not torch.is_autocast_enabled(input.device.type):
         return None
-    layer = logits._layer
-    settings: dict[str, Any] = {"ignore_index": ignore_index, "reduction": reduction, "most_words": layer.most_words}
-    return chunked_cross_entropy(*layer.operands(logits._hidden), target, **settings)
+    numbers = input._numbers
+    if numbers.computed is not None or input.is_watched():
+        return None
+    rows = _apply(input._steps, numbers.rows())
+    settings: dict[str, Any] = {"ignore_index": ignore_index, "reduction": reduction, "logits": input}
+    return chunked_cross_entropy(rows, numbers.head, target, **settings)
 
 
-_DEFERRED: dict[Any, Callable[..., Any]] = {
-    torch.Tensor.float: _in_float32,
-    torch.Tensor.to: _to,
-    torch.Tensor.contiguous: _contiguous,
-    torch.Tensor.view: _reshaped,
-    torch.Tensor.reshape: _reshaped,
-    torch.Tensor.__getitem__: _indexed,
-    nn.functional.cross_entropy: _cross_entropy,
+_DEFERRED: dict[Any, Callable[..., DeferredLogits | None]] = {
+    torch.ops.aten.view.default: _view,
+    torch.ops.aten.slice.Tensor: _slice,
+    torch.ops.aten.clone.default: _copy,
+    torch.ops.aten._to_copy.default: _copy,
 }
-_METADATA: set[Any] = {
-    *(getattr(torch.Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "layout", "is_sparse")),
-    *(getattr(torch.Tensor, name) for name in ("size", "dim", "numel", "is_floating_point", "__len__")),
+_ASK_FOR_GRADIENT = {
+    torch.autograd.grad,
+    torch.Tensor.register_hook,
+    torch.Tensor.retain_grad,
+    torch.Tensor.grad_fn.__get__,
+}
+# These need memory, which only plain tensors have.
+_READ_STORAGE = {
+    getattr(torch.Tensor, name)
+    for name in (
+        *("numpy", "tolist", "data_ptr", "untyped_storage", "storage", "__array__", "__dlpack__", "__repr__"),
+        *("__format__", "__reduce_ex__", "__deepcopy__"),
+    )
 }

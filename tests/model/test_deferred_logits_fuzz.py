@@ -1,0 +1,294 @@
+"""Random operations on the logits of a head: a head that defers them gives the losses and gradients of a plain one."""
+
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from mps_trainer.model import chunked_cross_entropy as chunks
+from mps_trainer.model.patches import deferred_logits
+from mps_trainer.model.patches.deferred_logits import logits_deferred
+from mps_trainer.overrides import Overrides
+
+BATCH, LENGTH, WIDTH, WORDS = 2, 5, 6, 11
+CHAINS = 100  # for each of the 20 seeds
+FACTOR = 0.5
+
+
+class Doubled(torch.autograd.Function):
+    """Doubles its input in place, as fused losses write gradients over their logits."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad
+
+
+class Squared(torch.autograd.Function):
+    """Has a backward pass of its own and keeps its input."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return 2 * x * grad
+
+
+def without_grad(change):
+    """Returns `change` made inside `no_grad`."""
+
+    def changed(x, rng):
+        with torch.no_grad():
+            change(x)
+        return x
+
+    return changed
+
+
+def index(rng):
+    """Returns an index for a tensor of at least one dimension."""
+    return rng.choice([slice(None), slice(0, 1), slice(1, None), slice(None, None, 2), 0, -1, ..., None])
+
+
+VIEWS = [
+    lambda x, rng: x.view(-1, x.shape[-1]),
+    lambda x, rng: x.view(x.shape),
+    lambda x, rng: x.view(1, -1, x.shape[-1]),
+    lambda x, rng: x.view(-1),
+    lambda x, rng: x.view(x.shape[-1], -1),
+    lambda x, rng: x.view(size=(-1, x.shape[-1])),
+    lambda x, rng: x.view(torch.int32 if x.dtype is torch.float32 else torch.int16).view(x.dtype),
+    lambda x, rng: x.view_as(x),
+    lambda x, rng: x.reshape(-1, x.shape[-1]),
+    lambda x, rng: x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0),
+    lambda x, rng: x[index(rng)],
+    lambda x, rng: x[..., :-1, :] if x.dim() > 1 else x[:-1],
+    lambda x, rng: x[..., 1:],
+    lambda x, rng: x.unsqueeze(0),
+    lambda x, rng: x.squeeze(),
+    lambda x, rng: x.transpose(0, -1),
+    lambda x, rng: x.T if x.dim() == 2 else x.mT if x.dim() > 1 else x,
+    lambda x, rng: x.narrow(0, 0, 1),
+    lambda x, rng: x.chunk(2, -1)[0],
+    lambda x, rng: x.unbind(0)[0],
+    lambda x, rng: x.expand(2, *x.shape),
+    lambda x, rng: x.detach(),
+    lambda x, rng: x.data,
+    lambda x, rng: x.contiguous(),
+    lambda x, rng: x.as_strided((2, 2), (2, 1)),
+]
+COPIES = [
+    lambda x, rng: x.float(),
+    lambda x, rng: x.float(),
+    lambda x, rng: x.to(torch.float32),
+    lambda x, rng: x.to(dtype=torch.float32, copy=True),
+    lambda x, rng: x.type(torch.float32),
+    lambda x, rng: x.to(torch.bfloat16),
+    lambda x, rng: x.double(),
+    lambda x, rng: x.type_as(torch.zeros(())),
+    lambda x, rng: x.clone(),
+    lambda x, rng: x[..., :-1, :].contiguous() if x.dim() > 1 else x.clone(),
+    lambda x, rng: x * 3,
+    lambda x, rng: FACTOR + x,
+    lambda x, rng: x.tanh(),
+    lambda x, rng: torch.cat([x, x]),
+    lambda x, rng: torch.where(x > 0, x, -x),
+    lambda x, rng: nn.functional.dropout(x, 0.0),
+    lambda x, rng: nn.functional.pad(x, (0, 1)),
+    lambda x, rng: x @ x.mT if x.dim() > 1 else x,
+    lambda x, rng: x.index_select(0, torch.tensor([0], device=x.device)),
+    lambda x, rng: x.softmax(-1),
+    lambda x, rng: x.masked_fill(x > 1, 0.0),
+    lambda x, rng: Squared.apply(x),
+    lambda x, rng: torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False),
+]
+IN_PLACE = [
+    lambda x, rng: x.mul_(FACTOR),
+    lambda x, rng: x.div_(FACTOR),
+    lambda x, rng: x.add_(1),
+    lambda x, rng: x.clamp_(-1, 1),
+    lambda x, rng: x.masked_fill_(x > 0.5, -1.0),
+    lambda x, rng: x.tanh_(),
+    lambda x, rng: x.copy_(2 * x),
+    lambda x, rng: (torch.mul(x.detach(), 2, out=x.detach()), x)[1],
+    lambda x, rng: x.__imul__(2),
+    lambda x, rng: (x.__setitem__((..., 0), 3.0), x)[1],
+    lambda x, rng: (x.__setitem__(0, x[-1] * 2), x)[1],
+    lambda x, rng: x.index_fill_(-1, torch.tensor([1], device=x.device), 0.0),
+    lambda x, rng: Doubled.apply(x),
+    without_grad(lambda x: x.mul_(FACTOR)),
+    without_grad(lambda x: x.__setitem__((..., 2), -4.0)),
+    without_grad(lambda x: x.zero_()),
+    lambda x, rng: (x.data.mul_(2), x)[1],
+    lambda x, rng: (x.detach().add_(1), x)[1],
+]
+READS = [
+    lambda x, rng: (float(x.sum()), x)[1],
+    lambda x, rng: (x.argmax(-1), x)[1],
+    lambda x, rng: (x.detach().float().cpu().numpy(), x)[1],
+    lambda x, rng: (x.tolist(), x)[1],
+    lambda x, rng: (repr(x), x)[1],
+    lambda x, rng: (x.grad_fn, x)[1],
+    lambda x, rng: (x.register_hook(lambda grad: 2 * grad), x)[1],
+    lambda x, rng: (x.retain_grad(), x)[1],
+    lambda x, rng: x.requires_grad_(),
+]
+
+
+def targets(x, rng):
+    """Returns a label for each row of `x`, or probabilities."""
+    draw = torch.Generator().manual_seed(rng.randrange(1000))
+    if rng.random() < 0.1:
+        return torch.rand(x.shape, generator=draw).to(x)
+    labels = torch.randint(0, x.shape[-1], x.shape[:-1], generator=draw)
+    return labels.masked_fill_(torch.rand(labels.shape, generator=draw) < 0.2, -100).to(x.device)
+
+
+LOSSES = [
+    *[lambda x, y, rng: nn.functional.cross_entropy(x, y)] * 6,
+    lambda x, y, rng: nn.functional.cross_entropy(x, y, reduction="sum") / 7,
+    lambda x, y, rng: nn.CrossEntropyLoss()(x, y),
+    lambda x, y, rng: nn.functional.cross_entropy(x, y, reduction="none").mean(),
+    lambda x, y, rng: nn.functional.cross_entropy(x, y, label_smoothing=0.1),
+    lambda x, y, rng: nn.functional.cross_entropy(x, y, ignore_index=0),
+    lambda x, y, rng: nn.functional.cross_entropy(input=x, target=y),
+    lambda x, y, rng: nn.functional.nll_loss(x.log_softmax(-1), y),
+    lambda x, y, rng: x.square().mean(),
+]
+
+
+def rows_of(x, rng):
+    """Returns `x` as most models give it to a loss."""
+    return rng.choice(
+        [lambda: x.view(-1, x.shape[-1]), lambda: x.float().view(-1, x.shape[-1]), lambda: x.reshape(-1, x.shape[-1])]
+    )()
+
+
+def run_chain(head, hidden, seed, changes):
+    """Applies random operations to `head(hidden)` and returns the loss and the gradients, or the error."""
+    rng = random.Random(seed)
+    leaf = hidden.clone().requires_grad_()
+    state = leaf.tanh()
+    found = [head(state)]
+    kinds = [VIEWS, VIEWS, COPIES, READS] + ([IN_PLACE, IN_PLACE] if changes else [])
+    terms = []
+    try:
+        for _ in range(rng.randrange(7)):
+            x = rng.choice(found)
+            found.append(rng.choice(rng.choice(kinds))(x, rng))
+            if rng.random() < 0.25:
+                terms.append(loss_of(rng.choice(found), rng))
+        terms.append(loss_of(rng.choice(found[:2] if rng.random() < 0.6 else found), rng))
+        loss = sum(terms, start=torch.zeros((), device=hidden.device))
+        shape = rng.random()
+        if shape < 0.1:
+            (inner,) = torch.autograd.grad(loss, leaf, retain_graph=True)
+            loss = loss + (inner.detach() * state).sum()
+        elif shape < 0.2:
+            (inner,) = torch.autograd.grad(loss, state, create_graph=True)
+            loss = loss + inner.square().sum()
+        elif shape < 0.25:
+            (inner,) = torch.autograd.grad(loss, rng.choice(found), retain_graph=True)
+            loss = loss + (inner.detach() * inner.detach()).sum()
+        elif shape < 0.3:
+            loss.backward(retain_graph=True)
+        if shape > 0.95:
+            terms.append(found[0].float().square().mean())  # after the loss was taken
+            loss = loss + terms[-1]
+        loss.backward()
+        grads = [leaf.grad, head.weight.grad, None if head.bias is None else head.bias.grad]
+        kept = [x.grad for x in found if not x.is_leaf and x.retains_grad]
+        return [loss.detach(), *grads, *kept, *(x.detach() + 0 for x in found)]
+    except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as error:
+        return error
+
+
+def loss_of(x, rng):
+    loss, rows = rng.choice(LOSSES), rows_of(x, rng)
+    return loss(rows, targets(rows, rng), rng).float()
+
+
+def make_head(rng, dtype, device, deferred):
+    head = nn.Linear(WIDTH, WORDS, bias=rng.random() < 0.5)
+    draw = torch.Generator().manual_seed(rng.randrange(1000))
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=draw))
+    head.requires_grad_(rng.random() < 0.7)
+    hidden = torch.randn(BATCH, LENGTH, WIDTH, generator=draw)
+    return head.to(device, dtype), hidden.to(device, dtype)
+
+
+def outcome(seed, dtype, changes, autocast, device, deferred):
+    rng = random.Random(seed)
+    head, hidden = make_head(rng, dtype, device, deferred)
+    with (
+        logits_deferred(head if deferred else None, device, None, True, Overrides()),
+        torch.autocast(device.type, torch.bfloat16, enabled=autocast),
+    ):
+        return run_chain(head, hidden, seed, changes)
+
+
+def difference(plain, deferred, low):
+    """Returns a sentence about the first difference; None if there is none."""
+    if isinstance(plain, Exception):
+        return None if isinstance(deferred, Exception) else f"no error, but {plain!r} with plain logits"
+    if isinstance(deferred, Exception):
+        return f"{type(deferred).__name__}: {deferred}"
+    for number, (one, other) in enumerate(zip(plain, deferred, strict=True)):
+        if (one is None) != (other is None):
+            return f"value {number}: {one} and {other}"
+        if one is None:
+            continue
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return f"value {number}: {one.shape}, {one.dtype} and {other.shape}, {other.dtype}"
+        one, other = one.double(), other.double()
+        size = one.nan_to_num().norm() + 1e-3
+        # Sums over chunks are rounded to 8 bits each.
+        if not torch.equal(one.isnan(), other.isnan()) or (one - other).nan_to_num().norm() > size * (
+            5e-2 if low else 1e-4
+        ):
+            return f"value {number}: {one} and {other}"
+    return None
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(chunks, "CHUNK", 4 * WORDS * 4)
+    monkeypatch.setattr(deferred_logits, "CHUNK", 4 * WORDS * 4)
+
+
+@pytest.fixture
+def losses(monkeypatch):
+    """Counts the losses that are computed without logits."""
+    count = []
+    original = deferred_logits.chunked_cross_entropy
+    monkeypatch.setattr(
+        deferred_logits, "chunked_cross_entropy", lambda *args, **kw: count.append(1) or original(*args, **kw)
+    )
+    return count
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("seed", range(20))
+def test_random_operations_train_as_on_plain_logits(seed, losses):
+    wrong, device = [], torch.device("cpu")
+    for chain in range(seed * CHAINS, (seed + 1) * CHAINS):
+        changes = chain % 2 == 0
+        dtype, autocast = [(torch.float32, False), (torch.float32, True), (torch.bfloat16, False)][chain % 3]
+        plain = outcome(chain, dtype, changes, autocast, device, False)
+        deferred = outcome(chain, dtype, changes, autocast, device, True)
+        low = autocast or dtype is torch.bfloat16
+        if found := difference(plain, deferred, low):
+            wrong.append(f"chain {chain}: {found}")
+    assert not wrong, f"{len(wrong)}: " + "\n".join(wrong)[:3000]
+    assert len(losses) >= 5
