@@ -160,8 +160,8 @@ class TrainingArguments(DeprecatedArguments, Setters, ArgumentGroups):
         limit = memory_limit(self.memory_fraction) if self.memory_guard else None
         decision = resolve(request, gather_facts(memory_limit=limit))
         logger.info("%s", decision)
-        for note in decision.notes:
-            logger.warning("%s", note)
+        for warning in filter(None, (decision.idle, *decision.notes)):
+            logger.warning("%s", warning)
         return decision
 
     @functools.cached_property

@@ -350,7 +350,7 @@ def _check_rank(facts: Mapping[str, Any], rank: str, size: str) -> None:
         )
 
 
-def parse_version(text: str | None) -> tuple[int, ...]:
-    """Returns the first two numbers of a version such as "2.9.0+cpu" or "14.5"; () if there is none."""
-    match = re.match(r"(\d+)(?:\.(\d+))?", text or "")
-    return () if match is None else (int(match[1]), int(match[2] or 0))
+def parse_version(text: str | None, numbers: int = 2) -> tuple[int, ...]:
+    """Returns the first `numbers` of a version such as "2.9.0+cpu" or "14.5", filled up with 0; () if it has none."""
+    match = re.match(r"\d+(\.\d+)*", text or "")
+    return () if match is None else tuple(map(int, f"{match[0]}{numbers * '.0'}".split(".")[:numbers]))

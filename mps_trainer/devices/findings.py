@@ -14,10 +14,10 @@ from ..errors import MisconfigurationException
 from . import settings
 from .accelerators import CUDAAccelerator, MPSAccelerator, XPUAccelerator
 from .accelerators.base import Obstacle, torch_missing
-from .accelerators.mps import MINIMUM_MACOS, minimum_macos
+from .accelerators.mps import MINIMUM_MACOS, dotted, minimum_macos, too_new_torch
 from .facts import MachineFacts, parse_version
 from .finding_type import ERROR, NOTE, SEVERITIES, WARNING, Finding
-from .known_faults import known_faults
+from .known_faults import faults_to_warn_of
 from .resolver import Decision, DeviceRequest, is_true, resolve
 
 # The oldest releases that setup.cfg takes.
@@ -85,7 +85,7 @@ def _mac_gpu(facts: MachineFacts) -> Finding | None:
     remedy = NATIVE_CONDA if facts.rosetta and facts.conda else _torch_remedy(facts, obstacle)
     what = obstacle.cause
     if not facts.rosetta and facts.machine != "arm64":
-        what += f", and this package needs {_dotted(MINIMUM_TORCH)}"
+        what += f", and this package needs {dotted(MINIMUM_TORCH)}"
     return Finding(obstacle.name, severity, what, remedy, device="mps")
 
 
@@ -130,7 +130,7 @@ def _old_torch(facts: MachineFacts) -> Finding | None:
     return Finding(
         "old-torch",
         ERROR,
-        f"torch {facts.torch_version} is older than {_dotted(MINIMUM_TORCH)}, the oldest that this package takes",
+        f"torch {facts.torch_version} is older than {dotted(MINIMUM_TORCH)}, the oldest that this package takes",
         _newer_torch(facts),
     )
 
@@ -138,26 +138,27 @@ def _old_torch(facts: MachineFacts) -> Finding | None:
 def _newer_torch(facts: MachineFacts, least: tuple[int, ...] = MINIMUM_TORCH) -> str:
     """Returns how to get torch `least` or a later one on this system."""
     if facts.rosetta:
-        return f"in a native Python: python -m pip install -U 'torch>={_dotted(least)}'"
+        return f"in a native Python: python -m pip install -U 'torch>={dotted(least)}'"
     macos = parse_version(facts.os_version) if facts.system == "Darwin" else ()
     newest = MINIMUM_MACOS[0][1]
-    if macos and macos < newest:
-        update = f"update macOS to {newest[0]} or later, then python -m pip install -U 'torch>={_dotted(least)}'"
-        return update + (f"; or stay and take {_FOR_MACOS_13!r}" if macos >= minimum_macos(_dotted(least)) else "")
-    return f"install a newer torch: python -m pip install -U 'torch>={_dotted(least)}'"
+    if macos and macos < minimum_macos(dotted(least)):
+        return f"update macOS to {newest[0]} or later, then python -m pip install -U 'torch>={dotted(least)}'"
+    too_new = too_new_torch(macos) if macos else None
+    last = f",<{dotted(too_new)}" if too_new else ""
+    return f"install a newer torch: python -m pip install -U 'torch>={dotted(least)}{last}'"
 
 
 def _transformers(facts: MachineFacts) -> Finding | None:
     if not facts.packages:  # not asked
         return None
     version = facts.packages.get("transformers")
-    remedy = f"python -m pip install -U 'transformers>={_dotted(MINIMUM_TRANSFORMERS)},<{MINIMUM_TRANSFORMERS[0] + 1}'"
+    remedy = f"python -m pip install -U 'transformers>={dotted(MINIMUM_TRANSFORMERS)},<{MINIMUM_TRANSFORMERS[0] + 1}'"
     if version is None:
         return Finding(
             "transformers", ERROR, "transformers is not installed in this Python", f"install transformers: {remedy}"
         )
     if () < parse_version(version) < MINIMUM_TRANSFORMERS:
-        oldest = _dotted(MINIMUM_TRANSFORMERS)
+        oldest = dotted(MINIMUM_TRANSFORMERS)
         what = f"transformers {version} is older than {oldest}, the oldest that this package takes"
         return Finding("transformers", ERROR, what, f"install a newer transformers: {remedy}")
     return None
@@ -167,7 +168,7 @@ def _wrong_results(facts: MachineFacts) -> Finding | None:
     """Returns the known faults of this torch on this Mac, and the smallest update that ends all it can."""
     if trains_on(facts) != "mps" or facts.system != "Darwin" or facts.mps_simulated:
         return None
-    faults = known_faults(facts.torch_version, facts.os_version, facts.chip)
+    faults = faults_to_warn_of(facts.torch_version, facts.os_version, facts.chip)
     if not faults:
         return None
     torch = max((fault.torch_before for fault in faults if fault.torch_before), default=None)
@@ -175,7 +176,7 @@ def _wrong_results(facts: MachineFacts) -> Finding | None:
         (fault.macos_before for fault in faults if fault.macos_before and not fault.torch_before), default=None
     )
     remedies = [] if torch is None else [_newer_torch(facts, torch)]
-    remedies += [] if macos is None else [f"update macOS to {_dotted(macos)} or later"]
+    remedies += [] if macos is None else [f"update macOS to {dotted(macos)} or later"]
     each = "each" if len(faults) > 1 else "it"
     no_update = f"see the workaround for {each} in {page('faults')}: no release of torch or macOS fixes {each} yet"
     where = f"macOS {facts.os_version}"
@@ -186,7 +187,7 @@ def _wrong_results(facts: MachineFacts) -> Finding | None:
         WARNING,
         f"torch {facts.torch_version} on {where} is known to compute wrong results",
         "; ".join([*remedies, f"{page('faults')} has a workaround for {each}"]) if remedies else no_update,
-        details=tuple(f"{fault.what} (pytorch issue {fault.issue})" for fault in faults),
+        details=tuple(f"{fault.what} ({fault.thread})" for fault in faults),
     )
 
 
@@ -271,13 +272,6 @@ def _simulated(facts: MachineFacts) -> Finding | None:
         "this mps device is simulated on the CPU; its speed says nothing about a Mac",
         "run without mps_trainer.simulator to judge the real machine",
     )
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))
-
-
-_FOR_MACOS_13 = f"torch>={_dotted(MINIMUM_TORCH)},<{_dotted(MINIMUM_MACOS[0][0])}"
 
 
 CHECKS: tuple[Callable[[MachineFacts], Finding | None], ...] = (

@@ -59,6 +59,7 @@ class Decision:
     reason: str
     rejected: tuple[Rejected, ...] = ()
     notes: tuple[str, ...] = ()  # what the user should know before training
+    idle: str | None = None  # why this Mac's GPU stays idle and what to do, in one line
     world_size: int = 1  # torchrun's numbers as used; one process without it
     rank: int = 0
     local_rank: int = 0
@@ -108,6 +109,7 @@ def resolve(request: DeviceRequest, facts: MachineFacts) -> Decision:
         reason=choice.reason,
         rejected=tuple(_rejected(name, choice, facts) for name in ACCELERATORS if name != choice.name),
         notes=_notes(choice, facts),
+        idle=_idle_mac(choice, facts),
         world_size=facts.world_size or 1,
         rank=facts.rank or 0,
         local_rank=facts.local_rank or 0,
@@ -263,6 +265,14 @@ def _wrong_number(
     )
 
 
+def _idle_mac(choice: _Choice, facts: MachineFacts) -> str | None:
+    obstacle = MPSAccelerator.why_not(facts)
+    if choice.name != "cpu" or not choice.by_order or obstacle is None or not obstacle.repairable:
+        return None
+    remedy = obstacle.remedy[0].upper() + obstacle.remedy[1:]
+    return f"Training on cpu, not mps: {obstacle.cause}. {remedy}."
+
+
 def _notes(choice: _Choice, facts: MachineFacts) -> tuple[str, ...]:
     notes = []
     if choice.name == "mps" and facts.fallback_set_too_late:
@@ -274,9 +284,6 @@ def _notes(choice: _Choice, facts: MachineFacts) -> tuple[str, ...]:
         notes.append("this mps device is simulated on the CPU; its speed says nothing about a Mac.")
     if choice.name == "mps" and facts.rosetta:
         notes.append("this Python is an x86_64 build that Rosetta emulates; a native arm64 Python is faster.")
-    obstacle = MPSAccelerator.why_not(facts)
-    if choice.name == "cpu" and choice.by_order and obstacle and obstacle.repairable:
-        notes.append("this Mac's GPU stays idle until the cause named above for mps is fixed.")
     idle = ACCELERATORS[choice.name].count(facts) - 1
     if choice.name in ("cuda", "xpu") and (facts.world_size or 1) == 1 and idle > 0:
         notes.append(

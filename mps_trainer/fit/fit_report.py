@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..amounts import format_bytes
-from .macs import SIZES, limit_of, smallest_for
+from .macs import SIZES, higher_limit_of, limit_of, smallest_for
 from .memory_tracker import KINDS
 
 
@@ -54,7 +54,12 @@ class FitReport:
     def to_dict(self) -> dict[str, Any]:
         """Returns the report for JSON: its attributes, the peak, and which Macs it fits on."""
         macs = [
-            {"memory_gb": size, "bytes_recommended": limit_of(size), "fits": self.bytes_peak <= limit_of(size)}
+            {
+                "memory_gb": size,
+                "bytes_recommended": limit_of(size),
+                "bytes_recommended_on_some": higher_limit_of(size),
+                "fits": self.bytes_peak <= limit_of(size),
+            }
             for size in SIZES
         ]
         return {**asdict(self), "bytes_peak": self.bytes_peak, "smallest_mac_gb": self.smallest_mac, "macs": macs}
@@ -89,9 +94,10 @@ class FitReport:
         rows = (
             ("Mac with", [f"{size} GB" for size in SIZES]),
             ("GPU memory", [f"{limit / 2**30:.1f}" for limit in limits]),
+            ("on some", [f"{higher / 2**30:.1f}" if higher else "" for higher in map(higher_limit_of, SIZES)]),
             ("fits", ["yes" if self.bytes_peak <= limit else "no" for limit in limits]),
         )
-        return [f"{name:<11}" + "".join(f"{cell:>8}" for cell in cells) for name, cells in rows]
+        return [(f"{name:<11}" + "".join(f"{cell:>8}" for cell in cells)).rstrip() for name, cells in rows]
 
     def _remedies(self) -> list[str]:
         if not self.remedies:
@@ -105,7 +111,8 @@ class FitReport:
 
 
 _NOTES = (
-    "GPU memory is what Metal recommends at most, in GiB. The step is computed from the shapes of its tensors;",
+    "GPU memory is what Metal recommends at most, in GiB; on some Macs of this size it is more, which is not relied",
+    "upon. `mps-trainer doctor` shows it on a Mac. The step is computed from the shapes of its tensors;",
     "the allocator's cache, macOS and other programs are not included. Nothing was trained.",
 )
 

@@ -1,11 +1,13 @@
 """Reproduces each of the known faults: a small computation on a device, compared with the CPU.
 
-Each takes a device and returns a clause that says what came out wrong, or None. None takes more than a few seconds or
-more than 100 MB. They follow what the issues describe; on a Mac none of them has run yet.
+Each takes a device and returns a clause that says what came out wrong, or None. None takes more than a few seconds,
+and all but one take less than 100 MB. Those that need gigabytes run on Macs to which Metal recommends so much, and
+raise CheckSkipped elsewhere. They follow what the issues describe; on a Mac none of them has run yet.
 """
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,12 +21,18 @@ from torch.utils.checkpoint import checkpoint
 from ..devices.facts import parse_version
 from ..devices.large_products import INNER, MENDED_IN_2D
 from ..model.activation_checkpointing import checkpoint_settings
+from .results import CheckSkipped
 
 Reproducer = Callable[[torch.device], str | None]
 
 _RIGHT = 1e-3  # relative to the largest number; what is wrong differs by 1e-1 and more
 _RIGHT_IN_16_BITS = 5e-2
+_RIGHT_OF_LONG_ATTENTION = 1e-2  # a right one is off by 3e-3, the result's own rounding; the fault by 2.4e-2
 _CHILD_SECONDS = 60
+
+GIB = 2**30
+MOST_BATCHES = 2**16  # as 16 bits count them
+MOST_SIGNED, MOST_UNSIGNED = 2**31, 2**32  # elements, as 32 bits count them
 
 
 def large_products(device: torch.device) -> str | None:
@@ -105,6 +113,114 @@ def causal_attention(device: torch.device) -> str | None:
     return None
 
 
+def shared_mask(device: torch.device) -> str | None:
+    """Attends with eight queries in a batch of two, where the first row has a mask for all heads."""
+    mask = torch.zeros(2, 1, 8, 8)
+    mask[0, 0, 4:, :4] = float("-inf")
+    return _attention_differs(device, _numbers(*3 * [(2, 4, 8, 64)]), mask=mask)
+
+
+def long_attention(device: torch.device) -> str | None:
+    """Attends to 4,096 tokens in bf16. What is compared has the same rounded operands, in float32."""
+    rounded = [tensor.bfloat16().float() for tensor in _numbers(*3 * [(1, 1, 4096, 64)])]
+    return _attention_differs(device, rounded, torch.bfloat16, tolerance=_RIGHT_OF_LONG_ATTENTION)
+
+
+def dropout_in_lstm(device: torch.device) -> str | None:
+    """Drops all that the first layer gives to the second, so that no gradient may reach the first."""
+    lstm = nn.LSTM(4, 4, num_layers=2, dropout=1.0).to(device)
+    x = torch.ones(3, 2, 4, device=device, requires_grad=True)
+    lstm(x)[0].sum().backward()
+    largest = float(x.grad.abs().max())  # type: ignore[union-attr]
+    return None if largest == 0.0 else f"the gradient of what was dropped is {largest:g} and not 0"
+
+
+def strided_kernel(device: torch.device) -> str | None:
+    """Convolves with a slice of a larger weight, and computes its gradients."""
+    x, weight, gradient = _numbers((2, 8, 16, 16), (3, 8, 3, 3, 3), (2, 3, 14, 14))
+
+    def results(where: torch.device) -> list[Tensor]:
+        there = x.to(where, copy=True).requires_grad_()
+        y = F.conv2d(there, weight.to(where)[:, :, 1])
+        y.backward(gradient.to(where))
+        return [y, there.grad]  # type: ignore[list-item]
+
+    for found, expected in zip(results(device), results(torch.device("cpu")), strict=True):
+        if wrong := _differs(found, expected.detach()):
+            return wrong
+    return None
+
+
+def strided_scatter(device: torch.device) -> str | None:
+    (source,) = _numbers((2, 3))
+    rows = torch.zeros(3, 2, dtype=torch.long)
+    found = torch.zeros(3, 2, device=device).scatter_(0, rows.to(device)[:1], source.to(device).t())
+    return _differs(found, torch.zeros(3, 2).scatter_(0, rows[:1], source.t()))
+
+
+def linear_of_many(device: torch.device) -> str | None:
+    """Runs nn.Linear over one batch more than 16 bits count. The last one may lie where the first should."""
+    first, last, weight, bias = _numbers((17, 32), (17, 32), (64, 32), (64,))
+    x = torch.zeros(MOST_BATCHES + 1, 17, 32, device=device)  # 0.4 GB with the result
+    x[0], x[-1] = first.to(device), last.to(device)
+    y = F.linear(x, weight.to(device), bias.to(device))
+    for name, found, batch in (("first", y[0], first), ("last", y[-1], last)):
+        if wrong := _differs(found, F.linear(batch, weight, bias)):
+            return f"the {name} of {MOST_BATCHES + 1:,} batches {wrong}"
+    return None
+
+
+def large_embedding(device: torch.device) -> str | None:
+    needs_memory(5, device)
+    rows = MOST_SIGNED // 1024 + 2
+    table = torch.zeros(rows, 1024, dtype=torch.float16, device=device)
+    table[-1] = 1.0
+    found = F.embedding(torch.tensor([rows - 1], device=device), table)
+    return _differs(found, torch.ones(1, 1024))
+
+
+def large_reduction(device: torch.device) -> str | None:
+    needs_memory(5, device)
+    flags = torch.zeros(MOST_UNSIGNED + 4096, dtype=torch.bool, device=device)
+    flags[-1] = True
+    try:
+        return None if bool(flags.any()) else "any() misses the last of them"
+    except RuntimeError:
+        return None  # torch 2.14 and later say that they cannot
+
+
+def large_cat(device: torch.device) -> str | None:
+    """Joins two tensors, one of them transposed, and looks at the last row."""
+    needs_memory(5, device)
+    columns = math.isqrt(MOST_SIGNED) // 2
+    rows = MOST_SIGNED // (2 * columns) + 1
+    one = torch.ones(columns, rows, dtype=torch.int8, device=device).t()
+    two = torch.full((rows, columns), 2, dtype=torch.int8, device=device)
+    last = torch.cat([one, two], dim=1)[-1]
+    return _differs(last, torch.tensor([1.0, 2.0]).repeat_interleave(columns))
+
+
+def large_bmm(device: torch.device) -> str | None:
+    """Multiplies transposed matrices, whose results have more numbers than 32 bits count, and looks at the last."""
+    needs_memory(12, device)
+    side = min(256, math.isqrt(MOST_UNSIGNED) // 4)
+    batches = MOST_UNSIGNED // side**2 + 1
+    a, b = _numbers((64, side), (64, side))
+    left = torch.zeros(batches, 64, side, dtype=torch.float16, device=device)
+    left[-1] = a.to(device)
+    product = torch.bmm(left.transpose(1, 2), b.to(device, torch.float16).expand(batches, 64, side))
+    return _differs(product[-1], a.t() @ b, _RIGHT_IN_16_BITS)
+
+
+def failed_command(device: torch.device) -> str | None:
+    """Never runs, because a command that fails on the GPU may disturb other programs."""
+    raise CheckSkipped("needs a command that fails on the GPU")
+
+
+def long_command(device: torch.device) -> str | None:
+    raise CheckSkipped("needs a command that stops the display for seconds")
+
+
 def norm_after_frozen(device: torch.device) -> str | None:
     """Computes the gradients of a LayerNorm whose input needs none."""
     x, factors = _numbers((8, 16, 32), (32,))
@@ -169,6 +285,28 @@ def transposed_weight_here(device: torch.device) -> str | None:
     return _differs(found, F.linear(x, weight.t()), _RIGHT_IN_16_BITS)
 
 
+def weight_of_one_dimension(device: torch.device) -> str | None:
+    """Runs in a process of its own on a Mac, because the fault ends the process."""
+    try:
+        if _is_mac(device):
+            return _in_a_process(weight_of_one_dimension_here)
+        return weight_of_one_dimension_here(device)
+    except RuntimeError as error:
+        if "must be a matrix" not in str(error):
+            raise
+        return None  # torch 2.14 and later refuse it, which ends no process
+
+
+def weight_of_one_dimension_here(device: torch.device) -> str | None:
+    x, weight = _numbers((384, 33), (33,))
+    there = weight.to(device, copy=True).requires_grad_()
+    y = F.linear(x.to(device).requires_grad_(), there)
+    if wrong := _differs(y, F.linear(x, weight)):
+        return wrong
+    y.sum().backward()
+    return _differs(there.grad, x.sum(0))
+
+
 def embedding_gradients(device: torch.device) -> str | None:
     """Computes the gradients of an embedding of 8 words, from 320 tokens, five times."""
     words = torch.arange(320).reshape(10, 32) % 8
@@ -219,7 +357,29 @@ REPRODUCERS: dict[int, Reproducer] = {  # by issue
     197796: transposed_weight,
     195404: embedding_gradients,
     127676: dropout_again,
+    193571: failed_command,
+    190056: dropout_in_lstm,
+    188756: large_embedding,
+    184180: shared_mask,
+    197636: large_bmm,
+    194082: large_reduction,
+    189960: large_cat,
+    189495: linear_of_many,
+    192212: strided_kernel,
+    175191: strided_scatter,
+    189565: weight_of_one_dimension,
+    190791: long_attention,
+    3267: long_command,
 }
+
+
+def needs_memory(gib: int, device: torch.device) -> None:
+    """Raises CheckSkipped unless this is a Mac to which Metal recommends so much memory."""
+    if not _is_mac(device):
+        raise CheckSkipped(f"needs {gib} GiB of a Mac's GPU memory")
+    recommended = torch.mps.recommended_max_memory() / GIB
+    if recommended < gib:
+        raise CheckSkipped(f"needs {gib} GiB of GPU memory, and Metal recommends {recommended:.1f} GiB here")
 
 
 def _numbers(*shapes: tuple[int, ...]) -> list[Tensor]:
@@ -252,13 +412,16 @@ def _attention_differs(
     tensors: list[Tensor],
     dtype: torch.dtype = torch.float32,
     is_causal: bool = False,
+    mask: Tensor | None = None,
+    tolerance: float | None = None,
 ) -> str | None:
     """Returns how attention over query, key and value differs from the CPU; None if only by rounding."""
     query, key, value = tensors
-    expected = F.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
+    expected = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=is_causal)
     query, key, value = (tensor.to(device, dtype) for tensor in tensors)
-    found = F.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
-    return _differs(found, expected, _RIGHT if dtype is torch.float32 else _RIGHT_IN_16_BITS)
+    mask = None if mask is None else mask.to(device)
+    found = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=is_causal)
+    return _differs(found, expected, tolerance or (_RIGHT if dtype is torch.float32 else _RIGHT_IN_16_BITS))
 
 
 def _is_mac(device: torch.device) -> bool:

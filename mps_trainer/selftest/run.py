@@ -17,7 +17,7 @@ from unittest import mock
 from ..arguments.precision import LAUNCHED
 from ..devices import DeviceRequest, gather_facts, resolve
 from ..devices.facts import apple_chip, for_a_report
-from ..devices.known_faults import known_faults
+from ..devices.known_faults import faults_to_warn_of
 from ..devices.watermarks import memory_limit
 from ..errors import MisconfigurationException
 from ..refusal import sentence
@@ -87,7 +87,7 @@ def run_selftest(
             results.append(run_check(name, check, lab))
             ends(results[-1])
     on_mac = decision.type == "mps" and facts.system == "Darwin"
-    faults = known_faults(facts.torch_version, facts.os_version, apple_chip()) if on_mac else ()
+    faults = faults_to_warn_of(facts.torch_version, facts.os_version, apple_chip()) if on_mac else ()
     return SelftestReport(
         device=decision.name,
         simulated=facts.mps_simulated and decision.type == "mps",

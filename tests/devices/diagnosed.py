@@ -40,7 +40,7 @@ def refused(error: str, *expected, **environment) -> Diagnosed:
 
 
 NATIVE = "install a native arm64 Python"
-UPDATE = "update macOS to 14 or later"
+UPDATE = "update macOS to {} or later"
 REAL_MAC = "train on a real Apple-silicon Mac"
 NEWER = "python -m pip install -U 'torch>=2."
 NO_UPDATE = "see the workaround for it in docs/faults.md: no release of torch or macOS fixes it yet"
@@ -52,8 +52,10 @@ OTHER_ARCHITECTURE = (
 
 DIAGNOSED: dict[str, Diagnosed] = {
     # a Mac whose GPU stays idle
-    "m1_macos_12.2": known("m1_macos_12.2", "old-macos old-torch", UPDATE, 1),
-    "m1_macos_12.7_torch_2.5": known("m1_macos_12.7_torch_2.5", "old-macos old-torch", UPDATE, 1),
+    "m1_macos_12.2": known("m1_macos_12.2", "old-macos old-torch", UPDATE.format(12), 1),
+    "m1_macos_12.7_torch_2.5": known("m1_macos_12.7_torch_2.5", "old-macos old-torch", UPDATE.format(13), 1),
+    "m2_macos_14_torch_2.15": known("m2_macos_14_torch_2.15", "old-macos", "'torch<2.15'", 1),
+    "m2_macos_13_torch_2.15": known("m2_macos_13_torch_2.15", "old-macos", UPDATE.format(15), 1),
     "m1_macos_13_torch_2.10": known("m1_macos_13_torch_2.10", "old-macos", "or install the last torch", 1),
     "torch without mps": known("m3_torch_without_mps", "torch-without-mps", "the arm64 build from PyPI", 1),
     "torch missing": known("m3_torch_missing", "torch", "install torch: python -m pip install torch", 1),
@@ -95,11 +97,11 @@ DIAGNOSED: dict[str, Diagnosed] = {
         1,
     ),
     # what torch computes
-    "faults that an update of torch mends": known("m2_macos_14", "wrong-results", NEWER + "14'", 0),
+    "faults that an update of torch mends": known("m2_macos_14", "wrong-results", UPDATE.format(15), 0),
     "an m1 whose torch is too old": Diagnosed(
         mac("15.5", "2.13.0", chip="Apple M1"),
         "wrong-results",
-        f"{NEWER}14'; docs/faults.md",
+        f"{NEWER}15'; docs/faults.md",
         0,
     ),
     "an m1 with the newest torch": Diagnosed(
@@ -110,16 +112,16 @@ DIAGNOSED: dict[str, Diagnosed] = {
     ),
     "a virtual mac that works": Diagnosed(mac("15.7", "2.15.0", chip="Apple M3 (Virtual)", virtual_machine=True)),
     "a virtual m1": Diagnosed(
-        mac("15.7", "2.13.0", chip="Apple M1 (Virtual)", virtual_machine=True), "wrong-results", NEWER + "14'", 0
+        mac("15.7", "2.13.0", chip="Apple M1 (Virtual)", virtual_machine=True), "wrong-results", NEWER + "15'", 0
     ),
-    "faults that need a newer macos first": known("m1_macos_13_torch_2.8", "wrong-results", UPDATE, 0),
+    "faults that need a newer macos first": known("m1_macos_13_torch_2.8", "wrong-results", UPDATE.format(15), 0),
     "a fault of macos": Diagnosed(
         mac("27.0", "2.15.0", chip="Apple M4"),
         "wrong-results",
         NO_UPDATE,
         0,
     ),
-    "torch too old for the package": known("m1_macos_12.3", "old-torch wrong-results", UPDATE, 1),
+    "torch too old for the package": known("m1_macos_12.3", "old-torch wrong-results", UPDATE.format(15), 1),
     "torch too old on linux": Diagnosed(pc("2.5.1"), "old-torch", NEWER + "6'", 1),
     # the switch for operators without a kernel
     "switch late": m3(

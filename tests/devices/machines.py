@@ -56,6 +56,8 @@ MACHINES: dict[str, MachineFacts] = {
     "m1_macos_13_torch_2.8": mac("13.7.4", "2.8.0"),
     "m1_macos_13_torch_2.10": no_mps("13.7.4", "2.10.0"),
     "m2_macos_14": mac("14.5", "2.9.0"),
+    "m2_macos_14_torch_2.15": mac("14.7", "2.15.0"),  # torch itself takes it, and computes without workarounds
+    "m2_macos_13_torch_2.15": no_mps("13.6", "2.15.0"),
     "m3_macos_15": mac("15.1", "2.15.0"),
     "m4_macos_26": mac("26.0", "2.15.0"),
     "m3_torch_without_mps": no_mps("15.1", "2.15.0", **NO_BUILD),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 
 import pytest
@@ -19,6 +20,8 @@ AUTO = {
     "m1_macos_13_torch_2.8": "mps",
     "m1_macos_13_torch_2.10": "cpu",
     "m2_macos_14": "mps",
+    "m2_macos_14_torch_2.15": "cpu",
+    "m2_macos_13_torch_2.15": "cpu",
     "m3_macos_15": "mps",
     "m4_macos_26": "mps",
     "m3_torch_without_mps": "cpu",
@@ -58,8 +61,12 @@ NOTHING_TRAINS = [
 # machine, accelerator, words of the cause, words of the remedy
 UNAVAILABLE = [
     ("m1_macos_12.2", "mps", "macOS 12.2 is too old: torch 1.13.1 runs MPS from macOS 12.3 on", "update macOS"),
-    ("m1_macos_12.7_torch_2.5", "mps", "torch 2.5.1 runs MPS from macOS 13.0 on", "update macOS to 14"),
-    ("m1_macos_13_torch_2.10", "mps", "torch 2.10.0 runs MPS from macOS 14.0 on", "'torch<2.9'"),
+    ("m1_macos_12.7_torch_2.5", "mps", "torch 2.5.1 runs MPS from macOS 13.0 on", "update macOS to 13 or later"),
+    ("m1_macos_13_torch_2.10", "mps", "torch 2.10.0 runs MPS from macOS 14.0 on", "update macOS to 14 or later, or"),
+    ("m1_macos_13_torch_2.10", "mps", "macOS 13.7.4 is too old", "'torch<2.9'"),
+    ("m2_macos_14_torch_2.15", "mps", "torch 2.15.0 runs MPS from macOS 15.0 on", "update macOS to 15 or later, or"),
+    ("m2_macos_14_torch_2.15", "mps", "macOS 14.7 is too old", "MPS on macOS 14: python -m pip install 'torch<2.15'"),
+    ("m2_macos_13_torch_2.15", "mps", "torch 2.15.0 runs MPS from macOS 15.0 on", "'torch<2.9'"),
     ("m3_torch_without_mps", "mps", "torch 2.15.0 was built without MPS", "--force-reinstall torch"),
     ("m3_torch_missing", "mps", "torch is not installed", "pip install torch"),
     ("m3_torch_broken", "mps", "dlopen(libtorch_cpu.dylib)", "--force-reinstall torch"),
@@ -269,12 +276,29 @@ def test_a_candidate_that_works_but_was_passed_over_says_what_chooses_it(machine
 
 
 def test_a_mac_whose_gpu_stays_idle_says_so():
-    idle = resolve(DeviceRequest(), MACHINES["m1_rosetta_torch_without_mps"])
-    assert any("GPU stays idle" in note for note in idle.notes)
-    assert any("GPU stays idle" in line for line in str(idle).splitlines())
+    assert resolve(DeviceRequest(), MACHINES["m2_macos_14_torch_2.15"]).idle == (
+        "Training on cpu, not mps: macOS 14.7 is too old: torch 2.15.0 runs MPS from macOS 15.0 on. Update macOS to "
+        "15 or later, or install the last torch that runs MPS on macOS 14: python -m pip install 'torch<2.15'."
+    )
+    rosetta = MACHINES["m1_rosetta_torch_without_mps"]
+    assert resolve(DeviceRequest(), rosetta).idle.endswith(f"on an Apple-silicon Mac. I{NATIVE_PYTHON[1:]}.")
     for asked in (DeviceRequest("cpu"), DeviceRequest(use_cpu=True)):
-        assert resolve(asked, MACHINES["m1_rosetta_torch_without_mps"]).notes == ()
-    assert resolve(DeviceRequest(), MACHINES["intel_mac"]).notes == ()
+        assert resolve(asked, rosetta).idle is None
+    for machine in ("intel_mac", "github_macos_15", "m3_macos_15", "linux"):
+        assert resolve(DeviceRequest(), MACHINES[machine]).idle is None
+
+
+@pytest.mark.parametrize("machine", ["m2_macos_14_torch_2.15", "m1_rosetta_torch_without_mps", "m3_memory_full"])
+def test_a_run_says_why_the_gpu_stays_idle_and_what_to_do(machine, monkeypatch, caplog):
+    """In one line, at the level that a run shows."""
+    monkeypatch.setattr("mps_trainer.training_args.gather_facts", lambda **settings: MACHINES[machine])
+    decision = TrainingArguments("out").decision
+    obstacle = ACCELERATORS["mps"].why_not(MACHINES[machine])
+    (said,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert said == decision.idle
+    assert "\n" not in said
+    assert f"Training on cpu, not mps: {obstacle.cause}. " in said
+    assert obstacle.remedy[1:] in said
 
 
 def test_training_on_mps_under_rosetta_is_noted():

@@ -158,8 +158,8 @@ def test_the_screen_says_what_limits_memory(environment, said):
 def test_the_remedy_for_wrong_results_ends_all_of_them():
     facts = mac("15.5", "2.8.0")
     (finding,) = findings(facts)
-    assert len(finding.details) == 10
-    assert "'torch>=2.14'" in finding.remedy
+    assert len(finding.details) == 14
+    assert "'torch>=2.15'" in finding.remedy
     assert findings(replace(facts, torch_version="2.15.0")) == ()
 
 

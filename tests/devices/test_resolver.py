@@ -214,7 +214,7 @@ NOTES = {
     "m2_rosetta_that_works": [
         "this Python is an x86_64 build that Rosetta emulates; a native arm64 Python is faster."
     ],
-    "m3_memory_full": ["this Mac's GPU stays idle until the cause named above for mps is fixed."],
+    "m3_memory_full": [],
     "linux": [],
     "linux_1_cuda": [],
     "linux_2_xpu": ["1 more xpu device would stay idle; torchrun --nproc_per_node 2 SCRIPT trains on all of them."],

@@ -35,7 +35,7 @@ MACHINES = {
     "virtual-mac": mac(
         mps_allocation_ok=False, mps_allocation_error="MPS backend out of memory", virtual_machine=True
     ),
-    "old-macos": mac_without_mps(os_version="13.6"),
+    "old-macos": mac(os_version="14.7"),
     "late-fallback": mac(environment={"PYTORCH_ENABLE_MPS_FALLBACK": "1"}),
     "linux-cpu": MachineFacts(torch_version="2.13.0+cpu"),
 }

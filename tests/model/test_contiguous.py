@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from mps_trainer.devices.known_faults import known_faults
+from mps_trainer.devices.known_faults import faults_to_warn_of
 from mps_trainer.model import preparation
 from mps_trainer.model.patches import contiguous
 from mps_trainer.model.patches.contiguous import make_contiguous, warn_of_known_faults
@@ -85,7 +85,7 @@ def test_known_faults_are_told_once_when_training_begins_on_mps(mps, make_traine
     for _ in range(2):
         make_trainer(max_steps=1).train()
     told = [record.getMessage() for record in caplog.records if "known fault" in record.getMessage()]
-    assert len(told) == len(set(told)) == len(known_faults("2.9.0", "14.5")) > 1
+    assert len(told) == len(set(told)) == len(faults_to_warn_of("2.9.0", "14.5")) > 1
     assert told[0].startswith("torch 2.9.0 on macOS 14.5 has a known fault: ")
     warn_of_known_faults.cache_clear()
 

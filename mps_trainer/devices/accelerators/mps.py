@@ -13,10 +13,10 @@ from .lightning import count_as_lightnings
 if TYPE_CHECKING:
     import torch
 
-# The first macOS on which each torch release runs MPS, newest first: pytorch pull requests 162921 ("in 2.9+ MPS is
-# only supported on macOS Sonoma+") and 133141 (in 2.5), and Apple's page on torch 1.12
-# (developer.apple.com/metal/pytorch).
-MINIMUM_MACOS = (((2, 9), (14, 0)), ((2, 5), (13, 0)), ((1, 12), (12, 3)))
+# The first macOS on which each torch release runs MPS, newest first: docs.pytorch.org/docs/2.15/notes/mps.html ("not
+# 15.0+"), pytorch pull requests 162921 ("in 2.9+ MPS is only supported on macOS Sonoma+") and 133141 (in 2.5), and
+# Apple's page on torch 1.12 (developer.apple.com/metal/pytorch).
+MINIMUM_MACOS = (((2, 15), (15, 0)), ((2, 9), (14, 0)), ((2, 5), (13, 0)), ((1, 12), (12, 3)))
 
 OTHER_VIRTUAL_MACS = "some virtual ones, such as GitHub's macos-15 runners, run small models on mps"
 
@@ -43,7 +43,9 @@ class MPSAccelerator(Accelerator):
 
     @classmethod
     def why_not(cls, facts: MachineFacts) -> Obstacle | None:
-        if facts.mps_allocation_ok:
+        # torch 2.15 allocates on macOS 14, for which it has neither a check nor workarounds any more
+        too_old = _macos_too_old(facts)
+        if facts.mps_allocation_ok and too_old is None:
             return None  # what works works, whatever the table below would say
         if facts.system != "Darwin":
             return Obstacle(
@@ -67,7 +69,7 @@ class MPSAccelerator(Accelerator):
                 True,
                 "torch-without-mps",
             )
-        return _unavailable(facts) if not facts.mps_available else _allocation_failed(facts)
+        return too_old or (_allocation_failed(facts) if facts.mps_available else _unavailable(facts))
 
     @classmethod
     def count(cls, facts: MachineFacts) -> int:
@@ -132,6 +134,15 @@ def minimum_macos(torch_version: str | None) -> tuple[int, ...]:
     return next((macos for torch_from, macos in MINIMUM_MACOS if version >= torch_from), MINIMUM_MACOS[-1][1])
 
 
+def too_new_torch(macos: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Returns the first torch release that does not run MPS on this macOS; None if all known ones do."""
+    return next((torch_from for torch_from, minimum in reversed(MINIMUM_MACOS) if minimum > macos), None)
+
+
+def dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
 def _emulated(facts: MachineFacts) -> Obstacle:
     which = f" ({facts.python_executable})" if facts.python_executable else ""
     failure = f"; an allocation failed with: {facts.mps_allocation_error}" if facts.mps_allocation_error else ""
@@ -144,17 +155,13 @@ def _emulated(facts: MachineFacts) -> Obstacle:
 
 
 def _unavailable(facts: MachineFacts) -> Obstacle:
-    minimum = minimum_macos(facts.torch_version)
-    macos = parse_version(facts.os_version)
-    if macos and macos < minimum:
-        return _macos_too_old(facts, minimum)
     if facts.virtual_machine:
         return Obstacle(
             "this is a virtual Mac without a Metal device",
             f"train on a real Apple-silicon Mac; {OTHER_VIRTUAL_MACS}",
             name="virtual-mac",
         )
-    # torch's own message then blames macOS 14.0+, which is not the cause: a sandboxed process gets no Metal device.
+    # torch's own message then blames macOS 15.0+, which is not the cause: a sandboxed process gets no Metal device.
     return Obstacle(
         f"torch {facts.torch_version} has MPS, and macOS {facts.os_version} gives this process no Metal device",
         "run outside any sandbox, in a terminal of a logged-in user, and install the latest macOS update",
@@ -163,13 +170,17 @@ def _unavailable(facts: MachineFacts) -> Obstacle:
     )
 
 
-def _macos_too_old(facts: MachineFacts, minimum: tuple[int, ...]) -> Obstacle:
-    remedy = "update macOS to 14 or later"
-    if minimum > (13, 0) and parse_version(facts.os_version) >= (13, 0):
-        remedy += ", or install the last torch that runs MPS on macOS 13: python -m pip install 'torch<2.9'"
+def _macos_too_old(facts: MachineFacts) -> Obstacle | None:
+    macos, minimum = parse_version(facts.os_version), minimum_macos(facts.torch_version)
+    if facts.system != "Darwin" or facts.torch_version is None or not macos or macos >= minimum:
+        return None
+    remedy = f"update macOS to {minimum[0]} or later"
+    too_new = too_new_torch(macos)
+    if too_new and macos >= (13, 0):  # before, the last one is older than any that this package takes
+        last = f"python -m pip install 'torch<{dotted(too_new)}'"
+        remedy += f", or install the last torch that runs MPS on macOS {macos[0]}: {last}"
     return Obstacle(
-        f"macOS {facts.os_version} is too old: torch {facts.torch_version} runs MPS from macOS "
-        f"{'.'.join(map(str, minimum))} on",
+        f"macOS {facts.os_version} is too old: torch {facts.torch_version} runs MPS from macOS {dotted(minimum)} on",
         remedy,
         True,
         "old-macos",

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...devices.known_faults import known_faults
+from ...devices.known_faults import faults_to_warn_of
 
 logger = logging.getLogger(__name__)
 
@@ -78,5 +78,5 @@ def _state(optimizer: Any, parameter: nn.Parameter) -> list[torch.Tensor]:
 @functools.cache
 def warn_of_known_faults(macos_version: str | None, chip: str | None) -> None:
     """Warns, once in a process, of what this torch gets wrong on this Mac."""
-    for fault in known_faults(torch.__version__, macos_version, chip):
+    for fault in faults_to_warn_of(torch.__version__, macos_version, chip):
         logger.warning("torch %s on macOS %s has a known fault: %s.", torch.__version__, macos_version, fault)
