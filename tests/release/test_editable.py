@@ -37,7 +37,10 @@ def environment(checkout) -> Path:
 
 @pytest.mark.parametrize(
     ("checker", "options", "count"),
-    [("mypy", ["--no-incremental", "--python-executable"], "Found 1 error"), ("pyright", ["--pythonpath"], "1 error,")],
+    [
+        ("mypy", ["--no-incremental", "--python-executable"], "Found 1 error"),
+        ("pyright", ["--pythonpath"], "1 error,"),
+    ],
 )
 def test_a_type_checker_knows_the_types_of_an_editable_install(checker, options, count, environment, tmp_path):
     if importlib.util.find_spec(checker) is None:
