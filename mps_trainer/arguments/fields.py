@@ -69,7 +69,7 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
 def documented(kind: _Class) -> _Class:
     """Adds type, default and help of each field to the docstring of a dataclass, before "Raises:"."""
     head, raises, tail = inspect.cleandoc(kind.__doc__ or "").partition("Raises:")
-    fields = sorted(dataclasses.fields(kind), key=lambda field: field.kw_only)  # the order of the signature
+    fields = sorted(dataclasses.fields(kind), key=lambda field: field.kw_only is True)  # the order of the signature
     # not field.type, where HfArgumentParser puts the classes
     types = {name: text for base in reversed(kind.__mro__) for name, text in inspect.get_annotations(base).items()}
     lines = (
