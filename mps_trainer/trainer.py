@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import logging
@@ -16,7 +17,7 @@ import transformers.training_args  # noqa: F401 - the enums that the arguments t
 from torch import nn
 from torch.utils.data import DataLoader, Sampler
 from transformers.trainer_callback import CallbackHandler, TrainerCallback, TrainerControl, TrainerState
-from transformers.trainer_pt_utils import log_metrics, save_metrics, save_state
+from transformers.trainer_pt_utils import log_metrics, metrics_format, save_metrics, save_state
 from transformers.trainer_utils import (
     EvalLoopOutput,
     EvalPrediction,
@@ -289,7 +290,9 @@ class Trainer:
         """Builds a run with all of its parts, resumed from the checkpoint `resume_from`."""
         args, run_dir = self.args, self._get_output_dir(trial)
         loader = self.callback_handler.train_dataloader = self.get_train_dataloader()
-        plan = StepPlan.of(loader, args)
+        values = self.set_initial_training_values(args, loader)
+        epochs, _, num_examples, num_train_samples, update_size, _, max_steps = values
+        plan = dataclasses.replace(StepPlan.of(loader, args), epochs=epochs, max_steps=max_steps)
         model = self.model_wrapped = self._wrap_model(self.model)
         self.create_optimizer_and_scheduler(plan.max_steps)
         set_mode(self.optimizer, training=True)
@@ -319,9 +322,10 @@ class Trainer:
             counts=StatePair(lambda: (self.current_flos, self.state.num_input_tokens_seen), self._mt_set_counts),
             memory_guard=self._mt_memory_guard,
             batch_size=self._train_batch_size,
-            update_size=self.get_total_train_batch_size(args),
+            update_size=update_size,
             examples_at_a_time=self._mt_examples_at_a_time,
-            num_examples=lambda: None if plan.batches_per_epoch is None else self.num_examples(loader),
+            num_examples=num_examples,
+            num_train_samples=num_train_samples,
         )
         if args.save_async and args.save_strategy != "no":
             self._mt_overrides.allow("saving while training goes on", *WRITERS)
@@ -370,7 +374,7 @@ class Trainer:
             evaluate_at_start=lambda: self._evaluate(trial, self.ignore_keys_for_eval, skip_scheduler=True),
             log=lambda logs, start: self.log(logs, start),
             store_flos=lambda: self.store_flos(),
-            end=self._mt_end_run,
+            finalize_training=lambda samples, start: self._finalize_training(trial, samples, start),
         )
 
     def _mt_training_step(
@@ -378,16 +382,6 @@ class Trainer:
     ) -> torch.Tensor:
         self.current_gradient_accumulation_steps, self._mt_loss_divisor = batches, divisor
         return self.training_step(model, batch, num_items)
-
-    def _mt_end_run(self, metrics: dict[str, float]) -> None:
-        """Finishes the run after the last step: logs its metrics, loads the best weights, and calls on_train_end."""
-        self._finalize_training(metrics)
-        if self.args.load_best_model_at_end:
-            self._load_best_model()
-        self._mt_saver.keep_only_best(self._get_output_dir(self._trial))
-        self._mt_events.fire("on_train_end")
-        self._finish_current_push()
-        self._mt_saver.require_saved()
 
     def _mt_what_comes(self) -> str:
         if self._mt_run is None:
@@ -534,6 +528,29 @@ class Trainer:
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """Returns the examples in an optimizer step of all processes."""
         return self._train_batch_size * args.gradient_accumulation_steps * args.world_size
+
+    def set_initial_training_values(
+        self, args: TrainingArguments, dataloader: DataLoader
+    ) -> tuple[int, int, int, float, int, int, int]:
+        """Returns the sizes of a run with the batches of `dataloader`; an override may set epochs and steps.
+
+        Returns:
+            The epochs, the steps of an epoch, the examples of the dataset, those of all steps, those of a step in all
+            processes, the batches of an epoch, and the steps. For a stream of unknown length, an epoch has all steps.
+
+        Raises:
+            ValueError: for an empty dataset, or for a stream without `args.max_steps`.
+        """
+        plan, update_size = StepPlan.of(dataloader, args), self.get_total_train_batch_size(args)
+        samples: float = plan.max_steps * update_size
+        batches, examples = plan.batches_per_epoch, plan.max_steps * update_size
+        if batches is None:
+            batches = plan.max_steps * plan.accumulation
+        else:
+            examples = self.num_examples(dataloader)
+            if args.max_steps <= 0:
+                samples = examples * args.num_train_epochs
+        return plan.epochs, plan.updates_per_epoch, examples, samples, update_size, batches, plan.max_steps
 
     def get_tp_size(self) -> int:
         """Returns the tensor parallel size: 1, because layers are not split."""
@@ -1137,10 +1154,23 @@ class Trainer:
         """Returns True if this evaluation is the best so far, and records its metric if it is."""
         return record_if_best(self.args, self.state, metrics, self._mt_savable_logs.number)
 
-    def _finalize_training(self, metrics: dict[str, float]) -> None:
-        """Logs the metrics of the whole run, with the memory that it took if the arguments ask for it."""
+    def _finalize_training(self, trial: Any, num_train_samples: float, start_time: float) -> TrainOutput:
+        """Ends a run after its last step: logs its metrics, loads the best weights, and calls on_train_end.
+
+        Args:
+            num_train_samples: the examples of all steps of the run, with those before a resume.
+        """
+        assert self._mt_run is not None
+        metrics = self._mt_run.metrics(num_train_samples, start_time)
         self._memory_tracker.stop_and_update_metrics(metrics)
         self.log(metrics)
+        if self.args.load_best_model_at_end:
+            self._load_best_model()
+        self._mt_saver.keep_only_best(self._get_output_dir(trial))
+        self._mt_events.fire("on_train_end")
+        self._finish_current_push()
+        self._mt_saver.require_saved()
+        return TrainOutput(self.state.global_step, metrics["train_loss"], metrics)
 
     # Models and checkpoints
 
@@ -1208,25 +1238,25 @@ class Trainer:
         """Writes `optimizer.pt` and `scheduler.pt`."""
         self._mt_saver.save_parts(output_dir, OPTIMIZER, SCHEDULER)
 
-    def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Loads optimizer and schedule from a checkpoint, as far as it has them; nothing without one."""
-        self._mt_saver.load_parts(checkpoint_folder, OPTIMIZER, SCHEDULER)
+        self._mt_saver.load_parts(checkpoint, OPTIMIZER, SCHEDULER)
 
     def _save_scaler(self, output_dir: str) -> None:
         """Writes `scaler.pt`, with float16 only."""
         self._mt_saver.save_parts(output_dir, SCALER)
 
-    def _load_scaler(self, checkpoint_folder: str | None) -> None:
+    def _load_scaler(self, checkpoint: str | None) -> None:
         """Loads the gradient scaler of float16 from a checkpoint; nothing without one."""
-        self._mt_saver.load_parts(checkpoint_folder, SCALER)
+        self._mt_saver.load_parts(checkpoint, SCALER)
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Writes the state of each process's random number generators."""
         self._mt_saver.save_rng(output_dir)
 
-    def _load_rng_state(self, checkpoint_folder: str | None) -> None:
+    def _load_rng_state(self, checkpoint: str | None) -> None:
         """Restores the generators if the checkpoint has their states."""
-        self._mt_saver.load_rng(checkpoint_folder)
+        self._mt_saver.load_rng(checkpoint)
 
     def _load_callback_state(self) -> None:
         """Restores the callbacks from `state.stateful_callbacks`, if the arguments ask for it."""
@@ -1474,6 +1504,7 @@ class Trainer:
         self._mt_events.fire("on_log", logs=logs)
 
     save_state = save_state
+    metrics_format = staticmethod(metrics_format)
 
     def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
         """Prints metrics as a table in the first process."""

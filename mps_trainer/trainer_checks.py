@@ -32,6 +32,9 @@ def check_arguments(args: Any) -> None:
 # Methods of transformers' Trainer without a counterpart here, each with what to override instead.
 _NOT_CALLED = {
     "_inner_training_loop": "train(), training_step() or get_batch_samples()",
+    "_run_epoch": "training_step() or get_batch_samples()",
+    "_prepare_for_training": "create_optimizer_and_scheduler() or _wrap_model()",
+    "_init_training_state": "set_initial_training_values()",
     "create_accelerator_and_postprocess": "__init__(), and set accelerator_config in the arguments",
 }
 

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from . import distributed
 from .arguments import checks, sharding
 from .arguments.choices import Choice, ParallelMode, of_transformers
-from .arguments.deprecated import DeprecatedArguments, apply_deprecated
+from .arguments.deprecated import OLD_NAMES, DeprecatedArguments, apply_deprecated
+from .arguments.fields import documented
 from .arguments.groups import ArgumentGroups
 from .arguments.precision import launched_precision
 from .arguments.reporting import NOT_ASKED
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+@documented
 @dataclass
 class TrainingArguments(DeprecatedArguments, Setters, ArgumentGroups):
     """All settings of a training run, with transformers' names, types and defaults.
@@ -298,8 +300,12 @@ class TrainingArguments(DeprecatedArguments, Setters, ArgumentGroups):
     # As data
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields as plain values, with tokens replaced by their names."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.init}
+        """Returns the fields as plain values, with tokens replaced by their names and without unset old arguments."""
+        values = {
+            field.name: value
+            for field in dataclasses.fields(self)
+            if field.init and ((value := getattr(self, field.name)) != field.default or field.name not in OLD_NAMES)
+        }
         return {name: f"<{name.upper()}>" if name.endswith("_token") else _plain(v) for name, v in values.items()}
 
     def to_json_string(self) -> str:

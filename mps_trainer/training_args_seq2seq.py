@@ -6,11 +6,12 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from .arguments.fields import option
+from .arguments.fields import documented, option
 from .errors import MisconfigurationException
 from .training_args import TrainingArguments
 
 
+@documented
 @dataclass
 class Seq2SeqTrainingArguments(TrainingArguments):
     """`TrainingArguments` for models that generate text.

@@ -17,6 +17,7 @@ from docutils.parsers.rst import Directive
 from tables import table
 
 from mps_trainer.arguments.deprecated import DeprecatedArguments
+from mps_trainer.arguments.fields import default_of
 from mps_trainer.arguments.groups import ArgumentGroups
 from mps_trainer.arguments.unsupported import REFUSALS
 
@@ -59,8 +60,7 @@ def _subject(base: type) -> str:
 
 def _row(field: dataclasses.Field[Any]) -> Row:
     # The annotation as its author wrote it: resolved, an enum would show where it lives and not what it is.
-    default = field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore
-    return Row(field.name, str(field.type), repr(default), field.metadata["help"], _status(field.name))
+    return Row(field.name, str(field.type), repr(default_of(field)), field.metadata["help"], _status(field.name))
 
 
 def _status(name: str) -> str:

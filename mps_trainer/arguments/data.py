@@ -18,7 +18,7 @@ class DataArguments:
         "bucket_by_length pads to a few fixed lengths, so mps compiles for few shapes.",
     )
     num_length_buckets: int = option(
-        7, "Maximum number of padded lengths with train_sampling_strategy=bucket_by_length.", ge=1
+        7, "Maximum number of padded lengths with train_sampling_strategy=bucket_by_length.", ge=1, kw_only=True
     )
     dataloader_drop_last: bool = option(False, "Drop the last batch of an epoch if it is incomplete.")
     dataloader_num_workers: int = option(0, "Number of workers that load data; 0 loads in the main process.", ge=0)

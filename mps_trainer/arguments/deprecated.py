@@ -20,11 +20,12 @@ from ..devices.facts import process_number
 from ..errors import MisconfigurationException
 from .choices import IntervalStrategy
 from .fields import option
+from .removed import RemovedArguments
 
 DROPPED_IN = "1.0"
 
 
-@dataclass
+@dataclass(kw_only=True)
 class DeprecatedArguments:
     use_mps_device: bool = option(
         False, "Deprecated: mps is the default where it is available; accelerator=mps requires it."
@@ -67,6 +68,11 @@ class DeprecatedArguments:
         None, "Deprecated: use transformer_layer_cls_to_wrap in fsdp_config."
     )
 
+
+# Shown only where they are set.
+OLD_NAMES = frozenset(
+    each.name for kind in (RemovedArguments, DeprecatedArguments) for each in dataclasses.fields(kind)
+)
 
 _RENAMED = {
     "evaluation_strategy": "eval_strategy",

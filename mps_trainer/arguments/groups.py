@@ -13,12 +13,14 @@ from .model import ModelArguments
 from .optimization import OptimizationArguments
 from .parallel import ParallelArguments
 from .precision import PrecisionArguments
+from .removed import RemovedArguments
 from .reporting import ReportingArguments
 from .run import RunArguments
 
 
 @dataclass
 class ArgumentGroups(
+    RemovedArguments,
     DeviceArguments,
     ParallelArguments,
     HubArguments,

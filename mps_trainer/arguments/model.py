@@ -20,17 +20,18 @@ class ModelArguments:
         None, "Selection of liger-kernel's kernels, as JSON. [their defaults]"
     )
     chunked_cross_entropy: bool = option(
-        True,
-        "Compute the loss of a language model in chunks of logits, unless the logits are needed.",
+        True, "Compute the loss of a language model in chunks of logits, unless the logits are needed.", kw_only=True
     )
     fast_dropout: bool = option(
         False,
         "On the CPU, draw the random numbers of dropout for four elements at once; results differ from torch's "
         "dropout.",
+        kw_only=True,
     )
     skip_unread_tokens: bool = option(
         False,
         "Compute the last layer of classifiers such as BERT for the first token alone, with other draws of dropout.",
+        kw_only=True,
     )
     torch_empty_cache_steps: int | None = option(
         None, "Release the device's unused memory every this many steps; slower. [never]", ge=1

@@ -44,6 +44,7 @@ class OptimizationArguments:
         False,
         "Stop at a nan or infinite loss or gradient before it changes the weights, and save a checkpoint. One "
         "blocking device-to-host sync per step.",
+        kw_only=True,
     )
     auto_find_batch_size: bool = option(
         False, "When memory runs out, halve the batch size and double gradient accumulation."

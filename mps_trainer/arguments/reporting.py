@@ -42,6 +42,7 @@ class ReportingArguments:
     report: bool = option(
         True,
         "Write report.html to output_dir: curves, device, faults, arguments. An explicit report_to none disables it.",
+        kw_only=True,
     )
     run_name: str | None = option(None, "Name of the run for trackers.")
     project: str = option("huggingface", "Name of the project, for trackers with projects.")

@@ -12,9 +12,6 @@ class RunArguments:
     output_dir: str = option(
         "trainer_output", "Folder for checkpoints, the final model and results. It is created on the first write."
     )
-    overwrite_output_dir: bool = option(
-        False, "Train from the beginning even if output_dir has checkpoints of an earlier run."
-    )
     do_train: bool = option(False, "Train. For scripts; the Trainer does not read it.")
     do_eval: bool = option(False, "Evaluate. Set automatically when eval_strategy is not 'no'.")
     do_predict: bool = option(False, "Predict on the test set. For scripts; the Trainer does not read it.")

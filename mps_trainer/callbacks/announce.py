@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -34,25 +33,25 @@ def announce(
     *,
     batch_size: int,
     update_size: int,
-    num_examples: Callable[[], int | None],
+    num_examples: int,
 ) -> None:
     """Logs the sizes of data, batches and model, and the step at which a resumed run continues.
 
     Args:
         batch_size: examples in a batch of one process.
         update_size: examples in an optimizer step of all processes.
-        num_examples: returns those in the training dataset; None if its length is unknown.
+        num_examples: in the training dataset, if its length is known.
     """
     if not logger.isEnabledFor(logging.INFO):
         return
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    known, examples = length_of(loader) is not None, num_examples()
+    known = length_of(loader) is not None
     advice = precision_advice(args.device.type, cpu_bfloat16())
     precision = {"no": "as the model's weights"}.get(args.mixed_precision, f"autocast to {args.mixed_precision}")
     rows = {
         "Device": f"{args.device}: {args.decision.reason}",
         "Precision": precision if advice is None else f"{precision}; {advice}",
-        "Num examples": "unknown" if examples is None else f"{examples:,}",
+        "Num examples": f"{num_examples:,}" if known else "unknown",
         "Num Epochs": f"{plan.epochs:,}" if known else "as many as the steps take",
         "Batch size per device": f"{batch_size:,}",
         "Gradient Accumulation steps": f"{args.gradient_accumulation_steps:,}",

@@ -76,6 +76,7 @@ class MachineFacts:
     cuda_count: int = 0
     xpu_built: bool = False
     xpu_count: int = 0
+    intel_gpus: int | None = None  # as Linux lists them, whatever torch can see; None on other systems
 
     environment: dict[str, str] = field(default_factory=dict)  # those of RECORDED_VARIABLES that are set
     fallback_when_torch_loaded: bool | None = None  # None: torch has not been loaded in this process
@@ -235,7 +236,13 @@ def _without_home(value: Any) -> Any:
 def _platform_facts(probes: Probes) -> dict[str, Any]:
     system = probes.system()
     if system != "Darwin":
-        return {"system": system, "machine": probes.machine(), "os_version": probes.release()}
+        intel = probes.intel_gpus() if system == "Linux" else None
+        return {
+            "system": system,
+            "machine": probes.machine(),
+            "os_version": probes.release(),
+            "intel_gpus": intel,
+        }
     virtual = probes.sysctl("kern.hv_vmm_present")
     return {
         "system": system,

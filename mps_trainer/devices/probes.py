@@ -143,6 +143,17 @@ def _linux_cpu_flags() -> frozenset[str] | None:
         return None
 
 
+def _intel_gpus(folder: str = "/sys/class/drm") -> int:
+    """Returns the number of Intel's GPUs that Linux lists in `folder`."""
+    from pathlib import Path
+
+    vendors = (file.read_text() for file in Path(folder).glob("card*/device/vendor"))
+    try:
+        return sum(vendor.strip() == "0x8086" for vendor in vendors)
+    except OSError:
+        return 0
+
+
 def _recommended_bytes() -> int | None:
     """Returns the maximum memory that Metal recommends on mps, or None where torch does not report it."""
     import torch
@@ -177,5 +188,6 @@ class Probes:
     free_bytes: Callable[[str], int | None] = _free_bytes
     names_in: Callable[[str], list[str]] = _names_in
     linux_chip: Callable[[], str | None] = _linux_chip
+    intel_gpus: Callable[[], int] = _intel_gpus
     linux_cpu_flags: Callable[[], frozenset[str] | None] = _linux_cpu_flags
     recommended_bytes: Callable[[], int | None] = _recommended_bytes

@@ -8,6 +8,7 @@ from typing import Any, Protocol, SupportsFloat
 
 import torch
 from torch import nn
+from transformers.trainer_utils import TrainOutput
 
 
 class Stateful(Protocol):
@@ -45,7 +46,7 @@ class Hooks:
         evaluate_at_start: the evaluation before the first step.
         log: `(logs, start time)`.
         store_flos: adds what was counted to the state.
-        end: `metrics`: what comes after the last step.
+        finalize_training: `(examples of all steps, start time) -> output`: what comes after the last step.
     """
 
     get_batch_samples: Callable[[Iterator[Any], int, torch.device], tuple[list[Any], Any]]
@@ -62,7 +63,7 @@ class Hooks:
     evaluate_at_start: Callable[[], Any]
     log: Callable[[dict[str, float], float], None]
     store_flos: Callable[[], None]
-    end: Callable[[dict[str, float]], None]
+    finalize_training: Callable[[float, float], TrainOutput]
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,8 @@ class TrainingRun:
         optimizer, lr_scheduler: return those of the Trainer, which a callback may replace.
         update_size: examples in an optimizer step of all processes.
         examples_at_a_time: that are known to fit into memory; None: whole batches.
-        num_examples: returns those in the training dataset, None if that is unknown.
+        num_examples: in the training dataset, if its length is known.
+        num_train_samples: the examples of all steps of the plan.
     """
 
     args: TrainingArguments
@@ -77,7 +78,8 @@ class TrainingRun:
     batch_size: int
     update_size: int
     examples_at_a_time: int | None = None
-    num_examples: Callable[[], int | None]
+    num_examples: int
+    num_train_samples: float
 
     def __post_init__(self) -> None:
         args, events, processes = self.args, self.events, self.processes
@@ -427,24 +429,23 @@ class TrainingRun:
 
     def finish(self) -> TrainOutput:
         """Finishes the run and returns its metrics."""
-        state, steps = self.state, self.state.global_step - self.first_step
         if self.signals.signum is not None:  # in the last step, and loading draws: no step more came
             self.preemption.save_and_end(self.plan.max_steps)
         self.checkpointing.save_again()
         self.processes.wait()  # for what the first one has written
-        share = steps / max(self.plan.max_steps, 1)
-        samples = round(self.samples_in_plan() * share)
-        metrics = speed_metrics("train", self.start_time, num_samples=samples, num_steps=steps)
-        self.hooks.store_flos()
-        metrics["total_flos"] = state.total_flos
-        metrics["train_loss"] = self.meter.mean(state.global_step)
-        self.nonfinite.warn()
-        self.hooks.end(metrics)
-        return TrainOutput(self.state.global_step, metrics["train_loss"], metrics)
+        return self.hooks.finalize_training(self.num_train_samples, self.start_time)
 
-    def samples_in_plan(self) -> float:
-        """Returns the examples of the whole plan, in all processes."""
-        if self.args.max_steps > 0 or (examples := self.num_examples()) is None:
-            update = self.batch_size * self.processes.size * self.args.gradient_accumulation_steps
-            return self.plan.max_steps * update
-        return examples * self.args.num_train_epochs
+    def metrics(self, num_train_samples: float, start_time: float) -> dict[str, float]:
+        """Returns speed, operations and mean loss of the steps since the run began or resumed.
+
+        Args:
+            num_train_samples: the examples of all steps of the plan.
+        """
+        steps = self.state.global_step - self.first_step
+        samples = round(num_train_samples * steps / max(self.plan.max_steps, 1))
+        metrics = speed_metrics("train", start_time, num_samples=samples, num_steps=steps)
+        self.hooks.store_flos()
+        metrics["total_flos"] = self.state.total_flos
+        metrics["train_loss"] = self.meter.mean(self.state.global_step)
+        self.nonfinite.warn()
+        return metrics

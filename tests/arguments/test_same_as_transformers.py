@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import typing
 from types import SimpleNamespace
 
@@ -10,8 +11,9 @@ import pytest
 import torch
 import transformers
 
+import mps_trainer
 from mps_trainer import TrainingArguments
-from mps_trainer.arguments.deprecated import DeprecatedArguments
+from mps_trainer.arguments.deprecated import OLD_NAMES, DeprecatedArguments
 
 # field -> why it is not as in transformers
 DELIBERATE_DEFAULTS = {
@@ -142,7 +144,42 @@ def test_as_data_they_are_as_in_transformers(theirs, settings, method):
     for name in reference.keys() & ours.keys():
         assert ours[name] == reference[name], name
         assert type(ours[name]) is type(reference[name]), name
-    assert ours.keys() - reference.keys() == OURS_ONLY.keys()
+    assert ours.keys() - reference.keys() == OURS_ONLY.keys() - OLD_NAMES
+
+
+@pytest.mark.parametrize("kind", ["TrainingArguments", "Seq2SeqTrainingArguments"])
+def test_the_signature_ends_in_removed_and_deprecated_arguments(kind):
+    ours, theirs = (inspect.signature(getattr(each, kind)).parameters for each in (mps_trainer, transformers))
+    positional = [name for name, each in ours.items() if each.kind is each.POSITIONAL_OR_KEYWORD]
+    assert positional[0] == next(iter(theirs)) == "output_dir"
+    assert sorted(positional) == sorted(theirs)
+    added = OURS_ONLY.keys() - OLD_NAMES
+    assert set(list(ours)[len(positional) :][: len(added)]) == added
+    assert set(list(ours)[len(positional) + len(added) :]) == OLD_NAMES
+
+
+@pytest.mark.parametrize("kind", ["TrainingArguments", "Seq2SeqTrainingArguments"])
+def test_help_explains_each_argument(kind):
+    text = inspect.getdoc(getattr(mps_trainer, kind))
+    assert text.startswith(("All settings of a training run", "`TrainingArguments` for models"))
+    assert text.index("\nArgs:\n") < text.index("\nRaises:\n")
+    fields = dataclasses.fields(getattr(mps_trainer, kind))
+    assert all(text.count(f"\n    {each.name} (") == 1 for each in fields)
+    assert all(f"):\n        {each.metadata['help']}\n" in text for each in fields)
+    assert "\n    learning_rate (float, default 5e-05):\n        Peak learning rate.\n" in text
+    assert "\n    include_for_metrics (list[str], default []):\n" in text
+    assert "<class" not in text
+
+
+@pytest.mark.filterwarnings("ignore:`warmup_ratio:FutureWarning", "ignore:`logging_dir:FutureWarning")
+@pytest.mark.parametrize("data", [TrainingArguments.to_dict, TrainingArguments.to_sanitized_dict, repr])
+def test_old_arguments_are_shown_where_they_are_set(data):
+    def shown(**settings) -> set[str]:
+        text = data(TrainingArguments(**settings))
+        return {name for name in OLD_NAMES if (f"\n{name}=" in text if isinstance(text, str) else name in text)}
+
+    assert shown() == shown(warmup_ratio=0.1) == set()
+    assert shown(overwrite_output_dir=True, logging_dir="logs") == {"overwrite_output_dir", "logging_dir"}
 
 
 def test_sizes_and_devices_on_a_cpu_are_as_in_transformers(theirs):

@@ -87,6 +87,7 @@ MACHINES: dict[str, MachineFacts] = {
     "linux_8_cuda": pc(**CUDA_8),
     "linux_2_xpu": pc(**XPU_2),
     "linux_xpu_without_driver": pc(xpu_built=True),
+    "linux_intel_gpu_torch_without_xpu": pc(intel_gpus=1),
     "linux_simulated_mps": pc(mps_built=True, mps_available=True, mps_allocation_ok=True, mps_simulated=True),
     "windows": pc(system="Windows"),
     "windows_1_cuda": pc(system="Windows", **CUDA_1),

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mps_trainer import MachineFacts, MisconfigurationException, gather_facts
+from mps_trainer import DeviceRequest, MachineFacts, MisconfigurationException, gather_facts, resolve
 from mps_trainer.devices.facts import macos_version, parse_version
 from mps_trainer.devices.probes import Probes, sysctl_int
 from tests import HUNG_AFTER
@@ -83,6 +83,26 @@ def test_facts_survive_json(machine):
 def test_real_facts_survive_json():
     facts = gather_facts()
     assert MachineFacts.from_dict(json.loads(json.dumps(facts.to_dict()))) == facts
+
+
+@pytest.mark.parametrize(("vendors", "count"), [([], 0), (["0x10de", "0x1002"], 0), (["0x8086", "0x10de"], 1)])
+def test_linux_lists_its_intel_gpus(tmp_path, vendors, count):
+    for number, vendor in enumerate(vendors):
+        card = tmp_path / f"card{number}" / "device"
+        card.mkdir(parents=True)
+        (card / "vendor").write_text(f"{vendor}\n")
+        (tmp_path / f"card{number}-DP-1").mkdir()
+    (tmp_path / "renderD128" / "device").mkdir(parents=True)
+    (tmp_path / "renderD128" / "device" / "vendor").write_text("0x8086\n")
+    linux = {"system": lambda: "Linux", "intel_gpus": lambda: Probes.intel_gpus(str(tmp_path))}
+    assert gather_facts(Probes(**linux), {}).intel_gpus == count
+
+
+@pytest.mark.parametrize(("count", "advised"), [(None, False), (0, False), (1, True)])
+def test_the_xpu_build_is_advised_where_there_is_an_intel_gpu(count, advised):
+    said = str(resolve(DeviceRequest(), MachineFacts(torch_version="2.15.0", intel_gpus=count)))
+    assert "not xpu: torch 2.15.0 was built without XPU; " in said
+    assert ("install the XPU build" in said) == advised
 
 
 def test_a_native_mac():

@@ -10,7 +10,7 @@ import pytest
 from transformers import Seq2SeqTrainer as TheirSeq2SeqTrainer
 from transformers import Trainer as TheirTrainer
 
-from mps_trainer import Seq2SeqTrainer, Trainer
+from mps_trainer import Seq2SeqTrainer, Trainer, trainer_checks
 
 LIBRARIES = Path(__file__).with_name("names_of_libraries.txt")
 # Names without the prefix that transformers 5.23 does not have: documented here, or transformers' until lately.
@@ -43,6 +43,38 @@ def test_names_that_are_not_transformers_have_the_prefix(ours, theirs):
     used_there = set(re.findall(r"\bself\.(\w+)", inspect.getsource(inspect.getmodule(TheirTrainer))))
     own = assigned(ours) - assigned(theirs) - used_there
     assert {name for name in own if not name.startswith("_mt_")} <= WITHOUT_PREFIX
+
+
+# Methods of transformers' training loop that this one does not have. A subclass that defines one of trainer_checks's
+# is refused; the others are of parallel forms that are refused, or of Accelerate.
+NO_COUNTERPART = {
+    *trainer_checks._NOT_CALLED,
+    "_build_accelerator_args",
+    "_defer_fsdp_gradient_reduction",
+    "_has_mixed_mesh_grads",
+    "_issue_warnings_after_load",
+    "_mixed_mesh_grad_norm",
+    "_prepare_context_parallel_inputs",
+    "_sync_replicated_trainable_parameters",
+    "_update_auto_batch_size",
+    "_validate_args",
+}
+
+
+def signature(method) -> list[tuple]:
+    return [(each.name, each.kind, each.default) for each in inspect.signature(method).parameters.values()]
+
+
+@pytest.mark.skipif(not hasattr(TheirTrainer, "_finalize_training"), reason="The methods are transformers 5.23's.")
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(Trainer, TheirTrainer), (Seq2SeqTrainer, TheirSeq2SeqTrainer)], ids=["Trainer", "Seq2Seq"]
+)
+def test_methods_have_the_signatures_of_transformers(ours, theirs):
+    methods = {name for name in dir(theirs) if not name.startswith("__") and callable(getattr(theirs, name))}
+    assert len(methods) > 80
+    assert {name for name in methods if not hasattr(ours, name)} == NO_COUNTERPART
+    shared = methods - NO_COUNTERPART
+    assert {name for name in shared if signature(getattr(ours, name)) != signature(getattr(theirs, name))} == set()
 
 
 def test_no_library_assigns_a_name_of_the_trainers_own():

@@ -114,16 +114,6 @@ def test_metrics_that_are_chosen_during_an_evaluation_are_computed(make_trainer)
     assert "eval_chosen" in trainer.evaluate()
 
 
-def test_examples_are_counted_only_if_that_is_asked_for(make_trainer):
-    class NeverCounts(Trainer):
-        def num_examples(self, dataloader):
-            raise RuntimeError("the dataset is remote")
-
-    trainer = make_trainer({"kind": NeverCounts}, max_steps=2)
-    trainer.train()
-    assert trainer.state.global_step == 2
-
-
 def test_a_subclass_may_set_the_state_before_the_trainer_is_made(make_trainer):
     class Early(Trainer):
         def __init__(self, *args, **kwargs):

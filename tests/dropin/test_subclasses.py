@@ -7,9 +7,11 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import IterableDataset
 from transformers import TrainerCallback
+from transformers.trainer_pt_utils import metrics_format
 
-from mps_trainer import MisconfigurationException, Trainer
+from mps_trainer import MisconfigurationException, Trainer, trainer_checks
 
 from .conftest import assert_same_logs, bert_classifier, gpt2, lasting, sentences, texts
 
@@ -56,7 +58,17 @@ HOOKS = [
     "_save_optimizer_and_scheduler",
     "_hp_search_setup",
     "_get_output_dir",
+    "set_initial_training_values",
+    "_finalize_training",
 ]
+
+
+class Stream(IterableDataset):
+    def __init__(self, rows: list[dict]) -> None:
+        self.rows = rows
+
+    def __iter__(self):
+        return iter(self.rows)
 
 
 def recording(trainer_class: type, calls: list[str]) -> type:
@@ -287,13 +299,65 @@ def test_warnings_about_a_loss_that_may_be_counted_twice_can_be_silenced(both, r
         assert_same_logs(ours, theirs)
 
 
-@pytest.mark.parametrize("name", ["_inner_training_loop", "create_accelerator_and_postprocess"])
+@pytest.mark.parametrize("name", trainer_checks._NOT_CALLED)
 def test_a_method_that_would_not_be_called_is_refused(make_trainer, name):
     kind = type("Own", (Trainer,), {name: lambda self, *args, **kwargs: None})
     with pytest.raises(
         MisconfigurationException, match=rf"Own overrides {name}\(\), which mps_trainer.Trainer does not"
     ):
         make_trainer({"kind": kind})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_train_epochs": 2, "max_steps": -1},
+        {"num_train_epochs": 1.5, "max_steps": -1, "gradient_accumulation_steps": 3},
+        {"max_steps": 7, "gradient_accumulation_steps": 2},
+        {"max_steps": 7, "dataloader_drop_last": True},
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_sizes_of_a_run_are_those_of_transformers(both, settings, stream):
+    if stream and settings["max_steps"] < 0:
+        pytest.skip("A stream needs max_steps.")
+
+    def run(library):
+        data = {"train_dataset": Stream(sentences(18)) if stream else sentences(18)}
+        trainer = library.trainer(bert_classifier(), trainer=data, **settings)
+        return trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())
+
+    theirs, ours = both(run)
+    assert ours == theirs
+
+
+def test_a_subclass_sets_the_steps_of_a_run_and_sees_its_end(both):
+    def run(library):
+        class Own(library.module.Trainer):
+            def set_initial_training_values(self, args, dataloader):
+                *values, steps = super().set_initial_training_values(args, dataloader)
+                return (*values, steps - 1)
+
+            def _finalize_training(self, trial, num_train_samples, start_time):
+                seen.append((trial, num_train_samples, self.state.global_step, self.state.max_steps))
+                output = super()._finalize_training(trial, num_train_samples, start_time)
+                return output._replace(metrics={**output.metrics, "own": 1.0})
+
+        seen = []
+        trainer = library.trainer(bert_classifier(), kind=Own, trainer={"train_dataset": sentences()}, max_steps=3)
+        output = trainer.train()
+        assert output.metrics["own"] == 1.0
+        return seen, output.global_step, len(trainer.state.log_history)
+
+    theirs, ours = both(run)
+    assert ours == theirs
+
+
+def test_metrics_are_formatted_as_in_transformers(make_trainer):
+    metrics = {"train_runtime": 12.345, "total_flos": 2.0**31, "train_loss": 0.123456, "epoch": 3.0}
+    theirs = metrics_format(metrics)
+    assert theirs["total_flos"] == "2GF"
+    assert make_trainer().metrics_format(metrics) == Trainer.metrics_format(metrics) == theirs
 
 
 def test_no_model_is_split_among_processes(both):

@@ -379,7 +379,7 @@ def test_a_checkpoint_may_be_due_after_the_step_to_come(make_trainer, settings, 
     ],
 )
 def test_the_examples_of_the_plan_are_those_of_all_its_steps_or_epochs(make_trainer, settings, expected):
-    assert make_trainer(**settings)._mt_begin_run().samples_in_plan() == expected
+    assert make_trainer(**settings)._mt_begin_run().num_train_samples == expected
 
 
 def test_a_stream_goes_on_where_its_checkpoint_says_as_the_steps_do_not_tell(make_trainer):

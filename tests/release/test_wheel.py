@@ -30,14 +30,9 @@ def run(*command: object, **settings) -> subprocess.CompletedProcess:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """The wheel that the sdist gives, as `python -m build` makes both; the checkout stays as it is."""
-    folder = tmp_path_factory.mktemp("built")
-    checkout = folder / "checkout"
-    files = ["setup.py", "setup.cfg", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md"]
-    checkout.mkdir()
-    for name in [*files, "CITATION.cff", "constraints.txt", "mps_trainer", "examples", "tests", "docs", ".ci"]:
-        (checkout / name).symlink_to(ROOT / name)
+def wheel(checkout):
+    """The wheel that the sdist gives, as `python -m build` makes both."""
+    folder = checkout.parent
     run(sys.executable, "-c", BUILD, "build_sdist", folder, cwd=checkout)
     with tarfile.open(folder / f"mps_trainer-{__version__}.tar.gz") as archive:
         archive.extractall(folder / "unpacked")

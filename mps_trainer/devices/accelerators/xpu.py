@@ -23,8 +23,9 @@ class XPUAccelerator(GPUAccelerator):
         if not facts.xpu_built:
             return Obstacle(
                 f"torch {facts.torch_version} was built without XPU",
-                "on a machine with an Intel GPU install the XPU build: "
-                "python -m pip install torch --index-url https://download.pytorch.org/whl/xpu",
+                "install the XPU build: python -m pip install torch --index-url https://download.pytorch.org/whl/xpu"
+                if facts.intel_gpus
+                else "train on a machine with an Intel Arc or Max GPU, with torch's XPU build",
             )
         if facts.xpu_count:
             return None

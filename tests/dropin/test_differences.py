@@ -1,0 +1,95 @@
+"""What docs/differences.md says of numbers and behaviour, of both libraries."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from transformers import T5Config, T5ForConditionalGeneration, ViTConfig, ViTForImageClassification
+
+import mps_trainer
+
+from .pairs import make
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(transformers.Trainer, "_finalize_training"), reason="The page is about transformers 5.23."
+)
+HERE_AND_THERE = pytest.mark.parametrize("package", [mps_trainer, transformers], ids=lambda package: package.__name__)
+
+
+class Squares(nn.Module):
+    """Does not accept num_items_in_batch; the loss is the mean of its batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x, labels=None):
+        return {"loss": (self.weight + x).square().mean()}
+
+
+def numbers(count: int) -> list[dict]:
+    return [{"x": torch.tensor([float(n)]), "labels": 0} for n in range(count)]
+
+
+@HERE_AND_THERE
+def test_batches_of_unequal_size_within_a_step(tmp_path, package):
+    given = {"model": Squares(), "train_dataset": numbers(6), "eval_dataset": None}
+    settings = {"gradient_accumulation_steps": 2, "train_sampling_strategy": "sequential", "max_steps": 1}
+    trainer = make(package, tmp_path, given, **settings)
+    trainer.train()
+    of_batches = [(0 + 1 + 4 + 9) / 4, (16 + 25) / 2]
+    expected = {mps_trainer: (0 + 1 + 4 + 9 + 16 + 25) / 6, transformers: sum(of_batches) / 2}[package]
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(expected)
+
+
+@HERE_AND_THERE
+def test_training_calls_create_optimizer_and_scheduler_here_only(tmp_path, package):
+    class Own(package.Trainer):
+        def create_optimizer_and_scheduler(self, num_training_steps):
+            called.append(num_training_steps)
+            super().create_optimizer_and_scheduler(num_training_steps)
+
+    called: list[int] = []
+    given = {"model": Squares(), "train_dataset": numbers(6)}
+    make(package, tmp_path, given, kind=Own, max_steps=1).train()
+    assert called == {mps_trainer: [1], transformers: []}[package]
+
+
+@HERE_AND_THERE
+@pytest.mark.parametrize("count", [8, 10])
+def test_eval_loss_of_a_seq2seq_trainer(tmp_path, package, count):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+    model = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0, initializer_factor=5.0)).eval()
+    rows = [{name: torch.randint(3, 64, (5,)) for name in ("input_ids", "labels")} for _ in range(count)]
+    args = package.Seq2SeqTrainingArguments(
+        str(tmp_path), per_device_eval_batch_size=4, use_cpu=True, disable_tqdm=True, report_to="none"
+    )
+    loss = package.Seq2SeqTrainer(model, args, eval_dataset=rows).evaluate()["eval_loss"]
+    with torch.no_grad():
+        each = [model(**{name: ids[None] for name, ids in row.items()}).loss.item() for row in rows]
+    batches = [each[begin : begin + 4] for begin in range(0, count, 4)]
+    of_batches = sum(sum(batch) / len(batch) for batch in batches) / len(batches)
+    assert loss == pytest.approx(sum(each) / count if package is mps_trainer else of_batches, rel=1e-5)
+    assert (of_batches == pytest.approx(sum(each) / count, rel=1e-5)) == (count == 8)
+
+
+@HERE_AND_THERE
+def test_the_best_weights_of_a_vit_are_restored(tmp_path, package):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    model = ViTForImageClassification(ViTConfig(**sizes, image_size=8, patch_size=4, num_labels=2))
+    rows = [{"pixel_values": torch.randn(3, 8, 8), "labels": n % 2} for n in range(16)]
+    scores = iter([3, 2])
+    given = {"model": model, "train_dataset": rows, "eval_dataset": rows[:4]}
+    given["compute_metrics"] = lambda prediction: {"score": next(scores)}
+    settings = {"max_steps": 2, "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    settings |= {"load_best_model_at_end": True, "metric_for_best_model": "score"}
+    trainer = make(package, tmp_path, given, **settings)
+    trainer.train()
+    assert trainer.state.best_global_step == 1
+    best = ViTForImageClassification.from_pretrained(tmp_path / "checkpoint-1").state_dict()
+    restored = [name for name, weights in model.state_dict().items() if torch.equal(weights, best[name])]
+    assert (len(restored), len(best)) == {mps_trainer: (40, 40), transformers: (8, 40)}[package]
