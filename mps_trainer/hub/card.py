@@ -95,7 +95,7 @@ def settings_for_upload(given: dict[str, Any], args: TrainingArguments, model: A
     """Returns the settings of an uploaded model's card: those given, its name in the repository, and its own tags."""
     settings = dict(given)
     if settings.get("model_name") is None:
-        settings["model_name"] = (args.hub_model_id or Path(args.output_dir).name).split("/")[-1]
+        settings["model_name"] = (args.hub_model_id or Path(args.output_dir).absolute().name).split("/")[-1]
     own_tags = getattr(model, "model_tags", None)
     if own_tags is not None:
         settings["tags"] = _merge_tags(given.get("tags") or [], own_tags)
