@@ -9,8 +9,10 @@ from typing import Any
 
 from ..amounts import format_bytes
 from ..devices.facts import PACKAGES
+from ..documentation import page
 from . import curves
 from .record import FAILED, FINISHED, LIVE, RESIDENT, RUNNING, STOPPED, RunRecord, is_number
+from .redaction import NOT_SHOWN
 from .words import date, duration, metric_name, number, share
 
 Row = tuple[str, ...]
@@ -143,6 +145,18 @@ def origin_rows(record: RunRecord) -> list[Row]:
         told = f": {metric_name(name)} {number(metric)}" if name and is_number(metric) else ""
         rows.append(("best checkpoint", f"{checkpoint}{told}" + (f" at step {number(step)}" if step else "")))
     return rows
+
+
+def not_shown(record: RunRecord) -> str:
+    """Says how many values the page leaves out; "" if none."""
+    words = sum(word.rstrip("'").endswith(NOT_SHOWN) for word in str(record.origin.get("command") or "").split())
+    arguments = sum(NOT_SHOWN in (value if isinstance(value, list) else [value]) for value in record.arguments.values())
+    if not words and not arguments:
+        return ""
+    return (
+        f"Values that are not shown: {number(words)} on the command line, {number(arguments)} of arguments. {NOT_SHOWN} "
+        f"stands in their place; {page('report')} says which values are shown."
+    )
 
 
 def device_rows(record: RunRecord) -> list[Row]:
