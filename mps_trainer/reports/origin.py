@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..devices.facts import without_home
 from ..refusal import as_line
-from .redaction import NOT_SHOWN, Rule, readable, shown, without_home
+from .redaction import NOT_SHOWN, Rule, readable, shown
 
 _LONGEST = 4000  # characters of a command line
 _GIT_TIMEOUT = 2.0  # seconds
@@ -26,10 +27,7 @@ def origin_of(
 
     Args:
         argv: the script, or -m and the module, and its words as in `sys.argv`.
-        folder: the working directory.
-        dataset: the training dataset.
-        config: the model's configuration.
-        rules: which values of the command line are shown.
+        config: of the model.
     """
     found = {
         "command": command_line(argv, rules),
@@ -42,9 +40,7 @@ def origin_of(
 
 def command_line(argv: Sequence[str], rules: Mapping[str, Rule]) -> str:
     """Returns the command as one line for a shell, with NOT_SHOWN for values that are not shown."""
-    if not argv:
-        return ""
-    script, rule = 2 if argv[0] == "-m" else 1, None
+    script, rule = 2 if argv[:1] == ["-m"] else 1, None
     words = ["python", *argv[:script]]
     for word in argv[script:]:
         flag, equals, value = word.partition("=")

@@ -6,10 +6,11 @@ import contextlib
 import os
 import re
 import sys
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import EnumMeta
 from typing import Any
 
+from ..devices.facts import without_home
 from ..refusal import LONGEST, as_line
 
 NOT_SHOWN = "..."
@@ -18,7 +19,9 @@ NOT_SHOWN = "..."
 _USER = re.compile(r"(?<=://)(?:[^\s/:]*:\S*|[^\s/?#]+)@|(?<![^\s'\"(=])[^\s/:@'\"]+:(?!//)\S+@(?=\w)")
 _QUERY = re.compile(r"(://[^\s?#'\"<>]*)[?#][^\s'\"<>]*")
 _WORD = re.compile(r"[\w+/.~%-]{20,}=*")
-_TOKEN = re.compile(r"(?<![A-Za-z0-9])(?:hf_|gh[a-z]_|github_pat_|glpat-|xox[a-z]-|npm_|sk-|A[KS]IA|AIza)[\w-]*[A-Za-z0-9]{16}")
+_TOKEN = re.compile(
+    r"(?<![A-Za-z0-9])(?:hf_|gh[a-z]_|github_pat_|glpat-|xox[a-z]-|npm_|sk-|A[KS]IA|AIza)[\w-]*[A-Za-z0-9]{16}"
+)
 _COMMIT = re.compile(r"(?<![A-Za-z0-9])[0-9a-f]{40}(?![A-Za-z0-9])")
 _RUN = re.compile(r"[A-Za-z0-9+/]{16,}")
 _CHANGE = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Za-z])(?=[0-9])|(?<=[0-9])(?=[A-Za-z])")
@@ -32,15 +35,16 @@ def own_class(args: Any) -> type:
 
 
 def rules_of(args: Any) -> dict[str, Rule]:
-    """Returns the rules for the flags of the arguments, and of the dataclasses among the script's global names."""
-    from transformers.hf_argparser import HfArgumentParser
+    """Returns the rules for the flags of the arguments, and of the script's dataclasses that were given a flag."""
+    from ..scripts.flags import HfArgumentParser, given
 
-    rules, own = {}, own_class(args)
-    for kind in (*vars(sys.modules["__main__"]).values(), type(args), own):
-        if isinstance(kind, type) and is_dataclass(kind):
-            with contextlib.suppress(Exception):  # the parser takes no such class, so a script parsed none
-                for flag, action in HfArgumentParser(kind)._option_string_actions.items():
-                    rules[flag] = action, kind is own and not action.dest.endswith("_token")
+    rules, own, names = {}, own_class(args), given(sys.argv)
+    named = {kind for kind in vars(sys.modules["__main__"]).values() if isinstance(kind, type) and is_dataclass(kind)}
+    parsed = {kind for kind in named if names.intersection(field.name for field in fields(kind))}
+    for kind in (*({*parsed, type(args)} - {own}), own):
+        with contextlib.suppress(Exception):  # the parser takes no such class, so a script parsed none
+            for flag, action in HfArgumentParser(kind)._option_string_actions.items():
+                rules[flag] = action, kind is own and not action.dest.endswith("_token")
     return rules
 
 
@@ -83,9 +87,3 @@ def _cut(found: re.Match[str]) -> str:
     runs = _RUN.findall(_COMMIT.sub("", word))
     is_random = any(len(_CHANGE.findall(run)) >= len(run) / 5 for run in runs)
     return NOT_SHOWN if (is_random or _TOKEN.search(word)) and not os.path.exists(word.rstrip(".")) else word
-
-
-def without_home(text: str) -> str:
-    """Returns `text` with ~ for the home folder."""
-    home = os.path.expanduser("~")
-    return text.replace(home, "~") if len(home) > 1 else text

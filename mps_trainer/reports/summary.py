@@ -149,13 +149,14 @@ def origin_rows(record: RunRecord) -> list[Row]:
 
 def not_shown(record: RunRecord) -> str:
     """Says how many values the page leaves out; "" if none."""
-    words = sum(word.rstrip("'").endswith(NOT_SHOWN) for word in str(record.origin.get("command") or "").split())
-    arguments = sum(NOT_SHOWN in (value if isinstance(value, list) else [value]) for value in record.arguments.values())
-    if not words and not arguments:
+    words = str(record.origin.get("command") or "").replace("'", "").split()
+    hidden = sum(word.endswith(NOT_SHOWN) for word in words)
+    arguments = sum(NOT_SHOWN in (v if isinstance(v, list) else [v]) for v in record.arguments.values())
+    if not hidden and not arguments:
         return ""
     return (
-        f"Values that are not shown: {number(words)} on the command line, {number(arguments)} of arguments. {NOT_SHOWN} "
-        f"stands in their place; {page('report')} says which values are shown."
+        f"{NOT_SHOWN} stands for values that are not shown: {hidden} on the command line, {arguments} of arguments. "
+        f"{page('report')} says which are shown."
     )
 
 

@@ -70,9 +70,9 @@ def test_a_dataset_has_the_name_that_its_library_gave_it():
 
 
 def test_what_is_not_known_is_left_out(tmp_path):
-    assert origin_of([], str(tmp_path), None, None, {}) == {}
+    assert origin_of([], str(tmp_path), None, None, {}) == {"command": "python"}
     config = SimpleNamespace(_name_or_path="bert-base")
-    assert origin_of([], str(tmp_path), None, config, {}) == {"base_model": "bert-base"}
+    assert origin_of([], str(tmp_path), None, config, {}) == {"command": "python", "base_model": "bert-base"}
 
 
 def test_a_run_has_its_origin_in_the_record(make_trainer, tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from typing import Any, Literal, Optional
 import pytest
 
 from mps_trainer import Trainer, TrainingArguments
+from mps_trainer.loop.preemption import script_takes_flags
 from mps_trainer.reports.origin import command_line
 from mps_trainer.reports.record import NAME, PAGE
 from mps_trainer.reports.redaction import NOT_SHOWN, readable, rules_of, shown
@@ -70,6 +71,7 @@ class Arguments(TrainingArguments):
 @pytest.fixture
 def rules(tmp_path, monkeypatch):
     """The rules for a script with the dataclasses above, in a folder with the file data.csv."""
+    monkeypatch.setattr(sys, "argv", ["train.py", "--rank", "8"])
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data.csv").touch()
     monkeypatch.setattr(sys.modules["__main__"], "Script", Script, raising=False)
@@ -152,7 +154,7 @@ def test_an_ordinary_argument_is_on_the_command_line(rules, line):
         (["train.py", "--unknown_flag", "a", "b", "--seed", "7"], "python train.py --unknown_flag ... ... --seed 7"),
         (["train.py", "a\nb", "-pX", "--a b=c"], "python train.py ... -p... --...=..."),
         ([os.path.expanduser("~/train.py")], "python ~/train.py"),
-        ([], ""),
+        ([], "python"),
     ],
 )
 def test_the_command_line_as_it_is_shown(rules, words, expected):
@@ -280,3 +282,24 @@ def test_a_script_without_a_secret_has_nothing_left_out(report_of, monkeypatch, 
     monkeypatch.setattr(sys, "argv", ["train.py", "--seed", "7"])
     report_of()
     assert "not shown" not in Path(tmp_path / "run" / PAGE).read_text()
+
+
+def test_a_dataclass_of_the_script_that_was_given_no_flag_is_left_alone(rules, monkeypatch):
+    @dataclass
+    class Heavy:
+        model: str = field(default_factory=lambda: pytest.fail("it was made"))
+
+    monkeypatch.setattr(sys.modules["__main__"], "Heavy", Heavy, raising=False)
+    assert "--model" not in rules_of(Arguments("out"))
+    assert "--rank" in rules_of(Arguments("out"))
+
+
+def test_the_parser_that_a_report_loads_is_not_taken_for_the_scripts(report_of, monkeypatch):
+    monkeypatch.delitem(sys.modules, "transformers.hf_argparser", raising=False)
+    script_takes_flags.cache_clear()
+    try:
+        report_of()
+        monkeypatch.setitem(sys.modules, "transformers.hf_argparser", sys)  # as on the first report of a process
+        assert not script_takes_flags()
+    finally:
+        script_takes_flags.cache_clear()
