@@ -236,7 +236,6 @@ class Trainer:
             trainer_setup.seed_all(self.args)
             self._mt_use_model(self.call_model_init(trial))
         self._hp_search_setup(trial)
-        self.args.output_dir = os.path.abspath(self.args.output_dir)  # a callback may change the working folder
         model_files.make_folder(self.args.output_dir)
         run_dir, processes = self._get_output_dir(trial), self._mt_processes
         with absent_named(self._mt_what_comes), own_run_folder(run_dir, self.args, processes):

@@ -316,7 +316,10 @@ def evaluate(trainer: Any, splits: Any) -> None:
 
 
 def predict(trainer: Any, splits: Any, labelled: LabelledData, data_args: DataTrainingArguments) -> None:
-    """Writes `predict_results_<task>.txt`: a line with index and prediction for each test example."""
+    """Writes `predict_results_<task>.txt`, or `predict_results.txt` for data of one's own.
+
+    The file has a line with index and prediction for each test example.
+    """
     names = [trainer.model.config.id2label[i] for i in range(max(len(labelled.labels), 1))]
     for split in of_kind(splits, "test"):
         rows = splits[split]
@@ -329,7 +332,7 @@ def predict(trainer: Any, splits: Any, labelled: LabelledData, data_args: DataTr
             items = [str(names[i]) for i in logits.argmax(axis=-1)]
         task = "mnli-mm" if split.endswith("_mismatched") else data_args.task_name
         if trainer.is_world_process_zero():
-            path = Path(trainer.args.output_dir) / f"predict_results_{task}.txt"
+            path = Path(trainer.args.output_dir) / f"predict_results{'' if task is None else f'_{task}'}.txt"
             path.parent.mkdir(parents=True, exist_ok=True)
             lines = [f"{i}\t{item}\n" for i, item in enumerate(items)]
             path.write_text("index\tprediction\n" + "".join(lines), encoding="utf-8")

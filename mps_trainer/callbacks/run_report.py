@@ -61,6 +61,7 @@ class RunReport:
 
     def expect(self, folder: str, resumed_from: str | None, batch: int, draws: bool = True) -> None:
         """Prepares for a run in `folder`, with updates of `batch` examples; without `draws` it leaves no page."""
+        folder = os.path.abspath(folder)  # a callback may change the working folder
         self._folder, self._resumed_from, self._batch, self._draws = folder, resumed_from, batch, draws
         self._recorder, self._told = None, False
         if not draws and folder not in self._trials:

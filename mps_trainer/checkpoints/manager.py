@@ -68,6 +68,7 @@ class CheckpointManager:
             on_saved: called once the checkpoint is there, by the first of them, in the thread that wrote it.
             on_unsaved: called instead if the disk did not take it.
         """
+        run_dir = os.path.abspath(run_dir)  # the working folder may change while this is written in the background
 
         def save() -> None:
             folder = folders.checkpoint_folder(run_dir, state.global_step)

@@ -194,7 +194,7 @@ def gather_all_facts(probes: Probes | None = None, environ: MutableMapping[str, 
 def for_a_report(facts: MachineFacts, probes: Probes | None = None) -> MachineFacts:
     """Returns `facts`, gathered on this machine, with `gather_all_facts()`'s facts for a report added."""
     more = _report_facts(facts, probes or Probes())
-    return MachineFacts(**{name: _without_home(value) for name, value in {**vars(facts), **more}.items()})
+    return MachineFacts(**{name: without_home(value) for name, value in {**vars(facts), **more}.items()})
 
 
 def _refuse_to_load() -> Any:
@@ -224,10 +224,11 @@ def _report_facts(facts: MachineFacts, probes: Probes) -> dict[str, Any]:
     }
 
 
-def _without_home(value: Any) -> Any:
+def without_home(value: Any) -> Any:
+    """Returns a text, or a dictionary of texts, with ~ for the home folder; other values as they are."""
     home = os.path.expanduser("~").rstrip("/\\")
     if isinstance(value, dict):
-        return {name: _without_home(text) for name, text in value.items()}
+        return {name: without_home(text) for name, text in value.items()}
     if not isinstance(value, str) or len(home) < 2 or home == "~":
         return value
     return re.sub(re.escape(home) + r"(?![\w.-])", "~", value)

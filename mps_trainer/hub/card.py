@@ -55,12 +55,14 @@ def write(
     path = os.path.join(args.output_dir, "README.md")
     place = Path(path)
     keep_if_changed(path)
-    known: Any = ModelCard.load(path).data if place.exists() else None
+    known: Any = ModelCard.load(path).data if place.is_file() else None
     looked_at = train_dataset if eval_dataset is None else eval_dataset
     summary = summarize(**_completed_settings(given, known, model, looked_at))
     summary.finetuned_from = summary.finetuned_from or None
     summary.hyperparameters = {**(summary.hyperparameters or {}), **more_arguments(args, state.epoch, model)}
     os.makedirs(args.output_dir, exist_ok=True)
+    if place.is_symlink():
+        place.unlink()  # the card replaces a link, because the link's target may belong to another folder
     dataset = given["dataset"]
     data = data_table(train_dataset, eval_dataset, dataset if isinstance(dataset, str) else ", ".join(dataset or []))
     place.write_text(completed(summary.to_model_card(), data, args, state.log_history), encoding="utf-8")
@@ -93,7 +95,7 @@ def settings_for_upload(given: dict[str, Any], args: TrainingArguments, model: A
     """Returns the settings of an uploaded model's card: those given, its name in the repository, and its own tags."""
     settings = dict(given)
     if settings.get("model_name") is None:
-        settings["model_name"] = (args.hub_model_id or Path(args.output_dir).name).split("/")[-1]
+        settings["model_name"] = (args.hub_model_id or Path(args.output_dir).absolute().name).split("/")[-1]
     own_tags = getattr(model, "model_tags", None)
     if own_tags is not None:
         settings["tags"] = _merge_tags(given.get("tags") or [], own_tags)
@@ -246,7 +248,7 @@ def forget_local_base(path: str) -> None:
 
 def keep_if_changed(path: str) -> None:
     """Copies a card that a person wrote or changed to another name before it is overwritten."""
-    if not os.path.exists(path):
+    if not os.path.isfile(path):
         return
     text = Path(path).read_text(encoding="utf-8")
     if not text.strip() or is_ours(text) or _UNTOUCHED in text:
@@ -281,7 +283,7 @@ def _digest(text: str) -> str:
 
 def _free_name(folder: Path) -> Path:
     number, place = 1, folder / KEPT
-    while place.exists():
+    while os.path.lexists(place):
         number += 1
         place = folder / KEPT.replace(".md", f".{number}.md")
     return place

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
@@ -17,6 +18,12 @@ from .hooks import Checkpointing, Stateful, StatePair
 
 class EvaluationLeftError(BaseException):
     """A signal came during an evaluation, which a resumed run repeats. Not caught by `except Exception`."""
+
+
+@functools.cache
+def script_takes_flags() -> bool:
+    """Returns True if the script has loaded `HfArgumentParser`; asked before the first report loads it."""
+    return "transformers.hf_argparser" in sys.modules
 
 
 class PreemptionHandler:
@@ -47,6 +54,7 @@ class PreemptionHandler:
             "log_history": StatePair(lambda: list(events.state.log_history), self._set_log_history),
         }
         self._before_evaluation: dict[str, Any] | None = None
+        self._takes_flags = script_takes_flags()
 
     def _set_log_history(self, entries: list[dict[str, Any]]) -> None:
         self.events.state.log_history[:] = entries  # in place: a callback may hold the list
@@ -144,6 +152,5 @@ class PreemptionHandler:
         if (unsaved := self.checkpointing.unsaved()) is not None:
             return f"Stopped after step {step}, but {unsaved}"
         folder = self.checkpointing.folder()
-        takes_flags = "transformers.hf_argparser" in sys.modules
-        way_on = how_to_go_on(folder, sys.argv if takes_flags else [], self._launcher(machines))
+        way_on = how_to_go_on(folder, sys.argv if self._takes_flags else [], self._launcher(machines))
         return f"Stopped after step {step} of {max_steps} and saved {folder}. To resume: {way_on}"

@@ -90,12 +90,16 @@ def _resume(events: Events, folder: str, args: TrainingArguments, load_callback_
 
 
 def _find_best_checkpoint(state: TrainerState, folder: str) -> None:
-    """Looks for a moved best checkpoint next to `folder`, and clears it if it is not there."""
+    """Looks for the best checkpoint in its place and next to `folder`, and clears it if it is in neither.
+
+    A relative path is looked for next to `folder` first, because this run may have another working folder.
+    """
     best = state.best_model_checkpoint
-    if best is None or os.path.isdir(best):
+    if best is None:
         return
-    moved = os.path.join(os.path.dirname(os.path.abspath(folder)), os.path.basename(best))
-    state.best_model_checkpoint = moved if os.path.isdir(moved) else None
+    beside = os.path.join(os.path.dirname(os.path.normpath(folder)), os.path.basename(best))
+    places = (best, beside) if os.path.isabs(best) else (beside, best)
+    state.best_model_checkpoint = next(filter(os.path.isdir, places), None)
     if state.best_model_checkpoint is None:
         logger.warning("The best checkpoint, %s, no longer exists: the next best replaces it.", best)
         state.best_metric = state.best_global_step = None

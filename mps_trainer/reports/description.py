@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
 from typing import Any
 
 from ..data.buckets import buckets_of
 from ..data.lengths import lengths_in_column
 from ..distributed.sharded import class_of
 from ..training_args import TrainingArguments
-from .redaction import HIDDEN, is_secret, without_home, without_secrets
+from .redaction import Rule, own_class, readable, shown
 
 _MOST_BATCHES = 20_000  # of an epoch, whose lengths are looked at: a hundredth of a second
 _MOST_EXAMPLES = 200_000
@@ -18,7 +19,7 @@ _MOST_EXAMPLES = 200_000
 
 def name_of(args: Any, folder: str) -> str:
     """Returns `run_name` if there is one, or else the name of the folder."""
-    return args.run_name or os.path.basename(os.path.abspath(folder)) or folder
+    return readable(args.run_name or "") or os.path.basename(os.path.abspath(folder)) or folder
 
 
 def model_of(model: Any) -> dict[str, Any]:
@@ -99,29 +100,13 @@ def _spread(lengths: list[int]) -> dict[str, float]:
     }
 
 
-def arguments_of(args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns all arguments, and those that differ from their defaults with both values. Secrets are left out."""
-    values = {name: shown(name, value) for name, value in args.to_dict().items()}
-    known = next(base for base in type(args).__mro__ if base.__module__.startswith("mps_trainer."))
-    defaults = {f.name: f.default for f in dataclasses.fields(args) if f.default is not dataclasses.MISSING}
+def arguments_of(args: Any, rules: Mapping[str, Rule]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns all arguments, and those that differ from their defaults with both values, as `rules` allow."""
+    values = {n: None if getattr(args, n, v) is None else v for n, v in args.to_dict().items()}  # of a token, its name
+    own = own_class(args)
+    defaults = {f.name: getattr(f.default, "value", f.default) for f in fields(args) if f.default is not MISSING}
     # as they are once they have been derived from each other, which a class of the user's may do in its own way
-    defaults |= known(output_dir=args.output_dir).to_dict() if issubclass(known, TrainingArguments) else {}
-    defaults = {name: shown(name, value) for name, value in defaults.items()}
-    changed = {n: [v, defaults.get(n)] for n, v in values.items() if n != "output_dir" and v != defaults.get(n)}
-    return values, changed
-
-
-def secrets_of(args: Any) -> list[str]:
-    """Returns the values of the arguments that a report hides."""
-    return [value for name, value in vars(args).items() if is_secret(name) and isinstance(value, str) and value]
-
-
-def shown(name: str, value: Any) -> Any:
-    """Returns `value` in types that JSON has, without secrets and the home folder."""
-    if isinstance(value, (bool, int, float)) or value is None:  # eos_token_id is no secret
-        return value
-    if isinstance(value, dict):
-        return {str(key): shown(name if is_secret(name) else str(key), entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [shown(name, entry) for entry in value]
-    return HIDDEN if is_secret(name) else without_home(without_secrets(str(getattr(value, "value", value))))
+    defaults |= own(output_dir=args.output_dir).to_dict() if issubclass(own, TrainingArguments) else {}
+    changed = [name for name, value in values.items() if name != "output_dir" and value != defaults.get(name)]
+    visible, usual = ({n: shown(v, rules.get(f"--{n}")) for n, v in each.items()} for each in (values, defaults))
+    return visible, {name: [visible[name], usual.get(name)] for name in changed}

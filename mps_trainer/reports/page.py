@@ -36,7 +36,7 @@ def page(record: RunRecord, reload_after: int = 0) -> str:
         + _evaluation(record)
         + _curves(record)
         + _classification(record)
-        + _section("Run", facts(summary.origin_rows(record)))
+        + _run(record)
         + _time_line(record)
         + _shapes(record)
         + _fallbacks(record)
@@ -103,6 +103,11 @@ def _aside(chart: Chart) -> str:
     """Returns unit and axis of a chart, and the name of a single curve."""
     alone = [chart.curves[0].name] if len(chart.curves) == 1 and chart.key in ("loss", "metrics", "memory") else []
     return ", ".join([*alone, *([chart.unit] if chart.unit else []), *(["logarithmic"] if chart.log else [])])
+
+
+def _run(record: RunRecord) -> str:
+    note = summary.not_shown(record)
+    return _section("Run", facts(summary.origin_rows(record)) + (paragraph(note, "soft") if note else ""))
 
 
 def _time_line(record: RunRecord) -> str:

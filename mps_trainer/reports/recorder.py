@@ -12,13 +12,12 @@ import psutil
 from ..devices.facts import for_a_report, gather_facts
 from ..errors import MisconfigurationException
 from ..guards.memory_table import measure
-from ..refusal import as_line
 from ..version import __version__
 from . import description, record
 from .fallbacks import FallbackWatch
 from .origin import origin_of
 from .record import FAILED, FINISHED, RUNNING, STEP, STOPPED, Event, RunRecord, Session
-from .redaction import without_home
+from .redaction import readable, rules_of
 
 _APART = 0.25  # seconds between two looks at clock and memory, however often is logged
 _MARKS = 4000  # after which every other one is dropped, and those to come are twice as far apart
@@ -55,20 +54,18 @@ class Recorder:
         earlier = _earlier(resumed_from, state.global_step) if resumed_from is not None else None
         self.record = earlier or RunRecord("", {})
         self.record.name = description.name_of(args, folder)
-        self.record.origin = origin_of(
-            sys.orig_argv,
-            os.curdir,
-            getattr(loader, "dataset", None),
-            getattr(model, "config", None),
-            description.secrets_of(args),
-        )
+        self._rules = rules_of(args)
+        spec = getattr(sys.modules["__main__"], "__spec__", None)  # of `python -m`
+        argv = [*(["-m", spec.name] if spec else sys.argv[:1]), *sys.argv[1:]]
+        dataset, config = getattr(loader, "dataset", None), getattr(model, "config", None)
+        self.record.origin = origin_of(argv, os.curdir, dataset, config, self._rules)
         self.session = Session(state.global_step, self.record.seconds, time.time())
         self.record.sessions.append(self.session)
         self._set_outcome(RUNNING, "")
         if resumed_from is None:
             self.note("begin", state.global_step)
         else:
-            self.note("resume", state.global_step, f"from {without_home(str(resumed_from))}")
+            self.note("resume", state.global_step, f"from {resumed_from}")
         self._fallbacks = FallbackWatch(args.device.type)
         self._fallbacks.begin()
         self._look()
@@ -95,7 +92,7 @@ class Recorder:
             self._warnings += 1
             if self._warnings > _WARNINGS:
                 return
-        self.record.events.append(Event(kind, step, self._now(), as_line(without_home(text)), took))
+        self.record.events.append(Event(kind, step, self._now(), readable(text), took))
 
     def save_now_and_then(self) -> None:
         """Writes the record at a checkpoint, unless it was written a moment ago. Raises OSError."""
@@ -127,14 +124,14 @@ class Recorder:
             text = "by SIGTERM" if error.code == 143 else f"with exit status {error.code}"
             kind, event = STOPPED, "stop"
         else:
-            kind, event, text = FAILED, "fault", as_line(f"{type(error).__name__}: {error}", 600)
+            kind, event, text = FAILED, "fault", readable(f"{type(error).__name__}: {error}", 600)
         self._set_outcome(kind, text)
         self.note(event, step, text)
 
     def _set_outcome(self, kind: str, text: str) -> None:
         self.record.outcome = {
             "kind": kind,
-            "text": as_line(without_home(text)),
+            "text": readable(text),
             "step": self.state.global_step,
             "max_steps": self.state.max_steps,
         }
@@ -175,7 +172,7 @@ class Recorder:
         now.device = self._args.decision.to_dict()
         now.model = description.model_of(model)
         now.data = description.data_of(self._args, loader, self._batch)
-        now.arguments, now.changed = description.arguments_of(self._args)
+        now.arguments, now.changed = description.arguments_of(self._args, self._rules)
         facts = for_a_report(gather_facts(environ=dict(os.environ)))
         now.environment = {"mps_trainer": __version__, **facts.to_dict()}
         now.device["simulated"] = bool(now.environment.get("mps_simulated")) and now.device["type"] == "mps"

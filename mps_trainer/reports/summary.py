@@ -9,8 +9,10 @@ from typing import Any
 
 from ..amounts import format_bytes
 from ..devices.facts import PACKAGES
+from ..documentation import page
 from . import curves
 from .record import FAILED, FINISHED, LIVE, RESIDENT, RUNNING, STOPPED, RunRecord, is_number
+from .redaction import NOT_SHOWN
 from .words import date, duration, metric_name, number, share
 
 Row = tuple[str, ...]
@@ -143,6 +145,19 @@ def origin_rows(record: RunRecord) -> list[Row]:
         told = f": {metric_name(name)} {number(metric)}" if name and is_number(metric) else ""
         rows.append(("best checkpoint", f"{checkpoint}{told}" + (f" at step {number(step)}" if step else "")))
     return rows
+
+
+def not_shown(record: RunRecord) -> str:
+    """Says how many values the page leaves out; "" if none."""
+    words = str(record.origin.get("command") or "").replace("'", "").split()
+    hidden = sum(word.endswith(NOT_SHOWN) for word in words)
+    arguments = sum(NOT_SHOWN in (v if isinstance(v, list) else [v]) for v in record.arguments.values())
+    if not hidden and not arguments:
+        return ""
+    return (
+        f"{NOT_SHOWN} stands for values that are not shown: {hidden} on the command line, {arguments} of arguments. "
+        f"{page('report')} says which are shown."
+    )
 
 
 def device_rows(record: RunRecord) -> list[Row]:

@@ -55,6 +55,20 @@ def test_what_is_written_gets_the_name_of_its_step(manager, tmp_path, in_backgro
     assert json.loads((folder / "trainer_state.json").read_text())["global_step"] == 4
 
 
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_change_of_the_working_folder_does_not_split_a_checkpoint(manager, tmp_path, monkeypatch, in_background):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    def write_and_move(folder):
+        writes("weights")(folder)
+        os.chdir(tmp_path / "elsewhere")
+
+    assert save(manager, "run", write_and_move, in_background=in_background) == ["saved"]
+    assert {"weights", "trainer_state.json"} <= set(os.listdir(tmp_path / "run" / "checkpoint-4"))
+    assert os.listdir(tmp_path / "elsewhere") == []
+
+
 def test_what_a_killed_run_left_is_not_in_it(manager, tmp_path):
     (tmp_path / "tmp-checkpoint-4").mkdir()
     (tmp_path / "tmp-checkpoint-4" / "left").touch()

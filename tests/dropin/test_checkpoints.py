@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -30,8 +32,8 @@ SETTINGS = {
 }
 
 
-def trained(library, resume_from=None, **settings):
-    data = {"train_dataset": sentences(), "eval_dataset": sentences(8, seed=1)}
+def trained(library, resume_from=None, callbacks=None, **settings):
+    data = {"train_dataset": sentences(), "eval_dataset": sentences(8, seed=1), "callbacks": callbacks}
     trainer = library.trainer(bert_classifier(), trainer=data, **{**STEPS, **settings})
     trainer.train(resume_from_checkpoint=None if resume_from is None else str(resume_from))
     weights = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
@@ -104,6 +106,59 @@ def test_the_same_checkpoints_are_kept(both, limit):
 
     theirs, ours = both(run)
     assert ours == theirs
+
+
+class Tracker(TrainerCallback):
+    """Keeps what a tracker sends: the arguments as plain values, at the begin and after the last save."""
+
+    def __init__(self):
+        self.sent = []
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        paths = (args.to_dict(), args.to_sanitized_dict(), json.loads(args.to_json_string()))
+        self.sent.append([args.output_dir, *(values["output_dir"] for values in paths)])
+
+    def on_save(self, args, state, control, **kwargs):
+        self.sent.append([args.output_dir, state.best_model_checkpoint])
+
+
+@pytest.mark.parametrize("output_dir", ["out", "./out/", "deep/out", "."])
+def test_a_relative_output_dir_stays_as_given(both, monkeypatch, output_dir):
+    best = {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1, "load_best_model_at_end": True}
+
+    def run(library):
+        library.folder.mkdir()
+        monkeypatch.chdir(library.folder)
+        tracker = Tracker()
+        trainer, _ = trained(dataclasses.replace(library, folder=output_dir), max_steps=2, callbacks=[tracker], **best)
+        saved = json.loads((library.folder / output_dir / "checkpoint-2" / "trainer_state.json").read_text())
+        again, _ = trained(
+            dataclasses.replace(library, folder=output_dir), os.path.join(output_dir, "checkpoint-1"), max_steps=2
+        )
+        paths = (trainer.args.output_dir, saved["best_model_checkpoint"], again.state.best_model_checkpoint)
+        return tracker.sent, trainer.state.best_model_checkpoint, paths
+
+    theirs, ours = both(run)
+    assert ours == theirs
+    assert theirs[0][0] == [output_dir] * 4
+
+
+def test_an_absolute_best_checkpoint_of_an_earlier_run_is_kept(both, monkeypatch):
+    best = {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1, "load_best_model_at_end": True}
+
+    def run(library):
+        library.folder.mkdir()
+        monkeypatch.chdir(library.folder)
+        first, _ = trained(dataclasses.replace(library, folder=library.folder / "out"), max_steps=2, **best)
+        assert os.path.isabs(first.state.best_model_checkpoint)
+        again, weights = trained(
+            dataclasses.replace(library, folder="out"), os.path.join("out", "checkpoint-2"), max_steps=2, **best
+        )
+        return os.path.relpath(again.state.best_model_checkpoint), weights
+
+    (their_best, their_weights), (best_of_ours, weights) = both(run)
+    assert best_of_ours == their_best
+    assert all(torch.allclose(weights[name], their_weights[name], atol=1e-6) for name in weights)
 
 
 def test_sharded_weights_and_those_of_torch_save_are_read(both):

@@ -106,7 +106,7 @@ def test_files_of_ones_own_are_trained_on(run_glue, out, table, suffix, labels):
     )
     assert status == 0, errors
     results = read(out / "eval_results.json")
-    predicted = {line.split("\t")[1] for line in (out / "predict_results_None.txt").read_text().splitlines()[1:]}
+    predicted = {line.split("\t")[1] for line in (out / "predict_results.txt").read_text().splitlines()[1:]}
     if isinstance(labels[0], float):
         assert "eval_mse" in results
     else:

@@ -192,20 +192,23 @@ def test_a_folder_is_one_however_it_is_spelled(make_trainer, tmp_path):
     make_trainer({"callbacks": [Nested()]}, max_steps=1, output_dir=str(tmp_path / "run")).train()
 
 
-def test_a_callback_that_changes_the_working_folder_does_not_split_a_run(make_trainer, tmp_path, monkeypatch):
+def test_a_callback_that_changes_the_working_folder_loses_no_checkpoint_and_no_report(
+    make_trainer, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere").mkdir()
 
     class Moves(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
+        def on_save(self, args, state, control, **kwargs):
             os.chdir(tmp_path / "elsewhere")
 
-    trainer = make_trainer({"callbacks": [Moves()]}, max_steps=2, output_dir="run", **EVERY_STEP)
-    trainer.train()
-    trainer.save_model()
-    assert steps_in(tmp_path / "run") == [1, 2]
-    assert (tmp_path / "run" / "model.safetensors").is_file()
-    assert list((tmp_path / "elsewhere").iterdir()) == []
+    settings = {"max_steps": 2, "output_dir": "run", "report": True, **EVERY_STEP}
+    make_trainer({"callbacks": [Moves()]}, **settings).train()
+    assert [steps_in(folder / "run") for folder in (tmp_path, tmp_path / "elsewhere")] == [[1], [2]]  # as transformers
+    assert list(tmp_path.rglob("report.html")) == [tmp_path / "run" / "report.html"]
+    monkeypatch.chdir(tmp_path)
+    make_trainer(**{**settings, "max_steps": 3}).train(resume_from_checkpoint="elsewhere/run/checkpoint-2")
+    assert steps_in("run") == [1, 3]
 
 
 class OfEpochs(torch.utils.data.Dataset):

@@ -143,6 +143,29 @@ def test_a_card_of_somebody_else_is_kept_and_named_and_an_own_one_is_written_ove
     ]
 
 
+@pytest.mark.parametrize("name", ["README.md", "README.before.md"])
+@pytest.mark.parametrize("target", ["a file", "nothing", "a folder"])
+def test_a_link_is_replaced_and_its_target_stays(write, tmp_path, name, target):
+    folder, outside = tmp_path / "run", tmp_path / "outside"
+    folder.mkdir()
+    (folder / "README.md").write_text("# Mine\n")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(outside)
+    if target == "a file":
+        outside.write_text("# Theirs\n")
+    elif target == "a folder":
+        outside.mkdir()
+    assert card.is_ours(write())
+    assert not (folder / "README.md").is_symlink()
+    if target == "a file":
+        assert outside.read_text() == "# Theirs\n"
+    else:
+        assert outside.is_dir() == (target == "a folder")
+        assert outside.exists() == (target == "a folder")
+    kept = {path.read_text() for path in folder.glob("README.before*") if path.is_file()}
+    assert kept == ({"# Theirs\n"} if target == "a file" else set()) | ({"# Mine\n"} if name != "README.md" else set())
+
+
 def test_sections_that_transformers_does_not_write_any_more_are_added(make_args):
     text = card.completed("# Short\n", card.data_table(examples(40), None), make_args(), [])
     assert text.startswith("# Short\n\n## Training and evaluation data\n\n| data |")

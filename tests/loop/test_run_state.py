@@ -76,6 +76,22 @@ def test_the_best_checkpoint_is_looked_for_in_its_place_then_beside(events, make
     assert (state.best_metric, state.best_global_step) == ((None, None) if found is None else (0.5, 2))
 
 
+def test_a_relative_best_checkpoint_is_that_of_the_run_that_is_resumed(
+    events, make_args, checkpoint, tmp_path, monkeypatch
+):
+    folder = checkpoint(best_model_checkpoint="run/checkpoint-2", best_metric=0.5, best_global_step=2)
+    of_another_run = tmp_path / "elsewhere" / "run" / "checkpoint-2"
+    of_another_run.mkdir(parents=True)
+    (tmp_path / "run" / "checkpoint-2").mkdir()
+    for working_folder, resumed, expected in [
+        (tmp_path, "run/checkpoint-4/", "run/checkpoint-2"),
+        (tmp_path / "elsewhere", folder, str(tmp_path / "run" / "checkpoint-2")),
+    ]:
+        monkeypatch.chdir(working_folder)
+        begin_state(events, make_args(), resumed, lambda: None, 10)
+        assert events.state.best_model_checkpoint == expected
+
+
 def test_a_state_that_a_callback_does_not_take_is_refused_by_name(events, make_args, checkpoint):
     folder = checkpoint(stateful_callbacks={"EarlyStoppingCallback": {"args": {"early_stopping_patience": "x"}}})
     with pytest.raises(
