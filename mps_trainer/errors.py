@@ -51,6 +51,10 @@ class UnknownMetricError(MisconfigurationException, KeyError):
     __str__ = Exception.__str__  # a KeyError shows its message in quotes
 
 
+class InvalidBatchError(MisconfigurationException, IndexError):
+    """A batch has values for which the model has no class, token or position. An `IndexError`, as in torch."""
+
+
 class CheckpointError(OSError):
     """The last checkpoint of a run could not be written, as on a full or read-only disk."""
 
