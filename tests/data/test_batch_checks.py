@@ -81,7 +81,7 @@ MODELS = {
     "single label": (bert, CLASSES),
     "several labels": (lambda: bert(num_labels=3, problem_type="multi_label_classification"), {"labels": "many"}),
     "no problem type": (lambda: bert(num_labels=3), {"labels": "many"}),
-    "regression": (lambda: bert(num_labels=1), {"labels": "many"}),
+    "regression": (lambda: bert(num_labels=1), {"labels": "score"}),
     "token types": (bert, {**CLASSES, "token_type_ids": "types"}),
     "own positions": (bert, {**CLASSES, "position_ids": "positions"}),
     "tokens": (lambda: bert(BertForTokenClassification, num_labels=3), {"labels": "classes"}),
@@ -113,8 +113,8 @@ def batches(draw, columns):
     if draw(st.booleans()):
         batch["attention_mask"] = torch.ones(rows, length, dtype=torch.long)
     for name, kind in columns.items():
-        if kind == "many":
-            shape = draw(st.sampled_from([(rows,), (rows, 3)]))
+        if kind in ("many", "score"):
+            shape = draw(st.sampled_from([(rows,), (rows, 3 if kind == "many" else 1)]))
             batch[name] = torch.zeros(shape, dtype=draw(st.sampled_from([torch.float32, torch.int64])))
         elif kind == "class":
             batch[name] = column((rows,), 2, [1, 2, 5, -1, -100])
