@@ -152,8 +152,8 @@ def _find(dataset: Any, collate: Callable, rows: list[int], batched: bool) -> st
         try:
             examples.append(dataset[row])
         except Exception:
-            which = f"Row {row} of the dataset cannot be read."
-            return f"{which} It was loaded for a batch of {naming(rows)}. Fix that row or leave it out."
+            which = f"Row {row} of the dataset cannot be read. It was loaded for a batch of {naming(rows)}."
+            return f"{which} Fix that row or leave it out."
 
     def works(some: list[Any]) -> bool:
         try:

@@ -119,8 +119,8 @@ class MixedPrecision:
         if names:
             raise MisconfigurationException(
                 f"fp16=True needs weights in float32, and trainable ones are in float16, for example {names[0]}: "
-                "their gradients cannot be unscaled. from_pretrained loads weights in the format of the checkpoint. Load "
-                "the model with dtype=torch.float32."
+                "their gradients cannot be unscaled. from_pretrained loads weights in the format of the checkpoint. "
+                "Load the model with dtype=torch.float32."
             )
 
     def unscale(self, optimizer: Any) -> None:
