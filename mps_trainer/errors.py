@@ -51,6 +51,10 @@ class UnknownMetricError(MisconfigurationException, KeyError):
     __str__ = Exception.__str__  # a KeyError shows its message in quotes
 
 
+class InvalidBatchError(MisconfigurationException, IndexError):
+    """A batch has values for which the model has no class, token or position. An `IndexError`, as in torch."""
+
+
 class CheckpointError(OSError):
     """The last checkpoint of a run could not be written, as on a full or read-only disk."""
 
@@ -95,6 +99,19 @@ def explain(error: BaseException, explanation: str) -> None:
         error.add_note(explanation)
     else:
         logging.getLogger(__name__).error("%s", explanation)
+
+
+def add_to_explanation(error: BaseException, sentence: str) -> None:
+    """Adds a sentence to the line that `explain` added to `error` or to one of its causes."""
+    seen: BaseException | None = error
+    while seen is not None and not hasattr(seen, "_explanation"):
+        seen = seen.__cause__ or seen.__context__
+    if seen is None:
+        return
+    before, text = seen._explanation, f"{seen._explanation} {sentence}"
+    seen.__dict__["_explanation"] = text
+    notes = getattr(seen, "__notes__", [])
+    notes[:] = [text if note == before else note for note in notes]
 
 
 def explanation_of(error: BaseException) -> str | None:

@@ -293,7 +293,11 @@ class Trainer:
         epochs, _, num_examples, num_train_samples, update_size, _, max_steps = values
         plan = dataclasses.replace(StepPlan.of(loader, args), epochs=epochs, max_steps=max_steps)
         model = self.model_wrapped = self._wrap_model(self.model)
+        own = ("create_optimizer", "create_optimizer_and_scheduler", "compute_loss", "training_step")
+        if self.optimizer is None and not self._mt_overrides.has(*own):  # which may train parameters of their own
+            trainer_checks.check_trainable(model)
         self.create_optimizer_and_scheduler(plan.max_steps)
+        self._mt_precision.check_weights(model, self.optimizer)
         set_mode(self.optimizer, training=True)
         self.accelerator.prepare(model, self.optimizer)
         self._mt_items_are_unused = False

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 from .arguments import sharding
 from .checkpoints import shards
 from .distributed import Processes
-from .errors import ConflictingOptimizersError, MisconfigurationException, MissingModelError
+from .errors import ConflictingOptimizersError, MisconfigurationException, MissingModelError, NotAnObjectError
 from .training_args import TrainingArguments
 
 logger = logging.getLogger(__name__)
@@ -50,7 +52,7 @@ def check_subclass(kind: type) -> None:
 
 
 def check_model(model: Any, model_init: Any) -> None:
-    """Raises an error unless exactly one of the two is given."""
+    """Raises an error unless exactly one of the two is given, and `model` is a model."""
     if model is None and model_init is None:
         raise MissingModelError(
             "`Trainer` requires either a `model` or `model_init` argument: give it one of the two."
@@ -58,6 +60,25 @@ def check_model(model: Any, model_init: Any) -> None:
     if model is not None and model_init is not None:
         raise MisconfigurationException(
             "`Trainer` requires either a `model` or `model_init` argument, but not both: leave one of them out."
+        )
+    if isinstance(model, (str, os.PathLike)):
+        raise MisconfigurationException(
+            f"model={str(model)!r} is the name of a model, and the Trainer needs the model itself. Load it first, for "
+            f"example with AutoModelForSequenceClassification.from_pretrained({str(model)!r})."
+        )
+    if isinstance(model, type):
+        raise NotAnObjectError(
+            f"model is the class {model.__name__}, and the Trainer needs a model of it. Give it an instance, for "
+            f"example {model.__name__}.from_pretrained(...)."
+        )
+
+
+def check_trainable(model: nn.Module) -> None:
+    """Raises MisconfigurationException if no parameter of `model` requires a gradient."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise MisconfigurationException(
+            f"There is nothing to train: no parameter of {type(model).__name__} requires a gradient. Unfreeze some "
+            "with requires_grad_(True), or add adapters to the model, for example with PEFT's get_peft_model."
         )
 
 

@@ -1,8 +1,14 @@
 """A Trainer checks its arguments before it loads or moves anything."""
 
+import pathlib
+
+import numpy as np
 import pytest
+import torch
+from datasets import Dataset, DatasetDict
 
 from mps_trainer import MisconfigurationException, Trainer, trainer_checks
+from tests.conftest import Classifier, accuracy, examples
 
 
 def test_a_subclass_with_its_own_loader_needs_no_eval_dataset(make_trainer):
@@ -23,3 +29,79 @@ def test_metrics_by_batch_need_an_argument_for_the_last_batch(make_args):
 def test_a_collator_has_to_be_callable(make_args):
     with pytest.raises(TypeError, match="The data_collator is a list, which cannot be called"):
         trainer_checks.check_training(make_args(), [], [])
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ("tiny-bert", "model='tiny-bert' is the name of a model, and the Trainer needs the model itself"),
+        (pathlib.Path("models/tiny"), "from_pretrained\\('models/tiny'\\)"),
+        (Classifier, "model is the class Classifier, and the Trainer needs a model of it"),
+    ],
+    ids=["name", "path", "class"],
+)
+def test_a_name_or_a_class_is_no_model(make_trainer, model, says):
+    with pytest.raises(MisconfigurationException, match=says):
+        make_trainer({"model": model})
+
+
+def test_a_model_without_trainable_parameters_is_refused_before_training(make_trainer, make_model):
+    trainer = make_trainer({"model": make_model().requires_grad_(False)}, max_steps=1)
+    with pytest.raises(MisconfigurationException, match="no parameter of Classifier requires a gradient"):
+        trainer.train()
+    assert trainer.optimizer is None
+
+
+def test_a_loss_may_have_all_the_trainable_parameters(make_trainer, make_model):
+    class Scaled(Trainer):
+        scale = torch.nn.Parameter(torch.ones(()))
+
+        def create_optimizer(self, model=None):
+            self.optimizer = torch.optim.SGD([self.scale], lr=1.0)
+            return self.optimizer
+
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return super().compute_loss(model, inputs) * self.scale
+
+    make_trainer({"kind": Scaled, "model": make_model().requires_grad_(False)}, max_steps=1).train()
+    assert Scaled.scale < 1
+
+
+def test_weights_in_float16_are_refused_with_fp16_before_training(make_trainer, make_model):
+    trainer = make_trainer({"model": make_model().half()}, max_steps=1, fp16=True)
+    with pytest.raises(MisconfigurationException, match=r"example hidden.weight: .* Load .* dtype=torch\.float32\.$"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+def test_frozen_weights_may_be_in_float16_with_fp16(make_trainer, make_model):
+    model = make_model()
+    model.hidden.half().requires_grad_(False)
+    make_trainer({"model": model}, max_steps=1, fp16=True).train()
+
+
+@pytest.mark.parametrize("made", [0.5, 0.0, np.float64(0.5), (0.5, 0.25)], ids=str)
+def test_metrics_have_to_be_a_dictionary(make_trainer, made):
+    trainer = make_trainer({"compute_metrics": lambda prediction: made})
+    with pytest.raises(TypeError, match=r"^compute_metrics returned .* of type .*, and it has to return a dictionary"):
+        trainer.evaluate()
+
+
+def test_metrics_may_be_none(make_trainer):
+    assert "eval_loss" in make_trainer({"compute_metrics": lambda prediction: None}).evaluate()
+
+
+SPLITS = DatasetDict({name: Dataset.from_list(examples(8)) for name in ("train", "test")})
+
+
+def test_a_dataset_of_several_splits_is_told_to_be_one_of_them(make_trainer):
+    says = r"DatasetDict with the splits train, test, and the Trainer needs one of them\. .* dataset\['train'\]\.$"
+    with pytest.raises(MisconfigurationException, match=f"^The training data is a {says}"):
+        make_trainer({"train_dataset": SPLITS}, max_steps=1).train()
+    with pytest.raises(MisconfigurationException, match=f"^The evaluation data is a {says}"):
+        make_trainer().predict(SPLITS)
+
+
+def test_each_split_is_evaluated(make_trainer):
+    metrics = make_trainer({"eval_dataset": SPLITS, "compute_metrics": accuracy}).evaluate()
+    assert {"eval_train_accuracy", "eval_test_accuracy"} <= metrics.keys()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import sys
 import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -44,7 +45,18 @@ def make_dataloader(
             for a stream.
         is_training: workers get seeds, which transformers gives them for training only.
         processing_class: says how to pad to length buckets.
+
+    Raises:
+        MisconfigurationException: for a `datasets.DatasetDict`.
     """
+    datasets = sys.modules.get("datasets")  # without it loaded there is no DatasetDict
+    if datasets is not None and isinstance(dataset, (datasets.DatasetDict, datasets.IterableDatasetDict)):
+        splits = list(dataset)
+        raise MisconfigurationException(
+            f"The {'training' if is_training else 'evaluation'} data is a {type(dataset).__name__} with the splits "
+            f"{', '.join(splits)}, and the Trainer needs one of them. Give it one by name, for example "
+            f"dataset[{splits[0] if splits else 'train'!r}]."
+        )
     settings = {"batch_size": batch_size, "collate_fn": collator, **loading_settings(args)}
     if isinstance(dataset, IterableDataset):
         if is_training:

@@ -8,14 +8,13 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from typing import Any
 
 from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from ..errors import MisconfigurationException, explain
-from ..guards.callbacks import first_line
 from .rows import naming, rows_of_batches
 
 _MOST = 256  # rows of a batch up to which each is looked at by itself
@@ -25,7 +24,6 @@ _CAUSES = {
     "SIGBUS": "shared memory was too small for the batches",
     "SIGSEGV": "a library that it uses has crashed",
 }
-_ON = "Existing checkpoints are valid; resume_from_checkpoint=True resumes from the newest."
 
 
 def explain_loading(error: Exception, loader: Any, batches: Any) -> None:
@@ -57,7 +55,7 @@ def why_worker_died(error: BaseException, batches: Any) -> str | None:
         return None
     dead = [(i, worker) for i, worker in enumerate(workers) if worker.exitcode]
     ends = [f"worker {i} of {len(workers)} (process {worker.pid}) {_end(worker.exitcode)}" for i, worker in dead]
-    what = ", ".join(ends) or str(error).strip().rstrip(".")
+    how = f": {', '.join(ends)}" if ends else ""
     by_itself = bool(dead) and all(worker.exitcode > 0 for _, worker in dead)
     remedy = (
         "read the error that it printed above; dataloader_num_workers=0 loads in this process instead"
@@ -65,7 +63,7 @@ def why_worker_died(error: BaseException, batches: Any) -> str | None:
         else "use fewer workers, or dataloader_num_workers=0, which loads in this process and shows an error of the "
         "dataset's own; smaller batches, or more shared memory, if memory ran out"
     )
-    return f"A worker of the DataLoader is gone: {what}. What to do: {remedy}. {_ON}"
+    return f"A worker of the DataLoader is gone{how}. What to do: {remedy}."
 
 
 def refuse_in_starting_process() -> None:
@@ -122,16 +120,15 @@ def _why_batch_failed(error: Exception, loader: Any, batches: Any) -> str | None
     iterator, rows = _in_this_process(error)
     iterator = batches if iterator is None else iterator
     number = getattr(iterator, "_num_yielded", None)
-    said = f"{type(error).__name__}: {_said(error)}"
     if isinstance(loader.dataset, IterableDataset):
         kind = type(loader.dataset).__name__
-        return f"Batch {number} of the epoch, counted from 0, could not be made from the stream {kind}: {said} {_ON}"
+        return f"Batch {number} of the epoch, counted from 0, could not be made from the stream {kind}."
     if rows is None and number is not None and getattr(loader, "in_order", True):
         rows = rows_of_batches(loader, loader.iteration, number)
     if rows is None:
         return None
     batched = loader.batch_size is not None or loader.batch_sampler is not None
-    return f"{_find(loader.dataset, loader.collate_fn, rows, batched, said)} {_ON}"
+    return _find(loader.dataset, loader.collate_fn, rows, batched)
 
 
 def _in_this_process(error: Exception) -> tuple[Any, list[int] | None]:
@@ -148,21 +145,15 @@ def _in_this_process(error: Exception) -> tuple[Any, list[int] | None]:
     return None, None
 
 
-def _said(error: Exception) -> str:
-    """Returns the last line of a worker's message, which begins with the traceback; the first of any other."""
-    text = str(error).strip()
-    return first_line(text.splitlines()[-1].partition(": ")[2] if text.startswith("Caught ") else text)
-
-
-def _find(dataset: Any, collate: Callable, rows: list[int], batched: bool, said: str) -> str:
+def _find(dataset: Any, collate: Callable, rows: list[int], batched: bool) -> str:
     """Returns the fault of a batch of `rows`, found by collating it again as a whole and in parts."""
     examples = []
     for row in rows:
         try:
             examples.append(dataset[row])
         except Exception:
-            which = f"Row {row} of the dataset cannot be read: {said}"
-            return f"{which} It was loaded for a batch of {naming(rows)}. Fix that row or leave it out."
+            which = f"Row {row} of the dataset cannot be read. It was loaded for a batch of {naming(rows)}."
+            return f"{which} Fix that row or leave it out."
 
     def works(some: list[Any]) -> bool:
         try:
@@ -175,7 +166,13 @@ def _find(dataset: Any, collate: Callable, rows: list[int], batched: bool, said:
 
     begin = f"A batch could not be made from {naming(rows)} of the dataset"
     if works(examples):
-        return f"{begin} the first time, and could the second: {said} What to do: see what else it depends on."
+        return f"{begin} the first time, and could the second. What to do: see what else it depends on."
+    if ragged := _unpadded(collate, examples):
+        return (
+            f"{begin}, because nothing pads column{'s' * (len(ragged) > 1)} {', '.join(map(repr, ragged))}, whose "
+            "lists differ in length: the Trainer was given no tokenizer. Give it processing_class=tokenizer, or a "
+            "data_collator that pads."
+        )
     culprits, column = _culprits(examples, works), _column(examples, works)
     if culprits and column is None:
         column = _column([examples[i] for i in culprits], works)
@@ -184,7 +181,20 @@ def _find(dataset: Any, collate: Callable, rows: list[int], batched: bool, said:
         parts.append(f"column {column!r} ({_oddity(examples, culprits, column)})")
     at_fault = f" because of {', '.join(parts)}" if parts else ""
     todo = "Fix or leave out what is at fault" if parts else "Look at these rows"
-    return f"{begin}{at_fault}: {said} {todo}, or give the Trainer a data_collator that can take it."
+    return f"{begin}{at_fault}. {todo}, or give the Trainer a data_collator that can take it."
+
+
+def _unpadded(collate: Callable, examples: list[Any]) -> list[str]:
+    """Returns the columns that differ in length, if tokens are among them and the Trainer was given no tokenizer."""
+    from transformers.data.data_collator import default_data_collator
+
+    while hasattr(collate, "data_collator"):
+        collate = collate.data_collator
+    if collate is not default_data_collator or not all(isinstance(example, Mapping) for example in examples):
+        return []
+    columns = {name: [example.get(name) for example in examples] for name in examples[0]}
+    ragged = [name for name, values in columns.items() if len({len(v) for v in values if isinstance(v, Sized)}) > 1]
+    return ragged if "input_ids" in ragged else []
 
 
 def _culprits(examples: list[Any], works: Callable[[list[Any]], bool]) -> list[int]:

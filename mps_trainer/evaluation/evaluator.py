@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import math
@@ -17,12 +18,14 @@ from transformers.trainer_pt_utils import find_batch_size
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, speed_metrics
 
 from ..data import shares
+from ..data.batch_checks import BatchCheck
 from ..data.buckets import buckets_of
 from ..distributed import Processes, absent_named
 from ..distributed.sharded import reshard_after
 from ..guards.memory_growth import free_unused
 from ..guards.out_of_memory import DeviceOutOfMemoryError, RunDescription, explained
 from ..model import quantized
+from ..model.introspection import base_model
 from ..random_state import rng_state, set_rng
 from ..training_args import TrainingArguments
 from .batches import in_dataset_order, in_step, watching_for_last
@@ -79,10 +82,13 @@ class Evaluator:
         seen = 0
         evenly = shares.shares_of(loader) is not None  # as many batches in all processes
         uneven = self.is_sharded and not evenly
+        check, in_order = BatchCheck(base_model(self.model)), in_dataset_order(loader) and not is_shared
         with reshard_after(self.model) if self.is_sharded else contextlib.nullcontext():
             for inputs, counts in self._batches(loader, is_shared, uneven):
                 size = find_batch_size(inputs) or args.eval_batch_size
-                loss, logits, labels = self.prediction_step(self.model, inputs, loss_only, ignore_keys=ignore_keys)
+                named = functools.partial(_name_row, description, seen if in_order else None)
+                with check.watching(inputs, named):
+                    loss, logits, labels = self.prediction_step(self.model, inputs, loss_only, ignore_keys=ignore_keys)
                 if logits is not None and (preprocess := self.preprocess_logits()) is not None:
                     logits = preprocess(logits, labels)
                 if counts:
@@ -147,6 +153,11 @@ class Evaluator:
             inputs=inputs if "inputs" in wanted else None,
         )
         return compute_metrics(prediction, **settings)
+
+
+def _name_row(description: str, before: int | None, row: int) -> str:
+    """Returns a description of a row of a batch, `before` rows after the beginning of the dataset."""
+    return f"Row {row} of a batch" if before is None else f"Row {before + row} of the {description.lower()} dataset"
 
 
 def in_batches_that_fit(

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..refusal import shown
+
 
 def plain(value: Any) -> Any:
     """Returns `value` with Python's numbers for arrays and tensors of one element, also in lists and dictionaries."""
@@ -32,8 +34,17 @@ def _plain(value: Any) -> Any:
 def named_metrics(
     metrics: Mapping[Any, Any] | None, prefix: str, loss: float | None, preparation_time: float | None
 ) -> dict[str, Any]:
-    """Returns metrics as plain numbers under names that begin with `prefix`, with the mean loss among them."""
-    named: dict[str, Any] = {str(name): plain(value) for name, value in dict(metrics or {}).items()}
+    """Returns metrics as plain numbers under names that begin with `prefix`, with the mean loss among them.
+
+    Raises:
+        TypeError: if `metrics` is no dictionary, which compute_metrics has to return.
+    """
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise TypeError(
+            f"compute_metrics returned {shown(metrics)} of type {type(metrics).__name__}, and it has to return a "
+            "dictionary of metrics by name, such as {'accuracy': 0.9}."
+        )
+    named: dict[str, Any] = {str(name): plain(value) for name, value in (metrics or {}).items()}
     if loss is not None:
         named[f"{prefix}_loss"] = loss
     if preparation_time is not None:

@@ -20,9 +20,7 @@ def explain_callback(error: Exception, event: str, step: int) -> None:
     name = getattr(callback, "__qualname__", type(callback).__qualname__)
     explain(
         error,
-        f"The callback {name} failed at {event}, after step {step}, with {type(error).__name__}: {first_line(error)} "
-        "Fix the callback or leave it out of callbacks. Existing checkpoints are valid; "
-        "resume_from_checkpoint=True resumes from the newest.",
+        f"The callback {name} failed at {event}, after step {step}. Fix the callback or leave it out of callbacks.",
     )
 
 
@@ -35,10 +33,3 @@ def failing_callback(error: Exception) -> Any:
             return frame.f_locals["callback"]
         trace = trace.tb_next
     return None
-
-
-def first_line(message: object) -> str:
-    """Returns the first line of an error, or of its message, as a sentence."""
-    lines = str(message).strip().splitlines()
-    text = lines[0].strip() if lines else "it says nothing."
-    return text if text.endswith((".", "!", "?")) else f"{text}."

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from ..callbacks import close_display
 from ..callbacks.events import Events
 from ..data.loader import close_workers
+from ..errors import add_to_explanation, explanation_of
 from .run import TrainingRun
 
 
@@ -33,6 +34,8 @@ def ending_in_order(
         if not isinstance(error, KeyboardInterrupt):  # which is not to wait
             with contextlib.suppress(Exception):
                 wait_for_save()
+            if ended is not None and explanation_of(error) and (newest := ended.checkpointing.newest()) is not None:
+                add_to_explanation(error, f"resume_from_checkpoint=True resumes from {newest}.")
         _end_report(events, error)
         raise
     finally:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.trainer_pt_utils import find_batch_size
 
 from ..callbacks.events import Events
 from ..data.rows import naming, rows_of_batches
@@ -68,6 +69,14 @@ class BatchHistory:
         count = self.plan.batches_in_update(first)
         rows = rows_of_batches(self.loader, epoch, first, count) if self.is_plain else None
         return BatchOrigin(epoch, first, count, rows)
+
+    def name_row(self, step: int, batches: list[Any], number: int, row: int) -> str:
+        """Returns a description of a row of `batches[number]`, where `batches` make the update after `step`."""
+        sizes = [find_batch_size(batch) or 0 for batch in batches]
+        rows = self.origin(step).rows
+        if rows is None or len(rows) != sum(sizes):  # a collator may join examples
+            return f"Row {row} of a batch in step {step + 1}"
+        return f"Row {rows[sum(sizes[:number]) + row]} of the training dataset"
 
 
 class NonFiniteReporter:

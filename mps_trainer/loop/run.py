@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from ..callbacks.announce import announce
 from ..callbacks.events import Events
 from ..checkpoints import run_files
 from ..checkpoints.rng import read_rng
+from ..data.batch_checks import BatchCheck
 from ..data.buckets import buckets_of
 from ..data.data_rng import DataRngState
 from ..data.shares import shares_of
@@ -25,6 +27,7 @@ from ..distributed import Processes
 from ..distributed.ddp import no_sync
 from ..guards.memory_growth import MemoryGuard
 from ..guards.signals import SignalHandler
+from ..model.introspection import base_model
 from ..model.precision import MixedPrecision
 from ..optim.factory import follows_metric
 from ..overrides import Overrides
@@ -95,6 +98,7 @@ class TrainingRun:
         self.waits_at_each_step = not self.overrides.allow(
             "steps that do not wait for the loss", "_maybe_log_save_evaluate"
         )
+        self.batch_check = BatchCheck(base_model(self.model))
         self.data_rng = DataRngState(self.loader)
         self.resume_from: str | None = None
         self.resumed_rng = ResumedRng(self.checkpointing.load_rng)
@@ -358,7 +362,9 @@ class TrainingRun:
             gradient_state.sync_gradients = i == last
             with no_sync(self.model, i < last):
                 if divisor is not None:
-                    loss = hooks.training_step(self.model, batch, num_items, divisor, len(batches))
+                    named = functools.partial(self.history.name_row, self.state.global_step, batches, i)
+                    with self.batch_check.watching(batch, named):
+                        loss = hooks.training_step(self.model, batch, num_items, divisor, len(batches))
                     self.meter.add(loss if self.owns_losses else loss.clone(), self.state.global_step)
                 elif self.processes.is_distributed and (i == last or self.args.fsdp):
                     hooks.take_part(self.model, batch, num_items)

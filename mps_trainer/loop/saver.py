@@ -227,7 +227,9 @@ class CheckpointSaver:
             is_saved=lambda: self._processes.first_does(
                 lambda: os.path.isdir(folder()) and folder() not in self.earlier
             ),
-            newest=lambda: next(reversed(folders.find_checkpoints(run_dir)), None),
+            newest=lambda: next(
+                (f for f in reversed(folders.find_checkpoints(run_dir)) if f not in self.earlier), None
+            ),
             unsaved=lambda: self.unsaved,
             load=load_all,
             load_rng=load_rng,

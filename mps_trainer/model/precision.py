@@ -111,6 +111,18 @@ class MixedPrecision:
             self._one = one = torch.ones_like(loss, requires_grad=False)  # anew if a hook has changed it in place
         return one
 
+    def check_weights(self, model: nn.Module, optimizer: Any) -> None:
+        """Raises MisconfigurationException if `optimizer` trains weights in float16, which no scaler can unscale."""
+        groups = [] if self.scaler is None else getattr(optimizer, "param_groups", [])
+        trained = {id(weight) for group in groups for weight in group["params"] if weight.dtype is torch.float16}
+        names = [name for name, weight in model.named_parameters() if weight.requires_grad and id(weight) in trained]
+        if names:
+            raise MisconfigurationException(
+                f"fp16=True needs weights in float32, and trainable ones are in float16, for example {names[0]}: "
+                "their gradients cannot be unscaled. from_pretrained loads weights in the format of the checkpoint. "
+                "Load the model with dtype=torch.float32."
+            )
+
     def unscale(self, optimizer: Any) -> None:
         """Unscales the gradients, once per update even if called again."""
         if self.scaler is not None and id(optimizer) not in self._unscaled:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..devices.facts import process_number
 from ..errors import CheckpointError, MisconfigurationException, explanation_of
 from ..lazy_imports import import_transformers
-from ..refusal import FAILED, INTERRUPTED, refuse, refuse_unforeseen
+from ..refusal import FAILED, INTERRUPTED, refuse, refuse_unforeseen, sentence
 from ..terminal import lost_output_ignored, on_terminal
 
 if TYPE_CHECKING:
@@ -65,7 +65,11 @@ def run(
         return INTERRUPTED
     except Exception as error:
         if (explanation := explanation_of(error)) is not None:
-            return refuse(_speaker(name), error, status=FAILED, instead=explanation)
+            text = str(error).strip()
+            said = (
+                text.splitlines()[-1] if text.startswith("Caught ") else f"{type(error).__name__}: {sentence(error)}"
+            )
+            return refuse(_speaker(name), error, status=FAILED, instead=f"{said.rstrip('.')}. {explanation}")
         if begun:
             raise
         return refuse_unforeseen(_speaker(name), error)

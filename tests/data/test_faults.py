@@ -9,6 +9,7 @@ import signal
 import pytest
 import torch
 from datasets import Dataset
+from torch import nn
 from torch.utils.data import IterableDataset
 
 from mps_trainer.data.faults import explain_starting, why_worker_died
@@ -59,6 +60,12 @@ def fault(trainer, kind, **kwargs):
     explanation = explanation_of(caught.value)
     assert explanation is not None
     assert "\n" not in explanation
+    assert f"{type(caught.value).__name__}: " not in explanation  # which stands below it
+    has_checkpoint = os.path.isdir(trainer.args.output_dir) and "checkpoint-" in str(
+        os.listdir(trainer.args.output_dir)
+    )
+    assert ("resume_from_checkpoint=True resumes from " in explanation) == has_checkpoint
+    assert "checkpoints are valid" not in explanation
     if hasattr(caught.value, "__notes__"):  # before 3.11 there are none
         assert caught.value.__notes__ == [explanation]
     return caught.value, explanation
@@ -80,8 +87,8 @@ def test_a_row_that_cannot_be_read_is_named_and_the_run_can_go_on(make_trainer, 
     rows = batch_of(trainer)
     error, explanation = fault(trainer, LookupError)
     assert type(error) is LookupError
-    assert explanation.startswith("Row 17 of the dataset cannot be read: LookupError: ")
-    assert "no file for this row" in explanation
+    assert explanation.startswith("Row 17 of the dataset cannot be read. ")
+    assert "no file for this row" in str(error)
     assert f"a batch of rows {', '.join(map(str, rows))}." in explanation
     mended = make_trainer({"train_dataset": Rows()}, output_dir=str(tmp_path / "run"), **settings)
     mended.train(resume_from_checkpoint=True)
@@ -108,16 +115,36 @@ def with_row(**changes):
 )
 def test_a_row_that_does_not_fit_the_others_is_named_with_its_column(make_trainer, changes, at_fault):
     trainer = make_trainer({"train_dataset": with_row(**changes)}, max_steps=5)
-    error, explanation = fault(trainer, Exception)
+    _, explanation = fault(trainer, Exception)
     rows = ", ".join(map(str, batch_of(trainer)))
-    assert explanation.startswith(f"A batch could not be made from rows {rows} of the dataset because of {at_fault}: ")
-    assert f"{type(error).__name__}: " in explanation
+    assert explanation.startswith(f"A batch could not be made from rows {rows} of the dataset because of {at_fault}. ")
 
 
 def test_a_column_that_no_row_can_have_is_named_without_a_row(make_trainer):
     rows = Dataset.from_list([{"x": [float(i)] * 4, "labels": [0] * (i % 3 + 1)} for i in range(40)])
     _, explanation = fault(make_trainer({"train_dataset": rows}, max_steps=2), ValueError)
     assert "of the dataset because of column 'labels' (a list of" in explanation
+
+
+def test_checkpoints_of_an_earlier_run_are_no_place_to_resume_from(make_trainer):
+    make_trainer(**{**SAVING, "max_steps": 1}).train()
+    trainer = make_trainer({"train_dataset": Rows(unreadable)}, max_steps=5)
+    assert "checkpoint-1" in os.listdir(trainer.args.output_dir)
+    with pytest.raises(LookupError) as caught:
+        trainer.train()
+    assert "resume" not in explanation_of(caught.value)
+
+
+@pytest.mark.parametrize("kind", [list, Dataset.from_list], ids=["list", "table"])
+def test_texts_that_nothing_pads_are_told_to_need_a_tokenizer(make_trainer, kind):
+    class Reader(nn.Linear):
+        def forward(self, input_ids, attention_mask, labels): ...
+
+    lengths = [4] * 7 + [5]  # the longer text is not at fault
+    rows = [{"input_ids": [1] * n, "attention_mask": [1] * n, "labels": 0} for n in lengths]
+    _, explanation = fault(make_trainer({"train_dataset": kind(rows), "model": Reader(1, 1)}, max_steps=1), ValueError)
+    assert "because nothing pads columns 'input_ids', 'attention_mask', whose lists differ in length: " in explanation
+    assert explanation.endswith("Give it processing_class=tokenizer, or a data_collator that pads.")
 
 
 @pytest.mark.usefixtures("impatient")
@@ -139,7 +166,7 @@ def test_a_fault_that_does_not_come_again_is_called_so(make_trainer):
             raise error
 
     _, explanation = fault(make_trainer({"train_dataset": Rows(now_and_then)}, max_steps=5), LookupError)
-    assert "the first time, and could the second: LookupError: the disk was away." in explanation
+    assert "the first time, and could the second. What to do: " in explanation
 
 
 def test_a_stream_is_told_by_its_batch(make_trainer):
@@ -150,14 +177,16 @@ def test_a_stream_is_told_by_its_batch(make_trainer):
 
     trainer = make_trainer({"train_dataset": Stream()}, max_steps=8)
     _, explanation = fault(trainer, ConnectionError)
-    assert explanation.startswith("Batch 2 of the epoch, counted from 0, could not be made from the stream Stream: ")
+    assert explanation.startswith("Batch 2 of the epoch, counted from 0, could not be made from the stream Stream.")
 
 
 def test_an_evaluation_names_its_rows_as_well(make_trainer):
     trainer = make_trainer({"eval_dataset": Rows(unreadable)})
     with pytest.raises(LookupError) as caught:
         trainer.evaluate()
-    assert explanation_of(caught.value).startswith("Row 17 of the dataset cannot be read")
+    explanation = explanation_of(caught.value)
+    assert explanation.startswith("Row 17 of the dataset cannot be read. ")
+    assert explanation.endswith("Fix that row or leave it out.")  # there is no run to resume
 
 
 @pytest.mark.usefixtures("impatient")

@@ -15,7 +15,7 @@ from unittest import mock
 import datasets
 import torch
 from torch.utils.data import IterableDataset
-from transformers import TrainerCallback
+from transformers import BertConfig, BertForSequenceClassification, TrainerCallback
 
 from mps_trainer import DeviceRequest, MachineFacts, Trainer, TrainingArguments, resolve, trainer_checks
 from mps_trainer.checkpoints.storage import lock
@@ -134,11 +134,11 @@ ROWS = [{"x": i, "labels": 2 * i} for i in range(4)]
 
 
 def trainer(rows: Any = ROWS, model: torch.nn.Module | None = None, **settings: Any) -> Trainer:
-    eval_dataset = settings.pop("eval_dataset", None)
+    given = {name: settings.pop(name, None) for name in ("eval_dataset", "compute_metrics")}
     args = TrainingArguments(
         **{"output_dir": "out", "use_cpu": True, "disable_tqdm": True, "max_steps": 1, **settings}
     )
-    return Trainer(model or Line(), args, train_dataset=rows, eval_dataset=eval_dataset)
+    return Trainer(model or Line(), args, train_dataset=rows, **given)
 
 
 @provokes("processes")
@@ -193,6 +193,21 @@ class Stream(IterableDataset):
 
 provokes("no-column")(lambda: trainer(datasets.Dataset.from_dict({"sentence": ["a"], "idx": [0]})).train())
 provokes("no-loss")(lambda: trainer([{"x": 1}, {"x": 2}]).train())
+provokes("float16-weights")(lambda: trainer(model=Line().half(), fp16=True).train())
+provokes("nothing-trainable")(lambda: trainer(model=Line().requires_grad_(False)).train())
+provokes("name-of-model")(lambda: trainer(model="bert-base-uncased"))
+SPLITS = datasets.DatasetDict({name: datasets.Dataset.from_list(ROWS) for name in ("train", "test")})
+provokes("several-splits")(lambda: trainer(SPLITS).train())
+provokes("metrics-number")(lambda: trainer(eval_dataset=ROWS, compute_metrics=lambda prediction: 0.9).evaluate())
+
+
+@provokes("label-outside")
+def _() -> None:
+    sizes = {"hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 4}
+    rows = [{"input_ids": [3, 4], "labels": 5 if row == 2 else 0} for row in range(4)]
+    trainer(rows, model=BertForSequenceClassification(BertConfig(vocab_size=8, **sizes))).train()
+
+
 provokes("no-length")(lambda: trainer(Stream(), max_steps=-1).train())
 provokes("empty-dataset")(lambda: trainer([]).train())
 
@@ -260,6 +275,9 @@ class Files(torch.utils.data.Dataset):
         return ROWS[row]
 
 
+TOKENS = [{"input_ids": [3] * length, "labels": 1} for length in (1, 2)]
+
+
 def sequential(rows: Any, **settings: Any) -> Trainer:
     return trainer(rows, train_sampling_strategy="sequential", **settings)
 
@@ -296,6 +314,7 @@ def explains(label: str, function: Callable[[], object]) -> None:
 
 explains("unreadable-row", lambda: sequential(Files()).train())
 explains("odd-row", lambda: sequential([*ROWS[:3], {"x": 3}], max_steps=1).train())
+explains("nothing-pads", lambda: sequential(TOKENS, remove_unused_columns=False).train())
 
 
 def _with_callback() -> None:

@@ -36,7 +36,7 @@ def test_a_row_that_cannot_be_read(run_glue, out, monkeypatch):
     monkeypatch.setattr(script, "make_trainer", make_trainer)
     status, _, errors = run_glue(*SHORT, "--train_sampling_strategy", "sequential")
     assert status == 1
-    assert "Row 0 of the dataset cannot be read: LookupError: no text in this row." in one_line(errors)
+    assert "LookupError: no text in this row. Row 0 of the dataset cannot be read. " in one_line(errors)
 
 
 def test_an_error_that_nobody_can_explain_keeps_its_traceback(run_glue, monkeypatch):

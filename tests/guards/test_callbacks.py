@@ -48,7 +48,7 @@ def explained(make_trainer, callback):
 def test_its_class_and_the_event_are_named(make_trainer, event):
     explanation = explained(make_trainer, Broken(event))
     assert explanation.startswith(f"The callback Broken failed at {event}, after step ")
-    assert "with KeyError: 'accuracy'." in explanation
+    assert "accuracy" not in explanation  # it stands below the error
     assert "\n" not in explanation
 
 
@@ -62,7 +62,7 @@ def test_the_step_is_named_and_the_run_can_go_on(make_trainer, tmp_path):
     broken = make_trainer({"callbacks": [AtThree]}, output_dir=str(tmp_path / "run"), **settings)
     with pytest.raises(KeyError) as caught:
         broken.train()
-    assert "The callback AtThree failed at on_step_end, after step 3," in explanation_of(caught.value).replace(
+    assert "The callback AtThree failed at on_step_end, after step 3." in explanation_of(caught.value).replace(
         f"{test_the_step_is_named_and_the_run_can_go_on.__qualname__}.<locals>.", ""
     )
     mended = make_trainer(output_dir=str(tmp_path / "run"), **settings)

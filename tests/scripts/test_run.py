@@ -51,7 +51,7 @@ def test_what_the_user_can_mend_is_one_line_and_2(script, part):
     ("error", "status", "line"),
     [
         (CheckpointError("The disk is full."), 1, "train.py: error: The disk is full.\n"),
-        (explained(OSError("gone")), 1, "train.py: error: Row 3 cannot be read.\n"),
+        (explained(OSError("gone")), 1, "train.py: error: OSError: gone. Row 3 cannot be read.\n"),
         (KeyboardInterrupt("Saved."), 130, "train.py: Saved.\n"),
         (
             KeyboardInterrupt(),

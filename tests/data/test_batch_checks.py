@@ -1,0 +1,322 @@
+"""Batches that a model cannot look up are refused in one line, and no batch that it can."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+    T5Config,
+    T5ForConditionalGeneration,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from mps_trainer import Trainer
+from mps_trainer.data.batch_checks import BatchCheck
+from mps_trainer.errors import InvalidBatchError
+
+SIZES = {"vocab_size": 40, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+POSITIONS = 12
+
+
+def bert(kind=BertForSequenceClassification, **config):
+    torch.manual_seed(0)
+    return kind(BertConfig(**SIZES, max_position_embeddings=POSITIONS, **config))
+
+
+def roberta():
+    return RobertaForSequenceClassification(RobertaConfig(**SIZES, max_position_embeddings=POSITIONS + 2))
+
+
+def gpt2():
+    return GPT2LMHeadModel(GPT2Config(vocab_size=40, n_positions=POSITIONS, n_embd=8, n_layer=1, n_head=2))
+
+
+def llama():
+    return LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=2, max_position_embeddings=POSITIONS))
+
+
+def bart():
+    names = ("layers", "attention_heads", "ffn_dim")
+    sizes = {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in zip(names, (1, 2, 8), strict=True)}
+    config = BartConfig(vocab_size=40, d_model=8, max_position_embeddings=POSITIONS, **sizes)
+    return BartForConditionalGeneration(config)
+
+
+def t5():
+    config = T5Config(vocab_size=40, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    return T5ForConditionalGeneration(config)
+
+
+def vit():
+    sizes = {name: value for name, value in SIZES.items() if name != "vocab_size"}
+    return ViTForImageClassification(ViTConfig(**sizes, image_size=4, patch_size=2, num_labels=3))
+
+
+class Sentinel(BertForSequenceClassification):
+    """Replaces ids that its vocabulary lacks, as models of images and text do."""
+
+    def forward(self, input_ids=None, **inputs):
+        return super().forward(torch.where((input_ids < 0) | (input_ids >= 40), 0, input_ids), **inputs)
+
+
+CLASSES = {"labels": "class"}
+WORDS = {"labels": "words"}
+MODELS = {
+    "single label": (bert, CLASSES),
+    "several labels": (lambda: bert(num_labels=3, problem_type="multi_label_classification"), {"labels": "many"}),
+    "no problem type": (lambda: bert(num_labels=3), {"labels": "many"}),
+    "regression": (lambda: bert(num_labels=1), {"labels": "score"}),
+    "token types": (bert, {**CLASSES, "token_type_ids": "types"}),
+    "own positions": (bert, {**CLASSES, "position_ids": "positions"}),
+    "tokens": (lambda: bert(BertForTokenClassification, num_labels=3), {"labels": "classes"}),
+    "masked": (lambda: bert(BertForMaskedLM), WORDS),
+    "roberta": (roberta, CLASSES),
+    "gpt2": (gpt2, WORDS),
+    "llama": (llama, WORDS),
+    "bart": (bart, WORDS),
+    "t5": (t5, WORDS),
+    "sentinel": (lambda: bert(Sentinel), CLASSES),
+}
+
+
+@st.composite
+def batches(draw, columns):
+    """A batch that mostly fits; each column may have one value at or beyond a limit."""
+    rows = draw(st.integers(1, 3))
+    length = draw(st.sampled_from([1, 5, POSITIONS, POSITIONS + 1, POSITIONS + 4]))
+
+    def column(shape, high, odd):
+        made = torch.randint(0, high, shape, generator=torch.Generator().manual_seed(draw(st.integers(0, 99))))
+        value = draw(st.sampled_from([None, None, None, *odd]))
+        if value is not None:
+            made.view(-1)[draw(st.integers(0, made.numel() - 1))] = value
+        return made
+
+    words = [39, 40, -1, -200]
+    batch = {"input_ids": column((rows, length), 40, words)}
+    if draw(st.booleans()):
+        batch["attention_mask"] = torch.ones(rows, length, dtype=torch.long)
+    for name, kind in columns.items():
+        if kind in ("many", "score"):
+            shape = draw(st.sampled_from([(rows,), (rows, 3 if kind == "many" else 1)]))
+            batch[name] = torch.zeros(shape, dtype=draw(st.sampled_from([torch.float32, torch.int64])))
+        elif kind == "class":
+            batch[name] = column((rows,), 2, [1, 2, 5, -1, -100])
+        elif kind == "classes":
+            batch[name] = column((rows, length), 3, [2, 3, -1, -100])
+        elif kind == "types":
+            batch[name] = column((rows, length), 2, [1, 2, -1])
+        elif kind == "positions":
+            batch[name] = column((rows, length), POSITIONS, [POSITIONS - 1, POSITIONS, -1])
+        else:
+            batch[name] = column((rows, length), 40, [*words, -100])
+    return batch
+
+
+def error_of(model, batch):
+    try:
+        model(**batch).loss.backward()
+    except (IndexError, RuntimeError, ValueError) as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_batch_is_refused_if_and_only_if_the_model_fails_on_the_cpu(name):
+    make, columns = MODELS[name]
+    model = make()
+    problem_type = getattr(model.config, "problem_type", None)  # the first labels may set it
+    outcomes = set()
+
+    @settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(batches(columns))
+    def run(batch):
+        model.config.problem_type = problem_type
+        expected = error_of(model, batch)
+        model.config.problem_type = problem_type
+        try:
+            with BatchCheck(model).watching(batch, "Row {}".format):
+                model(**batch).loss.backward()
+        except InvalidBatchError:
+            assert expected is not None
+            outcomes.add("refused")
+        else:
+            assert expected is None
+            outcomes.add("taken")
+
+    run()
+    assert outcomes == {"refused", "taken"}
+
+
+def rows(count=8, length=5, label=lambda row: row % 2):
+    return [{"input_ids": [3 + row] * length, "labels": label(row)} for row in range(count)]
+
+
+def refusal(make_trainer, model, data, **settings):
+    trainer = make_trainer({"model": model, "train_dataset": data}, max_steps=4, **settings)
+    with pytest.raises(InvalidBatchError) as caught:
+        trainer.train()
+    assert trainer.state.global_step == 0
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+LABEL = (
+    "Row 6 of the training dataset has 5 in column 'labels', and BertForSequenceClassification has 2 classes, 0 to 1. "
+    "Number the classes from 0, or load the model with num_labels=6."
+)
+
+
+@pytest.mark.every_device
+def test_a_label_outside_the_classes_is_named_with_row_column_and_limit(make_trainer):
+    data = rows(label=lambda row: 5 if row == 6 else 0)
+    assert refusal(make_trainer, bert(), data, per_device_train_batch_size=2, gradient_accumulation_steps=4) == LABEL
+
+
+@pytest.mark.parametrize(
+    ("make", "change", "says"),
+    [
+        (bert, {"labels": -1}, "has -1 in column 'labels', and BertForSequenceClassification has 2 classes, 0 to 1. "),
+        (bert, {"input_ids": [3, 3, 3, 3, 77]}, "has 77 at position 4 in column 'input_ids', and BertFor"),
+        (bert, {"token_type_ids": [0, 0, 2, 0, 0]}, "has 2 at position 2 in column 'token_type_ids', and BertFor"),
+        (
+            gpt2,
+            {"labels": [3, 3, 40, 3, 3]},
+            "has 40 at position 2 in column 'labels', and GPT2LMHeadModel has 40 tok",
+        ),
+        (bart, {"labels": [3, 40, 3, 3, 3]}, "has 40 at position 1 in column 'labels', and BartForConditionalGener"),
+        (vit, {"labels": 3}, "has 3 in column 'labels', and ViTForImageClassification has 3 classes, 0 to 2. "),
+    ],
+    ids=["unlabelled", "token", "token type", "causal", "seq2seq", "image"],
+)
+def test_a_value_outside_a_table_is_named(make_trainer, make, change, says):
+    first = {"pixel_values": torch.zeros(3, 4, 4), "labels": 0} if make is vit else {"input_ids": [3] * 5}
+    labels = {} if make is vit else {"labels": 0 if make is bert else [3] * 5}
+    zeros = {name: [0] * 5 for name in change if name == "token_type_ids"}
+    data = [{**first, **labels, **zeros} for _ in range(8)]
+    data[5] |= change
+    assert refusal(make_trainer, make(), data).startswith(f"Row 5 of the training dataset {says}")
+
+
+@pytest.mark.parametrize("make", [bert, roberta, gpt2, bart])
+def test_a_text_beyond_the_positions_is_named_and_one_that_fits_is_not(make_trainer, make):
+    def data(length):
+        long = [{"input_ids": [3] * length, "labels": 0 if make in (bert, roberta) else [3] * length}] * 8
+        return [{**row, "attention_mask": [1] * (length - (i != 5)) + [0] * (i != 5)} for i, row in enumerate(long)]
+
+    model = make()
+    said = refusal(make_trainer, model, data(POSITIONS + 1))
+    row = "Row 5 of the training" if make is not roberta else " of the training"
+    assert (
+        f"{row} dataset makes column 'input_ids' 13 tokens long, and {type(model).__name__} has 12 positions" in said
+    )
+    make_trainer({"model": make(), "train_dataset": data(POSITIONS)}, max_steps=1).train()
+
+
+@pytest.mark.parametrize(
+    ("config", "label", "says"),
+    [
+        (
+            {"problem_type": "multi_label_classification"},
+            [1, 0, 1],
+            "has [1, 0, 1] in column 'labels', and BertForSeq",
+        ),
+        (
+            {"problem_type": "multi_label_classification"},
+            1,
+            "has 1 in column 'labels', and BertForSequenceClassificat",
+        ),
+        ({}, [1, 0, 1], "has [1, 0, 1] in column 'labels', and BertForSequenceClassification predicts one of 3 cl"),
+        ({}, 1.0, "has 1.0 in column 'labels', and BertForSequenceClassification with num_labels=3 takes floats"),
+    ],
+    ids=["whole numbers", "one whole number", "single label", "fractions"],
+)
+def test_labels_in_a_format_that_the_loss_does_not_take_are_explained(make_trainer, config, label, says):
+    said = refusal(make_trainer, bert(num_labels=3, **config), rows(label=lambda row: label))
+    assert f" of the training dataset {says}" in said
+
+
+def test_the_look_up_is_refused_before_the_device_makes_it(make_trainer):
+    """A GPU may not check it: mps reads another row of the table, and cuda ends the process."""
+
+    class Seen(TorchDispatchMode):
+        largest = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.embedding.default:
+                self.largest = max(self.largest, int(args[1].max()))
+            return func(*args, **(kwargs or {}))
+
+    data = rows()
+    data[3]["input_ids"] = [3, 3, 3, 3, 99]
+    with Seen() as seen:
+        refusal(make_trainer, bert(), data, per_device_train_batch_size=1, gradient_accumulation_steps=8)
+    assert 0 < seen.largest < 40
+
+
+def test_a_row_is_not_named_where_the_collator_joins_examples(make_trainer):
+    def joined(examples):
+        ids = [token for example in examples for token in example["input_ids"]]
+        return {"input_ids": torch.tensor([ids]), "labels": torch.tensor([7])}
+
+    trainer = make_trainer({"model": bert(), "train_dataset": rows(length=1), "data_collator": joined}, max_steps=1)
+    with pytest.raises(InvalidBatchError, match=r"^Row 0 of a batch in step 1 has 7 in column 'labels'"):
+        trainer.train()
+
+
+@pytest.mark.parametrize("run", ["evaluate", "predict"])
+def test_an_evaluation_names_the_row_of_its_dataset(make_trainer, run):
+    data = rows(20, label=lambda row: 2 if row == 13 else 0)
+    trainer = make_trainer({"model": bert(), "eval_dataset": data})
+    with pytest.raises(InvalidBatchError, match=r"^Row 13 of the (evaluation|prediction) dataset has 2 in column"):
+        trainer.evaluate() if run == "evaluate" else trainer.predict(data)
+
+
+def test_labels_that_a_subclass_takes_for_something_else_are_left_alone(make_trainer):
+    class Own(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            wanted = inputs.pop("labels")
+            outputs = model(**inputs)
+            loss = (outputs.logits.mean(-1) - wanted).square().mean()
+            return (loss, outputs) if return_outputs else loss
+
+    data = rows(label=lambda row: 70 + row)
+    make_trainer({"kind": Own, "model": bert(), "train_dataset": data}, max_steps=2).train()
+
+
+def test_a_model_that_replaces_ids_itself_is_asked_once():
+    model, batch = bert(Sentinel), {"input_ids": torch.full((2, 5), -200)}
+    check = BatchCheck(model)
+    assert check.doubts(batch) == ["input_ids"]
+    with check.watching(batch, str):
+        model(**batch)
+    assert check.doubts(batch) == []
+
+
+def test_a_model_without_a_config_and_a_batch_on_the_device_are_left_alone(make_model):
+    check = BatchCheck(make_model())
+    assert check.doubts({"x": torch.zeros(2, 4), "labels": torch.tensor([7, -1])}) == []
+    assert BatchCheck(bert()).doubts({"input_ids": torch.full((2, 5), 99, device="meta")}) == []
+
+
+def test_an_error_of_another_kind_stays_what_it_is():
+    batch = {"input_ids": torch.full((2, POSITIONS + 4), 3)}
+    with pytest.raises(RuntimeError, match=r"^out of memory") as caught, BatchCheck(bert()).watching(batch, str):
+        raise RuntimeError("out of memory")
+    assert not isinstance(caught.value, InvalidBatchError)
