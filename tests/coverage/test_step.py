@@ -90,7 +90,9 @@ def test_a_step_of_this_trainer_is_not_told_to_use_it(make_args):
     sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_start_token_id": 1}
     ids = {"pad_token_id": 0, "eos_token_id": 2, "forced_eos_token_id": 2}
-    model = BartForConditionalGeneration(BartConfig(vocab_size=32, max_position_embeddings=16, **sizes, **heads, **ids))
+    model = BartForConditionalGeneration(
+        BartConfig(vocab_size=32, max_position_embeddings=16, **sizes, **heads, **ids)
+    )
     model.generation_config.max_length = 5
     rows = [{**row, "labels": row["input_ids"]} for row in sentences(8)]
     args = Seq2SeqTrainingArguments(**{**make_args().to_dict(), "predict_with_generate": True})
