@@ -96,6 +96,7 @@ class CoverageReport:
         fallback: whether PYTORCH_ENABLE_MPS_FALLBACK is taken as on.
         operators: one entry for each operator and phase.
         large_products: matrix products that M1 and M2 may compute wrong; they leave the step ready.
+        own_trainer: whether the step is that of this package's Trainer, which is then no remedy.
         batch_shapes: the distinct shapes of the inputs of the model in training, by argument; on mps each is another
             set of graphs.
         notes: what the trace did not look at.
@@ -103,6 +104,7 @@ class CoverageReport:
 
     torch_version: str
     fallback: bool
+    own_trainer: bool = False
     operators: list[OperatorUse] = field(default_factory=list)
     dtype_problems: list[DtypeProblem] = field(default_factory=list)
     large_products: list[LargeProduct] = field(default_factory=list)
@@ -161,12 +163,33 @@ class CoverageReport:
         rows += [_dtype_row(problem) for problem in self.dtype_problems if problem.fails]
         rows += [_product_row(product) for product in self.large_products]
         rows += [self._operator_row(use) for use in self.with_support(Support.FALLS_BACK)]
-        rows += _read_rows(self.blocking_reads, verbose)
+        rows += self._read_rows(verbose)
         rows += [_dtype_row(problem) for problem in self.dtype_problems if not problem.fails]
         if verbose:
             for support in (Support.COMPOSITE, Support.NATIVE):
                 rows += [self._operator_row(use) for use in self.with_support(support)]
         return rows
+
+    def _read_rows(self, verbose: bool) -> list[tuple[str, ...]]:
+        """Returns a row for each line of the user's own code, then one for all lines of a library with one remedy."""
+        rows = []
+        inside: dict[tuple[str, str], list[BlockingRead]] = {}
+        for read in sorted(self.blocking_reads, key=lambda read: -read.calls):
+            if read.where is None or read.where.library is None:
+                remedy = "The host waits for the device here. Keep the value on the device, and read it once per log."
+                rows.append(
+                    ("waits", f"{read.what}\n({read.phase}, {_times(read.calls)})", _where(read.where), remedy)
+                )
+            else:
+                inside.setdefault((read.where.library, self._argument(read.where)), []).append(read)
+        return rows + [_library_row(library, remedy, found, verbose) for (library, remedy), found in inside.items()]
+
+    def _argument(self, where: SourceLine) -> str:
+        """Returns a sentence that says how to disable a wait of a library, or ""."""
+        if self.own_trainer:
+            return ""
+        known = (remedy for file, text, remedy in _KNOWN if where.file.endswith(file) and where.shows(text))
+        return next(known, "")
 
     def _operator_row(self, use: OperatorUse) -> tuple[str, ...]:
         shapes = f", {use.distinct_shapes} shapes" if use.distinct_shapes > 1 else ""
@@ -237,19 +260,6 @@ def _product_row(product: LargeProduct) -> tuple[str, ...]:
     return ("may be wrong", what, _where(product.where), remedy)
 
 
-def _read_rows(reads: list[BlockingRead], verbose: bool) -> list[tuple[str, ...]]:
-    """Returns a row for each line of the user's own code, then one for all lines of a library with one remedy."""
-    rows = []
-    inside: dict[tuple[str, str], list[BlockingRead]] = {}
-    for read in sorted(reads, key=lambda read: -read.calls):
-        if read.where is None or read.where.library is None:
-            remedy = "The host waits for the device here. Keep the value on the device, and read it once per log."
-            rows.append(("waits", f"{read.what}\n({read.phase}, {_times(read.calls)})", _where(read.where), remedy))
-        else:
-            inside.setdefault((read.where.library, _argument(read.where)), []).append(read)
-    return rows + [_library_row(library, remedy, found, verbose) for (library, remedy), found in inside.items()]
-
-
 def _library_row(library: str, remedy: str, reads: list[BlockingRead], verbose: bool) -> tuple[str, ...]:
     lines = list(dict.fromkeys(read.where for read in reads if read.where is not None))
     shown = lines if verbose else lines[:_LINES_SHOWN]
@@ -266,12 +276,6 @@ def _within_library(where: SourceLine) -> str:
     """Returns at most two parts of the path below the library's folder, and the line."""
     below = where.file.split(os.sep + (where.library or "") + os.sep)[-1]
     return f"{os.sep.join(below.split(os.sep)[-2:])}:{where.line}"
-
-
-def _argument(where: SourceLine) -> str:
-    """Returns a sentence that says how to disable a wait of a library, or ""."""
-    known = (remedy for file, text, remedy in _KNOWN if where.file.endswith(file) and where.shows(text))
-    return next(known, "")
 
 
 def _wrapped(line: str, width: int) -> list[str]:

@@ -31,6 +31,7 @@ class Recorder:
     def __init__(self, table: OperatorTable, fallback: bool) -> None:
         self.table = table
         self.fallback = fallback
+        self.own_trainer = False  # True for a step of this package's Trainer
         self.notes: dict[str, None] = {}  # in order, each once
         self._operators: dict[tuple[str, str], _Count] = {}
         self._reads: Counter[tuple[str, str, SourceLine | None]] = Counter()
@@ -118,6 +119,7 @@ class Recorder:
         return CoverageReport(
             torch_version=self.table.torch_version,
             fallback=self.fallback,
+            own_trainer=self.own_trainer,
             operators=operators,
             dtype_problems=list(self._dtypes.values()),
             large_products=list(self._products.values()),

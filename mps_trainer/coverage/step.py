@@ -46,6 +46,7 @@ def trace_step(trainer: Trainer, batches: int = 1, *, fallback: bool | None = No
     if trainer.train_dataset is None and type(trainer).get_train_dataloader is Trainer.get_train_dataloader:
         raise MisconfigurationException("There is no step to trace: give the Trainer a train_dataset.")
     tracer = Tracer(fallback=fallback)
+    tracer.recorder.own_trainer = True
     rng = rng_state()
     try:
         stand_in = stand_in_for(trainer)

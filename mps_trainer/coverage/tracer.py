@@ -103,7 +103,7 @@ class Tracer:
     def read(self, what: str) -> None:
         """Records that the host waits for the device here."""
         if not self.reads_are_free:
-            self.recorder.read(what, self.phases.now(), current_line())
+            self.recorder.read(what, self.phases.now(), self._line())
 
     # One operator
 

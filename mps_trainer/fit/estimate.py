@@ -27,8 +27,8 @@ def estimate(trainer: Trainer, batches: int = BATCHES, tell: Callable[[str], Non
     """Returns the memory of the Trainer's training step on mps, and the memory with each remedy.
 
     Runs steps of a copy whose tensors have shapes and no values, on any machine. The Trainer stays as it is. The copy
-    takes the kernels, the number formats and the saved tensors of mps. A step that depends on values takes conditions
-    for false and numbers for 1.
+    takes the kernels, the number formats and the saved tensors of mps. It knows the values of small tensors that
+    follow from the batch. Of others, a step gets 1 for a number, True for `all()` and False for another condition.
 
     Args:
         trainer: an `mps_trainer.Trainer`.
@@ -85,8 +85,9 @@ def _first(trainer: Trainer, batches: int) -> tuple[Batch, dict[str, int]]:
     except Exception as error:  # a model, a loss and an optimizer may do anything with a tensor
         reason = str(error).strip().partition("\n")[0] or "no message"
         raise MisconfigurationException(
-            f"The step of {type(trainer.model).__name__} cannot be computed without the values of its tensors "
-            f"({type(error).__name__}: {reason}). On Linux, `mps-trainer simulate` measures its memory in a run."
+            f"The step of {type(trainer.model).__name__} failed with {type(error).__name__} when it was computed with "
+            f"the shapes of its tensors alone: {reason}. If it trains, measure its memory in a run on Linux: "
+            "`mps-trainer simulate`."
         ) from error
 
 

@@ -18,7 +18,8 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(hidden, weight)
         rows = hidden.reshape(-1, hidden.shape[-1])
         result = rows @ weight.t() if bias is None else torch.addmm(bias, rows, weight.t())
-        return result.view(*hidden.shape[:-1], len(weight))
+        # Not a view(): autograd refuses in-place changes of a view that a Function returns.
+        return torch.ops.aten._unsafe_view.default(result, [*hidden.shape[:-1], len(weight)])
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:

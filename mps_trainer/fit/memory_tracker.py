@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import MisconfigurationException
 from .fake_tensors import quickly
+from .known_values import are_known, keep_values, spoil, values_of, with_values
 
 WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, LOGITS = "weights", "gradients", "optimizer", "activations", "logits"
 KINDS = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, LOGITS)
@@ -28,8 +29,8 @@ class MemoryTracker(TorchDispatchMode):
 
     A storage is counted from the operator that returns it until it is freed. What an operator allocates and frees
     inside itself is not seen, and neither is what the allocator keeps. Real tensors stay real and are not counted. A
-    step that reads a number from a fake tensor gets 1, and False for a condition; where the values of a mask decide
-    how many elements a result has, it has all of them.
+    step that reads a number from a fake tensor gets its value where the batch decides it (`known_values`); else 1,
+    True for `all()` and False for another condition. A mask that is not known picks all elements.
 
     Args:
         words: the size of the vocabulary. New tensors with it as their last dimension are logits.
@@ -66,8 +67,17 @@ class MemoryTracker(TorchDispatchMode):
         if given and not any(isinstance(each, FakeTensor) for each in given):
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
+        known = (bool(given) or _takes_device(func)) and are_known(func, given)
         if func in _WITHOUT_VALUES:
-            return _WITHOUT_VALUES[func](*args, **kwargs)
+            return with_values(func, args, kwargs) if known else _WITHOUT_VALUES[func](*args, **kwargs)
+        result = self._formed(func, args, kwargs, given)
+        if known:
+            keep_values(func, args, kwargs, result)
+        elif func._schema.is_mutable:
+            spoil(func, args)
+        return result
+
+    def _formed(self, func: Any, args: tuple, kwargs: dict[str, Any], given: list[torch.Tensor]) -> Any:
         if all(isinstance(each, FakeTensor) for each in given) and kwargs.get("device") in (None, _CPU):
             kwargs_of_meta = {name: value for name, value in kwargs.items() if name != "device"}
             if not given:
@@ -160,8 +170,28 @@ def _index(tensor: torch.Tensor, indices: list[torch.Tensor | None]) -> torch.Te
         if index is None or index.dtype not in (torch.bool, torch.uint8):
             whole.append(index)
         else:  # a mask stands for as many indices as it has dimensions
-            whole += [_ATEN.new_empty.default(index, [index.numel()], dtype=torch.int64) for _ in index.shape]
+            values = values_of(index)
+            with unset_fake_temporarily():
+                picked = index.numel() if values is None else int(values.count_nonzero())
+            whole += [_ATEN.new_empty.default(index, [picked], dtype=torch.int64) for _ in index.shape]
     return _ATEN.index.Tensor(tensor, whole)
+
+
+def _all(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns True, because models ask `all()` of computed values to check them, and raise an error otherwise."""
+    with unset_fake_temporarily():
+        return torch.ones((), dtype=torch.bool)
+
+
+def _ctc_loss(
+    scores: torch.Tensor, labels: torch.Tensor, _: torch.Tensor, lengths: torch.Tensor, *args: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    values = values_of(lengths)
+    with unset_fake_temporarily():
+        longest = labels.shape[-1] if values is None else int(values.max())
+    steps, batch = scores.shape[:2]
+    alpha = _ATEN.new_empty.default(scores, [batch, steps, 2 * longest + 1])
+    return _ATEN.new_empty.default(scores, [batch]), alpha
 
 
 def _not_known(*args: Any, **kwargs: Any) -> Any:
@@ -177,6 +207,9 @@ _WITHOUT_VALUES: dict[Any, Callable[..., Any]] = {
     _ATEN.nonzero.default: _nonzero,
     _ATEN.masked_select.default: _masked_select,
     _ATEN.index.Tensor: _index,
+    _ATEN.all.default: _all,
+    _ATEN._ctc_loss.Tensor: _ctc_loss,
+    _ATEN._ctc_loss_backward.Tensor: lambda _, scores, *args: _ATEN.empty_like.default(scores),
     _ATEN.equal.default: lambda *_: False,
     _ATEN._unique2.default: _not_known,
     _ATEN.unique_dim.default: _not_known,

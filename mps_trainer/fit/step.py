@@ -19,7 +19,8 @@ from ..data.split import UnsplittableBatchError, examples_in
 from ..errors import MisconfigurationException
 from ..model.introspection import base_model
 from ..nested import map_tensors, tensors_in
-from .fake_tensors import fake_copy, fake_mode, fake_of, modules_convert_fakes
+from .fake_tensors import fake_copy, fake_mode, modules_convert_fakes
+from .known_values import HostReads, fake_with_values
 from .linear_of_mps import linear_of_mps
 from .memory_tracker import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS, MemoryTracker
 
@@ -88,7 +89,7 @@ def measure_step(
         with fake_mode(), MemoryTracker():  # which also makes fake tensors faster
             change(stand_in)
     prepare = stand_in._prepare_inputs
-    stand_in._prepare_inputs = lambda inputs: map_tensors(prepare(inputs), fake_of)  # type: ignore[method-assign]
+    stand_in._prepare_inputs = lambda inputs: map_tensors(prepare(inputs), fake_with_values)  # type: ignore[method-assign]
     tracker = MemoryTracker(_vocabulary(stand_in.model))
     with contextlib.ExitStack() as stack:
         stack.enter_context(stand_in._mt_prepared(_MPS))
@@ -97,6 +98,7 @@ def measure_step(
         stack.enter_context(fake_mode())
         for module in _modules(stand_in):
             tracker.belongs([*module.parameters(), *module.buffers()], WEIGHTS)
+        stack.enter_context(HostReads())
         stack.enter_context(tracker)
         trained = [each for each in stand_in.model.parameters() if each.requires_grad]
         _make_gradients(trained)

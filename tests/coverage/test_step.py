@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from mps_trainer import MisconfigurationException, Trainer
+from mps_trainer import MisconfigurationException, Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer
 from mps_trainer.coverage import Support, trace_step
 
 from ..conftest import Classifier, accuracy, assert_same_weights, examples, weights
-from .conftest import bad, names, reads
+from .conftest import bad, names, reads, what_to_do
 
 
 @pytest.fixture
@@ -66,6 +66,40 @@ def test_the_number_of_items_that_a_model_divides_by_is_not_read_from_the_device
     data = {"model": model, "train_dataset": rows, "eval_dataset": rows}
     trainer = make_trainer(trainer=data, gradient_accumulation_steps=batches)
     assert reads(trace_step(trainer)) == []
+
+
+class SomeRows(Classifier):
+    """A loss over the rows that a mask picks: mps waits for their number in the forward and the backward pass."""
+
+    def forward(self, x, labels):
+        logits = super().forward(x)["logits"]
+        picked = logits[labels >= 0]  # the line to be named
+        return {"loss": picked.square().mean(), "logits": logits}
+
+
+def test_a_wait_in_the_gradient_of_the_models_loss_is_at_the_line_of_the_model(make_trainer):
+    report = trace_step(make_trainer(trainer={"model": SomeRows(), "eval_dataset": None}))
+    assert {read.phase for read in report.blocking_reads} == {"forward", "backward"}
+    assert {text.partition("# ")[2] for _, _, text in reads(report)} == {"the line to be named"}
+
+
+def test_a_step_of_this_trainer_is_not_told_to_use_it(make_args):
+    """transformers asks for padding in each step of a generation, whichever Trainer calls it."""
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "decoder_start_token_id": 1}
+    ids = {"pad_token_id": 0, "eos_token_id": 2, "forced_eos_token_id": 2}
+    model = BartForConditionalGeneration(
+        BartConfig(vocab_size=32, max_position_embeddings=16, **sizes, **heads, **ids)
+    )
+    model.generation_config.max_length = 5
+    rows = [{**row, "labels": row["input_ids"]} for row in sentences(8)]
+    args = Seq2SeqTrainingArguments(**{**make_args().to_dict(), "predict_with_generate": True})
+    trainer = Seq2SeqTrainer(model, args, train_dataset=rows, eval_dataset=rows, compute_metrics=accuracy)
+    report = trace_step(trainer)
+    assert "masking_utils.py" in str(report)
+    assert "mps_trainer" not in what_to_do(report)
 
 
 def test_our_loop_reads_nothing_from_the_device(make_trainer):

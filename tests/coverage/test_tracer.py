@@ -142,6 +142,7 @@ def test_the_report_is_json_and_names_the_torch_it_holds_for():
         "ready",
         "torch_version",
         "fallback",
+        "own_trainer",
         "operators",
         "dtype_problems",
         "large_products",
