@@ -195,6 +195,7 @@ provokes("no-column")(lambda: trainer(datasets.Dataset.from_dict({"sentence": ["
 provokes("no-loss")(lambda: trainer([{"x": 1}, {"x": 2}]).train())
 provokes("no-length")(lambda: trainer(Stream(), max_steps=-1).train())
 provokes("empty-dataset")(lambda: trainer([]).train())
+provokes("endless-run")(lambda: trainer(max_steps=-1, num_train_epochs=1e18).train())
 
 
 @provokes("out-of-memory")
