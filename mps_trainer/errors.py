@@ -82,6 +82,10 @@ class NonFiniteLossError(MisconfigurationException, ArithmeticError):
         self.checkpoint = checkpoint
 
 
+class DifferentExchangesError(RuntimeError):
+    """The processes exchanged numbers that mean different things. The message says where this one was."""
+
+
 class AnotherProcessFailedError(RuntimeError):
     """Another training process has failed. The message names the process and its error."""
 

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
+from .devices.accelerators import ACCELERATORS
+
 
 def rng_state() -> dict[str, Any]:
-    """Returns the states of Python's, NumPy's and torch's generators, in transformers' format."""
-    state: dict[str, Any] = {
+    """Returns the states of the generators of Python, NumPy, torch and its devices, in transformers' format."""
+    return {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
         "cpu": torch.get_rng_state(),
+        **{kind: module.get_rng_state() for kind, module in _device_modules()},
     }
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
-    if torch.backends.mps.is_available():
-        state["mps"] = torch.mps.get_rng_state()
-    return state
 
 
 def set_rng(state: dict[str, Any]) -> None:
@@ -28,7 +27,15 @@ def set_rng(state: dict[str, Any]) -> None:
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["cpu"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
-    if "mps" in state and torch.backends.mps.is_available():
-        torch.mps.set_rng_state(state["mps"])
+    for kind, module in _device_modules():
+        if kind in state:
+            own = state[kind]
+            if isinstance(own, list):  # several processes of transformers save the states of all devices
+                own = own[module.current_device() % len(own)]
+            module.set_rng_state(own)
+
+
+def _device_modules() -> Iterator[tuple[str, Any]]:
+    for kind, accelerator in ACCELERATORS.items():
+        if (module := accelerator.torch_module()) is not None:
+            yield kind, module

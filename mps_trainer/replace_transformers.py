@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
-from types import ModuleType
 from typing import Any
 
 import transformers
@@ -34,32 +33,33 @@ _MODULES = (
     transformers.trainer_seq2seq,
     transformers.training_args_seq2seq,
 )
-_replaced: list[tuple[ModuleType, str, Any]] = []  # what `undo` puts back
+# transformers' own classes are kept in its modules: a reload of this module clears its variables, not theirs.
+_ORIGINALS = "_replaced_by_mps_trainer"
 
 
 def replace() -> None:
-    """Replaces transformers' classes unless they are replaced already. Importing this module calls it.
+    """Replaces transformers' classes. Importing this module calls it.
 
     Raises:
         MisconfigurationException: if a library, or the script itself, has taken transformers' classes already.
     """
-    if _replaced:
-        return
-    if (user := _first_user()) is not None:
+    is_first = _ORIGINALS not in vars(transformers)
+    if is_first and (user := _first_user()) is not None:
         raise MisconfigurationException(
             f"mps_trainer.replace_transformers was imported too late: {user} before it, with transformers' own "
             "Trainer. Make `import mps_trainer.replace_transformers` the first import of the script, or restart the "
             "notebook."
         )
     for module in _MODULES:
+        originals = vars(module).setdefault(_ORIGINALS, {})
         # so that remove_callback(ProgressCallback) and add_callback(ProgressCallback) use ours
         for ours in (*_CLASSES, ProgressCallback):
             name = ours.__name__
             if module is transformers or name in vars(module):
-                _replaced.append((module, name, getattr(module, name)))
+                originals.setdefault(name, getattr(module, name))
                 setattr(module, name, ours)
     TrainingArguments._stands_in = True
-    if multiprocessing.parent_process() is None:  # a process that loads data imports the script again
+    if is_first and multiprocessing.parent_process() is None:  # a process that loads data imports the script again
         print(
             "mps_trainer: transformers.Trainer and TrainingArguments are now mps_trainer's, also for the libraries "
             "imported from here on.",
@@ -70,8 +70,8 @@ def replace() -> None:
 def undo() -> None:
     """Restores transformers' classes. Libraries imported in between keep the classes that they were built on."""
     TrainingArguments._stands_in = False
-    while _replaced:
-        setattr(*_replaced.pop())
+    for module in _MODULES:
+        vars(module).update(vars(module).pop(_ORIGINALS, {}))
 
 
 def _first_user() -> str | None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from glue_errors import UserError
 
+from mps_trainer.bounded_file import MOST_BYTES, read_text
 from mps_trainer.refusal import sentence
-from mps_trainer.regular_file import MOST_BYTES, read_text
 
 SUFFIXES = (".json", ".yaml", ".yml")
 

@@ -13,9 +13,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from ..bounded_file import MOST_BYTES, read_text
 from ..errors import MisconfigurationException
 from ..refusal import shown
-from ..regular_file import MOST_BYTES, read_text
 from .choices import OptimizerNames
 
 logger = logging.getLogger(__name__)

@@ -34,7 +34,8 @@ def explain_loading(error: Exception, loader: Any, batches: Any) -> None:
         batches: torch's iterator over it, or what stands for one without workers.
     """
     try:
-        text = why_worker_died(error, batches) or _why_batch_failed(error, loader, batches)
+        text = _why_files_ran_out(error, loader) or why_worker_died(error, batches)
+        text = text or _why_batch_failed(error, loader, batches)
     except Exception as another:  # a search for the fault must not hide the fault; a worker's death is heard anywhere
         text = why_worker_died(another, batches)
     if text is not None:
@@ -76,9 +77,25 @@ def refuse_in_starting_process() -> None:
         )
 
 
-def explain_starting(error: Exception) -> None:
-    """Explains `error`, raised when workers were to start, if something could not be pickled."""
-    if isinstance(error, pickle.PicklingError) or re.search(r"pickle|local object", str(error)):
+def _why_files_ran_out(error: BaseException, loader: Any) -> str | None:
+    """Returns what to do if this process or a worker may open no further file; None for other errors."""
+    if "Too many open files" not in str(error) or not loader.num_workers:
+        return None
+    import resource  # not on Windows
+
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return (
+        f"Too many files are open: this process may open {limit:,}, and {loader.num_workers} workers need more for "
+        "their pipes and the batches on their way. What to do: raise the limit with `ulimit -n 4096` before the "
+        f"start, or use fewer workers with dataloader_num_workers. {_ON}"
+    )
+
+
+def explain_starting(error: Exception, loader: Any) -> None:
+    """Explains `error`, raised when workers were to start, if files ran out or something could not be pickled."""
+    if (text := _why_files_ran_out(error, loader)) is not None:
+        explain(error, text)
+    elif isinstance(error, pickle.PicklingError) or re.search(r"pickle|local object", str(error)):
         explain(
             error,
             "The processes that load data are spawned, and the dataset or the collator cannot be sent to them. What "

@@ -76,7 +76,7 @@ class EpochLoader(DataLoader):
             try:
                 batches = super().__iter__()
             except Exception as error:
-                explain_starting(error)
+                explain_starting(error, self)
                 raise
             finally:
                 self.generator = generator

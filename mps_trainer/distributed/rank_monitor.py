@@ -1,8 +1,8 @@
-"""Names the processes that did not reach a collective when another one times out.
+"""Names what each process waits for when a collective fails.
 
-A collective that fails says which connection failed, not which process stayed away. Each process therefore has a
-thread that asks the launcher's store, once a second, whether somebody misses anyone, and answers where its main thread
-is. The exchange of tensors may be broken by then; the store is not.
+A collective that fails says which connection failed, not which process stayed away or waits in another collective.
+Each process therefore has a thread that asks the launcher's store, once a second, whether somebody misses anyone, and
+answers where its main thread is. The exchange of tensors may be broken by then; the store is not.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 from typing import Any
 
-from ..errors import AnotherProcessFailedError, explain, explanation_of
+from ..errors import AnotherProcessFailedError, DifferentExchangesError, explain, explanation_of
 from ..refusal import sentence
 
 EVERY = 1.0  # seconds between two looks at the store
 PATIENCE = 5.0  # seconds that a process has to answer
 WAITS, WORKS = "waits", "works"
-BACKWARD = "the backward pass"
 ENDED = "it has ended; its last output says why"
 # what gloo, the store and nccl say of one that is not there
 _SIGNS = (
@@ -43,6 +44,18 @@ _COLLECTIVES = (
     *(os.path.join("mps_trainer", "distributed", name) for name in ("processes.py", "group.py", "collectives.py")),
 )
 _BACKWARD = os.path.join("torch", "autograd", "graph.py")  # where gradients are computed, and exchanged as well
+# The methods of the Trainer and its loop in which processes wait for each other; the first one that applies is named.
+_PURPOSES = {
+    "_save_checkpoint": "a checkpoint",
+    "evaluation_loop": "an evaluation",
+    "log": "a log",
+    "get_batch_samples": "the batches of a step",
+    "training_step": "the loss and gradients of a batch",
+    "_clip_grad_norm": "the norm of the gradients",
+    "finish": "the end of training",
+    "end_epoch": "the end of an epoch",
+    "log_evaluate_save": "the end of a step",
+}
 
 _own: RankMonitor | None = None
 
@@ -59,7 +72,7 @@ class RankMonitor:
 
     def __init__(self, store: Any, rank: int, size: int, keeper: str) -> None:
         self.store, self.rank, self.size, self.keeper = store, rank, size, keeper
-        self._has_waited = False
+        self._waited_for: str | None = None  # once a collective has failed here
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._attend, name="attendance", daemon=True)
 
@@ -72,30 +85,30 @@ class RankMonitor:
         self._ended.set()
         self._thread.join(4 * EVERY)  # a store that does not answer keeps the thread, and nobody else
 
-    def absent(self) -> dict[int, str] | None:
-        """Returns a sentence for each process that the others wait for; None if the store does not answer."""
-        self._has_waited = True
-        found: list[dict[int, str]] = []
+    def ask(self, waited_for: str) -> tuple[dict[int, str], dict[int, str]] | None:
+        """Returns who stayed away and what the others wait for, by rank; None if the store does not answer."""
+        self._waited_for = waited_for
+        found: list[tuple[dict[int, str], dict[int, str]]] = []
 
         def ask() -> None:
             with contextlib.suppress(Exception):
-                found.append(self._absent())
+                found.append(self._ask())
 
         asking = threading.Thread(target=ask, daemon=True)  # some questions to the store know no timeout
         asking.start()
         asking.join(PATIENCE + 2 * EVERY)
         return found[0] if found else None
 
-    def _absent(self) -> dict[int, str]:
-        answers = self._asked()
-        silent = set(range(self.size)) - set(answers)
-        found = {rank: f"{self._who(rank)}: {self._silence(rank)}" for rank in silent}
-        at_work = {rank: place for rank, (state, place) in answers.items() if state == WORKS}
-        # the backward pass waits as well, so that one in it is only blamed if there is no other
-        elsewhere = {rank: place for rank, place in at_work.items() if place != BACKWARD}
-        if not found or elsewhere:
-            found |= {rank: f"{self._who(rank)}: it is in {place}" for rank, place in (elsewhere or at_work).items()}
-        return dict(sorted(found.items()))
+    def _ask(self) -> tuple[dict[int, str], dict[int, str]]:
+        absent, waiting, answers = {}, {}, self._asked()
+        for rank in range(self.size):
+            state, place = answers.get(rank, ("", ""))
+            if state == WAITS:
+                waiting[rank] = f"{self._who(rank)} for {place}"
+            else:
+                why = f"it is in {place}" if state == WORKS else self._silence(rank)
+                absent[rank] = f"{self._who(rank)}: {why}"
+        return absent, waiting
 
     def _asked(self) -> dict[int, tuple[str, str]]:
         """Returns the answers of the processes that give one."""
@@ -145,18 +158,29 @@ class RankMonitor:
             time.sleep(EVERY / 20)
 
     def _state(self) -> tuple[str, str]:
-        if self._has_waited:
-            return WAITS, ""
+        if self._waited_for is not None:
+            return WAITS, self._waited_for
         main = threading.main_thread().ident
         frame = None if main is None else sys._current_frames().get(main)
         if frame is None:
             return WORKS, "no known line of Python"
+        calls = list(traceback.walk_stack(frame))
         path = frame.f_code.co_filename
-        if any(folder in path for folder in _COLLECTIVES):
-            return WAITS, ""
-        if path.endswith(_BACKWARD):
-            return WORKS, BACKWARD
-        return WORKS, f"{frame.f_code.co_name} ({path}, line {frame.f_lineno})"
+        is_waiting = path.endswith(_BACKWARD) or any(folder in path for folder in _COLLECTIVES)
+        return (WAITS, _purpose(calls)) if is_waiting else (WORKS, _place(*calls[0]))
+
+
+def _purpose(calls: Iterable[tuple[FrameType, int]]) -> str:
+    """Returns what a thread waits for, from its calls, the innermost first."""
+    inner = (*_COLLECTIVES, _BACKWARD)
+    callers = [call for call in calls if not any(part in call[0].f_code.co_filename for part in inner)]
+    names = {frame.f_code.co_name for frame, _ in callers}
+    purpose = next((purpose for name, purpose in _PURPOSES.items() if name in names), "others")
+    return f"{purpose} in {_place(*callers[0])}" if callers else purpose
+
+
+def _place(frame: FrameType, line: int) -> str:
+    return f"{frame.f_code.co_name} ({frame.f_code.co_filename}, line {line})"
 
 
 def attend(rank: int, size: int, restarts: int) -> None:
@@ -184,7 +208,7 @@ def leave() -> None:
 
 @contextlib.contextmanager
 def absent_named(doing: str | Callable[[], str]) -> Iterator[None]:
-    """Adds to a timeout error inside the names of the processes that did not arrive.
+    """Adds to the error of an exchange inside which processes did not arrive, or what each of them waits for.
 
     Args:
         doing: what the others did not come to, as words, or what gives them when it has happened.
@@ -193,24 +217,28 @@ def absent_named(doing: str | Callable[[], str]) -> Iterator[None]:
         yield
     except Exception as error:
         if _own is not None and explanation_of(error) is None and _is_of_another(error):
-            explain(error, f"{_said(_own, doing() if callable(doing) else doing)} (torch: {sentence(error, 200)})")
+            said = _said(_own, doing() if callable(doing) else doing, error)
+            explain(error, f"{said} ({sentence(error, 200)})")
         raise
 
 
-def _said(own: RankMonitor, doing: str) -> str:
-    absent = own.absent()
-    if absent is None:
+def _said(own: RankMonitor, doing: str, error: Exception) -> str:
+    found = own.ask(_purpose(reversed(list(traceback.walk_tb(error.__traceback__)))))
+    if found is None:
         return (
             f"Process {own.rank} of {own.size} waited in vain for another in {doing}, and {own.keeper}, which keeps "
             f"what could tell which one, does not answer. Look whether {own.keeper} hangs, was stopped or has died."
         )
+    absent, waiting = found
+    on = "start again: a run with resume_from_checkpoint goes on from the last checkpoint."
     if not absent:
         return (
-            f"All {own.size} processes are in {doing}, and a connection between them broke. Check the network; "
-            "GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names the interface to use."
+            f"The {own.size} processes wait for different things before {doing} can go on: "
+            f"{'; '.join(waiting.values())}. All have to make the same exchanges in the same order: a callback that "
+            "stops, saves or evaluates has to do so in every process, and all need the same arguments and as many "
+            f"batches. Correct what differs, and {on}"
         )
     told = f"Of {own.size} processes, these did not come to {doing}: {'; '.join(absent.values())}."
-    on = "start again: a run with resume_from_checkpoint goes on from the last checkpoint."
     if all(said.endswith(ENDED) for said in absent.values()):
         return f"{told} Fix that, and {on}"
     keeps = "Find out what keeps them there (py-spy dump --pid PID), raise ddp_timeout if they need longer, or"
@@ -221,7 +249,7 @@ def _is_of_another(error: Exception) -> bool:
     """Returns True if the communication between processes failed, not a computation of this one."""
     import torch.distributed as dist
 
-    if isinstance(error, (dist.DistNetworkError, dist.DistStoreError)):
+    if isinstance(error, (dist.DistNetworkError, dist.DistStoreError, DifferentExchangesError)):
         return True
     # what nccl itself finds wrong, such as two processes on one GPU, is of this one
     has_sign = isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..bounded_file import read_bytes
 from ..errors import MisconfigurationException
 from ..home import in_home, named
 from ..refusal import sentence
-from ..regular_file import read_bytes
 from .accelerate_file import accelerate_file, is_accelerates, take_over
 from .settings import DEFAULTS, InForce, LaunchSettings, read_settings
 
@@ -102,6 +102,8 @@ def check_target(path: Path) -> None:
     Raises:
         MisconfigurationException: if they cannot, or if the file there is not one of this package.
     """
+    if path.is_fifo() or path.is_char_device():
+        raise MisconfigurationException(f"{path} is a pipe or a device. Name a file with --config_file.")
     if os.path.exists(path):  # Path.exists() raises where a folder above may not be read
         try:
             foreign = load(path).is_accelerates

@@ -9,7 +9,10 @@ from typing import Any
 
 from ..data.buckets import buckets_of
 from ..data.loader import length_of
+from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
+
+MOST_STEPS = 10**12
 
 
 @dataclass(frozen=True)
@@ -41,12 +44,14 @@ class StepPlan:
 
         Raises:
             ValueError: for an empty dataset, or for a stream without a limit in steps.
+            MisconfigurationException: for more steps than a run can make.
         """
         if batches == 0:
             raise ValueError(
                 "There is nothing to train on: the training dataset gives no batch. Check that it is not empty, and "
                 "that dataloader_drop_last does not leave out its only batch."
             )
+        _check_end(max_steps, f"max_steps={max_steps}")
         if batches is None:
             if max_steps < 0:
                 raise ValueError(
@@ -56,6 +61,7 @@ class StepPlan:
             return cls(None, accumulation, max_steps, max_steps, sys.maxsize)
         updates = math.ceil(batches / accumulation)
         if max_steps < 0:
+            _check_end(num_train_epochs * updates, f"num_train_epochs={num_train_epochs:g}")
             return cls(
                 batches, accumulation, updates, math.ceil(num_train_epochs * updates), math.ceil(num_train_epochs)
             )
@@ -78,3 +84,13 @@ class StepPlan:
     def progress(self, epoch: int, batches: int) -> float:
         """Returns the completed epochs, as a fraction, after `batches` batches of `epoch`."""
         return epoch + batches / (self.batches_per_epoch or self.max_steps * self.accumulation)
+
+
+def _check_end(steps: float, asked: str) -> None:
+    """Raises MisconfigurationException if no run can make `steps`."""
+    if steps > MOST_STEPS:
+        raise MisconfigurationException(
+            f"{asked} asks for {steps:.3g} steps, and such a run does not end: {MOST_STEPS:.0e} steps take three "
+            f"years at 10,000 in a second. Ask for at most {MOST_STEPS:.0e} steps; a callback such as "
+            "EarlyStoppingCallback may end a run earlier."
+        )

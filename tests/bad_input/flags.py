@@ -98,6 +98,7 @@ RANGES = [
     flag("a negative rate", "--learning_rate", "-1", says="learning_rate=-1.0 is not accepted"),
     flag("a rate of nan", "--learning_rate", "nan", says="learning_rate=nan is not accepted"),
     flag("endless epochs", "--num_train_epochs", "inf", says="num_train_epochs=inf is not accepted"),
+    flag("epochs without end", "--num_train_epochs", "1e18", says="such a run does not end"),
     flag("no token", "--max_seq_length", "0", says="max_seq_length=0 is not accepted"),
     flag("fewer than no examples", "--max_train_samples", "-5", says="max_train_samples=-5 is not accepted"),
     flag("an empty batch", "--per_device_train_batch_size", "0", says="per_device_train_batch_size=0 is not"),

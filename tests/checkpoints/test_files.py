@@ -16,7 +16,6 @@ from mps_trainer.checkpoints import manifest
 from mps_trainer.checkpoints.state import read_state
 from mps_trainer.checkpoints.storage import files, schema
 from mps_trainer.checkpoints.storage.files import damaged, read_safetensors, read_tensors
-from mps_trainer.random_state import rng_state, set_rng
 
 
 def test_tensors_are_read_as_they_were_written(tmp_path):
@@ -219,22 +218,6 @@ def test_a_file_system_that_cannot_do_so_is_asked_for_less(tmp_path, monkeypatch
     files.flush_tree(str(tmp_path))
     places = [tmp_path, tmp_path / "inner", tmp_path / "inner" / "file"]
     assert sorted(asked) == sorted(place.stat().st_ino for place in places)
-
-
-@pytest.mark.parametrize("kind", ["cuda", "mps"])
-def test_the_generator_of_a_device_is_set_where_there_is_one(monkeypatch, kind):
-    state, came = {**rng_state(), kind: torch.ones(3)}, []
-    module = torch.cuda if kind == "cuda" else torch.mps
-    available = torch.cuda if kind == "cuda" else torch.backends.mps
-    monkeypatch.setattr(module, "set_rng_state", came.append)
-    monkeypatch.setattr(available, "is_available", lambda: False)
-    set_rng(state)
-    assert came == []
-    monkeypatch.setattr(available, "is_available", lambda: True)
-    set_rng({name: value for name, value in state.items() if name != kind})
-    assert came == []
-    set_rng(state)
-    assert [value.tolist() for value in came] == [[1.0, 1.0, 1.0]]
 
 
 def test_an_index_of_weights_without_a_manifest_has_to_be_one(make_checkpoint):

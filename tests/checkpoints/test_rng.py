@@ -12,6 +12,7 @@ import torch
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.checkpoints.rng import file_of, files_of, read_rng
+from mps_trainer.devices.accelerators import ACCELERATORS
 from mps_trainer.random_state import rng_state, set_rng
 
 
@@ -133,3 +134,68 @@ def test_a_state_that_a_generator_would_fail_with_later_is_refused_now(tmp_path,
     assert str(refused.value) == (
         f"{path} is damaged and cannot be read: a generator rejects its state: {why}. Resume from another checkpoint."
     )
+
+
+class Generators:
+    """Stands for torch's module of a kind of device with two devices, of which the second is this process's."""
+
+    def __init__(self) -> None:
+        self.states = [torch.zeros(3), torch.ones(3)]
+
+    def current_device(self) -> int:
+        return 1
+
+    def get_rng_state(self) -> torch.Tensor:
+        return self.states[self.current_device()].clone()
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        self.states[self.current_device()] = state.clone()
+
+
+@pytest.fixture(params=[kind for kind in ACCELERATORS if kind != "cpu"])
+def found(request, monkeypatch):
+    """Returns a kind of device and its generators, which torch finds on this machine."""
+    generators = Generators()
+    monkeypatch.setattr(ACCELERATORS[request.param], "torch_module", lambda: generators)
+    return request.param, generators
+
+
+def test_the_generator_of_each_kind_of_device_is_saved_and_restored(tmp_path, found):
+    kind, generators = found
+    torch.save(rng_state(), tmp_path / "rng_state.pth")
+    generators.set_rng_state(torch.full((3,), 7.0))
+    set_rng(read_rng(str(tmp_path)))
+    assert torch.equal(generators.get_rng_state(), torch.ones(3))
+    assert kind in rng_state()
+
+
+def test_a_checkpoint_of_another_kind_of_device_sets_no_generator_of_this_one(found):
+    kind, generators = found
+    set_rng({name: value for name, value in rng_state().items() if name != kind})
+    assert torch.equal(generators.get_rng_state(), torch.ones(3))
+
+
+def test_a_state_of_a_device_that_is_not_found_is_ignored():
+    before = rng_state()
+    set_rng({**before, **{kind: "no state" for kind in ACCELERATORS if kind not in before}})
+    assert torch.equal(torch.get_rng_state(), before["cpu"])
+
+
+@pytest.mark.parametrize(("count", "taken"), [(2, 1), (1, 0)])
+def test_several_processes_of_transformers_save_the_states_of_all_devices(tmp_path, found, count, taken):
+    kind, generators = found
+    all_devices = [torch.full((3,), 10.0 + number) for number in range(count)]
+    torch.save({**rng_state(), kind: all_devices}, tmp_path / "rng_state_0.pth")
+    set_rng(read_rng(str(tmp_path), 0, 1))
+    assert torch.equal(generators.get_rng_state(), all_devices[taken])
+
+
+def test_each_accelerator_gives_the_module_of_torch_where_torch_finds_a_device(monkeypatch):
+    found_by = {"mps": torch.backends.mps, "cuda": torch.cuda, "xpu": torch.xpu}
+    for kind, module in found_by.items():
+        for is_there in (False, True):
+            monkeypatch.setattr(module, "is_available", lambda answer=is_there: answer)
+            expected = torch.get_device_module(kind) if is_there else None
+            assert ACCELERATORS[kind].torch_module() is expected
+    assert set(found_by) == {*ACCELERATORS} - {"cpu"}
+    assert ACCELERATORS["cpu"].torch_module() is None

@@ -12,7 +12,8 @@ from datasets import Dataset
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from mps_trainer.data.faults import explain_starting, why_worker_died
+from mps_trainer.data.faults import explain_loading, explain_starting, why_worker_died
+from mps_trainer.data.loader import EpochLoader
 from mps_trainer.errors import MisconfigurationException, explanation_of
 from tests.conftest import assert_same_weights, examples, weights
 
@@ -227,8 +228,43 @@ def test_a_collator_that_cannot_be_sent_to_a_spawned_worker_is_explained(make_tr
         next(iter(loader))
     assert "the dataset or the collator cannot be sent to them" in explanation_of(caught.value)
     other = RuntimeError("no such file")
-    explain_starting(other)
+    explain_starting(other, loader)
     assert explanation_of(other) is None
+
+
+@pytest.mark.parametrize("free", [2, 14])
+def test_workers_that_need_more_files_than_may_be_open_are_explained(make_trainer, monkeypatch, free):
+    """The files run out when the first worker starts, and when another one does."""
+    resource = pytest.importorskip("resource")
+    trainer = make_trainer(max_steps=2, dataloader_num_workers=32)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    iterator = EpochLoader.begin
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def begin(loader):
+        lowest = os.open(os.devnull, os.O_RDONLY)
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + free, before[1]))
+        try:
+            return iterator(loader)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+    monkeypatch.setattr(EpochLoader, "begin", begin)
+    explanation = fault(trainer, OSError)[1]
+    assert explanation.startswith("Too many files are open: this process may open ")
+    assert "and 32 workers need more" in explanation
+    assert "`ulimit -n 4096`" in explanation
+    assert "\n" not in explanation
+
+
+def test_workers_whose_batches_need_more_files_than_may_be_open_are_explained(make_trainer):
+    """torch says so as a RuntimeError of its own; no row is to blame, and none is loaded again."""
+    trainer = make_trainer(dataloader_num_workers=2)
+    error = RuntimeError("Too many open files. Communication with the workers is no longer possible.")
+    explain_loading(error, trainer.get_train_dataloader(), None)
+    assert explanation_of(error).startswith("Too many files are open: this process may open ")
+    assert "and 2 workers need more" in explanation_of(error)
 
 
 def test_a_spawned_process_that_imports_a_script_does_not_train(make_trainer, monkeypatch):

@@ -8,8 +8,8 @@ import json
 import pytest
 
 from mps_trainer import MachineFacts, MisconfigurationException, __version__
+from mps_trainer.bounded_file import MOST_BYTES
 from mps_trainer.devices.recorded import read_facts
-from mps_trainer.regular_file import MOST_BYTES
 from tests.devices.machines import MACHINES
 
 LINUX = {"system": "Linux"}
@@ -75,7 +75,7 @@ def test_what_is_no_machine_is_refused(content, said, tmp_path):
 def test_a_file_that_is_not_there_or_is_none(tmp_path):
     assert "there is no such file" in refusal(tmp_path / "gone.json")
     assert "it cannot be read (Is a directory)" in refusal(tmp_path)
-    assert "it is not a regular file" in refusal("/dev/null")
+    assert "it is not JSON" in refusal("/dev/null")
     assert "it is not JSON" in refusal(write(tmp_path, b"\0"))
     with pytest.raises(MisconfigurationException, match="--facts"):
         read_facts("a\0b")

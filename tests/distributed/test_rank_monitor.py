@@ -5,16 +5,20 @@ from __future__ import annotations
 import re
 import socket
 import time
+import traceback
 
 import pytest
+import torch
 import torch.distributed as dist
 
-from mps_trainer.distributed import absent_named, first, rank_monitor
+from mps_trainer import Trainer
+from mps_trainer.distributed import Processes, absent_named, first, rank_monitor
 from mps_trainer.distributed.rank_monitor import RankMonitor
-from mps_trainer.errors import AnotherProcessFailedError, explanation_of
+from mps_trainer.errors import AnotherProcessFailedError, DifferentExchangesError, explanation_of
+from mps_trainer.loop.run import TrainingRun
 from tests import HUNG_AFTER
-from tests.distributed import hanging
-from tests.distributed.launch import start
+from tests.distributed import differing, hanging
+from tests.distributed.launch import run, start
 
 LOST = "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 10000ms for recv"
 
@@ -78,7 +82,7 @@ def explained_by(monkeypatch):
 
 def test_the_one_that_has_ended_is_named_and_not_those_who_wait_as_well(together, explained_by):
     first, second, third = together(3)
-    third._has_waited = True
+    third._waited_for = "a log"
     second.end()
     said = explained_by(first, RuntimeError(LOST))
     assert said.startswith("Of 3 processes, these did not come to step 4: process 1 (pid")
@@ -95,23 +99,76 @@ def test_one_that_works_is_named_with_where_it_is(together, explained_by, error)
     assert re.search(r"process 1 \(pid .*\): it is in \w+ \(\S+\.py, line \d+\)\.", said)
 
 
-def test_one_in_the_backward_pass_is_blamed_only_if_there_is_no_other(together, explained_by, monkeypatch):
-    first, second, third = together(3)
-    monkeypatch.setattr(second, "_state", lambda: (rank_monitor.WORKS, rank_monitor.BACKWARD))
-    monkeypatch.setattr(third, "_state", lambda: (rank_monitor.WORKS, "collate (data.py, line 3)"))
+def test_processes_that_all_wait_are_named_with_what_they_wait_for(together, explained_by, monkeypatch):
+    first, second = together(2)
+    monkeypatch.setattr(second, "_state", lambda: (rank_monitor.WAITS, "an evaluation in sum_up (eval.py, line 3)"))
     said = explained_by(first, RuntimeError(LOST))
-    assert "collate (data.py, line 3)" in said
-    assert "process 1" not in said
-    monkeypatch.setattr(third, "_state", lambda: (rank_monitor.WAITS, ""))
-    assert "process 1" in explained_by(first, RuntimeError(LOST))
-
-
-def test_a_connection_that_broke_between_processes_that_are_there_is_told(together, explained_by):
-    both = together(2)
-    both[1]._has_waited = True
-    said = explained_by(both[0], RuntimeError(LOST))
-    assert "All 2 processes are in step 4" in said
+    assert said.startswith("The 2 processes wait for different things before step 4 can go on: process 0 (pid ")
+    assert re.search(r"\) for others in told \(\S+\.py, line \d+\); process 1 \(pid ", said)
+    assert ") for an evaluation in sum_up (eval.py, line 3). All have to make the same exchanges" in said
     assert "Timed out waiting 10000ms for recv" in said
+    assert "network" not in said
+    assert "connection" not in said
+
+
+@pytest.mark.parametrize("name", rank_monitor._PURPOSES)
+def test_what_a_process_waits_for_is_read_from_its_calls(name):
+    assert any(callable(getattr(each, name, None)) for each in (Trainer, TrainingRun)), "it was renamed"
+    made: dict = {}
+    exec(f"def {name}(): return next(iter([]))", made)
+    with pytest.raises(StopIteration) as raised:
+        made[name]()
+    calls = list(reversed(list(traceback.walk_tb(raised.value.__traceback__))))
+    assert rank_monitor._purpose(calls) == f"{rank_monitor._PURPOSES[name]} in {name} (<string>, line 1)"
+
+
+def test_numbers_of_different_places_are_refused_at_once(monkeypatch):
+    """gloo adds what comes in the same order, whatever it means."""
+    others: list[torch.Tensor] = []
+
+    class Work:
+        def wait(self) -> None:
+            pass
+
+    def all_reduce(tensor, operation, group, async_op):
+        own = tensor.clone()
+        tensor += others.pop() if others else own
+        others.append(own)
+        return Work()
+
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    two = Processes(0, 2)
+    two.group = None
+    assert [two.sum([float(number), 1.0]) for number in (1, 2)] == [[2.0, 2.0], [3.0, 2.0]]
+    with pytest.raises(DifferentExchangesError, match=r"test_rank_monitor\.py, line \d+, and another one"):
+        two.sum([0.0, 1.0, 2.0])
+
+
+@pytest.fixture(scope="module")
+def said_by(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("differing")
+    run(1, "-m", "tests.distributed.differing", str(folder))
+    return lambda case: [(folder / f"{case}-{rank}").read_text() for rank in range(2)]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("case", "second"),
+    [
+        ("stop", "the end of an epoch"),
+        ("save", "a checkpoint"),
+        ("evaluate", "an evaluation"),
+        ("data", "the end of an epoch"),
+        ("accumulation", "the end of an epoch"),
+    ],
+)
+def test_processes_that_do_not_do_the_same_are_told_what_each_waits_for(said_by, case, second):
+    assert set(differing.CASES) == {"stop", "save", "evaluate", "data", "accumulation"}
+    for said in said_by(case):
+        assert "processes wait for different things" in said
+        assert re.search(r"process 0 \(pid .*\) for the loss and gradients of a batch in .*; process 1 \(pid", said)
+        assert f") for {second} in " in said
+        assert "network" not in said
 
 
 def test_one_that_hears_that_the_store_closes_is_not_said_to_have_ended(together, explained_by):
@@ -150,7 +207,7 @@ def test_what_is_no_failed_exchange_asks_nobody(together, explained_by, error):
 
 def test_a_store_that_does_not_answer_keeps_nobody_waiting(together, explained_by, monkeypatch):
     first = together(2)[0]
-    monkeypatch.setattr(first, "_absent", lambda: time.sleep(20))
+    monkeypatch.setattr(first, "_ask", lambda: time.sleep(20))
     begun = time.monotonic()
     said = explained_by(first, dist.DistNetworkError("Connection reset by peer"))
     assert "process 0, which keeps what could tell which one, does not answer" in said

@@ -210,6 +210,7 @@ def _() -> None:
 
 provokes("no-length")(lambda: trainer(Stream(), max_steps=-1).train())
 provokes("empty-dataset")(lambda: trainer([]).train())
+provokes("endless-run")(lambda: trainer(max_steps=-1, num_train_epochs=1e18).train())
 
 
 @provokes("out-of-memory")

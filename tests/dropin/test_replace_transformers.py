@@ -70,6 +70,25 @@ def test_undo_puts_transformers_classes_back(replaced):
     assert transformers.Trainer is not mps_trainer.Trainer
 
 
+@pytest.mark.parametrize("clears", [False, True])
+def test_undo_after_a_reload_puts_transformers_classes_back(replaced, monkeypatch, capsys, clears):
+    """`importlib.reload` keeps the variables of a module; the autoreload of notebooks clears them before."""
+    monkeypatch.setattr(sys.modules["__main__"], "Trainer", transformers.Trainer, raising=False)
+    monkeypatch.setitem(sys.modules, "trl", types.ModuleType("trl"))  # imported in time
+    if clears:
+        kept = {name: vars(replaced)[name] for name in ("__name__", "__loader__", "__spec__", "__package__")}
+        vars(replaced).clear()
+        vars(replaced).update(kept)
+    capsys.readouterr()
+    importlib.reload(replaced)
+    assert capsys.readouterr().err == ""
+    assert transformers.Trainer is mps_trainer.Trainer
+    replaced.undo()
+    for module, names in {"transformers": NAMES, **PLACES}.items():
+        for name in names:
+            assert getattr(importlib.import_module(module), name).__module__.startswith("transformers.")
+
+
 def test_a_trainer_and_arguments_are_instances_of_transformers_classes(replaced, tmp_path):
     class Own(transformers.Trainer):
         pass

@@ -1,5 +1,7 @@
 """The plan counts the steps of a run and locates a step in its epoch."""
 
+import re
+
 import pytest
 
 from mps_trainer.loop.plan import StepPlan
@@ -62,3 +64,25 @@ def test_the_last_update_of_an_epoch_has_the_batches_that_are_left():
     assert [plan.batches_in_update(done) for done in (0, 4, 6, 7, 8, 9)] == [4, 4, 4, 3, 2, 1]
     assert plan.batches_in_update(10) == 1  # to find out that there is none
     assert StepPlan.make(None, 4, 6, 3).batches_in_update(100) == 4
+
+
+@pytest.mark.parametrize(
+    ("batches", "max_steps", "epochs", "asked"),
+    [
+        (1, -1, 1e18, "num_train_epochs=1e+18 asks for 1e+18 steps"),
+        (10_000, -1, 1e9, "num_train_epochs=1e+09 asks for 1e+13 steps"),
+        (10, -1, 1e308, "num_train_epochs=1e+308 asks for inf steps"),
+        (10, 10**12 + 1, 3, "max_steps=1000000000001 asks for 1e+12 steps"),
+        (None, 2**63 - 1, 3, "max_steps=9223372036854775807 asks for 9.22e+18 steps"),
+    ],
+)
+def test_a_run_that_cannot_end_is_refused(batches, max_steps, epochs, asked):
+    with pytest.raises(ValueError, match=re.escape(asked)) as refused:
+        StepPlan.make(batches, 1, max_steps, epochs)
+    assert "\n" not in str(refused.value)
+    assert "Ask for at most 1e+12" in str(refused.value)
+
+
+@pytest.mark.parametrize(("batches", "max_steps", "epochs"), [(1, -1, 1e12), (1, 10**12, 3), (None, 10**12, 3)])
+def test_a_run_of_the_most_steps_is_planned(batches, max_steps, epochs):
+    assert StepPlan.make(batches, 1, max_steps, epochs).max_steps == 10**12

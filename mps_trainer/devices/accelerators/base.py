@@ -118,8 +118,18 @@ class Accelerator:
             )
 
     @classmethod
+    def torch_module(cls) -> Any:
+        """Returns torch's module for this kind of device, or None if torch finds no such device."""
+        import torch
+
+        module = getattr(torch, cls.kind)
+        return module if module.is_available() else None
+
+    @classmethod
     def teardown(cls) -> None:
         """Releases the memory that torch keeps on the device beyond live tensors."""
+        if (module := cls.torch_module()) is not None:
+            module.empty_cache()
 
 
 def read_devices(devices: Devices) -> int | str | list[int]:

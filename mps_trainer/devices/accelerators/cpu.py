@@ -62,3 +62,7 @@ class CPUAccelerator(Accelerator):
     def get_device_stats(cls, device: Any = None) -> dict[str, Any]:
         """Returns figures of this process and this machine."""
         return host_stats()
+
+    @classmethod
+    def torch_module(cls) -> None:
+        """Returns None: the CPU has no memory to release and no generator besides torch's own."""

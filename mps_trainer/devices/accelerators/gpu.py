@@ -15,18 +15,14 @@ class GPUAccelerator(Accelerator):
     """One process trains on one of them; torchrun starts a process for each."""
 
     @classmethod
-    def _module(cls) -> Any:
-        import torch
-
-        return getattr(torch, cls.kind)
-
-    @classmethod
     def get_device_stats(cls, device: Any) -> dict[str, Any]:
         """Returns torch's memory_stats, the bytes in live tensors, those that torch holds, and all there are.
 
         All of them are kept by the host: nothing waits for the device.
         """
-        module = cls._module()
+        import torch
+
+        module = torch.get_device_module(cls.kind)
         return {
             **module.memory_stats(device),
             f"{cls.kind}_allocated_bytes": module.memory_allocated(device),
@@ -37,11 +33,7 @@ class GPUAccelerator(Accelerator):
 
     @classmethod
     def setup_device(cls, device: torch.device) -> None:
-        super().setup_device(device)
-        cls._module().set_device(device)
+        import torch
 
-    @classmethod
-    def teardown(cls) -> None:
-        module = cls._module()
-        if module.is_available():
-            module.empty_cache()
+        super().setup_device(device)
+        torch.get_device_module(cls.kind).set_device(device)

@@ -121,11 +121,10 @@ class MPSAccelerator(Accelerator):
         }
 
     @classmethod
-    def teardown(cls) -> None:
+    def torch_module(cls) -> Any:
         import torch
 
-        if torch.backends.mps.is_available():
-            torch.mps.empty_cache()
+        return torch.mps if torch.backends.mps.is_available() else None  # torch.mps cannot tell in old releases
 
 
 def minimum_macos(torch_version: str | None) -> tuple[int, ...]:

@@ -1,0 +1,44 @@
+"""Reads files and pipes that users name, up to a maximum size and a maximum wait."""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+from pathlib import Path
+
+MOST_BYTES = 1_000_000  # a file that a person writes has some thousand
+PATIENCE = 30.0  # seconds without data after which a pipe counts as one that nothing is written to
+
+
+def read_bytes(path: str | Path, most_bytes: int) -> bytes:
+    """Returns the content of the file or pipe at `path`.
+
+    Raises:
+        OSError: if it cannot be opened or read, or is a folder.
+        ValueError: if it has more than `most_bytes` bytes, or is a pipe to which nothing is written.
+    """
+    content = b""
+    with open(path, "rb", buffering=0, opener=_open) as file:
+        may_wait = not stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+        while len(content) <= most_bytes:
+            if may_wait and not select.select([file], [], [], PATIENCE)[0]:
+                raise ValueError(f"nothing was written to it for {PATIENCE:g} seconds")
+            if not (part := file.read(most_bytes + 1 - len(content))):
+                return content
+            content += part
+    raise ValueError(f"it has more than {most_bytes:,} bytes")
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # opening a pipe would wait for a writer
+
+
+def read_text(path: str | Path, most_bytes: int, encoding: str = "utf-8") -> str:
+    """Returns the content of the file at `path` as text.
+
+    Raises:
+        OSError: as `read_bytes`.
+        ValueError: as `read_bytes`, and if it is not text in this encoding.
+    """
+    return read_bytes(path, most_bytes).decode(encoding)

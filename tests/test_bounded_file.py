@@ -1,0 +1,122 @@
+"""Files and pipes that users name are read up to a size, and a pipe without a writer is not waited for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from mps_trainer import MisconfigurationException, TrainingArguments, bounded_file
+from mps_trainer.bounded_file import read_bytes, read_text
+from mps_trainer.devices.recorded import read_facts
+from mps_trainer.launching.config_file import check_target, load
+from mps_trainer.reports.record import is_foreign, load_json
+
+
+def test_a_file_is_read_up_to_its_bound(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes("\ufeffä".encode())
+    assert read_bytes(path, 5) == "\ufeffä".encode()
+    assert read_text(path, 5, "utf-8-sig") == "ä"
+    with pytest.raises(ValueError, match="it has more than 4 bytes"):
+        read_bytes(path, 4)
+    with pytest.raises(UnicodeDecodeError):
+        read_text(path, 5, "ascii")
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="this system has no /proc")
+def test_a_file_that_says_it_is_empty_has_the_same_bound():
+    assert os.stat("/proc/self/status").st_size == 0
+    assert read_bytes("/proc/self/status", 100_000).startswith(b"Name:")
+    with pytest.raises(ValueError, match="it has more than 10 bytes"):
+        read_bytes("/proc/self/status", 10)
+
+
+def test_a_folder_or_nothing_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        read_bytes(tmp_path / "gone", 10)
+    with pytest.raises(IsADirectoryError):
+        read_bytes(tmp_path, 10)
+
+
+def test_a_device_is_read_up_to_the_same_bound():
+    assert read_bytes(os.devnull, 10) == b""
+    with pytest.raises(ValueError, match="it has more than 10 bytes"):
+        read_bytes("/dev/zero", 10)
+
+
+READERS = {
+    "launch": (lambda path: load(Path(path)), "num_processes: 1"),
+    "doctor": (read_facts, '{"system": "Linux"}'),
+    "report": (load_json, "{}"),
+    "fsdp_config": (lambda path: TrainingArguments(fsdp=True, fsdp_config=path), "{}"),
+    "accelerator_config": (lambda path: TrainingArguments(accelerator_config=path), "{}"),
+}
+NEEDS_PIPES = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes among its files")
+
+
+@NEEDS_PIPES
+@pytest.mark.parametrize("name", READERS)
+def test_nobody_waits_for_a_pipe_without_a_writer(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(bounded_file, "PATIENCE", 0.1)
+    path = str(tmp_path / "pipe")
+    os.mkfifo(path)
+    with pytest.raises(MisconfigurationException, match=r"nothing was written to it for 0\.1 seconds"):
+        READERS[name][0](path)
+
+
+@NEEDS_PIPES
+def test_nobody_waits_for_the_rest_of_what_a_writer_began(monkeypatch):
+    monkeypatch.setattr(bounded_file, "PATIENCE", 0.1)
+    end, writer = os.pipe()
+    os.write(writer, b"begun")
+    with pytest.raises(ValueError, match="nothing was written to it"):
+        read_bytes(f"/dev/fd/{end}", 10)
+    os.close(writer)
+    os.close(end)
+
+
+@NEEDS_PIPES
+@pytest.mark.parametrize("name", READERS)
+def test_a_pipe_is_read(tmp_path, name):
+    read, content = READERS[name]
+    read(written_later(tmp_path / "pipe", content.encode()))
+
+
+@NEEDS_PIPES
+def test_a_pipe_is_read_up_to_the_same_bound(tmp_path):
+    for most_bytes in (100_000, 99_999):
+        path = written_later(tmp_path / f"pipe-{most_bytes}", b"x" * 100_000)  # more than a pipe holds
+        if most_bytes == 100_000:
+            assert read_bytes(path, most_bytes) == b"x" * 100_000
+        else:
+            with pytest.raises(ValueError, match="it has more than 99,999 bytes"):
+                read_bytes(path, most_bytes)
+
+
+def written_later(path, content: bytes) -> str:
+    """Returns a pipe to which another thread writes `content` when it is opened."""
+
+    def write() -> None:
+        with contextlib.suppress(BrokenPipeError):
+            path.write_bytes(content)
+
+    os.mkfifo(path)
+    threading.Thread(target=write, daemon=True).start()
+    return str(path)
+
+
+@NEEDS_PIPES
+def test_settings_are_not_written_to_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(MisconfigurationException, match="is a pipe or a device"):
+        check_target(tmp_path / "pipe")
+
+
+@NEEDS_PIPES
+def test_a_pipe_is_not_a_report_of_ours(tmp_path):
+    os.mkfifo(tmp_path / "report.html")
+    assert is_foreign(str(tmp_path / "report.html"))
