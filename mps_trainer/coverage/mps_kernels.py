@@ -7,7 +7,7 @@ counts as 2.13.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 from ..devices.facts import parse_version
@@ -78,7 +78,7 @@ _READS_BEFORE_2_14 = {
 }
 
 
-@lru_cache(maxsize=None)
+@cache
 def compiles_graphs(operator: str, torch_version: str) -> bool:
     """Returns True if the mps kernel of `operator` ("aten::addmm.out") compiles a graph for each shape in that torch.
 
@@ -95,7 +95,7 @@ def compiles_graphs(operator: str, torch_version: str) -> bool:
     )
 
 
-@lru_cache
+@cache
 def reads(torch_version: str) -> dict[str, Read]:
     """Returns the argument that each operator's mps kernel reads, by the operator's name, in that torch."""
     table = _READS if parse_version(torch_version) >= (2, 14) else _READS | _READS_BEFORE_2_14

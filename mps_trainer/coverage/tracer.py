@@ -122,9 +122,13 @@ class Tracer:
         if func._schema.name == "aten::copy_" and not self.residency.on_device(tensors[0]):
             self.read("copy to a host tensor")
             return func(*args, **kwargs)
-        if func is torch.ops.aten.copy_.default and isinstance(given[1], torch.Tensor):
-            if not (self.residency.on_device(given[1]) or kwargs.get("non_blocking", args[2:] and args[2])):
-                self.read("copy of a host tensor")
+        if (
+            func._schema.name == "aten::copy_"
+            and isinstance(given[1], torch.Tensor)
+            and not self.residency.on_device(given[1])
+            and not kwargs.get("non_blocking", args[2:] == (True,))
+        ):
+            self.read("copy of a host tensor")
         line = self._line()
         on_device = [tensor for tensor in tensors if self.residency.on_device(tensor)]
         self.recorder.product(func.name(), self.phases.now(), tensors, line)
