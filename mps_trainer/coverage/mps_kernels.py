@@ -1,8 +1,8 @@
 """Says which kernels of torch for mps compile a graph for each shape, and which wait for values of their arguments.
 
 No file of torch for Linux says so. `python -m tools.apple_binary` finds both in torch's builds for Apple silicon: the
-kernels that call MPSGraphCache::LookUp and Tensor::item. The tables hold for 2.13.0, 2.14.1 and 2.15.0; an older torch
-counts as 2.13.
+kernels that call MPSGraphCache::LookUp, and those that call Tensor::item or nonzero, which its sources then explain.
+The tables hold for 2.13.0, 2.14.1 and 2.15.0; an older torch counts as 2.13.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _GRAPHS_BEFORE: dict[tuple[int, ...] | None, str] = {
         _scaled_dot_product_attention_math_for_mps _softmax_backward_data _unique _unique2 _weight_norm_interface
         _weight_norm_interface_backward acosh addbmm addmm addmv addr asinh atanh avg_pool2d avg_pool2d_backward
         baddbmm batch_norm_backward binary_cross_entropy binary_cross_entropy_backward bincount bmm dot frac
-        hardtanh_backward huber_loss huber_loss_backward isin linear linear_backward logit lstm_mps_backward
+        hardtanh_backward huber_loss huber_loss_backward isin.Scalar_Tensor
+        isin.Scalar_Tensor_out isin.Tensor_Tensor isin.Tensor_Tensor_out linear linear_backward logit lstm_mps_backward
         max_pool2d max_pool2d_backward max_pool2d_with_indices max_pool2d_with_indices_backward mm
         mps_convolution_backward mps_convolution_transpose_backward mse_loss mse_loss_backward native_batch_norm
         native_batch_norm_backward native_layer_norm_backward pixel_shuffle pixel_unshuffle repeat sgn sign signbit
