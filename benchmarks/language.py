@@ -96,7 +96,7 @@ BENCHMARK = Benchmark(
         Figure("lora_milliseconds", "ms a step with LoRA", digits=0, ratio=True, chart=True),
         Figure("full_operators", "operators, small model", digits=0, ratio=True, chart=True),
         Figure("lora_operators", "operators with LoRA", digits=0, ratio=True, chart=True),
-        Figure("full_blocking_reads", "blocking device-to-host syncs", digits=0),
+        Figure("full_blocking_reads", "blocking syncs", digits=0),
         Figure("lora_blocking_reads", "syncs with LoRA", digits=0),
     ),
     plan=plan,

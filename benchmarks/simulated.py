@@ -97,7 +97,7 @@ def _totals(device: Any) -> dict[str, int]:
 BENCHMARK = Benchmark(
     title="A step on the simulated mps device: BERT of two layers, padded batches",
     figures=(
-        Figure("blocking_reads", "blocking device-to-host syncs", digits=1, chart=True),
+        Figure("blocking_reads", "blocking syncs", digits=1, chart=True),
         Figure("loop_blocking_reads", "syncs of the loop", digits=1),
         Figure("host_to_device", "host-to-device copies", digits=1, chart=True),
         Figure("operators", "operators", digits=0, ratio=True, chart=True),

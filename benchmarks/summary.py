@@ -140,7 +140,7 @@ ROWS = (
         topic="accuracy",
     ),
     Row(
-        "blocking device-to-host syncs per step, 2-layer BERT on simulated mps",
+        "blocking syncs per step, 2-layer BERT on simulated mps",
         "simulated",
         middle("blocking_reads", 0),
         topic="syncs",

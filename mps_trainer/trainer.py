@@ -52,7 +52,7 @@ from .evaluation.best_metric import record_if_best, watched_metric
 from .evaluation.evaluator import Evaluator, in_batches_that_fit, in_eval_mode
 from .evaluation.logged import SavableLogs, as_cell
 from .evaluation.metrics import plain
-from .guards.memory_growth import free_unused, make_guard
+from .guards.memory_growth import make_guard, release_buffers
 from .guards.out_of_memory import PLACING, TRAINING, RunDescription, explained
 from .hub import card, upload
 from .loop import loss as losses
@@ -600,7 +600,7 @@ class Trainer:
             loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
         every = self.args.torch_empty_cache_steps
         if every is not None and self.state.global_step % every == 0:
-            free_unused(self.args.device)
+            release_buffers(self.args.device)
         if not self._mt_is_share_of_update(num_items_in_batch):
             if (divisor := float(self._mt_loss_divisor)) != 1:
                 loss = loss / divisor

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .mps_kernels import reads
 from .table import COMPOSITE_KEYS, always_falls_back
 
 _KEYS = [getattr(torch._C.DispatchKey, name) for name in COMPOSITE_KEYS]
@@ -66,7 +67,8 @@ def _argument(func: Any, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 
 def waits_for_device(func: Any, args: tuple, kwargs: dict[str, Any], on_device: Any) -> bool:
-    """Returns True if the host has to wait for the result of `func`: it is a number, or its size depends on values.
+    """Returns True if the host has to wait for `func`: its result is a number, its size depends on values, or its
+    kernel reads an argument.
 
     `on_device(tensor)` is True for a tensor on the device.
     """
@@ -77,12 +79,14 @@ def waits_for_device(func: Any, args: tuple, kwargs: dict[str, Any], on_device: 
         return _argument(func, "output_size", args, kwargs) is None
     if name in _NO_WAIT:
         return False
-    return name in _WAITS or any(tag in _WAITING_TAGS for tag in func.tags)
+    if (read := reads(torch.__version__).get(name)) is not None:
+        value = _argument(func, read.argument, args, kwargs)
+        is_tensor = isinstance(value, Tensor) and (value.dim() == 0 or not read.numbers_only)
+        return is_tensor and bool(on_device(value))
+    return any(tag in _WAITING_TAGS for tag in func.tags)
 
 
 _WAITING_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-# Checks the probabilities on the host before it draws.
-_WAITS = {"aten::multinomial"}
 # Tagged because the size of the result depends on arguments that are numbers of the host.
 _NO_WAIT = {"aten::linalg_lstsq", "aten::linalg_lstsq.out"}
 _INDEXED = {

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 from ..devices.probes import FALLBACK
+from .mps_kernels import compiles_graphs
 from .source import SourceLine
 from .table import Support
 
@@ -34,8 +35,8 @@ _WIDTHS = (12, 32, 24, 29)  # of the four columns; 100 with the gaps between the
 class OperatorUse:
     """One operator in one phase of the step ("forward", "backward", "optimizer", "evaluation").
 
-    `distinct_shapes` counts the combinations of shapes and number formats of its tensors; each is compiled for mps
-    when it first comes. `where` is the line that called it first; in backward, the line whose gradient it is.
+    `distinct_shapes` counts the combinations of shapes and number formats of its tensors. `where`
+    is the line that called it first; in backward, the line whose gradient it is.
     """
 
     name: str
@@ -79,7 +80,7 @@ class LargeProduct:
 
 @dataclass(frozen=True)
 class BlockingRead:
-    """A line with a blocking device-to-host sync: it needs a value or the size of a result."""
+    """A line where the host waits for the device: it needs a value or the size of a result, or copies and blocks."""
 
     what: str  # the operator or method
     phase: str
@@ -127,6 +128,12 @@ class CoverageReport:
         return sorted((use for use in self.operators if use.support is support), key=lambda use: -use.calls)
 
     @property
+    def graphs(self) -> int:
+        """The graphs that mps compiles: one for each shape of the operators whose kernels build one."""
+        compiling = (use for use in self.operators if compiles_graphs(use.name, self.torch_version))
+        return sum(use.distinct_shapes for use in compiling if use.support is Support.NATIVE)
+
+    @property
     def verdict(self) -> str:
         """Returns a sentence that says whether the step would train on a Mac, and what to do if not."""
         failing = [use.name for use in self.with_support(Support.FAILS)]
@@ -139,8 +146,8 @@ class CoverageReport:
         return f"this step trains on a Mac{how}{wrong}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns every field and `ready` in types that JSON has."""
-        return {"ready": self.ready, **_plain(self)}
+        """Returns every field, `ready` and `graphs` in types that JSON has."""
+        return {"ready": self.ready, "graphs": self.graphs, **_plain(self)}
 
     def table(self, verbose: bool = False) -> str:
         """Returns the findings in 100 columns, most serious first, with remedies; `verbose` lists all operators."""
@@ -211,10 +218,9 @@ class CoverageReport:
             uses = self.with_support(support)
             names = {use.name for use in uses}
             counts.append(f"{len(names)} {support.value} ({_times(sum(use.calls for use in uses))})")
-        graphs = sum(use.distinct_shapes for use in self.operators if use.support is Support.NATIVE)
-        lines = [f"Operators: {', '.join(counts)}; {graphs} combinations of native operator and shapes to compile."]
+        lines = [f"Operators: {', '.join(counts)}; {self.graphs} graphs to compile."]
         if self.batch_shapes:
-            lines.append(f"Batch shapes in training: {len(self.batch_shapes)}; mps compiles its kernels for each.")
+            lines.append(f"Batch shapes in training: {len(self.batch_shapes)}; mps compiles its graphs for each.")
         return [*lines, *(f"Note: {note}" for note in self.notes)]
 
 

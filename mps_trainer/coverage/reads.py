@@ -36,6 +36,8 @@ _READS = {
     Tensor.__repr__: "print(tensor)",
     Tensor.__format__: "format(tensor)",
 }
+# Each makes a tensor of values of the host, which a copy that blocks brings to the device.
+_COPYING_FACTORIES = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor}
 # On the CPU, and there only, these look at the values to check them.
 _CHECKED_ON_CPU = {torch.nn.functional.one_hot}
 # On the CPU these count in float64, from torch 2.14 on, and on mps in float32.
@@ -123,6 +125,8 @@ class HostCalls(TorchFunctionMode):
             if not to_host:
                 return tensor.to(*args[1:], **kwargs)
             self.tracer.read('.to("cpu")')
+        elif not to_host and not _non_blocking(args[1:], kwargs):
+            self.tracer.read(".to(device)")
         with self.tracer.paused():
             result = self._copy(tensor.to(*args[1:], **kwargs), tensor, on_device=not to_host)
         if not to_host and result.dtype in REFUSED_DTYPES:
@@ -133,6 +137,8 @@ class HostCalls(TorchFunctionMode):
         tracer = self.tracer
         with tracer.having(factory_on_device=on_device):
             result = func(*args, **kwargs)
+        if on_device and func in _COPYING_FACTORIES:
+            tracer.read(f"{func.__name__}() on the device")
         tensors = tensors_in(result)
         tracer.residency.put(tensors, on_device)
         for tensor in tensors:
@@ -155,3 +161,9 @@ def _target(args: tuple, kwargs: dict[str, Any]) -> Any:
         return kwargs.get("device", kwargs.get("other"))
     first = args[0] if args else None
     return None if isinstance(first, torch.dtype) else first
+
+
+def _non_blocking(args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Returns the argument of `.to` of that name: by position it follows the target and, if it is given, the dtype."""
+    flags = (value for value in args if isinstance(value, bool))
+    return bool(kwargs.get("non_blocking", next(flags, False)))

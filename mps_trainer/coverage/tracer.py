@@ -111,7 +111,7 @@ class Tracer:
         """Runs one operator and records it if the device would have run it."""
         if self.is_paused or func.namespace == "profiler":
             return func(*args, **kwargs)
-        args = numbers_to_tensors(func, args)
+        given, args = args, numbers_to_tensors(func, args)
         tensors = tensors_in(args, kwargs)
         if any(tensor.is_meta for tensor in tensors):
             return func(*args, **kwargs)
@@ -122,6 +122,13 @@ class Tracer:
         if func._schema.name == "aten::copy_" and not self.residency.on_device(tensors[0]):
             self.read("copy to a host tensor")
             return func(*args, **kwargs)
+        if (
+            func._schema.name == "aten::copy_"
+            and isinstance(given[1], torch.Tensor)
+            and not self.residency.on_device(given[1])
+            and not kwargs.get("non_blocking", args[2:] == (True,))
+        ):
+            self.read("copy of a host tensor")
         line = self._line()
         on_device = [tensor for tensor in tensors if self.residency.on_device(tensor)]
         self.recorder.product(func.name(), self.phases.now(), tensors, line)

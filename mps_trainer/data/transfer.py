@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
+from ..devices.facts import parse_version
 from ..nested import map_tensors, tensors_in
 
 _ALIGNED = 16  # bytes: where a tensor begins in the buffer that holds all of them; any number format may begin there
-_HELD = 2**25  # bytes of host memory that copies in flight may hold
 
 
 def to_device(data: Any, device: torch.device) -> Any:
@@ -23,15 +23,16 @@ def to_device(data: Any, device: torch.device) -> Any:
 class BatchTransfer:
     """Moves batches to `device`: the tensors of one that are in host memory in a single copy.
 
-    Each copy on its own costs its launch, and on mps it waits for all that is queued. The copy here does not wait: its
-    host memory is kept until a later copy, which waits, has shown that it was made. Over CUDA it comes from pinned
-    memory, so that it runs beside the computation.
+    Each copy on its own costs its launch, and on mps it waits for all that is queued. The copy here does not wait:
+    torch keeps its host memory until it is made. Over CUDA that must be pinned memory. On mps torch keeps any host
+    memory, from 2.13 on (pytorch pull request 181017); pinned memory there saves nothing.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._held: list[torch.Tensor] = []
-        self._held_bytes = 0
+        self._non_blocking = device.type == "cuda" or (
+            device.type == "mps" and parse_version(torch.__version__) >= (2, 13)
+        )
 
     def __call__(self, data: Any) -> Any:
         """Returns `data` on the device; see `to_device`."""
@@ -58,21 +59,9 @@ class BatchTransfer:
         places = [(end - t.numel() * t.element_size(), end, t) for end, t in zip(ends, tensors, strict=True)]
         for start, end, tensor in places:
             host[start:end].view(tensor.dtype).view(tensor.shape).copy_(tensor)
-        buffer = self._copy(host)
+        buffer = host.to(self.device, non_blocking=self._non_blocking)
         # .data: autograd would take a change of one part in place for a change of all
         return [buffer[start:end].view(tensor.dtype).view(tensor.shape).data for start, end, tensor in places]
-
-    def _copy(self, host: torch.Tensor) -> torch.Tensor:
-        if self.device.type != "mps":  # torch keeps pinned memory until its copy is made
-            return host.to(self.device, non_blocking=self.device.type == "cuda")
-        waits = bool(self._held) and self._held_bytes + host.nbytes > _HELD
-        buffer = host.to(self.device, non_blocking=not waits)
-        if waits:  # the queue is worked off in order: the copies before this one have been made as well
-            self._held, self._held_bytes = [], 0
-        else:
-            self._held.append(host)
-            self._held_bytes += host.nbytes
-        return buffer
 
 
 def _packs(tensor: torch.Tensor) -> bool:

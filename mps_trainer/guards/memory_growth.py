@@ -58,24 +58,33 @@ class MemoryGuard:
         too_much = max(_TIMES * needed, needed + self._worthwhile)
         if held <= too_much:
             return
-        torch.mps.empty_cache()
-        self._left = live_and_driver(self.device)[1]
-        if self._left > too_much:  # it is not buffers; graphs are compiled again, which takes time
-            free_unused(self.device)
+        for release in (
+            release_buffers,
+            free_unused,
+        ):  # graphs only if buffers are not enough: they are compiled again
+            release(self.device)
             self._left = live_and_driver(self.device)[1]
+            if self._left <= too_much:
+                break
         logger.info(
             "Memory guard: mps held %s for %s of tensors; after giving back what is not used, %s.",
             *(format_bytes(size) for size in (held, live, self._left)),
         )
 
 
+def release_buffers(device: torch.device) -> None:
+    """Releases torch's cached buffers to the system. The graphs that mps has compiled stay."""
+    try:
+        if device.type != "cpu":
+            torch.accelerator.empty_cache()
+    except (AttributeError, RuntimeError):  # an older torch
+        free_unused(device)
+
+
 def free_unused(device: torch.device) -> None:
-    """Releases memory without tensors to the system."""
-    module = getattr(torch, device.type, None)
-    # the graphs are those that mps has compiled; not in every torch
-    for name in ("empty_cache", "clear_graph_cache"):
-        if callable(give_back := getattr(module, name, None)):
-            give_back()
+    """Releases memory without tensors to the system, on mps with all compiled graphs."""
+    if callable(empty_cache := getattr(getattr(torch, device.type, None), "empty_cache", None)):
+        empty_cache()
 
 
 def _peak(live: int) -> int:

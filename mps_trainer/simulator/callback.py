@@ -20,7 +20,7 @@ class StepFigures:
 
     step: int
     operators: int
-    new_shapes: int  # graphs that hardware compiles at this step
+    new_graphs: int  # that hardware compiles at this step
     blocking_reads: int
     host_to_device: int
     device_to_host: int
@@ -58,5 +58,5 @@ class SimulationCallback(TrainerCallback):
             name: counters[name] for name in ("blocking_reads", "host_to_device", "device_to_host", "bytes_live")
         }
         totals["operators"] = sum(calls for calls, _, _ in operators)
-        totals["new_shapes"] = sum(shapes for _, shapes, _ in operators)
+        totals["new_graphs"] = sum(graphs for _, graphs, _ in operators)
         return totals

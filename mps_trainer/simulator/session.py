@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+from ..coverage.mps_kernels import compiles_graphs, reads
 from ..coverage.source import SourceLine, current_line
 from ..coverage.table import always_falls_back, operator_table
 from ..devices import facts
@@ -45,8 +46,14 @@ class SimulatedMPS:
 
     def counters(self) -> dict[str, Any]:
         """Returns the raw counts: blocking_reads, synchronizations, host_to_device(_bytes), device_to_host(_bytes),
-        bytes_live, bytes_peak, bytes_held, and operators: {name: (calls, distinct shapes, whether it fell back)}."""
-        return self._extension.counters()
+        bytes_live, bytes_peak, bytes_held, and operators: {name: (calls, compiled graphs, whether it fell back)}."""
+        counters = self._extension.counters()
+        version = operator_table().torch_version
+        counters["operators"] = {
+            name: (calls, shapes if compiles_graphs(name, version) else 0, fell_back)
+            for name, (calls, shapes, fell_back) in counters["operators"].items()
+        }
+        return counters
 
     def report(self) -> SimulationReport:
         """Returns the counts since the device was switched on, or since `reset()`."""
@@ -132,7 +139,9 @@ def _install() -> ModuleType:
         require_hidden()
         extension = load_extension()
         extension.install()
-        extension.register_kernels(sorted(table.native), sorted(always_falls_back(table.torch_version) - table.native))
+        version = table.torch_version
+        read = [(name, *read) for name, read in reads(version).items()]
+        extension.register_kernels(sorted(table.native), sorted(always_falls_back(version) - table.native), read)
         atexit.register(extension.stop_autograd_thread)
         atexit.register(extension.set_listener, None)  # the last registered runs first
         _extension = extension

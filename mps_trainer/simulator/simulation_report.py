@@ -16,11 +16,11 @@ SHOWN_OPERATORS = 10
 
 @dataclass(frozen=True)
 class OperatorCalls:
-    """Calls of one operator and its distinct input shapes, each a graph that hardware compiles."""
+    """Calls of one operator and the graphs that hardware compiles for it: one for each shape, or none at all."""
 
     name: str
     calls: int
-    shapes: int
+    graphs: int
     fell_back: bool
 
 
@@ -70,13 +70,13 @@ class SimulationReport:
         return tuple(operator for operator in self.operators if operator.fell_back)
 
     @property
-    def distinct_shapes(self) -> int:
+    def graphs(self) -> int:
         """Returns the number of graphs that hardware would have compiled, over all operators."""
-        return sum(operator.shapes for operator in self.operators)
+        return sum(operator.graphs for operator in self.operators)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns every field and total in types that JSON has."""
-        totals = {"operator_calls": self.operator_calls, "distinct_shapes": self.distinct_shapes}
+        totals = {"operator_calls": self.operator_calls, "graphs": self.graphs}
         return {**dataclasses.asdict(self), **totals}
 
     def __str__(self) -> str:
@@ -94,10 +94,10 @@ class SimulationReport:
             f"  {_row('copies to the device', self.host_to_device)} {to_device}",
             f"  {_row('copies to the host', self.device_to_host)} {to_host}",
             f"  {_row('operators run', self.operator_calls)} {len(self.operators)} different ones",
-            f"  {_row('distinct shapes', self.distinct_shapes)} each is a graph that hardware compiles",
+            f"  {_row('graphs compiled', self.graphs)} one for each shape of the operators that need one",
         ]
-        most = sorted(self.operators, key=lambda operator: -operator.shapes)[:SHOWN_OPERATORS]
-        return rows + [f"    {operator.shapes:>8}  {operator.name}, {_times(operator.calls)}" for operator in most]
+        compiled = sorted((one for one in self.operators if one.graphs), key=lambda one: -one.graphs)
+        return rows + [f"    {one.graphs:>8}  {one.name}, {_times(one.calls)}" for one in compiled[:SHOWN_OPERATORS]]
 
 
 def make_report(

@@ -17,6 +17,7 @@ from tests import installed_torch
 
 from .conftest import reads
 
+DEVICE = torch.device("cpu")  # which stands for mps
 ON_DEVICE = torch.randn(4, 3)
 MASK = ON_DEVICE > 0
 ROWS = torch.tensor([0, 2])
@@ -26,8 +27,19 @@ def values() -> torch.Tensor:
     return ON_DEVICE.clone()
 
 
+def on_host() -> torch.Tensor:
+    return torch.ones(3)
+
+
 def put(index: object, value: object) -> None:
     values()[index] = value
+
+
+def fused_adamw(rate: float | torch.Tensor) -> None:
+    weight = values()
+    moments = [torch.zeros_like(ON_DEVICE)], [torch.zeros_like(ON_DEVICE)], [], [torch.ones_like(ON_DEVICE.sum())]
+    rates = {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "eps": 1e-8, "amsgrad": False, "maximize": False}
+    torch._fused_adamw_([weight], [ON_DEVICE], *moments, lr=rate, **rates)
 
 
 # In torch 2.15 this is masked_fill_, and in 2.13 it was not.
@@ -59,7 +71,17 @@ WAITING = {
     "allclose": lambda: torch.allclose(values(), ON_DEVICE),
     "one_hot, classes not given": lambda: F.one_hot(ROWS),
     "copy to a host tensor": lambda: torch.zeros(4, 3).copy_(ON_DEVICE),
-    "multinomial": lambda: torch.multinomial(ON_DEVICE.softmax(-1), 1),
+    "masked_fill with a tensor": lambda: values().masked_fill(MASK, ON_DEVICE.sum()),
+    "index_fill with a tensor": lambda: values().index_fill(0, ROWS, ON_DEVICE.sum()),
+    "masked_scatter": lambda: values().masked_scatter(MASK, ON_DEVICE),
+    "bernoulli with a tensor without dimensions": lambda: values().bernoulli_(ON_DEVICE.new_full((), 0.5)),
+    "normal with a tensor": lambda: torch.normal(0.0, ON_DEVICE.abs()),
+    "fused AdamW with a tensor": lambda: fused_adamw(torch.full((), 0.1, device=DEVICE)),
+    "to a device": lambda: on_host().to(DEVICE),
+    "to a device, by keyword": lambda: on_host().to(device=DEVICE, dtype=torch.float16),
+    "copy of a host tensor": lambda: values()[0].copy_(on_host()),
+    "tensor of numbers on a device": lambda: torch.tensor([1.0, 2.0], device=DEVICE),
+    "new_tensor": lambda: values().new_tensor([1.0]),
 }
 
 
@@ -86,9 +108,17 @@ FREE = {
     "topk": lambda: values().topk(2),
     "of a host tensor": lambda: torch.tensor([1.0, 2.0]).sum().item(),
     "of a host factory": lambda: torch.zeros(3).tolist(),
-    "of a copy on the host": lambda: values().sum().new_tensor(1.0),
+    "masked_fill with a tensor of the host": lambda: values().masked_fill(MASK, torch.tensor(0.0)),
+    "bernoulli with a tensor": lambda: torch.bernoulli(ON_DEVICE.sigmoid()),
+    "lerp with a tensor": lambda: values().lerp(ON_DEVICE, ON_DEVICE.sum()),
+    "index_copy": lambda: values().index_copy(0, ROWS, ON_DEVICE[:2]),
+    "multinomial": lambda: torch.multinomial(ON_DEVICE.softmax(-1), 1),
+    "fused AdamW with a number": lambda: fused_adamw(0.1),
     "to another number format": lambda: values().to(torch.float16),
-    "to a device": lambda: values().to(torch.device("cpu")),
+    "to the device where it is": lambda: values().to(DEVICE),
+    "to a device without waiting": lambda: (on_host().to(DEVICE, non_blocking=True), on_host().to(DEVICE, None, True)),
+    "copy of a host tensor without waiting": lambda: values()[0].copy_(on_host(), non_blocking=True),
+    "zeros on a device": lambda: torch.zeros(2, device=DEVICE),
 }
 
 
@@ -133,7 +163,7 @@ def test_without_a_module_nothing_but_what_goes_to_a_device_is_on_it():
     column = torch.arange(6)
     with Tracer() as tracer:
         lengths = column.view(2, 3).sum(-1).tolist()  # a collator's
-        batch = torch.tensor(lengths).to(torch.device("cpu"))
+        batch = torch.tensor(lengths).to(DEVICE, non_blocking=True)
         batch.sum().item()  # the device's
     report = tracer.report()
     assert [line for _, _, line in reads(report)] == ["batch.sum().item()  # the device's"]

@@ -219,7 +219,7 @@ def test_shapes_are_counted_over_the_batches_asked_for(bert, make_trainer):
     assert [shapes["input_ids"] for shapes in report.batch_shapes] == ["int64[8, 2]", "int64[8, 3]", "int64[8, 4]"]
     gelu = next(use for use in report.operators if use.name == "aten::gelu")
     assert (gelu.calls, gelu.distinct_shapes) == (6, 3)
-    assert "Batch shapes in training: 3; mps compiles its kernels for each." in str(report)
+    assert "Batch shapes in training: 3; mps compiles its graphs for each." in str(report)
     assert any("eval" in note for note in report.notes)
 
 

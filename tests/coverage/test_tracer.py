@@ -140,6 +140,7 @@ def test_the_report_is_json_and_names_the_torch_it_holds_for():
     assert data["ready"] is True
     assert set(data) == {
         "ready",
+        "graphs",
         "torch_version",
         "fallback",
         "own_trainer",

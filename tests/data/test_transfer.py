@@ -7,7 +7,6 @@ import torch
 from transformers import BatchEncoding
 
 from mps_trainer import Trainer
-from mps_trainer.data import transfer
 from mps_trainer.data.transfer import BatchTransfer, to_device
 from mps_trainer.simulator import SimulationCallback
 from tests.conftest import examples
@@ -121,15 +120,19 @@ def test_a_change_of_one_part_in_place_is_no_change_of_another(mps):
     assert weight.grad.cpu().tolist() == [1.0, 1.0]
 
 
-def test_host_memory_of_copies_in_flight_is_held_up_to_a_limit(mps, monkeypatch):
-    monkeypatch.setattr(transfer, "_HELD", 100)
+def test_large_batches_do_not_wait_for_the_device(mps):
     move = BatchTransfer(torch.device("mps"))
-    held = []
-    for _ in range(6):
-        move({"a": torch.ones(8)})  # 32 bytes
-        held.append(move._held_bytes)
-    assert held == [32, 64, 96, 0, 32, 64]  # the fourth copy waits for itself and those before it
-    assert sum(host.nbytes for host in move._held) == 64
+    for _ in range(5):
+        move({"a": torch.ones(2**20, 2)})  # 8 MiB
+    assert mps.counters()["blocking_reads"] == 0
+
+
+@pytest.mark.parametrize(("version", "waits"), [("2.12.1", 1), ("2.13.0", 0)])
+def test_a_torch_that_frees_the_memory_of_copies_in_flight_waits(mps, monkeypatch, version, waits):
+    """Up to torch 2.12 a copy that does not wait reads memory that may be used for something else (pytorch 139550)."""
+    monkeypatch.setattr(torch, "__version__", version)
+    BatchTransfer(torch.device("mps"))({"a": torch.ones(2)})
+    assert mps._extension.counters()["blocking_reads"] == waits
 
 
 def test_a_trainer_moves_a_batch_in_one_copy_with_workers_as_well(mps, make_args, make_model):

@@ -251,7 +251,7 @@ def test_memory_that_is_not_used_is_given_back_as_often_as_asked(make_trainer, m
 
     given_back = []
     trainer = make_trainer(max_steps=5, torch_empty_cache_steps=2)
-    monkeypatch.setattr(trainer_module, "free_unused", lambda device: given_back.append(trainer.state.global_step))
+    monkeypatch.setattr(trainer_module, "release_buffers", lambda device: given_back.append(trainer.state.global_step))
     trainer.train()
     assert given_back == [0, 2, 4]
 

@@ -117,6 +117,29 @@ def test_what_cannot_be_given_back_is_not_tried_again_at_each_log(make_trainer, 
     assert kept
 
 
+def test_a_release_keeps_the_compiled_graphs_if_buffers_are_enough(make_trainer):
+    """torch.mps.empty_cache() drops the graphs as well, so that each is compiled again."""
+    gc.collect()
+    with on_device("mps", memory="512MB") as device:
+        trainer = make_trainer(use_cpu=False)
+        square = torch.ones(2, 2, device="mps")
+
+        def graphs():
+            square.mm(square)
+            return device.report().graphs
+
+        before = graphs()
+        unused = [torch.empty(64 * MIB, dtype=torch.uint8, device="mps") for _ in range(4)]
+        del unused
+        torch.accelerator.reset_peak_memory_stats()
+        held = torch.mps.driver_allocated_memory()
+        trainer._mt_memory_guard.maybe_release()
+        assert torch.mps.driver_allocated_memory() < held - 200 * MIB
+        assert graphs() == before
+        torch.mps.empty_cache()
+        assert graphs() == before + 1
+
+
 @pytest.fixture
 def limit_of():
     """The limit, in MiB, at which an allocation fails."""

@@ -92,7 +92,7 @@ def test_clipping_and_update_take_as_many_operators_for_any_number_of_parameters
 
 
 def test_batches_of_one_shape_compile_nothing_new_after_the_first_steps(figures):
-    assert [step.new_shapes for step in figures(steps=6)][1:] == [0] * 4
+    assert [step.new_graphs for step in figures(steps=6)][1:] == [0] * 4
 
 
 @pytest.mark.parametrize("settings", [{}, {"include_for_metrics": ["inputs", "loss"]}], ids=str)

@@ -246,3 +246,31 @@ def test_a_step_takes_few_operators_and_no_wait(mps, tmp_path, lora, most):
     Trainer(model, args, train_dataset=[{"input_ids": row, "labels": row} for row in rows]).train()
     assert counted[6][0] - counted[5][0] <= most
     assert counted[6][1] == counted[5][1]
+
+
+def test_a_norm_without_gradients_is_one_operator(mps):
+    model = make().to("mps").eval()
+    words = torch.ones(1, 4, dtype=torch.long, device="mps")
+
+    def operators() -> tuple[int, torch.Tensor]:
+        mps.reset()
+        with torch.no_grad():
+            logits = model(words).logits
+        return mps.report().operator_calls, logits
+
+    plain, expected = operators()
+    with norms_in_few_kernels(model, True):
+        fused, found = operators()
+    assert fused <= 0.75 * plain
+    assert torch.allclose(found.cpu(), expected.cpu(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_norm_without_gradients_of_other_numbers_than_its_weight_is_that_of_transformers():
+    norm = make().model.norm
+    rows = torch.randn(2, 3, norm.weight.numel(), dtype=torch.bfloat16)
+    with torch.no_grad():
+        expected = norm(rows)
+        with norms_in_few_kernels(norm, True):
+            found = norm(rows)
+    assert found.dtype == expected.dtype
+    assert torch.equal(found, expected)

@@ -11,6 +11,13 @@ from torch import nn
 from mps_trainer.simulator import SimulatedMPS
 
 
+def fused_adamw(tensor: torch.Tensor, rate: float | torch.Tensor) -> None:
+    weight = tensor.clone()
+    moments = [torch.zeros_like(tensor)], [torch.zeros_like(tensor)], [], [torch.ones_like(tensor.sum())]
+    rates = {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "eps": 1e-8, "amsgrad": False, "maximize": False}
+    torch._fused_adamw_([weight], [tensor], *moments, lr=rate, **rates)
+
+
 def calls(device: SimulatedMPS) -> dict[str, int]:
     return {operator.name: operator.calls for operator in device.report().operators}
 
@@ -29,6 +36,17 @@ def calls(device: SimulatedMPS) -> dict[str, int]:
         lambda tensor: tensor.masked_select(tensor > 0),
         lambda tensor: tensor.unique(),
         lambda tensor: torch.ones(4).copy_(tensor),
+        lambda tensor: torch.ones(4).to("mps"),
+        lambda tensor: torch.tensor([1, 2], device="mps"),
+        lambda tensor: tensor.copy_(torch.zeros(4)),
+        lambda tensor: tensor.masked_fill_(tensor > 0, tensor.sum()),
+        lambda tensor: tensor.index_fill(0, (tensor > 0).long(), tensor.sum()),
+        lambda tensor: tensor.masked_scatter(tensor > 0, tensor),
+        lambda tensor: tensor.bernoulli_(tensor.mean()),
+        lambda tensor: torch.normal(0.0, tensor),
+        lambda tensor: tensor.repeat_interleave(tensor.long()),
+        lambda tensor: torch.equal(tensor, tensor + 1),
+        lambda tensor: fused_adamw(tensor, torch.full((), 0.1, device="mps")),
     ],
 )
 def test_waiting_for_the_device_is_one_blocking_read(mps, read):
@@ -46,7 +64,16 @@ def test_waiting_for_the_device_is_one_blocking_read(mps, read):
         lambda tensor: tensor.masked_fill(tensor > 0, 2.0),
         lambda tensor: tensor[torch.tensor([1, 2])],
         lambda tensor: tensor.to("cpu", non_blocking=True),
-        lambda tensor: nn.functional.cross_entropy(tensor[None], torch.tensor([1]).to("mps")),
+        lambda tensor: tensor.copy_(torch.zeros(4), non_blocking=True),
+        lambda tensor: torch.zeros(4).to("mps", non_blocking=True),
+        lambda tensor: nn.functional.cross_entropy(tensor[None], torch.ones(1, dtype=torch.long, device="mps")),
+        lambda tensor: tensor.masked_fill(tensor > 0, torch.tensor(2.0)),
+        lambda tensor: tensor.bernoulli_(tensor),
+        lambda tensor: tensor.lerp(tensor, tensor.sum()),
+        lambda tensor: tensor.index_copy(0, (tensor > 0).long(), tensor),
+        lambda tensor: tensor.multinomial(2),
+        lambda tensor: tensor.repeat_interleave(tensor.long(), output_size=4),
+        lambda tensor: fused_adamw(tensor, 0.1),
         lambda tensor: tensor.shape,
     ],
 )
@@ -88,12 +115,39 @@ def test_composite_operators_count_as_what_they_are_made_of(mps):
     assert "aten::matmul" not in names
 
 
-def test_each_new_shape_is_a_graph(mps):
+def counted(device: SimulatedMPS, name: str) -> tuple[int, int]:
+    (operator,) = (operator for operator in device.report().operators if operator.name == f"aten::{name}")
+    return operator.calls, operator.graphs
+
+
+def squares(size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.ones(size, size, device="mps", dtype=dtype)
+
+
+def test_each_new_shape_of_a_product_is_a_graph(mps):
     for size in (3, 4, 3, 4, 3):
-        torch.ones(size, device="mps").mul_(2)
-    torch.ones(3, device="mps", dtype=torch.float16).mul_(2)
-    (operator,) = (operator for operator in mps.report().operators if operator.name == "aten::mul_.Tensor")
-    assert (operator.calls, operator.shapes) == (6, 3)
+        squares(size).mm(squares(size))
+    squares(3, torch.float16).mm(squares(3, torch.float16))
+    assert counted(mps, "mm") == (6, 3)
+
+
+def test_an_operator_with_a_metal_kernel_compiles_no_graph(mps):
+    for size in (3, 4):
+        squares(size).mul_(2)
+    assert counted(mps, "mul_.Tensor") == (2, 0)
+
+
+def test_emptying_the_cache_drops_the_graphs_and_the_accelerator_s_does_not(mps):
+    def graphs() -> int:
+        squares(3).mm(squares(3))
+        return mps.report().graphs
+
+    assert graphs() == graphs() == 1
+    torch.accelerator.empty_cache()
+    assert graphs() == 1
+    torch.mps.empty_cache()
+    assert graphs() == 2
+    assert mps.report().synchronizations == 2
 
 
 def test_counts_start_at_zero_after_a_reset(mps):
@@ -150,19 +204,20 @@ def test_fallback_is_counted_with_its_copies(mps_with_fallback):
 
 
 def test_table_shows_what_was_counted(mps):
-    torch.ones(3).to("mps").sum().item()
+    torch.eye(3).to("mps", non_blocking=True).mm(squares(3)).sum().item()
     text = str(mps.report())
     assert "blocking reads                     1" in text
-    assert "copies to the device               1 12 bytes" in text
-    assert "aten::sum.dim_IntList, once" in text
+    assert "copies to the device               1 36 bytes" in text
+    assert "graphs compiled                    1" in text
+    assert "       1  aten::mm, once" in text
     assert all(len(line) <= 124 for line in text.splitlines())
 
 
 def test_totals_are_in_the_data(mps):
-    torch.ones(3, device="mps").add(1).add(1)
+    squares(3).mm(squares(3)).add(1).add(1)
     data = mps.report().to_dict()
     assert data["operator_calls"] == sum(operator["calls"] for operator in data["operators"])
-    assert data["distinct_shapes"] == sum(operator["shapes"] for operator in data["operators"])
+    assert data["graphs"] == sum(operator["graphs"] for operator in data["operators"]) == 1
 
 
 class ListenerError(Exception):

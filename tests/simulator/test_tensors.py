@@ -10,6 +10,7 @@ import torch
 
 from mps_trainer import TrainingArguments
 from mps_trainer.simulator import simulated_mps
+from tests import installed_torch
 
 
 def test_machine_looks_like_a_mac_inside_the_block_only(built):
@@ -225,3 +226,13 @@ def test_compiling_for_metal_says_what_to_do(mps):
 def test_counters_are_plain_data(mps):
     torch.ones(2, device="mps").sum().item()
     assert json.loads(json.dumps(mps.report().to_dict()))["blocking_reads"] == 1
+
+
+@pytest.mark.skipif(installed_torch() < (2, 14), reason="there is pinned memory from torch 2.14 on")
+def test_pinned_memory_is_memory_of_the_host(mps):
+    for pinned in (torch.ones(2).pin_memory(), torch.ones(2, pin_memory=True)):
+        assert (pinned.device.type, pinned.is_pinned()) == ("cpu", True)
+        assert pinned.to("mps", non_blocking=True).tolist() == [1.0, 1.0]
+    del pinned
+    assert not torch.ones(2).is_pinned()
+    assert mps.report().bytes_live == 0

@@ -418,4 +418,4 @@ def test_trainer_learns_the_same_weights_as_on_the_cpu(mps_like_cpu, make_traine
     assert_same_weights(weights(on_cpu.model), {name: tensor.cpu() for name, tensor in weights(on_mps.model).items()})
     assert [figures.step for figures in callback.steps] == [1, 2, 3, 4, 5]
     assert callback.median("operators") > 10
-    assert callback.steps[-1].new_shapes == 0  # every batch has the shapes of the first
+    assert callback.steps[-1].new_graphs == 0  # every batch has the shapes of the first

@@ -13,6 +13,7 @@ import pytest
 from mps_trainer.coverage import OperatorTable, operator_table
 from tools.apple_binary.__main__ import main
 from tools.apple_binary.arm64 import Call, Reference, Slot, decode
+from tools.apple_binary.callers import GRAPH, READ, operators_reaching
 from tools.apple_binary.compare import compare, operator_table_of
 from tools.apple_binary.macho import MachO, MachOError
 from tools.apple_binary.registrations import Registration, registrations
@@ -180,6 +181,33 @@ def test_a_registration_whose_name_cannot_be_read_is_an_error():
     binary = MachO(library(code + bytes(0x2000), b"\0", {init("MPS"): CODE_AT, IMPL: IMPL_AT}))
     with pytest.raises(MachOError, match="no name"):
         registrations(binary)
+
+
+# Callers
+
+
+def test_operators_whose_kernels_reach_a_function_are_found():
+    """`direct` calls it, `queued` takes the address of a block that does, and `dispatched` calls another operator."""
+    code, symbols = Code(), {}
+
+    def function(name: str, *calls: str, takes: str = "") -> None:
+        symbols[name] = code.at
+        if takes:
+            code.take_address(1, symbols[takes])
+        for call in calls:
+            code.call(symbols[call])
+        code.end()
+
+    function("__ZN3mps13MPSGraphCache6LookUpERK")
+    function("helper", "__ZN3mps13MPSGraphCache6LookUpERK")
+    function("__ZN2at4_ops2mm4callERK", "helper")
+    function("direct", "helper")
+    function("queued", takes="helper")
+    function("dispatched", "__ZN2at4_ops2mm4callERK")
+    binary = MachO(library(code.to_bytes(), b"\0", symbols))
+    found = [Registration(f"aten::{name}", "MPS", (name,)) for name in ("direct", "queued", "dispatched")]
+    assert operators_reaching(binary, found, GRAPH) == {"aten::direct", "aten::queued"}
+    assert operators_reaching(binary, found, READ) == set()
 
 
 # The wheel

@@ -55,6 +55,12 @@ def test_the_list_of_autocast_is_that_of_the_build(comparison):
     assert comparison.autocast == autocast_list(comparison.torch_version)
 
 
+def test_the_page_has_the_number_of_operators_that_compile_graphs(comparison):
+    text = f"{len(comparison.graphs)} in {comparison.torch_version}"
+    assert (text in " ".join(PAGE.read_text(encoding="utf-8").split())) == (comparison.torch_version != "2.6.0")
+    assert "aten::masked_fill_.Tensor" in comparison.reads
+
+
 def test_the_page_has_the_numbers(comparison):
     assert row(comparison) in re.sub(r" +", " ", PAGE.read_text(encoding="utf-8"))
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mps_trainer.coverage import OperatorTable
+from mps_trainer.coverage.mps_kernels import compiles_graphs
 from mps_trainer.coverage.table import parse_operator_table
+from mps_trainer.devices.facts import parse_version
 
+from .callers import GRAPH, READ, operators_reaching
 from .macho import MachO
 from .registrations import Registration, registrations
 from .wheel import LIBRARY, TORCHGEN, Wheel
@@ -50,6 +54,21 @@ KNOWN = (
 )
 
 
+# Kernels that torch picks from a table at run time, and linear_backward, which calls mm: `callers` cannot follow them.
+_NOT_FOLLOWED = {
+    "acosh",
+    "asinh",
+    "atanh",
+    "ceil",
+    "floor",
+    "isneginf",
+    "isposinf",
+    "linear_backward",
+    "trunc",
+    "where",
+}
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Holds the registrations of one build for mps and their differences from the operator table."""
@@ -64,6 +83,9 @@ class Comparison:
     only_registered: list[str]
     only_in_table: list[str]
     autocast: dict[str, str]  # what it does, by operator
+    graphs: tuple[str, ...] = ()  # the operators whose kernels compile graphs
+    other_graphs: tuple[str, ...] = ()  # those of which the package says something else
+    reads: tuple[str, ...] = ()  # the operators whose kernels may read a value of a tensor
 
     @property
     def explained(self) -> dict[str, str]:
@@ -73,7 +95,8 @@ class Comparison:
 
     @property
     def unexplained(self) -> list[str]:
-        return [name for name in self.only_registered if name not in self.explained] + self.only_in_table
+        others = [name for name in self.only_registered if name not in self.explained] + self.only_in_table
+        return others + list(self.other_graphs)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the comparison in types that JSON has."""
@@ -90,6 +113,8 @@ class Comparison:
             "explained": self.explained,
             "unexplained": self.unexplained,
             "autocast": dict(self.autocast),
+            "graphs": list(self.graphs),
+            "reads": list(self.reads),
         }
 
     def __str__(self) -> str:
@@ -106,6 +131,7 @@ class Comparison:
         ]
         lines += [f"  {name}: {reason}" for name, reason in self.explained.items()]
         lines += [f"  {name}: UNEXPLAINED" for name in self.unexplained]
+        lines.append(f"Compile graphs: {len(self.graphs)}. May read values: {', '.join(self.reads) or 'none'}.")
         policies = Counter(self.autocast.values())
         lines.append("Autocast: " + ", ".join(f"{count} {policy}" for policy, count in policies.most_common()) + ".")
         return "\n".join(lines)
@@ -114,8 +140,17 @@ class Comparison:
 def compare_wheel(version: str, path: Path) -> Comparison:
     """Returns the comparison for a downloaded wheel."""
     wheel = Wheel(path)
-    found = registrations(MachO(wheel.read(LIBRARY)))
-    return compare(operator_table_of(wheel, version), found, wheel=path.name, sha256=wheel.sha256)
+    library = MachO(wheel.read(LIBRARY))
+    found = registrations(library)
+    graphs, read = (operators_reaching(library, found, symbol) for symbol in (GRAPH, READ))
+    listed = {each.operator for each in found if each.key == "MPS" and compiles_graphs(each.operator, version)}
+    # the package takes older releases for 2.13
+    differing = graphs ^ listed if parse_version(version) >= (2, 13) else set()
+    others = {name for name in differing if re.split(r"::|_?\.|_$", name)[1] not in _NOT_FOLLOWED}
+    compared = compare(operator_table_of(wheel, version), found, wheel=path.name, sha256=wheel.sha256)
+    return replace(
+        compared, graphs=tuple(sorted(graphs)), other_graphs=tuple(sorted(others)), reads=tuple(sorted(read))
+    )
 
 
 def compare(table: OperatorTable, found: Iterable[Registration], wheel: str = "", sha256: str = "") -> Comparison:

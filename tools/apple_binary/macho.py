@@ -111,6 +111,17 @@ class MachO:
         start = section.offset + address - section.address
         return self._data[start : start + end - address]
 
+    def functions(self) -> tuple[np.ndarray, list[str]]:
+        """Returns the addresses of all symbols in order, and the name of one symbol at each."""
+        addresses, first = np.unique(self._addresses, return_index=True)
+        return addresses.astype(np.int64), [self._name(int(name)) for name in self._symbols["name"][first]]
+
+    def text(self) -> tuple[Section, np.ndarray]:
+        """Returns the section of code and its instructions."""
+        section = next(section for section in self.sections if section.name == "__text")
+        words = np.frombuffer(self._data, "<u4", section.size // 4, section.offset)
+        return section, words.astype(np.int64)
+
     def string(self, address: int) -> str | None:
         """Returns the C string at `address`; None if no section of strings is there."""
         section = self._section_of(address)

@@ -67,7 +67,8 @@ class AttentionMasks:
         given, dtype = kwargs["attention_mask"], kwargs["dtype"]
         values = self._values.get((given.device, dtype))
         if values is None:
-            values = torch.tensor([0.0, -torch.inf], dtype=dtype, device=given.device).unbind()
+            # torch.full, not torch.tensor: a tensor made of a list is copied from the host, and mps waits for that
+            values = tuple(torch.full((), number, dtype=dtype, device=given.device) for number in (0.0, -torch.inf))
             self._values[(given.device, dtype)] = values
         batch, length = given.shape
         return torch.where(given, values[0], values[1])[:, None, None, :].expand(batch, 1, kwargs["q_length"], length)

@@ -18,6 +18,7 @@
 #include <new>
 #include <thread>
 #include <typeinfo>
+#include <unordered_set>
 
 namespace simulator {
 
@@ -84,6 +85,7 @@ struct DeviceAllocator final : public c10::DeviceAllocator {
     return state().active;
   }
   void emptyCache(c10::MempoolId_t) override {
+    ++state().synchronizations; // as hardware does before it releases a buffer
     state().pool.empty();
   }
   void recordStream(const c10::DataPtr&, c10::Stream) override {}
@@ -113,6 +115,33 @@ c10::Allocator* allocator() {
   static auto* const instance = new DeviceAllocator();
   return instance;
 }
+
+// Pinned memory is memory of the CPU here, as it is on hardware; it is only known by its address.
+static std::unordered_set<const void*>& pinned_memory() {
+  static auto* const instance = new std::unordered_set<const void*>();
+  return *instance;
+}
+
+static void free_pinned(void* context) {
+  auto* const memory = static_cast<c10::DataPtr*>(context);
+  {
+    std::lock_guard<std::mutex> lock(state().mutex);
+    pinned_memory().erase(memory->get());
+  }
+  delete memory;
+}
+
+struct PinnedAllocator final : public c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    auto* const memory = new c10::DataPtr(c10::GetCPUAllocator()->allocate(bytes));
+    std::lock_guard<std::mutex> lock(state().mutex);
+    pinned_memory().insert(memory->get());
+    return {memory->get(), memory, &free_pinned, c10::Device(c10::DeviceType::CPU)};
+  }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    std::memcpy(to, from, bytes);
+  }
+};
 
 // Guard and hooks -------------------------------------------------------------------------------------------------
 
@@ -234,8 +263,8 @@ struct Hooks final : public at::MPSHooksInterface {
   }
   void commitStream() const override {}
   void emptyCache() const override {
-    deviceSynchronize(); // as hardware does before it releases a buffer
-    state().pool.empty();
+    static_cast<DeviceAllocator*>(allocator())->emptyCache({0, 0});
+    forget_shapes(); // hardware drops its compiled graphs here, and here alone
   }
   size_t getCurrentAllocatedMemory() const override {
     return state().live;
@@ -281,12 +310,17 @@ struct Hooks final : public at::MPSHooksInterface {
   c10::Device getDeviceFromPtr(void*) const override {
     return device();
   }
+  bool isPinnedPtr(const void* data) const override {
+    std::lock_guard<std::mutex> lock(state().mutex);
+    return pinned_memory().count(data) > 0;
+  }
   c10::Allocator* getPinnedMemoryAllocator() const override {
     TORCH_CHECK(
-        false,
+        FROM_TORCH_2_14,
         "Attempted to set the storage of a tensor on device \"cpu\" to a storage on different device \"mps:0\": there "
-        "is no pinned memory with mps (pytorch issue 86060). Leave out pin_memory; memory is unified, so that "
-        "nothing is gained by it.");
+        "is no pinned memory with mps before torch 2.14 (pytorch issue 86060). Leave out pin_memory, or update torch.");
+    static auto* const instance = new PinnedAllocator();
+    return instance;
   }
 };
 

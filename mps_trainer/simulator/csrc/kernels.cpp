@@ -15,6 +15,8 @@
 #include <cstring>
 #include <optional>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace simulator {
@@ -33,7 +35,7 @@ void check_request(optional<c10::ScalarType> dtype, optional<c10::Layout> layout
       "only.");
   TORCH_CHECK(
       !where || where->index() <= 0, "There is one mps device in a Mac, mps:0, and ", *where, " was asked for.");
-  TORCH_CHECK(!pinned.value_or(false), "Only dense CPU tensors can be pinned, and with mps there is no pinned memory.");
+  TORCH_CHECK(!pinned.value_or(false), "Only dense CPU tensors can be pinned.");
   TORCH_CHECK_NOT_IMPLEMENTED(
       c10::layout_or_default(layout) == c10::Layout::Strided, "only strided tensors are supported on MPS");
   refuse_dtype(c10::dtype_or_default(dtype));
@@ -136,8 +138,8 @@ Tensor& copy_(Tensor& self, const Tensor& source, bool non_blocking) {
     copies.add(hash_shapes(self, source));
   } else {
     count_copy(to_device, source.nbytes());
-    if (from_device && !non_blocking) {
-      count_read("copy to the host");
+    if (!non_blocking && source.numel() > 0) {
+      count_read(to_device ? "copy to the device" : "copy to the host");
     }
   }
   Aliases aliases;
@@ -194,7 +196,13 @@ TORCH_LIBRARY_IMPL(_, MPS, m) {
 // These pick their code by the kind of device from a table, which has no column for mps in a build without MPS.
 static const std::vector<std::string> PICKED_BY_DEVICE = {"aten::conj_physical_"};
 
-void register_kernels(const std::vector<std::string>& native, const std::vector<std::string>& always_fall_back) {
+void register_kernels(
+    const std::vector<std::string>& native, const std::vector<std::string>& always_fall_back,
+    const std::vector<std::tuple<std::string, std::string, bool>>& reads) {
+  std::unordered_map<std::string, std::pair<std::string, bool>> read;
+  for (const auto& [name, argument, numbers_only] : reads) {
+    read[name] = {argument, numbers_only};
+  }
   static auto* const library =
       new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::MPS, __FILE__, __LINE__);
   const auto register_all = [](const std::vector<std::string>& names, const auto& kernel) {
@@ -203,13 +211,17 @@ void register_kernels(const std::vector<std::string>& native, const std::vector<
       const auto handle = c10::Dispatcher::singleton().findSchema(
           {full.substr(0, dot), dot == std::string::npos ? "" : full.substr(dot + 1)});
       if (handle && !handle->hasKernelForDispatchKey(c10::DispatchKey::MPS)) { // else it has one of its own above
-        library->impl(full.substr(std::strlen("aten::")).c_str(), kernel(*handle));
+        library->impl(full.substr(std::strlen("aten::")).c_str(), kernel(full, *handle));
       }
     }
   };
-  register_all(native, native_kernel);
-  register_all(PICKED_BY_DEVICE, native_kernel);
-  register_all(always_fall_back, fallback_kernel);
+  const auto make_native = [&read](const std::string& name, const c10::OperatorHandle& handle) {
+    const auto& [argument, numbers_only] = read[name];
+    return native_kernel(handle, argument, numbers_only);
+  };
+  register_all(native, make_native);
+  register_all(PICKED_BY_DEVICE, make_native);
+  register_all(always_fall_back, [](const std::string&, const auto& handle) { return fallback_kernel(handle); });
 }
 
 } // namespace simulator

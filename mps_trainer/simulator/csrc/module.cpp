@@ -37,13 +37,13 @@ static py::dict counters() {
     std::lock_guard<std::mutex> lock(now.mutex);
     for (const auto& [name, count] : now.operators) {
       if (count.calls() > 0) {
-        called.emplace_back(name, count.calls(), count.distinct_shapes(), count.fell_back());
+        called.emplace_back(name, count.calls(), count.graphs(), count.fell_back());
       }
     }
   }
   py::dict operators;
-  for (const auto& [name, calls, shapes, fell_back] : called) {
-    operators[py::str(name)] = py::make_tuple(calls, shapes, fell_back);
+  for (const auto& [name, calls, graphs, fell_back] : called) {
+    operators[py::str(name)] = py::make_tuple(calls, graphs, fell_back);
   }
   py::dict result;
   result["blocking_reads"] = now.blocking_reads.load();
@@ -61,7 +61,7 @@ static py::dict counters() {
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("install", &install_device, "Add the device to this process; once.");
-  m.def("register_kernels", &register_kernels, "Operators that hardware has a kernel for, and that fall back always.");
+  m.def("register_kernels", &register_kernels, "Operators that hardware has a kernel for, that fall back always, and that read values.");
   m.def("stop_autograd_thread", &stop_autograd_thread, py::call_guard<py::gil_scoped_release>());
   m.def("set_active", [](bool active) { state().active = active; });
   m.def("set_fallback", [](bool fallback) { state().fallback = fallback; });

@@ -8,8 +8,8 @@
 #include <memory>
 #include <mutex>
 
-// From torch 2.14 on, what is free in a heap is split and joined; see pool_split_join.cpp.
-#define SPLITS_AND_JOINS (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14)
+// From torch 2.14 on, what is free in a heap is split and joined (pool_split_join.cpp), and there is pinned memory.
+#define FROM_TORCH_2_14 (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14)
 
 namespace simulator {
 

@@ -1,7 +1,7 @@
 // The allocator of torch until 2.13: a buffer that is given back keeps its size, and serves requests up to that size.
 #include "pool.h"
 
-#if !SPLITS_AND_JOINS
+#if !FROM_TORCH_2_14
 
 #include <algorithm>
 #include <map>

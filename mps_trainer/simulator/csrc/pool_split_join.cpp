@@ -2,7 +2,7 @@
 // split, and neighbours that are free are joined when no single one is large enough (pytorch pull request 188045).
 #include "pool.h"
 
-#if SPLITS_AND_JOINS
+#if FROM_TORCH_2_14
 
 #include <algorithm>
 #include <set>

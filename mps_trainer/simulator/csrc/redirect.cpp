@@ -24,6 +24,9 @@ struct Operator {
   bool makes_view = false; // the result looks at the memory of an argument, and no kernel runs
   bool draws = false; // random numbers, from the default generator even where it takes none
   bool size_from_values = false; // the host has to read values to know the size of the result
+  size_t read = SIZE_MAX; // the argument that the kernel reads on the host
+  bool reads_numbers_only = false; // and only if it has no dimensions
+  size_t output_size = SIZE_MAX; // the argument that makes reading for the size of the result unnecessary
   bool indexes = false; // takes indices, which may be on the CPU, or masks, whose values give the size
   size_t generator = SIZE_MAX; // position among the arguments
   size_t written = SIZE_MAX; // the first argument that is written to
@@ -48,6 +51,9 @@ Operator::Operator(const c10::OperatorHandle& handle) {
     const auto& argument = schema.arguments()[i];
     if (is_generator(argument)) {
       generator = i;
+    }
+    if (argument.name() == "output_size") {
+      output_size = i;
     }
     if (written == SIZE_MAX && argument.alias_info() != nullptr && argument.alias_info()->isWrite()) {
       written = i;
@@ -108,6 +114,17 @@ static bool has_mask(const c10::IValue& indices) {
   return false;
 }
 
+static bool reads(const Operator& op, const c10::IValue* arguments) {
+  if (op.size_from_values && (op.output_size == SIZE_MAX || arguments[op.output_size].isNone())) {
+    return true;
+  }
+  if (op.read != SIZE_MAX && arguments[op.read].isTensor()) {
+    const auto& tensor = arguments[op.read].toTensor();
+    return tensor.defined() && tensor.device().is_mps() && (tensor.dim() == 0 || !op.reads_numbers_only);
+  }
+  return op.indexes && has_mask(arguments[1]);
+}
+
 // Replaces the arguments on top of the stack by the results of the CPU kernel.
 static void call_host(const c10::OperatorHandle& handle, const Operator& op, torch::jit::Stack* stack) {
   const auto& schema = handle.schema();
@@ -140,7 +157,7 @@ static void run(const c10::OperatorHandle& handle, const Operator& op, torch::ji
   if (!op.makes_view) {
     op.count->add(hash);
   }
-  if (op.size_from_values || (op.indexes && has_mask(arguments[1]))) {
+  if (reads(op, arguments)) {
     count_read(op.name.c_str());
   }
   call_host(handle, op, stack);
@@ -171,8 +188,12 @@ static void fall_back(const c10::OperatorHandle& handle, const Operator& op, tor
 }
 
 struct Native final : public c10::OperatorKernel {
-  explicit Native(const c10::OperatorHandle& handle) : op(handle) {
+  Native(const c10::OperatorHandle& handle, const std::string& read, bool numbers_only) : op(handle) {
     op.native = true;
+    op.reads_numbers_only = numbers_only;
+    if (const auto index = handle.schema().argumentIndexWithName(read)) {
+      op.read = static_cast<size_t>(*index);
+    }
   }
   void operator()(const c10::OperatorHandle& handle, c10::DispatchKeySet, torch::jit::Stack* stack) {
     run(handle, op, stack);
@@ -195,11 +216,11 @@ static void refuse(const c10::OperatorHandle& handle, torch::jit::Stack*) {
       "alone, and no kernel of the CPU computes the same. Try it on a Mac, or do without it here.");
 }
 
-torch::CppFunction native_kernel(const c10::OperatorHandle& handle) {
+torch::CppFunction native_kernel(const c10::OperatorHandle& handle, const std::string& read, bool numbers_only) {
   if (!handle.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
     return torch::CppFunction::makeFromBoxedFunction<&refuse>();
   }
-  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Native>(handle));
+  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Native>(handle, read, numbers_only));
 }
 
 torch::CppFunction fallback_kernel(const c10::OperatorHandle& handle) {

@@ -13,17 +13,24 @@ void OperatorCount::add_shapes(uint64_t shapes) {
   last_shapes_ = shapes;
 }
 
-size_t OperatorCount::distinct_shapes() const {
+size_t OperatorCount::graphs() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return shapes_.size();
+  return forgotten_ + shapes_.size();
+}
+
+void OperatorCount::forget_shapes() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  forgotten_ += shapes_.size();
+  shapes_.clear();
+  last_shapes_ = NO_SHAPES;
 }
 
 void OperatorCount::reset() {
+  forget_shapes();
   std::lock_guard<std::mutex> lock(mutex_);
   calls_ = 0;
   fell_back_ = false;
-  shapes_.clear();
-  last_shapes_ = NO_SHAPES;
+  forgotten_ = 0;
 }
 
 OperatorCount& operator_count(const std::string& name) {
@@ -40,6 +47,13 @@ void count_copy(bool to_device, uint64_t bytes) {
   auto& now = state();
   ++(to_device ? now.host_to_device : now.device_to_host);
   (to_device ? now.host_to_device_bytes : now.device_to_host_bytes) += bytes;
+}
+
+void forget_shapes() {
+  std::lock_guard<std::mutex> lock(state().mutex);
+  for (auto& [name, count] : state().operators) {
+    count.forget_shapes();
+  }
 }
 
 void reset_counts() {

@@ -20,8 +20,8 @@ inline c10::Device device() {
   return c10::Device(c10::DeviceType::MPS, 0);
 }
 
-// How often an operator ran, and for how many shapes: each is a graph that hardware compiles. A step runs thousands of
-// operators, mostly with the shapes of the call before, so that case takes no lock.
+// How often an operator ran, and for how many shapes: each is a graph that hardware compiles if the operator's kernel
+// builds one. A step runs thousands of operators, mostly with the shapes of the call before, so that case takes no lock.
 class OperatorCount {
  public:
   // `shapes`: a hash of the sizes and dtypes of all tensor arguments.
@@ -40,7 +40,8 @@ class OperatorCount {
   bool fell_back() const {
     return fell_back_;
   }
-  size_t distinct_shapes() const;
+  size_t graphs() const; // for shapes that were new, or new again after forget_shapes()
+  void forget_shapes();
   void reset();
 
  private:
@@ -51,6 +52,7 @@ class OperatorCount {
   std::atomic<bool> fell_back_{false};
   mutable std::mutex mutex_;
   std::unordered_set<uint64_t> shapes_;
+  size_t forgotten_ = 0;
 };
 
 struct State {
@@ -78,6 +80,7 @@ OperatorCount& operator_count(const std::string& name);
 void count_read(const char* name, bool fell_back = false); // and tells the listener
 void count_copy(bool to_device, uint64_t bytes);
 void reset_counts();
+void forget_shapes(); // of all operators: their graphs are compiled again
 
 // Calls back into Python, if anybody listens: `kind` is "read" or "fallback". Set in module.cpp.
 void notify(const char* kind, const std::string& name);
