@@ -347,6 +347,7 @@ class Trainer:
             max_steps=plan.max_steps,
             num_train_epochs=plan.epochs,
             train_batch_size=self._mt_examples_at_a_time or self._train_batch_size,
+            update_size=self.get_total_train_batch_size(self.args),
             is_local_process_zero=self.is_local_process_zero(),
             is_world_process_zero=self.is_world_process_zero(),
         )

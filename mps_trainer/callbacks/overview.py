@@ -27,7 +27,7 @@ def first_lines(args: Any, state: Any, model: Any, loader: Any) -> list[str]:
     for line in (
         lambda: parameters_of(model),
         lambda: _steps(args, state, loader),
-        lambda: _batch(args),
+        lambda: _batch(args, state),
         lambda: expected_checkpoints(args, state, model),
         lambda: buckets_of(loader),
         lambda: _resumed(state),
@@ -109,21 +109,21 @@ def checkpoint_size(args: Any, model: Any) -> int:
 
 def _steps(args: Any, state: Any, loader: Any) -> str:
     steps = f"{state.max_steps:,} step{'s' if state.max_steps != 1 else ''}"
-    examples = num_examples(loader, args.train_batch_size) if loader is not None and length_of(loader) else 0
+    examples = num_examples(loader, _batch_of_one(args, state)) if loader is not None and length_of(loader) else 0
     if not examples:
         return steps
     epochs = args.num_train_epochs
     if args.max_steps > 0:
-        epochs = state.max_steps * _examples_in_step(args) / examples
+        epochs = state.max_steps * examples_in_step(args, state) / examples
     return f"{steps}, {epochs:.3g} epoch{'s' if f'{epochs:.3g}' != '1' else ''} of {examples:,} examples"
 
 
-def _batch(args: Any) -> str:
+def _batch(args: Any, state: Any) -> str:
     """Returns the effective batch and its factors."""
-    size = _examples_in_step(args)
+    size = examples_in_step(args, state)
     text = f"{size:,} example{'s' if size != 1 else ''} in a step"
     parts = [
-        f"{args.train_batch_size} in a batch",
+        f"{_batch_of_one(args, state)} in a batch",
         f"{args.world_size} processes" if args.world_size > 1 else "",
         f"{args.gradient_accumulation_steps} accumulated" if args.gradient_accumulation_steps > 1 else "",
     ]
@@ -131,8 +131,18 @@ def _batch(args: Any) -> str:
     return text if len(parts) == 1 else f"{text}: {' x '.join(parts)}"
 
 
-def _examples_in_step(args: Any) -> int:
-    return args.train_batch_size * args.world_size * args.gradient_accumulation_steps
+def _batch_of_one(args: Any, state: Any) -> int:
+    return examples_in_step(args, state) // (args.world_size * args.gradient_accumulation_steps)
+
+
+def examples_in_step(args: Any, state: Any) -> int:
+    """Returns the examples in an optimizer step of all processes.
+
+    A run that resumes from a checkpoint of transformers may have smaller batches than its arguments say: this
+    Trainer's state has the number, and another library's does not.
+    """
+    asked = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
+    return getattr(state, "update_size", asked)
 
 
 def _number(count: int) -> str:

@@ -10,7 +10,7 @@ from transformers.trainer_callback import ProgressCallback as TransformersProgre
 from ..amounts import format_bytes
 from ..data.loader import length_of, num_examples
 from ..terminal import on_terminal
-from .overview import first_lines
+from .overview import examples_in_step, first_lines
 from .progress_bars import Bar, memory_in_use, samples_per_second
 from .progress_lines import Tenths
 
@@ -40,7 +40,7 @@ class ProgressCallback(TransformersProgressCallback):
     # Training
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        self._batch = examples_in_step(args, state)
         self.current_step = state.global_step
         if not state.is_world_process_zero:
             return

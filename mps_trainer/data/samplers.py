@@ -53,8 +53,8 @@ def train_sampler(
                 "train_sampling_strategy='batch_rebalance' works only in one process, and there are "
                 f"{processes.size}. Use 'bucket_by_length' or 'group_by_length'."
             )
-        size, drop_last = args.train_batch_size, args.dataloader_drop_last
-        return rebalanced_batches(dataset, size, accumulation, column, processing_class, drop_last)
+        drop_last = args.dataloader_drop_last
+        return rebalanced_batches(dataset, batch_size, accumulation, column, processing_class, drop_last)
     if strategy == "bucket_by_length":
         together = batch_size * processes.size
         parts = parts_of_batch(together, accumulation)

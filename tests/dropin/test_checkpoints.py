@@ -14,6 +14,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 
 import mps_trainer
+from mps_trainer.callbacks import ProgressCallback
 from mps_trainer.errors import MisconfigurationException
 
 from .conftest import Library, assert_same_logs, bert_classifier, gpt2, sentences, texts
@@ -309,3 +310,34 @@ def test_weights_that_would_run_code_are_refused(tmp_path):
     trainer = mps_trainer.Trainer(bert_classifier(), args, train_dataset=sentences())
     with pytest.raises(MisconfigurationException, match=r"pytorch_model\.bin is refused"):
         trainer.train(resume_from_checkpoint=str(folder))
+
+
+@pytest.mark.parametrize("strategy", ["random", "batch_rebalance"])
+def test_a_batch_size_that_transformers_found_is_trained_with_and_shown(both, tmp_path, capfd, strategy):
+    def small(model, most, sizes):
+        def take_memory(module, args, kwargs):
+            sizes.append(len(kwargs["input_ids"]))
+            if sizes[-1] > most:
+                raise RuntimeError("CUDA out of memory.")
+
+        model.register_forward_pre_hook(take_memory, with_kwargs=True)
+        return model
+
+    def run(library):
+        settings = {"auto_find_batch_size": True, "per_device_train_batch_size": 9, "max_steps": 7, "save_steps": 2}
+        settings |= {"save_strategy": "steps", "train_sampling_strategy": strategy if library.is_ours else "random"}
+        sizes, checkpoint = [], tmp_path / "transformers" / "checkpoint-2"
+        data = {"train_dataset": [{**row, "length": 8} for row in sentences()]}
+        model = small(bert_classifier(), 100 if library.is_ours else 6, sizes)
+        trainer = library.trainer(model, trainer=data, disable_tqdm=not library.is_ours, **settings)
+        trainer.train(resume_from_checkpoint=str(checkpoint) if library.is_ours else None)
+        return sizes, trainer
+
+    (begun, _), (sizes, trainer) = both(run)
+    assert begun[-1] == 6
+    assert set(sizes) == {6}
+    lines = capfd.readouterr().out.splitlines()
+    assert "  6 examples in a step" in lines
+    assert "  7 steps, 1.75 epochs of 24 examples" in lines
+    bar = next(each for each in trainer.callback_handler.callbacks if isinstance(each, ProgressCallback))
+    assert bar._batch == trainer.get_total_train_batch_size(trainer.args) == 6
