@@ -58,10 +58,8 @@ class MemoryGuard:
         too_much = max(_TIMES * needed, needed + self._worthwhile)
         if held <= too_much:
             return
-        for release in (
-            release_buffers,
-            free_unused,
-        ):  # graphs only if buffers are not enough: they are compiled again
+        # graphs are dropped only if buffers are not enough, because the next steps compile them again
+        for release in (release_buffers, free_unused):
             release(self.device)
             self._left = live_and_driver(self.device)[1]
             if self._left <= too_much:
