@@ -15,11 +15,12 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OWN = os.path.dirname(__file__) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 # Frames of these do not explain anything: torch's own Python, numpy's, which asks for the values that it is given,
-# this package's tracing and counting, decorators.
+# this package's tracing, counting and watching of look-ups, decorators.
 _SKIPPED = (
     _TORCH,
     _OWN,
     os.path.join(_PACKAGE, "simulator") + os.sep,
+    os.path.join(_PACKAGE, "data", "batch_checks.py"),
     os.path.dirname(np.__file__) + os.sep,
     str(contextlib.__file__),
     "<frozen ",

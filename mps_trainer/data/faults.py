@@ -87,7 +87,7 @@ def _why_files_ran_out(error: BaseException, loader: Any) -> str | None:
     return (
         f"Too many files are open: this process may open {limit:,}, and {loader.num_workers} workers need more for "
         "their pipes and the batches on their way. What to do: raise the limit with `ulimit -n 4096` before the "
-        f"start, or use fewer workers with dataloader_num_workers."
+        "start, or use fewer workers with dataloader_num_workers."
     )
 
 

@@ -53,7 +53,11 @@ def test_elsewhere_processes_are_asked_for_and_what_is_for_mps_is_not():
         (PC, ("gpu", "", "", ""), "'gpu' is not valid: device is one of auto"),
         (PC, ("mps", "", "", ""), "mps cannot run here: this machine runs Linux"),
         (PC, ("", "half", "", ""), "mixed_precision is one of no, fp16, bf16"),
-        (replace(MAC, os_version="13.6"), ("", "bf16", "", "", ""), "mps does not compute in bf16 here."),
+        (
+            replace(MAC, os_version="13.6", torch_version="2.8.0"),
+            ("", "bf16", "", "", ""),
+            "mps does not compute in bf16 here.",
+        ),
         (GPUS, ("", "", "3", ""), "Take at most 2"),
         (GPUS, ("", "", "many", ""), "num_processes is a whole number"),
         (MAC, ("", "", "perhaps", "", ""), "mps_fallback is true or false (yes or no)"),

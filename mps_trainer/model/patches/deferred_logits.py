@@ -303,12 +303,8 @@ _DEFERRED: dict[Any, Callable[..., DeferredLogits | None]] = {
     torch.ops.aten.clone.default: _copy,
     torch.ops.aten._to_copy.default: _copy,
 }
-_ASK_FOR_GRADIENT = {
-    torch.autograd.grad,
-    torch.Tensor.register_hook,
-    torch.Tensor.retain_grad,
-    torch.Tensor.grad_fn.__get__,
-}
+_TENSOR: Any = torch.Tensor
+_ASK_FOR_GRADIENT = {torch.autograd.grad, _TENSOR.register_hook, _TENSOR.retain_grad, _TENSOR.grad_fn.__get__}
 # These need memory, which only plain tensors have.
 _READ_STORAGE = {
     getattr(torch.Tensor, name)
