@@ -126,6 +126,9 @@ class BatchCheck:
         return None
 
 
+_WHOLE = {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool}
+
+
 class _Lookups(TorchFunctionMode):
     """Raises InvalidBatchError before an operator reads a value of a doubtful column outside its table."""
 
@@ -151,8 +154,8 @@ class _Lookups(TorchFunctionMode):
             indices, table = inspect.signature(func).bind(*args, **kwargs).args[:2]
             return self._outside(indices, table.shape[0])
         if func not in _LOSSES:
-            table, dim, indices = (*args, *kwargs.values())[:3]
-            return self._outside(indices, table.shape[dim])
+            table, dim, indices = _gathered(*args, **kwargs)
+            return self._outside(indices, table.shape[dim]) if isinstance(dim, int) else None
         given = inspect.signature(func).bind(*args, **kwargs).arguments
         scores, target = given["input"], given["target"]
         if func is functional.binary_cross_entropy_with_logits:
@@ -194,8 +197,8 @@ class _Lookups(TorchFunctionMode):
         if value < 0 and name == "labels":
             remedy = f"Number the {counted} from 0; {_IGNORED} marks what the loss leaves out"
         return (
-            f"{self.name_row(place[0])} has {value}{at} in column {name!r}, and {self.check.name} has {size:,} "
-            f"{counted}, 0 to {size - 1:,}. {remedy}."
+            f"{self.name_row(place[0] if place else 0)} has {value}{at} in column {name!r}, and {self.check.name} has "
+            f"{size:,} {counted}, 0 to {size - 1:,}. {remedy}."
         )
 
     def _says_length(self, positions: int, row: int = 0) -> str:
@@ -242,13 +245,16 @@ def _position_tables(model: Any) -> dict[int, int]:
     return tables
 
 
+def _gathered(input: torch.Tensor, dim: Any, index: torch.Tensor, **_: Any) -> tuple[torch.Tensor, Any, torch.Tensor]:
+    return input, dim, index
+
+
 def _is_on_host(column: Any) -> bool:
-    """Returns True for a tensor of whole numbers in host memory, which can be read without a wait."""
-    return (
-        isinstance(column, torch.Tensor)
-        and column.device.type == "cpu"
-        and not (column.is_floating_point() or column.is_complex())
-    )
+    """Returns True for a tensor of whole numbers in host memory, which can be read without a wait.
+
+    torch compares no uint16, uint32 and uint64: a model that takes these converts them first.
+    """
+    return isinstance(column, torch.Tensor) and column.device.type == "cpu" and column.dtype in _WHOLE
 
 
 def _exceeds(column: Any, size: int, is_labels: bool) -> bool:

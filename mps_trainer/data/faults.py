@@ -183,7 +183,7 @@ def _find(dataset: Any, collate: Callable, rows: list[int], batched: bool) -> st
 
     begin = f"A batch could not be made from {naming(rows)} of the dataset"
     if works(examples):
-        return f"{begin} the first time, and could the second. What to do: see what else it depends on."
+        return f"{begin} at first, and could be made when it was tried again. What to do: see what else it depends on."
     if ragged := _unpadded(collate, examples):
         return (
             f"{begin}, because nothing pads column{'s' * (len(ragged) > 1)} {', '.join(map(repr, ragged))}, whose "

@@ -16,8 +16,8 @@ from ..refusal import LONGEST, as_line
 NOT_SHOWN = "..."
 
 # User and password of an address, up to the last @ (without a password there is no / in it), then query and fragment.
-_USER = re.compile(r"(?<=://)(?:[^\s/:]*:\S*|[^\s/?#]+)@|(?<![^\s'\"(=])[^\s/:@'\"]+:(?!//)\S+@(?=\w)")
-_QUERY = re.compile(r"(://[^\s?#'\"<>]*)[?#][^\s'\"<>]*")
+_USER = re.compile(r"(?<=//)(?:[^\s/:]*:\S*|[^\s/?#]+)@|(?<![^\s'\"(=])[^\s/:@'\"]+:(?!//)\S+@(?=\w)")
+_QUERY = re.compile(r"(://[^\s?#;'\"<>]*)[?#;][^\s'\"<>]*")
 _WORD = re.compile(r"[\w+/.~%-]{20,}=*")
 _TOKEN = re.compile(
     r"(?<![A-Za-z0-9])(?:hf_|gh[a-z]_|github_pat_|glpat-|xox[a-z]-|npm_|sk-|A[KS]IA|AIza)[\w-]*[A-Za-z0-9]{16}"

@@ -320,3 +320,17 @@ def test_an_error_of_another_kind_stays_what_it_is():
     with pytest.raises(RuntimeError, match=r"^out of memory") as caught, BatchCheck(bert()).watching(batch, str):
         raise RuntimeError("out of memory")
     assert not isinstance(caught.value, InvalidBatchError)
+
+
+def test_a_gather_with_arguments_by_name_is_left_alone():
+    """The labels exceed the classes, and the model maps them itself."""
+    batch = {"input_ids": torch.zeros(2, 3, dtype=torch.long), "labels": torch.tensor([5, 0])}
+    with BatchCheck(bert()).watching(batch, str):
+        found = torch.gather(torch.eye(2), index=torch.zeros(2, 1, dtype=torch.long), dim=1)
+    assert found.tolist() == [[1], [0]]
+
+
+def test_formats_that_torch_cannot_compare_are_left_to_the_model():
+    batch = {"input_ids": torch.zeros(2, 3, dtype=torch.uint16), "labels": torch.tensor([1, 0])}
+    with BatchCheck(bert()).watching(batch, str):
+        assert batch["input_ids"].long().sum() == 0

@@ -167,7 +167,7 @@ def test_a_fault_that_does_not_come_again_is_called_so(make_trainer):
             raise error
 
     _, explanation = fault(make_trainer({"train_dataset": Rows(now_and_then)}, max_steps=5), LookupError)
-    assert "the first time, and could the second. What to do: " in explanation
+    assert "at first, and could be made when it was tried again. What to do: " in explanation
 
 
 def test_a_stream_is_told_by_its_batch(make_trainer):

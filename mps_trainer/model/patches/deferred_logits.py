@@ -1,12 +1,12 @@
 """Logits of a language model that are computed when something reads them, which the loss does not.
 
-The logits are what a step of a language model needs most memory for: with their float32 copy, softmax and gradient
-four times tokens x words. Where the model computes its own loss, the head returns a stand-in for them, and
+A step of a language model needs most memory for its logits: with their float32 copy, softmax and gradient, four times
+tokens x words. Where the model computes its own loss, the head returns a stand-in for them, and
 `cross_entropy` of it computes the loss a few rows at a time. Any other operation computes the logits first.
 
 The stand-in is a tensor to autograd, which records what is done with it as it does for plain logits. Only the numbers
-come later. They are the same at any time: the head's input and weight may not have changed, and the first operation
-that changes logits computes them.
+come later. They are those that the head would have given: reading them is refused once its input or weight has
+changed, and the first operation that changes logits computes them.
 
 Gain, by `python -m benchmarks language`, beside transformers: a step of a Llama with 65,536 words and 2,048 tokens
 needs 0.43 of the memory above the start, with LoRA 0.18, and 0.80 of the processor time, with LoRA 0.82.
