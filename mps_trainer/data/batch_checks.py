@@ -105,7 +105,7 @@ class BatchCheck:
         if self.config is None or not isinstance(labels, torch.Tensor) or labels.device.type != "cpu":
             return None
         classes, kind, is_float = self.config.num_labels, self.config.problem_type, labels.is_floating_point()
-        if kind is None and classes > 1:  # as transformers concludes from the first labels
+        if kind is None and classes > 1:  # transformers concludes it from the first labels
             kind = "multi_label_classification" if is_float else "single_label_classification"
         if kind == "multi_label_classification" and not is_float:
             return (

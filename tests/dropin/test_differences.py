@@ -1,4 +1,4 @@
-"""What docs/differences.md says of numbers and behaviour, of both libraries."""
+"""Holds both libraries to the numbers and behaviour that docs/differences.md states."""
 
 from __future__ import annotations
 
