@@ -140,7 +140,7 @@ def test_numbers_of_different_places_are_refused_at_once(monkeypatch):
     two = Processes(0, 2)
     two.group = None
     assert [two.sum([float(number), 1.0]) for number in (1, 2)] == [[2.0, 2.0], [3.0, 2.0]]
-    with pytest.raises(DifferentExchangesError, match=r"test_rank_monitor\.py, line \d+, and another one"):
+    with pytest.raises(DifferentExchangesError, match=r"test_rank_monitor\.py, line \d+, and another process"):
         two.sum([0.0, 1.0, 2.0])
 
 
