@@ -106,17 +106,18 @@ class BatchCheck:
             return None
         classes, kind, is_float = self.config.num_labels, self.config.problem_type, labels.is_floating_point()
         if kind is None and classes > 1:  # transformers concludes it from the first labels
-            kind = "multi_label_classification" if is_float else "single_label_classification"
-        if kind == "multi_label_classification" and not is_float:
+            is_class = labels.dtype in (torch.int64, torch.int32)
+            kind = "single_label_classification" if is_class else "multi_label_classification"
+        elif kind == "multi_label_classification" and not is_float:
             return (
                 f"{self.name} is a multi-label model (problem_type={kind!r}), which needs floats: give each row a "
                 f"list of {classes}, with 1.0 for the classes that it has."
             )
-        if kind == "multi_label_classification" and labels.shape[1:] != (classes,):
+        if kind == "multi_label_classification" and not (is_float and labels.shape[1:] == (classes,)):
             return (
-                f"{self.name} with num_labels={classes} takes floats for multi-label classification. Give each row a "
-                f"list of {classes} floats; or, for one class, its number as an int; or set num_labels=1 for a "
-                "regression."
+                f"{self.name} with num_labels={classes} takes {labels.dtype} labels for multi-label classification. "
+                f"Give each row a list of {classes} floats; or, for one class, its number as an int; or set "
+                "num_labels=1 for a regression."
             )
         if kind == "single_label_classification" and labels.dim() == 2 and labels.shape[1] > 1:
             return (

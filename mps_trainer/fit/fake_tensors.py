@@ -119,23 +119,23 @@ def _remembered(result: Any, given: Iterable[Any]) -> tuple[type, tuple[_Form | 
     Args:
         given: the arguments. `_unsafe_view` has the memory of one, which its schema does not say.
     """
-    each = result if type(result) in (tuple, list) else (result,)
     forms: list[_Form | None] = []
     storages = {tensor.untyped_storage()._cdata for tensor in tensors_in(list(given))}
-    of_others = len(storages)
-    for one in each:
+    for one in result if type(result) in (tuple, list) else (result,):
         if one is None:
             forms.append(None)
             continue
         if not isinstance(one, torch.Tensor) or one.layout is not torch.strided or one.storage_offset():
             return None
-        forms.append((one.shape, one.stride(), one.dtype))
-        made = torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=_META)
-        if made.untyped_storage().nbytes() != one.untyped_storage().nbytes():
+        storage = one.untyped_storage()
+        if storage._cdata in storages:
             return None
-        storages.add(one.untyped_storage()._cdata)
-    if len(storages) - of_others < sum(form is not None for form in forms):
-        return None
+        storages.add(storage._cdata)
+        with in_kernel_invocation_manager(fake_mode()):
+            made = torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=_META)
+        if made.untyped_storage().nbytes() != storage.nbytes():
+            return None
+        forms.append((one.shape, one.stride(), one.dtype))
     return type(result) if type(result) in (tuple, list) else torch.Tensor, tuple(forms)
 
 

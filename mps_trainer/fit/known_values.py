@@ -20,6 +20,8 @@ from ..nested import tensors_in
 from .fake_tensors import fake_of
 
 _MOST = 2**20  # numbers in a tensor whose values are kept
+_MOST_FRACTIONS = 2**18  # fewer floats: each layer makes a mask of them, by which no step decides
+_EMPTY = {getattr(torch.ops.aten, name) for name in ("empty", "empty_strided", "empty_like", "new_empty")}
 _values = WeakTensorKeyDictionary()
 _spoiled = WeakIdKeyDictionary()  # the storages that were partly overwritten with values that are not known
 
@@ -27,9 +29,13 @@ _spoiled = WeakIdKeyDictionary()  # the storages that were partly overwritten wi
 def fake_with_values(tensor: Tensor) -> Tensor:
     """Returns a fake tensor like `tensor`, with its values if it is small."""
     fake = fake_of(tensor)
-    if tensor.numel() <= _MOST:
+    if _is_small(tensor):
         _values[fake] = tensor
     return fake
+
+
+def _is_small(tensor: Tensor) -> bool:
+    return tensor.numel() <= (_MOST_FRACTIONS if tensor.is_floating_point() else _MOST)
 
 
 def values_of(tensor: Tensor) -> Tensor | None:
@@ -42,7 +48,9 @@ def values_of(tensor: Tensor) -> Tensor | None:
 
 def are_known(func: Any, given: Iterable[Tensor]) -> bool:
     """Returns True if the result of an operator follows from known values of its arguments."""
-    return all(values_of(each) is not None for each in given) and torch.Tag.nondeterministic_seeded not in func.tags
+    if any(values_of(each) is None for each in given) or func.overloadpacket in _EMPTY:
+        return False
+    return torch.Tag.nondeterministic_seeded not in func.tags
 
 
 def computed(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -59,7 +67,7 @@ def with_values(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
 def keep_values(func: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
     """Keeps the values of an operator's result where they are known and few, or a view of known ones."""
     fakes = [each for each in tensors_in(result) if isinstance(each, FakeTensor)]
-    if fakes and (func.is_view or max(each.numel() for each in fakes) <= _MOST):
+    if fakes and (func.is_view or all(map(_is_small, fakes))):
         for fake, values in zip(fakes, tensors_in(computed(func, args, kwargs)), strict=True):
             _values[fake] = values
     else:

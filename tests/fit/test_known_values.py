@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mps_trainer.fit.fake_tensors import fake_mode, fake_of
-from mps_trainer.fit.known_values import _MOST, HostReads, fake_with_values
+from mps_trainer.fit.known_values import _MOST, _MOST_FRACTIONS, HostReads, fake_with_values, values_of
 from mps_trainer.fit.memory_tracker import MemoryTracker
 
 IDS = torch.tensor([[7, 7, 1, 2], [7, 3, 1, 0]])
@@ -47,10 +47,19 @@ def test_changes_in_place_are_followed_and_those_that_are_not_known_end_it():
 def test_large_and_random_tensors_have_no_known_values():
     many = fake_with_values(torch.zeros(_MOST + 1, dtype=torch.long))
     assert many.sum().item() == 1
+    allowed = torch.ones(_MOST_FRACTIONS + 1, dtype=torch.bool, device=many.device)
+    assert values_of(allowed) is not None
+    assert values_of(allowed.float()) is None
     assert torch.rand(4, device=many.device).sum().item() == 1.0
     dropped = torch.zeros(4, device=many.device)
     dropped.bernoulli_(0.5)
     assert dropped.sum().item() == 1.0
+
+
+def test_uninitialized_memory_has_no_known_values():
+    rows = fake_with_values(IDS)
+    for empty in (rows.new_empty(4), torch.empty(4, device=rows.device), torch.empty_like(rows)):
+        assert values_of(empty) is None
 
 
 def test_numpy_reads_known_values_and_ones_for_others():
