@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 import logging
@@ -44,7 +43,7 @@ from .data.samplers import eval_sampler, fitted_buckets, train_sampler
 from .data.split import split
 from .data.transfer import BatchTransfer
 from .distributed import Processes, absent_named
-from .distributed.ddp import add_nothing, inside
+from .distributed.ddp import inside
 from .distributed.fsdp import total_norm as norm_of_shards
 from .errors import MisconfigurationException
 from .evaluation import outputs
@@ -59,12 +58,12 @@ from .loop import loss as losses
 from .loop.accelerate_facade import Accelerator
 from .loop.counts import flos_per_token, main_input, tokens_in
 from .loop.ending import ending_in_order
-from .loop.hooks import Hooks, SavingHooks, StatePair
+from .loop.hooks import SavingHooks
 from .loop.microbatches import sizes_to_begin_with
 from .loop.plan import StepPlan
 from .loop.run import TrainingRun
-from .loop.run_state import begin_state, load_callbacks, new_state
-from .loop.saver import WRITERS, CheckpointSaver, Contents
+from .loop.saver import CheckpointSaver, Contents
+from .loop.trainer_state import load_callbacks, new_state
 from .model import quantized
 from .model.introspection import accepts_loss_kwargs, base_model, require_trainable, spans_devices
 from .model.patches.masks import AttentionMasks
@@ -262,7 +261,8 @@ class Trainer:
             batch, whole = self.get_total_train_batch_size(self.args), run_dir == self.args.output_dir
             report.expect(run_dir, resume_from, batch, draws=whole)
         with absent_named(self._mt_what_comes), explained(self._mt_describe_run, TRAINING), self._mt_prepared():
-            output = self._mt_begin_run(resume_from, trial).run()
+            self._mt_items_are_unused = False
+            output = TrainingRun(self, trial, resume_from).run()
         if self.args.auto_find_batch_size:  # what was found, for those who ask afterwards, as in transformers
             self._train_batch_size = self.state.train_batch_size or self._train_batch_size
         return output
@@ -284,108 +284,6 @@ class Trainer:
         )
         with prepared, self._mt_precision.applied_to(self.model):
             yield
-
-    def _mt_begin_run(self, resume_from: str | None = None, trial: Any = None) -> TrainingRun:
-        """Builds a run with all of its parts, resumed from the checkpoint `resume_from`."""
-        args, run_dir = self.args, self._get_output_dir(trial)
-        loader = self.callback_handler.train_dataloader = self.get_train_dataloader()
-        values = self.set_initial_training_values(args, loader)
-        epochs, _, num_examples, num_train_samples, update_size, _, max_steps = values
-        plan = dataclasses.replace(StepPlan.of(loader, args), epochs=epochs, max_steps=max_steps)
-        model = self.model_wrapped = self._wrap_model(self.model)
-        own = ("create_optimizer", "create_optimizer_and_scheduler", "compute_loss", "training_step")
-        if self.optimizer is None and not self._mt_overrides.has(*own):  # which may train parameters of their own
-            trainer_checks.check_trainable(model)
-        self.create_optimizer_and_scheduler(plan.max_steps)
-        self._mt_precision.check_weights(model, self.optimizer)
-        set_mode(self.optimizer, training=True)
-        self.accelerator.prepare(model, self.optimizer)
-        self._mt_items_are_unused = False
-        self._mt_begin_state(plan, resume_from)
-        self._mt_saver.note_earlier(run_dir, None if resume_from is None else self.state.global_step)
-        self._mt_run = run = TrainingRun(
-            args=args,
-            model=model,
-            optimizer=lambda: self.optimizer,
-            lr_scheduler=lambda: self.lr_scheduler,
-            loader=loader,
-            plan=plan,
-            accelerator=self.accelerator,
-            precision=self._mt_precision,
-            processes=self._mt_processes,
-            events=self._mt_events,
-            hooks=self._mt_hooks(model, trial),
-            checkpointing=self._mt_saver.checkpointing(
-                run_dir,
-                save=lambda: self._save_checkpoint(model, trial),
-                load=(self._load_from_checkpoint, self._load_optimizer_and_scheduler, self._load_scaler),
-                load_rng=lambda folder: self._load_rng_state(folder),
-            ),
-            overrides=self._mt_overrides,
-            counts=StatePair(lambda: (self.current_flos, self.state.num_input_tokens_seen), self._mt_set_counts),
-            memory_guard=self._mt_memory_guard,
-            batch_size=self._train_batch_size,
-            update_size=update_size,
-            examples_at_a_time=self._mt_examples_at_a_time,
-            num_examples=num_examples,
-            num_train_samples=num_train_samples,
-        )
-        if args.save_async and args.save_strategy != "no":
-            self._mt_overrides.allow("saving while training goes on", *WRITERS)
-        if resume_from is not None:
-            run.resume(resume_from)
-        self._mt_tokens_before = self.state.num_input_tokens_seen
-        return run
-
-    def _mt_begin_state(self, plan: StepPlan, resume_from: str | None) -> None:
-        """Initialises `state` for a new run or from its checkpoint, and passes model and optimizer to the handler."""
-        begin_state(
-            self._mt_events,
-            self.args,
-            resume_from,
-            self._load_callback_state,
-            max_steps=plan.max_steps,
-            num_train_epochs=plan.epochs,
-            train_batch_size=self._mt_examples_at_a_time or self._train_batch_size,
-            update_size=self.get_total_train_batch_size(self.args),
-            is_local_process_zero=self.is_local_process_zero(),
-            is_world_process_zero=self.is_world_process_zero(),
-        )
-        if self.hp_search_backend is not None and self._trial is not None:
-            trials.set_state(self.state, self._trial, self.hp_name)
-        handler = self.callback_handler
-        handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
-
-    def _mt_hooks(self, model: nn.Module, trial: Any) -> Hooks:
-        """Returns the methods that a run calls; a callback may still replace those of transformers' names."""
-
-        def log_evaluate_save(loss: Any, norm: Any, epoch: float | None, start: float, rate: float | None) -> None:
-            ignored = self.ignore_keys_for_eval
-            self._maybe_log_save_evaluate(loss, norm, model, trial, epoch, ignored, start, learning_rate=rate)
-
-        return Hooks(
-            get_batch_samples=lambda batches, number, device: self.get_batch_samples(batches, number, device),
-            divisors=self._mt_divisors,
-            item_counts=self._mt_item_counts,
-            split_batch=lambda batch, most: self.split_batch(batch, most),
-            training_step=self._mt_training_step,
-            take_part=self._mt_take_part,
-            count_batch=self._mt_count_batch,
-            clip_grad_norm=lambda model: self._clip_grad_norm(model),
-            get_grad_norm=lambda model, clipped: self._get_grad_norm(model, grad_norm=clipped),
-            get_learning_rate=lambda: self._get_learning_rate(),
-            log_evaluate_save=log_evaluate_save,
-            evaluate_at_start=lambda: self._evaluate(trial, self.ignore_keys_for_eval, skip_scheduler=True),
-            log=lambda logs, start: self.log(logs, start),
-            store_flos=lambda: self.store_flos(),
-            finalize_training=lambda samples, start: self._finalize_training(trial, samples, start),
-        )
-
-    def _mt_training_step(
-        self, model: nn.Module, batch: Any, num_items: Any, divisor: SupportsFloat, batches: int
-    ) -> torch.Tensor:
-        self.current_gradient_accumulation_steps, self._mt_loss_divisor = batches, divisor
-        return self.training_step(model, batch, num_items)
 
     def _mt_what_comes(self) -> str:
         if self._mt_run is None:
@@ -481,7 +379,7 @@ class Trainer:
         items = self._get_num_items_in_batch(batches, device)
         run, processes = self._mt_run, self._mt_processes
         if processes.is_distributed:
-            padding = set() if run is None else run.padding_after(run.update_begins_at, len(batches))
+            padding = set() if run is None else run.padding_after(run.run_state.update_start, len(batches))
             items = losses.own_items(items, batches, padding, lambda own: self._get_num_items_in_batch(own, device))
             # what one process has learnt of the model's loss, another may not have: all ask, or none
             of_model = self.model_accepts_loss_kwargs and not self._mt_items_are_unused
@@ -660,18 +558,6 @@ class Trainer:
         """Returns a context for the forward pass. A subclass may override it; the default does nothing."""
         return contextlib.nullcontext()
 
-    def _mt_take_part(
-        self, model: nn.Module, inputs: dict[str, Any], num_items: torch.Tensor | int | None = None
-    ) -> None:
-        """Runs a backward pass with zero gradients, where this process has no loss and the others wait for it."""
-        add_nothing(
-            model,
-            self._prepare_inputs(inputs),
-            forward=self.compute_loss_context_manager,
-            compute_loss=functools.partial(self.compute_loss, num_items_in_batch=num_items),
-            backward=self.accelerator.backward,
-        )
-
     @property
     def _mt_has_own_loss(self) -> bool:
         """Returns True if the loss comes from a function or a subclass, which may use the number of items."""
@@ -789,10 +675,6 @@ class Trainer:
 
     # Tokens and operations
 
-    def _mt_count_batch(self, inputs: Any) -> None:
-        self.current_flos += float(self.floating_point_ops(inputs))
-        self._track_num_input_tokens(inputs)
-
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """Returns an estimate for forward and backward of a batch; 0 if the model or the batch does not tell enough.
 
@@ -823,10 +705,6 @@ class Trainer:
     @property
     def _mt_main_input_name(self) -> str:
         return getattr(self.model, "main_input_name", "input_ids")
-
-    def _mt_set_counts(self, counts: tuple[float, int]) -> None:
-        """Discards the counts since then."""
-        self.current_flos, self.state.num_input_tokens_seen = counts
 
     # Loaders
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
 
 from .arguments import sharding
 from .checkpoints import shards
@@ -70,15 +69,6 @@ def check_model(model: Any, model_init: Any) -> None:
         raise NotAnObjectError(
             f"model is the class {model.__name__}, and the Trainer needs a model of it. Give it an instance, for "
             f"example {model.__name__}.from_pretrained(...)."
-        )
-
-
-def check_trainable(model: nn.Module) -> None:
-    """Raises MisconfigurationException if no parameter of `model` requires a gradient."""
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise MisconfigurationException(
-            f"There is nothing to train: no parameter of {type(model).__name__} requires a gradient. Unfreeze some "
-            "with requires_grad_(True), or add adapters to the model, for example with PEFT's get_peft_model."
         )
 
 

@@ -17,6 +17,15 @@ from . import model_files, run_files
 from .manager import Writer
 from .storage.host import nbytes, on_host
 
+WRITERS = (  # where they are the Trainer's own, `background_writer` writes what they do
+    "_save_checkpoint",
+    "save_model",
+    "_save",
+    "_save_optimizer_and_scheduler",
+    "_save_scaler",
+    "_save_rng_state",
+    "_rotate_checkpoints",
+)
 _SHARE = 8  # a copy may take this part of the machine's memory; training in what is left of it has to go on
 
 

@@ -101,9 +101,11 @@ def _maker(trainer: Trainer, column: str) -> str:
 
 def _train(stand_in: Trainer, tracer: Tracer, batches: int) -> None:
     """Runs whole steps by the Trainer's own loop until `batches` batches are done, then logs as a subclass does."""
+    from ..loop.run import TrainingRun
+
     stand_in.is_in_train = True
     stand_in.model.train()
-    loop = stand_in._mt_begin_run()
+    loop = TrainingRun(stand_in)
     loop.model.zero_grad()
     done = 0
     for group, num_items in loop.updates(0):  # loads the batches, outside the trace
@@ -119,8 +121,8 @@ def _train(stand_in: Trainer, tracer: Tracer, batches: int) -> None:
     if done < batches:
         tracer.recorder.note(few_batches(done, batches))
     if _overrides(stand_in, "log") and stand_in.args.logging_strategy != "no":
-        loss, norm = loop.meter.read(stand_in.state.global_step, loop.grad_norm)
-        logs = {"loss": loss, "grad_norm": norm, "learning_rate": loop.learning_rate}
+        loss, norm = loop.meter.read(stand_in.state.global_step, loop.run_state.grad_norm)
+        logs = {"loss": loss, "grad_norm": norm, "learning_rate": loop.run_state.learning_rate}
         with tracer, tracer.phase("logging"):
             stand_in.log({name: value for name, value in logs.items() if value is not None}, time.time())
 

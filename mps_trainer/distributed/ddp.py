@@ -55,7 +55,7 @@ def no_sync(model: nn.Module, wanted: bool) -> contextlib.AbstractContextManager
     return fsdp.no_sync(model) if fsdp.is_sharded(model) else contextlib.nullcontext()
 
 
-def add_nothing(
+def zero_gradient_backward(
     model: nn.Module,
     inputs: dict[str, Any],
     forward: Callable[[], contextlib.AbstractContextManager],

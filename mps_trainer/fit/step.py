@@ -17,6 +17,7 @@ from ..coverage.autocast import autocast_of_mps
 from ..coverage.stand_in import stand_in_for
 from ..data.split import UnsplittableBatchError, examples_in
 from ..errors import MisconfigurationException
+from ..loop.run import TrainingRun
 from ..model.introspection import base_model
 from ..nested import map_tensors, tensors_in
 from .fake_tensors import fake_copy, fake_mode, modules_convert_fakes
@@ -56,7 +57,7 @@ def largest_batch(trainer: Trainer, most: int) -> Batch:
     Raises:
         MisconfigurationException: if the Trainer has no training data.
     """
-    updates = _stand_in(trainer)._mt_begin_run().updates(0)
+    updates = TrainingRun(_stand_in(trainer)).updates(0)
     batches = [
         (batch, num_items, _largest_shape(batch))
         for group, num_items in itertools.islice(updates, math.ceil(most / _accumulated(trainer)))
@@ -93,8 +94,8 @@ def measure_step(
     tracker = MemoryTracker(_vocabulary(stand_in.model))
     with contextlib.ExitStack() as stack:
         stack.enter_context(stand_in._mt_prepared(_MPS))
-        run = stand_in._mt_begin_run()
-        divisors = run.hooks.divisors([batch.inputs])
+        run = TrainingRun(stand_in)
+        divisors = stand_in._mt_divisors([batch.inputs])
         stack.enter_context(fake_mode())
         for module in _modules(stand_in):
             tracker.belongs([*module.parameters(), *module.buffers()], WEIGHTS)
@@ -104,7 +105,7 @@ def measure_step(
         _make_gradients(trained)
         tracker.belongs([each.grad for each in trained if each.grad is not None], GRADIENTS)
         tracker.kind = OPTIMIZER
-        run.optimizer().step()  # makes its state
+        stand_in.optimizer.step()  # makes its state
         run.gradients.clear()
         if accumulates or _accumulated(trainer) > 1:
             _make_gradients(trained)
@@ -113,7 +114,7 @@ def measure_step(
             parameter.register_post_accumulate_grad_hook(lambda each: tracker.belongs([each.grad], GRADIENTS))
         tracker.forget_peak()
         tracker.kind = ACTIVATIONS
-        run.accumulate([batch.inputs], batch.num_items, divisors)
+        run.forward_backward([batch.inputs], batch.num_items, divisors)
         tracker.kind = OPTIMIZER
         run.update_weights()
     return tracker.peak

@@ -2,45 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from ..callbacks.events import Events
 from ..optim.adamw import AdamW
-from ..overrides import Overrides
 from .accelerate_facade import Accelerator
+from .surface import TrainerSurface
 
 
 class Gradients:
     """Clips and clears the gradients of `model`, with as few kernels and as little Python as the run allows."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Callable[[], Any],
-        accelerator: Accelerator,
-        events: Events,
-        overrides: Overrides,
-    ) -> None:
-        self.model, self.accelerator, self.events, self.overrides = model, accelerator, events, overrides
-        self._current_optimizer = optimizer
-        self._look_at(optimizer())
+    def __init__(self, trainer: TrainerSurface, model: nn.Module) -> None:
+        self.trainer, self.model = trainer, model
+        self._inspect(trainer.optimizer)
 
     @property
     def optimizer(self) -> Any:
         """The optimizer of the Trainer, which a callback may replace."""
-        optimizer = self._current_optimizer()
+        optimizer = self.trainer.optimizer
         if optimizer is not self._optimizer:
-            self._look_at(optimizer)
+            self._inspect(optimizer)
         return optimizer
 
-    def _look_at(self, optimizer: Any) -> None:
+    def _inspect(self, optimizer: Any) -> None:
         """Determines which fused steps this optimizer supports."""
-        self._optimizer, model, accelerator = optimizer, self.model, self.accelerator
+        self._optimizer, model, accelerator = optimizer, self.model, self.trainer.accelerator
+        overrides = self.trainer._mt_overrides
         groups = getattr(optimizer, "param_groups", [])
         optimized = {id(parameter) for group in groups for parameter in group["params"]}
         parameters = list(model.parameters())
@@ -51,28 +42,28 @@ class Gradients:
             has_all
             and type(optimizer) is AdamW
             and as_usual
-            and self.overrides.allow("clipping within the optimizer's step", "_clip_grad_norm", "_get_grad_norm")
+            and overrides.allow("clipping within the optimizer's step", "_clip_grad_norm", "_get_grad_norm")
         )
         self._may_clear = has_all and type(model).zero_grad is nn.Module.zero_grad
 
     def clip_at_step(self, max_norm: float) -> torch.Tensor | None:
-        """Returns their norm and clips them in the next step. Returns None if the optimizer cannot clip.
+        """Returns the norm of the gradients and clips them in the next step; None if the optimizer cannot clip.
 
-        A callback between clipping and step must see them clipped, and one after the step, too; so must a function
-        that a user has put in the place of the optimizer's step.
+        It does not where code would see gradients that are not clipped yet: a callback around the step, or a function
+        of the user's in the place of the optimizer's step.
         """
-        events, optimizer = self.events, self.optimizer
+        events, optimizer = self.trainer._mt_events, self.optimizer
         watched = any(
             not events.covers(event) or events.has_listener(event)
             for event in ("on_pre_optimizer_step", "on_optimizer_step")
         )
         if watched or not self._may_clip or self._others_are_trained() or _step_is_replaced(optimizer):
             return None
-        self.accelerator.unscale_gradients()
+        self.trainer.accelerator.unscale_gradients()
         return optimizer.clip_at_step(max_norm)
 
     def clear(self) -> None:
-        """Sets them to None."""
+        """Sets the gradients to None."""
         optimizer = self.optimizer
         if not self._may_clear or self._others_are_trained():
             self.model.zero_grad()
@@ -82,7 +73,7 @@ class Gradients:
                 parameter.grad = None
 
     def discard(self) -> None:
-        """Clears them and the pending clip factor."""
+        """Clears the gradients and the pending clip factor."""
         self.clear()
         if isinstance(optimizer := self.optimizer, AdamW):
             optimizer.forget_clipping()

@@ -12,6 +12,7 @@ from ..distributed import Processes
 from ..guards.numbers import NumberWatch
 
 _OF_A_NUMBER = 16  # bytes: the storage of a loss that stands for itself
+_FIXED = ("device", "processes", "skip_nonfinite", "watch")  # attributes of a meter that no loss changes
 _KEPT = 512  # losses after which they are joined to one tensor, so that a long wait for a log keeps few small tensors
 
 
@@ -91,17 +92,6 @@ class LossMeter:
         self.watch.look((), (), (value,), (step,), (None,))
         return value
 
-    def take_back(self, step: int) -> None:
-        """Discards the loss added for the unfinished update after `step`."""
-        while self._steps and self._steps[-1] == step:
-            self._steps.pop()
-            if self._losses:
-                self._losses.pop()
-            else:
-                self._joined[-1] = self._joined[-1][:-1]
-                if not len(self._joined[-1]):
-                    self._joined.pop()
-
     def read(self, step: int, grad_norm: torch.Tensor | float | None) -> tuple[float, float | None]:
         """Returns the mean loss since the last reading, and the gradient norm. One blocking device-to-host sync."""
         norm = self._drain(grad_norm)
@@ -123,6 +113,15 @@ class LossMeter:
         """Sum of the losses since the last reading, on the device."""
         self._drain(None)
         return torch.tensor(float(self._sum), device=self.device)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Returns a copy of what was added, for `restore`. Reads nothing from the device."""
+        kept = {name: value for name, value in vars(self).items() if name not in _FIXED}
+        return {name: list(value) if isinstance(value, list) else value for name, value in kept.items()}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Returns to what `snapshot` returned."""
+        vars(self).update({name: list(value) if isinstance(value, list) else value for name, value in saved.items()})
 
     def state_dict(self) -> dict[str, Any]:
         self._drain(None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,15 +13,14 @@ from transformers.trainer_pt_utils import find_batch_size
 
 from ..callbacks.events import Events
 from ..data.rows import naming, rows_of_batches
-from ..distributed import Processes
 from ..distributed.full_state import local
 from ..errors import NonFiniteLossError
 from ..guards.numbers import OVERFLOWS, NonFinite, NumberWatch
-from ..model.precision import MixedPrecision
 from .gradients import Gradients
-from .hooks import Checkpointing, Stateful
-from .meter import LossMeter
+from .hooks import Checkpointing
 from .plan import StepPlan
+from .run_state import RunState
+from .surface import TrainerSurface
 
 logger = logging.getLogger(__name__)
 
@@ -111,55 +109,24 @@ class NonFiniteReporter:
         return f"{was} ({at}{self.history.origin(found.step)})."
 
 
-class ModelBuffers:
-    """Copies buffers that a forward pass changes, such as the running means of a BatchNorm."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-
-    def state_dict(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Returns each buffer with a copy of it."""
-        return [
-            (buffer, buffer.clone())
-            for module in self.model.modules()
-            for name, buffer in module._buffers.items()
-            if buffer is not None and name not in module._non_persistent_buffers_set
-        ]
-
-    def load_state_dict(self, state: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Copies the values back."""
-        with torch.no_grad():
-            for buffer, value in state:
-                buffer.copy_(value)
-
-
 class StopOnNan:
-    """Checks each update before its step, with one sync, and stops the run at the first that is not finite.
-
-    Args:
-        parts: what an update changes before its end, by name. Weights, optimizer and schedule are not among it.
-    """
+    """Checks each update before its step, with one sync, and stops the run at the first that is not finite."""
 
     def __init__(
         self,
-        parts: Mapping[str, Stateful],
-        meter: LossMeter,
-        reporter: NonFiniteReporter,
+        trainer: TrainerSurface,
+        run_state: RunState,
         gradients: Gradients,
-        precision: MixedPrecision,
+        reporter: NonFiniteReporter,
         checkpointing: Checkpointing,
-        get_learning_rate: Callable[[], float],
-        processes: Processes,
-        saves: bool,
     ) -> None:
-        self.parts, self.meter, self.reporter, self.gradients = parts, meter, reporter, gradients
-        self.precision, self.checkpointing, self.processes = precision, checkpointing, processes
-        self.get_learning_rate, self.saves = get_learning_rate, saves
+        self.trainer, self.run_state, self.gradients = trainer, run_state, gradients
+        self.reporter, self.checkpointing = reporter, checkpointing
         self._before: dict[str, Any] = {}
 
     def begin_update(self) -> None:
         """Records the state of the run before an update, before any of its batches is loaded."""
-        self._before = {name: part.state_dict() for name, part in self.parts.items()}
+        self._before = self.run_state.snapshot(before_loading=True)
 
     def check(self, grad_norm: Any, step: int) -> float | None:
         """Returns the gradient norm of the update after `step` as a number.
@@ -168,20 +135,20 @@ class StopOnNan:
             NonFiniteLossError: if it, or a loss of the update, is not finite. Everything is as before the update then,
                 and in a checkpoint.
         """
-        norm = self.meter.settle(grad_norm, step)
-        if self.meter.watch.first is not None:
-            found, _ = self.meter.watch.take()
+        meter = self.run_state.meter
+        norm = meter.settle(grad_norm, step)
+        if meter.watch.first is not None:
+            found, _ = meter.watch.take()
             assert found is not None
             raise self._stop(found)
         return norm
 
     def _stop(self, found: NonFinite) -> NonFiniteLossError:
-        step, rate = found.step, self.get_learning_rate()
+        step, rate = found.step, self.trainer._get_learning_rate()
         happened = self.reporter.describe(found, rate)
         self.gradients.discard()
-        self.precision.abandon_step()
-        for name, part in self.parts.items():
-            part.load_state_dict(self._before[name])
+        self.trainer._mt_precision.abandon_step()
+        self.run_state.restore(self._before)
         checkpoint, saved = self._checkpoint(step)
         remedy = f"What to do: {self.reporter.remedy}, or look at those examples"
         then = "." if checkpoint is None else f"; then go on with resume_from_checkpoint={checkpoint!r}."
@@ -192,13 +159,13 @@ class StopOnNan:
     def _checkpoint(self, step: int) -> tuple[str | None, str]:
         """Returns the folder to resume from and a sentence about it."""
         model = self.gradients.model
-        if self.processes.all_reduce_max([not _are_finite(model)])[0]:  # of a sharded model, in any part
+        if self.trainer._mt_processes.all_reduce_max([not _are_finite(model)])[0]:  # each process asks its own shards
             # saved now, they could push out a checkpoint that is worth more
             self.checkpointing.wait()
             newest = self.checkpointing.newest()
             return newest, f"The weights after step {step} are not finite either, so they were not saved."
         self.checkpointing.save()
-        if not self.saves:
+        if not self.trainer.args.should_save:
             return None, "The main process has saved a checkpoint of the previous step."
         self.checkpointing.wait()
         folder = self.checkpointing.folder()

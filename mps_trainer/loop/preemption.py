@@ -8,12 +8,10 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from ..callbacks.events import Events
-from ..distributed import Processes
 from ..guards.signals import SignalHandler, how_to_go_on
-from ..random_state import rng_state, set_rng
-from ..training_args import TrainingArguments
-from .hooks import Checkpointing, Stateful, StatePair
+from .hooks import Checkpointing
+from .run_state import RunState
+from .surface import TrainerSurface
 
 
 class EvaluationLeftError(BaseException):
@@ -31,33 +29,15 @@ class PreemptionHandler:
 
     Args:
         signals: has noted the signal.
-        log: logs the losses since the last log, if there are any.
-
-    Attributes:
-        due: of "evaluate" and "save", what a resumed run does first: it comes after the step of its checkpoint.
+        run_state: restored to what it was before an evaluation that the signal interrupts.
     """
 
     def __init__(
-        self,
-        signals: SignalHandler,
-        events: Events,
-        args: TrainingArguments,
-        processes: Processes,
-        checkpointing: Checkpointing,
-        log: Callable[[], None],
+        self, trainer: TrainerSurface, signals: SignalHandler, run_state: RunState, checkpointing: Checkpointing
     ) -> None:
-        self.signals, self.events, self.args, self.processes = signals, events, args, processes
-        self.checkpointing, self.log = checkpointing, log
-        self.due: list[str] = []
-        self._changed_by_evaluation: dict[str, Stateful] = {
-            "rng": StatePair(rng_state, set_rng),
-            "log_history": StatePair(lambda: list(events.state.log_history), self._set_log_history),
-        }
+        self.trainer, self.signals, self.run_state, self.checkpointing = trainer, signals, run_state, checkpointing
         self._before_evaluation: dict[str, Any] | None = None
         self._takes_flags = script_takes_flags()
-
-    def _set_log_history(self, entries: list[dict[str, Any]]) -> None:
-        self.events.state.log_history[:] = entries  # in place: a callback may hold the list
 
     @property
     def should_end(self) -> bool:
@@ -67,8 +47,8 @@ class PreemptionHandler:
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         """Lets a signal interrupt an evaluation inside; `save_and_end` restores the state from before it."""
-        if self.args.save_on_signal and self.signals.all_may_stop:
-            self._before_evaluation = {name: part.state_dict() for name, part in self._changed_by_evaluation.items()}
+        if self.trainer.args.save_on_signal and self.signals.all_may_stop:
+            self._before_evaluation = self.run_state.snapshot()
         yield
         if self._before_evaluation is not None:
             self.signals.agree()
@@ -88,42 +68,44 @@ class PreemptionHandler:
         if self.signals.signum is not None:
             raise EvaluationLeftError
 
-    def evaluate_at_start(self, evaluate: Callable[[], Any]) -> None:
+    def evaluate_at_start(self, trial: Any) -> None:
         """Evaluates before the first step. A signal ends the run, with nothing to save."""
         try:
             with self.evaluating():
-                evaluate()
+                self.trainer._evaluate(trial, self.trainer.ignore_keys_for_eval, skip_scheduler=True)
         except EvaluationLeftError:
             self.signals.end("Stopped in the evaluation before the first step, with nothing new to save.")
 
-    def ask_for_what_is_due(self) -> bool:
+    def request_postponed(self) -> bool:
         """Requests what a signal prevented in the previous run. Returns False if there is nothing."""
-        if not self.due:
+        control, postponed = self.trainer.control, self.run_state.postponed
+        if not postponed:
             return False
-        control = self.events.control
-        control.should_evaluate, control.should_save = "evaluate" in self.due, "save" in self.due
-        self.due = []
+        control.should_evaluate, control.should_save = "evaluate" in postponed, "save" in postponed
+        self.run_state.postponed = []
         return True
 
-    def save_and_end(self, max_steps: int) -> NoReturn:
-        """Saves a checkpoint and ends the run. A resumed run does the evaluations and saves that are still due.
+    def save_and_end(self, log: Callable[[], None]) -> NoReturn:
+        """Saves a checkpoint and ends the run. A resumed run does the evaluations and saves that were prevented.
+
+        Args:
+            log: logs the losses since the last log, if there are any.
 
         Raises:
             KeyboardInterrupt, SystemExit: see `SignalHandler.end`.
         """
-        control, was_evaluating = self.events.control, self._before_evaluation is not None
+        control, was_evaluating = self.trainer.control, self._before_evaluation is not None
         if self._before_evaluation is not None:
-            for name, part in self._changed_by_evaluation.items():
-                part.load_state_dict(self._before_evaluation[name])
+            self.run_state.restore(self._before_evaluation)
         if control.should_log:
-            self.log()
+            log()
         if control.should_evaluate or was_evaluating:
-            self.due = ["evaluate", *(["save"] if control.should_save else [])]
+            self.run_state.postponed = ["evaluate", *(["save"] if control.should_save else [])]
         self.checkpointing.save()
         self.checkpointing.wait()
-        self.signals.end(self._message(max_steps))
+        self.signals.end(self._message())
 
-    def end_if_asked(self, max_steps: int) -> None:
+    def end_if_signalled(self, log: Callable[[], None]) -> None:
         """Ends a run that got a signal after its last step, with a checkpoint of that step.
 
         With `load_best_model_at_end` the weights are the best ones by now, and their checkpoint is there.
@@ -131,24 +113,25 @@ class PreemptionHandler:
         self.signals.agree()
         if self.signals.signum is None:
             return
-        state, is_saved = self.events.state, self.checkpointing.is_saved()
-        has_best = self.args.load_best_model_at_end and state.best_model_checkpoint is not None
+        state, is_saved = self.trainer.state, self.checkpointing.is_saved()
+        has_best = self.trainer.args.load_best_model_at_end and state.best_model_checkpoint is not None
         if not is_saved and not has_best:
-            self.save_and_end(max_steps)
+            self.save_and_end(log)
         step = state.global_step
         self.signals.end(f"Stopped after the last step, {step}, and before the work that follows training.")
 
     def _launcher(self, machines: int) -> list[str]:
         """Returns what started this process: Python, or torchrun on one machine or several."""
-        python, size = sys.executable or "python", self.processes.size
+        python, size = sys.executable or "python", self.trainer._mt_processes.size
         if size == 1:
             return [python]
         several = ["--nnodes", str(machines), "--node_rank", "..."] if machines > 1 else []
         return [python, "-m", "torch.distributed.run", *several, "--nproc_per_node", str(size // machines)]
 
-    def _message(self, max_steps: int) -> str:
-        step = self.events.state.global_step
-        machines = self.processes.gather(self.args.local_process_index).count(0)
+    def _message(self) -> str:
+        state = self.trainer.state
+        step, max_steps = state.global_step, state.max_steps
+        machines = self.trainer._mt_processes.gather(self.trainer.args.local_process_index).count(0)
         if (unsaved := self.checkpointing.unsaved()) is not None:
             return f"Stopped after step {step}, but {unsaved}"
         folder = self.checkpointing.folder()

@@ -1,136 +1,119 @@
-"""Creates the state of a run, new or from a checkpoint."""
+"""Holds the state of a run that is neither in the weights, the optimizer nor the schedule."""
 
 from __future__ import annotations
 
-import dataclasses
-import logging
-import os
-from collections.abc import Callable
 from typing import Any
 
-from transformers.trainer_callback import ExportableState, TrainerControl, TrainerState
+import torch
+from torch import nn
 
-from ..callbacks.events import Events
-from ..checkpoints import folders
-from ..checkpoints.compatibility import require_exported
-from ..checkpoints.state import entries_of, read_state
-from ..checkpoints.storage.files import damaged
-from ..errors import MisconfigurationException
-from ..training_args import TrainingArguments
-
-logger = logging.getLogger(__name__)
-of_transformers = logging.getLogger("transformers.trainer")  # for what its users look for under its name
+from ..checkpoints import run_files
+from ..data.data_rng import DataRngState
+from .meter import LossMeter
+from .plan import StepPlan
+from .resumed_rng import ResumedRng
+from .surface import TrainerSurface
 
 
-class CallbackStateError(MisconfigurationException):
-    """A callback cannot load its state from a checkpoint."""
+class RunState:
+    """Owns what changes from update to update: position, losses, what a signal postponed, random numbers.
 
+    `snapshot` and `restore` undo an update or an evaluation that did not end: a loss that is not finite, memory that
+    ran out, a signal. `state_dict` and `load_state_dict` carry the run over to the process that resumes it.
 
-def new_state(events: Events) -> TrainerState:
-    """Returns a state at step 0 with the states of the callbacks."""
-    state = TrainerState(stateful_callbacks=_exportable(events))
-    if state.epoch is None:  # as it is in some releases of transformers
-        state.epoch = 0
-    return state
-
-
-def stateful_callbacks(events: Events) -> dict[str, Any]:
-    """Returns the states of the callbacks and the control for a checkpoint, by class name."""
-    return TrainerState(stateful_callbacks=_exportable(events)).stateful_callbacks
-
-
-def _exportable(events: Events) -> list[Any]:
-    return [part for part in (*events.handler.callbacks, events.control) if isinstance(part, ExportableState)]
-
-
-def begin_state(
-    events: Events,
-    args: TrainingArguments,
-    resume_from: str | None,
-    load_callback_state: Callable[[], None],
-    max_steps: int,
-    **settings: Any,
-) -> None:
-    """Initialises the state for a new run, or from the checkpoint `resume_from`.
-
-    Args:
-        load_callback_state: the Trainer's method that gives the callbacks what the state has of them.
-        settings: more fields of the state, which a checkpoint does not decide.
+    Attributes:
+        epoch, batches: the epoch, and its batches up to the last update, the one under way included.
+        update_start: the batches of the epoch before the update under way.
+        epoch_has_ended: True between the end of an epoch and the begin of the next.
+        postponed: of "evaluate" and "save", what a signal prevented after the last step.
+        examples_at_a_time: how many fit into memory, where `auto_find_batch_size` has halved batches; else None.
+        grad_norm, learning_rate: of the last update.
+        first_step: the step after which this run began or resumed.
     """
-    events.state = new_state(events)
-    if resume_from is not None:
-        _resume(events, resume_from, args, load_callback_state)
-    for name, value in {"max_steps": max_steps, **settings}.items():
-        setattr(events.state, name, value)
-    events.state.compute_steps(args, max_steps)
+
+    def __init__(
+        self,
+        trainer: TrainerSurface,
+        model: nn.Module,
+        plan: StepPlan,
+        meter: LossMeter,
+        data_rng: DataRngState,
+        resumed_rng: ResumedRng,
+    ) -> None:
+        self.trainer, self.model, self.plan, self.meter = trainer, model, plan, meter
+        self.data_rng, self.resumed_rng = data_rng, resumed_rng
+        self.update_start = 0
+        self.examples_at_a_time = trainer._mt_examples_at_a_time
+        self.grad_norm: torch.Tensor | float | None = None
+        self.learning_rate: float | None = None
+        self.load_state_dict({})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what the step number of a checkpoint does not contain. Reads the losses from the device."""
+        return {
+            **self.meter.state_dict(),
+            "epoch_has_ended": self.epoch_has_ended,
+            "epoch": self.epoch,
+            "batches": self.batches,
+            "due": self.postponed,
+            **({run_files.AT_A_TIME: self.examples_at_a_time} if self.trainer.args.auto_find_batch_size else {}),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues after `state.global_step` of the Trainer. `state` is {} where none was saved."""
+        step = self.first_step = self.trainer.state.global_step
+        self.epoch, self.batches = self.plan.epoch_of(step), self.plan.batches_done(step)
+        if self.plan.batches_per_epoch is None and "epoch" in state:  # the plan does not know the length of an epoch
+            self.epoch, self.batches = state["epoch"], state["batches"]
+            if state["epoch_has_ended"] and self.batches:
+                self.epoch, self.batches = self.epoch + 1, 0
+        self.epoch_has_ended = state.get("epoch_has_ended", True)
+        self.postponed: list[str] = list(state.get("due", []))
+        self.meter.begin_at(step)
+        if state:
+            self.meter.load_state_dict(state)
+
+    def snapshot(self, before_loading: bool = False) -> dict[str, Any]:
+        """Returns the state as it is now, for `restore`. Reads nothing from the device.
+
+        Args:
+            before_loading: True before the batches of an update are loaded; `restore` then ends the pass over the
+                loader, so that these batches are loaded again.
+        """
+        trainer = self.trainer
+        saved = {
+            "position": (self.epoch, self.batches, self.epoch_has_ended),
+            "counts": (trainer.current_flos, trainer.state.num_input_tokens_seen),
+            "logs": len(trainer.state.log_history),
+            "meter": self.meter.snapshot(),
+            "rng": self.resumed_rng.state_dict(),
+            "buffers": _buffers(self.model),
+        }
+        if before_loading:
+            saved["data_rng"] = self.data_rng.state_dict()
+            saved["position"] = (self.epoch, self.batches, not self.update_start)
+        return saved
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Returns to the state that `snapshot` returned."""
+        trainer = self.trainer
+        if "data_rng" in saved:
+            self.data_rng.load_state_dict(saved["data_rng"])
+        self.resumed_rng.load_state_dict(saved["rng"])
+        self.epoch, self.batches, self.epoch_has_ended = saved["position"]
+        trainer.current_flos, trainer.state.num_input_tokens_seen = saved["counts"]
+        del trainer.state.log_history[saved["logs"] :]  # in place, because a callback may hold the list
+        self.meter.restore(saved["meter"])
+        with torch.no_grad():
+            for buffer, value in saved["buffers"]:
+                buffer.copy_(value)
 
 
-def _resume(events: Events, folder: str, args: TrainingArguments, load_callback_state: Callable[[], None]) -> None:
-    """Loads the state of a checkpoint, and warns about changed arguments and missing callbacks."""
-    saved = read_state(folder)
-    fields = {field.name for field in dataclasses.fields(TrainerState)}
-    known = {name: value for name, value in saved.items() if name in fields}
-    callbacks = known.pop("stateful_callbacks", None) or {}
-    state = events.state = TrainerState(**{**known, "stateful_callbacks": None})
-    _find_best_checkpoint(state, folder)
-    try:
-        from transformers.trainer_utils import compare_trainer_and_checkpoint_args
-    except ImportError:  # a method of transformers' Trainer in the first releases of 5
-        pass
-    else:
-        # auto_find_batch_size has its own way to go on with another size
-        if state.train_batch_size is not None and not args.auto_find_batch_size:
-            compare_trainer_and_checkpoint_args(args, state)
-    state.stateful_callbacks = callbacks
-    try:
-        load_callback_state()
-    except CallbackStateError as error:
-        raise damaged(os.path.join(folder, folders.STATE), error) from error.__cause__
-    events.state.stateful_callbacks = stateful_callbacks(events)
-
-
-def _find_best_checkpoint(state: TrainerState, folder: str) -> None:
-    """Looks for the best checkpoint in its place and next to `folder`, and clears it if it is in neither.
-
-    A relative path is looked for next to `folder` first, because this run may have another working folder.
-    """
-    best = state.best_model_checkpoint
-    if best is None:
-        return
-    beside = os.path.join(os.path.dirname(os.path.normpath(folder)), os.path.basename(best))
-    places = (best, beside) if os.path.isabs(best) else (beside, best)
-    state.best_model_checkpoint = next(filter(os.path.isdir, places), None)
-    if state.best_model_checkpoint is None:
-        logger.warning("The best checkpoint, %s, no longer exists: the next best replaces it.", best)
-        state.best_metric = state.best_global_step = None
-
-
-def load_callbacks(events: Events) -> None:
-    """Restores the callbacks from `stateful_callbacks` of the run's state.
-
-    Raises:
-        CallbackStateError: for a state that a callback does not take.
-    """
-    present = [*events.handler.callbacks, events.control]
-    for name, saved in events.state.stateful_callbacks.items():
-        same = [part for part in present if isinstance(part, ExportableState) and type(part).__name__ == name]
-        if not same:
-            of_transformers.warning(
-                f"The checkpoint has the state of a callback {name}, which this run does not have."
-            )
-        for part, entry in zip(same, entries_of(saved), strict=False):
-            try:
-                require_exported(entry, part)
-                again: Any = type(part)(**entry.get("args", {}))
-            except Exception as error:
-                raise CallbackStateError(f"{name} cannot load its state: {error}") from error
-            vars(again).update(entry.get("attributes", {}))
-            _replace(events, part, again)
-
-
-def _replace(events: Events, old: Any, new: Any) -> None:
-    if isinstance(old, TrainerControl):
-        events.control = new
-    else:
-        events.handler.callbacks.remove(old)
-        events.handler.callbacks.append(new)  # the last to be called from here on, as in transformers
+def _buffers(model: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Returns each buffer that a forward pass may change, such as the means of a BatchNorm, with a copy of it."""
+    return [
+        (buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name not in module._non_persistent_buffers_set
+    ]

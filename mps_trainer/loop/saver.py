@@ -18,7 +18,7 @@ from ..checkpoints.manager import CheckpointManager, Writer
 from ..checkpoints.rng import file_of, read_rng
 from ..checkpoints.run_files import OPTIMIZER, SCALER, SCHEDULER
 from ..checkpoints.sharded_writer import each_writes, gather, sharded_writer
-from ..checkpoints.snapshot import background_writer, copy_of_state, may_write_in_background
+from ..checkpoints.snapshot import WRITERS, background_writer, copy_of_state, may_write_in_background
 from ..checkpoints.storage.weights import WEIGHTS
 from ..distributed import Processes
 from ..distributed.full_state import full_state_dict
@@ -27,19 +27,9 @@ from ..random_state import rng_state, set_rng
 from ..training_args import TrainingArguments
 from .hooks import Checkpointing, SavingHooks
 from .run import TrainingRun
-from .run_state import stateful_callbacks
+from .trainer_state import stateful_callbacks
 
 logger = logging.getLogger(__name__)
-
-WRITERS = (  # where they are the Trainer's own, `background_writer` writes what they do
-    "_save_checkpoint",
-    "save_model",
-    "_save",
-    "_save_optimizer_and_scheduler",
-    "_save_scaler",
-    "_save_rng_state",
-    "_rotate_checkpoints",
-)
 
 
 @dataclass(frozen=True)
@@ -140,7 +130,7 @@ class CheckpointSaver:
             contents.args,
             contents.model,
             contents.optimizer,
-            writers_overridden=contents.run.overrides.has(*WRITERS),
+            writers_overridden=contents.run.trainer._mt_overrides.has(*WRITERS),
             has_save_listener=self._events.has_listener("on_save"),
         )
 
@@ -284,7 +274,7 @@ class CheckpointSaver:
     def _rng_and_position(self) -> dict[str, Any]:
         """Returns the states of this process's generators and of its loop."""
         run = self._contents().run
-        position = {} if run is None else {**run.data_rng.state_dict(), run_files.LOOP: run.state_dict()}
+        position = {} if run is None else {**run.data_rng.state_dict(), run_files.LOOP: run.run_state.state_dict()}
         return {**rng_state(), **position}
 
     def load_best(self) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ..distributed.ddp import inside
+from ..errors import MisconfigurationException
 
 
 def base_model(model: Any) -> Any:
@@ -47,6 +48,15 @@ def require_trainable(model: nn.Module) -> None:
     except ImportError:  # not in the first releases of transformers 5
         return
     validate_quantization_for_training(model)
+
+
+def check_trainable(model: nn.Module) -> None:
+    """Raises MisconfigurationException if no parameter of `model` requires a gradient."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise MisconfigurationException(
+            f"There is nothing to train: no parameter of {type(model).__name__} requires a gradient. Unfreeze some "
+            "with requires_grad_(True), or add adapters to the model, for example with PEFT's get_peft_model."
+        )
 
 
 def is_transformed() -> bool:

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import TrainerCallback
 
 from mps_trainer import Trainer
+from mps_trainer.loop.run import TrainingRun
 from mps_trainer.search import backends
 from tests.conftest import assert_same_weights, examples, logged, weights
 
@@ -118,7 +119,7 @@ def test_clipping_gives_the_norm_before_it_outside_of_a_run_too(make_trainer, me
 
 def test_another_model_than_the_runs_is_clipped_at_once(make_trainer):
     trainer = make_trainer(max_grad_norm=0.5)
-    trainer._mt_run = trainer._mt_begin_run()
+    TrainingRun(trainer)
     model = nn.Linear(2, 1)
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 3.0)
@@ -313,7 +314,7 @@ def test_the_models_columns_are_its_arguments_and_the_labels(make_trainer):
 
 def test_what_comes_next_is_the_next_step_or_the_end(make_trainer):
     trainer = make_trainer(max_steps=2)
-    trainer._mt_run = trainer._mt_begin_run()
+    TrainingRun(trainer)
     assert trainer._mt_what_comes() == "step 1"
     trainer.state.global_step = 2
     assert trainer._mt_what_comes() == "the end of training"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from mps_trainer import Trainer
+from mps_trainer.loop.run import TrainingRun
 
 
 class Others:
@@ -197,7 +199,8 @@ def test_a_smoothed_loss_is_the_mean_of_its_batch_where_the_model_takes_no_items
 
 def test_a_process_that_has_nothing_to_learn_adds_nothing(make_trainer):
     trainer = make_trainer()
-    trainer._mt_take_part(trainer.model, {"x": torch.full((2, 4), float("inf")), "labels": torch.tensor([0, 1])})
+    batch = {"x": torch.full((2, 4), float("inf")), "labels": torch.tensor([0, 1])}
+    TrainingRun(trainer).zero_gradient_backward(batch, None)
     gradients = [parameter.grad for parameter in trainer.model.parameters()]
     assert all(gradient is not None and not gradient.any() for gradient in gradients)
 
@@ -272,7 +275,7 @@ def test_only_a_loss_that_does_not_read_the_number_of_items_warns(make_trainer, 
 class Filled:
     """A run in which the last batch of an update is another process's."""
 
-    update_begins_at = 4
+    run_state = SimpleNamespace(update_start=4)
 
     def padding_after(self, begin, count):
         assert begin == 4

@@ -57,6 +57,27 @@ def test_memory_that_runs_out_within_an_update_begins_it_again(make_trainer):
     assert again.state.total_flos == whole.state.total_flos
 
 
+def test_a_repeated_update_draws_the_same_numbers_and_counts_running_means_once(make_trainer):
+    class Drawing(Small):
+        """Draws from the generators and counts its batches before it runs out of memory."""
+
+        def __init__(self, fits: int) -> None:
+            super().__init__(fits)
+            self.register_buffer("batches", torch.zeros(()))
+            self.draws = []
+
+        def forward(self, x, labels=None):
+            self.batches += 1
+            self.draws.append((len(x), float(torch.rand(()))))
+            return super().forward(x, labels)
+
+    parts = make_trainer({"model": Drawing(4)}, **{**SETTINGS, "max_steps": 1})
+    parts.train()
+    assert [size for size, _ in parts.model.draws] == [8, 4, 4, 4, 4]
+    assert parts.model.draws[0][1] == parts.model.draws[1][1]
+    assert parts.model.batches == 4
+
+
 def test_a_resumed_run_begins_with_the_size_that_was_found(make_trainer):
     first = make_trainer({"model": Small(2)}, save_strategy="steps", save_steps=2, **SETTINGS)
     first.train()

@@ -202,6 +202,33 @@ class TestStopping:
         assert_same_weights(weights(whole.model), weights(mended.model))
         assert logged(whole, "loss") == logged(mended, "loss")
 
+    @pytest.mark.parametrize("step", [1, 6])  # 5 steps make an epoch
+    def test_a_stream_stopped_in_the_first_step_of_an_epoch_resumes_in_that_epoch(self, make_trainer, tmp_path, step):
+        class Stream(IterableDataset):
+            """Gives other rows in each epoch; those of one step may be bad."""
+
+            def __init__(self, bad=False):
+                self.bad, self.epoch = bad, 0
+
+            def set_epoch(self, epoch):
+                self.epoch = epoch
+
+            def __iter__(self):
+                rows = examples(120)[self.epoch * 40 :][:40]
+                if self.bad and self.epoch == step // 5:
+                    rows[0] = {**rows[0], "x": torch.full((4,), math.nan)}
+                return iter(rows)
+
+        def make(folder, bad):
+            return make_trainer({"train_dataset": Stream(bad)}, output_dir=str(tmp_path / folder), **self.SETTINGS)
+
+        whole, mended = make("whole", False), make("run", False)
+        whole.train()
+        error = self.stopped(make("run", True))
+        assert error.step == step
+        mended.train(resume_from_checkpoint=error.checkpoint)
+        assert_same_weights(weights(whole.model), weights(mended.model))
+
     @pytest.mark.parametrize("at", [0, 3, 5, 7])  # 5 steps make an epoch
     def test_draws_of_dropout_and_collator_are_those_of_before_the_step(self, make_trainer, tmp_path, at):
         class Failing(Trainer):

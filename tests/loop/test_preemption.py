@@ -188,3 +188,26 @@ def test_an_evaluation_before_the_first_step_is_left_as_well(make_trainer):
     assert ended.code == 143
     assert (trainer.state.global_step, trainer.state.log_history) == (0, [])
     assert find_checkpoints(trainer.args.output_dir) == []
+
+
+@pytest.mark.parametrize("where", ["in an evaluation", "at the end of an epoch"])
+def test_a_resumed_run_ends_where_what_was_postponed_asks_for_it(make_trainer, tmp_path, where):
+    class Ending(TrainerCallback):
+        """Asks for the end after the evaluation of step 4, or at the end of the epoch with step 5."""
+
+        def on_evaluate(self, args, state, control, **kwargs):
+            control.should_training_stop |= where == "in an evaluation" and state.global_step == 4
+
+        def on_epoch_end(self, args, state, control, **kwargs):
+            control.should_training_stop |= where == "at the end of an epoch" and state.global_step == 5
+
+    event = ("on_prediction_step", 5) if where == "in an evaluation" else ("on_step_end", 5)
+    whole = make_trainer({"callbacks": [Ending()]}, output_dir=str(tmp_path / "whole"), **SETTINGS)
+    whole.train()
+    stopped = make_trainer({"callbacks": [SignalAt(*event), Ending()]}, **SETTINGS)
+    with pytest.raises(SystemExit):
+        stopped.train()
+    resumed = make_trainer({"callbacks": [Ending()]}, **SETTINGS)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == whole.state.global_step == (4 if where == "in an evaluation" else 5)
+    assert without_times(whole.state.log_history) == without_times(resumed.state.log_history)

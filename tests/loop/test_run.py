@@ -1,6 +1,5 @@
 """The training loop: what it computes, what it tells, and that it does not wait for the device."""
 
-import dataclasses
 import os
 import shutil
 
@@ -12,6 +11,7 @@ from transformers import TrainerCallback
 
 from mps_trainer import MisconfigurationException, Trainer
 from mps_trainer.distributed import Processes
+from mps_trainer.loop.run import TrainingRun
 from tests.conftest import assert_same_weights, examples, logged, weights
 
 pytestmark = pytest.mark.every_device(same_draws_as_cpu=True)
@@ -366,8 +366,8 @@ def test_tokenizer_is_the_deprecated_name_of_processing_class(make_trainer):
 )
 def test_a_checkpoint_may_be_due_after_the_step_to_come(make_trainer, settings, step, expected):
     metric = {"metric_for_best_model": "loss"} if settings["save_strategy"] == "best" else {}
-    run = make_trainer(max_steps=5, **settings, **metric)._mt_begin_run()
-    run.state.global_step = step
+    run = TrainingRun(make_trainer(max_steps=5, **settings, **metric))
+    run.trainer.state.global_step = step
     assert run.may_save() is expected
 
 
@@ -379,30 +379,36 @@ def test_a_checkpoint_may_be_due_after_the_step_to_come(make_trainer, settings, 
     ],
 )
 def test_the_examples_of_the_plan_are_those_of_all_its_steps_or_epochs(make_trainer, settings, expected):
-    assert make_trainer(**settings)._mt_begin_run().num_train_samples == expected
+    assert TrainingRun(make_trainer(**settings)).num_train_samples == expected
+
+
+def position(run):
+    return run.run_state.epoch, run.run_state.batches
 
 
 def test_a_stream_goes_on_where_its_checkpoint_says_as_the_steps_do_not_tell(make_trainer):
-    run = make_trainer({"train_dataset": Stream()}, max_steps=9)._mt_begin_run()
-    assert run.here == (0, 0)
-    run.state.global_step = 5
-    saved = {**run.state_dict(), "epoch": 2, "batches": 3}
-    run.load_state_dict({**saved, "epoch_has_ended": False})
-    assert (run.here, run.epoch_has_ended) == ((2, 3), False)
-    assert (run.state_dict()["epoch"], run.state_dict()["batches"]) == (2, 3)
-    run.load_state_dict({**saved, "epoch_has_ended": True})
-    assert (run.here, run.epoch_has_ended) == ((3, 0), True)
-    assert run.first_step == 5
+    run = TrainingRun(make_trainer({"train_dataset": Stream()}, max_steps=9))
+    assert position(run) == (0, 0)
+    run.trainer.state.global_step = 5
+    saved = {**run.run_state.state_dict(), "epoch": 2, "batches": 3}
+    run.run_state.load_state_dict({**saved, "epoch_has_ended": False})
+    assert (position(run), run.run_state.epoch_has_ended) == ((2, 3), False)
+    assert (run.run_state.state_dict()["epoch"], run.run_state.state_dict()["batches"]) == (2, 3)
+    run.run_state.load_state_dict({**saved, "epoch_has_ended": True})
+    assert (position(run), run.run_state.epoch_has_ended) == ((3, 0), True)
+    assert run.run_state.first_step == 5
 
 
 def test_a_dataset_goes_on_where_the_steps_say(make_trainer):
-    run = make_trainer(max_steps=20, gradient_accumulation_steps=2)._mt_begin_run()  # 5 batches in an epoch
-    run.state.global_step = 4
-    run.load_state_dict({**run.state_dict(), "epoch": 9, "batches": 9, "epoch_has_ended": False, "due": ["save"]})
-    assert (run.here, run.epoch_has_ended, run.first_step) == ((1, 2), False, 4)
-    assert run.preemption.due == ["save"]
-    run.load_state_dict({})  # of transformers
-    assert (run.here, run.epoch_has_ended, run.preemption.due) == ((1, 2), True, [])
+    run = TrainingRun(make_trainer(max_steps=20, gradient_accumulation_steps=2))  # 5 batches in an epoch
+    run.trainer.state.global_step = 4
+    run.run_state.load_state_dict(
+        {**run.run_state.state_dict(), "epoch": 9, "batches": 9, "epoch_has_ended": False, "due": ["save"]}
+    )
+    assert (position(run), run.run_state.epoch_has_ended, run.run_state.first_step) == ((1, 2), False, 4)
+    assert run.run_state.postponed == ["save"]
+    run.run_state.load_state_dict({})  # of transformers
+    assert (position(run), run.run_state.epoch_has_ended, run.run_state.postponed) == ((1, 2), True, [])
 
 
 @pytest.mark.parametrize("stop", [3, 5, 6])
@@ -458,10 +464,10 @@ def test_a_batch_without_anything_to_learn_is_counted_but_not_run(make_trainer, 
             seen.append(len(x))
             return super().forward(x, labels)
 
-    run = make_trainer({"model": Watched()}, gradient_accumulation_steps=3)._mt_begin_run()
+    run = TrainingRun(make_trainer({"model": Watched()}, gradient_accumulation_steps=3))
     counted, given = [], [{"x": torch.ones(n, 4), "labels": torch.zeros(n, dtype=torch.int64)} for n in (1, 2, 3)]
-    run.hooks = dataclasses.replace(run.hooks, count_batch=lambda batch: counted.append(len(batch["x"])))
-    run.accumulate(given, None, [2.0, None, None])
+    run.trainer._track_num_input_tokens = lambda batch: counted.append(len(batch["x"]))
+    run.forward_backward(given, None, [2.0, None, None])
     assert seen == [1]
     assert counted == [1, 2, 3]
 
@@ -474,16 +480,16 @@ def test_a_substep_ends_with_each_batch_of_the_arguments_size_but_the_last(make_
         def on_substep_end(self, args, state, control, **kwargs):
             ended.append(state.global_step)
 
-    run = make_trainer({"callbacks": [Substeps()]})._mt_begin_run()
-    run.parts = parts  # with length buckets, a batch of the arguments' size comes in several
+    run = TrainingRun(make_trainer({"callbacks": [Substeps()]}))
+    run.batches_in_one = parts  # with length buckets, a batch of the arguments' size comes in several
     batch = {"x": torch.ones(1, 4), "labels": torch.zeros(1, dtype=torch.int64)}
-    run.accumulate([batch] * 4, None, [4.0] * 4)
+    run.forward_backward([batch] * 4, None, [4.0] * 4)
     assert len(ended) == 4 // parts - 1
 
 
 def test_a_log_before_the_first_step_has_the_rate_of_the_schedule(make_trainer):
     trainer = make_trainer(learning_rate=0.25, lr_scheduler_type="constant", max_steps=2)
-    run = trainer._mt_begin_run()
+    run = TrainingRun(trainer)
     run.start_time = 0.0
     run.log(None, None)
     assert trainer.state.log_history[-1]["learning_rate"] == 0.25
@@ -498,13 +504,13 @@ def test_one_of_two_processes_goes_on_from_a_checkpoint_of_two_without_a_warning
     folder = os.path.join(first.args.output_dir, "checkpoint-2")
     for rank in range(2):
         shutil.copy(os.path.join(folder, "rng_state.pth"), os.path.join(folder, f"rng_state_{rank}.pth"))
-    run = make_trainer(**settings)._mt_begin_run()
-    run.state.global_step = 2
-    run.processes = Processes(0, 2)
+    run = TrainingRun(make_trainer(**settings))
+    run.trainer.state.global_step = 2
+    run.trainer._mt_processes = Processes(0, 2)
     caplog.clear()
     run.resume(folder)
-    assert (run.here, run.resume_from) == ((0, 2), folder)
+    assert (position(run), run.resume_from) == ((0, 2), folder)
     assert caplog.messages == []
-    run.processes = Processes(0, 3)
+    run.trainer._mt_processes = Processes(0, 3)
     run.resume(folder)
     assert "was written by 2 processes, and this run has 3" in caplog.text

@@ -100,10 +100,8 @@ class Run:
 
     def __init__(self) -> None:
         self.data_rng = SimpleNamespace(state_dict=lambda: {"order_seed": 7})
-        self.overrides = SimpleNamespace(has=lambda *names: True)
-
-    def state_dict(self):
-        return {"epoch": 1}
+        self.trainer = SimpleNamespace(_mt_overrides=SimpleNamespace(has=lambda *names: True))
+        self.run_state = SimpleNamespace(state_dict=lambda: {"epoch": 1})
 
 
 @pytest.mark.parametrize("size", [1, 2])

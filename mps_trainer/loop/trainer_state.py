@@ -1,0 +1,128 @@
+"""Creates the state of a run, new or from a checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from typing import Any
+
+from transformers.trainer_callback import ExportableState, TrainerControl, TrainerState
+
+from ..callbacks.events import Events
+from ..checkpoints import folders
+from ..checkpoints.compatibility import require_exported
+from ..checkpoints.state import entries_of, read_state
+from ..checkpoints.storage.files import damaged
+from ..errors import MisconfigurationException
+from .surface import TrainerSurface
+
+logger = logging.getLogger(__name__)
+of_transformers = logging.getLogger("transformers.trainer")  # for what its users look for under its name
+
+
+class CallbackStateError(MisconfigurationException):
+    """A callback cannot load its state from a checkpoint."""
+
+
+def new_state(events: Events) -> TrainerState:
+    """Returns a state at step 0 with the states of the callbacks."""
+    state = TrainerState(stateful_callbacks=_exportable(events))
+    if state.epoch is None:  # as it is in some releases of transformers
+        state.epoch = 0
+    return state
+
+
+def stateful_callbacks(events: Events) -> dict[str, Any]:
+    """Returns the states of the callbacks and the control for a checkpoint, by class name."""
+    return TrainerState(stateful_callbacks=_exportable(events)).stateful_callbacks
+
+
+def _exportable(events: Events) -> list[Any]:
+    return [part for part in (*events.handler.callbacks, events.control) if isinstance(part, ExportableState)]
+
+
+def begin_state(trainer: TrainerSurface, resume_from: str | None, max_steps: int, **settings: Any) -> None:
+    """Initialises the state of the Trainer for a new run, or from the checkpoint `resume_from`.
+
+    Args:
+        settings: more fields of the state, which a checkpoint does not decide.
+    """
+    events = trainer._mt_events
+    events.state = new_state(events)
+    if resume_from is not None:
+        _resume(trainer, resume_from)
+    for name, value in {"max_steps": max_steps, **settings}.items():
+        setattr(events.state, name, value)
+    events.state.compute_steps(trainer.args, max_steps)
+
+
+def _resume(trainer: TrainerSurface, folder: str) -> None:
+    """Loads the state of a checkpoint, and warns about changed arguments and missing callbacks."""
+    saved, events = read_state(folder), trainer._mt_events
+    fields = {field.name for field in dataclasses.fields(TrainerState)}
+    known = {name: value for name, value in saved.items() if name in fields}
+    callbacks = known.pop("stateful_callbacks", None) or {}
+    state = events.state = TrainerState(**{**known, "stateful_callbacks": None})
+    _find_best_checkpoint(state, folder)
+    try:
+        from transformers.trainer_utils import compare_trainer_and_checkpoint_args
+    except ImportError:  # a method of transformers' Trainer in the first releases of 5
+        pass
+    else:
+        # auto_find_batch_size resumes with another size by itself
+        if state.train_batch_size is not None and not trainer.args.auto_find_batch_size:
+            compare_trainer_and_checkpoint_args(trainer.args, state)
+    state.stateful_callbacks = callbacks
+    try:
+        trainer._load_callback_state()
+    except CallbackStateError as error:
+        raise damaged(os.path.join(folder, folders.STATE), error) from error.__cause__
+    events.state.stateful_callbacks = stateful_callbacks(events)
+
+
+def _find_best_checkpoint(state: TrainerState, folder: str) -> None:
+    """Looks for the best checkpoint in its place and next to `folder`, and clears it if it is in neither.
+
+    A relative path is looked for next to `folder` first, because this run may have another working folder.
+    """
+    best = state.best_model_checkpoint
+    if best is None:
+        return
+    beside = os.path.join(os.path.dirname(os.path.normpath(folder)), os.path.basename(best))
+    places = (best, beside) if os.path.isabs(best) else (beside, best)
+    state.best_model_checkpoint = next(filter(os.path.isdir, places), None)
+    if state.best_model_checkpoint is None:
+        logger.warning("The best checkpoint, %s, no longer exists: the next best replaces it.", best)
+        state.best_metric = state.best_global_step = None
+
+
+def load_callbacks(events: Events) -> None:
+    """Restores the callbacks from `stateful_callbacks` of the run's state.
+
+    Raises:
+        CallbackStateError: for a state that a callback does not take.
+    """
+    present = [*events.handler.callbacks, events.control]
+    for name, saved in events.state.stateful_callbacks.items():
+        same = [part for part in present if isinstance(part, ExportableState) and type(part).__name__ == name]
+        if not same:
+            of_transformers.warning(
+                f"The checkpoint has the state of a callback {name}, which this run does not have."
+            )
+        for part, entry in zip(same, entries_of(saved), strict=False):
+            try:
+                require_exported(entry, part)
+                again: Any = type(part)(**entry.get("args", {}))
+            except Exception as error:
+                raise CallbackStateError(f"{name} cannot load its state: {error}") from error
+            vars(again).update(entry.get("attributes", {}))
+            _replace(events, part, again)
+
+
+def _replace(events: Events, old: Any, new: Any) -> None:
+    if isinstance(old, TrainerControl):
+        events.control = new
+    else:
+        events.handler.callbacks.remove(old)
+        events.handler.callbacks.append(new)  # the last to be called from here on, as in transformers
