@@ -8,8 +8,8 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, SupportsFloat
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import transformers.training_args  # noqa: F401 - the enums that the arguments take their members from
@@ -54,11 +54,11 @@ from .evaluation.metrics import plain
 from .guards.memory_growth import make_guard, release_buffers
 from .guards.out_of_memory import PLACING, TRAINING, RunDescription, explained
 from .hub import card, upload
-from .loop import loss as losses
 from .loop.accelerate_facade import Accelerator
 from .loop.counts import flos_per_token, main_input, tokens_in
 from .loop.ending import ending_in_order
 from .loop.hooks import SavingHooks
+from .loop.loss import UpdateLoss
 from .loop.microbatches import sizes_to_begin_with
 from .loop.plan import StepPlan
 from .loop.run import TrainingRun
@@ -125,9 +125,6 @@ class Trainer:
     _signature_columns: list[str] | None = None  # what may reach the model; None until it is first asked for
     _created_lr_scheduler = False  # whether `lr_scheduler` is from here: such a one is for one train() only
     _mt_run: TrainingRun | None = None  # the one that is under way
-    _mt_items_are_unused = False  # by the losses of all processes
-    _mt_loss_divisor: SupportsFloat = 1.0  # of the batch whose step comes next
-    _mt_loss_is_normalised: bool | None = None  # over the update, by compute_loss; None if it did not run
     _mt_tokens_before: int = 0  # seen when the run began or resumed
     _mt_flos_per_token: int | None = None
     _mt_length_buckets: LengthBuckets | None = None  # of the training data; None until they are first asked for
@@ -261,7 +258,6 @@ class Trainer:
             batch, whole = self.get_total_train_batch_size(self.args), run_dir == self.args.output_dir
             report.expect(run_dir, resume_from, batch, draws=whole)
         with absent_named(self._mt_what_comes), explained(self._mt_describe_run, TRAINING), self._mt_prepared():
-            self._mt_items_are_unused = False
             output = TrainingRun(self, trial, resume_from).run()
         if self.args.auto_find_batch_size:  # what was found, for those who ask afterwards, as in transformers
             self._train_batch_size = self.state.train_batch_size or self._train_batch_size
@@ -328,7 +324,7 @@ class Trainer:
         self.label_names = find_labels(type(base)) if args.label_names is None else args.label_names
         self.can_return_loss = can_return_loss(type(base))
         self.model_accepts_loss_kwargs = accepts_loss_kwargs(model)
-        self._mt_num_items_probe = losses.NumItemsProbe(model)
+        self._mt_loss = UpdateLoss(self)
         self._signature_columns = None
         config: Any = getattr(model, "config", None)
         if config is not None:
@@ -377,44 +373,13 @@ class Trainer:
         """Returns the next batches of an epoch, at most `num_batches`, and the number of their items."""
         batches = list(itertools.islice(epoch_iterator, num_batches))
         items = self._get_num_items_in_batch(batches, device)
-        run, processes = self._mt_run, self._mt_processes
-        if processes.is_distributed:
-            padding = set() if run is None else run.padding_after(run.run_state.update_start, len(batches))
-            items = losses.own_items(items, batches, padding, lambda own: self._get_num_items_in_batch(own, device))
-            # what one process has learnt of the model's loss, another may not have: all ask, or none
-            of_model = self.model_accepts_loss_kwargs and not self._mt_items_are_unused
-            asks = self._mt_has_own_loss or of_model or self.label_smoother is not None
-            if asks and self.args.average_tokens_across_devices:
-                may_be_used = self._mt_may_use_items or self._mt_overrides.has("_get_num_items_in_batch")
-                items, may_be_used = losses.items_of_all(items, may_be_used, processes)
-                self._mt_items_are_unused = not may_be_used
+        if self._mt_processes.is_distributed:
+            items = self._mt_loss.items_of_all(items, batches, device)
         return batches, items
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:
         """Returns the number of labels in all batches that enter the loss; None if nothing uses it."""
-        if not self._mt_may_use_items:
-            return None
-        return losses.items_of(batch_samples, losses.shifts_labels(base_model(self.model)))
-
-    @property
-    def _mt_may_use_items(self) -> bool:
-        """Returns False if the loss does not use the number of items in an update."""
-        if self._mt_has_own_loss:
-            return True
-        may_use = self._mt_num_items_probe.is_used is not False or self.label_smoother is not None
-        return self.model_accepts_loss_kwargs and may_use
-
-    def _mt_divisors(self, batches: list[Any]) -> Sequence[SupportsFloat | None]:
-        """Returns the divisor for the loss of each batch of an update; None for one without items and loss."""
-        if not self._mt_processes.is_distributed:
-            return losses.divisors(self._mt_item_counts(batches)) if len(batches) > 1 else [1.0]
-        padding = set() if self._mt_run is None else self._mt_run.padding_among_last(len(batches))
-        counts = self._mt_item_counts(batches)
-        return losses.divisors_of_all(counts, padding, self._mt_processes, self.args.average_tokens_across_devices)
-
-    def _mt_item_counts(self, batches: list[Any]) -> list[int | None]:
-        shifted = losses.shifts_labels(base_model(self.model))
-        return [losses.count_items(batch, self.label_names, shifted) for batch in batches]
+        return self._mt_loss.items(batch_samples)
 
     def split_batch(self, batch: Any, most: int) -> list[Any]:
         """Splits `batch` into parts of at most `most` examples, in their order; for `auto_find_batch_size`.
@@ -494,17 +459,13 @@ class Trainer:
             model.train()
             set_mode(self.optimizer, training=True)
         inputs = self._prepare_inputs(inputs)
-        self._mt_loss_is_normalised = None
+        given_items = self._mt_loss.begin_batch(num_items_in_batch)
         with self.compute_loss_context_manager():
-            loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+            loss = self.compute_loss(model, inputs, num_items_in_batch=given_items)
         every = self.args.torch_empty_cache_steps
         if every is not None and self.state.global_step % every == 0:
             release_buffers(self.args.device)
-        if not self._mt_is_share_of_update(num_items_in_batch):
-            if (divisor := float(self._mt_loss_divisor)) != 1:
-                loss = loss / divisor
-        elif self._mt_processes.is_distributed and self.args.average_tokens_across_devices:
-            loss = loss * self._mt_processes.size  # gradients are averaged, and this is one of several parts of a sum
+        loss = self._mt_loss.scaled(loss, num_items_in_batch)
         self.accelerator.backward(loss)
         return loss.detach()
 
@@ -522,19 +483,10 @@ class Trainer:
         mean of its own batch, False. Where that is None, a loss that does not come from here counts as normalised if
         the model takes `num_items_in_batch` (`model_accepts_loss_kwargs`), as it does in transformers.
         """
-        self._mt_loss_is_normalised = self.compute_loss_func is not None and num_items_in_batch is not None
         takes_labels = self.label_smoother is not None or self.compute_loss_func is not None
         labels = inputs.pop("labels", None) if takes_labels else None
-        items = num_items_in_batch if self.model_accepts_loss_kwargs else None
-        outputs = model(**inputs) if items is None else self._mt_num_items_probe.forward(model, inputs, items)
-        if self.compute_loss_func is not None:
-            loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
-        elif labels is not None and self.label_smoother is not None:
-            smoothed = losses.smoothed_loss(self.label_smoother, model, outputs, labels, items)
-            loss, self._mt_loss_is_normalised = smoothed
-        else:
-            loss = losses.loss_of(outputs, inputs)
-            self._mt_loss_is_normalised = bool(self._mt_num_items_probe.is_used) and num_items_in_batch is not None
+        outputs = self._mt_loss.forward(model, inputs, num_items_in_batch)
+        loss = self._mt_loss.loss_of(model, outputs, inputs, labels, num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
 
     def compute_loss_context_manager(self) -> contextlib.AbstractContextManager:
@@ -557,23 +509,6 @@ class Trainer:
     def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> contextlib.AbstractContextManager:
         """Returns a context for the forward pass. A subclass may override it; the default does nothing."""
         return contextlib.nullcontext()
-
-    @property
-    def _mt_has_own_loss(self) -> bool:
-        """Returns True if the loss comes from a function or a subclass, which may use the number of items."""
-        replaced = self._mt_overrides.has("compute_loss", "training_step", "get_batch_samples")
-        return replaced or self.compute_loss_func is not None
-
-    def _mt_is_share_of_update(self, num_items_in_batch: torch.Tensor | int | None) -> bool:
-        """Returns True if the last loss of compute_loss is already normalised over the whole update."""
-        if self.loss_is_scaled_for_ga is not None:
-            return self.loss_is_scaled_for_ga
-        if self._mt_loss_is_normalised is not None:
-            return self._mt_loss_is_normalised
-        normalised = self.model_accepts_loss_kwargs and num_items_in_batch is not None
-        if normalised and float(self._mt_loss_divisor) != 1 and not losses.reads_num_items(self.compute_loss):
-            losses.warn_of_assumption(type(self).__name__)
-        return normalised
 
     # Gradients, optimizer and schedule
 

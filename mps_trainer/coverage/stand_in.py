@@ -13,7 +13,7 @@ from ..callbacks.events import Events
 from ..data.transfer import BatchTransfer
 from ..devices import DeviceRequest, gather_facts, resolve
 from ..errors import MisconfigurationException
-from ..loop.loss import NumItemsProbe
+from ..loop.loss import UpdateLoss
 from ..model.activation_checkpointing import enable_activation_checkpointing
 from ..model.patches.masks import AttentionMasks
 from ..model.precision import MixedPrecision
@@ -65,7 +65,7 @@ def stand_in_for(trainer: Trainer, copied: Callable[[Any, Memo], Any] = copied) 
     if trainer.optimizer is not None:
         stand_in.optimizer = _on_cpu(copied(trainer.optimizer, memo))
     stand_in._mt_use_precision(MixedPrecision(args.device, args.mixed_precision))
-    stand_in._mt_num_items_probe = NumItemsProbe(stand_in.model)
+    stand_in._mt_loss = UpdateLoss(stand_in)
     stand_in._mt_transfer = BatchTransfer(args.device)
     stand_in._mt_attention_masks = AttentionMasks(args.device, applies=True)  # as on mps
     # The one callback that transformers warns without; it does nothing but ask for logs and checkpoints.

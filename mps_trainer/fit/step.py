@@ -95,7 +95,7 @@ def measure_step(
     with contextlib.ExitStack() as stack:
         stack.enter_context(stand_in._mt_prepared(_MPS))
         run = TrainingRun(stand_in)
-        divisors = stand_in._mt_divisors([batch.inputs])
+        divisors = stand_in._mt_loss.divisors([batch.inputs])
         stack.enter_context(fake_mode())
         for module in _modules(stand_in):
             tracker.belongs([*module.parameters(), *module.buffers()], WEIGHTS)
@@ -124,7 +124,7 @@ def _stand_in(trainer: Trainer) -> Trainer:
     """Returns a copy of the Trainer on fake tensors."""
     stand_in = stand_in_for(trainer, copied=fake_copy)
     stand_in.is_in_train = True
-    stand_in._mt_num_items_probe.is_used = True  # which would be found out by watching a tensor
+    stand_in._mt_loss.stop_watching()
     return stand_in
 
 

@@ -1,26 +1,28 @@
 """Computes the loss of a batch, its divisor, and the number of items in an update.
 
-transformers hands `num_items_in_batch` to each model whose forward() takes further arguments. Some divide their loss
-by it, others (BERT's heads for one) take it and do nothing with it, and their loss stays the mean of one batch.
+An item is a label that enters the loss. transformers gives `num_items_in_batch`, the items of the whole update, to
+each model whose forward() takes further arguments. Some models divide their loss by it. Others, such as BERT's heads,
+ignore it, and their loss stays the mean of one batch.
 """
 
 from __future__ import annotations
 
-import dis
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, SupportsFloat
+from typing import Any, NamedTuple, Protocol, SupportsFloat
 
 import torch
 from torch import nn
 from transformers.trainer_pt_utils import LabelSmoother, find_batch_size
 
 from ..data.padding import IGNORED_LABEL
+from ..data.shares import shares_of
 from ..distributed import Processes
 from ..distributed.sharded import class_of, is_sharded
 from ..model.introspection import base_model
+from ..overrides import Overrides
 
 # not in the first releases of transformers 5
 _SMOOTHER_NORMALISES = "num_items_in_batch" in inspect.signature(LabelSmoother.__call__).parameters
@@ -81,68 +83,207 @@ def count_items(batch: Any, label_names: list[str], shifted: bool) -> int | None
     return labels.numel() if labels.is_floating_point() else int(labels.ne(IGNORED_LABEL).sum())
 
 
-def smoothed_loss(
-    smoother: LabelSmoother, model: nn.Module, outputs: Any, labels: Any, num_items: torch.Tensor | int | None
-) -> tuple[torch.Tensor, bool]:
-    """Returns the smoothed loss, and True if it is normalised over `num_items`, the items of the whole update."""
-    is_normalised = num_items is not None and _SMOOTHER_NORMALISES
-    kwargs = {"num_items_in_batch": num_items} if is_normalised else {}
-    return smoother(outputs, labels, shift_labels=predicts_next_token(model), **kwargs), is_normalised
+class LossSurface(Protocol):
+    """What `UpdateLoss` reads of a Trainer."""
+
+    args: Any
+    model: Any
+    label_names: list[str]
+    compute_loss_func: Any
+    label_smoother: Any
+    loss_is_scaled_for_ga: bool | None
+    model_accepts_loss_kwargs: bool
+    _mt_overrides: Overrides
+    _mt_processes: Processes
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None: ...
 
 
-def reads_num_items(compute_loss: Callable) -> bool:
-    """Returns True if the code of a `compute_loss` reads the number of items, by name or in `*args, **kwargs`."""
-    code = getattr(inspect.unwrap(compute_loss), "__code__", None)
-    if code is None:
-        return False
-    arguments = inspect.getargs(code)
-    names = {"num_items_in_batch", arguments.varargs, arguments.varkw} - {None}
-    return any(not names.isdisjoint(_variables(each)) for each in dis.get_instructions(code) if "LOAD" in each.opname)
-
-
-def _variables(instruction: dis.Instruction) -> tuple[str, ...]:
-    """Returns the names of the local variables that an instruction reads; Python 3.13 joins two in one."""
-    if not any(kind in instruction.opname for kind in ("FAST", "DEREF", "CLOSURE")):
-        return ()
-    return instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
-
-
-def warn_of_assumption(trainer_name: str) -> None:
-    """Warns that a subclass's loss is assumed to be normalised over the update, because the class does not say."""
-    warnings.warn(
-        f"{trainer_name}.compute_loss is assumed to divide by num_items_in_batch, as in transformers for a model "
-        "that accepts that argument. If it returns the mean of its batch, accumulated losses are too large: set "
-        "loss_is_scaled_for_ga = False in the class, or True to silence this warning.",
-        UserWarning,
-        stacklevel=3,
-    )
-
-
-def own_items(
-    items: torch.Tensor | int | None, batches: list[Any], padding: set[int], count: Callable[[list[Any]], Any]
-) -> Any:
-    """Returns the items in `batches` without those of other processes.
+class LossRule(NamedTuple):
+    """Says how a loss treats the number of items in an update.
 
     Args:
-        items: in all of `batches`.
-        padding: positions of the batches that are another process's, which counts them.
-        count: `batches -> items`.
+        may_use_items: True if the number has to be counted, because the loss may use it.
+        divides_by_items: True if the loss, given the number, is already normalised over the update.
     """
-    if not padding or items is None:
-        return items
-    own = [batch for number, batch in enumerate(batches) if number not in padding]
-    return count(own) if own else torch.tensor(0)
+
+    may_use_items: Callable[[UpdateLoss], bool]
+    divides_by_items: Callable[[UpdateLoss], bool]
 
 
-def items_of_all(
-    items: torch.Tensor | int | None, may_be_used: bool, processes: Processes
-) -> tuple[torch.Tensor | None, bool]:
-    """Returns the items of an update in all processes, and True if the loss of any of them may use the number.
+# One row for each kind of code that computes a loss. A subclass that does not say it with `loss_is_scaled_for_ga` is
+# taken to divide where its model accepts the number, as in transformers.
+RULES: dict[str, LossRule] = {
+    "subclass": LossRule(lambda loss: True, lambda loss: loss.is_accepted),
+    "compute_loss_func": LossRule(lambda loss: True, lambda loss: True),
+    "label_smoother": LossRule(lambda loss: loss.is_accepted, lambda loss: loss.is_accepted and _SMOOTHER_NORMALISES),
+    "model": LossRule(
+        lambda loss: loss.is_accepted and loss.probe.is_used is not False, lambda loss: bool(loss.probe.is_used)
+    ),
+}
 
-    The items are None if one process does not know its number.
+
+class UpdateLoss:
+    """Makes the losses of the batches of an update add up to the mean over all their items.
+
+    Attributes:
+        probe: whether the model uses the number of items.
+        divisor: of the loss of the batch whose step comes next.
     """
-    total, unknown, used = processes.sum([0.0 if items is None else float(items), items is None, may_be_used])
-    return None if unknown else torch.tensor(int(total)), bool(used)
+
+    def __init__(self, trainer: LossSurface) -> None:
+        self.trainer = trainer
+        self.probe: NumItemsProbe = NumItemsProbe(trainer.model)
+        self.divisor: SupportsFloat = 1.0
+        self._computed_by = "subclass"  # the key of RULES for the last loss
+        self._watches = True  # until a batch has shown whether a subclass uses the number of items
+        self._watched: _Watched | None = None
+        self.begin_run(None)
+
+    def begin_run(self, loader: Any) -> None:
+        """Begins a run with the batches of `loader`."""
+        self._loader, self._start = loader, 0
+        self._all_ignore_items = False
+
+    def begin_update(self, start: int) -> None:
+        """Begins the update after the first `start` batches of the epoch."""
+        self._start = start
+
+    @property
+    def is_accepted(self) -> bool:
+        """Returns True if the model accepts the number of items."""
+        return self.trainer.model_accepts_loss_kwargs
+
+    @property
+    def may_use_items(self) -> bool:
+        """Returns True if the loss may use the number of items in an update, so that they have to be counted."""
+        return RULES[self._expected()].may_use_items(self)
+
+    def _expected(self) -> str:
+        """Returns the key of RULES for the losses to come."""
+        if self.trainer.compute_loss_func is not None:
+            return "compute_loss_func"
+        if self.trainer._mt_overrides.has("compute_loss", "training_step", "get_batch_samples"):
+            return "subclass"
+        return "model" if self.trainer.label_smoother is None else "label_smoother"
+
+    # The items of an update
+
+    def items(self, batches: list[Any]) -> torch.Tensor | None:
+        """Returns the number of items in all of `batches`; None if the loss does not use it or it is unknown."""
+        return items_of(batches, shifts_labels(base_model(self.trainer.model))) if self.may_use_items else None
+
+    def counts(self, batches: list[Any]) -> list[int | None]:
+        """Returns the number of items in each of `batches`, None where it is unknown."""
+        shifted = shifts_labels(base_model(self.trainer.model))
+        return [count_items(batch, self.trainer.label_names, shifted) for batch in batches]
+
+    def items_of_all(self, items: Any, batches: list[Any], device: torch.device) -> Any:
+        """Returns the items of an update in all processes.
+
+        Args:
+            items: in `batches`, those of this process. Batches that pad its share are counted by another process.
+        """
+        trainer, padding = self.trainer, self._padding(len(batches))
+        if padding and items is not None:
+            own = [batch for number, batch in enumerate(batches) if number not in padding]
+            items = trainer._get_num_items_in_batch(own, device) if own else torch.tensor(0)
+        # one process may have learnt about the model's loss what another has not: all ask, or none
+        ignored = self._expected() == "model" and (self._all_ignore_items or not self.is_accepted)
+        if ignored or not trainer.args.average_tokens_across_devices:
+            return items
+        may_be_used = self.may_use_items or trainer._mt_overrides.has("_get_num_items_in_batch")
+        given = [0.0 if items is None else float(items), items is None, may_be_used]
+        total, unknown, used = trainer._mt_processes.sum(given)
+        self._all_ignore_items = not used
+        return None if unknown else torch.tensor(int(total))
+
+    def divisors(self, batches: list[Any]) -> Sequence[SupportsFloat | None]:
+        """Returns the divisor for the loss of each batch of an update; None for one without items and loss."""
+        processes = self.trainer._mt_processes
+        if not processes.is_distributed:
+            return divisors(self.counts(batches)) if len(batches) > 1 else [1.0]
+        average = self.trainer.args.average_tokens_across_devices
+        return divisors_of_all(self.counts(batches), self._padding(len(batches)), processes, average)
+
+    def _padding(self, count: int) -> set[int]:
+        """Returns the positions of padding batches, which have no loss here, among the first `count` of the update."""
+        share = None if self._loader is None else shares_of(self._loader)
+        numbers = () if share is None else share.padding_batches
+        return {number - self._start for number in numbers if self._start <= number < self._start + count}
+
+    # The loss of a batch
+
+    def begin_batch(self, num_items: Any) -> Any:
+        """Begins a batch, and returns the number of items for compute_loss.
+
+        The first batch watches if a subclass's compute_loss uses the number, because the class does not say so.
+        """
+        self._computed_by = "subclass"
+        says_nothing = self.trainer.loss_is_scaled_for_ga is None and self.trainer._mt_overrides.has("compute_loss")
+        if not (self._watches and says_nothing and self.is_accepted and isinstance(num_items, torch.Tensor)):
+            return num_items
+        self._watches, self._watched = False, num_items.clone().as_subclass(_Watched)
+        return self._watched
+
+    def stop_watching(self) -> None:
+        """Assumes that losses use the number of items. Needed where tensors are fake and cannot be watched."""
+        self.probe.is_used, self._watches = True, False
+
+    def forward(self, model: nn.Module, inputs: Mapping[str, Any], num_items: Any) -> Any:
+        """Returns the outputs of `model`, which gets the number of items if it accepts it."""
+        if num_items is None or not self.is_accepted:
+            return model(**inputs)
+        return self.probe.forward(model, inputs, num_items)
+
+    def loss_of(self, model: nn.Module, outputs: Any, inputs: Mapping[str, Any], labels: Any, num_items: Any) -> Any:
+        """Returns the loss of a batch from the outputs of the model.
+
+        Args:
+            labels: of the batch, if they were not given to the model.
+        """
+        trainer = self.trainer
+        if trainer.compute_loss_func is not None:
+            self._computed_by = "compute_loss_func"
+            return trainer.compute_loss_func(outputs, labels, num_items_in_batch=num_items)
+        if labels is not None and trainer.label_smoother is not None:
+            self._computed_by = "label_smoother"
+            divides = num_items is not None and RULES["label_smoother"].divides_by_items(self)
+            given = {"num_items_in_batch": num_items} if divides else {}
+            return trainer.label_smoother(outputs, labels, shift_labels=predicts_next_token(model), **given)
+        self._computed_by = "model"
+        return loss_of(outputs, inputs)
+
+    def is_normalised(self, num_items: Any) -> bool:
+        """Returns True if the last loss is already normalised over `num_items`, the items of the whole update."""
+        if self.trainer.loss_is_scaled_for_ga is not None:
+            return self.trainer.loss_is_scaled_for_ga
+        return num_items is not None and RULES[self._computed_by].divides_by_items(self)
+
+    def scaled(self, loss: torch.Tensor, num_items: Any) -> torch.Tensor:
+        """Returns the part that the loss of a batch has in the loss of the update."""
+        if not self.is_normalised(num_items):
+            divisor = float(self.divisor)
+            return loss if divisor == 1 else loss / divisor
+        self._warn_of_assumption()
+        if self.trainer._mt_processes.is_distributed and self.trainer.args.average_tokens_across_devices:
+            return loss * self.trainer._mt_processes.size  # gradients are averaged, and this is one part of a sum
+        return loss
+
+    def _warn_of_assumption(self) -> None:
+        """Warns if a subclass's loss counts as normalised over the update, but did not use the number of items."""
+        if self._computed_by != "subclass" or self.trainer.loss_is_scaled_for_ga is not None:
+            return
+        if self._watched is None or self._watched.was_used or float(self.divisor) == 1:
+            return
+        self._watched = None
+        warnings.warn(
+            f"{type(self.trainer).__name__}.compute_loss is assumed to divide by num_items_in_batch, as in "
+            "transformers for a model that accepts that argument. If it returns the mean of its batch, accumulated "
+            "losses are too large: set loss_is_scaled_for_ga = False in the class, or True to silence this warning.",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 @dataclass(frozen=True)

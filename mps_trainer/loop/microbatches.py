@@ -92,7 +92,7 @@ class MicrobatchSplitter:
 
     def _split(self, batches: list[Any]) -> tuple[list[Any], Sequence[SupportsFloat | None]]:
         """Returns the microbatches of an update and the divisor for the loss of each."""
-        of_batches, most = self.trainer._mt_divisors(batches), self.run_state.examples_at_a_time
+        of_batches, most = self.trainer._mt_loss.divisors(batches), self.run_state.examples_at_a_time
         if most is None:
             return batches, of_batches
         microbatches: list[Any] = []
@@ -107,7 +107,7 @@ class MicrobatchSplitter:
         """Returns the divisors for the losses of the microbatches of a batch whose loss has `divisor`."""
         if divisor is None:
             return [None] * len(microbatches)
-        counts = [count or 0 for count in self.trainer._mt_item_counts(microbatches)]
+        counts = [count or 0 for count in self.trainer._mt_loss.counts(microbatches)]
         if not sum(counts):
             counts = [_size(each) or 1 for each in microbatches]
         total = sum(counts)

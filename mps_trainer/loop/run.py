@@ -19,7 +19,6 @@ from ..checkpoints.snapshot import WRITERS
 from ..data.batch_checks import BatchCheck
 from ..data.buckets import buckets_of
 from ..data.data_rng import DataRngState
-from ..data.shares import shares_of
 from ..distributed.ddp import no_sync, zero_gradient_backward
 from ..guards.signals import SignalHandler
 from ..model.introspection import base_model, check_trainable
@@ -103,6 +102,7 @@ class TrainingRun:
         if args.stop_on_nan:
             self.stop_on_nan = StopOnNan(trainer, self.run_state, self.gradients, self.nonfinite, self.checkpointing)
         trainer._mt_run = self
+        trainer._mt_loss.begin_run(self.loader)
         if resume_from is not None:
             self.resume(resume_from)
         trainer._mt_tokens_before = trainer.state.num_input_tokens_seen
@@ -263,6 +263,7 @@ class TrainingRun:
 
     def begin_update(self, done: int) -> None:
         self.run_state.update_start = done
+        self.trainer._mt_loss.begin_update(done)
         if self.stop_on_nan is not None:
             self.stop_on_nan.begin_update()
 
@@ -272,15 +273,6 @@ class TrainingRun:
             self.run_state.epoch_has_ended = True
             self.data_rng.unbegin()
         self.save_and_end()
-
-    def padding_among_last(self, count: int) -> set[int]:
-        """Returns the indices of padding batches, which have no loss in this process, among the last `count`."""
-        return self.padding_after(self.run_state.batches - count, count)
-
-    def padding_after(self, begin: int, count: int) -> set[int]:
-        """Returns the indices of padding batches among `count` batches of the epoch after the first `begin`."""
-        share = shares_of(self.loader)
-        return set() if share is None else {n - begin for n in share.padding_batches if begin <= n < begin + count}
 
     def may_save(self) -> bool:
         """Returns True if a checkpoint may be due after the next step."""
@@ -293,7 +285,7 @@ class TrainingRun:
     def accumulate(self, batches: list[Any], num_items: Any) -> None:
         """Runs forward and backward for the batches of one update; their loss is the mean over all their items."""
         if self.splitter is None:
-            self.forward_backward(batches, num_items, self.trainer._mt_divisors(batches))
+            self.forward_backward(batches, num_items, self.trainer._mt_loss.divisors(batches))
         else:
             self.splitter.accumulate(self.forward_backward, batches, num_items)
 
@@ -310,7 +302,7 @@ class TrainingRun:
             with no_sync(self.model, i < last):
                 if divisor is not None:
                     name_row = functools.partial(self.history.name_row, step, batches, i)
-                    trainer.current_gradient_accumulation_steps, trainer._mt_loss_divisor = len(batches), divisor
+                    trainer.current_gradient_accumulation_steps, trainer._mt_loss.divisor = len(batches), divisor
                     with self.batch_check.watching(batch, name_row):
                         loss = trainer.training_step(self.model, batch, num_items)
                     self.meter.add(loss if self.owns_losses else loss.clone(), step)

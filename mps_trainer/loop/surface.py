@@ -21,6 +21,7 @@ from ..model.precision import MixedPrecision
 from ..overrides import Overrides
 from ..training_args import TrainingArguments
 from .accelerate_facade import Accelerator
+from .loss import UpdateLoss
 
 
 class TrainerSurface(Protocol):
@@ -40,7 +41,7 @@ class TrainerSurface(Protocol):
     _train_batch_size: int
     _trial: Any
     _mt_examples_at_a_time: int | None
-    _mt_loss_divisor: Any
+    _mt_loss: UpdateLoss
     _mt_memory_guard: MemoryGuard | None
     _mt_overrides: Overrides
     _mt_precision: MixedPrecision
@@ -91,8 +92,6 @@ class TrainerSurface(Protocol):
     def _clip_grad_norm(self, model: nn.Module) -> Any: ...
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any: ...
     def _get_learning_rate(self) -> float: ...
-    def _mt_divisors(self, batches: list[Any]) -> Any: ...
-    def _mt_item_counts(self, batches: list[Any]) -> list[int | None]: ...
 
     # After an update, and at the end
     def _maybe_log_save_evaluate(

@@ -14,7 +14,6 @@ from mps_trainer.loop.loss import (
     divisors,
     items_of,
     loss_of,
-    own_items,
     predicts_next_token,
     shifts_labels,
 )
@@ -118,14 +117,6 @@ def test_labels_that_are_no_tensor_or_not_in_host_memory_count_as_examples():
     assert count_items({"second": torch.tensor([1, -100])}, ["first", "second"], shifted=False) == 1
     assert count_items({"labels": torch.tensor([1, 1, 1]), "first": rows}, ["first"], shifted=False) == 3
     assert count_items({"labels": torch.tensor([1, -100])}, [], shifted=True) == 1  # flat ones are not shifted
-
-
-def test_items_of_another_processs_batches_are_left_out():
-    count = lambda batches: torch.tensor(sum(batches))  # noqa: E731
-    assert own_items(torch.tensor(6), [1, 2, 3], set(), pytest.fail) == 6
-    assert own_items(None, [1, 2, 3], {1}, pytest.fail) is None
-    assert own_items(torch.tensor(6), [1, 2, 3], {1}, count) == 4
-    assert own_items(torch.tensor(6), [1, 2, 3], {0, 1, 2}, pytest.fail) == 0
 
 
 class Takes(nn.Module):

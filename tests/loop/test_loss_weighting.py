@@ -10,7 +10,11 @@ import torch
 from torch import nn
 
 from mps_trainer import Trainer
+from mps_trainer.distributed import Processes
+from mps_trainer.loop import loss as losses
+from mps_trainer.loop.loss import UpdateLoss
 from mps_trainer.loop.run import TrainingRun
+from mps_trainer.overrides import Overrides
 
 
 class Others:
@@ -51,18 +55,18 @@ def batch(*labels: int) -> dict[str, torch.Tensor]:
 
 
 def divisors(trainer, *batches):
-    return [None if each is None else float(each) for each in trainer._mt_divisors(list(batches))]
+    return [None if each is None else float(each) for each in trainer._mt_loss.divisors(list(batches))]
 
 
 def test_one_process_weighs_its_batches_by_their_items(make_trainer):
     trainer = make_trainer()
-    assert trainer._mt_divisors([batch(1, 1, -100)]) == [1.0]
-    assert trainer._mt_divisors([batch(1, 1, 1), batch(1, -100)]) == [pytest.approx(4 / 3), 4.0]
+    assert trainer._mt_loss.divisors([batch(1, 1, -100)]) == [1.0]
+    assert trainer._mt_loss.divisors([batch(1, 1, 1), batch(1, -100)]) == [pytest.approx(4 / 3), 4.0]
 
 
 def test_the_average_over_processes_is_the_mean_over_the_items_of_all(among):
     others = Others(theirs=[0, 6, 2])  # unknown, items, batches
-    found = among(others)._mt_divisors([batch(1, 1, 1), batch(1, -100)])
+    found = among(others)._mt_loss.divisors([batch(1, 1, 1), batch(1, -100)])
     assert (others.asked, others.awaited) == (1, 0)  # the answer travels while the forward pass runs
     assert [float(each) for each in found] == [10 / (3 * 2), 10 / (1 * 2)]
 
@@ -75,13 +79,13 @@ def test_a_batch_with_items_counts_as_any_other_if_another_process_cannot_count(
 @pytest.mark.parametrize("theirs", [[1, 0, 2], [0, 0, 2]])
 def test_batches_count_the_same_where_one_process_cannot_count_or_none_has_an_item(among, theirs):
     mine = [batch(-100), batch(-100, -100)]
-    assert among(Others(theirs=theirs))._mt_divisors(mine) == [4 / (1 * 2), 4 / (1 * 2)]
+    assert among(Others(theirs=theirs))._mt_loss.divisors(mine) == [4 / (1 * 2), 4 / (1 * 2)]
 
 
 def test_each_process_weighs_for_itself_if_it_is_asked_to(among):
     others = Others()
     trainer = among(others, average_tokens_across_devices=False)
-    assert trainer._mt_divisors([batch(1, 1, 1), batch(1, -100)]) == [pytest.approx(4 / 3), 4.0]
+    assert trainer._mt_loss.divisors([batch(1, 1, 1), batch(1, -100)]) == [pytest.approx(4 / 3), 4.0]
     assert others.asked == 0
 
 
@@ -118,7 +122,7 @@ def test_items_are_asked_for_until_no_process_uses_them(among, theirs):
     trainer.model_accepts_loss_kwargs = True
     items(trainer, batch(1))
     assert others.asked == 1  # this process may use them until its first loss
-    trainer._mt_num_items_probe.is_used = False
+    trainer._mt_loss.probe.is_used = False
     items(trainer, batch(1))
     items(trainer, batch(1))
     assert others.asked == 2 + theirs
@@ -128,7 +132,7 @@ def test_items_are_asked_for_again_from_the_step_on_in_which_a_callback_sets_a_l
     others = Others(theirs=[5.0, 0, 0])
     trainer = among(others)
     trainer.model_accepts_loss_kwargs = True
-    trainer._mt_items_are_unused = True
+    trainer._mt_loss._all_ignore_items = True
     assert items(trainer, batch(1, 1, 1)).item() == 3
     trainer.compute_loss_func = lambda outputs, labels, num_items_in_batch: None
     assert items(trainer, batch(1, 1, 1)).item() == 8
@@ -136,9 +140,9 @@ def test_items_are_asked_for_again_from_the_step_on_in_which_a_callback_sets_a_l
 
 def test_a_run_asks_again_if_its_loss_uses_the_items(make_trainer):
     trainer = make_trainer(max_steps=1)
-    trainer._mt_items_are_unused = True  # by an earlier run, whose loss may have been another one
+    trainer._mt_loss._all_ignore_items = True  # by an earlier run, whose loss may have been another one
     trainer.train()
-    assert not trainer._mt_items_are_unused
+    assert not trainer._mt_loss._all_ignore_items
 
 
 @pytest.mark.parametrize("name", ["_get_num_items_in_batch", "compute_loss"])
@@ -147,7 +151,7 @@ def test_items_are_always_asked_for_if_a_method_that_may_use_them_is_overridden(
     kind = type("Own", (Trainer,), {name: lambda self, *_: torch.tensor(3)})
     trainer = among(others, trainer={"kind": kind})
     trainer.model_accepts_loss_kwargs = True
-    trainer._mt_num_items_probe.is_used = False
+    trainer._mt_loss.probe.is_used = False
     for asked in (1, 2):
         assert items(trainer, batch(1, 1, 1)).item() == 8
         assert others.asked == asked
@@ -185,7 +189,7 @@ def test_a_smoothed_loss_is_normalised_over_the_items_of_the_update_where_the_mo
     for items, divisor in ((12, 12), (None, 3)):
         loss = trainer.compute_loss(trainer.model, dict(inputs), num_items_in_batch=items)
         torch.testing.assert_close(loss, total / divisor)
-        assert trainer._mt_is_share_of_update(items) is (items is not None)
+        assert trainer._mt_loss.is_normalised(items) is (items is not None)
 
 
 def test_a_smoothed_loss_is_the_mean_of_its_batch_where_the_model_takes_no_items(make_trainer):
@@ -194,7 +198,7 @@ def test_a_smoothed_loss_is_the_mean_of_its_batch_where_the_model_takes_no_items
     logits = trainer.model.eval()(inputs["x"])["logits"]
     loss = trainer.compute_loss(trainer.model, dict(inputs), num_items_in_batch=12)
     torch.testing.assert_close(loss, nn.functional.cross_entropy(logits, inputs["labels"], label_smoothing=0.2))
-    assert not trainer._mt_is_share_of_update(12)
+    assert not trainer._mt_loss.is_normalised(12)
 
 
 def test_a_process_that_has_nothing_to_learn_adds_nothing(make_trainer):
@@ -212,19 +216,12 @@ class OwnLoss(Trainer):
         return model(**inputs)["loss"]
 
 
-def test_a_loss_of_a_subclass_counts_as_normalised_where_the_model_takes_items_and_warns(make_trainer, monkeypatch):
+def test_a_loss_of_a_subclass_counts_as_normalised_where_the_model_takes_items(make_trainer, monkeypatch):
     trainer = make_trainer({"model": Counts(), "kind": OwnLoss})
-    trainer._mt_loss_divisor = 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert trainer._mt_is_share_of_update(8)
-        assert not trainer._mt_is_share_of_update(None)
-    trainer._mt_loss_divisor = 2
-    with pytest.warns(UserWarning, match="OwnLoss.compute_loss is assumed to divide by num_items_in_batch") as told:
-        assert trainer._mt_is_share_of_update(8)
-    assert "If it returns the mean of its batch, accumulated losses are too large: " in str(told[0].message)
+    assert trainer._mt_loss.is_normalised(8)
+    assert not trainer._mt_loss.is_normalised(None)
     monkeypatch.setattr(OwnLoss, "loss_is_scaled_for_ga", False)
-    assert not trainer._mt_is_share_of_update(8)
+    assert not trainer._mt_loss.is_normalised(8)
 
 
 class Divides(Trainer):
@@ -251,59 +248,175 @@ class Ignores(Divides):
         return model(**inputs)["loss"]
 
 
-class HasOthers(Trainer):
-    """Reads other arguments, attributes and None."""
+class Inherits(Divides):
+    """Leaves the loss to the Trainer, and the number to the model."""
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        weight = inputs.pop("weight", None)
-        return model.num_items_in_batch if weight is None else weight
+        return Trainer.compute_loss(self, model, inputs, return_outputs, num_items_in_batch)
 
 
+@pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize(
-    ("kind", "warned"),
-    [(Divides, False), (Hands, False), (Measures, False), (Ignores, True), (OwnLoss, True), (HasOthers, True)],
+    ("kind", "ignores"),
+    [(Divides, False), (Hands, False), (Measures, False), (Inherits, False), (Ignores, True), (OwnLoss, True)],
 )
-def test_only_a_loss_that_does_not_read_the_number_of_items_warns(make_trainer, kind, warned):
-    trainer = make_trainer({"model": Counts(), "kind": kind})
-    trainer._mt_loss_divisor = 2
+def test_a_run_warns_once_of_a_loss_that_ignores_the_number_of_items(make_trainer, kind, ignores, accumulation):
+    settings = {"max_steps": 2, "gradient_accumulation_steps": accumulation}
+    trainer = make_trainer({"model": Counts(), "kind": kind}, **settings)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        assert trainer._mt_is_share_of_update(8)
-    assert bool(told) == warned
+        trainer.train()
+    warned = [str(each.message) for each in told if "num_items_in_batch" in str(each.message)]
+    assert len(warned) == (ignores and accumulation > 1)
+    for text in warned:
+        assert f"{kind.__name__}.compute_loss is assumed to divide by num_items_in_batch" in text
+        assert "If it returns the mean of its batch, accumulated losses are too large: " in text
 
 
-class Filled:
-    """A run in which the last batch of an update is another process's."""
-
-    run_state = SimpleNamespace(update_start=4)
-
-    def padding_after(self, begin, count):
-        assert begin == 4
-        return {count - 1}
-
-    def padding_among_last(self, count):
-        return {count - 1}
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_class_that_says_how_its_loss_is_normalised_is_not_warned(make_trainer, declared):
+    kind = type("Says", (OwnLoss,), {"loss_is_scaled_for_ga": declared})
+    trainer = make_trainer({"model": Counts(), "kind": kind}, max_steps=1, gradient_accumulation_steps=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.train()
+    assert trainer._mt_loss.is_normalised(8) is declared
 
 
-def test_a_batch_of_another_process_counts_there(among, monkeypatch):
+def stub(**settings):
+    """Returns what `UpdateLoss` reads of a Trainer."""
+    defaults = {
+        "args": SimpleNamespace(average_tokens_across_devices=True),
+        "model": nn.Linear(1, 1),
+        "label_names": ["labels"],
+        "compute_loss_func": None,
+        "label_smoother": None,
+        "loss_is_scaled_for_ga": None,
+        "model_accepts_loss_kwargs": True,
+        "_mt_overrides": Overrides(),
+        "_mt_processes": Processes(0, 1),
+    }
+    return SimpleNamespace(**{**defaults, **settings})
+
+
+OUTPUTS, LABELS = {"loss": torch.tensor(6.0)}, torch.tensor([1])
+
+
+class TestWithoutATrainer:
+    @pytest.mark.parametrize("accepted", [True, False])
+    @pytest.mark.parametrize("used", [None, True, False])
+    def test_a_models_loss_is_normalised_if_the_model_used_the_items(self, accepted, used):
+        loss = UpdateLoss(stub(model_accepts_loss_kwargs=accepted))
+        loss.probe.is_used, loss.divisor = used, 2
+        loss.begin_batch(8)
+        value = loss.loss_of(loss.trainer.model, OUTPUTS, {}, None, 8)
+        assert loss.may_use_items is (accepted and used is not False)
+        assert loss.scaled(value, 8) == (6 if used else 3)
+        assert loss.scaled(value, None) == 3
+
+    def test_a_function_of_the_users_is_normalised_if_it_is_given_the_items(self):
+        given = []
+
+        def function(outputs, labels, num_items_in_batch):
+            given.append(num_items_in_batch)
+            return outputs["loss"]
+
+        loss = UpdateLoss(stub(compute_loss_func=function, model_accepts_loss_kwargs=False, label_smoother="unused"))
+        loss.divisor = 2
+        assert loss.may_use_items
+        assert loss.scaled(loss.loss_of(loss.trainer.model, OUTPUTS, {}, LABELS, 8), 8) == 6
+        assert loss.scaled(loss.loss_of(loss.trainer.model, OUTPUTS, {}, LABELS, None), None) == 3
+        assert given == [8, None]
+
+    @pytest.mark.parametrize(("accepted", "normalises"), [(True, True), (False, True), (True, False)])
+    def test_a_smoother_gets_the_items_where_it_and_the_model_accept_them(self, monkeypatch, accepted, normalises):
+        monkeypatch.setattr(
+            losses, "_SMOOTHER_NORMALISES", normalises
+        )  # False in the first releases of transformers 5
+        given, both = [], accepted and normalises
+
+        def smoother(outputs, labels, shift_labels, num_items_in_batch=None):
+            given.append(num_items_in_batch)
+            return outputs["loss"]
+
+        loss = UpdateLoss(stub(label_smoother=smoother, model_accepts_loss_kwargs=accepted))
+        loss.divisor, loss.probe.is_used = 2, False
+        assert loss.may_use_items is accepted
+        assert loss.scaled(loss.loss_of(loss.trainer.model, OUTPUTS, {}, LABELS, 8), 8) == (6 if both else 3)
+        assert given == [8 if both else None]
+        assert loss.scaled(loss.loss_of(loss.trainer.model, OUTPUTS, {}, None, 8), 8) == 3  # the model's own loss
+
+    @pytest.mark.parametrize("accepted", [True, False])
+    def test_a_subclass_is_taken_to_divide_where_its_model_accepts_the_items(self, accepted):
+        loss = UpdateLoss(stub(model_accepts_loss_kwargs=accepted, _mt_overrides=Overrides(["compute_loss"])))
+        loss.divisor, loss.probe.is_used = 2, False
+        assert loss.may_use_items
+        loss.loss_of(loss.trainer.model, OUTPUTS, {}, None, 8)  # in the batch before
+        loss.begin_batch(8)
+        assert loss.scaled(OUTPUTS["loss"], 8) == (6 if accepted else 3)
+        assert loss.scaled(OUTPUTS["loss"], None) == 3
+
+    @pytest.mark.parametrize("declared", [True, False])
+    def test_what_a_class_declares_comes_first(self, declared):
+        loss = UpdateLoss(stub(loss_is_scaled_for_ga=declared))
+        loss.divisor, loss.probe.is_used = 2, not declared
+        value = loss.loss_of(loss.trainer.model, OUTPUTS, {}, None, 8)
+        assert loss.scaled(value, 8) == loss.scaled(value, None) == (6 if declared else 3)
+
+    @pytest.mark.parametrize(("average", "expected"), [(True, 12), (False, 6)])
+    def test_a_normalised_loss_is_a_sum_over_the_processes_whose_gradients_are_averaged(self, average, expected):
+        args = SimpleNamespace(average_tokens_across_devices=average)
+        loss = UpdateLoss(stub(args=args, _mt_processes=Processes(0, 2), loss_is_scaled_for_ga=True))
+        assert loss.scaled(OUTPUTS["loss"], 8) == expected
+
+    def test_only_the_first_batch_of_a_silent_subclass_is_watched(self):
+        loss = UpdateLoss(stub(_mt_overrides=Overrides(["compute_loss"])))
+        items = torch.tensor(8)
+        assert loss.begin_batch(None) is None
+        assert type(loss.begin_batch(items)) is not torch.Tensor
+        assert loss.begin_batch(items) is items
+        silent = UpdateLoss(stub(_mt_overrides=Overrides(["compute_loss"])))
+        silent.stop_watching()
+        assert silent.begin_batch(items) is items
+        assert silent.probe.is_used
+        for settings in ({}, {"loss_is_scaled_for_ga": True}, {"model_accepts_loss_kwargs": False}):
+            overrides = Overrides(["compute_loss"] if settings else [])
+            assert UpdateLoss(stub(_mt_overrides=overrides, **settings)).begin_batch(items) is items
+
+
+def begin_update_with_padding(trainer, count):
+    """Begins an update in which the last batch of `count` is another process's."""
+    loader = SimpleNamespace(share=SimpleNamespace(padding_batches=[4 + count - 1]))
+    trainer._mt_loss.begin_run(loader)
+    trainer._mt_loss.begin_update(4)
+
+
+@pytest.fixture
+def padded(monkeypatch):
+    monkeypatch.setattr(losses, "shares_of", lambda loader: loader.share)
+    return begin_update_with_padding
+
+
+def test_a_batch_of_another_process_counts_there(among, padded):
     trainer = among(Others(theirs=[0, 5, 2]))
-    monkeypatch.setattr(trainer, "_mt_run", Filled())
+    padded(trainer, 2)
     assert divisors(trainer, batch(1, 1, 1), batch(1, 1)) == [8 / (3 * 2), None]
 
 
-def test_batches_that_count_the_same_leave_out_those_of_another_process(among, monkeypatch):
+def test_batches_that_count_the_same_leave_out_those_of_another_process(among, padded):
     trainer = among(Others(theirs=[1, 0, 2]))
-    monkeypatch.setattr(trainer, "_mt_run", Filled())
-    assert trainer._mt_divisors([batch(-100), batch(-100)]) == [3 / (1 * 2), None]
+    padded(trainer, 2)
+    assert trainer._mt_loss.divisors([batch(-100), batch(-100)]) == [3 / (1 * 2), None]
 
 
-def test_items_of_an_update_leave_out_those_of_another_process(among, monkeypatch):
+def test_items_of_an_update_leave_out_those_of_another_process(among, padded):
     trainer = among(Others(theirs=[5.0, 0, 1]))
     trainer.model_accepts_loss_kwargs = True
-    monkeypatch.setattr(trainer, "_mt_run", Filled())
+    padded(trainer, 2)
     batches, items = trainer.get_batch_samples(iter([batch(1, 1, 1), batch(1, 1), batch(1)]), 2, torch.device("cpu"))
     assert len(batches) == 2
     assert items.item() == 8
+    padded(trainer, 1)
     _, items = trainer.get_batch_samples(iter([batch(1, 1)]), 1, torch.device("cpu"))
     assert items.item() == 5  # none of its own
 
@@ -319,7 +432,7 @@ def test_a_model_that_divides_by_the_items_has_a_loss_that_is_normalised(make_tr
     trainer = make_trainer({"model": Counts()})
     inputs = {"x": torch.randn(2, 4), "labels": torch.tensor([0, 1])}
     whole = trainer.compute_loss(trainer.model, inputs)
-    assert not trainer._mt_is_share_of_update(None)
+    assert not trainer._mt_loss.is_normalised(None)
     share = trainer.compute_loss(trainer.model, inputs, num_items_in_batch=8)
-    assert trainer._mt_is_share_of_update(8)
+    assert trainer._mt_loss.is_normalised(8)
     torch.testing.assert_close(share, whole * 2 / 8)
