@@ -41,6 +41,12 @@ def read_rng(checkpoint: str, rank: int = 0, size: int = 1) -> dict[str, Any] | 
     return state
 
 
+def restore_rng(checkpoint: str, rank: int = 0, size: int = 1) -> None:
+    """Sets the generators to the states of process `rank` in `checkpoint`, if it has them."""
+    if (state := read_rng(checkpoint, rank, size)) is not None:
+        set_rng(state)
+
+
 _REQUIRED = ["python", "numpy", "cpu"]
 
 

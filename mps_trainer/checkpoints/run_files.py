@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,15 +18,10 @@ from ..distributed.full_state import parted_state
 from ..errors import MisconfigurationException
 from . import shards
 from .compatibility import require_belonging
-from .folders import checkpoint_folder
 from .rng import FILE as RNG_FILE
 from .rng import files_of, read_rng
 from .storage import schema
 from .storage.files import damaged, read_tensors
-
-if TYPE_CHECKING:
-    from transformers.trainer_callback import TrainerState
-
 
 logger = logging.getLogger(__name__)
 
@@ -166,11 +161,3 @@ def _restore(part: Any, folder: str, name: str) -> None:
 
 def _parameters(optimizer: Any) -> list[Any]:
     return [parameter for group in getattr(optimizer, "param_groups", []) for parameter in group["params"]]
-
-
-def note_best(state: TrainerState, folder: str, earlier: set[str]) -> None:
-    """Records the checkpoint of the best weights, which may be the next one."""
-    if state.best_global_step:
-        best = checkpoint_folder(folder.removesuffix(os.path.basename(folder)), state.best_global_step)
-        if best == folder or (os.path.isdir(best) and best not in earlier):
-            state.best_model_checkpoint = best
