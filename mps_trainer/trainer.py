@@ -33,9 +33,9 @@ from .callbacks import RunReport, all_callbacks, call_first_who_add_to_logs, jit
 from .callbacks.events import Events, ReportingHandler
 from .checkpoints import folders, model_files
 from .checkpoints.checkpoints import Checkpoints
+from .checkpoints.optimizer_files import OPTIMIZER, SCALER, SCHEDULER
 from .checkpoints.output_folder import own_run_folder
 from .checkpoints.rng import restore_rng
-from .checkpoints.run_files import OPTIMIZER, SCALER, SCHEDULER
 from .data import dataloaders
 from .data.buckets import BucketBatchSampler, LengthBuckets, buckets_of
 from .data.columns import ColumnRemover, is_table, signature_columns, without_unused_columns

@@ -18,10 +18,10 @@ from ..distributed.full_state import full_state_dict, whole_state
 from ..distributed.sharded import is_sharded
 from ..errors import CheckpointError
 from ..random_state import rng_state
-from . import folders, manifest, model_files, run_files
+from . import folders, loop_state, manifest, model_files, optimizer_files
 from .background import Background
+from .optimizer_files import OPTIMIZER, SCALER, SCHEDULER
 from .rng import file_of
-from .run_files import OPTIMIZER, SCALER, SCHEDULER
 from .storage.atomic_commit import seal, why_not_written
 from .storage.weights import WEIGHTS
 from .surface import SavingTrainer
@@ -61,6 +61,7 @@ class Checkpoints:
         self._background: Background[_Result | None] = Background()
         self._unsaved: str | None = None
         # these are set only while a checkpoint is written
+        self._positions: list[dict[str, Any]] = []  # of the loop, in all processes
         self._rng_of_all: list[dict[str, Any]] = []
         self._gathered: Mapping[str, Any] = {}  # the whole states of a sharded model, by the names of their files
 
@@ -128,9 +129,11 @@ class Checkpoints:
         """
         self.wait()
         trainer = self._trainer
-        args, model, processes = trainer.args, trainer.model, trainer._mt_processes
+        args, model, run, processes = trainer.args, trainer.model, trainer._mt_run, trainer._mt_processes
         in_shards = writes_shards(model, args)
         try:
+            if run is not None and not args.save_only_model:
+                self._positions = processes.gather(run.run_state.state_dict())
             if processes.is_distributed and not args.save_only_model:
                 self._rng_of_all = processes.gather(self._rng())
             if is_sharded(model) and not in_shards:
@@ -138,11 +141,12 @@ class Checkpoints:
             if in_shards or args.should_save:
                 self._write()
         finally:
-            self._rng_of_all, self._gathered = [], {}
+            self._positions, self._rng_of_all, self._gathered = [], [], {}
 
     def _write(self) -> None:
         trainer, args, state = self._trainer, self._trainer.args, self._trainer.state
         folder, best_before = folders.checkpoint_folder(self.run_dir, state.global_step), state.best_model_checkpoint
+        positions = self._positions
         if args.should_save:
             self._note_best()
             state.stateful_callbacks = trainer._mt_events.stateful_callbacks()
@@ -155,7 +159,7 @@ class Checkpoints:
             rotate = functools.partial(self._remove_old, kept, args.save_total_limit, args.overwrite_output_dir)
 
         def work() -> _Result | None:
-            error = self._write_checkpoint(folder, state, writer)
+            error = self._write_checkpoint(folder, state, positions, writer)
             if writer.write_shards is not None and not trainer._mt_processes.is_first:
                 return None
             if error is None:
@@ -167,7 +171,9 @@ class Checkpoints:
         else:
             self._note_result(work())
 
-    def _write_checkpoint(self, folder: str, state: TrainerState, writer: Writer) -> str | None:
+    def _write_checkpoint(
+        self, folder: str, state: TrainerState, positions: list[dict[str, Any]], writer: Writer
+    ) -> str | None:
         """Writes a checkpoint. Returns in all processes why the disk of one did not take it, or None."""
         processes = Processes() if writer.write_shards is None else self._trainer._mt_processes
         unfinished = folders.unfinished_folder(self.run_dir, state.global_step)
@@ -179,6 +185,8 @@ class Checkpoints:
         def finish() -> None:
             writer.write(unfinished)
             self._trainer._mt_savable_logs.save(state, os.path.join(unfinished, folders.STATE))
+            if positions:
+                loop_state.write(unfinished, positions)
             seal(unfinished, folder, state.global_step)
 
         write_shards = None if writer.write_shards is None else functools.partial(writer.write_shards, unfinished)
@@ -237,16 +245,16 @@ class Checkpoints:
 
     def save_states(self, folder: str, *names: str) -> None:
         """Writes the named states, skipping absent ones."""
-        run_files.save_parts(self.states(*names), folder)
+        optimizer_files.save_states(self.states(*names), folder)
 
     def load_states(self, folder: str | None, *names: str) -> None:
         """Loads the named states, skipping absent ones; nothing without a folder."""
         if folder is not None:
-            run_files.restore_parts(self.states(*names), folder)
+            optimizer_files.restore_states(self.states(*names), folder)
 
     def save_rng(self, folder: str) -> None:
         """Writes the random states of all processes, one file for each."""
-        run_files.save_parts(self._rng_files(), folder)
+        optimizer_files.save_states(self._rng_files(), folder)
 
     def _rng_files(self) -> dict[str, dict[str, Any]]:
         processes = self._trainer._mt_processes
@@ -257,9 +265,7 @@ class Checkpoints:
     def _rng(self) -> dict[str, Any]:
         """Returns the states of this process's generators, and those that its loader drew from."""
         run = self._trainer._mt_run
-        if run is None:
-            return rng_state()
-        return {**rng_state(), **run.data_rng.state_dict(), run_files.LOOP: run.run_state.state_dict()}
+        return rng_state() if run is None else {**rng_state(), **run.data_rng.state_dict()}
 
     # Loading
 

@@ -17,8 +17,8 @@ from ..arguments.sharding import SHARDED
 from ..devices.probes import physical_memory
 from ..distributed.sharded import is_sharded
 from ..training_args import TrainingArguments
-from . import model_files, run_files, shards
-from .run_files import OPTIMIZER, SCHEDULER
+from . import model_files, optimizer_files, shards
+from .optimizer_files import OPTIMIZER, SCHEDULER
 from .storage.host import nbytes, on_host
 from .surface import WRITERS, SavingTrainer
 
@@ -73,14 +73,14 @@ def shard_writer(trainer: SavingTrainer, states: Mapping[str, Any]) -> Writer:
     model, optimizer = trainer.model, states.get(OPTIMIZER)
 
     def write_shards(folder: str) -> None:
-        run_files.save_shards(model, optimizer, folder, trainer._mt_processes.group)
+        optimizer_files.save_shards(model, optimizer, folder, trainer._mt_processes.group)
 
     def write(folder: str) -> None:
         shards.list_parts(folder)
         model_files.save_without_weights(model, _processor(trainer), trainer.args, folder)
         if optimizer is not None:
-            run_files.save_rest_of_optimizer(optimizer, folder)
-            run_files.save_parts({SCHEDULER: states[SCHEDULER]}, folder)
+            optimizer_files.save_rest_of_optimizer(optimizer, folder)
+            optimizer_files.save_states({SCHEDULER: states[SCHEDULER]}, folder)
             trainer._save_scaler(folder)
             trainer._save_rng_state(folder)
 
@@ -91,22 +91,22 @@ def background_writer(trainer: SavingTrainer, states: Mapping[str, Any]) -> Writ
     """Copies weights and `states`, and returns the writer of the copies. Training waits for the copy only."""
     model, args, processor = trainer.model, copy.copy(trainer.args), _processor(trainer)
     inner = _inner(model)
-    weights, copied = on_host((inner.state_dict(), {name: _state_of(part) for name, part in states.items()}))
+    weights, copied = on_host((inner.state_dict(), {name: _state_of(owner) for name, owner in states.items()}))
 
     def write(folder: str) -> None:
         if isinstance(inner, PreTrainedModel):
             model_files.save(model, processor, args, folder, weights)
         else:
             model_files.save(model_files.Weights(weights), processor, args, folder)
-        run_files.save_parts(copied, folder)
+        optimizer_files.save_states(copied, folder)
 
     return Writer(write, in_background=True)
 
 
-def _state_of(part: Any) -> Any:
-    """Returns the state of `part`. Later steps change only its tensors."""
-    state = run_files.state_of(part)
-    return state if state is part or isinstance(part, torch.optim.Optimizer) else copy.deepcopy(state)
+def _state_of(owner: Any) -> Any:
+    """Returns the state of `owner`. Later steps change only its tensors."""
+    state = optimizer_files.state_of(owner)
+    return state if state is owner or isinstance(owner, torch.optim.Optimizer) else copy.deepcopy(state)
 
 
 def _may_write_in_background(trainer: SavingTrainer) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, SupportsFloat
 from transformers.trainer_utils import TrainOutput, speed_metrics
 
 from ..callbacks.announce import announce
-from ..checkpoints import run_files
+from ..checkpoints import loop_state
 from ..checkpoints.rng import read_rng
 from ..checkpoints.surface import WRITERS
 from ..data.batch_checks import BatchCheck
@@ -143,7 +143,7 @@ class TrainingRun:
         self.checkpointing.load(folder)
         processes = self.trainer._mt_processes
         saved = read_rng(folder, processes.rank, processes.size)
-        self.run_state.load_state_dict(run_files.position_of_all(saved, folder, processes.size))
+        self.run_state.load_state_dict(loop_state.read(folder, processes.rank, processes.size))
         self.resumed_rng.resume_from(folder, saved)
         self.data_rng.load_state_dict(saved)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from types import SimpleNamespace
@@ -59,8 +60,11 @@ def test_a_checkpoint_is_written_by_the_methods_of_the_trainer_in_their_order(sa
 
 def test_a_model_alone_is_written_without_optimizer_and_generators(saver, trainer, args):
     args.save_only_model = True
+    trainer._mt_run = FakeRun()
+    trainer._mt_overrides = SimpleNamespace(has=lambda *names: True)
     saver.write()
     assert [each[0] for each in trainer.called] == ["save_model", "_rotate_checkpoints"]
+    assert names(saver.folder()) == ["manifest.json", "trainer_state.json"]
 
 
 def test_states_are_written_under_their_names_and_a_scaler_only_where_there_is_one(saver, tmp_path):
@@ -110,7 +114,7 @@ def test_the_best_alone_is_kept_at_the_end_of_a_run_that_keeps_one(saver, traine
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_each_process_has_a_file_with_its_generators(saver, trainer, tmp_path, size):
+def test_each_process_has_a_file_with_its_generators_and_an_entry_with_its_position(saver, trainer, tmp_path, size):
     trainer._mt_run = FakeRun()
     torch.manual_seed(3)
     trainer._mt_processes = processes = Processes(0, size)
@@ -121,6 +125,9 @@ def test_each_process_has_a_file_with_its_generators(saver, trainer, tmp_path, s
     files = ["rng_state.pth"] if size == 1 else ["rng_state_0.pth", "rng_state_1.pth"]
     folder = tmp_path / "checkpoint-0"
     assert [name for name in names(folder) if name.startswith("rng")] == files
+    assert json.loads((folder / "loop_state.json").read_text()) == {
+        "processes": [{"epoch": 1}, {"epoch": 1, "order_seed": 8}][:size]
+    }
     saved = [torch.load(folder / name, weights_only=False) for name in files]
     assert [each["order_seed"] for each in saved] == [7, 8][:size]
     assert torch.equal(saved[0]["cpu"], torch.get_rng_state())

@@ -15,7 +15,7 @@ from mps_trainer import MisconfigurationException
 from mps_trainer.checkpoints import shards
 from mps_trainer.checkpoints.checkpoints import _gather
 from mps_trainer.checkpoints.model_files import load_weights
-from mps_trainer.checkpoints.run_files import OPTIMIZER, SCHEDULER, restore_parts
+from mps_trainer.checkpoints.optimizer_files import OPTIMIZER, SCHEDULER, restore_states
 from mps_trainer.checkpoints.writers import shard_writer, writer_for, writes_shards
 from mps_trainer.distributed.fsdp import is_shard
 from tests.conftest import assert_same_weights, weights
@@ -123,7 +123,7 @@ def test_a_new_run_gets_from_it_what_was_written(folder, trained, make):
     model = make(Tied)
     optimizer, schedule = run_of(model)
     load_weights(model, folder)
-    restore_parts({OPTIMIZER: optimizer, SCHEDULER: schedule}, folder)
+    restore_states({OPTIMIZER: optimizer, SCHEDULER: schedule}, folder)
     assert_same_weights(weights(model), weights(trained[0]))
     expected = trained[1].state_dict()
     found = optimizer.state_dict()
@@ -153,7 +153,7 @@ def test_an_optimizer_may_keep_plain_values_and_a_state_of_no_parameter(tmp_path
     parts = {OPTIMIZER: optimizer, SCHEDULER: schedule}
     write(tmp_path, make_args(), model, parts)
     again, _ = run_of(model, Counting)
-    restore_parts({OPTIMIZER: again}, str(tmp_path))
+    restore_states({OPTIMIZER: again}, str(tmp_path))
     found = again.state_dict()["state"]
     assert [found[index]["count"] for index in (0, 1)] == [3, 3]
     assert torch.equal(found[0]["mean"], model.begin.weight)
@@ -220,7 +220,7 @@ def test_each_process_writes_only_a_sharded_model_whose_arguments_ask_for_parts(
 @pytest.mark.parametrize("place", ["folder", "link"])
 def test_a_file_that_is_none_is_damaged_and_one_that_is_missing_starts_anew_with_a_warning(tmp_path, caplog, place):
     optimizer, _ = run_of(Half())
-    restore_parts({OPTIMIZER: optimizer}, str(tmp_path))
+    restore_states({OPTIMIZER: optimizer}, str(tmp_path))
     assert caplog.messages == [f"{tmp_path} has no optimizer.pt: this part of the run starts from the beginning."]
     path = tmp_path / OPTIMIZER
     if place == "folder":
@@ -228,7 +228,7 @@ def test_a_file_that_is_none_is_damaged_and_one_that_is_missing_starts_anew_with
     else:
         path.symlink_to("nowhere")
     with pytest.raises(MisconfigurationException) as refused:
-        restore_parts({OPTIMIZER: optimizer}, str(tmp_path))
+        restore_states({OPTIMIZER: optimizer}, str(tmp_path))
     assert str(refused.value) == (
         f"{path} is damaged and cannot be read: it is a folder, or a link that leads nowhere. Resume from another "
         "checkpoint."
@@ -243,7 +243,7 @@ def test_a_part_that_does_not_take_its_state_is_named_with_the_reason(tmp_path, 
 
     torch.save({}, tmp_path / SCHEDULER)
     with pytest.raises(MisconfigurationException) as refused:
-        restore_parts({SCHEDULER: Refuses()}, str(tmp_path))
+        restore_states({SCHEDULER: Refuses()}, str(tmp_path))
     assert str(refused.value) == (
         f"{tmp_path / SCHEDULER} does not belong to this run: {why}. Resume with the model and optimizer that it was "
         "saved from, or train from the beginning."
