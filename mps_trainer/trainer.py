@@ -32,8 +32,10 @@ from . import trainer_checks, trainer_setup
 from .callbacks import RunReport, all_callbacks, call_first_who_add_to_logs, jit_checkpoint
 from .callbacks.events import Events, ReportingHandler
 from .checkpoints import folders, model_files
+from .checkpoints.checkpoints import Checkpoints
+from .checkpoints.optimizer_files import OPTIMIZER, SCALER, SCHEDULER
 from .checkpoints.output_folder import own_run_folder
-from .checkpoints.run_files import OPTIMIZER, SCALER, SCHEDULER
+from .checkpoints.rng import restore_rng
 from .data import dataloaders
 from .data.buckets import BucketBatchSampler, LengthBuckets, buckets_of
 from .data.columns import ColumnRemover, is_table, signature_columns, without_unused_columns
@@ -57,12 +59,10 @@ from .hub import card, upload
 from .loop.accelerate_facade import Accelerator
 from .loop.counts import flos_per_token, main_input, tokens_in
 from .loop.ending import ending_in_order
-from .loop.hooks import SavingHooks
 from .loop.loss import UpdateLoss
 from .loop.microbatches import sizes_to_begin_with
 from .loop.plan import StepPlan
 from .loop.run import TrainingRun
-from .loop.saver import CheckpointSaver, Contents
 from .loop.trainer_state import load_callbacks, new_state
 from .model import quantized
 from .model.introspection import accepts_loss_kwargs, base_model, require_trainable, spans_devices
@@ -191,7 +191,7 @@ class Trainer:
         handler = ReportingHandler(added, self.model, self.processing_class, self.optimizer, self.lr_scheduler)
         handler.report = RunReport() if args.writes_report else None
         self.callback_handler, self.control = handler, TrainerControl()
-        self._mt_saver = self._mt_new_saver()
+        self._mt_checkpoints = Checkpoints(self, args.output_dir)
         call_first_who_add_to_logs(self.callback_handler.callbacks)
         if args.push_to_hub:
             self.init_hf_repo()
@@ -235,9 +235,9 @@ class Trainer:
         model_files.make_folder(self.args.output_dir)
         run_dir, processes = self._get_output_dir(trial), self._mt_processes
         with absent_named(self._mt_what_comes), own_run_folder(run_dir, self.args, processes):
-            self._mt_saver, self.is_in_train = self._mt_new_saver(), True
+            self._mt_checkpoints, self.is_in_train = Checkpoints(self, run_dir), True
             try:
-                with ending_in_order(lambda: self._mt_run, self._mt_events, self._mt_saver.wait):
+                with ending_in_order(lambda: self._mt_run, self._mt_events, self._mt_checkpoints.wait):
                     return self._mt_train(run_dir, resume_from_checkpoint, trial)
             finally:
                 self._mt_run, self.is_in_train = None, False
@@ -955,7 +955,7 @@ class Trainer:
                 self.control.should_save = is_best
         if self.control.should_save:
             self._save_checkpoint(model, trial)
-            self._mt_saver.tell(self._get_output_dir(trial))
+            self._mt_checkpoints.fire_on_save()
 
     def _evaluate(
         self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
@@ -983,10 +983,10 @@ class Trainer:
         self.log(metrics)
         if self.args.load_best_model_at_end:
             self._load_best_model()
-        self._mt_saver.keep_only_best(self._get_output_dir(trial))
+        self._mt_checkpoints.keep_only_best()
         self._mt_events.fire("on_train_end")
         self._finish_current_push()
-        self._mt_saver.require_saved()
+        self._mt_checkpoints.require_saved()
         return TrainOutput(self.state.global_step, metrics["train_loss"], metrics)
 
     # Models and checkpoints
@@ -997,7 +997,7 @@ class Trainer:
         Uploads them with `push_to_hub=True`, unless it is a part of a checkpoint. A sharded model is gathered for it,
         so that all processes have to call it.
         """
-        weights = self._mt_saver.full_weights()
+        weights = self._mt_checkpoints.full_weights()
         given = {} if weights is None else {"state_dict": weights}
         self._save(self.args.output_dir if output_dir is None else output_dir, **given)
         if self.args.push_to_hub and not _internal_call:
@@ -1016,23 +1016,7 @@ class Trainer:
 
     def _load_best_model(self) -> None:
         """Loads the weights of the best checkpoint. Warns if the best evaluation has no checkpoint."""
-        self._mt_saver.load_best()
-
-    def _mt_new_saver(self) -> CheckpointSaver:
-        """Returns a new saver for a run."""
-        return CheckpointSaver(self._mt_contents, self._mt_events, self._mt_processes, self._mt_savable_logs.save)
-
-    def _mt_contents(self) -> Contents:
-        """Returns the current contents of a checkpoint."""
-        return Contents(
-            args=self.args,
-            model=self.model,
-            processing_class=model_files.processor_to_save(self.processing_class, self.data_collator),
-            optimizer=self.optimizer,
-            lr_scheduler=self.lr_scheduler,
-            scaler=self._mt_precision.scaler,
-            run=self._mt_run,
-        )
+        self._mt_checkpoints.load_best()
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Writes `checkpoint-<step>` into the run's folder and removes those beyond the limit.
@@ -1041,39 +1025,35 @@ class Trainer:
         raises CheckpointError at its end if that was the last checkpoint.
         """
         self.store_flos()
-        hooks = SavingHooks(
-            self.save_model,
-            self._save_optimizer_and_scheduler,
-            self._save_scaler,
-            self._save_rng_state,
-            self._rotate_checkpoints,
-            self._push_from_checkpoint,
-        )
-        self._mt_saver.save(self._get_output_dir(trial), hooks)
+        run_dir = self._get_output_dir(trial)
+        if self._mt_run is None and os.path.abspath(run_dir) != self._mt_checkpoints.run_dir:  # saved by hand
+            self._mt_checkpoints = Checkpoints(self, run_dir)
+        self._mt_checkpoints.write()
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Writes `optimizer.pt` and `scheduler.pt`."""
-        self._mt_saver.save_parts(output_dir, OPTIMIZER, SCHEDULER)
+        self._mt_checkpoints.save_states(output_dir, OPTIMIZER, SCHEDULER)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Loads optimizer and schedule from a checkpoint, as far as it has them; nothing without one."""
-        self._mt_saver.load_parts(checkpoint, OPTIMIZER, SCHEDULER)
+        self._mt_checkpoints.load_states(checkpoint, OPTIMIZER, SCHEDULER)
 
     def _save_scaler(self, output_dir: str) -> None:
         """Writes `scaler.pt`, with float16 only."""
-        self._mt_saver.save_parts(output_dir, SCALER)
+        self._mt_checkpoints.save_states(output_dir, SCALER)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         """Loads the gradient scaler of float16 from a checkpoint; nothing without one."""
-        self._mt_saver.load_parts(checkpoint, SCALER)
+        self._mt_checkpoints.load_states(checkpoint, SCALER)
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Writes the state of each process's random number generators."""
-        self._mt_saver.save_rng(output_dir)
+        self._mt_checkpoints.save_rng(output_dir)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Restores the generators if the checkpoint has their states."""
-        self._mt_saver.load_rng(checkpoint)
+        if checkpoint is not None:
+            restore_rng(checkpoint, self._mt_processes.rank, self._mt_processes.size)
 
     def _load_callback_state(self) -> None:
         """Restores the callbacks from `state.stateful_callbacks`, if the arguments ask for it."""
@@ -1090,8 +1070,7 @@ class Trainer:
             output_dir: default the run's folder.
             state: the state of the newest checkpoint; default the current one.
         """
-        run_dir = self._get_output_dir(self._trial) if output_dir is None else output_dir
-        self._mt_saver.rotate(run_dir, self.state if state is None else state)
+        self._mt_checkpoints.rotate(self.state if state is None else state, output_dir)
 
     # The hub
 
@@ -1251,7 +1230,7 @@ class Trainer:
         if self.args.should_save:
             self.state.stateful_callbacks["TrainerControl"] = self.control.state()
             self._mt_savable_logs.save(self.state, os.path.join(folder, folders.STATE))
-            self._mt_saver.save_parts(folder, OPTIMIZER, SCHEDULER)
+            self._mt_checkpoints.save_states(folder, OPTIMIZER, SCHEDULER)
 
     def _get_output_dir(self, trial: Any) -> str:
         """Returns the folder for checkpoints: `args.output_dir`, or in a search a folder of the trial's own in it."""

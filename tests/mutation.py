@@ -46,7 +46,7 @@ AREAS = {
     "checkpoints": Area(110, ("checkpoints/*.py", "checkpoints/storage/*.py")),
     "the loop": Area(40, ("loop/run.py", "evaluation/best_metric.py", "loop/plan.py")),
     "loss weighting": Area(50, ("loop/loss.py",)),
-    "the Trainer": Area(60, ("trainer.py", "loop/saver.py", "loop/trainer_state.py")),
+    "the Trainer": Area(60, ("trainer.py", "loop/trainer_state.py")),
     "data order": Area(40, ("data/order.py", "data/shares.py", "data/buckets.py", "data/data_rng.py")),
 }
 

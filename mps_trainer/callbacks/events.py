@@ -6,7 +6,13 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from transformers.trainer_callback import CallbackHandler, TrainerCallback, TrainerControl, TrainerState
+from transformers.trainer_callback import (
+    CallbackHandler,
+    ExportableState,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+)
 
 from ..guards.callbacks import explain_callback
 from .run_report import RunReport
@@ -92,6 +98,11 @@ class Events:
         """Adds an event that no callback sees to the time line of the report."""
         if self.report is not None:
             self.report.note(kind, self.state.global_step, text)
+
+    def stateful_callbacks(self) -> dict[str, Any]:
+        """Returns the states of the callbacks and the control for a checkpoint, by class name."""
+        stateful = [part for part in (*self.handler.callbacks, self.control) if isinstance(part, ExportableState)]
+        return TrainerState(stateful_callbacks=stateful).stateful_callbacks
 
     def covers(self, event: str) -> bool:
         """Returns True if `tell` may call the callbacks directly: the handler is this package's and unchanged."""

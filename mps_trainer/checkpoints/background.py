@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, Generic, TypeVar
+
+T = TypeVar("T")
 
 
-class Background:
+class Background(Generic[T]):
     """Runs one task at a time in a thread. An error of the task is raised when its result is requested.
 
     The thread ends with the process, whatever it is doing: what it writes must not matter until it is finished.
@@ -17,15 +19,16 @@ class Background:
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
+        self._result: T | None = None
         self._error: BaseException | None = None
 
-    def start(self, work: Callable[[], None]) -> None:
+    def start(self, work: Callable[[], T]) -> None:
         """Starts `work` after the previous task has ended."""
         self.wait()
 
         def run() -> None:
             try:
-                work()
+                self._result = work()
             except BaseException as error:
                 self._error = error
 
@@ -33,27 +36,27 @@ class Background:
         self._of_process.add(self._thread)
         self._thread.start()
 
-    def wait(self) -> None:
-        """Waits until the task ends.
+    def wait(self) -> T | None:
+        """Waits until the task ends and returns its result, once.
 
         Raises:
-            BaseException: what the work raised, once.
+            BaseException: what the task raised, once.
         """
         if self._thread is not None:
             self._thread.join()
             self._of_process.discard(self._thread)
             self._thread = None
-        error, self._error = self._error, None
+        result, error, self._result, self._error = self._result, self._error, None, None
         if error is not None:
             raise error
+        return result
+
+    def poll(self) -> T | None:
+        """Returns the result of a finished task or raises its error; does not wait for a running one."""
+        return self.wait() if self._thread is not None and not self._thread.is_alive() else None
 
     @classmethod
-    def settle(cls) -> None:
+    def wait_for_all(cls) -> None:
         """Waits for all tasks of this process. An interrupted run leaves its task behind."""
         while cls._of_process:
             cls._of_process.pop().join()
-
-    def poll(self) -> None:
-        """Raises the error of a finished task; does not wait for a running one."""
-        if self._thread is not None and not self._thread.is_alive():
-            self.wait()

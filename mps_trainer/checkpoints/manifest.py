@@ -179,7 +179,9 @@ def _is_inside(name: str) -> bool:
 
 
 _SHA256 = re.compile("[0-9a-f]{64}")
-_IS_READ = re.compile(r"(optimizer|optimizer_rest|scheduler|scaler)\.pt|rng_state(_\d+)?\.pth|adapter_model\.\w+")
+_IS_READ = re.compile(
+    r"(optimizer|optimizer_rest|scheduler|scaler)\.pt|rng_state(_\d+)?\.pth|loop_state\.json|adapter_model\.\w+"
+)
 _VALUES: dict[str, Kind] = {
     "files": (_are_files, "a table of files"),
     "step": (or_none(is_count), "a step"),

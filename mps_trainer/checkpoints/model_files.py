@@ -50,7 +50,7 @@ def save(
     else:
         inner = inner if state_dict is None else Weights(state_dict)
         save_model(inner, os.path.join(folder, WEIGHTS), metadata={"format": "pt"})
-    _save_what_goes_with_it(processing_class, args, folder)
+    _save_processor_and_args(processing_class, args, folder)
 
 
 def save_without_weights(model: Any, processing_class: Any, args: TrainingArguments, folder: str) -> None:
@@ -63,7 +63,7 @@ def save_without_weights(model: Any, processing_class: Any, args: TrainingArgume
         part: Any = getattr(model, name, None)
         if hasattr(part, "save_pretrained"):
             part.save_pretrained(folder)
-    _save_what_goes_with_it(processing_class, args, folder)
+    _save_processor_and_args(processing_class, args, folder)
 
 
 class Weights(nn.Module):
@@ -77,7 +77,7 @@ class Weights(nn.Module):
         return dict(self._weights)
 
 
-def _save_what_goes_with_it(processing_class: Any, args: TrainingArguments, folder: str) -> None:
+def _save_processor_and_args(processing_class: Any, args: TrainingArguments, folder: str) -> None:
     if processing_class is not None and hasattr(processing_class, "save_pretrained"):
         processing_class.save_pretrained(folder)
     _save_arguments(args, os.path.join(folder, ARGUMENTS))

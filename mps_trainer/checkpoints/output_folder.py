@@ -81,7 +81,7 @@ def own_run_folder(run_dir: str, args: TrainingArguments, processes: Processes) 
         require_shared(run_dir, processes, why)
     with only_run_of_all_in(args.output_dir, processes, args.should_save):
         if args.should_save:
-            Background.settle()
+            Background.wait_for_all()
             folders.clear_left_overs(run_dir)
         yield
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ..data.data_rng import NESTED
+from ..data.data_rng import NESTED, ORDER_SEED
 from ..random_state import rng_state, set_rng
+from .storage import schema
 from .storage.files import damaged, read_tensors
 
 logger = logging.getLogger(__name__)
@@ -37,8 +38,15 @@ def read_rng(checkpoint: str, rank: int = 0, size: int = 1) -> dict[str, Any] | 
             raise damaged(path, ValueError("it is a folder, or a link that leads nowhere"))
         return None
     state = read_tensors(path, allowed=_numpy_globals(), required=_REQUIRED)
+    schema.check(path, state, {ORDER_SEED: (schema.is_seed, "a whole number")})
     _require_states(path, state)
     return state
+
+
+def restore_rng(checkpoint: str, rank: int = 0, size: int = 1) -> None:
+    """Sets the generators to the states of process `rank` in `checkpoint`, if it has them."""
+    if (state := read_rng(checkpoint, rank, size)) is not None:
+        set_rng(state)
 
 
 _REQUIRED = ["python", "numpy", "cpu"]

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..callbacks.events import Events
+from ..checkpoints.checkpoints import Checkpoints
 from ..data.transfer import BatchTransfer
 from ..devices import DeviceRequest, gather_facts, resolve
 from ..errors import MisconfigurationException
@@ -72,7 +73,7 @@ def stand_in_for(trainer: Trainer, copied: Callable[[Any, Memo], Any] = copied) 
     handler = CallbackHandler([DefaultFlowCallback], stand_in.model, stand_in.processing_class, None, None)
     stand_in._mt_events = Events(lambda: args)
     stand_in._mt_events.handler = handler
-    stand_in._mt_saver = stand_in._mt_new_saver()
+    stand_in._mt_checkpoints = Checkpoints(stand_in, args.output_dir)
     stand_in.state, stand_in.control = trainer.state, copy.deepcopy(trainer.control)  # the run makes a new state
     if args.activation_checkpointing:
         enable_activation_checkpointing(stand_in.model, args)

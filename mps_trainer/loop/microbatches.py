@@ -9,8 +9,7 @@ from typing import Any, SupportsFloat
 
 from transformers.trainer_pt_utils import LayerWiseDummyOptimizer, find_batch_size
 
-from ..checkpoints import run_files
-from ..checkpoints.rng import read_rng
+from ..checkpoints import loop_state
 from ..checkpoints.state import read_state
 from ..data.split import UnsplittableBatchError, examples_in
 from ..guards.callbacks import failing_callback
@@ -157,7 +156,7 @@ def sizes_to_begin_with(args: TrainingArguments, resume_from: str | None) -> tup
     if resume_from is None or not args.auto_find_batch_size:
         return asked, None
     found = read_state(resume_from).get("train_batch_size")
-    position = run_files.position_of(read_rng(resume_from), resume_from)
-    if run_files.AT_A_TIME in position:
-        return asked, position[run_files.AT_A_TIME]
+    position = loop_state.read(resume_from)
+    if loop_state.EXAMPLES_AT_A_TIME in position:
+        return asked, position[loop_state.EXAMPLES_AT_A_TIME]
     return (asked if found is None else int(found)), None

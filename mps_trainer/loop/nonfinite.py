@@ -12,12 +12,12 @@ from torch import nn
 from transformers.trainer_pt_utils import find_batch_size
 
 from ..callbacks.events import Events
+from ..checkpoints.checkpoints import Checkpoints
 from ..data.rows import naming, rows_of_batches
 from ..distributed.full_state import local
 from ..errors import NonFiniteLossError
 from ..guards.numbers import OVERFLOWS, NonFinite, NumberWatch
 from .gradients import Gradients
-from .hooks import Checkpointing
 from .plan import StepPlan
 from .run_state import RunState
 from .surface import TrainerSurface
@@ -118,7 +118,7 @@ class StopOnNan:
         run_state: RunState,
         gradients: Gradients,
         reporter: NonFiniteReporter,
-        checkpointing: Checkpointing,
+        checkpointing: Checkpoints,
     ) -> None:
         self.trainer, self.run_state, self.gradients = trainer, run_state, gradients
         self.reporter, self.checkpointing = reporter, checkpointing

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
+from ..checkpoints.checkpoints import Checkpoints
 from ..guards.signals import SignalHandler, how_to_go_on
-from .hooks import Checkpointing
 from .run_state import RunState
 from .surface import TrainerSurface
 
@@ -33,7 +33,7 @@ class PreemptionHandler:
     """
 
     def __init__(
-        self, trainer: TrainerSurface, signals: SignalHandler, run_state: RunState, checkpointing: Checkpointing
+        self, trainer: TrainerSurface, signals: SignalHandler, run_state: RunState, checkpointing: Checkpoints
     ) -> None:
         self.trainer, self.signals, self.run_state, self.checkpointing = trainer, signals, run_state, checkpointing
         self._before_evaluation: dict[str, Any] | None = None

@@ -13,9 +13,9 @@ from typing import Any, NoReturn, SupportsFloat
 from transformers.trainer_utils import TrainOutput, speed_metrics
 
 from ..callbacks.announce import announce
-from ..checkpoints import run_files
+from ..checkpoints import loop_state
 from ..checkpoints.rng import read_rng
-from ..checkpoints.snapshot import WRITERS
+from ..checkpoints.surface import WRITERS
 from ..data.batch_checks import BatchCheck
 from ..data.buckets import buckets_of
 from ..data.data_rng import DataRngState
@@ -66,16 +66,10 @@ class TrainingRun:
         self.plan = dataclasses.replace(StepPlan.of(self.loader, args), epochs=epochs, max_steps=max_steps)
         self._prepare_model_and_optimizer()
         self._begin_trainer_state()
-        run_dir = trainer._get_output_dir(trial)
-        trainer._mt_saver.note_earlier(run_dir, None if resume_from is None else trainer.state.global_step)
+        self.checkpointing = trainer._mt_checkpoints
+        self.checkpointing.find_stale(None if resume_from is None else trainer.state.global_step)
         if args.save_async and args.save_strategy != "no":
             overrides.allow("saving while training goes on", *WRITERS)
-        self.checkpointing = trainer._mt_saver.checkpointing(
-            run_dir,
-            save=lambda: trainer._save_checkpoint(self.model, trial),
-            load=(trainer._load_from_checkpoint, trainer._load_optimizer_and_scheduler, trainer._load_scaler),
-            load_rng=trainer._load_rng_state,
-        )
 
         buckets = buckets_of(self.loader)
         self.batches_in_one = 1 if buckets is None else buckets.parts  # of those that buckets make of the arguments'
@@ -149,7 +143,7 @@ class TrainingRun:
         self.checkpointing.load(folder)
         processes = self.trainer._mt_processes
         saved = read_rng(folder, processes.rank, processes.size)
-        self.run_state.load_state_dict(run_files.position_of_all(saved, folder, processes.size))
+        self.run_state.load_state_dict(loop_state.read(folder, processes.rank, processes.size))
         self.resumed_rng.resume_from(folder, saved)
         self.data_rng.load_state_dict(saved)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..checkpoints import run_files
+from ..checkpoints.loop_state import EXAMPLES_AT_A_TIME
 from ..data.data_rng import DataRngState
 from .meter import LossMeter
 from .plan import StepPlan
@@ -56,7 +56,7 @@ class RunState:
             "epoch": self.epoch,
             "batches": self.batches,
             "due": self.postponed,
-            **({run_files.AT_A_TIME: self.examples_at_a_time} if self.trainer.args.auto_find_batch_size else {}),
+            **({EXAMPLES_AT_A_TIME: self.examples_at_a_time} if self.trainer.args.auto_find_batch_size else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

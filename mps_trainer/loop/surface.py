@@ -15,6 +15,7 @@ from transformers.trainer_callback import CallbackHandler, TrainerControl, Train
 from transformers.trainer_utils import TrainOutput
 
 from ..callbacks.events import Events
+from ..checkpoints.checkpoints import Checkpoints
 from ..distributed import Processes
 from ..guards.memory_growth import MemoryGuard
 from ..model.precision import MixedPrecision
@@ -47,7 +48,7 @@ class TrainerSurface(Protocol):
     _mt_precision: MixedPrecision
     _mt_processes: Processes
     _mt_run: Any
-    _mt_saver: Any
+    _mt_checkpoints: Checkpoints
     _mt_tokens_before: int
 
     @property

@@ -27,19 +27,11 @@ class CallbackStateError(MisconfigurationException):
 
 def new_state(events: Events) -> TrainerState:
     """Returns a state at step 0 with the states of the callbacks."""
-    state = TrainerState(stateful_callbacks=_exportable(events))
+    state = TrainerState()
+    state.stateful_callbacks = events.stateful_callbacks()
     if state.epoch is None:  # as it is in some releases of transformers
         state.epoch = 0
     return state
-
-
-def stateful_callbacks(events: Events) -> dict[str, Any]:
-    """Returns the states of the callbacks and the control for a checkpoint, by class name."""
-    return TrainerState(stateful_callbacks=_exportable(events)).stateful_callbacks
-
-
-def _exportable(events: Events) -> list[Any]:
-    return [part for part in (*events.handler.callbacks, events.control) if isinstance(part, ExportableState)]
 
 
 def begin_state(trainer: TrainerSurface, resume_from: str | None, max_steps: int, **settings: Any) -> None:
@@ -78,7 +70,7 @@ def _resume(trainer: TrainerSurface, folder: str) -> None:
         trainer._load_callback_state()
     except CallbackStateError as error:
         raise damaged(os.path.join(folder, folders.STATE), error) from error.__cause__
-    events.state.stateful_callbacks = stateful_callbacks(events)
+    events.state.stateful_callbacks = events.stateful_callbacks()
 
 
 def _find_best_checkpoint(state: TrainerState, folder: str) -> None:

@@ -10,6 +10,7 @@ from .cases import TRAIN, TSV_FILES, Case
 from .models import Touch, cut, edit
 
 STATE, OPTIMIZER, SCHEDULER, RNG = "trainer_state.json", "optimizer.pt", "scheduler.pt", "rng_state.pth"
+LOOP = "loop_state.json"
 WEIGHTS = "model.safetensors"
 MANIFEST = "manifest.json"
 PICKLED = (OPTIMIZER, SCHEDULER, RNG)
@@ -56,6 +57,28 @@ def tensors(file, change):
         held = torch.load(folder / file, weights_only=False)
         result = change(held)
         torch.save(held if result is None else result, folder / file)
+
+    return make
+
+
+def _position(change):
+    """Changes the position of the loop."""
+
+    def make(folder):
+        processes = json.loads((folder / LOOP).read_text())["processes"]
+        change(processes[0])
+        edit(folder / LOOP, processes=processes)
+
+    return make
+
+
+def _position_of_0_1(change):
+    """Puts the changed position where version 0.1 has it, among the generators."""
+
+    def make(folder):
+        [position] = json.loads((folder / LOOP).read_text())["processes"]
+        (folder / LOOP).unlink()
+        tensors(RNG, _put("loop", value=change(position)))(folder)
 
     return make
 
@@ -270,13 +293,18 @@ OTHERS = [
         f"{RNG} is damaged",
         tensors(RNG, lambda held: held.update(cpu=held["cpu"][:9].clone())),
     ),
-    resume("a word for the place of the loop", f"{RNG} is damaged", tensors(RNG, _put("loop", value="here"))),
     resume(
-        "a place of the loop without its sum",
-        f"{RNG} is damaged",
-        tensors(RNG, lambda held: held["loop"].pop("sum") and None),
+        "a word for the place of the loop", f"{LOOP} is damaged", lambda folder: edit(folder / LOOP, processes="x")
     ),
-    resume("words for the sum of the loop", f"{RNG} is damaged", tensors(RNG, _put("loop", "sum", value="many"))),
+    resume("a place of the loop without its sum", f"{LOOP} is damaged", _position(lambda each: each.pop("sum"))),
+    resume("words for the sum of the loop", f"{LOOP} is damaged", _position(lambda each: each.update(sum="many"))),
+    resume("no JSON for the place of the loop", f"{LOOP} is damaged", write(LOOP, b"here")),
+    resume("a word for the place of the loop of 0.1", f"{RNG} is damaged", _position_of_0_1(lambda each: "here")),
+    resume(
+        "words for the sum of the loop of 0.1",
+        f"{RNG} is damaged",
+        _position_of_0_1(lambda each: each | {"sum": "x"}),
+    ),
     resume("a word for the seed of the order", f"{RNG} is damaged", tensors(RNG, _put("order_seed", value="x"))),
     resume(
         "a number for the state before the epoch", f"{RNG} is damaged", tensors(RNG, _put("before_epoch", value=3))

@@ -55,7 +55,7 @@ def test_another_run_of_the_process_waits_for_what_is_still_being_written_and_fo
     go_on = threading.Event()
     background.start(lambda: (go_on.wait(), done.append("written")))
     threading.Timer(0.05, go_on.set).start()
-    Background.settle()
+    Background.wait_for_all()
     assert done == ["written"]
     background.start(lambda: None)
     background.wait()

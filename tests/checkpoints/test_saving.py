@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, PreTrainedModel, TrainerCallback
 
 from mps_trainer import Trainer
-from mps_trainer.checkpoints import manager, manifest, model_files
+from mps_trainer.checkpoints import checkpoints, manifest, model_files, writers
 from mps_trainer.checkpoints.background import Background
 from mps_trainer.checkpoints.folders import find_checkpoints
 from mps_trainer.checkpoints.storage import atomic_commit
@@ -48,7 +48,7 @@ def gate(monkeypatch):
         assert opened.wait(20)
         atomic_commit.seal(*args)
 
-    monkeypatch.setattr(manager, "seal", seal)
+    monkeypatch.setattr(checkpoints, "seal", seal)
     return opened
 
 
@@ -131,7 +131,7 @@ def test_a_save_waits_for_the_one_before_it(make_trainer, gate, monkeypatch):
         atomic_commit.seal(*args)
         under_way.pop()
 
-    monkeypatch.setattr(manager, "seal", seal)
+    monkeypatch.setattr(checkpoints, "seal", seal)
     trainer = make_trainer(**{**SAVING, "save_steps": 1})
     trainer.train()
     assert most == [1] * 6
@@ -142,7 +142,7 @@ def test_what_goes_wrong_beside_training_is_an_error_at_the_next_step(make_train
     def seal(*args):
         raise KeyError("a fault of the program")
 
-    monkeypatch.setattr(manager, "seal", seal)
+    monkeypatch.setattr(checkpoints, "seal", seal)
     trainer = make_trainer(**{**SAVING, "max_steps": 200})
     with pytest.raises(KeyError, match="a fault of the program"):
         trainer.train()
@@ -173,16 +173,14 @@ class Overrides(Trainer):
 def test_it_is_written_beside_training_only_where_that_is_safe(make_trainer, monkeypatch, trainer, settings, beside):
     threads = set()
     monkeypatch.setattr(
-        manager, "seal", lambda *args: (threads.add(threading.current_thread().name), atomic_commit.seal(*args))
+        checkpoints, "seal", lambda *args: (threads.add(threading.current_thread().name), atomic_commit.seal(*args))
     )
     make_trainer(trainer, **SAVING, **settings).train()
     assert threads == ({"checkpoint"} if beside else {threading.main_thread().name})
 
 
 def test_not_where_a_second_copy_would_crowd_the_memory(make_trainer, monkeypatch):
-    from mps_trainer.checkpoints import snapshot
-
-    monkeypatch.setattr(snapshot, "physical_memory", lambda: 8 * 100)
+    monkeypatch.setattr(writers, "physical_memory", lambda: 8 * 100)
     test_it_is_written_beside_training_only_where_that_is_safe(make_trainer, monkeypatch, {}, {}, beside=False)
 
 
@@ -196,6 +194,14 @@ def test_a_callback_may_change_what_was_saved(make_trainer):
     trainer = make_trainer({"callbacks": [Changes()]}, **SAVING)
     trainer.train()
     assert [manifest.fault(folder) for folder in find_checkpoints(trainer.args.output_dir)] == [None] * 3
+
+
+def test_a_checkpoint_that_is_saved_by_hand_goes_where_the_arguments_say_now(make_trainer, tmp_path):
+    trainer = make_trainer(**{**SAVING, "max_steps": 2})
+    trainer.train()
+    trainer.args.output_dir = str(tmp_path / "later")
+    trainer._save_checkpoint(trainer.model, None)
+    assert os.listdir(tmp_path / "later") == ["checkpoint-2"]
 
 
 # A disk that does not take it
@@ -228,7 +234,7 @@ class LimitFrom(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step in (self.first, self.last):
-            Background.settle()  # what was begun before
+            Background.wait_for_all()  # what was begun before
         if state.global_step == self.first:
             self.limit(self.size)
         if state.global_step == self.last:
@@ -259,7 +265,7 @@ def test_a_last_checkpoint_that_failed_is_tried_once_more(make_trainer, small_fi
         """There is room again, after the last save has failed."""
 
         def on_epoch_end(self, args, state, control, **kwargs):
-            trainer._mt_saver.wait()
+            trainer._mt_checkpoints.wait()
             small_files(None)
 
     callbacks = [LimitFrom(small_files, 6, -1, 100), Frees()]
@@ -287,11 +293,11 @@ def test_training_goes_on_when_permission_is_lost(make_trainer, tmp_path, caplog
     class Nobody(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
             if state.global_step == 3:
-                trainer._mt_saver.wait()
+                trainer._mt_checkpoints.wait()
                 os.chmod(args.output_dir, 0o555)
                 os.seteuid(65534)
             if state.global_step == 5:
-                trainer._mt_saver.wait()
+                trainer._mt_checkpoints.wait()
                 os.seteuid(0)
                 os.chmod(args.output_dir, 0o755)
 
@@ -384,7 +390,7 @@ def test_a_best_checkpoint_that_was_not_saved_is_not_the_best(make_trainer, smal
 
     class Note(TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
-            trainer._mt_saver.wait()
+            trainer._mt_checkpoints.wait()
             best.append(os.path.basename(state.best_model_checkpoint or ""))
 
     trainer.add_callback(Note())
@@ -419,10 +425,10 @@ def test_what_went_wrong_in_a_run_that_was_interrupted_is_not_of_the_next(make_t
     callback = Interrupts()
     trainer = make_trainer({"callbacks": [callback]}, **{**SAVING, "save_steps": 100})
     with monkeypatch.context() as patch:
-        patch.setattr(manager, "seal", fails)
+        patch.setattr(checkpoints, "seal", fails)
         with pytest.raises(KeyboardInterrupt):
             trainer.train()
-        Background.settle()
+        Background.wait_for_all()
     trainer.remove_callback(callback)
     assert trainer.train().global_step == 6
 

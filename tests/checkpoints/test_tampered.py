@@ -15,6 +15,7 @@ from mps_trainer.checkpoints.folders import checkpoint_to_resume
 from mps_trainer.checkpoints.storage import files
 
 STATE, OPTIMIZER, SCHEDULER, RNG = "trainer_state.json", "optimizer.pt", "scheduler.pt", "rng_state.pth"
+LOOP = "loop_state.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 HUGE = 10**400
 
@@ -76,6 +77,25 @@ def put(*path, value):
     return change
 
 
+@pytest.fixture(params=["now", "0.1"])
+def edit_position(request, saved):
+    """Returns a function that edits the loop's position in the checkpoint and returns the name of its file."""
+    with open(os.path.join(saved, LOOP)) as file:
+        [position] = json.load(file)["processes"]
+    if request.param == "0.1":
+        os.remove(os.path.join(saved, LOOP))
+
+    def edit(change):
+        change(position)
+        if request.param == "0.1":
+            edit_tensors(saved, RNG, put("loop", value=position))
+            return RNG
+        edit_json(saved, LOOP, processes=[position])
+        return LOOP
+
+    return edit
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -93,23 +113,44 @@ def put(*path, value):
         ("examples_at_a_time", "many"),
         ("sum", HUGE),
         ("sum", True),
-        ("total", torch.zeros(2)),
+        ("total", [0.0, 0.0]),
         ("first_step", -1),
         ("last_read_step", 1.5),
         ("last_read_step", float("nan")),
     ],
     ids=lambda value: f"{value!s:.12}",
 )
-def test_a_loop_position_of_the_wrong_type_is_refused(refused, saved, name, value):
-    edit_tensors(saved, RNG, put("loop", name, value=value))
+def test_a_loop_position_of_the_wrong_type_is_refused(refused, edit_position, name, value):
+    edited = edit_position(put(name, value=value))
     message = refused(auto_find_batch_size=True)
-    assert f"{RNG} is damaged" in message
+    assert f"{edited} is damaged" in message
     assert name in message
 
 
-def test_a_loop_position_without_its_batches_is_refused(refused, saved):
-    edit_tensors(saved, RNG, lambda held: held["loop"].pop("batches"))
-    assert "loop has no batches" in refused()
+def test_a_loop_position_without_its_batches_is_refused(refused, edit_position):
+    edited = edit_position(lambda position: position.pop("batches"))
+    assert f"{'loop' if edited == RNG else 'processes'} has no batches" in refused()
+
+
+@pytest.mark.parametrize("processes", [{}, [], "one", [3], [[]], [{}]], ids=str)
+def test_positions_that_are_not_a_list_of_tables_are_refused(refused, saved, processes):
+    edit_json(saved, LOOP, processes=processes)
+    message = refused()
+    assert f"{LOOP} is damaged" in message
+    assert "must be a list of tables" in message
+
+
+def test_a_position_of_version_0_1_that_is_a_tensor_is_refused(refused, saved):
+    os.remove(os.path.join(saved, LOOP))
+    edit_tensors(saved, RNG, put("loop", value={"total": torch.zeros(2)}))
+    assert f"{RNG} is damaged" in refused()
+
+
+def test_a_position_that_the_manifest_does_not_list_is_refused(make_trainer, saved):
+    os.rename(os.path.join(saved, LOOP), os.path.join(saved, "aside"))
+    manifest.write(saved, 2, 1)
+    os.rename(os.path.join(saved, "aside"), os.path.join(saved, LOOP))
+    assert "manifest.json is damaged" in manifest.fault(saved)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +162,6 @@ def test_a_loop_position_without_its_batches_is_refused(refused, saved):
         (put("numpy", value={"bit_generator": "MT19937"}), "generator"),
         (put("numpy", value=("MT19937", torch.zeros(624), 10**6, 0, 0.0)), "generator"),
         (put("cpu", value=None), "generator"),
-        (put("loop", value=[]), "loop"),
     ],
 )
 def test_generators_that_do_not_take_their_states_are_refused(refused, saved, change, says):

@@ -122,8 +122,8 @@ def test_both_kinds_of_checkpoint_are_of_the_same_run(made_by):
 def test_a_full_checkpoint_has_the_files_of_one_process_and_a_sharded_one_a_part_of_each(made_by):
     made = made_by(2)("sharded_checkpoints")[0]
     around = [
-        "config.json", "generation_config.json", "manifest.json", "rng_state_0.pth", "rng_state_1.pth",
-        "scheduler.pt", "trainer_state.json", "training_args.bin",
+        "config.json", "generation_config.json", "loop_state.json", "manifest.json", "rng_state_0.pth",
+        "rng_state_1.pth", "scheduler.pt", "trainer_state.json", "training_args.bin",
     ]  # fmt: skip
     parts = [
         f"shards/{what}/shard-0000{rank}-model-00001-of-00001.safetensors"

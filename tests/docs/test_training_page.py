@@ -61,5 +61,5 @@ def test_a_checkpoint_holds_the_files_listed(run, tmp_path):
 
 def test_a_checkpoint_of_the_model_alone_lacks_what_the_page_says(run, tmp_path):
     run(fp16=True, save_only_model=True)
-    left_out = {"optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state.pth"}
+    left_out = {"optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state.pth", "loop_state.json"}
     assert {path.name for path in (tmp_path / "out" / "checkpoint-2").iterdir()} == listed_files() - left_out

@@ -14,7 +14,7 @@ from mps_trainer.data.buckets import LengthBuckets
 from mps_trainer.data.padding import PadToBucket
 from tests.conftest import accuracy, assert_same_weights, logged, weights
 
-from ..checkpoints.test_run_files import without_times
+from ..checkpoints.test_resuming import without_times
 
 BUCKETS = {"train_sampling_strategy": "bucket_by_length", "num_length_buckets": 3}
 

@@ -10,7 +10,7 @@ import torch
 from transformers import TrainerCallback
 
 from mps_trainer.checkpoints.folders import find_checkpoints
-from tests.checkpoints.test_run_files import without_times
+from tests.checkpoints.test_resuming import without_times
 from tests.conftest import assert_same_weights, logged, weights
 from tests.guards.test_signals import default_handlers  # noqa: F401
 

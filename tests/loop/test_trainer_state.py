@@ -11,7 +11,7 @@ from transformers.trainer_callback import CallbackHandler, EarlyStoppingCallback
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.callbacks.events import Events
-from mps_trainer.loop.trainer_state import begin_state, load_callbacks, stateful_callbacks
+from mps_trainer.loop.trainer_state import begin_state, load_callbacks
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_resumed_run_is_where_its_checkpoint_was_and_reads_past_unknown_names(
 
 def test_callbacks_that_are_not_to_go_on_keep_their_own_state(events, make_args, checkpoint):
     begin_state(trainer(events, make_args()), checkpoint(stateful_callbacks={"EarlyStoppingCallback": EARLY}), 10)
-    kept = stateful_callbacks(events)["EarlyStoppingCallback"]
+    kept = events.stateful_callbacks()["EarlyStoppingCallback"]
     assert kept["args"]["early_stopping_patience"] == 3
     assert events.state.stateful_callbacks["EarlyStoppingCallback"] == kept
 

@@ -13,12 +13,14 @@ from torch.distributed.fsdp import fully_shard
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.checkpoints import shards
+from mps_trainer.checkpoints.checkpoints import _gather
 from mps_trainer.checkpoints.model_files import load_weights
-from mps_trainer.checkpoints.run_files import OPTIMIZER, SCHEDULER, restore_parts
-from mps_trainer.checkpoints.sharded_writer import each_writes, gather, sharded_writer
-from mps_trainer.distributed import Processes
+from mps_trainer.checkpoints.optimizer_files import OPTIMIZER, SCHEDULER, restore_states
+from mps_trainer.checkpoints.writers import shard_writer, writer_for, writes_shards
 from mps_trainer.distributed.fsdp import is_shard
 from tests.conftest import assert_same_weights, weights
+
+from .fake_trainer import FakeTrainer
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +80,15 @@ def trained(make):
     return model, optimizer, schedule
 
 
+def write(folder, args, model, states, **attributes):
+    """Writes a checkpoint in shards."""
+    trainer = FakeTrainer(args, model, states.get(OPTIMIZER), states.get(SCHEDULER))
+    vars(trainer).update(attributes)
+    writer = shard_writer(trainer, states)
+    writer.write_shards(str(folder))
+    writer.write(str(folder))
+
+
 class Processor:
     def save_pretrained(self, folder: str) -> None:
         open(os.path.join(folder, "vocabulary.txt"), "w").close()
@@ -89,10 +100,14 @@ def folder(trained, make_args, tmp_path):
     model, optimizer, schedule = trained
     parts = {OPTIMIZER: optimizer, SCHEDULER: schedule}
     written = tmp_path / "checkpoint-2"
-    rest = [lambda folder: open(os.path.join(folder, "rest"), "w").close()]
-    writer = sharded_writer(model, Processor(), make_args(), parts, rest, Processes())
-    writer.write_part(str(written))
-    writer.write(str(written))
+    write(
+        written,
+        make_args(),
+        model,
+        parts,
+        processing_class=Processor(),
+        _save_scaler=lambda folder: open(os.path.join(folder, "rest"), "w").close(),
+    )
     return str(written)
 
 
@@ -108,7 +123,7 @@ def test_a_new_run_gets_from_it_what_was_written(folder, trained, make):
     model = make(Tied)
     optimizer, schedule = run_of(model)
     load_weights(model, folder)
-    restore_parts({OPTIMIZER: optimizer, SCHEDULER: schedule}, folder)
+    restore_states({OPTIMIZER: optimizer, SCHEDULER: schedule}, folder)
     assert_same_weights(weights(model), weights(trained[0]))
     expected = trained[1].state_dict()
     found = optimizer.state_dict()
@@ -136,11 +151,9 @@ def test_an_optimizer_may_keep_plain_values_and_a_state_of_no_parameter(tmp_path
     optimizer, schedule = run_of(model, Counting)
     optimizer.step()
     parts = {OPTIMIZER: optimizer, SCHEDULER: schedule}
-    writer = sharded_writer(model, None, make_args(), parts, [], Processes())
-    writer.write_part(str(tmp_path))
-    writer.write(str(tmp_path))
+    write(tmp_path, make_args(), model, parts)
     again, _ = run_of(model, Counting)
-    restore_parts({OPTIMIZER: again}, str(tmp_path))
+    restore_states({OPTIMIZER: again}, str(tmp_path))
     found = again.state_dict()["state"]
     assert [found[index]["count"] for index in (0, 1)] == [3, 3]
     assert torch.equal(found[0]["mean"], model.begin.weight)
@@ -148,15 +161,18 @@ def test_an_optimizer_may_keep_plain_values_and_a_state_of_no_parameter(tmp_path
 
 
 def test_a_model_alone_is_written_without_the_files_of_training(trained, make_args, tmp_path):
-    writer = sharded_writer(trained[0], None, make_args(), {}, [pytest.fail], Processes())
-    writer.write_part(str(tmp_path))
-    writer.write(str(tmp_path))
+    write(tmp_path, make_args(), trained[0], {}, _save_scaler=pytest.fail, _save_rng_state=pytest.fail)
     assert sorted(os.listdir(tmp_path)) == ["shards", "training_args.bin"]
     assert os.listdir(tmp_path / "shards") == ["model"]
 
 
-def test_the_writer_of_another_process_than_the_first_knows_its_rank(trained, make_args):
-    assert sharded_writer(trained[0], None, make_args(), {}, [], Processes(1, 2)).rank == 1
+@pytest.mark.parametrize("kind", ["SHARDED_STATE_DICT", "FULL_STATE_DICT"])
+def test_the_writer_of_a_checkpoint_in_shards_has_shards_to_write_in_each_process(make_args, kind):
+    trainer = FakeTrainer(make_args(), sharded(Half()))
+    trainer.args.fsdp_config = {"state_dict_type": kind}
+    writer = writer_for(trainer, {OPTIMIZER: trainer.optimizer, SCHEDULER: trainer.lr_scheduler})
+    assert not writer.in_background
+    assert (writer.write_shards is not None) is (kind == "SHARDED_STATE_DICT")
 
 
 def test_a_new_run_without_a_part_of_the_model_is_refused(folder):
@@ -169,9 +185,7 @@ def test_a_new_run_without_a_part_of_the_model_is_refused(folder):
 
 
 def test_a_new_run_with_more_than_was_written_is_refused(trained, make_args, tmp_path):
-    writer = sharded_writer(Half(), None, make_args(), {}, [], Processes())
-    writer.write_part(str(tmp_path))
-    writer.write(str(tmp_path))
+    write(tmp_path, make_args(), Half(), {})
     with pytest.raises(MisconfigurationException, match="1 parameter is missing and 0 are unexpected"):
         load_weights(Tied(), str(tmp_path))
 
@@ -190,7 +204,7 @@ def test_a_new_run_with_another_shape_is_refused_before_anything_is_loaded(folde
 @pytest.mark.parametrize("with_optimizer", [False, True])
 def test_whole_states_are_gathered_under_the_names_of_their_files(trained, with_optimizer):
     model, optimizer, _ = trained
-    found = gather(model, optimizer if with_optimizer else None, keep=True)
+    found = _gather(model, optimizer if with_optimizer else None, keep=True)
     assert list(found) == ["model.safetensors", *(["optimizer.pt"] if with_optimizer else [])]
     for name, tensor in model.state_dict().items():
         assert torch.equal(found["model.safetensors"][name], tensor.full_tensor() if is_shard(tensor) else tensor)
@@ -199,14 +213,14 @@ def test_whole_states_are_gathered_under_the_names_of_their_files(trained, with_
 @pytest.mark.parametrize("kind", ["SHARDED_STATE_DICT", "FULL_STATE_DICT", None])
 def test_each_process_writes_only_a_sharded_model_whose_arguments_ask_for_parts(kind):
     args = SimpleNamespace(fsdp_config={} if kind is None else {"state_dict_type": kind})
-    assert each_writes(sharded(Half()), args) is (kind == "SHARDED_STATE_DICT")
-    assert not each_writes(Half(), args)
+    assert writes_shards(sharded(Half()), args) is (kind == "SHARDED_STATE_DICT")
+    assert not writes_shards(Half(), args)
 
 
 @pytest.mark.parametrize("place", ["folder", "link"])
 def test_a_file_that_is_none_is_damaged_and_one_that_is_missing_starts_anew_with_a_warning(tmp_path, caplog, place):
     optimizer, _ = run_of(Half())
-    restore_parts({OPTIMIZER: optimizer}, str(tmp_path))
+    restore_states({OPTIMIZER: optimizer}, str(tmp_path))
     assert caplog.messages == [f"{tmp_path} has no optimizer.pt: this part of the run starts from the beginning."]
     path = tmp_path / OPTIMIZER
     if place == "folder":
@@ -214,7 +228,7 @@ def test_a_file_that_is_none_is_damaged_and_one_that_is_missing_starts_anew_with
     else:
         path.symlink_to("nowhere")
     with pytest.raises(MisconfigurationException) as refused:
-        restore_parts({OPTIMIZER: optimizer}, str(tmp_path))
+        restore_states({OPTIMIZER: optimizer}, str(tmp_path))
     assert str(refused.value) == (
         f"{path} is damaged and cannot be read: it is a folder, or a link that leads nowhere. Resume from another "
         "checkpoint."
@@ -229,7 +243,7 @@ def test_a_part_that_does_not_take_its_state_is_named_with_the_reason(tmp_path, 
 
     torch.save({}, tmp_path / SCHEDULER)
     with pytest.raises(MisconfigurationException) as refused:
-        restore_parts({SCHEDULER: Refuses()}, str(tmp_path))
+        restore_states({SCHEDULER: Refuses()}, str(tmp_path))
     assert str(refused.value) == (
         f"{tmp_path / SCHEDULER} does not belong to this run: {why}. Resume with the model and optimizer that it was "
         "saved from, or train from the beginning."

@@ -1,6 +1,6 @@
-"""Writes and reads the files of a run at one step.
+"""Writes and reads the states of optimizer, schedule and gradient scaler.
 
-Names and contents are transformers', so that a run that it began goes on here, and one that began here goes on there.
+Names and contents are transformers', so that either library resumes the checkpoints of the other.
 """
 
 from __future__ import annotations
@@ -8,44 +8,34 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from ..data.data_rng import ORDER_SEED
 from ..distributed.fsdp import is_shard
 from ..distributed.full_state import parted_state
 from ..errors import MisconfigurationException
 from . import shards
 from .compatibility import require_belonging
-from .folders import checkpoint_folder
-from .rng import FILE as RNG_FILE
-from .rng import files_of, read_rng
 from .storage import schema
 from .storage.files import damaged, read_tensors
-
-if TYPE_CHECKING:
-    from transformers.trainer_callback import TrainerState
-
 
 logger = logging.getLogger(__name__)
 
 OPTIMIZER = "optimizer.pt"
 SCHEDULER = "scheduler.pt"
 SCALER = "scaler.pt"
-LOOP = "loop"  # in the file of the generators: where the loop stands between two logs; transformers reads past it
-AT_A_TIME = "examples_at_a_time"  # in there: what auto_find_batch_size has found; None as long as whole batches fit
 
 
-def save_parts(parts: Mapping[str, Any], folder: str) -> None:
-    """Writes the state of each of `parts` to the file of its name."""
-    for name, part in parts.items():
-        torch.save(state_of(part), os.path.join(folder, name))
+def save_states(states: Mapping[str, Any], folder: str) -> None:
+    """Writes each state, or the state of each object, to the file of its name."""
+    for name, owner in states.items():
+        torch.save(state_of(owner), os.path.join(folder, name))
 
 
-def state_of(part: Any) -> Any:
-    """Returns the state of `part` for a checkpoint: its state_dict(), or `part` if it is a state already."""
-    return part if isinstance(part, dict) else part.state_dict()
+def state_of(owner: Any) -> Any:
+    """Returns the state of `owner` for a checkpoint: its state_dict(), or `owner` if it is a state already."""
+    return owner if isinstance(owner, dict) else owner.state_dict()
 
 
 def save_shards(model: torch.nn.Module, optimizer: Any, folder: str, group: Any) -> None:
@@ -92,55 +82,17 @@ def _read_shards(optimizer: Any, folder: str) -> Any:
     return saved
 
 
-def position_of_all(saved: dict[str, Any] | None, folder: str, size: int) -> dict[str, Any]:
-    """Returns the loop's position. The loss is averaged if the number of processes has changed."""
-    position, files = position_of(saved, folder), files_of(folder)
-    if not position or len(files) in (1, size):
-        return position
-    made_by = [position_of(read_rng(folder, rank, len(files)), folder) for rank in range(len(files))]
-    sums = [each["sum"] for each in made_by if each]
-    return {**position, "sum": sum(sums) / len(sums)}
-
-
-def position_of(saved: dict[str, Any] | None, folder: str) -> dict[str, Any]:
-    """Returns the loop's state, or {} for a checkpoint without one, such as transformers'.
-
-    Raises:
-        MisconfigurationException: for what is no such place.
-    """
-    path, saved = os.path.join(folder, RNG_FILE), saved or {}
-    schema.check(path, saved, {ORDER_SEED: (schema.is_seed, "a whole number")})
-    position: dict[str, Any] = saved.get(LOOP, {})
-    schema.check(path, position, _POSITION, within=LOOP)
-    of_epoch = ("batches", "epoch_has_ended") if "epoch" in position else ()
-    schema.check(path, position, {}, (*_OF_METER, *of_epoch) if position else (), within=LOOP)
-    return position
-
-
-_OF_METER: tuple[str, ...] = ("sum", "total", "first_step", "last_read_step")
-_POSITION: dict[str, schema.Kind] = {
-    **dict.fromkeys(("sum", "total"), schema.NUMBER),
-    **dict.fromkeys(("first_step", "last_read_step", "epoch", "batches"), schema.COUNT),
-    "epoch_has_ended": schema.FLAG,
-    "due": (
-        lambda value: isinstance(value, list) and all(each in ("evaluate", "save") for each in value),
-        "a list of evaluate and save",
-    ),
-    AT_A_TIME: (schema.or_none(schema.is_size), "a whole number of at least 1"),
-}
-
-
-def restore_parts(parts: Mapping[str, Any], folder: str) -> None:
-    """Loads the state of each of `parts` from the file of its name; warns if there is none.
+def restore_states(owners: Mapping[str, Any], folder: str) -> None:
+    """Loads the state of each object from the file of its name; warns if there is none.
 
     Raises:
         MisconfigurationException: if a file is damaged or another run's.
     """
-    for name, part in parts.items():
-        _restore(part, folder, name)
+    for name, owner in owners.items():
+        _restore(owner, folder, name)
 
 
-def _restore(part: Any, folder: str, name: str) -> None:
+def _restore(owner: Any, folder: str, name: str) -> None:
     path = os.path.join(folder, name)
     in_shards = name == OPTIMIZER and shards.has_shards(folder, shards.OPTIMIZER)
     if in_shards:
@@ -150,12 +102,12 @@ def _restore(part: Any, folder: str, name: str) -> None:
             raise damaged(path, ValueError("it is a folder, or a link that leads nowhere"))
         logger.warning("%s has no %s: this part of the run starts from the beginning.", folder, name)
         return
-    saved = _read_shards(part, folder) if in_shards else read_tensors(path)
+    saved = _read_shards(owner, folder) if in_shards else read_tensors(path)
     try:
-        require_belonging(saved, part)
-        if name == OPTIMIZER and not in_shards and any(map(is_shard, _parameters(part))):
-            saved = parted_state(saved, part)
-        part.load_state_dict(saved)
+        require_belonging(saved, owner)
+        if name == OPTIMIZER and not in_shards and any(map(is_shard, _parameters(owner))):
+            saved = parted_state(saved, owner)
+        owner.load_state_dict(saved)
     except Exception as error:
         why = f"it has no {error}" if isinstance(error, KeyError) else schema.first_line(error)
         raise MisconfigurationException(
@@ -166,11 +118,3 @@ def _restore(part: Any, folder: str, name: str) -> None:
 
 def _parameters(optimizer: Any) -> list[Any]:
     return [parameter for group in getattr(optimizer, "param_groups", []) for parameter in group["params"]]
-
-
-def note_best(state: TrainerState, folder: str, earlier: set[str]) -> None:
-    """Records the checkpoint of the best weights, which may be the next one."""
-    if state.best_global_step:
-        best = checkpoint_folder(folder.removesuffix(os.path.basename(folder)), state.best_global_step)
-        if best == folder or (os.path.isdir(best) and best not in earlier):
-            state.best_model_checkpoint = best

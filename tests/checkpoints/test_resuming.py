@@ -1,5 +1,6 @@
 """Checkpoints: what is in them, going on from them, and what is refused."""
 
+import json
 import os
 import pickle
 import shutil
@@ -15,6 +16,7 @@ from mps_trainer.checkpoints.folders import checkpoint_to_resume, find_checkpoin
 from tests.conftest import assert_same_weights, examples, weights
 
 FILES = {
+    "loop_state.json",
     "model.safetensors",
     "optimizer.pt",
     "rng_state.pth",
@@ -22,7 +24,7 @@ FILES = {
     "trainer_state.json",
     "training_args.bin",
 }
-MANIFEST = "manifest.json"  # in addition to transformers'
+MANIFEST = "manifest.json"
 
 pytestmark = pytest.mark.every_device
 
@@ -70,6 +72,22 @@ def test_resumed_run_equals_one_that_was_never_interrupted(make_trainer, make_mo
     np.random.seed(99)
     result = resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{stop}"))
     assert result.global_step == 11
+    assert_same_weights(weights(whole.model), weights(resumed.model))
+    assert without_times(whole.state.log_history) == without_times(resumed.state.log_history)
+
+
+def test_a_checkpoint_of_version_0_1_with_the_position_among_the_generators_is_resumed(make_trainer, tmp_path):
+    settings = {"max_steps": 7, "logging_steps": 4, "save_strategy": "steps", "save_steps": 1}
+    whole = make_trainer(output_dir=str(tmp_path / "whole"), **settings)
+    whole.train()
+    folder = tmp_path / "whole" / "checkpoint-3"
+    [position] = json.loads((folder / "loop_state.json").read_text())["processes"]
+    saved = torch.load(folder / "rng_state.pth", weights_only=False)
+    torch.save({**saved, "loop": position}, folder / "rng_state.pth")
+    (folder / "loop_state.json").unlink()
+    (folder / MANIFEST).unlink()
+    resumed = make_trainer(output_dir=str(tmp_path / "resumed"), **settings)
+    resumed.train(resume_from_checkpoint=str(folder))
     assert_same_weights(weights(whole.model), weights(resumed.model))
     assert without_times(whole.state.log_history) == without_times(resumed.state.log_history)
 

@@ -1,0 +1,388 @@
+"""Saves, finds, loads and removes the checkpoints of a run."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers.trainer_callback import TrainerState
+
+from ..distributed import Processes
+from ..distributed.full_state import full_state_dict, whole_state
+from ..distributed.sharded import is_sharded
+from ..errors import CheckpointError
+from ..random_state import rng_state
+from . import folders, loop_state, manifest, model_files, optimizer_files
+from .background import Background
+from .optimizer_files import OPTIMIZER, SCALER, SCHEDULER
+from .rng import file_of
+from .storage.atomic_commit import seal, why_not_written
+from .storage.weights import WEIGHTS
+from .surface import SavingTrainer
+from .writers import Writer, writer_for, writes_shards
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Result:
+    """The end of writing a checkpoint: its folder, the best checkpoint before it, and the error of the disk."""
+
+    folder: str
+    best_before: str | None
+    error: str | None
+
+
+class Checkpoints:
+    """Owns the checkpoints of one run.
+
+    The files of a checkpoint go to an unfinished folder, which then takes its name: a checkpoint that exists is
+    complete. Training continues if one cannot be written.
+
+    Args:
+        run_dir: the folder of the run. It stays the same if the working folder changes.
+
+    Attributes:
+        stale: the checkpoints in it that this run does not continue: those of other runs, and of later steps than
+            the one that was resumed.
+    """
+
+    def __init__(self, trainer: SavingTrainer, run_dir: str) -> None:
+        self.run_dir = os.path.abspath(run_dir)
+        self.stale: set[str] = set()
+        self._trainer = trainer
+        self._given, self._working_dir = run_dir, "" if os.path.isabs(run_dir) else os.getcwd()
+        self._background: Background[_Result | None] = Background()
+        self._unsaved: str | None = None
+        # these are set only while a checkpoint is written
+        self._positions: list[dict[str, Any]] = []  # of the loop, in all processes
+        self._rng_of_all: list[dict[str, Any]] = []
+        self._gathered: Mapping[str, Any] = {}  # the whole states of a sharded model, by the names of their files
+
+    def find_stale(self, resumed_at: int | None) -> None:
+        """Finds the checkpoints that the run does not continue. `resumed_at` is the step of a resumed run."""
+        found = folders.find_checkpoints(self.run_dir)
+        self.stale = {folder for folder in found if resumed_at is None or folders.step_of(folder) > resumed_at}
+
+    # Saving
+
+    def save(self) -> None:
+        """Saves the checkpoint of the current step and calls on_save. All processes must call it."""
+        self._trainer._save_checkpoint(self._trainer._mt_run.model, self._trainer._mt_run.trial)
+        self.fire_on_save()
+
+    def save_again(self) -> None:
+        """Saves the checkpoint once more if the disk did not take the last one: there may be room again."""
+        self.wait()
+        if self._trainer._mt_processes.all_reduce_max([self._unsaved is not None])[0]:
+            self._trainer._save_checkpoint(self._trainer._mt_run.model, self._trainer._mt_run.trial)
+            self.wait()
+            self.fire_on_save()
+
+    def poll(self) -> None:
+        """Notes that the checkpoint in the background is written; raises its error. Does not wait for it."""
+        self._note_result(self._background.poll())
+
+    def wait(self) -> None:
+        """Waits for the checkpoint in the background and raises its error."""
+        self._note_result(self._background.wait())
+
+    def unsaved(self) -> str | None:
+        """Returns a sentence that says why the disk did not take the last checkpoint; None if it did."""
+        return self._unsaved
+
+    def require_saved(self) -> None:
+        """Raises CheckpointError if the last checkpoint of the run could not be saved."""
+        if self._unsaved is not None:
+            raise CheckpointError(
+                f"Training has ended, but {self._unsaved} Make room or give permission, then save the model that is "
+                "in memory with save_model(), or resume from the last checkpoint."
+            )
+
+    def fire_on_save(self) -> None:
+        """Calls on_save, unless the save failed. A callback may add or change files of the checkpoint."""
+        trainer, events = self._trainer, self._trainer._mt_events
+        if self._unsaved is not None:
+            events.control.should_save = False
+            return
+        events.note("checkpoint")
+        events.fire("on_save")
+        if trainer.args.should_save and events.has_listener("on_save"):
+            folder = folders.checkpoint_folder(self.run_dir, trainer.state.global_step)
+            try:
+                manifest.renew(folder, trainer.state.global_step)
+            except OSError as error:
+                logger.error(
+                    "%s was changed, and its %s could not be: %s.", folder, manifest.NAME, error.strerror or error
+                )
+
+    def write(self) -> None:
+        """Writes the checkpoint of the current step, in the background where that is safe. All processes must call it.
+
+        If the disk does not take it, training continues, and `unsaved` says why.
+        """
+        self.wait()
+        trainer = self._trainer
+        args, model, run, processes = trainer.args, trainer.model, trainer._mt_run, trainer._mt_processes
+        in_shards = writes_shards(model, args)
+        try:
+            if run is not None and not args.save_only_model:
+                self._positions = processes.gather(run.run_state.state_dict())
+            if processes.is_distributed and not args.save_only_model:
+                self._rng_of_all = processes.gather(self._rng())
+            if is_sharded(model) and not in_shards:
+                self._gathered = _gather(model, None if args.save_only_model else trainer.optimizer, args.should_save)
+            if in_shards or args.should_save:
+                self._write()
+        finally:
+            self._positions, self._rng_of_all, self._gathered = [], [], {}
+
+    def _write(self) -> None:
+        trainer, args, state = self._trainer, self._trainer.args, self._trainer.state
+        folder, best_before = folders.checkpoint_folder(self.run_dir, state.global_step), state.best_model_checkpoint
+        positions = self._positions
+        if args.should_save:
+            self._note_best()
+            state.stateful_callbacks = trainer._mt_events.stateful_callbacks()
+        writer = writer_for(trainer, {} if args.save_only_model else {**self.states(), **self._rng_files()})
+        rotate: Callable[[], None] = functools.partial(trainer._rotate_checkpoints, output_dir=self.run_dir)
+        if writer.in_background:
+            # the Trainer may have begun another run when the thread ends, so the thread reads copies only
+            state = _copied(state)
+            kept = {folder, self._absolute(state.best_model_checkpoint)}
+            rotate = functools.partial(self._remove_old, kept, args.save_total_limit, args.overwrite_output_dir)
+
+        def work() -> _Result | None:
+            error = self._write_checkpoint(folder, state, positions, writer)
+            if writer.write_shards is not None and not trainer._mt_processes.is_first:
+                return None
+            if error is None:
+                rotate()
+            return _Result(folder, best_before, error)
+
+        if writer.in_background:
+            self._background.start(work)
+        else:
+            self._note_result(work())
+
+    def _write_checkpoint(
+        self, folder: str, state: TrainerState, positions: list[dict[str, Any]], writer: Writer
+    ) -> str | None:
+        """Writes a checkpoint. Returns in all processes why the disk of one did not take it, or None."""
+        processes = Processes() if writer.write_shards is None else self._trainer._mt_processes
+        unfinished = folders.unfinished_folder(self.run_dir, state.global_step)
+
+        def begin() -> None:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            os.makedirs(unfinished)
+
+        def finish() -> None:
+            writer.write(unfinished)
+            self._trainer._mt_savable_logs.save(state, os.path.join(unfinished, folders.STATE))
+            if positions:
+                loop_state.write(unfinished, positions)
+            seal(unfinished, folder, state.global_step)
+
+        write_shards = None if writer.write_shards is None else functools.partial(writer.write_shards, unfinished)
+        for work in (begin if processes.is_first else None, write_shards, finish if processes.is_first else None):
+            error = _attempt(work, unfinished, processes)
+            if error is not None:
+                return error
+        return None
+
+    def _note_result(self, result: _Result | None) -> None:
+        """Uploads a checkpoint that was written. Logs the error of one that was not, and takes back its mark."""
+        if result is None:
+            return
+        trainer, state = self._trainer, self._trainer.state
+        if result.error is None:
+            self._unsaved = None
+            if trainer.args.push_to_hub and not writes_shards(trainer.model, trainer.args):
+                trainer._push_from_checkpoint(result.folder)
+            return
+        whole = folders.find_checkpoints(self.run_dir)
+        left = f"The last one is {whole[-1]}." if whole else "There is none."
+        logger.error(
+            "%s could not be saved: %s. %s Training continues. Free some disk space or allow writing before the "
+            "next checkpoint is due.",
+            result.folder, result.error, left,
+        )  # fmt: skip
+        self._unsaved = f"{result.folder} could not be saved: {result.error}. {left}"
+        if self._absolute(state.best_model_checkpoint) == result.folder and not os.path.isdir(result.folder):
+            state.best_model_checkpoint = result.best_before
+        trainer._mt_events.note("fault", self._unsaved)
+
+    def _note_best(self) -> None:
+        """Records the checkpoint of the best weights, which may be the one that is written next."""
+        state = self._trainer.state
+        best = folders.checkpoint_folder(self.run_dir, state.best_global_step or 0)
+        is_there = os.path.isdir(best) and best not in self.stale
+        if state.best_global_step and (state.best_global_step == state.global_step or is_there):
+            state.best_model_checkpoint = self._shown(best)
+
+    # The states in a checkpoint
+
+    def full_weights(self) -> dict[str, Any] | None:
+        """Returns the full weights of a sharded model, else None. All processes must call it."""
+        weights, model = self._gathered.get(WEIGHTS), self._trainer.model
+        if weights is None and is_sharded(model):
+            return full_state_dict(model, keep=self._trainer.args.should_save)
+        return weights
+
+    def states(self, *names: str) -> dict[str, Any]:
+        """Returns optimizer, schedule and scaler by the names of their files, or those of them in `names`."""
+        trainer, scaler = self._trainer, self._trainer._mt_precision.scaler
+        states = {OPTIMIZER: self._gathered.get(OPTIMIZER, trainer.optimizer), SCHEDULER: trainer.lr_scheduler}
+        if scaler is not None:
+            states[SCALER] = scaler
+        return {name: state for name, state in states.items() if not names or name in names}
+
+    def save_states(self, folder: str, *names: str) -> None:
+        """Writes the named states, skipping absent ones."""
+        optimizer_files.save_states(self.states(*names), folder)
+
+    def load_states(self, folder: str | None, *names: str) -> None:
+        """Loads the named states, skipping absent ones; nothing without a folder."""
+        if folder is not None:
+            optimizer_files.restore_states(self.states(*names), folder)
+
+    def save_rng(self, folder: str) -> None:
+        """Writes the random states of all processes, one file for each."""
+        optimizer_files.save_states(self._rng_files(), folder)
+
+    def _rng_files(self) -> dict[str, dict[str, Any]]:
+        processes = self._trainer._mt_processes
+        if self._rng_of_all:
+            return {file_of(rank, processes.size): state for rank, state in enumerate(self._rng_of_all)}
+        return {file_of(processes.rank, processes.size): self._rng()}
+
+    def _rng(self) -> dict[str, Any]:
+        """Returns the states of this process's generators, and those that its loader drew from."""
+        run = self._trainer._mt_run
+        return rng_state() if run is None else {**rng_state(), **run.data_rng.state_dict()}
+
+    # Loading
+
+    def load(self, folder: str) -> None:
+        """Loads weights, optimizer, schedule and scaler from a checkpoint."""
+        self._trainer._load_from_checkpoint(folder)
+        self._trainer._load_optimizer_and_scheduler(folder)
+        self._trainer._load_scaler(folder)
+
+    def load_rng(self, folder: str) -> None:
+        """Sets the random number generators to their states in a checkpoint."""
+        self._trainer._load_rng_state(folder)
+
+    def load_best(self) -> None:
+        """Loads the weights of the best checkpoint. Warns if the best evaluation has no checkpoint."""
+        state = self._trainer.state
+        best = state.best_model_checkpoint = self._trainer._mt_processes.first_does(
+            lambda: state.best_model_checkpoint
+        )
+        if best is not None:
+            model_files.load_weights(self._trainer.model, self._absolute(best))
+            return
+        logger.warning(
+            "load_best_model_at_end: the best evaluation, at step %s, has no checkpoint, so the last weights are "
+            "kept. Give save_steps the value of eval_steps, or use save_strategy='best'.",
+            state.best_global_step,
+        )
+
+    # The folders
+
+    def folder(self) -> str:
+        """Returns the folder of the current step's checkpoint, whether or not it exists."""
+        return self._shown(folders.checkpoint_folder(self.run_dir, self._trainer.state.global_step))
+
+    def is_saved(self) -> bool:
+        """Returns True in all processes if the current step has a checkpoint of this run."""
+        folder = folders.checkpoint_folder(self.run_dir, self._trainer.state.global_step)
+        return self._trainer._mt_processes.first_does(lambda: os.path.isdir(folder) and folder not in self.stale)
+
+    def newest(self) -> str | None:
+        """Returns the newest checkpoint of the run, None if there is none."""
+        own = [folder for folder in folders.find_checkpoints(self.run_dir) if folder not in self.stale]
+        return self._shown(own[-1]) if own else None
+
+    def rotate(self, state: TrainerState, run_dir: str | None = None) -> None:
+        """Removes an overwritten run's checkpoints and those beyond the limit; the one of `state` is the newest."""
+        run_dir = self.run_dir if run_dir is None else os.path.abspath(run_dir)
+        newest = folders.find_checkpoints(run_dir)[-1:]
+        if self._trainer._mt_run is not None:
+            newest = [folders.checkpoint_folder(run_dir, state.global_step)]
+        args, kept = self._trainer.args, {*newest, self._absolute(state.best_model_checkpoint)}
+        self._remove_old(kept, args.save_total_limit, args.overwrite_output_dir, run_dir)
+
+    def _remove_old(self, kept: set[str | None], limit: int | None, overwrite: bool, run_dir: str = "") -> None:
+        self.stale.difference_update(kept)
+        if overwrite:
+            for folder in self.stale:
+                folders.remove(folder)
+            self.stale.clear()
+        folders.rotate(run_dir or self.run_dir, limit, kept, self.stale)
+
+    def keep_only_best(self) -> None:
+        """Removes the last checkpoint after a run that was to keep one, if the best is another one of it."""
+        args, best = self._trainer.args, self._absolute(self._trainer.state.best_model_checkpoint)
+        is_own = best is not None and os.path.realpath(os.path.dirname(best)) == os.path.realpath(self.run_dir)
+        if args.should_save and is_own and args.save_total_limit == 1:
+            folders.rotate(self.run_dir, 1, {best}, self.stale)
+
+    def _shown(self, folder: str) -> str:
+        """Returns `folder` as the user gave the run's folder: relative, while that still leads there."""
+        if os.path.isabs(self._given) or os.path.abspath(self._given) != self.run_dir:
+            return folder
+        return os.path.join(self._given, os.path.basename(folder))
+
+    def _absolute(self, folder: Any) -> Any:
+        """Returns a folder that may be relative to the working folder at the begin of the run; None for None."""
+        return None if folder is None else os.path.normpath(os.path.join(self._working_dir, folder))
+
+
+def _gather(model: Any, optimizer: Any, keep: bool) -> dict[str, Any]:
+    """Returns whole weights, and the whole state of `optimizer` if there is one, by the names of their files.
+
+    All processes have to call it; those that do not `keep` them get no tensors.
+    """
+    weights = {WEIGHTS: full_state_dict(model, keep)}
+    return weights if optimizer is None else {**weights, OPTIMIZER: whole_state(optimizer, keep)}
+
+
+def _copied(state: TrainerState) -> TrainerState:
+    """Returns a copy of `state` that does not share the log and the callbacks."""
+    copied = copy.copy(state)
+    copied.log_history = list(state.log_history)
+    copied.stateful_callbacks = copy.deepcopy(state.stateful_callbacks)
+    return copied
+
+
+def _attempt(work: Callable[[], None] | None, unfinished: str, processes: Processes) -> str | None:
+    """Calls `work`. Returns in all processes why one of them could not write to `unfinished`, or None.
+
+    Where `work` fails in one of them, the folder is gone.
+
+    Raises:
+        Exception: what else `work` raises; a RuntimeError in the others then.
+    """
+    why, error = None, None
+    try:
+        if work is not None:
+            work()
+    except Exception as raised:
+        why = why_not_written(raised, unfinished)  # asks the disk while it is as full as it was
+        error = raised if why is None else None
+    outcomes = processes.gather((why, None if error is None else f"{type(error).__name__}: {error}"))
+    if processes.is_first and any(each != (None, None) for each in outcomes):
+        shutil.rmtree(unfinished, ignore_errors=True)
+    if error is not None:
+        raise error
+    for rank, (_, failed) in enumerate(outcomes):
+        if failed is not None:
+            raise RuntimeError(f"Process {rank} has failed, so this one, process {processes.rank}, ends too. {failed}")
+    return next((reason for reason, _ in outcomes if reason is not None), None)

@@ -1,0 +1,63 @@
+"""Names the attributes and methods of the Trainer that checkpoints are made of and written by.
+
+Each of them is looked up when it is used, so an override, an attribute of the instance and a patch are honoured.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import nn
+from transformers.trainer_callback import TrainerState
+
+from ..callbacks.events import Events
+from ..distributed import Processes
+from ..evaluation.logged import SavableLogs
+from ..model.precision import MixedPrecision
+from ..overrides import Overrides
+from ..training_args import TrainingArguments
+
+# A subclass may override these; `Checkpoints` writes in the background only if none is overridden.
+WRITERS = (
+    "_save_checkpoint",
+    "save_model",
+    "_save",
+    "_save_optimizer_and_scheduler",
+    "_save_scaler",
+    "_save_rng_state",
+    "_rotate_checkpoints",
+)
+
+
+class SavingTrainer(Protocol):
+    """What checkpoints need of a Trainer, in transformers' names. Names with `_mt_` are this package's own."""
+
+    args: TrainingArguments
+    model: Any
+    optimizer: Any
+    lr_scheduler: Any
+    processing_class: Any
+    data_collator: Any
+    _mt_overrides: Overrides
+    _mt_precision: MixedPrecision
+    _mt_processes: Processes
+    _mt_run: Any  # the run under way, None for a checkpoint that is saved by hand
+
+    @property
+    def state(self) -> TrainerState: ...
+    @property
+    def _mt_events(self) -> Events: ...
+    @property
+    def _mt_savable_logs(self) -> SavableLogs: ...
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None: ...
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None: ...
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None: ...
+    def _save_scaler(self, output_dir: str) -> None: ...
+    def _save_rng_state(self, output_dir: str) -> None: ...
+    def _rotate_checkpoints(self, use_mtime: bool = False, output_dir: str | None = None) -> None: ...
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None: ...
+    def _load_from_checkpoint(self, resume_from_checkpoint: str) -> None: ...
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None: ...
+    def _load_scaler(self, checkpoint: str | None) -> None: ...
+    def _load_rng_state(self, checkpoint: str | None) -> None: ...
