@@ -13,11 +13,11 @@ from typing import Any
 
 from transformers.trainer_callback import TrainerState
 
+from ..checkpoints.rng import rng_state
 from ..distributed import Processes
 from ..distributed.full_state import full_state_dict, whole_state
 from ..distributed.sharded import is_sharded
 from ..errors import CheckpointError
-from ..random_state import rng_state
 from . import folders, loop_state, manifest, model_files, optimizer_files
 from .background import Background
 from .optimizer_files import OPTIMIZER, SCALER, SCHEDULER
@@ -274,10 +274,6 @@ class Checkpoints:
         self._trainer._load_from_checkpoint(folder)
         self._trainer._load_optimizer_and_scheduler(folder)
         self._trainer._load_scaler(folder)
-
-    def load_rng(self, folder: str) -> None:
-        """Sets the random number generators to their states in a checkpoint."""
-        self._trainer._load_rng_state(folder)
 
     def load_best(self) -> None:
         """Loads the weights of the best checkpoint. Warns if the best evaluation has no checkpoint."""

@@ -8,11 +8,9 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from torch import nn
-from transformers.trainer_callback import TrainerState
+from transformers.trainer_callback import TrainerControl, TrainerState
 
-from ..callbacks.events import Events
 from ..distributed import Processes
-from ..evaluation.logged import SavableLogs
 from ..model.precision import MixedPrecision
 from ..overrides import Overrides
 from ..training_args import TrainingArguments
@@ -27,6 +25,23 @@ WRITERS = (
     "_save_rng_state",
     "_rotate_checkpoints",
 )
+
+
+class SavingEvents(Protocol):
+    """Calls the callbacks, and holds their requests."""
+
+    control: TrainerControl
+
+    def fire(self, event: str, **details: Any) -> None: ...
+    def note(self, kind: str, text: str = "") -> None: ...
+    def has_listener(self, event: str) -> bool: ...
+    def stateful_callbacks(self) -> dict[str, Any]: ...
+
+
+class StateWriter(Protocol):
+    """Writes the state of the Trainer as JSON."""
+
+    def save(self, state: TrainerState, path: str) -> None: ...
 
 
 class SavingTrainer(Protocol):
@@ -46,9 +61,9 @@ class SavingTrainer(Protocol):
     @property
     def state(self) -> TrainerState: ...
     @property
-    def _mt_events(self) -> Events: ...
+    def _mt_events(self) -> SavingEvents: ...
     @property
-    def _mt_savable_logs(self) -> SavableLogs: ...
+    def _mt_savable_logs(self) -> StateWriter: ...
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None: ...
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None: ...

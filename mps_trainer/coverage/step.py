@@ -35,7 +35,7 @@ def trace_step(trainer: Trainer, batches: int = 1, *, fallback: bool | None = No
     Raises:
         MisconfigurationException: if there is nothing to train on, or the model cannot be copied.
     """
-    from ..random_state import rng_state, set_rng
+    from ..checkpoints.rng import rng_state, set_rng
     from ..trainer import Trainer
 
     if not isinstance(trainer, Trainer):

@@ -6,15 +6,9 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..random_state import rng_state, set_rng
+from ..checkpoints.rng import BEFORE_EPOCH, BEFORE_WAITING, ORDER_SEED, rng_state, set_rng
 from .faults import explain_worker
 from .loader import PrefetchIterator, epoch_batches, order_of
-
-# Entries beside the generators' states in a checkpoint's file of them; transformers reads past them.
-ORDER_SEED = "order_seed"  # of the loader's order
-BEFORE_EPOCH = "before_epoch"  # states before the epoch drew its order and its workers' seed
-BEFORE_WAITING = "before_waiting"  # states before the batch ahead was loaded; None if no batch is loaded ahead
-NESTED = (BEFORE_EPOCH, BEFORE_WAITING)
 
 logger = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from torch import nn
 from transformers.trainer_pt_utils import find_batch_size
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, speed_metrics
 
+from ..checkpoints.rng import rng_state, set_rng
 from ..data import shares
 from ..data.batch_checks import BatchCheck
 from ..data.buckets import buckets_of
@@ -26,7 +27,6 @@ from ..guards.memory_growth import free_unused
 from ..guards.out_of_memory import DeviceOutOfMemoryError, RunDescription, explained
 from ..model import quantized
 from ..model.introspection import base_model
-from ..random_state import rng_state, set_rng
 from ..training_args import TrainingArguments
 from .batches import in_dataset_order, in_step, watching_for_last
 from .metrics import named_metrics

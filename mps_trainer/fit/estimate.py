@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ..checkpoints.rng import rng_state, set_rng
 from ..errors import MisconfigurationException
-from ..random_state import rng_state, set_rng
 from ..refusal import sentence
 from .fit_report import FitReport, RemedyResult
 from .quantized import QuantizedLinear

@@ -14,7 +14,7 @@ from transformers.trainer_utils import TrainOutput, speed_metrics
 
 from ..callbacks.announce import announce
 from ..checkpoints import loop_state
-from ..checkpoints.rng import read_rng
+from ..checkpoints.rng import ResumedRng, read_rng
 from ..checkpoints.surface import WRITERS
 from ..data.batch_checks import BatchCheck
 from ..data.buckets import buckets_of
@@ -30,7 +30,6 @@ from .microbatches import MicrobatchSplitter
 from .nonfinite import BatchHistory, NonFiniteReporter, StopOnNan
 from .plan import StepPlan
 from .preemption import EvaluationLeftError, PreemptionHandler
-from .resumed_rng import ResumedRng
 from .run_state import RunState
 from .surface import TrainerSurface
 from .trainer_state import begin_state
@@ -79,7 +78,7 @@ class TrainingRun:
             "steps that do not wait for the loss", "_maybe_log_save_evaluate"
         )
         self.batch_check = BatchCheck(base_model(self.model))
-        self.data_rng, self.resumed_rng = DataRngState(self.loader), ResumedRng(self.checkpointing.load_rng)
+        self.data_rng, self.resumed_rng = DataRngState(self.loader), ResumedRng(trainer)
         scaled = trainer._mt_precision.scaler is not None
         self.meter = LossMeter(args.device, args.logging_nan_inf_filter, scaled, trainer._mt_processes)
         self.run_state = RunState(trainer, self.model, self.plan, self.meter, self.data_rng, self.resumed_rng)

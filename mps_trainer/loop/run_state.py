@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from ..checkpoints.loop_state import EXAMPLES_AT_A_TIME
+from ..checkpoints.rng import ResumedRng
 from ..data.data_rng import DataRngState
 from .meter import LossMeter
 from .plan import StepPlan
-from .resumed_rng import ResumedRng
 from .surface import TrainerSurface
 
 

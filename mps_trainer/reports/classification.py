@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ..checkpoints.rng import rng_state, set_rng
 from ..data.columns import is_table
-from ..random_state import rng_state, set_rng
 from ..refusal import as_line
 
 logger = logging.getLogger(__name__)

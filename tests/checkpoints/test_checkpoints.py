@@ -226,12 +226,10 @@ def test_a_run_finds_saves_and_loads_its_checkpoints(saver, trainer, tmp_path):
     assert trainer.called == [save, save]
     trainer.called.clear()
     saver.load("folder")
-    saver.load_rng("generators")
     assert trainer.called == [
         ("_load_from_checkpoint", "folder"),
         ("_load_optimizer_and_scheduler", "folder"),
         ("_load_scaler", "folder"),
-        ("_load_rng_state", "generators"),
     ]
 
 

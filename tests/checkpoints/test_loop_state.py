@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mps_trainer.checkpoints import loop_state
-from mps_trainer.random_state import rng_state
+from mps_trainer.checkpoints.rng import rng_state
 
 
 def position(sum):

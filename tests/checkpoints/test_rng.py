@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.checkpoints.rng import file_of, files_of, read_rng
+from mps_trainer.checkpoints.rng import file_of, files_of, read_rng, rng_state, set_rng
 from mps_trainer.devices.accelerators import ACCELERATORS
-from mps_trainer.random_state import rng_state, set_rng
 
 
 def save(folder, **files: int) -> None:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from mps_trainer.checkpoints.rng import rng_state, set_rng
 from mps_trainer.data.data_rng import BEFORE_EPOCH, BEFORE_WAITING, ORDER_SEED, DataRngState
 from mps_trainer.data.order import SeededRandomSampler
-from mps_trainer.random_state import rng_state, set_rng
 
 
 @pytest.fixture(autouse=True)
