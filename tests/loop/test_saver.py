@@ -29,7 +29,7 @@ def saver(args):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
     contents = Contents(args, model, None, optimizer, schedule, scaler=None, run=None)
-    events = Events(lambda: args)
+    events = Events(SimpleNamespace(args=args))
     events.handler = CallbackHandler([], model, None, optimizer, schedule)
     return CheckpointSaver(lambda: contents, events, Processes(0, 1), lambda state, path: state.save_to_json(path))
 
