@@ -7,7 +7,6 @@ import functools
 import itertools
 import logging
 import os
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -50,7 +49,7 @@ from .distributed.fsdp import total_norm as norm_of_shards
 from .errors import MisconfigurationException
 from .evaluation import outputs
 from .evaluation.best_metric import record_if_best, watched_metric
-from .evaluation.evaluator import Evaluator, in_batches_that_fit, in_eval_mode
+from .evaluation.evaluator import Evaluator, evaluate_dataset
 from .evaluation.logged import SavableLogs, as_cell
 from .evaluation.metrics import plain
 from .guards.memory_growth import make_guard, release_buffers
@@ -65,7 +64,7 @@ from .loop.plan import StepPlan
 from .loop.run import TrainingRun
 from .loop.trainer_state import load_callbacks, new_state
 from .model import quantized
-from .model.introspection import accepts_loss_kwargs, base_model, require_trainable, spans_devices
+from .model.introspection import accepts_loss_kwargs, base_model, main_input_name, require_trainable, spans_devices
 from .model.patches.masks import AttentionMasks
 from .model.patches.unread_tokens import unread_tokens_skipped
 from .model.precision import MixedPrecision
@@ -615,7 +614,7 @@ class Trainer:
 
         See `flos_per_token`.
         """
-        tensor = main_input(inputs, self._mt_main_input_name)
+        tensor = main_input(inputs, main_input_name(self.model))
         if tensor is None:
             return 0
         if self._mt_flos_per_token is None:
@@ -633,13 +632,9 @@ class Trainer:
         if which == "no":
             return
         padding = getattr(self.processing_class, "pad_token_id", None)
-        number = tokens_in(inputs, self._mt_main_input_name, which == "non_padding", padding)
+        number = tokens_in(inputs, main_input_name(self.model), which == "non_padding", padding)
         if number is not None:
             self.state.num_input_tokens_seen += int(self._mt_processes.sum([number])[0])
-
-    @property
-    def _mt_main_input_name(self) -> str:
-        return getattr(self.model, "main_input_name", "input_ids")
 
     # Loaders
 
@@ -814,7 +809,8 @@ class Trainer:
             return {name: value for metrics in each for name, value in metrics.items()}
         self._memory_tracker.start()
         make_loader = functools.partial(self.get_eval_dataloader, eval_dataset)
-        output = self._mt_evaluate(
+        output = evaluate_dataset(
+            self,
             make_loader(),  # an override may choose compute_metrics here
             make_loader,
             description="Evaluation",
@@ -833,7 +829,8 @@ class Trainer:
         """Returns predictions for `test_dataset`, with labels and metrics if it has labels; logs nothing."""
         self._memory_tracker.start()
         make_loader = functools.partial(self.get_test_dataloader, test_dataset)
-        output = self._mt_evaluate(
+        output = evaluate_dataset(
+            self,
             make_loader(),
             make_loader,
             description="Prediction",
@@ -843,21 +840,6 @@ class Trainer:
         self._mt_events.fire("on_predict", metrics=output.metrics)
         self._memory_tracker.stop_and_update_metrics(output.metrics)
         return PredictionOutput(output.predictions, output.label_ids, output.metrics)
-
-    def _mt_evaluate(self, loader: Any, make_loader: Callable[[], Any], **settings: Any) -> EvalLoopOutput:
-        """Runs `evaluation_loop` in batches that fit into memory and adds speed metrics."""
-        with self._mt_precision.applied_to(self.model):  # for what an override of evaluation_loop does as well
-            return in_batches_that_fit(
-                self.evaluation_loop,
-                loader,
-                make_loader,
-                settings,
-                args=self.args,
-                is_in_train=self.is_in_train,
-                describe_run=self._mt_describe_run,
-                close_workers=self._mt_close_workers,
-                note=self._mt_events.note,
-            )
 
     def evaluation_loop(
         self,
@@ -871,24 +853,7 @@ class Trainer:
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         skipped = unread_tokens_skipped(self.model, skips_unread_tokens(self.args))
         with self._mt_precision.applied_to(self.model), skipped:
-            model = self._mt_model_for_evaluation()
-            evaluator = Evaluator(
-                args=self.args,
-                model=model,
-                is_sharded=self.is_fsdp_enabled,
-                preparation_time=self.model_preparation_time,
-                processes=self._mt_processes,
-                gradient_state=self.accelerator.gradient_state,
-                prediction_step=self.prediction_step,
-                preprocess_logits=lambda: self.preprocess_logits_for_metrics,
-                compute_metrics=lambda: self.compute_metrics,
-                main_input=lambda inputs: self._prepare_input(inputs[self._mt_main_input_name]),
-                fire=self._mt_events.fire,
-                leave_if_asked=None if self._mt_run is None else self._mt_run.preemption.leave_evaluation_if_asked,
-                keep_predictions=None if self._mt_events.report is None else self._mt_events.report.predicted,
-            )
-            self.callback_handler.eval_dataloader = dataloader
-            return evaluator.run(dataloader, description, loss_only, ignore_keys, metric_key_prefix)
+            return Evaluator(self).run(dataloader, description, loss_only, ignore_keys, metric_key_prefix)
 
     def prediction_step(
         self,
@@ -916,19 +881,6 @@ class Trainer:
             return loss, None, None
         ignore_keys = outputs.keys_to_ignore(self.model) if ignore_keys is None else ignore_keys
         return loss, outputs.logits_of(given, has_loss, ignore_keys), labels
-
-    def _mt_model_for_evaluation(self) -> nn.Module:
-        """Returns the model in eval mode, and measures the preparation on first use."""
-        begun = time.time()
-        model = self._wrap_model(self.model, training=False)
-        if not self._mt_processes.is_distributed:  # a replica, which is for training, stays what wraps the model
-            self.model_wrapped = model
-        if not self.accelerator._models:
-            self.accelerator.prepare_model(model, device_placement=self.place_model_on_device)
-            self.model_preparation_time = round(time.time() - begun, 4)
-        model = in_eval_mode(model, self.args, self.is_in_train)
-        set_mode(self.optimizer, training=False)
-        return model
 
     # After a step, and at the end
 
@@ -1243,7 +1195,7 @@ class Trainer:
 
     @functools.cached_property
     def _mt_events(self) -> Events:
-        return Events(lambda: self.args)
+        return Events(self)
 
     @property
     def callback_handler(self) -> CallbackHandler:

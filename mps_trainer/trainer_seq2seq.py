@@ -74,7 +74,8 @@ class Seq2SeqTrainer(Trainer):
         if not self.args.predict_with_generate or prediction_loss_only:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys=ignore_keys)
         inputs = self._prepare_inputs(inputs)
-        tokens = generation.generate(self.model, inputs, gen_kwargs or self._gen_kwargs or {})
+        with self.compute_loss_context_manager():
+            tokens = generation.generate(self.model, inputs, gen_kwargs or self._gen_kwargs or {})
         loss, labels = None, inputs.get("labels")
         if labels is not None:
             with torch.no_grad(), self.compute_loss_context_manager():

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from transformers.trainer_callback import (
     CallbackHandler,
@@ -52,6 +51,12 @@ class ReportingHandler(CallbackHandler):
                 tell(args=args, state=state, **given, **details)
 
 
+class HasArguments(Protocol):
+    """A Trainer, for its arguments."""
+
+    args: Any
+
+
 class Events:
     """Calls the callbacks of a handler and holds their arguments: arguments, state and control.
 
@@ -59,20 +64,20 @@ class Events:
     arguments. A callback that has TrainerCallback's own empty method is passed over.
 
     Args:
-        args: returns the arguments of the Trainer.
+        trainer: has the arguments, `args`.
     """
 
     handler: CallbackHandler
 
-    def __init__(self, args: Callable[[], Any]) -> None:
-        self._args = args
+    def __init__(self, trainer: HasArguments) -> None:
+        self._trainer = trainer
         self.control = TrainerControl()
         self.state = TrainerState()
 
     @property
     def args(self) -> Any:
         """The arguments of the Trainer, which may get others."""
-        return self._args()
+        return self._trainer.args
 
     def fire(self, event: str, *, since: Any = None, **details: Any) -> None:
         """Tells every callback that `event` has come.

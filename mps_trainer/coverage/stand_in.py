@@ -71,7 +71,7 @@ def stand_in_for(trainer: Trainer, copied: Callable[[Any, Memo], Any] = copied) 
     stand_in._mt_attention_masks = AttentionMasks(args.device, applies=True)  # as on mps
     # The one callback that transformers warns without; it does nothing but ask for logs and checkpoints.
     handler = CallbackHandler([DefaultFlowCallback], stand_in.model, stand_in.processing_class, None, None)
-    stand_in._mt_events = Events(lambda: args)
+    stand_in._mt_events = Events(stand_in)
     stand_in._mt_events.handler = handler
     stand_in._mt_checkpoints = Checkpoints(stand_in, args.output_dir)
     stand_in.state, stand_in.control = trainer.state, copy.deepcopy(trainer.control)  # the run makes a new state

@@ -9,14 +9,14 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from transformers.trainer_pt_utils import find_batch_size
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, speed_metrics
 
+from ..callbacks.events import Events
 from ..checkpoints.rng import rng_state, set_rng
 from ..data import shares
 from ..data.batch_checks import BatchCheck
@@ -26,7 +26,9 @@ from ..distributed.sharded import reshard_after
 from ..guards.memory_growth import free_unused
 from ..guards.out_of_memory import DeviceOutOfMemoryError, RunDescription, explained
 from ..model import quantized
-from ..model.introspection import base_model
+from ..model.introspection import base_model, main_input_name
+from ..model.precision import MixedPrecision
+from ..optim.factory import set_mode
 from ..training_args import TrainingArguments
 from .batches import in_dataset_order, in_step, watching_for_last
 from .metrics import named_metrics
@@ -35,75 +37,79 @@ from .predictions import Predictions
 logger = logging.getLogger(__name__)
 
 
-@dataclass(kw_only=True, eq=False)
-class Evaluator:
-    """Evaluates a loader without gradients and returns predictions, labels and metrics.
-
-    Args:
-        model: as it is called, in eval mode.
-        is_sharded: every pass waits for all processes.
-        preparation_time: seconds that it took to make the model ready; None if nothing had to be done.
-        gradient_state: told by `end_of_dataloader` which batch is the last.
-        prediction_step: `(model, inputs, prediction_loss_only, ignore_keys) -> (loss, logits, labels)`.
-        preprocess_logits: returns `(logits, labels) -> logits` to keep, or None; it is asked at each batch.
-        compute_metrics: returns `EvalPrediction -> metrics`, or None; it is asked when metrics are due.
-        main_input: `inputs -> value` on the device, for metrics that ask for inputs.
-        fire: tells the callbacks of an event.
-        leave_if_asked: `together`: raises if a signal asks for the end of the run; None outside of one.
-        keep_predictions: `(logits, labels, dataset)`, after an evaluation. The dataset is None if the predictions are
-            in another order, as with group_by_length: their positions are no rows then. None where nobody keeps them.
-    """
+class EvaluatedTrainer(Protocol):
+    """What an evaluation uses of a Trainer. Each is looked up when it is used, so that overrides are honoured."""
 
     args: TrainingArguments
-    model: nn.Module
-    is_sharded: bool
-    preparation_time: float | None
-    processes: Processes
-    gradient_state: Any
-    prediction_step: Callable[..., tuple[torch.Tensor | None, Any, Any]]
-    preprocess_logits: Callable[[], Callable[[Any, Any], Any] | None]
-    compute_metrics: Callable[[], Callable[..., Mapping[str, Any]] | None]
-    main_input: Callable[[Any], Any]
-    fire: Callable[[str], None]
-    leave_if_asked: Callable[[bool], None] | None
-    keep_predictions: Callable[[Any, Any, Any], None] | None = None
+    model: Any
+    model_wrapped: nn.Module
+    optimizer: Any
+    accelerator: Any
+    callback_handler: Any
+    compute_metrics: Any
+    preprocess_logits_for_metrics: Any
+    place_model_on_device: bool
+    model_preparation_time: float | None
+    is_in_train: bool
+    is_fsdp_enabled: bool
+    _mt_precision: MixedPrecision
+    _mt_processes: Processes
+    _mt_run: Any
+
+    @property
+    def _mt_events(self) -> Events: ...
+    @property
+    def evaluation_loop(self) -> Callable[..., EvalLoopOutput]: ...
+    def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None) -> Any: ...
+    def _prepare_input(self, data: Any) -> Any: ...
+    def _wrap_model(self, model: Any, training: bool = True) -> nn.Module: ...
+    def _mt_describe_run(self) -> RunDescription: ...
+    def _mt_close_workers(self, *loaders: Any) -> None: ...
+
+
+class Evaluator:
+    """Evaluates a loader without gradients and returns predictions, labels and metrics."""
+
+    def __init__(self, trainer: EvaluatedTrainer) -> None:
+        self.trainer, self.gradient_state = trainer, trainer.accelerator.gradient_state
 
     def run(
         self, loader: Any, description: str, loss_only: bool, ignore_keys: list[str] | None, prefix: str
     ) -> EvalLoopOutput:
         """Returns predictions, labels and metrics for all batches of `loader`, of all processes."""
-        args = self.args
+        trainer, args, processes = self.trainer, self.trainer.args, self.trainer._mt_processes
+        model = _model_in_eval_mode(trainer)
+        trainer.callback_handler.eval_dataloader = loader
         logger.info("***** Running %s *****", description)
         logger.info("  Batch size = %d", args.eval_batch_size)
-        is_shared = self.processes.is_distributed and shares.is_shared(loader)
+        is_shared = processes.is_distributed and shares.is_shared(loader)
         by_batch = args.batch_eval_metrics and not is_shared
         kept = Predictions(args, keep_outputs=not by_batch or description == "Prediction", apart=is_shared)
         results: Mapping[str, Any] = {}
         seen = 0
         evenly = shares.shares_of(loader) is not None  # as many batches in all processes
-        uneven = self.is_sharded and not evenly
-        check, in_order = BatchCheck(base_model(self.model)), in_dataset_order(loader) and not is_shared
-        with reshard_after(self.model) if self.is_sharded else contextlib.nullcontext():
+        uneven = trainer.is_fsdp_enabled and not evenly  # each pass of a sharded model waits for all processes
+        check, in_order = BatchCheck(base_model(model)), in_dataset_order(loader) and not is_shared
+        with reshard_after(model) if trainer.is_fsdp_enabled else contextlib.nullcontext():
             for inputs, counts in self._batches(loader, is_shared, uneven):
                 size = find_batch_size(inputs) or args.eval_batch_size
                 named = functools.partial(_name_row, description, seen if in_order else None)
                 with check.watching(inputs, named):
-                    loss, logits, labels = self.prediction_step(self.model, inputs, loss_only, ignore_keys=ignore_keys)
-                if logits is not None and (preprocess := self.preprocess_logits()) is not None:
-                    logits = preprocess(logits, labels)
+                    loss, logits, labels = trainer.prediction_step(model, inputs, loss_only, ignore_keys=ignore_keys)
+                if logits is not None and trainer.preprocess_logits_for_metrics is not None:
+                    logits = trainer.preprocess_logits_for_metrics(logits, labels)
                 if counts:
                     seen += size
-                    wanted = self.main_input(inputs) if "inputs" in args.include_for_metrics else None
-                    kept.add(loss, size, logits, labels, wanted)
-                    self.fire("on_prediction_step")
-                if self.leave_if_asked is not None:
-                    self.leave_if_asked(evenly or uneven)
-                if counts and by_batch and self.compute_metrics() and logits is not None and labels is not None:
+                    kept.add(loss, size, logits, labels, self._main_input(inputs))
+                    trainer._mt_events.fire("on_prediction_step")
+                if trainer._mt_run is not None:
+                    trainer._mt_run.preemption.leave_evaluation_if_asked(evenly or uneven)
+                if counts and by_batch and trainer.compute_metrics and logits is not None and labels is not None:
                     losses = None if loss is None else loss.repeat(size)
                     results = self._metrics_of_batch(losses, logits, labels, inputs)
         if is_shared:
-            kept.gather(self.processes)
-            seen = int(self.processes.sum([seen])[0])
+            kept.gather(processes)
+            seen = int(processes.sum([seen])[0])
             if args.batch_eval_metrics:
                 results = self._metrics_by_batch(kept)
         kept.to_numpy()
@@ -111,17 +117,28 @@ class Evaluator:
             kept.put_back(sorted_batches.order())
         if not args.batch_eval_metrics:
             results = self._metrics(kept.losses, kept.predictions, kept.labels, kept.inputs)
-        if self.keep_predictions is not None and description == "Evaluation":
+        if (report := trainer._mt_events.report) is not None and description == "Evaluation":
+            # sorted predictions, as with group_by_length, are no rows of the dataset
             dataset = loader.dataset if in_dataset_order(loader) else None
-            self.keep_predictions(kept.predictions, kept.labels, dataset)
+            report.predicted(kept.predictions, kept.labels, dataset)
         mean_loss = kept.mean_loss(args.logging_nan_inf_filter)
-        metrics = named_metrics(results, prefix, mean_loss, self.preparation_time)
+        metrics = named_metrics(results, prefix, mean_loss, trainer.model_preparation_time)
         return EvalLoopOutput(predictions=kept.predictions, label_ids=kept.labels, metrics=metrics, num_samples=seen)
+
+    def _main_input(self, inputs: Any) -> Any:
+        """Returns the model's main input on the device, for metrics that ask for inputs; else None."""
+        if "inputs" not in self.trainer.args.include_for_metrics:
+            return None
+        return self.trainer._prepare_input(inputs[main_input_name(self.trainer.model)])
 
     def _batches(self, loader: Any, is_shared: bool, uneven: bool) -> Iterator[tuple[Any, bool]]:
         """Yields the batches, each with True if it counts in this process."""
         batches = watching_for_last(loader, self.gradient_state)
-        pairs = in_step(batches, self.processes) if uneven else zip(batches, itertools.repeat(True), strict=False)
+        pairs = (
+            in_step(batches, self.trainer._mt_processes)
+            if uneven
+            else zip(batches, itertools.repeat(True), strict=False)
+        )
         for number, (inputs, counts) in enumerate(pairs):
             yield inputs, counts and not (is_shared and shares.is_padding(loader, number))
 
@@ -142,10 +159,10 @@ class Evaluator:
 
     def _metrics(self, losses: Any, logits: Any, labels: Any, inputs: Any, **settings: bool) -> Mapping[str, Any]:
         """Returns the result of compute_metrics on the predictions, or {} without labels."""
-        compute_metrics = self.compute_metrics()
+        compute_metrics = self.trainer.compute_metrics
         if compute_metrics is None or logits is None or labels is None:
             return {}
-        wanted = self.args.include_for_metrics
+        wanted = self.trainer.args.include_for_metrics
         prediction = EvalPrediction(
             predictions=logits,
             label_ids=labels,
@@ -160,47 +177,56 @@ def _name_row(description: str, before: int | None, row: int) -> str:
     return f"Row {row} of a batch" if before is None else f"Row {before + row} of the {description.lower()} dataset"
 
 
-def in_batches_that_fit(
-    evaluation_loop: Callable[..., EvalLoopOutput],
-    loader: Any,
-    make_loader: Callable[[], Any],
-    settings: Mapping[str, Any],
-    *,
-    args: TrainingArguments,
-    is_in_train: bool,
-    describe_run: Callable[[], RunDescription],
-    close_workers: Callable[[Any], None],
-    note: Callable[[str, str], None],
+def _model_in_eval_mode(trainer: EvaluatedTrainer) -> nn.Module:
+    """Returns the model in eval mode, in the number format of the arguments if no run trains it.
+
+    Measures its preparation on first use.
+    """
+    begun, args = time.time(), trainer.args
+    model = trainer._wrap_model(trainer.model, training=False)
+    if not trainer._mt_processes.is_distributed:  # a replica, which is for training, stays what wraps the model
+        trainer.model_wrapped = model
+    if not trainer.accelerator._models:
+        trainer.accelerator.prepare_model(model, device_placement=trainer.place_model_on_device)
+        trainer.model_preparation_time = round(time.time() - begun, 4)
+    if not trainer.is_in_train and (args.fp16_full_eval or args.bf16_full_eval):
+        model = quantized.move(model, args.device, torch.float16 if args.fp16_full_eval else torch.bfloat16)
+    if callable(getattr(model, "eval", None)):
+        model.eval()
+    set_mode(trainer.optimizer, training=False)
+    return model
+
+
+def evaluate_dataset(
+    trainer: EvaluatedTrainer, loader: Any, make_loader: Callable[[], Any], **settings: Any
 ) -> EvalLoopOutput:
-    """Returns the output of the loop with speed metrics.
+    """Returns the output of the Trainer's `evaluation_loop` with speed metrics.
 
     With `auto_find_batch_size` it begins again with half the batch when memory runs out.
 
     Args:
-        make_loader: makes it again, with the batch of the arguments.
+        make_loader: makes the loader again, with the batch of the arguments.
         settings: of `evaluation_loop`, beside the loader.
-        is_in_train: within a run, whose next evaluation uses the loader's workers again.
-        close_workers: `loader`: ends its worker processes, and those that persist between evaluations.
-        note: `(kind, text)` for the report of the run.
     """
-    doing, prefix = settings["description"].lower(), settings["metric_key_prefix"]
+    args, doing, prefix = trainer.args, settings["description"].lower(), settings["metric_key_prefix"]
     start_time, before = time.time(), None
     while True:
         if args.auto_find_batch_size:
             before = rng_state()  # a loader draws
         try:
-            with absent_named(doing), explained(describe_run, doing):
-                output = evaluation_loop(loader, **settings)
+            precision = trainer._mt_precision.applied_to(trainer.model)  # also for an override of evaluation_loop
+            with absent_named(doing), explained(trainer._mt_describe_run, doing), precision:
+                output = trainer.evaluation_loop(loader, **settings)
             break
         except DeviceOutOfMemoryError:
-            close_workers(loader)
-            # metrics of single batches are in the hands of compute_metrics, which would count some twice
+            trainer._mt_close_workers(loader)
+            # compute_metrics already has metrics of single batches, and would count some twice
             if before is None or args.eval_batch_size == 1 or args.batch_eval_metrics:
                 raise
         finally:
-            if not is_in_train:
-                close_workers(loader)
-        halve_batch(args, note)
+            if not trainer.is_in_train:
+                trainer._mt_close_workers(loader)
+        _halve_batch(trainer)
         free_unused(args.device)
         set_rng(before)
         loader = make_loader()
@@ -210,20 +236,12 @@ def in_batches_that_fit(
     return output
 
 
-def halve_batch(args: TrainingArguments, note: Callable[[str, str], None]) -> None:
+def _halve_batch(trainer: EvaluatedTrainer) -> None:
     """Halves the batch size of evaluations and logs a warning."""
-    before, args.per_device_eval_batch_size = args.eval_batch_size, -(-args.eval_batch_size // 2)
-    size = args.per_device_eval_batch_size
+    before = trainer.args.eval_batch_size
+    size = trainer.args.per_device_eval_batch_size = -(-before // 2)
     logger.warning(
         "Memory ran out in an evaluation with batches of %d examples: starting again with %d.", before, size
     )
-    note("warning", f"Memory ran out in an evaluation. From here on its batches have {size} examples.")
-
-
-def in_eval_mode(model: nn.Module, args: TrainingArguments, is_in_train: bool) -> nn.Module:
-    """Returns the model in eval mode; outside of training, in the number format of full evaluation."""
-    if not is_in_train and (args.fp16_full_eval or args.bf16_full_eval):
-        model = quantized.move(model, args.device, torch.float16 if args.fp16_full_eval else torch.bfloat16)
-    if callable(getattr(model, "eval", None)):
-        model.eval()
-    return model
+    note = f"Memory ran out in an evaluation. From here on its batches have {size} examples."
+    trainer._mt_events.note("warning", note)

@@ -33,6 +33,11 @@ def accepts_loss_kwargs(model: nn.Module) -> bool:
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
+def main_input_name(model: Any) -> str:
+    """Returns the name of the model's main input, by default `input_ids`."""
+    return getattr(model, "main_input_name", "input_ids")
+
+
 def spans_devices(model: nn.Module) -> bool:
     """Returns True if `from_pretrained(device_map=...)` has spread the model over several accelerators."""
     places = set((getattr(model, "hf_device_map", None) or {}).values())

@@ -1,5 +1,7 @@
 """Callbacks are told of each step as transformers' handler would tell them."""
 
+from types import SimpleNamespace
+
 import pytest
 from transformers import TrainerCallback
 from transformers.trainer_callback import CallbackHandler, TrainerControl
@@ -23,7 +25,7 @@ class Speaking(TrainerCallback):
 
 
 def events_of(handler, control=None):
-    events = Events(lambda: None)
+    events = Events(SimpleNamespace(args=None))
     events.handler = handler
     events.control = control or events.control
     return events

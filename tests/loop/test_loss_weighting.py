@@ -385,8 +385,8 @@ class TestWithoutATrainer:
 
 
 def begin_update_with_padding(trainer, count):
-    """Begins an update in which the last batch of `count` is another process's."""
-    loader = SimpleNamespace(share=SimpleNamespace(padding_batches=[4 + count - 1]))
+    """Begins an update in which the last batch of `count` is another process's, and so is the first of the next."""
+    loader = SimpleNamespace(share=SimpleNamespace(padding_batches=[4 + count - 1, 4 + count]))
     trainer._mt_loss.begin_run(loader)
     trainer._mt_loss.begin_update(4)
 

@@ -17,7 +17,7 @@ from mps_trainer.loop.trainer_state import begin_state, load_callbacks
 @pytest.fixture
 def events(make_args):
     args = make_args()
-    found = Events(lambda: args)
+    found = Events(SimpleNamespace(args=args))
     found.handler = CallbackHandler([EarlyStoppingCallback(3)], None, None, None, None)
     return found
 
