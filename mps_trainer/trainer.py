@@ -254,8 +254,7 @@ class Trainer:
         self._created_lr_scheduler = False
         self._train_batch_size, self._mt_examples_at_a_time = sizes_to_begin_with(self.args, resume_from)
         if (report := self._mt_events.report) is not None:
-            batch, whole = self.get_total_train_batch_size(self.args), run_dir == self.args.output_dir
-            report.expect(run_dir, resume_from, batch, draws=whole)
+            report.expect(run_dir, resume_from, draws=run_dir == self.args.output_dir)
         with absent_named(self._mt_what_comes), explained(self._mt_describe_run, TRAINING), self._mt_prepared():
             output = TrainingRun(self, trial, resume_from).run()
         if self.args.auto_find_batch_size:  # what was found, for those who ask afterwards, as in transformers

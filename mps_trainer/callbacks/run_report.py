@@ -15,6 +15,7 @@ import torch
 
 from ..refusal import sentence
 from ..reports.record import PAGE, is_recorded, read, replace
+from .overview import examples_in_step
 
 if TYPE_CHECKING:
     from ..reports.recorder import Recorder
@@ -51,7 +52,6 @@ class RunReport:
     def __init__(self) -> None:
         self._folder: str | None = None
         self._resumed_from: str | None = None
-        self._batch = 0
         self._draws = True
         self._trials: list[str] = []  # folders of the search that is going on
         self._recorder: Recorder | None = None
@@ -59,10 +59,10 @@ class RunReport:
         self._decode: Callable[..., str] | None = None  # token ids to text
         self._page_due = math.inf  # when it is written next while the run lasts
 
-    def expect(self, folder: str, resumed_from: str | None, batch: int, draws: bool = True) -> None:
-        """Prepares for a run in `folder`, with updates of `batch` examples; without `draws` it leaves no page."""
+    def expect(self, folder: str, resumed_from: str | None, draws: bool = True) -> None:
+        """Prepares for a run in `folder`; without `draws` it leaves no page."""
         folder = os.path.abspath(folder)  # a callback may change the working folder
-        self._folder, self._resumed_from, self._batch, self._draws = folder, resumed_from, batch, draws
+        self._folder, self._resumed_from, self._draws = folder, resumed_from, draws
         self._recorder, self._told = None, False
         if not draws and folder not in self._trials:
             self._trials.append(folder)
@@ -75,7 +75,8 @@ class RunReport:
             return
         from ..reports.recorder import Recorder
 
-        self._recorder = Recorder(self._folder, args, state, model, loader, self._batch, self._resumed_from)
+        batch = examples_in_step(args, state)
+        self._recorder = Recorder(self._folder, args, state, model, loader, batch, self._resumed_from)
         self._page_due = time.perf_counter() + _RELOAD if _has_pygal() else math.inf
         self._decode = getattr(processing_class, "decode", None)
 

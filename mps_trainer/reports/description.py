@@ -52,7 +52,7 @@ def data_of(args: Any, loader: Any, batch: int) -> dict[str, Any]:
     dataset: Any = getattr(loader, "dataset", None)
     known: dict[str, Any] = {
         "batch": batch,
-        "batch_per_device": args.train_batch_size,
+        "batch_per_device": batch // (args.world_size * args.gradient_accumulation_steps),
         "accumulation": args.gradient_accumulation_steps,
         "processes": args.world_size,
         "sampling": str(args.train_sampling_strategy),

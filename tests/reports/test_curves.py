@@ -223,6 +223,12 @@ def test_padding_is_told_in_numbers(record):
     assert summary.padding_table(record).rows[0] == ("8", "2", "64", "22 %")
 
 
+def test_the_batch_is_the_one_that_is_trained_where_a_checkpoint_has_another_than_the_arguments(record):
+    args = TrainingArguments("out", per_device_train_batch_size=9, gradient_accumulation_steps=2, report_to="none")
+    record.data = data_of(args, DataLoader([1] * 20), batch=12)
+    assert dict(summary.shape_rows(record))["examples in an update"] == "12 (6 on the device, 2 accumulated)"
+
+
 def test_lengths_have_a_median_and_a_95th_percentile(record):
     datasets = pytest.importorskip("datasets")
     rows = datasets.Dataset.from_list([{"input_ids": [1] * length} for length in range(1, 101)])
