@@ -53,7 +53,7 @@ from .evaluation.evaluator import Evaluator, evaluate_dataset
 from .evaluation.logged import SavableLogs, as_cell
 from .evaluation.metrics import plain
 from .guards.memory_growth import make_guard, release_buffers
-from .guards.out_of_memory import PLACING, TRAINING, RunDescription, explained
+from .guards.out_of_memory import PLACING, TRAINING, explained
 from .hub import card, upload
 from .loop.accelerate_facade import Accelerator
 from .loop.counts import flos_per_token, main_input, tokens_in
@@ -236,7 +236,7 @@ class Trainer:
         with absent_named(self._mt_what_comes), own_run_folder(run_dir, self.args, processes):
             self._mt_checkpoints, self.is_in_train = Checkpoints(self, run_dir), True
             try:
-                with ending_in_order(lambda: self._mt_run, self._mt_events, self._mt_checkpoints.wait):
+                with ending_in_order(self):
                     return self._mt_train(run_dir, resume_from_checkpoint, trial)
             finally:
                 self._mt_run, self.is_in_train = None, False
@@ -255,47 +255,17 @@ class Trainer:
         self._train_batch_size, self._mt_examples_at_a_time = sizes_to_begin_with(self.args, resume_from)
         if (report := self._mt_events.report) is not None:
             report.expect(run_dir, resume_from, draws=run_dir == self.args.output_dir)
-        with absent_named(self._mt_what_comes), explained(self._mt_describe_run, TRAINING), self._mt_prepared():
+        with absent_named(self._mt_what_comes), explained(self, TRAINING), prepared_for_training(self):
             output = TrainingRun(self, trial, resume_from).run()
         if self.args.auto_find_batch_size:  # what was found, for those who ask afterwards, as in transformers
             self._train_batch_size = self.state.train_batch_size or self._train_batch_size
         return output
-
-    @contextlib.contextmanager
-    def _mt_prepared(self, device: torch.device | None = None) -> Iterator[None]:
-        """Patches and casts the model inside, on `device` or its own, and restores it at the end."""
-        prepared = prepared_for_training(
-            self.model,
-            self.args,
-            optimizer=self.optimizer,
-            processing_class=self.processing_class,
-            noise_alpha=self.neftune_noise_alpha,
-            is_distributed=self._mt_processes.is_distributed,
-            overrides=self._mt_overrides,
-            model_computes_loss=self.compute_loss_func is None and self.label_smoother is None,
-            move_to_device=self._move_model_to_device,
-            device=device,
-        )
-        with prepared, self._mt_precision.applied_to(self.model):
-            yield
 
     def _mt_what_comes(self) -> str:
         if self._mt_run is None:
             return "the start of training"
         step = self.state.global_step
         return f"step {step + 1}" if step < self.state.max_steps else "the end of training"
-
-    def _mt_describe_run(self) -> RunDescription:
-        """Describes the run for an out-of-memory error, which may come before __init__ has ended."""
-        return RunDescription(
-            args=self.args,
-            model=getattr(self, "model", None),
-            optimizer=self.optimizer,
-            autocast_dtype=self._mt_precision.dtype,
-            state=getattr(self, "state", None),
-            has_metrics=self.compute_metrics is not None,
-            is_training=self.is_in_train,
-        )
 
     # The model
 
@@ -315,7 +285,7 @@ class Trainer:
         self.is_model_parallel = spans_devices(model)
         self.place_model_on_device = is_placed(model, args)
         if self.place_model_on_device:
-            with explained(self._mt_describe_run, PLACING):
+            with explained(self, PLACING):
                 self._move_model_to_device(model, args.device)
         self.model = self.model_wrapped = model
         self._mt_flos_per_token = None
@@ -492,16 +462,11 @@ class Trainer:
 
         Autocast covers only the model's own forward: your `compute_loss` receives and computes float32.
         """
-        contexts: list[contextlib.AbstractContextManager] = []
-        if self._mt_attention_masks.applies:
-            contexts.append(self._mt_attention_masks.in_use())
-        if self._mt_overrides.has("autocast_smart_context_manager"):
-            contexts.append(self.autocast_smart_context_manager())
-        if not contexts:
-            return contextlib.nullcontext()
         stack = contextlib.ExitStack()
-        for context in contexts:
-            stack.enter_context(context)
+        if self._mt_attention_masks.applies:
+            stack.enter_context(self._mt_attention_masks.in_use())
+        if self._mt_overrides.has("autocast_smart_context_manager"):
+            stack.enter_context(self.autocast_smart_context_manager())
         return stack
 
     def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> contextlib.AbstractContextManager:

@@ -24,7 +24,7 @@ from ..data.buckets import buckets_of
 from ..distributed import Processes, absent_named
 from ..distributed.sharded import reshard_after
 from ..guards.memory_growth import free_unused
-from ..guards.out_of_memory import DeviceOutOfMemoryError, RunDescription, explained
+from ..guards.out_of_memory import DeviceOutOfMemoryError, explained
 from ..model import quantized
 from ..model.introspection import base_model, main_input_name
 from ..model.precision import MixedPrecision
@@ -63,7 +63,6 @@ class EvaluatedTrainer(Protocol):
     def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None) -> Any: ...
     def _prepare_input(self, data: Any) -> Any: ...
     def _wrap_model(self, model: Any, training: bool = True) -> nn.Module: ...
-    def _mt_describe_run(self) -> RunDescription: ...
     def _mt_close_workers(self, *loaders: Any) -> None: ...
 
 
@@ -215,7 +214,7 @@ def evaluate_dataset(
             before = rng_state()  # a loader draws
         try:
             precision = trainer._mt_precision.applied_to(trainer.model)  # also for an override of evaluation_loop
-            with absent_named(doing), explained(trainer._mt_describe_run, doing), precision:
+            with absent_named(doing), explained(trainer, doing), precision:
                 output = trainer.evaluation_loop(loader, **settings)
             break
         except DeviceOutOfMemoryError:

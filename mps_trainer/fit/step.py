@@ -19,6 +19,7 @@ from ..data.split import UnsplittableBatchError, examples_in
 from ..errors import MisconfigurationException
 from ..loop.run import TrainingRun
 from ..model.introspection import base_model
+from ..model.preparation import prepared_for_training
 from ..nested import map_tensors, tensors_in
 from .fake_tensors import fake_copy, fake_mode, modules_convert_fakes
 from .known_values import HostReads, fake_with_values
@@ -93,7 +94,7 @@ def measure_step(
     stand_in._prepare_inputs = lambda inputs: map_tensors(prepare(inputs), fake_with_values)  # type: ignore[method-assign]
     tracker = MemoryTracker(_vocabulary(stand_in.model))
     with contextlib.ExitStack() as stack:
-        stack.enter_context(stand_in._mt_prepared(_MPS))
+        stack.enter_context(prepared_for_training(stand_in, _MPS))
         run = TrainingRun(stand_in)
         divisors = stand_in._mt_loss.divisors([batch.inputs])
         stack.enter_context(fake_mode())

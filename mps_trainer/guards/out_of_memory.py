@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -43,6 +43,16 @@ class NothingLeftToSplitError(Exception):
     """Memory ran out, and the batches of the update cannot be split. The message is a clause with the reason."""
 
 
+class DescribedTrainer(Protocol):
+    """What the out-of-memory error tells about a Trainer."""
+
+    args: Any
+    optimizer: Any
+    compute_metrics: Any
+    is_in_train: bool
+    _mt_precision: Any
+
+
 @dataclass(frozen=True)
 class RunDescription:
     """Describes the run for the out-of-memory error."""
@@ -54,6 +64,19 @@ class RunDescription:
     state: Any  # None before the first one is made
     has_metrics: bool  # True if there is a compute_metrics
     is_training: bool  # True inside train(), even while it evaluates
+
+    @classmethod
+    def of(cls, trainer: DescribedTrainer) -> RunDescription:
+        """Returns the run as it is now. Memory may run out before the Trainer's __init__ has ended."""
+        return cls(
+            args=trainer.args,
+            model=getattr(trainer, "model", None),
+            optimizer=trainer.optimizer,
+            autocast_dtype=trainer._mt_precision.dtype,
+            state=getattr(trainer, "state", None),
+            has_metrics=trainer.compute_metrics is not None,
+            is_training=trainer.is_in_train,
+        )
 
     @property
     def step(self) -> int:
@@ -74,11 +97,10 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 @contextlib.contextmanager
-def explained(describe: Callable[[], RunDescription], doing: str) -> Iterator[None]:
+def explained(trainer: DescribedTrainer, doing: str) -> Iterator[None]:
     """Raises DeviceOutOfMemoryError if memory runs out inside.
 
     Args:
-        describe: returns the run as it is when it is called, which is when memory has run out.
         doing: one of the words above, "evaluation" or "prediction".
     """
     try:
@@ -88,7 +110,7 @@ def explained(describe: Callable[[], RunDescription], doing: str) -> Iterator[No
     except (RuntimeError, NothingLeftToSplitError) as error:
         if isinstance(error, RuntimeError) and not out_of_memory(error):
             raise
-        run = describe()
+        run = RunDescription.of(trainer)
         # measured before the error lets go of what was computed
         memory = measure(run.args.device, run.model, run.optimizer)
         remedies = remedies_for(run, doing, memory)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from ..devices.facts import apple_chip, macos
+from ..distributed import Processes
 from ..errors import MisconfigurationException
 from ..overrides import Overrides
 from ..training_args import TrainingArguments
@@ -25,42 +26,47 @@ from .patches.norms import norms_in_few_kernels
 from .patches.positions import positions_made_once
 from .patches.rotary import rotations_in_few_kernels
 from .patches.unread_tokens import unread_tokens_skipped
+from .precision import MixedPrecision
+
+
+class PreparedTrainer(Protocol):
+    """What the preparation of a model for training uses of a Trainer."""
+
+    args: TrainingArguments
+    model: Any
+    optimizer: Any
+    processing_class: Any
+    compute_loss_func: Any
+    label_smoother: Any
+    neftune_noise_alpha: float | None
+    _mt_overrides: Overrides
+    _mt_precision: MixedPrecision
+    _mt_processes: Processes
+
+    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None: ...
 
 
 @contextlib.contextmanager
-def prepared_for_training(
-    model: nn.Module,
-    args: TrainingArguments,
-    *,
-    optimizer: torch.optim.Optimizer | None,
-    processing_class: Any,
-    noise_alpha: float | None,
-    is_distributed: bool,
-    overrides: Overrides,
-    model_computes_loss: bool,
-    move_to_device: Callable[[nn.Module, torch.device], None],
-    device: torch.device | None = None,
-) -> Iterator[None]:
+def prepared_for_training(trainer: PreparedTrainer, device: torch.device | None = None) -> Iterator[None]:
     """Prepares the model as the arguments ask, puts it in training mode, and removes its hooks at the end.
 
     Args:
-        noise_alpha: for `noisy_embeddings`.
-        overrides: the methods that a subclass replaced.
-        model_computes_loss: False if a function of the Trainer's computes the loss from the model's outputs.
-        move_to_device: called with the model and `args.device` if nothing has moved it there yet.
         device: the one for which the model is patched. Default: `args.device`.
     """
+    model, args, overrides = trainer.model, trainer.args, trainer._mt_overrides
+    is_distributed = trainer._mt_processes.is_distributed
+    model_computes_loss = trainer.compute_loss_func is None and trainer.label_smoother is None
     device = device or args.device
     if args.use_liger_kernel:
         _use_liger_kernels(model, args.liger_kernel_config)
     if args.fp16_full_eval or args.bf16_full_eval:
-        move_to_device(model, args.device)  # left where it was when the Trainer was made
+        trainer._move_model_to_device(model, args.device)  # left where it was when the Trainer was made
     if args.activation_checkpointing:
         enable_activation_checkpointing(model, args)
-    _align_special_tokens(model, processing_class)
+    _align_special_tokens(model, trainer.processing_class)
     if args.device.type == "mps":
         warn_of_known_faults(macos(), apple_chip())
-        make_contiguous(model, optimizer)
+        make_contiguous(model, trainer.optimizer)
     if "underflow_overflow" in args.debug:
         from transformers.debug_utils import DebugUnderflowOverflow
 
@@ -69,7 +75,7 @@ def prepared_for_training(
     head = deferring_head(model, args, is_distributed)
     few_kernels = device.type == "mps" and not args.torch_compile
     with (
-        noisy_embeddings(model, noise_alpha),
+        noisy_embeddings(model, trainer.neftune_noise_alpha),
         unread_tokens_skipped(model, skips_unread_tokens(args)),
         fast_dropout(args.fast_dropout and device.type == "cpu" and not args.torch_compile),
         embedding_gradients_in_place(model, args, device, is_distributed, overrides),
@@ -78,6 +84,7 @@ def prepared_for_training(
         rotations_in_few_kernels(model, few_kernels),
         told_of_large_products(model, device, apple_chip(), split=head),
         logits_deferred(head, device, apple_chip(), model_computes_loss, overrides),
+        trainer._mt_precision.applied_to(model),
     ):
         yield
 

@@ -14,6 +14,7 @@ from mps_trainer import Trainer, TrainingArguments
 from mps_trainer.model.patches.norms import is_rms_norm, norms_in_few_kernels
 from mps_trainer.model.patches.positions import DECODERS, positions_made_once
 from mps_trainer.model.patches.rotary import is_rotation, rotations_in_few_kernels
+from mps_trainer.model.preparation import prepared_for_training
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 PATCHES = {"norms": norms_in_few_kernels, "rotary": rotations_in_few_kernels, "positions": positions_made_once}
@@ -102,7 +103,7 @@ def test_they_apply_on_mps_where_nothing_is_compiled(device, compiles, make_args
     rotation, search = modeling_llama.apply_rotary_pos_emb, masking_utils.find_packed_sequence_indices
     trainer = Trainer(model, make_args())
     trainer.args.torch_compile = compiles
-    with trainer._mt_prepared(torch.device(device)):
+    with prepared_for_training(trainer, torch.device(device)):
         plain = device == "cpu" or compiles
         assert (type(model.model.norm) is modeling_llama.LlamaRMSNorm) is plain
         assert (modeling_llama.apply_rotary_pos_emb is rotation) is plain
