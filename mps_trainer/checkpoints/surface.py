@@ -12,7 +12,6 @@ from transformers.trainer_callback import TrainerState
 
 from ..callbacks.events import Events
 from ..distributed import Processes
-from ..evaluation.logged import SavableLogs
 from ..model.precision import MixedPrecision
 from ..overrides import Overrides
 from ..training_args import TrainingArguments
@@ -48,7 +47,7 @@ class SavingTrainer(Protocol):
     @property
     def _mt_events(self) -> Events: ...
     @property
-    def _mt_savable_logs(self) -> SavableLogs: ...
+    def _mt_savable_logs(self) -> Any: ...  # evaluation.logged.SavableLogs; that package imports from this one
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None: ...
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None: ...
