@@ -1072,7 +1072,7 @@ class Trainer:
         if self.is_world_process_zero():
             push, repository = self.push_in_progress, self.hub_model_id
             self.push_in_progress = upload.push_checkpoint(
-                push, repository, checkpoint_folder, self.args, self.state, self.processing_class, self._mt_events.fire
+                push, repository, checkpoint_folder, self.args, self.processing_class, self._mt_events.fire
             )
 
     def _finish_current_push(self) -> None:

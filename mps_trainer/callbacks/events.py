@@ -29,6 +29,9 @@ _OF_STEPS = {
     )
 }
 
+# A callback of this package's users may define it; TrainerCallback and transformers' handler do not know it.
+CHECKPOINT_COMPLETE = "on_checkpoint_complete"
+
 
 class ReportingHandler(CallbackHandler):
     """transformers' handler. After the callbacks it passes each event to the report of the run.
@@ -86,8 +89,8 @@ class Events:
             since: the callback to begin with, where those before it have heard of this event; for one that `covers`.
         """
         try:
-            if not details and self.covers(event):
-                self.control = self.tell(event, since)
+            if event == CHECKPOINT_COMPLETE or (not details and self.covers(event)):
+                self.control = self.tell(event, since, **details)
             else:
                 self.control = getattr(self.handler, event)(self.args, self.state, self.control, **details)
         except Exception as error:
@@ -118,7 +121,7 @@ class Events:
         """Returns True if a callback does something at `event`."""
         return any(_listens(callback, event) for callback in self.handler.callbacks)
 
-    def tell(self, event: str, since: Any = None) -> Any:
+    def tell(self, event: str, since: Any = None, **details: Any) -> Any:
         """Calls the callbacks that do something at `event`, and returns the control that they leave behind.
 
         Args:
@@ -127,13 +130,13 @@ class Events:
         control = self.control
         if event == "on_step_begin":
             control.should_log = control.should_evaluate = control.should_save = False
-        handler, nothing = self.handler, _OF_STEPS[event]
+        handler, nothing = self.handler, _OF_STEPS.get(event)  # None where TrainerCallback lacks the event
         told: Any = handler.callbacks  # a callback may add others
         if since in told:
             told = itertools.islice(told, told.index(since), None)
         for callback in told:
-            method = getattr(callback, event)
-            if getattr(method, "__func__", method) is nothing:
+            method = getattr(callback, event, nothing)
+            if method is None or getattr(method, "__func__", method) is nothing:
                 continue
             result = method(
                 self.args,
@@ -145,6 +148,7 @@ class Events:
                 lr_scheduler=handler.lr_scheduler,
                 train_dataloader=handler.train_dataloader,
                 eval_dataloader=handler.eval_dataloader,
+                **details,
             )
             if result is not None:
                 control = result
@@ -155,7 +159,7 @@ def _listens(callback: Any, event: str) -> bool:
     """Returns True if the class of `callback` overrides the method for `event`."""
     kind = type(callback)
     return (
-        getattr(kind, event, None) is not getattr(TrainerCallback, event)
+        getattr(kind, event, None) is not getattr(TrainerCallback, event, None)
         or event in object.__getattribute__(callback, "__dict__")
         or kind.__getattribute__ is not object.__getattribute__  # answers as it likes
     )

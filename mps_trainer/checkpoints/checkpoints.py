@@ -13,7 +13,6 @@ from typing import Any
 
 from transformers.trainer_callback import TrainerState
 
-from ..checkpoints.rng import rng_state
 from ..distributed import Processes
 from ..distributed.full_state import full_state_dict, whole_state
 from ..distributed.sharded import is_sharded
@@ -21,7 +20,7 @@ from ..errors import CheckpointError
 from . import folders, loop_state, manifest, model_files, optimizer_files
 from .background import Background
 from .optimizer_files import OPTIMIZER, SCALER, SCHEDULER
-from .rng import file_of
+from .rng import file_of, rng_state
 from .storage.atomic_commit import seal, why_not_written
 from .storage.weights import WEIGHTS
 from .surface import SavingTrainer
@@ -60,6 +59,7 @@ class Checkpoints:
         self._given, self._working_dir = run_dir, "" if os.path.isabs(run_dir) else os.getcwd()
         self._background: Background[_Result | None] = Background()
         self._unsaved: str | None = None
+        self._complete: str | None = None  # a checkpoint on disk that the callbacks have not heard of
         # these are set only while a checkpoint is written
         self._positions: list[dict[str, Any]] = []  # of the loop, in all processes
         self._rng_of_all: list[dict[str, Any]] = []
@@ -87,11 +87,15 @@ class Checkpoints:
 
     def poll(self) -> None:
         """Notes that the checkpoint in the background is written; raises its error. Does not wait for it."""
-        self._note_result(self._background.poll())
+        if (result := self._background.poll()) is not None:
+            self._note_result(result)
+        self._fire_complete()
 
     def wait(self) -> None:
         """Waits for the checkpoint in the background and raises its error."""
-        self._note_result(self._background.wait())
+        if (result := self._background.wait()) is not None:
+            self._note_result(result)
+            self._fire_complete()
 
     def unsaved(self) -> str | None:
         """Returns a sentence that says why the disk did not take the last checkpoint; None if it did."""
@@ -121,6 +125,13 @@ class Checkpoints:
                 logger.error(
                     "%s was changed, and its %s could not be: %s.", folder, manifest.NAME, error.strerror or error
                 )
+        self._fire_complete()
+
+    def _fire_complete(self) -> None:
+        """Calls on_checkpoint_complete for a checkpoint that is on disk, once."""
+        folder, self._complete = self._complete, None
+        if folder is not None and self._trainer.args.should_save:
+            self._trainer._mt_events.fire("on_checkpoint_complete", checkpoint=self._shown(folder))
 
     def write(self) -> None:
         """Writes the checkpoint of the current step, in the background where that is safe. All processes must call it.
@@ -168,8 +179,8 @@ class Checkpoints:
 
         if writer.in_background:
             self._background.start(work)
-        else:
-            self._note_result(work())
+        elif (result := work()) is not None:
+            self._note_result(result)
 
     def _write_checkpoint(
         self, folder: str, state: TrainerState, positions: list[dict[str, Any]], writer: Writer
@@ -196,13 +207,11 @@ class Checkpoints:
                 return error
         return None
 
-    def _note_result(self, result: _Result | None) -> None:
-        """Uploads a checkpoint that was written. Logs the error of one that was not, and takes back its mark."""
-        if result is None:
-            return
+    def _note_result(self, result: _Result) -> None:
+        """Uploads a checkpoint that was written. Logs the error of one that was not; it is not the best then."""
         trainer, state = self._trainer, self._trainer.state
         if result.error is None:
-            self._unsaved = None
+            self._unsaved, self._complete = None, result.folder
             if trainer.args.push_to_hub and not writes_shards(trainer.model, trainer.args):
                 trainer._push_from_checkpoint(result.folder)
             return

@@ -16,7 +16,7 @@ from .storage.schema import shown
 logger = logging.getLogger(__name__)
 
 LOCK = ".mps_trainer.lock"
-_UNFINISHED = "tmp-checkpoint-"
+UNFINISHED = "tmp-checkpoint-"
 _REPLACED = ".replaced"
 _LEFT_OVER = re.compile(r"tmp-checkpoint-(?:([0-9]+)(\.replaced)?|removed-checkpoint-[0-9]+)")
 _FOLDER = re.compile(r"checkpoint-(0|[1-9][0-9]*)")  # not 0004 and ٩, which int() takes for other folders' steps
@@ -144,7 +144,7 @@ def _whole_others(folder: str) -> list[str]:
 
 def unfinished_folder(output_dir: str, step: int) -> str:
     """Returns the name under which a checkpoint is written."""
-    return os.path.join(output_dir, f"{_UNFINISHED}{step}")
+    return os.path.join(output_dir, f"{UNFINISHED}{step}")
 
 
 def put_in_place(unfinished: str, folder: str) -> None:
@@ -195,7 +195,7 @@ def rotate(output_dir: str, limit: int | None, kept: set[str | None], earlier: s
 
 def remove(folder: str) -> None:
     """Removes a checkpoint. It is renamed first, so that no partial checkpoint remains."""
-    parting = os.path.join(os.path.dirname(folder), f"{_UNFINISHED}removed-{os.path.basename(folder)}")
+    parting = os.path.join(os.path.dirname(folder), f"{UNFINISHED}removed-{os.path.basename(folder)}")
     try:
         os.rename(folder, parting)
         shutil.rmtree(parting)

@@ -117,9 +117,13 @@ def _may_write_in_background(trainer: SavingTrainer) -> bool:
     machine's memory.
     """
     args, inner, optimizer = trainer.args, _inner(trainer.model), trainer.optimizer
-    if trainer._mt_run is None or not args.save_async or args.push_to_hub or args.save_on_each_node or args.fsdp:
+    if trainer._mt_run is None or not args.save_async or args.save_on_each_node or args.fsdp:
         return False
-    if trainer._mt_overrides.has(*WRITERS) or trainer._mt_events.has_listener("on_save"):
+    overrides, events = trainer._mt_overrides, trainer._mt_events
+    if overrides.has(*WRITERS) or events.has_listener("on_save"):
+        return False
+    # an upload begins when the checkpoint is complete, which may be a step later
+    if args.push_to_hub and (overrides.has("_push_from_checkpoint") or events.has_listener("on_push_begin")):
         return False
     special = hasattr(inner, "peft_config") or getattr(inner, "quantization_method", None) is not None
     if special or not isinstance(optimizer, torch.optim.Optimizer):

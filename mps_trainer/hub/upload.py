@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..checkpoints.folders import LOCK
+from ..checkpoints.folders import LOCK, UNFINISHED
+from ..checkpoints.state import read_state
 from ..errors import MisconfigurationException
 from ..refusal import sentence
 from ..reports import record
 
 if TYPE_CHECKING:
-    from transformers.trainer_callback import TrainerState
     from transformers.utils.hub import PushInProgress
 
     from ..training_args import TrainingArguments
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # A report names the machine and its folders; who wants it there uploads it.
-NOT_UPLOADED = ["_*", "checkpoint-*", LOCK, record.NAME, record.PAGE, "README.before*.md"]
+NOT_UPLOADED = ["_*", "checkpoint-*", f"{UNFINISHED}*", LOCK, record.NAME, record.PAGE, "README.before*.md"]
 _WEIGHTS = ["config.json", "generation_config.json", "pytorch_model.bin", "model.safetensors"]
 _ADAPTERS = ["adapter_config.json", "adapter_model.bin", "adapter_model.safetensors"]
 _INDEXES = ["pytorch_model.bin.index.json", "model.safetensors.index.json"]
@@ -106,7 +106,6 @@ def push_checkpoint(
     repository: str | None,
     checkpoint: str,
     args: TrainingArguments,
-    state: TrainerState,
     processing_class: Any,
     fire: Callable[[str], object],
 ) -> PushInProgress | None:
@@ -122,7 +121,8 @@ def push_checkpoint(
     warn_of_failures(push, repository, args.output_dir)
     fire("on_push_begin")
     copy_model_files(checkpoint, args.output_dir, processing_class)
-    unit = f"step {state.global_step}" if args.save_strategy == "steps" else f"epoch {int(state.epoch or 0)}"
+    state = read_state(checkpoint)  # the run may be at a later step by now
+    unit = f"step {state['global_step']}" if args.save_strategy == "steps" else f"epoch {int(state['epoch'] or 0)}"
     message = f"Training in progress, {unit}"
     jobs = [upload_model(args, repository, message)]
     if args.hub_strategy in ("checkpoint", "all_checkpoints"):

@@ -47,6 +47,35 @@ def test_those_that_do_something_are_called_in_order_with_the_handlers_arguments
     assert said[0][1] == theirs[0][1]
 
 
+class Completes(TrainerCallback):
+    def __init__(self, said, control=None):
+        self.said, self.control = said, control
+
+    def on_checkpoint_complete(self, args, state, control, checkpoint, **kwargs):
+        self.said.append((control, checkpoint, kwargs))
+        return self.control
+
+
+def test_a_complete_checkpoint_is_told_to_those_that_define_the_event_with_the_handlers_arguments():
+    said, other = [], TrainerControl()
+    handled = handler(Silent(), Completes(said, other), Speaking([]), Completes(said))
+    events = events_of(handled, first := TrainerControl())
+    events.fire("on_checkpoint_complete", checkpoint="run/checkpoint-2")
+    assert events.control is other
+    assert [each[:2] for each in said] == [(first, "run/checkpoint-2"), (other, "run/checkpoint-2")]
+    theirs = []
+    handled.callbacks = [Speaking(theirs)]
+    handled.on_step_end(None, None, first)
+    assert said[0][2] == theirs[0][1]
+
+
+def test_a_callback_may_be_asked_for_an_event_that_not_all_know():
+    events = events_of(handler(Silent()))
+    assert not events.has_listener("on_checkpoint_complete")
+    events.handler.add_callback(Completes([]))
+    assert events.has_listener("on_checkpoint_complete")
+
+
 def test_one_that_comes_or_goes_during_a_run_is_noticed():
     said, handled = [], handler(Silent())
     events = events_of(handled)

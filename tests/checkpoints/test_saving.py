@@ -22,6 +22,7 @@ from mps_trainer.checkpoints.background import Background
 from mps_trainer.checkpoints.folders import find_checkpoints
 from mps_trainer.checkpoints.storage import atomic_commit
 from mps_trainer.errors import CheckpointError
+from mps_trainer.hub import upload
 from tests.conftest import assert_same_weights, weights
 
 SAVING = {"save_strategy": "steps", "save_steps": 2, "max_steps": 6, "learning_rate": 1e-2}
@@ -154,6 +155,18 @@ class Listens(TrainerCallback):
         assert os.path.isdir(os.path.join(args.output_dir, f"checkpoint-{state.global_step}"))
 
 
+class Completes(TrainerCallback):
+    """Notes each complete checkpoint: its name, its fault, the thread, and the step that training has reached."""
+
+    def __init__(self):
+        self.seen, self.steps = [], []
+
+    def on_checkpoint_complete(self, args, state, control, checkpoint, **kwargs):
+        is_main = threading.current_thread() is threading.main_thread()
+        self.seen.append((os.path.basename(checkpoint), manifest.fault(checkpoint), is_main))
+        self.steps.append(state.global_step)
+
+
 class Overrides(Trainer):
     def _save(self, output_dir=None, state_dict=None):
         super()._save(output_dir, state_dict)
@@ -164,11 +177,12 @@ class Overrides(Trainer):
     [
         ({}, {}, True),
         ({"callbacks": [Listens()]}, {}, False),
+        ({"callbacks": [Completes()]}, {}, True),
         ({"kind": Overrides}, {}, False),
         ({}, {"save_async": False}, False),
         ({}, {"save_on_each_node": True}, False),
     ],
-    ids=["safe", "on_save is listened to", "overridden", "not wanted", "on each node"],
+    ids=["safe", "on_save is listened to", "on_checkpoint_complete is", "overridden", "not wanted", "on each node"],
 )
 def test_it_is_written_beside_training_only_where_that_is_safe(make_trainer, monkeypatch, trainer, settings, beside):
     threads = set()
@@ -194,6 +208,101 @@ def test_a_callback_may_change_what_was_saved(make_trainer):
     trainer = make_trainer({"callbacks": [Changes()]}, **SAVING)
     trainer.train()
     assert [manifest.fault(folder) for folder in find_checkpoints(trainer.args.output_dir)] == [None] * 3
+
+
+ALL_COMPLETE = [(f"checkpoint-{step}", None, True) for step in (2, 4, 6)]
+
+
+def test_a_complete_checkpoint_is_told_after_it_was_written_in_the_background(make_trainer, gate):
+    class Hold(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 2:
+                gate.clear()
+
+        def on_step_begin(self, args, state, control, **kwargs):
+            if state.global_step == 3:  # the step after the save has been trained
+                assert completes.seen == []
+                gate.set()
+                trainer._mt_checkpoints._background._thread.join()
+
+    completes = Completes()
+    trainer = make_trainer({"callbacks": [Hold(), completes]}, **SAVING)
+    trainer.train()
+    assert completes.seen == ALL_COMPLETE
+    assert completes.steps[0] == 4  # at the end of the step under way, before the next save
+
+
+@pytest.mark.parametrize("callbacks", [[], [Listens()]], ids=["alone", "on_save is listened to"])
+def test_a_complete_checkpoint_is_told_at_once_where_training_waits(make_trainer, callbacks):
+    completes = Completes()
+    trainer = make_trainer({"callbacks": [*callbacks, completes]}, **SAVING, save_async=False)
+    trainer.train()
+    assert completes.seen == ALL_COMPLETE
+    assert completes.steps == [2, 4, 6]
+
+
+def test_a_complete_checkpoint_has_what_was_added_to_it_at_on_save(make_trainer):
+    class Adds(TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            open(os.path.join(args.output_dir, f"checkpoint-{state.global_step}", "notes.txt"), "w").close()
+
+        def on_checkpoint_complete(self, args, state, control, checkpoint, **kwargs):
+            assert "notes.txt" in manifest.read(checkpoint)["files"]
+            seen.append(checkpoint)
+
+    seen = []
+    trainer = make_trainer({"callbacks": [Adds()]}, **SAVING)
+    trainer.train()
+    assert seen == find_checkpoints(trainer.args.output_dir)
+
+
+@pytest.mark.parametrize("save_async", [True, False])
+def test_a_checkpoint_that_was_not_saved_is_not_told_as_complete(make_trainer, small_files, save_async):
+    completes = Completes()
+    settings = {**SAVING, "max_steps": 8, "save_async": save_async}
+    make_trainer({"callbacks": [completes, LimitFrom(small_files, 4, 7, 100)]}, **settings).train()
+    assert completes.seen == [("checkpoint-2", None, True), ("checkpoint-8", None, True)]
+
+
+def test_a_checkpoint_that_a_callback_saves_is_told_as_complete(make_trainer):
+    class Saves(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 1:
+                trainer._save_checkpoint(trainer.model, None)
+
+    completes = Completes()
+    trainer = make_trainer({"callbacks": [Saves(), completes]}, max_steps=2, save_async=False)
+    trainer.train()
+    assert completes.seen == [("checkpoint-1", None, True)]
+
+
+class HearsPushes(TrainerCallback):
+    def on_push_begin(self, args, state, control, **kwargs):
+        pass
+
+
+class Pushes(Trainer):
+    def _push_from_checkpoint(self, checkpoint_folder):
+        super()._push_from_checkpoint(checkpoint_folder)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "beside"),
+    [({}, True), ({"callbacks": [HearsPushes()]}, False), ({"kind": Pushes}, False)],
+    ids=["safe", "on_push_begin is listened to", "overridden"],
+)
+def test_a_checkpoint_is_uploaded_once_it_is_complete(make_trainer, monkeypatch, trainer, beside):
+    uploaded = []
+
+    def push(push, repository, checkpoint, *rest):
+        is_main = threading.current_thread() is threading.main_thread()
+        uploaded.append((os.path.basename(checkpoint), manifest.fault(checkpoint), is_main))
+
+    monkeypatch.setattr(upload, "create_repository", lambda *args: "me/tiny")
+    monkeypatch.setattr(upload, "push_checkpoint", push)
+    pushing = {"push_to_hub": True}
+    test_it_is_written_beside_training_only_where_that_is_safe(make_trainer, monkeypatch, trainer, pushing, beside)
+    assert uploaded == ALL_COMPLETE
 
 
 def test_a_checkpoint_that_is_saved_by_hand_goes_where_the_arguments_say_now(make_trainer, tmp_path):

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
-from transformers import TrainerState
 from transformers.utils.hub import PushInProgress
 
 from mps_trainer.hub import upload
@@ -21,10 +20,11 @@ def push(make_args, monkeypatch, tmp_path):
     """Pushes a checkpoint after `before`, with one Future for each upload."""
     monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", lambda api, **settings: Future())
     (tmp_path / "run").mkdir()
+    (tmp_path / "trainer_state.json").write_text('{"global_step": 2, "epoch": 1.0, "log_history": []}')
 
     def run(before, fire=lambda event: None, **settings):
         args = make_args(hub_strategy="checkpoint", **settings)
-        return upload.push_checkpoint(before, "me/tiny", str(tmp_path), args, TrainerState(), None, fire)
+        return upload.push_checkpoint(before, "me/tiny", str(tmp_path), args, None, fire)
 
     return run
 
@@ -75,3 +75,9 @@ def test_all_shards_of_a_model_are_copied(tmp_path):
     tokenizer = SimpleNamespace(save_pretrained=lambda folder: (output / "tokenizer.json").write_text("{}"))
     upload.copy_model_files(str(checkpoint), str(output), tokenizer)
     assert {path.name for path in output.iterdir()} == {"config.json", "tokenizer.json", *index, *shards.values()}
+
+
+def test_a_checkpoint_that_is_being_written_is_not_uploaded():
+    files = ["model.safetensors", "tmp-checkpoint-4/model.safetensors", "checkpoint-2/model.safetensors"]
+    uploaded = huggingface_hub.utils.filter_repo_objects(files, ignore_patterns=upload.NOT_UPLOADED)
+    assert list(uploaded) == ["model.safetensors"]
