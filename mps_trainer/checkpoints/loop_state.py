@@ -52,6 +52,8 @@ def _positions_of_0_1(folder: str) -> list[dict[str, Any]]:
     for rank in range(made_by):
         position = (read_rng(folder, rank, made_by) or {}).get(_KEY_OF_0_1, {})
         _check(os.path.join(folder, file_of(rank, made_by)), position, _KEY_OF_0_1)
+        if "due" in position:  # its name in 0.1
+            position["postponed"] = position.pop("due")
         positions.append(position)
     return positions
 
@@ -65,14 +67,15 @@ def _is_list_of_tables(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(each, dict) and each for each in value)
 
 
+def _is_list_of_work(value: Any) -> bool:
+    return isinstance(value, list) and all(each in ("evaluate", "save") for each in value)
+
+
 _OF_METER: tuple[str, ...] = ("sum", "total", "first_step", "last_read_step")
 _POSITION: dict[str, schema.Kind] = {
     **dict.fromkeys(("sum", "total"), schema.NUMBER),
     **dict.fromkeys(("first_step", "last_read_step", "epoch", "batches"), schema.COUNT),
     "epoch_has_ended": schema.FLAG,
-    "due": (
-        lambda value: isinstance(value, list) and all(each in ("evaluate", "save") for each in value),
-        "a list of evaluate and save",
-    ),
+    **dict.fromkeys(("postponed", "due"), (_is_list_of_work, "a list of evaluate and save")),
     EXAMPLES_AT_A_TIME: (schema.or_none(schema.is_size), "a whole number of at least 1"),
 }

@@ -93,7 +93,7 @@ class ResumedRng:
         self._states = None
 
     @contextlib.contextmanager
-    def lent(self) -> Iterator[None]:
+    def drawing_ahead(self) -> Iterator[None]:
         """Restores the generators inside. Draws inside advance the states that are restored later."""
         if self._states is None:
             yield

@@ -55,7 +55,7 @@ class DataRngState:
         if isinstance(self._batches, PrefetchIterator):
             self._batches.close()
 
-    def unbegin(self) -> None:
+    def restore_epoch_start(self) -> None:
         """Restores the generators to the start of the epoch after its first batch failed to load."""
         if self._before_epoch is not None:
             set_rng(self._before_epoch)

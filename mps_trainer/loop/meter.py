@@ -17,7 +17,7 @@ _KEPT = 512  # losses after which they are joined to one tensor, so that a long 
 
 
 class LossMeter:
-    """Keeps the losses of the steps on the device, and computes nothing with them there. Only `read`, `settle`,
+    """Keeps the losses of the steps on the device, and computes nothing with them there. Only `read`, `read_norm`,
     `state_dict` and `sum` wait for it.
 
     Args:
@@ -41,9 +41,9 @@ class LossMeter:
         self.processes = processes
         self.skip_nonfinite = skip_nonfinite
         self.watch = NumberWatch(scaled)
-        self.begin_at(0)
+        self.reset(0)
 
-    def begin_at(self, step: int) -> None:
+    def reset(self, step: int) -> None:
         """Counts from the step after `step` on."""
         self._sum = np.float32(0.0)  # of what was read since the last log
         self._joined: list[torch.Tensor] = []
@@ -81,7 +81,7 @@ class LossMeter:
             self._joined_norms.append(self._join(self._norms))
             self._norms = []
 
-    def settle(self, norm: torch.Tensor | float | None, step: int) -> float | None:
+    def read_norm(self, norm: torch.Tensor | float | None, step: int) -> float | None:
         """Returns the gradient norm of an update before its step. The same sync reads its losses."""
         if not isinstance(norm, torch.Tensor):
             self.add_norm(norm, step, None)

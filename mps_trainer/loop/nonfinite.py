@@ -136,7 +136,7 @@ class StopOnNan:
                 and in a checkpoint.
         """
         meter = self.run_state.meter
-        norm = meter.settle(grad_norm, step)
+        norm = meter.read_norm(grad_norm, step)
         if meter.watch.first is not None:
             found, _ = meter.watch.take()
             assert found is not None

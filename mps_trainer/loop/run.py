@@ -201,7 +201,7 @@ class TrainingRun:
         if self.args.eval_on_start and self.resume_from is None:
             self.preemption.evaluate_at_start(self.trial)
         if was_postponed := self.preemption.request_postponed():
-            with self.resumed_rng.lent():  # an evaluation draws, too
+            with self.resumed_rng.drawing_ahead():  # an evaluation draws, too
                 self.log_evaluate_save()
         state, control = self.run_state, self.trainer.control
         # the checkpoint of the last step of an epoch is made before the epoch's end
@@ -264,7 +264,7 @@ class TrainingRun:
         """Saves and ends the run if the next batch cannot be loaded, after `done` batches of an epoch."""
         if not done:  # back to the end of the epoch before it
             self.run_state.epoch_has_ended = True
-            self.data_rng.unbegin()
+            self.data_rng.restore_epoch_start()
         self.save_and_end()
 
     def may_save(self) -> bool:

@@ -55,7 +55,7 @@ class RunState:
             "epoch_has_ended": self.epoch_has_ended,
             "epoch": self.epoch,
             "batches": self.batches,
-            "due": self.postponed,
+            "postponed": self.postponed,
             **({EXAMPLES_AT_A_TIME: self.examples_at_a_time} if self.trainer.args.auto_find_batch_size else {}),
         }
 
@@ -68,8 +68,8 @@ class RunState:
             if state["epoch_has_ended"] and self.batches:
                 self.epoch, self.batches = self.epoch + 1, 0
         self.epoch_has_ended = state.get("epoch_has_ended", True)
-        self.postponed: list[str] = list(state.get("due", []))
-        self.meter.begin_at(step)
+        self.postponed: list[str] = list(state.get("postponed", []))
+        self.meter.reset(step)
         if state:
             self.meter.load_state_dict(state)
 

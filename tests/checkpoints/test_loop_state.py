@@ -44,9 +44,15 @@ def test_several_processes_go_on_from_the_position_of_one(write, rank, size):
         "epoch": 1,
         "batches": 2,
         "epoch_has_ended": False,
-        "due": ["save"],
+        "postponed": ["save"],
     }
     assert loop_state.read(write(exact), rank, size) == exact
+
+
+def test_what_a_signal_postponed_in_version_0_1_is_done(tmp_path):
+    saved = {"sum": 0.0, "total": 0.0, "first_step": 0, "last_read_step": 0, "due": ["evaluate"]}
+    torch.save({**rng_state(), "loop": saved}, tmp_path / "rng_state.pth")
+    assert loop_state.read(str(tmp_path))["postponed"] == ["evaluate"]
 
 
 def test_a_checkpoint_of_transformers_has_no_position(tmp_path):

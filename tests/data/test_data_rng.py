@@ -86,11 +86,11 @@ def test_a_loader_without_an_order_of_its_own_keeps_no_seed_and_takes_none():
 
 def test_an_epoch_whose_first_batch_could_not_be_loaded_has_drawn_nothing():
     state = DataRngState(loader())
-    state.unbegin()  # nothing was begun
+    state.restore_epoch_start()  # nothing was begun
     random.seed(4)
     state.begin(0, 0, lambda: None)
     expected = random.random()
-    state.unbegin()
+    state.restore_epoch_start()
     assert random.random() == expected
 
 
@@ -103,7 +103,7 @@ def test_what_was_kept_counts_for_the_epoch_it_is_of_alone():
     expected = random.random()
     random.seed(9)
     list(state.begin(1, 0, never))  # from its start: another epoch
-    state.unbegin()
+    state.restore_epoch_start()
     assert random.random() == expected
 
 

@@ -150,6 +150,7 @@ def test_events_come_in_transformers_order(make_trainer):
         "on_log",
         "on_evaluate",
         "on_save",
+        "on_checkpoint_complete",  # this package's own
         "on_log",
         "on_train_end",
     ]
@@ -403,7 +404,7 @@ def test_a_dataset_goes_on_where_the_steps_say(make_trainer):
     run = TrainingRun(make_trainer(max_steps=20, gradient_accumulation_steps=2))  # 5 batches in an epoch
     run.trainer.state.global_step = 4
     run.run_state.load_state_dict(
-        {**run.run_state.state_dict(), "epoch": 9, "batches": 9, "epoch_has_ended": False, "due": ["save"]}
+        {**run.run_state.state_dict(), "epoch": 9, "batches": 9, "epoch_has_ended": False, "postponed": ["save"]}
     )
     assert (position(run), run.run_state.epoch_has_ended, run.run_state.first_step) == ((1, 2), False, 4)
     assert run.run_state.postponed == ["save"]
