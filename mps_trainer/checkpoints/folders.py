@@ -177,14 +177,14 @@ def clear_left_overs(output_dir: str) -> None:
             logger.info("Removed %s, which the previous run had not finished writing.", path)
 
 
-def rotate(output_dir: str, limit: int | None, kept: set[str | None], earlier: set[str]) -> None:
+def rotate(output_dir: str, limit: int | None, kept: set[str | None], stale: set[str]) -> None:
     """Removes the oldest checkpoints until `limit` are left. Keeps those in `kept`: the newest and the best.
 
-    Those of an `earlier` run, whatever their steps, are older than all of this run.
+    `stale` ones, such as those of another run, are older than all of this run, whatever their steps.
     """
     if not limit:
         return
-    found = sorted(find_checkpoints(output_dir), key=lambda folder: folder not in earlier)
+    found = sorted(find_checkpoints(output_dir), key=lambda folder: folder not in stale)
     places = {os.path.realpath(folder) for folder in kept if folder is not None}
     removable = [folder for folder in found if os.path.realpath(folder) not in places]
     allowed = max(limit - (len(found) - len(removable)), 0)
