@@ -356,6 +356,12 @@ class TestWithoutATrainer:
         assert loss.scaled(OUTPUTS["loss"], 8) == (6 if accepted else 3)
         assert loss.scaled(OUTPUTS["loss"], None) == 3
 
+    @pytest.mark.parametrize("name", ["compute_loss", "training_step", "get_batch_samples"])
+    def test_a_subclass_that_replaces_a_method_around_the_loss_may_use_the_items(self, name):
+        loss = UpdateLoss(stub(_mt_overrides=Overrides([name])))
+        loss.probe.is_used = False
+        assert loss.may_use_items
+
     @pytest.mark.parametrize("declared", [True, False])
     def test_what_a_class_declares_comes_first(self, declared):
         loss = UpdateLoss(stub(loss_is_scaled_for_ga=declared))
