@@ -45,7 +45,7 @@ class StateWriter(Protocol):
 
 
 class SavingTrainer(Protocol):
-    """What checkpoints need of a Trainer, in transformers' names. Names with `_mt_` are this package's own."""
+    """Names what checkpoints need of a Trainer, in transformers' names. Names with `_mt_` are this package's own."""
 
     args: TrainingArguments
     model: Any

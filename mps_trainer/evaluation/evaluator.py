@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class EvaluatedTrainer(Protocol):
-    """What an evaluation uses of a Trainer. Each is looked up when it is used, so that overrides are honoured."""
+    """Names what an evaluation uses of a Trainer, looked up at each use so that overrides are honoured."""
 
     args: TrainingArguments
     model: Any
@@ -86,7 +86,7 @@ class Evaluator:
         kept = Predictions(args, keep_outputs=not by_batch or description == "Prediction", apart=is_shared)
         results: Mapping[str, Any] = {}
         seen = 0
-        evenly = shares.shares_of(loader) is not None  # as many batches in all processes
+        evenly = shares.shares_of(loader) is not None  # then all processes have as many batches
         uneven = trainer.is_fsdp_enabled and not evenly  # each pass of a sharded model waits for all processes
         check, in_order = BatchCheck(base_model(model)), in_dataset_order(loader) and not is_shared
         with reshard_after(model) if trainer.is_fsdp_enabled else contextlib.nullcontext():

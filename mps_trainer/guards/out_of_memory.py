@@ -44,7 +44,7 @@ class NothingLeftToSplitError(Exception):
 
 
 class DescribedTrainer(Protocol):
-    """What the out-of-memory error tells about a Trainer."""
+    """Names what the out-of-memory error tells about a Trainer."""
 
     args: Any
     optimizer: Any

@@ -26,7 +26,7 @@ def ending_in_order(trainer: TrainerSurface) -> Iterator[None]:
                 run.data_rng.explain(error)
             run.data_rng.close()
         close_display(events.handler.callbacks)
-        if not isinstance(error, KeyboardInterrupt):  # which is not to wait
+        if not isinstance(error, KeyboardInterrupt):  # an interrupt must not wait
             with contextlib.suppress(Exception):
                 trainer._mt_checkpoints.wait()
             if run is not None and explanation_of(error) and (newest := trainer._mt_checkpoints.newest()) is not None:

@@ -84,7 +84,7 @@ def count_items(batch: Any, label_names: list[str], shifted: bool) -> int | None
 
 
 class LossSurface(Protocol):
-    """What `UpdateLoss` reads of a Trainer."""
+    """Names what `UpdateLoss` reads of a Trainer."""
 
     args: Any
     model: Any

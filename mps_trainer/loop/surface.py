@@ -26,7 +26,7 @@ from .loss import UpdateLoss
 
 
 class TrainerSurface(Protocol):
-    """What the loop needs of a Trainer, in transformers' names. Names with `_mt_` are this package's own."""
+    """Names what the loop needs of a Trainer, in transformers' names. Names with `_mt_` are this package's own."""
 
     args: TrainingArguments
     model: Any

@@ -30,7 +30,7 @@ from .precision import MixedPrecision
 
 
 class PreparedTrainer(Protocol):
-    """What the preparation of a model for training uses of a Trainer."""
+    """Names what the preparation of a model for training uses of a Trainer."""
 
     args: TrainingArguments
     model: Any
