@@ -56,7 +56,7 @@ class Checkpoints:
         self.run_dir = os.path.abspath(run_dir)
         self.stale: set[str] = set()
         self._trainer = trainer
-        self._given, self._working_dir = run_dir, "" if os.path.isabs(run_dir) else os.getcwd()
+        self._given, self._working_dir = run_dir, os.getcwd()
         self._background: Background[_Result | None] = Background()
         self._unsaved: str | None = None
         self._complete: str | None = None  # a checkpoint on disk that the callbacks have not heard of
@@ -84,6 +84,7 @@ class Checkpoints:
             self._trainer._save_checkpoint(self._trainer._mt_run.model, self._trainer._mt_run.trial)
             self.wait()
             self.fire_on_save()
+        self._fire_complete()  # of a save by an override that has not called on_save
 
     def poll(self) -> None:
         """Notes that the checkpoint in the background is written; raises its error. Does not wait for it."""

@@ -59,6 +59,7 @@ def _positions_of_0_1(folder: str) -> list[dict[str, Any]]:
 
 
 def _check(path: str, position: Any, within: str) -> None:
+    schema.check(path, {within: position}, {within: (lambda value: isinstance(value, dict), "a table")})
     of_epoch = ("batches", "epoch_has_ended") if "epoch" in position else ()
     schema.check(path, position, _POSITION, (*_OF_METER, *of_epoch) if position else (), within=within)
 

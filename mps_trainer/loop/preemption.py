@@ -48,7 +48,7 @@ class PreemptionHandler:
     def evaluating(self) -> Iterator[None]:
         """Lets a signal interrupt an evaluation inside; `save_and_end` restores the state from before it."""
         if self.trainer.args.save_on_signal and self.signals.all_may_stop:
-            self._before_evaluation = self.run_state.snapshot()
+            self._before_evaluation = self.run_state.snapshot(with_buffers=False)
         yield
         if self._before_evaluation is not None:
             self.signals.agree()

@@ -73,12 +73,13 @@ class RunState:
         if state:
             self.meter.load_state_dict(state)
 
-    def snapshot(self, before_loading: bool = False) -> dict[str, Any]:
+    def snapshot(self, before_loading: bool = False, with_buffers: bool = True) -> dict[str, Any]:
         """Returns the state as it is now, for `restore`. Reads nothing from the device.
 
         Args:
             before_loading: True before the batches of an update are loaded; `restore` then ends the pass over the
                 loader, so that these batches are loaded again.
+            with_buffers: False before an evaluation, which changes no buffers of the model; they may be large.
         """
         trainer = self.trainer
         saved = {
@@ -87,7 +88,7 @@ class RunState:
             "logs": len(trainer.state.log_history),
             "meter": self.meter.snapshot(),
             "rng": self.resumed_rng.state_dict(),
-            "buffers": _buffers(self.model),
+            "buffers": _buffers(self.model) if with_buffers else [],
         }
         if before_loading:
             saved["data_rng"] = self.data_rng.state_dict()

@@ -127,6 +127,13 @@ def test_a_loop_position_of_the_wrong_type_is_refused(refused, edit_position, na
     assert name in message
 
 
+@pytest.mark.parametrize("value", [5, None, "here"])
+def test_a_loop_position_of_0_1_that_is_no_table_is_refused(refused, saved, value):
+    os.remove(os.path.join(saved, LOOP))
+    edit_tensors(saved, RNG, put("loop", value=value))
+    assert f"{RNG} is damaged" in refused()
+
+
 def test_a_loop_position_without_its_batches_is_refused(refused, edit_position):
     edited = edit_position(lambda position: position.pop("batches"))
     assert f"{'loop' if edited == RNG else 'processes'} has no batches" in refused()
