@@ -73,10 +73,10 @@ from .model.wrapping import is_placed, wrapped
 from .optim import factory as optim
 from .optim.adamw import total_norm
 from .optim.factory import follows_metric, set_mode
-from .overrides import Overrides, methods_of
 from .search import backends, trials
-from .terminal import lost_output_ignored
 from .training_args import TrainingArguments
+from .utils.overrides import Overrides, methods_of
+from .utils.terminal import lost_output_ignored
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ import transformers as tf
 from torch import nn
 
 from mps_trainer import Trainer
-from mps_trainer.coverage import trace_step
+from mps_trainer.check import trace_step
 from mps_trainer.fit.step import as_on_mps, largest_batch, measure_step
 from tests.conftest import on_device
 

@@ -15,8 +15,8 @@ from docutils import nodes
 from docutils.parsers.rst import Directive
 from tables import table
 
-from mps_trainer.amounts import format_bytes
 from mps_trainer.devices.recorded import read_facts
+from mps_trainer.utils.amounts import format_bytes
 
 FOLDER = Path(__file__).parents[1] / "selftests"
 

@@ -9,8 +9,8 @@ from lora_arguments import DataArguments, ModelArguments
 from lora_data import Blocks, read_texts
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.refusal import sentence
 from mps_trainer.scripts.loading import errors_about, reports_kept_back, require_own_weights
+from mps_trainer.utils.refusal import sentence
 
 TINY = {
     "hidden_size": 64,

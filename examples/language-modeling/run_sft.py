@@ -29,7 +29,7 @@ from sft_model import answer, make_trainer, merge, require_quantizer
 from mps_trainer.distributed import Processes
 from mps_trainer.scripts import run, set_up_logging
 from mps_trainer.scripts.reach import go_offline_if_unreachable
-from mps_trainer.terminal import on_terminal
+from mps_trainer.utils.terminal import on_terminal
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.refusal import sentence, shown
 from mps_trainer.scripts.loading import BUILDERS, load_splits
+from mps_trainer.utils.refusal import sentence, shown
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 A_LINE = 'A line is like {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}.'

@@ -30,7 +30,7 @@ from mps_trainer.distributed import Processes
 from mps_trainer.scripts import run, set_up_logging
 from mps_trainer.scripts.loading import errors_about, load_splits
 from mps_trainer.scripts.reach import go_offline_if_unreachable
-from mps_trainer.terminal import on_terminal
+from mps_trainer.utils.terminal import on_terminal
 
 INSTEAD = "Give a folder, a name on a hub that can be reached, or neither model nor data for the tiny model."
 ACCURACY, MRR = "eval_held_out_cosine_accuracy@1", "eval_held_out_cosine_mrr@10"

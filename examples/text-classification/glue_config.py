@@ -8,8 +8,8 @@ from typing import Any
 
 from glue_errors import UserError
 
-from mps_trainer.bounded_file import MOST_BYTES, read_text
-from mps_trainer.refusal import sentence
+from mps_trainer.utils.bounded_file import MOST_BYTES, read_text
+from mps_trainer.utils.refusal import sentence
 
 SUFFIXES = (".json", ".yaml", ".yml")
 
@@ -56,7 +56,7 @@ def _without_repetition(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 def _read_yaml(text: str) -> Any:
     import yaml
 
-    from mps_trainer.yaml_loader import BoundedLoader
+    from mps_trainer.utils.yaml_loader import BoundedLoader
 
     class Loader(BoundedLoader):
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:

@@ -9,9 +9,9 @@ import sys
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ..bounded_file import MOST_BYTES, read_text
 from ..errors import MisconfigurationException, NotAnObjectError
-from ..refusal import shown
+from ..utils.bounded_file import MOST_BYTES, read_text
+from ..utils.refusal import shown
 
 
 @dataclass(eq=False)

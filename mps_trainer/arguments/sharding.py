@@ -13,9 +13,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from ..bounded_file import MOST_BYTES, read_text
 from ..errors import MisconfigurationException
-from ..refusal import shown
+from ..utils.bounded_file import MOST_BYTES, read_text
+from ..utils.refusal import shown
 from .choices import OptimizerNames
 
 logger = logging.getLogger(__name__)

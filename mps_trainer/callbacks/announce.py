@@ -12,8 +12,8 @@ from ..data.buckets import buckets_of
 from ..data.loader import length_of
 from ..devices.facts import cpu_bfloat16
 from ..devices.precision_advice import precision_advice
-from ..overrides import Overrides
 from ..training_args import TrainingArguments
+from ..utils.overrides import Overrides
 from .overview import expected_checkpoints
 
 if TYPE_CHECKING:

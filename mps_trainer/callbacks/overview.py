@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from ..amounts import format_bytes
 from ..data.buckets import buckets_of
 from ..data.loader import length_of, num_examples
+from ..utils.amounts import format_bytes
 
 logger = logging.getLogger(__name__)
 

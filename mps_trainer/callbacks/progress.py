@@ -7,9 +7,9 @@ from typing import Any
 
 from transformers.trainer_callback import ProgressCallback as TransformersProgressCallback
 
-from ..amounts import format_bytes
 from ..data.loader import length_of, num_examples
-from ..terminal import on_terminal
+from ..utils.amounts import format_bytes
+from ..utils.terminal import on_terminal
 from .overview import examples_in_step, first_lines
 from .progress_bars import Bar, memory_in_use, samples_per_second
 from .progress_lines import Tenths

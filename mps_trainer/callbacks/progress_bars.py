@@ -8,8 +8,8 @@ import psutil
 import torch
 from tqdm import tqdm
 
-from ..amounts import format_bytes
 from ..guards.memory_table import measure
+from ..utils.amounts import format_bytes
 
 _NARROWEST = 6  # columns in which a bar still says something
 _USUAL = 80  # columns of a terminal that does not tell how many it has

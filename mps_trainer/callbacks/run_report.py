@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..refusal import sentence
 from ..reports.record import PAGE, is_recorded, read, replace
+from ..utils.refusal import sentence
 from .overview import examples_in_step
 
 if TYPE_CHECKING:

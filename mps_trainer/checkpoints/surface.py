@@ -12,8 +12,8 @@ from transformers.trainer_callback import TrainerControl, TrainerState
 
 from ..distributed import Processes
 from ..model.precision import MixedPrecision
-from ..overrides import Overrides
 from ..training_args import TrainingArguments
+from ..utils.overrides import Overrides
 
 # A subclass may override these; `Checkpoints` writes in the background only if none is overridden.
 WRITERS = (

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from ..errors import MisconfigurationException
-from ..refusal import INTERRUPTED, did_you_mean, refuse, refuse_unforeseen
-from ..terminal import let_go
+from ..utils.refusal import INTERRUPTED, did_you_mean, refuse, refuse_unforeseen
+from ..utils.terminal import let_go
 from ..version import __version__
 from . import check, config, doctor, env, example, fit, launch, report, run, selftest, simulate
 from .completion import SHELLS, PrintCompletion

@@ -9,7 +9,7 @@ from typing import Any
 from ..devices.facts import FALLBACK
 from ..errors import MisconfigurationException
 from ..launching.environment import USE_CPU
-from ..refusal import INTERRUPTED, WRONG_INPUT
+from ..utils.refusal import INTERRUPTED, WRONG_INPUT
 from .script import add_script_arguments, check_paths, count, run_script, write_json
 
 
@@ -19,7 +19,7 @@ def add_parser(commands: Any) -> None:
         opening="example: mps-trainer check train.py --output_dir out",
         help="check a script for Mac compatibility, on any machine",
         description="Run a script on the CPU up to train() of this Trainer or transformers', or up to "
-        "mps_trainer.coverage.trace, and trace one training step. Report which operators and number formats would "
+        "mps_trainer.check.trace, and trace one training step. Report which operators and number formats would "
         "fail on a Mac, and where the host would wait. Nothing is trained. The exit status is 0 if the step would run "
         "on a Mac, 1 if it would fail, 2 if the script did not reach it.",
     )
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         return status
     raise MisconfigurationException(
         f"{arguments.script} ended with status {status} before a training step, so there is nothing to report. It "
-        "must call train() of this Trainer or transformers', or mps_trainer.coverage.trace. The check runs on the "
+        "must call train() of this Trainer or transformers', or mps_trainer.check.trace. The check runs on the "
         "CPU: for a script that creates tensors on mps itself, use `mps-trainer simulate` on Linux."
     )
 
@@ -71,7 +71,7 @@ def _compile(trainer: Any) -> tuple[dict[str, Any] | None, bool]:
     from ..simulator.compiled import compile_step, reason_of
 
     if trainer is None:
-        print("torch.compile was not tried: it needs a Trainer, and the script calls mps_trainer.coverage.trace.")
+        print("torch.compile was not tried: it needs a Trainer, and the script calls mps_trainer.check.trace.")
         return None, False
     try:
         compiled = compile_step(trainer)

@@ -11,7 +11,7 @@ from ..devices.facts import MachineFacts, gather_all_facts
 from ..devices.finding_type import ERROR
 from ..devices.findings import decide, findings
 from ..devices.recorded import WRITER, Recorded, names, read_facts
-from ..refusal import WRONG_INPUT
+from ..utils.refusal import WRONG_INPUT
 from ..version import __version__
 from .screen import screen
 

@@ -6,10 +6,10 @@ import argparse
 import re
 from typing import Any
 
-from ..amounts import format_bytes
 from ..devices.facts import PACKAGES, MachineFacts, gather_all_facts
 from ..devices.findings import decide, findings
-from ..refusal import as_line
+from ..utils.amounts import format_bytes
+from ..utils.refusal import as_line
 from ..version import __version__
 from .screen import chip, python, system
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MisconfigurationException
-from ..refusal import WRONG_INPUT
+from ..utils.refusal import WRONG_INPUT
 from .completion import completes
 
 PACKAGE = Path(__file__).resolve().parents[1]

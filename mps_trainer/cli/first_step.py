@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .. import coverage
-from ..coverage import CoverageReport, Tracer, trace_step
-from ..coverage.step import evaluate_batch, few_batches
+from .. import check
+from ..check import CoverageReport, Tracer, trace_step
+from ..check.step import evaluate_batch, few_batches
 from ..trainer import Trainer
 
 # `TrainingArguments(bf16=True)` asks it, and on a Mac it says yes from macOS 14 on.
@@ -26,7 +26,7 @@ class StepTraced(BaseException):
     def __init__(self, report: CoverageReport, trainer: Any = None) -> None:
         super().__init__("The first training step has been traced.")
         self.report = report
-        self.trainer = trainer  # None for a script that calls coverage.trace
+        self.trainer = trainer  # None for a script that calls check.trace
 
 
 class _StepsDone(BaseException):
@@ -35,12 +35,12 @@ class _StepsDone(BaseException):
 
 @contextlib.contextmanager
 def stop_at_first_step(batches: int) -> Iterator[None]:
-    """Makes train() of both Trainers, and `coverage.trace`, trace a step and raise StepTraced inside."""
+    """Makes train() of both Trainers, and `check.trace`, trace a step and raise StepTraced inside."""
 
     def train_ours(trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         raise StepTraced(trace_step(trainer, batches=batches), trainer)
 
-    @functools.wraps(coverage.trace)
+    @functools.wraps(check.trace)
     def trace(*args: Any, **kwargs: Any) -> None:
         raise StepTraced(traced(*args, **kwargs))
 
@@ -53,11 +53,11 @@ def stop_at_first_step(batches: int) -> Iterator[None]:
         undo.callback(setattr, module, _BF16, getattr(module, _BF16))
         setattr(module, _BF16, lambda: True)
 
-    traced = coverage.trace
+    traced = check.trace
     with contextlib.ExitStack() as undo:
         undo.callback(setattr, Trainer, "train", Trainer.train)
-        undo.callback(setattr, coverage, "trace", traced)
-        Trainer.train, coverage.trace = train_ours, trace  # type: ignore[method-assign,assignment]
+        undo.callback(setattr, check, "trace", traced)
+        Trainer.train, check.trace = train_ours, trace  # type: ignore[method-assign,assignment]
         undo.enter_context(_when_imported("transformers.trainer", patch_transformers))
         for name in _ASK_FOR_BF16:
             undo.enter_context(_when_imported(name, allow_bf16))

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import MisconfigurationException
 from ..launching.environment import USE_CPU
-from ..refusal import INTERRUPTED, WRONG_INPUT
+from ..utils.refusal import INTERRUPTED, WRONG_INPUT
 from .completion import completes
 from .script import add_rest, check_paths, count, run_script, write_json
 
@@ -54,9 +54,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the script until it trains and prints what its step needs; returns 0, 1 or 2 as the help says."""
     check_paths(arguments)
     os.environ[USE_CPU] = "true"  # also on a Mac: nothing of the script needs the device
-    from ..lazy_imports import import_transformers
-
-    import_transformers("transformers.trainer", "transformers.trainer_seq2seq")
     from .. import trainer_seq2seq  # noqa: F401 (so that the next import prints only its own line)
     from ..fit import estimate
     from ..fit.fake_models import models_are_fake

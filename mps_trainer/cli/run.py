@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..refusal import WRONG_INPUT
+from ..utils.refusal import WRONG_INPUT
 from .completion import completes
 from .script import add_rest, check_script, run_script
 

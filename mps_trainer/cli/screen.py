@@ -7,7 +7,6 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-from ..amounts import format_bytes
 from ..devices.accelerators import MPSAccelerator
 from ..devices.facts import MachineFacts
 from ..devices.finding_type import ERROR, NOTE, Finding
@@ -15,7 +14,8 @@ from ..devices.findings import decide, findings
 from ..devices.precision_advice import precision_advice
 from ..devices.probes import FALLBACK, switched_on, unreadable_switch
 from ..devices.watermarks import HIGH, LOW, limits
-from ..refusal import as_line
+from ..utils.amounts import format_bytes
+from ..utils.refusal import as_line
 
 NARROWEST, WIDEST = 60, 100
 TALLEST = 40  # lines

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MisconfigurationException
-from ..refusal import INTERRUPTED
+from ..utils.refusal import INTERRUPTED
 from .completion import completes
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from ..devices import DeviceRequest, gather_facts, resolve
 from ..devices.facts import FALLBACK
 from ..devices.watermarks import memory_limit
-from ..refusal import WRONG_INPUT
+from ..utils.refusal import WRONG_INPUT
 from .script import check_report, write_json
 
 

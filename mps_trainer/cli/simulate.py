@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from ..devices.facts import FALLBACK
-from ..refusal import WRONG_INPUT
+from ..utils.refusal import WRONG_INPUT
 from .script import add_script_arguments, check_paths, run_script, write_json
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..devices.facts import parse_version
-from ..nested import map_tensors, tensors_in
+from ..utils.nested import map_tensors, tensors_in
 
 _ALIGNED = 16  # bytes: where a tensor begins in the buffer that holds all of them; any number format may begin there
 

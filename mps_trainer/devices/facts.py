@@ -202,7 +202,7 @@ def _refuse_to_load() -> Any:
 
 
 def _report_facts(facts: MachineFacts, probes: Probes) -> dict[str, Any]:
-    from ..home import cache_folder
+    from ..utils.home import cache_folder
 
     mac = facts.system == "Darwin"
     linux = facts.system == "Linux"

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..documentation import page
 from ..errors import MisconfigurationException
+from ..utils.documentation import page
 from . import settings
 from .accelerators import CUDAAccelerator, MPSAccelerator, XPUAccelerator
 from .accelerators.base import Obstacle, torch_missing

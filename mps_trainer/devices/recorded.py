@@ -8,8 +8,8 @@ import typing
 from dataclasses import dataclass
 from typing import Any
 
-from ..bounded_file import MOST_BYTES, read_text
 from ..errors import MisconfigurationException
+from ..utils.bounded_file import MOST_BYTES, read_text
 from ..version import __version__
 from .facts import LAUNCHER_INTEGERS, MachineFacts
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..amounts import format_bytes
-from ..documentation import page
+from ..utils.amounts import format_bytes
+from ..utils.documentation import page
 from . import probes
 from .facts import LAUNCHER_INTEGERS, MachineFacts
 from .finding_type import ERROR, NOTE, WARNING, Finding

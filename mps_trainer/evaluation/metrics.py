@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..refusal import shown
+from ..utils.refusal import shown
 
 
 def plain(value: Any) -> Any:

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._pytree import tree_map_only
 
-from ..nested import tensors_in
+from ..utils.nested import tensors_in
 
 _CPU, _META = torch.device("cpu"), torch.device("meta")
 

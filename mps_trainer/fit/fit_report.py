@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..amounts import format_bytes
+from ..utils.amounts import format_bytes
 from .macs import SIZES, higher_limit_of, limit_of, smallest_for
 from .memory_tracker import KINDS
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
-from ..nested import tensors_in
+from ..utils.nested import tensors_in
 from .fake_tensors import fake_of
 
 _MOST = 2**20  # numbers in a tensor whose values are kept

@@ -13,14 +13,14 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..coverage.autocast import autocast_of_mps
-from ..coverage.stand_in import stand_in_for
+from ..check.autocast import autocast_of_mps
+from ..check.stand_in import stand_in_for
 from ..data.split import UnsplittableBatchError, examples_in
 from ..errors import MisconfigurationException
 from ..loop.run import TrainingRun
 from ..model.introspection import base_model
 from ..model.preparation import prepared_for_training
-from ..nested import map_tensors, tensors_in
+from ..utils.nested import map_tensors, tensors_in
 from .fake_tensors import fake_copy, fake_mode, modules_convert_fakes
 from .known_values import HostReads, fake_with_values
 from .linear_of_mps import linear_of_mps

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ..amounts import format_bytes
 from ..devices.watermarks import HIGH, memory_limit
+from ..utils.amounts import format_bytes
 from .memory_table import live_and_driver
 
 logger = logging.getLogger(__name__)

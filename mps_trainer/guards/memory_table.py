@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from ..amounts import format_bytes
-from ..nested import tensors_in
+from ..utils.amounts import format_bytes
+from ..utils.nested import tensors_in
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
-from ..amounts import format_bytes
 from ..errors import MisconfigurationException
+from ..utils.amounts import format_bytes
 from .memory_table import MemoryTable, measure
 
 # How torch's allocators say it. Those of cuda and xpu have a type of their own besides.

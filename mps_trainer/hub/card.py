@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..amounts import format_bytes
 from ..devices.facts import MachineFacts, gather_all_facts
 from ..distributed.sharded import class_of, is_sharded
+from ..utils.amounts import format_bytes
 from ..version import __version__
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from ..checkpoints.folders import LOCK, UNFINISHED
 from ..checkpoints.state import read_state
 from ..errors import MisconfigurationException
-from ..refusal import sentence
 from ..reports import record
+from ..utils.refusal import sentence
 
 if TYPE_CHECKING:
     from transformers.utils.hub import PushInProgress

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MisconfigurationException
-from ..home import in_home
-from ..refusal import shown
+from ..utils.home import in_home
+from ..utils.refusal import shown
 from .settings import PRECISIONS, InForce, LaunchSettings, checked
 
 # A file with one of these is Accelerate's.

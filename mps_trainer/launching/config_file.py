@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..bounded_file import read_bytes
 from ..errors import MisconfigurationException
-from ..home import in_home, named
-from ..refusal import sentence
+from ..utils.bounded_file import read_bytes
+from ..utils.home import in_home, named
+from ..utils.refusal import sentence
 from .accelerate_file import accelerate_file, is_accelerates, take_over
 from .settings import DEFAULTS, InForce, LaunchSettings, read_settings
 
@@ -64,7 +64,7 @@ def load(path: Path) -> InForce:
 def _mapping(path: Path) -> Mapping[Any, Any]:
     import yaml  # not for --help
 
-    from ..yaml_loader import BoundedLoader
+    from ..utils.yaml_loader import BoundedLoader
 
     try:
         content = read_bytes(path, LARGEST)

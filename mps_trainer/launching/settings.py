@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MisconfigurationException
-from ..refusal import as_line, shown
+from ..utils.refusal import as_line, shown
 
 DEVICES = ("auto", "mps", "cuda", "xpu", "cpu")
 PRECISIONS = ("no", "fp16", "bf16")

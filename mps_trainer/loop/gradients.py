@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -86,15 +87,13 @@ class Gradients:
 def _step_is_replaced(optimizer: AdamW) -> bool:
     """Returns True if a hook calls `optimizer.step`. The wrapper of torch's schedulers does not count."""
     step = vars(optimizer).get("step")
-    return step is not None and getattr(step, "__code__", None) not in _OF_SCHEDULES
+    return step is not None and getattr(step, "__code__", None) not in _codes_of_schedules()
 
 
+@functools.cache
 def _codes_of_schedules() -> set[object]:
     """Returns the code of the function with which torch's schedulers replace `step`."""
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
     step = vars(optimizer).get("step")
     return set() if step is None else {step.__code__}
-
-
-_OF_SCHEDULES = _codes_of_schedules()

@@ -22,7 +22,7 @@ from ..data.shares import shares_of
 from ..distributed import Processes
 from ..distributed.sharded import class_of, is_sharded
 from ..model.introspection import base_model
-from ..overrides import Overrides
+from ..utils.overrides import Overrides
 
 # not in the first releases of transformers 5
 _SMOOTHER_NORMALISES = "num_items_in_batch" in inspect.signature(LabelSmoother.__call__).parameters

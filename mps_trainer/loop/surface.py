@@ -19,8 +19,8 @@ from ..checkpoints.checkpoints import Checkpoints
 from ..distributed import Processes
 from ..guards.memory_growth import MemoryGuard
 from ..model.precision import MixedPrecision
-from ..overrides import Overrides
 from ..training_args import TrainingArguments
+from ..utils.overrides import Overrides
 from .accelerate_facade import Accelerator
 from .loss import UpdateLoss
 

@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ..errors import MisconfigurationException
-from ..refusal import shown
 from ..training_args import TrainingArguments
+from ..utils.refusal import shown
 
 
 def enable_activation_checkpointing(model: nn.Module, args: TrainingArguments) -> None:

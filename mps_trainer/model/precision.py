@@ -16,7 +16,7 @@ from ..devices.facts import cpu_bfloat16
 from ..devices.kernels import scales_gradients
 from ..devices.precision_advice import SLOW_BFLOAT16
 from ..errors import MisconfigurationException
-from ..nested import map_tensors
+from ..utils.nested import map_tensors
 
 logger = logging.getLogger(__name__)
 

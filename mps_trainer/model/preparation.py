@@ -13,8 +13,8 @@ from torch import nn
 from ..devices.facts import apple_chip, macos
 from ..distributed import Processes
 from ..errors import MisconfigurationException
-from ..overrides import Overrides
 from ..training_args import TrainingArguments
+from ..utils.overrides import Overrides
 from .activation_checkpointing import enable_activation_checkpointing
 from .introspection import base_model
 from .large_product_warning import told_of_large_products

@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..bounded_file import read_bytes
 from ..errors import MisconfigurationException
+from ..utils.bounded_file import read_bytes
 
 NAME = "run_record.json"
 PAGE = "report.html"

@@ -11,7 +11,7 @@ from enum import EnumMeta
 from typing import Any
 
 from ..devices.facts import without_home
-from ..refusal import LONGEST, as_line
+from ..utils.refusal import LONGEST, as_line
 
 NOT_SHOWN = "..."
 

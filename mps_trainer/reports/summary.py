@@ -7,9 +7,9 @@ import statistics
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..amounts import format_bytes
 from ..devices.facts import PACKAGES
-from ..documentation import page
+from ..utils.amounts import format_bytes
+from ..utils.documentation import page
 from . import curves
 from .record import FAILED, FINISHED, LIVE, RESIDENT, RUNNING, STOPPED, RunRecord, is_number
 from .redaction import NOT_SHOWN

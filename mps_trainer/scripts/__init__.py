@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..devices.facts import process_number
 from ..errors import CheckpointError, MisconfigurationException, explanation_of
-from ..lazy_imports import import_transformers
-from ..refusal import FAILED, INTERRUPTED, refuse, refuse_unforeseen, sentence
-from ..terminal import lost_output_ignored, on_terminal
+from ..utils.refusal import FAILED, INTERRUPTED, refuse, refuse_unforeseen, sentence
+from ..utils.terminal import lost_output_ignored, on_terminal
 
 if TYPE_CHECKING:
     from ..training_args import TrainingArguments
@@ -50,7 +49,6 @@ def run(
     begun = False
     try:
         arguments = parse()
-        import_transformers()
         with no_empty_folder_left(arguments[-1].output_dir):
             job = prepare(*arguments)
             begun = True

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..amounts import format_bytes
 from ..devices.watermarks import HIGH, memory_limit
 from ..guards.memory_growth import free_unused
 from ..guards.memory_table import measure
 from ..guards.out_of_memory import DeviceOutOfMemoryError
+from ..utils.amounts import format_bytes
 from .lab import Lab
 from .results import CheckFailed, CheckSkipped
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..coverage.table import Support, operator_table
+from ..check.table import Support, operator_table
 from ..devices.facts import FALLBACK
 from .lab import Lab
 from .results import CheckFailed, CheckSkipped

@@ -20,7 +20,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ..errors import MisconfigurationException
-from ..home import cache_folder
+from ..utils.home import cache_folder
 
 SOURCES = Path(__file__).parent / "csrc"
 MODULE = "mps_simulator"

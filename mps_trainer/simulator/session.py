@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from ..coverage.mps_kernels import compiles_graphs, reads
-from ..coverage.source import SourceLine, current_line
-from ..coverage.table import always_falls_back, operator_table
+from ..check.mps_kernels import compiles_graphs, reads
+from ..check.source import SourceLine, current_line
+from ..check.table import always_falls_back, operator_table
 from ..devices import facts
 from ..devices.watermarks import HIGH
 from ..errors import MisconfigurationException

@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from ..amounts import format_bytes
-from ..coverage.source import SourceLine
+from ..check.source import SourceLine
+from ..utils.amounts import format_bytes
 
 WIDTH = 120
 SHOWN_OPERATORS = 10

@@ -13,7 +13,7 @@ from transformers.trainer_callback import CallbackHandler
 from mps_trainer.callbacks.events import Events
 from mps_trainer.distributed import Processes
 from mps_trainer.evaluation.logged import SavableLogs
-from mps_trainer.overrides import Overrides
+from mps_trainer.utils.overrides import Overrides
 
 
 class FakeTrainer:

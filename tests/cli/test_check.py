@@ -200,7 +200,7 @@ Trainer = Asks
 def test_a_plain_loop_is_traced_where_it_says(check):
     text = """\
 import torch
-from mps_trainer.coverage import trace
+from mps_trainer.check import trace
 model = torch.nn.Linear(3, 3)
 def step():
     model(torch.ones(2, 3)).double().sum().backward()

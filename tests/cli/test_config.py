@@ -122,7 +122,7 @@ def test_launch_runs_a_script_without_a_home_folder(homeless, monkeypatch, tmp_p
 
 
 def test_what_is_cached_does_without_a_home_folder(homeless, monkeypatch, capsys, tmp_path):
-    from mps_trainer.coverage import table
+    from mps_trainer.check import table
     from mps_trainer.simulator import build
 
     monkeypatch.setattr(table, "parse_operator_table", lambda: "parsed")

@@ -8,8 +8,8 @@ import json
 import pytest
 
 from mps_trainer import MachineFacts, MisconfigurationException, __version__
-from mps_trainer.bounded_file import MOST_BYTES
 from mps_trainer.devices.recorded import read_facts
+from mps_trainer.utils.bounded_file import MOST_BYTES
 from tests.devices.machines import MACHINES
 
 LINUX = {"system": "Linux"}

@@ -11,7 +11,7 @@ import pytest
 from .pages import ROOT
 
 PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-PUBLIC = ("mps_trainer", "mps_trainer.coverage", "mps_trainer.simulator", "mps_trainer.selftest")
+PUBLIC = ("mps_trainer", "mps_trainer.check", "mps_trainer.simulator", "mps_trainer.selftest")
 
 
 def listed() -> set[str]:

@@ -42,13 +42,13 @@ def test_every_folder_and_module_of_the_package_is_in_one_room(house):
 def test_an_import_that_is_known_leads_where_it_does(house):
     graph = house.graph()
     assert {"data", "checkpoints", "loop"} <= graph["trainer"]
-    assert "trainer" in graph["coverage"]  # within a function
+    assert "trainer" in graph["check"]  # within a function
     assert "trainer" not in graph["guards"]  # for the type checker alone
 
 
 def test_the_trainer_knows_nothing_of_those_who_look_at_it(house, imports):
     floors = imports.floors_of(house.graph())
-    assert floors["trainer"] < min(floors[name] for name in ("coverage", "simulator", "selftest", "cli"))
+    assert floors["trainer"] < min(floors[name] for name in ("check", "simulator", "selftest", "cli"))
 
 
 def test_rooms_that_import_each_other_are_refused(imports):

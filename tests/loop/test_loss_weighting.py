@@ -14,7 +14,7 @@ from mps_trainer.distributed import Processes
 from mps_trainer.loop import loss as losses
 from mps_trainer.loop.loss import UpdateLoss
 from mps_trainer.loop.run import TrainingRun
-from mps_trainer.overrides import Overrides
+from mps_trainer.utils.overrides import Overrides
 
 
 class Others:

@@ -9,7 +9,7 @@ from torch import nn
 from mps_trainer.model import chunked_cross_entropy as chunks
 from mps_trainer.model.patches import deferred_logits
 from mps_trainer.model.patches.deferred_logits import logits_deferred
-from mps_trainer.overrides import Overrides
+from mps_trainer.utils.overrides import Overrides
 
 BATCH, LENGTH, WIDTH, WORDS = 2, 5, 6, 11
 CHAINS = 100  # for each of the 20 seeds

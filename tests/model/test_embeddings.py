@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 from mps_trainer import Trainer
 from mps_trainer.model.patches import embeddings
 from mps_trainer.model.patches.embeddings import InPlaceEmbedding, embedding_gradients_in_place
-from mps_trainer.overrides import Overrides
+from mps_trainer.utils.overrides import Overrides
 from tests.conftest import assert_same_weights
 
 WORDS = 12

@@ -83,7 +83,7 @@ def test_what_is_built_has_the_package_its_data_the_examples_and_what_an_index_s
 
 
 def test_a_message_names_a_page_that_is_in_the_installation(installed):
-    where = "from mps_trainer.documentation import page; print(page('faults'))"
+    where = "from mps_trainer.utils.documentation import page; print(page('faults'))"
     done = run(sys.executable, "-c", where, cwd=installed.folder, env=os.environ | {"PYTHONPATH": installed.target})
     assert Path(done.stdout.strip()).expanduser() == installed.target / "mps_trainer" / "_docs" / "faults.md"
     assert "# " in Path(done.stdout.strip()).expanduser().read_text(encoding="utf-8")

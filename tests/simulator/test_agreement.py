@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map_only
 
-from mps_trainer.coverage import Support, trace
+from mps_trainer.check import Support, trace
 from tests.conftest import on_device
 
 with warnings.catch_warnings():

@@ -7,10 +7,10 @@ import gc
 import pytest
 import torch
 
-from mps_trainer.amounts import format_bytes
 from mps_trainer.errors import MisconfigurationException
 from mps_trainer.simulator import simulated_mps
 from mps_trainer.simulator.session import parse_bytes
+from mps_trainer.utils.amounts import format_bytes
 from tests import installed_torch
 
 MIB = 2**20

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mps_trainer.coverage.table import Support, always_falls_back, operator_table
+from mps_trainer.check.table import Support, always_falls_back, operator_table
 from mps_trainer.simulator import simulated_mps
 
 # Each is a line of Python over the tensors of `inputs()`. Where the result depends on a, b, p, k or s, its gradient is

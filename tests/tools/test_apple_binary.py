@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mps_trainer.coverage import OperatorTable, operator_table
+from mps_trainer.check import OperatorTable, operator_table
 from tools.apple_binary.__main__ import main
 from tools.apple_binary.arm64 import Call, Reference, Slot, decode
 from tools.apple_binary.callers import GRAPH, READ, operators_reaching
@@ -327,7 +327,7 @@ def test_the_table_is_that_of_the_wheel_read_by_its_own_torchgen(tmp_path, monke
     import torchgen
 
     installed = operator_table()
-    monkeypatch.setattr("mps_trainer.coverage.table._has_kernel", lambda *_: pytest.fail("asked this process"))
+    monkeypatch.setattr("mps_trainer.check.table._has_kernel", lambda *_: pytest.fail("asked this process"))
     folder = Path(torchgen.__file__).parent
     files = [*folder.rglob("*.py"), *(folder / "packaged" / "ATen" / "native").glob("*.yaml")]
     members = {f"torchgen/{file.relative_to(folder).as_posix()}": file.read_bytes() for file in files}

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mps_trainer.coverage import OperatorTable
-from mps_trainer.coverage.mps_kernels import compiles_graphs
-from mps_trainer.coverage.table import parse_operator_table
+from mps_trainer.check import OperatorTable
+from mps_trainer.check.mps_kernels import compiles_graphs
+from mps_trainer.check.table import parse_operator_table
 from mps_trainer.devices.facts import parse_version
 
 from .callers import GRAPH, READ, operators_reaching

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ...nested import tensors_in
+from ...utils.nested import tensors_in
 
 _JOINED = 32 << 20  # bytes of small tensors that come over together: each copy waits for the device
 

@@ -27,8 +27,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ...devices.large_products import INNER, concerns
-from ...overrides import Overrides
 from ...training_args import TrainingArguments
+from ...utils.overrides import Overrides
 from ..chunked_cross_entropy import CHUNK, Head, chunked_cross_entropy
 from ..introspection import base_model
 

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from ...overrides import Overrides
 from ...training_args import TrainingArguments
+from ...utils.overrides import Overrides
 
 LARGE = 32 * 2**20  # bytes, from which on the C library asks the system for memory each time
 KEPT = "_kept_gradient"

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from mps_trainer.coverage import CoverageReport, Tracer, trace, trace_step
+from mps_trainer.check import CoverageReport, Tracer, trace, trace_step
 
 from ..conftest import Classifier, examples
 

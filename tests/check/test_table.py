@@ -7,9 +7,9 @@ import json
 import pytest
 import torch
 
-from mps_trainer.coverage import OperatorTable, Support, operator_table
-from mps_trainer.coverage import table as table_module
-from mps_trainer.coverage.table import always_falls_back
+from mps_trainer.check import OperatorTable, Support, operator_table
+from mps_trainer.check import table as table_module
+from mps_trainer.check.table import always_falls_back
 
 
 @pytest.fixture

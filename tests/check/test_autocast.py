@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from mps_trainer.coverage import Tracer, trace
-from mps_trainer.coverage.autocast_list import autocast_list
+from mps_trainer.check import Tracer, trace
+from mps_trainer.check.autocast_list import autocast_list
 
 from .conftest import names
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mps_trainer.coverage import BlockingRead, CoverageReport, Tracer, trace
-from mps_trainer.coverage.source import SourceLine
+from mps_trainer.check import BlockingRead, CoverageReport, Tracer, trace
+from mps_trainer.check.source import SourceLine
 from tests import installed_torch
 
 from .conftest import reads

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from mps_trainer.terminal import LossyStream, lost_output_ignored, on_terminal
+from mps_trainer.utils.terminal import LossyStream, lost_output_ignored, on_terminal
 
 
 def without_reader():

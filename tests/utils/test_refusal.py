@@ -2,7 +2,7 @@
 
 import pytest
 
-from mps_trainer.refusal import as_line, refuse, sentence, wants_traceback
+from mps_trainer.utils.refusal import as_line, refuse, sentence, wants_traceback
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from transformers import TrainerCallback
 
 from mps_trainer import MisconfigurationException, Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer
-from mps_trainer.coverage import Support, trace_step
+from mps_trainer.check import Support, trace_step
 
 from ..conftest import Classifier, accuracy, assert_same_weights, examples, weights
 from .conftest import bad, names, reads, what_to_do

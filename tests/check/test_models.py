@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from mps_trainer.coverage import Support, trace
+from mps_trainer.check import Support, trace
 from tests import installed_torch
 
 from .conftest import bad, names, reads, what_to_do

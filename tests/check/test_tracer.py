@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mps_trainer.coverage import CoverageReport, DtypeProblem, OperatorUse, Support, Tracer, trace
-from mps_trainer.coverage.coverage_report import LargeProduct
+from mps_trainer.check import CoverageReport, DtypeProblem, OperatorUse, Support, Tracer, trace
+from mps_trainer.check.coverage_report import LargeProduct
 
 from .conftest import bad, names
 
@@ -223,7 +223,7 @@ def test_a_report_ends_with_a_verdict(found, verdict):
 def test_the_fallback_switch_is_taken_as_torch_took_it(value, on):
     code = (
         "import mps_trainer, torch, os; os.environ['PYTORCH_ENABLE_MPS_FALLBACK'] = '1'\n"
-        "from mps_trainer.coverage import Tracer\n"
+        "from mps_trainer.check import Tracer\n"
         "print(Tracer().report().fallback)"
     )
     environ = {name: text for name, text in os.environ.items() if name != "PYTORCH_ENABLE_MPS_FALLBACK"}

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mps_trainer.coverage import Tracer, trace
-from tests.coverage.conftest import what_to_do
+from mps_trainer.check import Tracer, trace
+from tests.check.conftest import what_to_do
 
 INNER = 32_767
 

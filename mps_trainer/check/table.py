@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..devices.facts import parse_version
-from ..home import cache_folder
+from ..utils.home import cache_folder
 
 # These are registered by hand to run on the CPU whatever the fallback switch says (torch, MPSFallback.mm), until the
 # release that brought each a kernel of its own.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from .errors import MisconfigurationException
+from ..errors import MisconfigurationException
 
 
 def in_home(path: str | Path) -> Path | None:

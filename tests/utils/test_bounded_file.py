@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from mps_trainer import MisconfigurationException, TrainingArguments, bounded_file
-from mps_trainer.bounded_file import read_bytes, read_text
+from mps_trainer import MisconfigurationException, TrainingArguments
 from mps_trainer.devices.recorded import read_facts
 from mps_trainer.launching.config_file import check_target, load
 from mps_trainer.reports.record import is_foreign, load_json
+from mps_trainer.utils import bounded_file
+from mps_trainer.utils.bounded_file import read_bytes, read_text
 
 
 def test_a_file_is_read_up_to_its_bound(tmp_path):

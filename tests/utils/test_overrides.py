@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from mps_trainer import Trainer
-from mps_trainer.overrides import Overrides, methods_of
+from mps_trainer.utils.overrides import Overrides, methods_of
 
 
 class Base:

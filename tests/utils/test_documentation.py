@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from mps_trainer import documentation
-from mps_trainer.documentation import page
+from mps_trainer.utils import documentation
+from mps_trainer.utils.documentation import page
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "mps_trainer"
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
 

@@ -6,7 +6,7 @@ import importlib.metadata
 import os
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parent
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def page(name: str, package: Path = PACKAGE) -> str:
