@@ -478,10 +478,10 @@ class Trainer:
     def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
         """Clips the gradients to `args.max_grad_norm`; returns their norm before that, on the device.
 
-        The optimizer's step does it if no code reads the gradients in between: see `Gradients`.
+        The optimizer's step does it if no code reads the gradients in between.
         """
         if self._mt_run is not None and model is self._mt_run.model:
-            norm = self._mt_run.gradients.clip_at_step(self.args.max_grad_norm)
+            norm = self._mt_run.gradients.clip_in_step(self.args.max_grad_norm)
             if norm is not None:
                 return norm
         return self.accelerator.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)

@@ -62,7 +62,9 @@ def test_no_module_imports_itself_by_way_of_others():
 @pytest.mark.parametrize("outside", OUTSIDE)
 def test_the_core_does_not_import_what_looks_at_it_from_outside(outside):
     core = {name for name in MODULES if name.split(".")[1:2] and name.split(".")[1] not in (*OUTSIDE, "__main__")}
-    importers = {name for name in core if any(f"{each}.".startswith(f"mps_trainer.{outside}.") for each in IMPORTS[name])}
+    importers = {
+        name for name in core if any(f"{each}.".startswith(f"mps_trainer.{outside}.") for each in IMPORTS[name])
+    }
     assert importers == set()
 
 

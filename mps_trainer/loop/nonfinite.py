@@ -116,11 +116,12 @@ class StopOnNan:
         self,
         trainer: TrainerSurface,
         run_state: RunState,
+        model: nn.Module,
         gradients: Gradients,
         reporter: NonFiniteReporter,
         checkpointing: Checkpoints,
     ) -> None:
-        self.trainer, self.run_state, self.gradients = trainer, run_state, gradients
+        self.trainer, self.run_state, self.model, self.gradients = trainer, run_state, model, gradients
         self.reporter, self.checkpointing = reporter, checkpointing
         self._before: dict[str, Any] = {}
 
@@ -158,8 +159,9 @@ class StopOnNan:
 
     def _checkpoint(self, step: int) -> tuple[str | None, str]:
         """Returns the folder to resume from and a sentence about it."""
-        model = self.gradients.model
-        if self.trainer._mt_processes.all_reduce_max([not _are_finite(model)])[0]:  # each process asks its own shards
+        if self.trainer._mt_processes.all_reduce_max([not _are_finite(self.model)])[
+            0
+        ]:  # each process asks its own shards
             # saved now, they could push out a checkpoint that is worth more
             self.checkpointing.wait()
             newest = self.checkpointing.newest()

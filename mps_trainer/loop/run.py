@@ -93,7 +93,9 @@ class TrainingRun:
             batch_size = trainer._train_batch_size
             self.splitter = MicrobatchSplitter(trainer, self.run_state, self.gradients, batch_size)
         if args.stop_on_nan:
-            self.stop_on_nan = StopOnNan(trainer, self.run_state, self.gradients, self.nonfinite, self.checkpointing)
+            self.stop_on_nan = StopOnNan(
+                trainer, self.run_state, self.model, self.gradients, self.nonfinite, self.checkpointing
+            )
         trainer._mt_run = self
         trainer._mt_loss.begin_run(self.loader)
         if resume_from is not None:
