@@ -43,9 +43,8 @@ from .data.loader import close_workers, num_examples
 from .data.samplers import eval_sampler, fitted_buckets, train_sampler
 from .data.split import split
 from .data.transfer import BatchTransfer
-from .distributed import Processes, absent_named
+from .distributed import Processes, absent_named, fsdp, leave
 from .distributed.ddp import inside
-from .distributed.fsdp import total_norm as norm_of_shards
 from .errors import MisconfigurationException
 from .evaluation import outputs
 from .evaluation.best_metric import record_if_best, watched_metric
@@ -55,7 +54,7 @@ from .evaluation.metrics import plain
 from .guards.memory_growth import make_guard, release_buffers
 from .guards.out_of_memory import PLACING, TRAINING, explained
 from .hub import card, upload
-from .loop.accelerate_facade import Accelerator
+from .loop.accelerator import TrainerAccelerator
 from .loop.counts import flos_per_token, main_input, tokens_in
 from .loop.ending import ending_in_order
 from .loop.loss import UpdateLoss
@@ -177,7 +176,9 @@ class Trainer:
 
         self._mt_memory_guard = make_guard(args)
         self._train_batch_size = args.train_batch_size
-        self._mt_use_precision(MixedPrecision(args.device, args.mixed_precision))
+        self._mt_precision = MixedPrecision(args.device, args.mixed_precision)
+        if args._stands_in:  # libraries that build on transformers' Trainer ask Accelerate's state by themselves
+            _ = self.accelerator
         self._mt_transfer, self._mt_attention_masks = BatchTransfer(args.device), AttentionMasks(args.device)
         self.is_in_train = False
         self._mt_use_model(model if model is not None else self.call_model_init())
@@ -269,13 +270,15 @@ class Trainer:
 
     # The model
 
-    def _mt_use_precision(self, precision: MixedPrecision) -> None:
-        """Sets the number format of forward and backward passes."""
-        self._mt_precision = precision
-        self.accelerator = Accelerator(
-            self.args, precision, lambda loader: dataloaders.prepare(loader, self.args, self._mt_processes)
-        )
-        self.gather_function = self.accelerator.gather_for_metrics
+    @functools.cached_property
+    def accelerator(self) -> TrainerAccelerator:
+        """Accelerate's `Accelerator`, with the device and precision of the arguments. Training does not use it."""
+        return TrainerAccelerator(self.args, self._mt_precision)
+
+    @functools.cached_property
+    def gather_function(self) -> Callable:
+        """Accelerate's `gather_for_metrics`."""
+        return self.accelerator.gather_for_metrics
 
     def _mt_use_model(self, model: nn.Module) -> None:
         """Sets `model` as the Trainer's, moves it to the device, and derives settings from it."""
@@ -331,7 +334,7 @@ class Trainer:
 
     def end(self) -> None:
         """Ends the trackers and the process group at the end of a script. Not needed with one process."""
-        self.accelerator.end_training()
+        leave()
 
     # The batches of an update
 
@@ -434,7 +437,7 @@ class Trainer:
         if every is not None and self.state.global_step % every == 0:
             release_buffers(self.args.device)
         loss = self._mt_loss.scaled(loss, num_items_in_batch)
-        self.accelerator.backward(loss)
+        self._mt_precision.backward(loss)
         return loss.detach()
 
     def compute_loss(
@@ -484,15 +487,17 @@ class Trainer:
             norm = self._mt_run.gradients.clip_in_step(self.args.max_grad_norm)
             if norm is not None:
                 return norm
-        return self.accelerator.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
+        self._mt_precision.unscale(self.optimizer)
+        clip = fsdp.clip_grad_norm if self.is_fsdp_enabled else nn.utils.clip_grad_norm_
+        return clip(model.parameters(), self.args.max_grad_norm)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         """Returns the gradient norm for the log: `grad_norm`, or measured if clipping is off."""
         if grad_norm is not None:
             return grad_norm
-        self.accelerator.unscale_gradients()
+        self._mt_precision.unscale(self.optimizer)
         if self.is_fsdp_enabled:
-            return norm_of_shards(model.parameters())
+            return fsdp.total_norm(model.parameters())
         return total_norm([p.grad for p in model.parameters() if p.grad is not None])
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:

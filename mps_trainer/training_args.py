@@ -176,7 +176,7 @@ class TrainingArguments(DeprecatedArguments, Setters, ArgumentGroups):
 
     @property
     def distributed_state(self) -> Any:
-        """Returns Accelerate's state of the processes, for libraries that use it; None without Accelerate."""
+        """Returns Accelerate's state of the processes, for libraries that use it."""
         from .distributed.accelerate_state import shared_state  # which needs torch
 
         return shared_state(self.device, self.world_size)

@@ -65,7 +65,9 @@ def stand_in_for(trainer: Trainer, copied: Callable[[Any, Memo], Any] = copied) 
     stand_in.optimizer, stand_in.lr_scheduler = None, None
     if trainer.optimizer is not None:
         stand_in.optimizer = _on_cpu(copied(trainer.optimizer, memo))
-    stand_in._mt_use_precision(MixedPrecision(args.device, args.mixed_precision))
+    stand_in._mt_precision = MixedPrecision(args.device, args.mixed_precision)
+    for name in ("accelerator", "gather_function"):  # made anew when they are asked for
+        vars(stand_in).pop(name, None)
     stand_in._mt_loss = UpdateLoss(stand_in)
     stand_in._mt_transfer = BatchTransfer(args.device)
     stand_in._mt_attention_masks = AttentionMasks(args.device, applies=True)  # as on mps

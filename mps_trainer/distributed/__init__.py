@@ -1,8 +1,7 @@
 """Trains in several processes: the process group and the collectives."""
 
-from . import collectives
 from .group import first, init_process_group, leave
 from .processes import Processes
 from .rank_monitor import absent_named
 
-__all__ = ["Processes", "absent_named", "collectives", "first", "init_process_group", "leave"]
+__all__ = ["Processes", "absent_named", "first", "init_process_group", "leave"]

@@ -1,31 +1,23 @@
-"""Accelerate's own state, for libraries that ask Accelerate and not the Trainer about processes."""
+"""Makes Accelerate's state of the processes, which libraries ask that do not ask the Trainer."""
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from unittest import mock
 
 import torch
+from accelerate.state import AcceleratorState, PartialState
 
 
-def shared_state(device: torch.device, processes: int, mixed_precision: str | None = None) -> Any:
-    """Returns Accelerate's `PartialState` for `device`; None if Accelerate is not installed.
+def shared_state(device: torch.device, processes: int) -> PartialState:
+    """Returns Accelerate's `PartialState` for `device`, anew if that of earlier arguments says otherwise.
 
-    With `mixed_precision`, makes its `AcceleratorState` too, as an `Accelerator` would. A state of earlier arguments
-    that says otherwise is made anew. The process group has to exist by now.
+    The process group has to exist by now.
     """
-    try:
-        from accelerate.state import AcceleratorState, PartialState
-        from accelerate.utils import TorchDynamoPlugin
-    except ImportError:
-        return None
-    state = PartialState(cpu=device.type == "cpu")
-    if state.device.type != device.type or state.num_processes != processes:
-        AcceleratorState._reset_state(reset_partial_state=True)
+    with mock.patch.dict(os.environ):  # on mps Accelerate sets PYTORCH_ENABLE_MPS_FALLBACK, for children as well
         state = PartialState(cpu=device.type == "cpu")
+        if state.device.type != device.type or state.num_processes != processes:
+            AcceleratorState._reset_state(reset_partial_state=True)
+            state = PartialState(cpu=device.type == "cpu")
     state.device = device
-    if mixed_precision is not None:
-        if AcceleratorState._shared_state.get("_mixed_precision", mixed_precision) != mixed_precision:
-            AcceleratorState._reset_state()
-        plugin = TorchDynamoPlugin(backend="no")
-        AcceleratorState(mixed_precision=mixed_precision, dynamo_plugin=plugin, _from_accelerator=True)
     return state

@@ -41,7 +41,7 @@ _SIGNS = (
 _COLLECTIVES = (
     os.path.join("torch", "distributed", ""),
     os.path.join("torch", "nn", "parallel", "distributed.py"),
-    *(os.path.join("mps_trainer", "distributed", name) for name in ("processes.py", "group.py", "collectives.py")),
+    *(os.path.join("mps_trainer", "distributed", name) for name in ("processes.py", "group.py")),
 )
 _BACKWARD = os.path.join("torch", "autograd", "graph.py")  # where gradients are computed, and exchanged as well
 # The methods of the Trainer and its loop in which processes wait for each other; the first one that applies is named.

@@ -44,7 +44,6 @@ class EvaluatedTrainer(Protocol):
     model: Any
     model_wrapped: nn.Module
     optimizer: Any
-    accelerator: Any
     callback_handler: Any
     compute_metrics: Any
     preprocess_logits_for_metrics: Any
@@ -70,7 +69,8 @@ class Evaluator:
     """Evaluates a loader without gradients and returns predictions, labels and metrics."""
 
     def __init__(self, trainer: EvaluatedTrainer) -> None:
-        self.trainer, self.gradient_state = trainer, trainer.accelerator.gradient_state
+        self.trainer = trainer
+        self.end_of_dataloader = False  # whether the last batch is worked on
 
     def run(
         self, loader: Any, description: str, loss_only: bool, ignore_keys: list[str] | None, prefix: str
@@ -132,7 +132,7 @@ class Evaluator:
 
     def _batches(self, loader: Any, is_shared: bool, uneven: bool) -> Iterator[tuple[Any, bool]]:
         """Yields the batches, each with True if it counts in this process."""
-        batches = watching_for_last(loader, self.gradient_state)
+        batches = watching_for_last(loader, self)
         pairs = (
             in_step(batches, self.trainer._mt_processes)
             if uneven
@@ -148,13 +148,13 @@ class Evaluator:
         for number, (losses, logits, labels, inputs) in enumerate(batches):
             if logits is None or labels is None:
                 return {}
-            self.gradient_state.end_of_dataloader = number == len(batches) - 1
+            self.end_of_dataloader = number == len(batches) - 1
             results = self._metrics_of_batch(losses, logits, labels, inputs)
         return results
 
     def _metrics_of_batch(self, losses: Any, logits: Any, labels: Any, inputs: Any) -> Mapping[str, Any]:
         """Calls compute_metrics on one batch. After the last one it returns the metrics of all batches."""
-        return self._metrics(losses, logits, labels, inputs, compute_result=self.gradient_state.end_of_dataloader)
+        return self._metrics(losses, logits, labels, inputs, compute_result=self.end_of_dataloader)
 
     def _metrics(self, losses: Any, logits: Any, labels: Any, inputs: Any, **settings: bool) -> Mapping[str, Any]:
         """Returns the result of compute_metrics on the predictions, or {} without labels."""
@@ -185,8 +185,8 @@ def _model_in_eval_mode(trainer: EvaluatedTrainer) -> nn.Module:
     model = trainer._wrap_model(trainer.model, training=False)
     if not trainer._mt_processes.is_distributed:  # a replica, which is for training, stays what wraps the model
         trainer.model_wrapped = model
-    if not trainer.accelerator._models:
-        trainer.accelerator.prepare_model(model, device_placement=trainer.place_model_on_device)
+    if not trainer._mt_precision.has_model:
+        trainer._mt_precision.prepare(model, place=trainer.place_model_on_device)
         trainer.model_preparation_time = round(time.time() - begun, 4)
     if not trainer.is_in_train and (args.fp16_full_eval or args.bf16_full_eval):
         model = quantized.move(model, args.device, torch.float16 if args.fp16_full_eval else torch.bfloat16)

@@ -95,7 +95,7 @@ def _checkpoint(stand_in: Trainer) -> None:
 
 
 def _autocast(stand_in: Trainer) -> None:
-    stand_in._mt_use_precision(MixedPrecision(stand_in.args.device, "bf16"))
+    stand_in._mt_precision = MixedPrecision(stand_in.args.device, "bf16")
 
 
 def _adapt(stand_in: Trainer) -> None:

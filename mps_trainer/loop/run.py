@@ -114,7 +114,7 @@ class TrainingRun:
         trainer.create_optimizer_and_scheduler(self.plan.max_steps)
         trainer._mt_precision.check_weights(self.model, trainer.optimizer)
         set_mode(trainer.optimizer, training=True)
-        trainer.accelerator.prepare(self.model, trainer.optimizer)
+        trainer._mt_precision.prepare(self.model)
         handler = trainer.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
 
@@ -293,7 +293,8 @@ class TrainingRun:
         """
         trainer, last, step = self.trainer, len(batches) - 1, self.trainer.state.global_step
         for i, (batch, divisor) in enumerate(zip(batches, divisors, strict=True)):
-            trainer.accelerator.gradient_state.sync_gradients = i == last
+            if (accelerator := vars(trainer).get("accelerator")) is not None:  # one that somebody has asked for
+                accelerator.gradient_state._set_sync_gradients(i == last)
             with no_sync(self.model, i < last):
                 if divisor is not None:
                     name_row = functools.partial(self.history.name_row, step, batches, i)
@@ -315,7 +316,7 @@ class TrainingRun:
             self.trainer._prepare_inputs(batch),
             forward=self.trainer.compute_loss_context_manager,
             compute_loss=functools.partial(self.trainer.compute_loss, num_items_in_batch=num_items),
-            backward=self.trainer.accelerator.backward,
+            backward=self.trainer._mt_precision.backward,
         )
 
     def update_weights(self) -> None:

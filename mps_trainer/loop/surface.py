@@ -21,7 +21,6 @@ from ..guards.memory_growth import MemoryGuard
 from ..model.precision import MixedPrecision
 from ..training_args import TrainingArguments
 from ..utils.overrides import Overrides
-from .accelerate_facade import Accelerator
 from .loss import UpdateLoss
 
 
@@ -33,7 +32,6 @@ class TrainerSurface(Protocol):
     model_wrapped: nn.Module
     optimizer: Any
     lr_scheduler: Any
-    accelerator: Accelerator
     current_flos: float
     current_gradient_accumulation_steps: int
     hp_search_backend: Any

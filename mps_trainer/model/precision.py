@@ -15,6 +15,8 @@ from torch import nn
 from ..devices.facts import cpu_bfloat16
 from ..devices.kernels import scales_gradients
 from ..devices.precision_advice import SLOW_BFLOAT16
+from ..distributed.ddp import inside
+from ..distributed.sharded import is_sharded
 from ..errors import MisconfigurationException
 from ..utils.nested import map_tensors
 
@@ -43,6 +45,14 @@ class MixedPrecision:
         self._unscaled: set[int] = set()
         self._one: torch.Tensor | None = None
         self._applied: dict[nn.Module, Callable] = {}  # the wrapper of each model's forward
+        self.has_model = False  # whether a model has been prepared
+
+    def prepare(self, model: nn.Module, place: bool = True) -> None:
+        """Applies the number format to the forward of `model`; moves it to the device, unless it is sharded."""
+        self.has_model = True
+        self.apply_to(inside(getattr(model, "_orig_mod", model)))
+        if place and not is_sharded(model):
+            model.to(self.device)
 
     @contextlib.contextmanager
     def applied_to(self, model: nn.Module) -> Iterator[None]:

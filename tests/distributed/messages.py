@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -61,35 +60,11 @@ def tensors(folder: str) -> dict[str, Any]:
     rank = accelerator.process_index
     row = torch.tensor([rank + 1, 10 * (rank + 1)])
     uneven = torch.arange(2 * (rank + 1)).reshape(rank + 1, 2)
-    written: list[str] = []
-    accelerator.on_main_process(written.append)("once")
-    before = time.monotonic()
-    time.sleep(0.2 * (rank == 0))
-    accelerator.wait_for_everyone()
     return {
         "gather": accelerator.gather(row),
-        "gather_a_number": accelerator.gather(torch.tensor(rank)),
-        "gather_booleans": accelerator.gather(torch.tensor([rank == 0])),
-        "gather_parts": accelerator.gather({"pair": Pair(row.float(), row), "list": [row]}),
-        "gather_of_a_slice": accelerator.gather(torch.arange(4).reshape(2, 2)[:, rank]),
         "metrics": accelerator.gather_for_metrics((uneven, row)),
+        "metrics_by_name": accelerator.gather_for_metrics({"rows": uneven, "number": torch.tensor(rank)}),
         "metrics_texts": accelerator.gather_for_metrics([f"text {rank}", "other"]),
-        "metrics_numbers": accelerator.gather_for_metrics((rank, 7)),
-        "metrics_nothing": accelerator.gather_for_metrics([]),
-        "metrics_a_text": accelerator.gather_for_metrics(f"text {rank}"),
-        "metrics_rows": accelerator.gather_for_metrics(uneven, use_gather_object=True),
         "metrics_uneven": accelerator.gather_for_metrics([uneven], use_gather_object=True),
         "sum": accelerator.reduce(row),
-        "mean": accelerator.reduce({"loss": row.float()}, reduction="mean"),
-        "max": accelerator.reduce(row * (1 - 2 * rank), reduction="max"),
-        "none": accelerator.reduce(row, reduction="none"),
-        "as_it_was": row,
-        "scaled": accelerator.reduce(row, scale=3.0),
-        "median": raised(lambda: accelerator.reduce(row, reduction="median")),
-        "pad": accelerator.pad_across_processes(uneven, pad_index=-100),
-        "pad_first": accelerator.pad_across_processes([uneven], pad_index=-1, pad_first=True),
-        "pad_last_dimension": accelerator.pad_across_processes(uneven.T.contiguous(), dim=-1),
-        "pad_no_dimension": [accelerator.pad_across_processes(row, dim=dim) for dim in (1, -2)],
-        "written": written,
-        "waited": time.monotonic() - before,
     }

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
+from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
-
-from mps_trainer.loop.accelerate_facade import Accelerator
 
 from .conftest import assert_same_logs, bert_classifier, sentences
 
@@ -194,17 +195,23 @@ def test_saving(both, tmp_path):
     assert both(run) == ([1.0, 1.0],) * 2
 
 
-def test_what_is_not_there_says_what_to_use(make_trainer):
-    with pytest.raises(AttributeError, match=r"trainer.accelerator has no 'init_trackers'.*Trainer's own methods"):
-        make_trainer().accelerator.init_trackers("run")
-    with pytest.raises(AttributeError, match=r"accelerator.state has no 'dynamo_plugin'"):
-        make_trainer().accelerator.state.dynamo_plugin.backend()
+def test_it_is_the_accelerator_of_accelerate_made_when_it_is_asked_for(make_trainer):
+    trainer = make_trainer(max_steps=1)
+    trainer.train()
+    assert "accelerator" not in vars(trainer)
+    assert isinstance(trainer.accelerator, Accelerator)
 
 
-def test_every_public_name_is_one_of_accelerate():
-    accelerate = pytest.importorskip("accelerate")
-    names = {name for name in vars(Accelerator) if not name.startswith("_")}
-    assert names <= set(dir(accelerate.Accelerator())) | {"parallelism_config", "deepspeed_plugin"}
+@pytest.mark.every_device
+def test_the_accelerator_is_on_the_trainer_s_device_and_sets_no_variable(make_trainer, device):
+    before = dict(os.environ)
+    assert make_trainer().accelerator.device.type == torch.device(device).type
+    assert dict(os.environ) == before
+
+
+def test_an_accelerator_of_other_arguments_does_not_decide(make_trainer):
+    settings = [{}, {"bf16": True}, {}]
+    assert [make_trainer(**each).accelerator.mixed_precision for each in settings] == ["no", "bf16", "no"]
 
 
 def test_settings_of_loaders_are_kept_where_accelerate_keeps_them(both):
