@@ -8,6 +8,7 @@ from typing import Any
 from ..data.buckets import buckets_of
 from ..data.loader import length_of, num_examples
 from ..utils.amounts import format_bytes
+from ..utils.text import choice_text
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ def checkpoint_size(args: Any, model: Any) -> int:
     saved = trained if hasattr(model, "peft_config") else [*parameters, *model.buffers()]
     size = float(sum(tensor.numel() * tensor.element_size() for tensor in saved))
     if not args.save_only_model:
-        name = str(getattr(args.optim, "value", args.optim))
+        name = choice_text(args.optim)
         kept = next((kept for begin, kept in _KEPT.items() if name.startswith(begin)), 0.0)
         kept = 1.0 if name == "sgd" and "momentum" in (args.optim_args or "") else kept
         bytes_each = 1 if "8bit" in name else 4

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..checkpoints.rng import rng_state, set_rng
 from ..errors import MisconfigurationException
-from ..utils.refusal import sentence
+from ..utils.text import sentence
 from .fit_report import FitReport, RemedyResult
 from .quantized import QuantizedLinear
 from .remedies import Remedy, remedies_for, together

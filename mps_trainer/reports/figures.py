@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..utils.refusal import as_line
+from ..utils.text import as_line
 from .curves import Chart, Curve, thinned
 from .record import Event, RunRecord, Session
 from .words import duration, number

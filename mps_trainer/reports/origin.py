@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..devices.facts import without_home
-from ..utils.refusal import as_line
+from ..utils.text import as_line
 from .redaction import NOT_SHOWN, Rule, readable, shown
 
 _LONGEST = 4000  # characters of a command line

@@ -10,6 +10,7 @@ from typing import Any
 from ..devices.facts import PACKAGES
 from ..utils.amounts import format_bytes
 from ..utils.documentation import page
+from ..utils.text import counted
 from . import curves
 from .record import FAILED, FINISHED, LIVE, RESIDENT, RUNNING, STOPPED, RunRecord, is_number
 from .redaction import NOT_SHOWN
@@ -283,7 +284,7 @@ def counts_of_events(record: RunRecord) -> str:
     for kind in ("checkpoint", "evaluation"):
         count = sum(event.kind == kind for event in record.events)
         if count:
-            parts.append(f"{count} {kind}" + ("s" if count > 1 else ""))
+            parts.append(counted(count, kind))
     if not parts:
         return ""
     best = record.best.get("checkpoint")
