@@ -73,14 +73,36 @@ def predicts_next_token(model: nn.Module) -> bool:
 
 def count_items(batch: Any, label_names: list[str], shifted: bool) -> int | None:
     """Returns the labels in a batch that enter its loss; its examples if the labels are on a device."""
+    labels = _labels_in_loss(batch, shifted, ["labels", *label_names])
+    if labels is None or labels.device.type != "cpu":
+        return find_batch_size(batch) if isinstance(batch, Mapping) else None
+    return labels.numel() if labels.is_floating_point() else int(labels.ne(IGNORED_LABEL).sum())
+
+
+def items_of(batches: list[Any], shifted: bool) -> torch.Tensor | None:
+    """Returns the number of labels of all batches that count, on their own device; None if a batch has no "labels".
+
+    Args:
+        shifted: True if the loss predicts the next token, so that the first label of each row is not a target.
+    """
+    counts = []
+    for batch in batches:
+        if (labels := _labels_in_loss(batch, shifted)) is None:
+            return None
+        counts.append(labels.ne(IGNORED_LABEL).sum())
+    return sum(counts[1:], counts[0]) if counts else None
+
+
+def _labels_in_loss(batch: Any, shifted: bool, names: Sequence[str] = ("labels",)) -> torch.Tensor | None:
+    """Returns the labels that enter the loss of a batch: those that are shifted already, if it has such labels."""
     if not isinstance(batch, Mapping):
         return None
-    labels = next((batch[name] for name in ["labels", *label_names] if name in batch), None)
-    if not isinstance(labels, torch.Tensor) or labels.device.type != "cpu":
-        return find_batch_size(batch)
-    if shifted and labels.dim() > 1:
-        labels = labels[..., 1:]
-    return labels.numel() if labels.is_floating_point() else int(labels.ne(IGNORED_LABEL).sum())
+    if isinstance(batch.get("shift_labels"), torch.Tensor):
+        return batch["shift_labels"]
+    labels = next((batch[name] for name in names if name in batch), None)
+    if not isinstance(labels, torch.Tensor):
+        return None
+    return labels[..., 1:] if shifted and labels.dim() > 1 else labels
 
 
 class LossSurface(Protocol):
@@ -267,7 +289,8 @@ class UpdateLoss:
             self.model_uses_items = watched.was_used
             return outputs
         # the losses of transformers take a plain number as well, which need not travel to the device
-        if type(base_model(model)).__module__.startswith("transformers.") and _in_host_memory(num_items):
+        is_on_host = not isinstance(num_items, torch.Tensor) or num_items.device.type == "cpu"
+        if is_on_host and type(base_model(model)).__module__.startswith("transformers."):
             num_items = int(num_items)
         return model(**inputs, num_items_in_batch=num_items)
 
@@ -352,37 +375,6 @@ def divisors(items: list[int | None]) -> list[float | None]:
     if any(count is None for count in items) or not (total := sum(count or 0 for count in items)):
         return [float(len(items))] * len(items)
     return [total / count if count else None for count in items]
-
-
-def items_of(batches: list[Any], shifted: bool) -> torch.Tensor | None:
-    """Returns the labels of all batches that count, on their own device; None if a batch has no "labels".
-
-    Args:
-        shifted: whether the first label of each row is no target. Labels that are shifted already go first.
-    """
-    total: torch.Tensor | None = None
-    for batch in batches:
-        labels = _labels(batch, shifted)
-        if labels is None:
-            return None
-        count = labels.ne(IGNORED_LABEL).sum()
-        total = count if total is None else total + count
-    return total
-
-
-def _labels(batch: Any, shifted: bool) -> torch.Tensor | None:
-    if not isinstance(batch, Mapping):
-        return None
-    if isinstance(batch.get("shift_labels"), torch.Tensor):
-        return batch["shift_labels"]
-    labels = batch.get("labels")
-    if not isinstance(labels, torch.Tensor):
-        return None
-    return labels[..., 1:] if shifted and labels.dim() > 1 else labels
-
-
-def _in_host_memory(items: torch.Tensor | int) -> bool:
-    return not isinstance(items, torch.Tensor) or items.device.type == "cpu"
 
 
 class _Watched(torch.Tensor):
