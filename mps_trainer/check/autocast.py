@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -23,29 +23,38 @@ from .autocast_list import autocast_list
 _KEY = "AutocastCPU"
 _lock = threading.Lock()
 _entered = 0
-_overrides: Any = None
+_active = contextlib.ExitStack()
 
 
 @contextlib.contextmanager
 def autocast_of_mps() -> Iterator[None]:
     """Makes `torch.autocast("cpu")` cast like `torch.autocast("mps")` inside, in the whole process."""
-    global _entered, _overrides
+    global _entered
     with _lock:
+        if not _entered:
+            _active.enter_context(overridden(_kernels(), _KEY))
         _entered += 1
-        if _entered == 1:
-            _overrides = torch.library.Library("aten", "IMPL")
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message=".*[Oo]verrid")  # which is the purpose
-                for name, kernel in _kernels().items():
-                    _overrides.impl(name, kernel, _KEY)
     try:
         yield
     finally:
         with _lock:
             _entered -= 1
-            if _entered == 0:
-                _overrides._destroy()
-                _overrides = None
+            if not _entered:
+                _active.close()
+
+
+@contextlib.contextmanager
+def overridden(kernels: Mapping[str, Callable], key: str) -> Iterator[None]:
+    """Replaces kernels of torch's operators under a dispatch key inside, in the whole process."""
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*[Oo]verrid")  # which is the purpose
+        for name, kernel in kernels.items():
+            library.impl(name, kernel, key)
+    try:
+        yield
+    finally:
+        library._destroy()
 
 
 @cache

@@ -243,14 +243,15 @@ class _Operators(TorchDispatchMode):
         self.tracer = tracer
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if any(_takes_apart(kind) for kind in types):
+        if any(has_own_dispatch(kind) for kind in types):
             return NotImplemented  # the tensor subclass first says what it is made of
         if not isinstance(func, torch._ops.OpOverload):
             return func(*args, **(kwargs or {}))
         return self.tracer.run(func, args, kwargs or {})
 
 
-def _takes_apart(kind: type) -> bool:
+def has_own_dispatch(kind: type) -> bool:
+    """Returns True for a tensor subclass that handles operators itself."""
     own = getattr(kind, "__torch_dispatch__", None)
     return own is not None and own is not torch._C._disabled_torch_dispatch_impl and kind is not torch.Tensor
 
