@@ -16,27 +16,11 @@ from .quantized import quantize, size_and_format
 
 # What from_pretrained is told about the files with the weights, and what its configuration has to know of it.
 _OF_FILES = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder", "proxies")
-_OF_LOADING = [
-    "low_cpu_mem_usage",
-    "device_map",
-    "max_memory",
-    "offload_folder",
-    "offload_buffers",
-    "state_dict",
-    "variant",
-    "use_safetensors",
-    "weights_only",
-    "ignore_mismatched_sizes",
-    "trust_remote_code",
-    "disable_mmap",
-    "use_kernels",
-    "key_mapping",
-    "_commit_hash",
-    "_from_auto",
-    "_from_pipeline",
-    "adapter_kwargs",
-    "generation_config",
-]
+_OF_LOADING = """
+    low_cpu_mem_usage device_map max_memory offload_folder offload_buffers state_dict variant use_safetensors
+    weights_only ignore_mismatched_sizes trust_remote_code disable_mmap use_kernels key_mapping _commit_hash
+    _from_auto _from_pipeline adapter_kwargs generation_config
+"""
 
 
 @contextlib.contextmanager
@@ -113,7 +97,7 @@ def _from_pretrained(cls: Any, name: Any, *args: Any, config: Any = None, **kwar
 
     dtype = kwargs.pop("dtype", None) or kwargs.pop("torch_dtype", None) or "auto"
     quantization, with_info = kwargs.pop("quantization_config", None), kwargs.pop("output_loading_info", False)
-    kwargs = {key: value for key, value in kwargs.items() if key not in _OF_LOADING}
+    kwargs = {key: value for key, value in kwargs.items() if key not in _OF_LOADING.split()}
     of_files = {key: kwargs.pop(key) for key in _OF_FILES if key in kwargs}
     if isinstance(config, transformers.PreTrainedConfig):
         config = copy.deepcopy(config)

@@ -44,10 +44,8 @@ def remedies_for(trainer: Trainer, examples: int | None) -> list[Remedy]:
         examples: in a batch; None if it cannot be split.
     """
     args, model = trainer.args, trainer.model
-    adapted, is_quantized = (
-        hasattr(model, "peft_config"),
-        any(isinstance(each, QuantizedLinear) for each in model.modules()),
-    )
+    adapted = hasattr(model, "peft_config")
+    is_quantized = any(isinstance(each, QuantizedLinear) for each in model.modules())
     in_float32 = any(each.dtype is torch.float32 and not each.requires_grad for each in model.parameters())
     lora = not adapted and _takes_lora(model)
     found = []
