@@ -119,16 +119,13 @@ class Tracer:
             result = func(*args, **kwargs)
             self.residency.put(tensors_in(result), False)
             return result
-        if func._schema.name == "aten::copy_" and not self.residency.on_device(tensors[0]):
-            self.read("copy to a host tensor")
-            return func(*args, **kwargs)
-        if (
-            func._schema.name == "aten::copy_"
-            and isinstance(given[1], torch.Tensor)
-            and not self.residency.on_device(given[1])
-            and not kwargs.get("non_blocking", args[2:] == (True,))
-        ):
-            self.read("copy of a host tensor")
+        if func._schema.name == "aten::copy_":
+            if not self.residency.on_device(tensors[0]):
+                self.read("copy to a host tensor")
+                return func(*args, **kwargs)
+            blocks = not kwargs.get("non_blocking", args[2:] == (True,))
+            if blocks and isinstance(given[1], torch.Tensor) and not self.residency.on_device(given[1]):
+                self.read("copy of a host tensor")
         line = self._line()
         on_device = [tensor for tensor in tensors if self.residency.on_device(tensor)]
         self.recorder.product(func.name(), self.phases.now(), tensors, line)
