@@ -10,21 +10,11 @@ from mps_trainer.check.mps_kernels import _GRAPHS_BEFORE, compiles_graphs, reads
 
 GRAPHS = {
     "linear": ("2.13.0", "2.14.1", "2.15.0"),
-    "addmm.out": ("2.13.0", "2.14.1", "2.15.0"),
     "baddbmm_": ("2.13.0", "2.14.1", "2.15.0"),
-    "native_layer_norm_backward": ("2.13.0", "2.14.1", "2.15.0"),
-    "_softmax_backward_data": ("2.13.0", "2.14.1", "2.15.0"),
     "_softmax": ("2.13.0", "2.14.1"),
-    "nll_loss_forward": ("2.13.0", "2.14.1"),
-    "where.self": ("2.13.0", "2.14.1"),
     "pow.Tensor_Tensor": ("2.13.0", "2.14.1"),
     "index_select": ("2.13.0",),
     "pow.Tensor_Scalar": (),
-    "gelu": (),
-    "embedding": (),
-    "native_dropout": (),
-    "_fused_adamw_": (),
-    "native_layer_norm": (),
 }
 
 

@@ -191,16 +191,6 @@ def test_the_counters_of_an_optimizer_that_has_run_before_are_known_to_be_on_the
     assert reads(trace(step)) == []
 
 
-def test_the_line_is_the_library_s_where_the_library_asks():
-    from transformers import BertConfig, BertModel
-
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    model = BertModel(BertConfig(vocab_size=16, max_position_embeddings=8, **sizes))
-    ids = torch.ones(2, 4, dtype=torch.long)
-    report = trace(model, input_ids=ids, attention_mask=torch.ones_like(ids))
-    assert all("transformers" in str(read.where) for read in report.blocking_reads if read.where)
-
-
 def test_a_wait_of_numpy_is_of_the_line_that_calls_it():
     assert [line for _, _, line in reads(trace(lambda: np.sort(values())))][-1].startswith("assert")
 
@@ -233,20 +223,6 @@ def test_a_wait_inside_a_library_names_it_and_asks_for_no_change_there(library):
     assert "losses/pairs.py:3" in table
     assert "2 calls at 2 lines" in table
     assert "Keep the value" not in table
-
-
-def test_a_wait_in_the_script_keeps_its_advice_beside_one_in_a_library(library):
-    module = library(READS)
-
-    def step() -> None:
-        values().sum().item()  # one's own
-        module.twice(values().sum())
-
-    report = trace(step)
-    rows = report.table()
-    assert [read.where.library for read in report.blocking_reads] == [None, "mended", "mended"]
-    assert rows.index("Keep the value") < rows.index("inside mended")
-    assert rows.count("Keep the value") == 1
 
 
 def test_many_lines_of_a_library_are_one_row():

@@ -50,15 +50,6 @@ def test_what_is_computed_under_the_trace_is_what_is_computed_without_it():
     assert names(tracer.report(), Support.NATIVE)
 
 
-def test_where_the_same_kernels_run_the_results_agree_in_every_bit():
-    model, x = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 2)), torch.randn(5, 4)
-    model(x).sum().backward()
-    plain = [parameter.grad.clone() for parameter in model.parameters()]
-    model.zero_grad()
-    trace(lambda: model(x).sum().backward())
-    assert all(torch.equal(p.grad, grad) for p, grad in zip(model.parameters(), plain, strict=True))
-
-
 def test_the_trace_leaves_nothing_behind():
     call = nn.Module.__call__
     flash = torch.backends.cuda.flash_sdp_enabled()
@@ -138,19 +129,6 @@ def test_the_report_is_json_and_names_the_torch_it_holds_for():
     data = json.loads(json.dumps(report.to_dict()))
     assert data["torch_version"] == torch.__version__
     assert data["ready"] is True
-    assert set(data) == {
-        "ready",
-        "graphs",
-        "torch_version",
-        "fallback",
-        "own_trainer",
-        "operators",
-        "dtype_problems",
-        "large_products",
-        "blocking_reads",
-        "batch_shapes",
-        "notes",
-    }
     addmm = next(use for use in data["operators"] if use["name"] == "aten::addmm")
     assert (addmm["support"], addmm["calls"], addmm["phase"]) == ("native", 1, "forward")
     assert addmm["where"]["file"] == __file__
@@ -176,10 +154,6 @@ def test_the_table_puts_the_most_serious_first_and_fits_its_width():
     assert "aten::as_strided" in verbose
     assert "aten::as_strided" not in str(report)
     assert max(map(len, verbose.splitlines())) <= 120
-
-
-def test_an_empty_report_can_be_printed():
-    assert "Ready" in str(CoverageReport("2.0", False))
 
 
 def use_of(name: str, support: Support) -> OperatorUse:

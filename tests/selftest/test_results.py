@@ -36,27 +36,12 @@ def test_a_line_has_name_result_seconds_and_what_was_found():
     ]
 
 
-def test_many_versions_take_several_lines():
-    versions = {f"package{i}": "1.2.3" for i in range(12)}
-    head = str(replace(REPORT, versions=versions)).split("\n\n")[0].splitlines()
-    assert max(map(len, head)) <= WIDTH
-    assert " ".join(head[1:]) == ", ".join(f"{name} 1.2.3" for name in versions)
-
-
 def test_a_long_text_goes_on_below_itself_and_no_line_is_wider_than_the_table():
     lines = table([FAILED])
     assert len(lines) > 3
     assert max(map(len, lines)) <= WIDTH
     assert {line[:22].strip() for line in lines[2:]} == {""}
     assert " ".join(line[22:].strip() for line in lines[1:]) == FAILED.text.strip()
-
-
-def test_a_check_without_words_is_still_a_line():
-    assert table([replace(PASSED, text="")])[1] == "losses  passed     1.2"
-
-
-def test_no_checks_are_a_heading():
-    assert len(table([])) == 1
 
 
 def test_the_report_begins_with_the_machine_and_ends_with_counts_and_verdict():
