@@ -67,7 +67,6 @@ PATCHES: dict[str, tuple[str, Callable[[], Any]]] = {
     "masks": ("mps", without_masks),
     "fast_dropout": ("cpu", without("fast_dropout")),
     "unread_tokens": ("cpu", without("unread_tokens_skipped")),
-    "embeddings": ("cpu", without("embedding_gradients_in_place")),
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
@@ -18,16 +20,17 @@ class Gradients:
 
     def __init__(self, trainer: TrainerSurface, model: nn.Module) -> None:
         self.trainer, self.parameters = trainer, list(model.parameters())
-        self._optimizer, self._may_clip = None, False
         self._allowed = isinstance(trainer.optimizer, AdamW) and trainer._mt_overrides.allow(
             "clipping within the optimizer's step", "_clip_grad_norm", "_get_grad_norm"
         )
+        self._optimizer: Any = None
+        self._may_clip = False
 
     def clip_in_step(self, max_norm: float) -> torch.Tensor | None:
         """Returns the norm of the gradients and clips them in the next step; None if the optimizer cannot clip.
 
-        It does not where code would see gradients that are not clipped yet: a callback around the step, or a function
-        of the user's in the place of the optimizer's step.
+        It does not where code would see gradients that are not clipped yet: a callback around the step, a hook of the
+        optimizer, or a function of the user's in the place of its step.
         """
         events, optimizer = self.trainer._mt_events, self.trainer.optimizer
         if optimizer is not self._optimizer:  # a callback may replace it
@@ -38,21 +41,17 @@ class Gradients:
             not events.covers(event) or events.has_listener(event)
             for event in ("on_pre_optimizer_step", "on_optimizer_step")
         )
-        if watched or not self._may_clip or _step_is_replaced(optimizer):
+        if watched or not self._may_clip or optimizer.is_watched() or _step_is_replaced(optimizer):
             return None
         self.trainer._mt_precision.unscale(optimizer)
-        return optimizer.clip_at_step(self.parameters, max_norm)
+        return optimizer.clip_at_step([each.grad for each in self.parameters if each.grad is not None], max_norm)
 
     def clear(self) -> None:
-        """Sets the gradients to None."""
+        """Sets the gradients to None and discards what the next step would clip them by."""
         for parameter in self.parameters:
             parameter.grad = None
-
-    def discard(self) -> None:
-        """Clears the gradients and the pending clip factor."""
-        self.clear()
         if isinstance(self.trainer.optimizer, AdamW):
-            self.trainer.optimizer.discard_clipping()
+            self.trainer.optimizer.clip_divisor = None
 
 
 def _step_is_replaced(optimizer: AdamW) -> bool:

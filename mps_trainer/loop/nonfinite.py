@@ -147,7 +147,7 @@ class StopOnNan:
     def _stop(self, found: NonFinite) -> NonFiniteLossError:
         step, rate = found.step, self.trainer._get_learning_rate()
         happened = self.reporter.describe(found, rate)
-        self.gradients.discard()
+        self.gradients.clear()
         self.trainer._mt_precision.abandon_step()
         self.run_state.restore(self._before)
         checkpoint, saved = self._checkpoint(step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -33,48 +33,33 @@ def enable_activation_checkpointing(model: nn.Module, args: TrainingArguments) -
             "Leave it out, or use torch.utils.checkpoint in the model's forward()."
         )
     if str(enable.__module__).startswith("transformers."):  # a model of one's own may take other keys
-        check_keywords(args.activation_checkpointing_kwargs or {})
+        _check_keywords(args.activation_checkpointing_kwargs or {})
     enable(checkpoint_settings(args.activation_checkpointing_kwargs, args.device))
 
 
-def check_keywords(given: Any) -> None:
-    """Raises MisconfigurationException for keywords that torch.utils.checkpoint does not take, and for their values.
+def _check_keywords(given: Any) -> None:
+    """Raises MisconfigurationException for arguments that torch.utils.checkpoint does not take.
 
-    torch passes an unknown keyword on to the layer, which raises in the middle of the first step.
+    torch would pass an unknown one on to the layer, which raises in the middle of the first step.
     """
-    accepted = [
-        name for name in inspect.signature(checkpoint).parameters if name not in ("function", "args", "kwargs")
-    ]
-    accepted.append("preserve_rng_state")  # which torch takes out of its own kwargs
+    accepted = [*inspect.signature(checkpoint).parameters, "preserve_rng_state"]  # torch takes it out of its kwargs
+    accepted = [name for name in accepted if name not in ("function", "args", "kwargs")]
+    problem = None
     for name, value in given.items():
         if name not in accepted:
-            raise MisconfigurationException(
-                f"activation_checkpointing_kwargs (gradient_checkpointing_kwargs) has {shown(name)}, which "
-                f"torch.utils.checkpoint does not take. It takes {', '.join(accepted)}."
-            )
-        wanted, is_right = _WANTED.get(name, ("", lambda value: True))
-        if not is_right(value):
-            raise MisconfigurationException(
-                f"activation_checkpointing_kwargs (gradient_checkpointing_kwargs) has {name}={shown(value)}, which "
-                f"must be {wanted}."
-            )
-    only = [name for name in ("context_fn", "debug") if given.get(name)]
-    if only and given.get("use_reentrant") in (True, None):
+            problem = f"{shown(name)}, which torch.utils.checkpoint does not take. It takes {', '.join(accepted)}."
+        elif name not in ("determinism_check", "context_fn") and not isinstance(value, bool | None):
+            problem = f"{name}={shown(value)}, which must be true or false."
+    if problem is None:
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                checkpoint(torch.clone, torch.zeros((), device="cpu", requires_grad=True), **given)
+        except (TypeError, ValueError) as error:
+            problem = f"values that torch.utils.checkpoint refuses: {error}"
+    if problem is not None:
         raise MisconfigurationException(
-            f"activation_checkpointing_kwargs (gradient_checkpointing_kwargs) has {only[0]}, which "
-            'torch.utils.checkpoint takes with use_reentrant=False alone. Add "use_reentrant": false.'
+            f"activation_checkpointing_kwargs (gradient_checkpointing_kwargs) has {problem}"
         )
-
-
-_FLAG: tuple[str, Callable[[Any], bool]] = ("true or false", lambda value: isinstance(value, bool))
-_WANTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "use_reentrant": ("true or false", lambda value: value is None or isinstance(value, bool)),
-    "preserve_rng_state": _FLAG,
-    "debug": _FLAG,
-    "early_stop": _FLAG,
-    "determinism_check": ('"default" or "none"', lambda value: value in ("default", "none")),
-    "context_fn": ("a function, which cannot be given on a command line", callable),
-}
 
 
 def checkpoint_settings(given: Any, device: torch.device) -> dict[str, Any]:

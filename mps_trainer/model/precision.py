@@ -18,10 +18,13 @@ from ..devices.precision_advice import SLOW_BFLOAT16
 from ..distributed.ddp import inside
 from ..distributed.sharded import is_sharded
 from ..errors import MisconfigurationException
+from ..utils.attributes import attributes_replaced
 from ..utils.nested import map_tensors
 from ..utils.text import first_line
 
 logger = logging.getLogger(__name__)
+
+_HALF = (torch.bfloat16, torch.float16)
 
 
 class MixedPrecision:
@@ -44,20 +47,22 @@ class MixedPrecision:
         self.scaler = torch.amp.GradScaler(device.type) if asked == "fp16" else None
         self.step_was_skipped = False
         self._unscaled: set[int] = set()
-        self._one: torch.Tensor | None = None
-        self._applied: dict[nn.Module, Callable] = {}  # the wrapper of each model's forward
+        self._applied: set[nn.Module] = set()  # models whose forward is autocast
         self.has_model = False  # whether a model has been prepared
 
     def prepare(self, model: nn.Module, place: bool = True) -> None:
         """Applies the number format to the forward of `model`; moves it to the device, unless it is sharded."""
         self.has_model = True
-        self.apply_to(inside(getattr(model, "_orig_mod", model)))
+        inner: Any = inside(getattr(model, "_orig_mod", model))
+        if self.dtype is not None and inner not in self._applied:
+            self._applied.add(inner)
+            inner.forward = self._autocast_forward(inner, [True])
         if place and not is_sharded(model):
             model.to(self.device)
 
     @contextlib.contextmanager
     def applied_to(self, model: nn.Module) -> Iterator[None]:
-        """Applies autocast to `model.forward` inside, as `apply_to` does, and ends it at the end.
+        """Applies autocast to `model.forward` inside, and ends it at the end.
 
         A wrapper that somebody put around it meanwhile stays, and so does a copy of the model. From then on both
         compute as the model did before.
@@ -65,62 +70,36 @@ class MixedPrecision:
         if self.dtype is None or model in self._applied:
             yield
             return
-        before = vars(model).get("forward")  # that of the class is not among them
-        is_on = self.apply_to(model)
+        is_on = [True]
+        self._applied.add(model)
         try:
-            yield
+            with attributes_replaced([(model, "forward", self._autocast_forward(model, is_on))]):
+                yield
         finally:
             is_on.clear()
-            if vars(model).get("forward") is self._applied.pop(model):
-                del model.forward
-                if before is not None:
-                    model.forward = before
+            self._applied.remove(model)
 
-    def apply_to(self, model: nn.Module) -> list[bool]:
-        """Makes `model.forward` compute under autocast and return float32, as Accelerate's `prepare_model` does.
+    def _autocast_forward(self, model: nn.Module, is_on: list[bool]) -> Callable:
+        """Returns a forward that computes under autocast and returns float32, as Accelerate's `prepare_model` does.
 
-        What uses the outputs, such as a `compute_loss` of one's own, then computes in float32. Returns a list: once it
-        is empty, the model computes as before.
+        What uses the outputs, such as a `compute_loss` of one's own, then computes in float32. Once `is_on` is empty,
+        the model computes as before.
         """
-        is_on = [True]
-        if self.dtype is not None and model not in self._applied:
-            method = getattr(model.forward, "__func__", None)
-            if method is None:
-                model.forward = self._wrapped(model.forward, is_on)
-            else:
-                model.forward = MethodType(self._wrapped(method, is_on), model)
-            self._applied[model] = model.forward
-        return is_on
+        method = getattr(model.forward, "__func__", None)
+        forward: Any = method or model.forward
 
-    def _wrapped(self, forward: Callable, is_on: list[bool]) -> Callable:
         @functools.wraps(forward)
         def in_half_precision(*args: Any, **kwargs: Any) -> Any:
             if not is_on:
                 return forward(*args, **kwargs)
-            with self.autocast():
+            with torch.autocast(self.device.type, self.dtype):
                 outputs = forward(*args, **kwargs)
-            return map_tensors(outputs, _in_float32)
+            return map_tensors(outputs, lambda one: one.float() if one.dtype in _HALF else one)
 
-        return in_half_precision
-
-    def autocast(self) -> contextlib.AbstractContextManager:
-        if self.dtype is None:
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, self.dtype)
+        return in_half_precision if method is None else MethodType(in_half_precision, model)
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        if self.scaler is not None:
-            loss = self.scaler.scale(loss)
-        if loss.dim() == 0 and loss.requires_grad:
-            kwargs.setdefault("gradient", self._one_like(loss))
-        loss.backward(**kwargs)
-
-    def _one_like(self, loss: torch.Tensor) -> torch.Tensor:
-        """Returns the initial gradient of backward, which torch would create for each batch."""
-        one = self._one
-        if one is None or one._version or (one.dtype, one.device) != (loss.dtype, loss.device):
-            self._one = one = torch.ones_like(loss, requires_grad=False)  # anew if a hook has changed it in place
-        return one
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward(**kwargs)
 
     def check_weights(self, model: nn.Module, optimizer: Any) -> None:
         """Raises MisconfigurationException if `optimizer` trains weights in float16, which no scaler can unscale."""
@@ -167,10 +146,6 @@ class MixedPrecision:
             state, self.scaler = self.scaler.state_dict(), torch.amp.GradScaler(self.device.type)
             self.scaler.load_state_dict(state)
             self._unscaled.clear()
-
-
-def _in_float32(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
 def set_tf32(device: torch.device, wanted: bool | None) -> None:

@@ -20,7 +20,6 @@ from .introspection import base_model
 from .large_product_warning import told_of_large_products
 from .patches.contiguous import make_contiguous, warn_of_known_faults
 from .patches.deferred_logits import deferring_head, logits_deferred
-from .patches.embeddings import embedding_gradients_in_place
 from .patches.fast_dropout import fast_dropout
 from .patches.norms import norms_in_few_kernels
 from .patches.positions import positions_made_once
@@ -78,7 +77,6 @@ def prepared_for_training(trainer: PreparedTrainer, device: torch.device | None 
         noisy_embeddings(model, trainer.neftune_noise_alpha),
         unread_tokens_skipped(model, skips_unread_tokens(args)),
         fast_dropout(args.fast_dropout and device.type == "cpu" and not args.torch_compile),
-        embedding_gradients_in_place(model, args, device, is_distributed, overrides),
         positions_made_once(model, few_kernels),
         norms_in_few_kernels(model, few_kernels),
         rotations_in_few_kernels(model, few_kernels),

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, linear
 
-from mps_trainer.model import chunked_cross_entropy as module
-from mps_trainer.model.chunked_cross_entropy import Head, rows_of_chunk
+from mps_trainer.model.patches import deferred_logits as module
+from mps_trainer.model.patches.deferred_logits import Head
 
 ROWS, WIDTH, WORDS = 37, 12, 50
 
@@ -116,11 +116,6 @@ def test_no_more_than_a_chunk_of_logits_exists(monkeypatch):
     with Sizes():
         chunked_cross_entropy(hidden, weight, None, target).backward()
     assert max(largest) == 8
-
-
-@pytest.mark.parametrize(("rows", "words", "chunk"), [(2048, 65536, 256), (100, 65536, 100), (2048, 2**26, 1)])
-def test_rows_of_a_chunk(rows, words, chunk):
-    assert rows_of_chunk(rows, words) == chunk
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])

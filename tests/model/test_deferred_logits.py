@@ -21,7 +21,6 @@ from transformers import (
 )
 
 from mps_trainer import Trainer
-from mps_trainer.model import chunked_cross_entropy as chunks
 from mps_trainer.model.patches import deferred_logits
 from mps_trainer.model.patches.deferred_logits import DeferredLogits
 from tests.conftest import logged
@@ -34,7 +33,6 @@ WORDS = 64
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     """Of eight rows."""
-    monkeypatch.setattr(chunks, "CHUNK", 4 * WORDS * 8)
     monkeypatch.setattr(deferred_logits, "CHUNK", 4 * WORDS * 8)
 
 
@@ -193,7 +191,6 @@ def test_the_model_is_given_back_as_it_was(trained):
     trained(model, True)
     assert "forward" not in vars(model.lm_head)
     assert type(model.lm_head) is nn.Linear
-    assert not len(deferred_logits._heads)
 
 
 class Copies(TrainerCallback):
@@ -282,17 +279,18 @@ def test_products_over_many_words_are_split_where_they_are_wrong(trained, made, 
     plain = trained(llama(), False)
     monkeypatch.setattr(deferred_logits, "INNER", 10)
     monkeypatch.setattr(deferred_logits, "CHUNK", 2**30)
-    sums, product = set(), chunks.product
-    monkeypatch.setattr(chunks, "product", lambda *args: sums.add(args[2]) or product(*args))
+    sums, head = set(), deferred_logits.Head
+    product = head.product
+    monkeypatch.setattr(head, "product", lambda self, *args: sums.add(self.most_words) or product(self, *args))
     assert trained(llama(), True) == pytest.approx(plain, rel=1e-5, abs=1e-5)
     assert sums == ({9} if device == "mps" else set())
     assert not made
 
 
 def deferred(hidden, weight):
-    numbers = deferred_logits._Numbers(hidden, chunks.Head(weight), weight.dtype, (hidden._version, weight._version))
+    head = deferred_logits.Head(weight)
     meta = torch.empty(*hidden.shape[:-1], len(weight), device="meta")
-    return numbers.head.with_gradients(hidden, lambda: DeferredLogits(numbers, meta))
+    return head.logits(hidden, lambda: DeferredLogits(deferred_logits._Numbers(hidden, head, weight.dtype), meta))
 
 
 @pytest.mark.parametrize("change", [lambda x: x.unsqueeze_(0), lambda x: torch._foreach_mul_([x], 2)])

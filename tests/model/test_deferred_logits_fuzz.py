@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from mps_trainer.model import chunked_cross_entropy as chunks
 from mps_trainer.model.patches import deferred_logits
 from mps_trainer.model.patches.deferred_logits import logits_deferred
 from mps_trainer.utils.overrides import Overrides
@@ -263,7 +262,6 @@ def difference(plain, deferred, low):
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(chunks, "CHUNK", 4 * WORDS * 4)
     monkeypatch.setattr(deferred_logits, "CHUNK", 4 * WORDS * 4)
 
 

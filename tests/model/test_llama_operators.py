@@ -83,17 +83,15 @@ def test_the_decoders_of_the_list_are_tested():
 @pytest.mark.parametrize("patch", PATCHES)
 def test_each_leaves_nothing_behind(patch):
     model = make()
-    kinds = [type(module) for module in model.modules()]
     search, rotation = masking_utils.find_packed_sequence_indices, modeling_llama.apply_rotary_pos_emb
     context = PATCHES[patch](model, True)
     context.__enter__()
     loss_and_gradients(model)
     with pytest.raises(KeyError):
         context.gen.throw(KeyError())
-    assert [type(module) for module in model.modules()] == kinds
+    assert not any("forward" in vars(module) for module in model.modules())
     assert masking_utils.find_packed_sequence_indices is search
     assert modeling_llama.apply_rotary_pos_emb is rotation
-    assert "forward" not in vars(model.model.rotary_emb)
     assert not model.model._forward_pre_hooks
 
 
@@ -105,7 +103,7 @@ def test_they_apply_on_mps_where_nothing_is_compiled(device, compiles, make_args
     trainer.args.torch_compile = compiles
     with prepared_for_training(trainer, torch.device(device)):
         plain = device == "cpu" or compiles
-        assert (type(model.model.norm) is modeling_llama.LlamaRMSNorm) is plain
+        assert ("forward" not in vars(model.model.norm)) is plain
         assert (modeling_llama.apply_rotary_pos_emb is rotation) is plain
         assert (masking_utils.find_packed_sequence_indices is search) is plain
 

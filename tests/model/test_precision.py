@@ -92,9 +92,9 @@ KEYWORDS = [
     ({"a": 1}, "has 'a', which torch.utils.checkpoint does not take. It takes use_reentrant, "),
     ({"use_reentrant": False, "function": 1}, "has 'function', which"),
     ({"use_reentrant": "no"}, "has use_reentrant='no', which must be true or false"),
-    ({"use_reentrant": False, "determinism_check": "all"}, 'must be "default" or "none"'),
-    ({"use_reentrant": False, "context_fn": "f"}, "must be a function"),
-    ({"debug": True}, "has debug, which torch.utils.checkpoint takes with use_reentrant=False alone"),
+    ({"use_reentrant": False, "determinism_check": "all"}, "refuses: determinism_check should be"),
+    ({"use_reentrant": False, "context_fn": "f"}, "refuses: 'str' object is not callable"),
+    ({"debug": True}, "only supported when use_reentrant=False"),
 ]
 
 
@@ -110,7 +110,6 @@ def test_what_torch_does_not_take_of_checkpointing_is_refused_before_a_step(make
     with pytest.raises(MisconfigurationException) as refused:
         trainer.train()
     assert says in str(refused.value)
-    assert "preserve_rng_state" in str(refused.value) or "'a'" not in str(refused.value)
     assert trainer.state.global_step == 0
 
 
@@ -144,23 +143,6 @@ def test_no_clipping_leaves_the_gradients_as_they_are(make_trainer):
     trainer.train()
     assert seen[0] == float("inf")
     assert seen[1] > 0  # dividing by an infinite norm would have left 0
-
-
-def test_a_hook_that_changes_the_first_gradient_changes_it_for_its_batch_only(make_trainer):
-    """The Trainer begins each backward pass with the same tensor."""
-
-    class Doubling(Trainer):
-        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-            loss = super().compute_loss(model, inputs)
-            loss.register_hook(lambda gradient: gradient.mul_(2))
-            return loss
-
-    norms = []
-    for kind in (Trainer, Doubling):
-        trainer = make_trainer({"kind": kind}, max_steps=3, learning_rate=0.0, max_grad_norm=0, logging_steps=1)
-        trainer.train()
-        norms.append(logged(trainer, "grad_norm"))
-    assert norms[1] == pytest.approx([2 * norm for norm in norms[0]], rel=1e-4)
 
 
 @pytest.mark.parametrize("version", ["2.6.0", "2.7.1", "2.8.0"])

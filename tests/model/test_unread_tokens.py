@@ -91,10 +91,6 @@ def test_logits_and_gradients_are_those_of_the_whole_layer(name, attention, comp
     assert_close(given, expected)
 
 
-def test_each_family_has_a_test():
-    assert CLASSIFIERS.keys() == CONFIGS.keys()
-
-
 @pytest.mark.parametrize(
     "changed",
     [
@@ -244,20 +240,23 @@ def test_a_forward_of_ones_own_on_a_part_sees_all_tokens():
 
 def test_the_model_is_as_before_afterwards():
     model = made()
-    kind = type(model.bert.encoder.layer[1])
-    with unread_tokens_skipped(model, True):
-        assert type(model.bert.encoder.layer[1]) is not kind
-    assert type(model.bert.encoder.layer[1]) is kind
-    assert "forward" not in vars(model)
-
-
-def test_the_model_is_as_before_after_an_error(computed):
-    model = made()
-    with pytest.raises(IndexError), unread_tokens_skipped(model, True):
+    with pytest.raises(IndexError), unread_tokens_skipped(model, True), unread_tokens_skipped(model, True):
         model(input_ids=torch.full((1, 4), 1000))
-    assert "forward" not in vars(model)
-    with torch.no_grad():
-        assert model.bert(input_ids=torch.ones(1, 4).long()).last_hidden_state.shape[1] == 4
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_attention_of_ones_own_gets_all_queries(computed):
+    seen = []
+
+    def attend(module, query, *args, **kwargs):
+        seen.append(query.shape[2])
+        return transformers.integrations.sdpa_attention.sdpa_attention_forward(module, query, *args, **kwargs)
+
+    transformers.AttentionInterface.register("counted", attend)
+    model = made(attention="counted").eval()
+    with torch.no_grad(), unread_tokens_skipped(model, True):
+        model(**{**batch(), "attention_mask": None})
+    assert seen == [6, 6]
 
 
 def test_an_error_inside_leaves_the_base_model_whole():
@@ -282,16 +281,6 @@ def test_a_wrapper_that_others_put_around_forward_stays():
         assert model.bert(inputs["input_ids"]).last_hidden_state.shape[1] == 6
 
 
-def test_inside_itself_it_changes_nothing(computed):
-    model = made().eval()
-    with unread_tokens_skipped(model, True):
-        with unread_tokens_skipped(model, True):
-            pass
-        computed.clear()
-        model(**batch())
-    assert len(computed) == 1
-
-
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_copies_are_models_of_their_own(how):
     model = made().eval()
@@ -303,7 +292,6 @@ def test_copies_are_models_of_their_own(how):
             torch.save(model, file)
             file.seek(0)
             other = torch.load(file, weights_only=False)
-        assert type(other.bert.encoder.layer[1]).__module__.startswith("transformers.models.bert")
         with torch.no_grad():
             torch.testing.assert_close(other(**batch()).logits, model(**batch()).logits)
     with torch.no_grad():
@@ -332,9 +320,6 @@ def not_taken():
     namesake_head = made("RobertaForSequenceClassification")
     namesake_head.classifier = type("RobertaClassificationHead", (Mean,), {})()
     yield "own head of the same name", namesake_head
-    token_head = made("RobertaForSequenceClassification")
-    token_head.classifier = made("RobertaForMaskedLM", family="RobertaForSequenceClassification").lm_head
-    yield "head of another model", token_head
     plain_head = made("ElectraForSequenceClassification")
     plain_head.classifier = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(96, 2))
     yield "a head of torch's modules", plain_head
@@ -365,14 +350,6 @@ def made_without_layers():
 @pytest.mark.parametrize(("name", "model"), list(not_taken()), ids=lambda each: each if isinstance(each, str) else "")
 def test_other_models_are_left_alone(name, model):
     assert last_layer(model) is None
-
-
-def test_other_kinds_of_attention_are_left_alone():
-    layer = made(attention="flex_attention").bert.encoder.layer[1]
-    assert not unread_tokens._is_unread(layer, (torch.zeros(1, 2, 16),), {})
-    known = made().bert.encoder.layer[1]
-    assert unread_tokens._is_unread(known, (torch.zeros(1, 2, 16),), {})
-    assert not unread_tokens._is_unread(known, (), {"hidden_states": torch.zeros(1, 2, 16)})
 
 
 def test_attention_is_dropped_in_training_alone():

@@ -13,12 +13,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 from torch.nn import functional
+
+from ...utils.attributes import attributes_replaced
 
 _VALUES = 2**16  # that 16 bits have
 
@@ -60,43 +60,27 @@ def attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attn_mask: torch.Tensor | None,
+    mask: torch.Tensor | None,
     dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
+    scale: float | None = None,
 ) -> torch.Tensor:
     """Returns what `torch.nn.functional.scaled_dot_product_attention` does; its arguments are that function's."""
-    if enable_gqa:
-        groups = query.size(-3) // key.size(-3)
-        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
     scores = (query * (1 / math.sqrt(query.size(-1)) if scale is None else scale)) @ key.transpose(-2, -1)
-    if is_causal:
-        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-    nothing: torch.Tensor | None = None  # rows that may look at nothing: their result is 0
-    is_from_bool = attn_mask is not None and attn_mask.dtype is torch.bool
-    if attn_mask is not None and is_from_bool:
-        seen = attn_mask.any(-1, keepdim=True)
-        if not seen.all():
-            nothing = ~seen
-            attn_mask = attn_mask | nothing
-        attn_mask = torch.zeros(attn_mask.shape, dtype=scores.dtype).masked_fill_(~attn_mask, -math.inf)
-    if attn_mask is not None:
-        scores = scores.add_(attn_mask)
-    # torch's also gives 0 for rows of -inf, of which a mask of numbers may have some
-    softmax = torch.softmax if attn_mask is None or is_from_bool else torch._safe_softmax
+    softmax, seen = torch.softmax, None
+    if mask is not None and mask.dtype is torch.bool:
+        seen = mask.any(-1, keepdim=True)
+        mask = torch.zeros(mask.shape, dtype=scores.dtype).masked_fill_(~mask, torch.finfo(scores.dtype).min)
+    elif mask is not None:
+        softmax = torch._safe_softmax  # gives 0 for rows of -inf, as torch's attention does
+    if mask is not None:
+        scores = scores.add_(mask)
     weights = softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
-    if nothing is not None:
-        weights = weights.masked_fill(nothing, 0)
-    return (weights * kept(weights.shape, dropout_p, weights.dtype)) @ (value * scale_of(dropout_p))
+    result = (weights * kept(weights.shape, dropout_p, weights.dtype)) @ (value * scale_of(dropout_p))
+    return result if seen is None or seen.all() else result * seen  # queries that see nothing get 0
 
 
-@contextlib.contextmanager
-def fast_dropout(is_on: bool) -> Iterator[None]:
+def fast_dropout(is_on: bool) -> contextlib.AbstractContextManager[None]:
     """Inside, dropout and attention with dropout on the CPU decide about four elements by each random number."""
-    if not is_on:
-        yield
-        return
     plain, plain_attention = functional.dropout, functional.scaled_dot_product_attention
 
     @functools.wraps(plain)
@@ -113,25 +97,18 @@ def fast_dropout(is_on: bool) -> Iterator[None]:
         attn_mask: Any = None,
         dropout_p: float = 0.0,
         is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
+        **more: Any,
     ) -> torch.Tensor:
         is_known = attn_mask is None or (
-            type(attn_mask) is torch.Tensor and attn_mask.dtype in (torch.bool, query.dtype)
+            type(attn_mask) is torch.Tensor and attn_mask.dtype in (torch.bool, query.dtype) and not is_causal
         )
-        if not _takes(dropout_p, query, key, value) or not is_known or (is_causal and attn_mask is not None):
-            settings: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
-            return plain_attention(query, key, value, attn_mask, dropout_p, is_causal, **settings)
-        return attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        if not is_known or more.get("enable_gqa") or not _takes(dropout_p, query, key, value):
+            return plain_attention(query, key, value, attn_mask, dropout_p, is_causal, **more)
+        mask = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool).tril() if is_causal else attn_mask
+        return attention(query, key, value, mask, dropout_p, more.get("scale"))
 
-    with contextlib.ExitStack() as stack:
-        replacements: dict[str, Callable[..., torch.Tensor]] = {
-            "dropout": fast,
-            "scaled_dot_product_attention": fast_attention,
-        }
-        for name, function in replacements.items():
-            stack.enter_context(mock.patch.object(functional, name, function))
-        yield
+    own = [(functional, "dropout", fast), (functional, "scaled_dot_product_attention", fast_attention)]
+    return attributes_replaced(own if is_on else ())
 
 
 def _takes(p: float, *tensors: torch.Tensor) -> bool:

@@ -1,10 +1,10 @@
 """Rotary position embeddings in three operators each way, on mps.
 
-transformers rotates queries and keys by a negation, a concatenation, two products and a sum; their gradients take ten
-operators more. Here the sines of a step get their signs once, for all layers, and a rotation swaps two halves and
-makes two products, and so does its gradient.
+transformers rotates queries and keys by a negation, a concatenation, two products and a sum, and their gradients take
+ten operators more. Here the sines of a layer get their signs once, and a rotation swaps two halves and makes two
+products, and so does its gradient.
 
-Gain, by `python -m benchmarks.patches`: a step of a Llama of two layers has 223 operators, without this 255.
+Gain, by `python -m benchmarks.patches`: a step of a Llama of two layers has 230 operators, without this 258.
 """
 
 from __future__ import annotations
@@ -12,35 +12,24 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
+from ...utils.attributes import attributes_replaced
 from ..introspection import is_transformed
 
 NAME = "apply_rotary_pos_emb"
 
 
-@contextlib.contextmanager
-def rotations_in_few_kernels(model: nn.Module, applies: bool) -> Iterator[None]:
+def rotations_in_few_kernels(model: nn.Module, applies: bool) -> contextlib.AbstractContextManager[None]:
     """Inside, the modules of transformers that `model` is made of rotate so, on mps, if they rotate as Llama does."""
-    replaced: dict[Any, Callable] = {}
-    if applies:
-        names = {type(module).__module__ for module in model.modules()}
-        homes = (sys.modules.get(name) for name in names if name.startswith("transformers.models."))
-        replaced = {home: vars(home)[NAME] for home in homes if home is not None and NAME in vars(home)}
-        replaced = {home: plain for home, plain in replaced.items() if is_rotation(plain)}
-    made = {home: _Rotation(plain) for home, plain in replaced.items()}
-    for home, rotation in made.items():
-        setattr(home, NAME, rotation)
-    try:
-        yield
-    finally:
-        for home, rotation in made.items():
-            if vars(home)[NAME] is rotation:
-                setattr(home, NAME, replaced[home])
+    names = {type(module).__module__ for module in model.modules()} if applies else set()
+    homes = [sys.modules[name] for name in sorted(names) if name.startswith("transformers.models.")]
+    plain = {home: vars(home)[NAME] for home in homes if NAME in vars(home)}
+    return attributes_replaced((home, NAME, _replacing(each)) for home, each in plain.items() if is_rotation(each))
 
 
 @functools.cache
@@ -52,29 +41,23 @@ def is_rotation(plain: Callable) -> bool:
     try:
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
             given = plain(query, key, cos, sin)
-    except Exception:  # it wants something else, so it is another
+    except Exception:  # it needs other arguments: not the rotation of Llama
         return False
     expected = tuple(one * cos[:, None] + _swapped(one) * _signed(sin)[:, None] for one in (query, key))
     return isinstance(given, tuple) and len(given) == 2 and all(map(torch.equal, given, expected))
 
 
-class _Rotation:
-    """`apply_rotary_pos_emb` in fewer operators; other arguments than a decoder's go to `plain`."""
+def _replacing(plain: Callable) -> Callable:
+    """Returns `plain`, a rotation, in fewer operators for the arguments of a decoder."""
 
-    def __init__(self, plain: Callable) -> None:
-        self.plain = plain
-        functools.update_wrapper(self, plain)
-        self.signs: tuple[torch.Tensor, int, tuple[torch.Tensor, torch.Tensor]] | None = None
-
-    def __call__(self, q: Any, k: Any, cos: Any, sin: Any, *args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(plain)
+    def rotate(q: Any, k: Any, cos: Any, sin: Any, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs or is_transformed() or not _fits(q, k, cos, sin):
-            return self.plain(q, k, cos, sin, *args, **kwargs)
-        if self.signs is None or self.signs[0] is not sin or self.signs[1] != sin._version:
-            signed = _signed(sin)
-            # the tables are those of one forward pass: each layer is given the same
-            self.signs = sin, sin._version, (signed.unsqueeze(1), _swapped(signed).unsqueeze(1))
-        tables = cos.unsqueeze(1), *self.signs[2]
+            return plain(q, k, cos, sin, *args, **kwargs)
+        tables = cos.unsqueeze(1), _signed(sin).unsqueeze(1)
         return _Rotated.apply(q.to(cos.dtype), *tables), _Rotated.apply(k.to(cos.dtype), *tables)
+
+    return rotate
 
 
 def _fits(q: Any, k: Any, cos: Any, sin: Any) -> bool:
@@ -88,22 +71,20 @@ def _fits(q: Any, k: Any, cos: Any, sin: Any) -> bool:
 
 class _Rotated(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, vectors: torch.Tensor, cos: torch.Tensor, signed: torch.Tensor, swapped: torch.Tensor
-    ) -> torch.Tensor:
-        ctx.save_for_backward(cos, swapped)
+    def forward(ctx: Any, vectors: torch.Tensor, cos: torch.Tensor, signed: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(cos, signed)
         return torch.addcmul(vectors * cos, _swapped(vectors), signed)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        cos, swapped = ctx.saved_tensors
-        return torch.addcmul(grad * cos, _swapped(grad), swapped), None, None, None
+        cos, signed = ctx.saved_tensors
+        return torch.addcmul(_swapped(grad * signed), grad, cos), None, None
 
 
 def _swapped(vectors: torch.Tensor) -> torch.Tensor:
     """Returns `vectors` with their two halves the other way round."""
-    half = vectors.shape[-1] // 2
-    return torch.cat((vectors[..., half:], vectors[..., :half]), -1)
+    first, second = vectors.chunk(2, -1)
+    return torch.cat((second, first), -1)
 
 
 def _signed(sin: torch.Tensor) -> torch.Tensor:
