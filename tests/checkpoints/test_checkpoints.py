@@ -12,10 +12,9 @@ import torch
 from transformers.trainer_callback import TrainerCallback, TrainerState
 
 from mps_trainer.checkpoints import checkpoints as module
-from mps_trainer.checkpoints import manifest, model_files
+from mps_trainer.checkpoints import loading, manifest
 from mps_trainer.checkpoints.checkpoints import Checkpoints
-from mps_trainer.checkpoints.rng import restore_rng
-from mps_trainer.checkpoints.storage import atomic_commit
+from mps_trainer.checkpoints.loading import restore_rng
 from mps_trainer.distributed import Processes
 
 from .fake_trainer import FakeRun, FakeTrainer
@@ -173,7 +172,7 @@ def callback(trainer, tmp_path):
     folder.mkdir()
     (folder / "trainer_state.json").write_text("{}")
     manifest.write(str(folder), 3, 1)
-    manifest.note_whole(str(folder))
+    assert manifest.fault(str(folder)) is None
     return callback
 
 
@@ -272,11 +271,8 @@ def test_a_thread_that_outlives_its_run_rotates_by_the_settings_of_that_run(
 ):
     opened = threading.Event()
 
-    def seal(*args):
-        assert opened.wait(20)
-        atomic_commit.seal(*args)
-
-    monkeypatch.setattr(module, "seal", seal)
+    commit = manifest.commit
+    monkeypatch.setattr(manifest, "commit", lambda *args: (opened.wait(20), commit(*args)))
     with_checkpoints(tmp_path, 2, 4, 6)
     saver.find_stale(4)
     trainer._mt_run, args.save_total_limit = FakeRun(), 2
@@ -322,7 +318,7 @@ def test_a_changed_working_folder_does_not_move_the_run(moved, trainer, args, tm
 
 def test_a_relative_best_checkpoint_is_found_after_a_change_of_the_working_folder(moved, trainer, args, monkeypatch):
     loaded = []
-    monkeypatch.setattr(model_files, "load_weights", lambda model, folder: loaded.append(folder))
+    monkeypatch.setattr(loading, "load_weights", lambda model, folder: loaded.append(folder))
     trainer.state.best_model_checkpoint = "run/checkpoint-2"
     trainer.state.global_step, args.save_total_limit = 4, 1
     moved.write()

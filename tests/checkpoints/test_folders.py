@@ -159,7 +159,7 @@ def test_saves_are_numbered_in_their_order(make_checkpoint, tmp_path):
     assert folders.next_save(str(tmp_path)) == 1
     for step in (8, 2):
         make_checkpoint(step)
-    assert [manifest.save_number(str(tmp_path / f"checkpoint-{step}")) for step in (8, 2)] == [1, 2]
+    assert [manifest.entry(str(tmp_path / f"checkpoint-{step}"), "save") for step in (8, 2)] == [1, 2]
     assert folders.next_save(str(tmp_path)) == 3
 
 
@@ -233,5 +233,5 @@ def test_a_callback_that_adds_a_file_keeps_the_number_of_the_save(make_checkpoin
     folder = make_checkpoint(100)
     (folder / "adapter_model.safetensors").write_bytes(b"added at on_save")
     manifest.renew(str(folder), 100)
-    assert manifest.save_number(str(folder)) == 2
+    assert manifest.entry(str(folder), "save") == 2
     assert folders.checkpoint_to_resume(True, str(tmp_path)) == str(folder)

@@ -10,9 +10,8 @@ import torch
 from transformers import EarlyStoppingCallback
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.checkpoints import manifest
+from mps_trainer.checkpoints import files, manifest
 from mps_trainer.checkpoints.folders import checkpoint_to_resume
-from mps_trainer.checkpoints.storage import files
 
 STATE, OPTIMIZER, SCHEDULER, RNG = "trainer_state.json", "optimizer.pt", "scheduler.pt", "rng_state.pth"
 LOOP = "loop_state.json"
@@ -136,15 +135,15 @@ def test_a_loop_position_of_0_1_that_is_no_table_is_refused(refused, saved, valu
 
 def test_a_loop_position_without_its_batches_is_refused(refused, edit_position):
     edited = edit_position(lambda position: position.pop("batches"))
-    assert f"{'loop' if edited == RNG else 'processes'} has no batches" in refused()
+    message = refused()
+    assert f"{edited} is damaged" in message
+    assert "batches" in message
 
 
 @pytest.mark.parametrize("processes", [{}, [], "one", [3], [[]], [{}]], ids=str)
 def test_positions_that_are_not_a_list_of_tables_are_refused(refused, saved, processes):
     edit_json(saved, LOOP, processes=processes)
-    message = refused()
-    assert f"{LOOP} is damaged" in message
-    assert "must be a list of tables" in message
+    assert f"{LOOP} is damaged" in refused()
 
 
 def test_a_position_of_version_0_1_that_is_a_tensor_is_refused(refused, saved):
@@ -163,7 +162,7 @@ def test_a_position_that_the_manifest_does_not_list_is_refused(make_trainer, sav
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (put("order_seed", value=HUGE), "order_seed"),
+        (put("order_seed", value=HUGE), "generator"),
         (put("python", value=(3, (HUGE,) * 625, None)), "generator"),
         (put("python", value=(3, (1,) * 625, "x")), "generator"),
         (put("numpy", value={"bit_generator": "MT19937"}), "generator"),
@@ -330,7 +329,6 @@ def each_momentum(make):
         put("param_groups", 0, "betas", value=0.9),
         put("param_groups", 0, "amsgrad", value=True),
         put("param_groups", 0, "amsgrad", value="x"),
-        put("param_groups", 0, "capturable", value=True),
         put("param_groups", 0, "params", value=3),
         put("param_groups", 0, "params", value=[[0], [1], [2]]),
         put("param_groups", 0, "params", value=[0, 0, 0]),
@@ -343,7 +341,7 @@ def each_momentum(make):
         each_momentum(lambda tensor: tensor.to("meta")),
         each_momentum(lambda tensor: tensor.int()),
     ],
-    ids=range(21),
+    ids=range(20),
 )
 def test_an_optimizer_state_that_would_break_the_run_is_refused(refused, saved, change):
     edit_tensors(saved, OPTIMIZER, change)

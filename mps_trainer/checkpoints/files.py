@@ -1,21 +1,30 @@
-"""Reads the files of a checkpoint without running code from them, and flushes written files to disk."""
+"""Reads the files of a checkpoint without running code from them, and explains a disk that fails."""
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import json
 import os
 import pickle
+import re
 import stat
-import sys
+import tempfile
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
-from ...errors import MisconfigurationException
+from ..errors import MisconfigurationException
 
 LARGEST_JSON = 256 << 20  # bytes: the log of two million steps
 MOST_VALUES = 10_000_000  # that many empty lists, the most that fit in these bytes, take 700 MB of memory
+# How torch, C++ and safetensors say that a file could not be written, which they do not say with an OSError.
+_NOT_WRITTEN = (
+    *("PytorchStreamWriter failed", "unexpected pos", "file write failed", "open file failed", "iostream error"),
+    *("I/O error", "IoError", "Io("),
+)
+_PROBE = 1 << 20  # bytes
 
 
 def require_file(path: str, largest: int | None = None) -> None:
@@ -24,7 +33,7 @@ def require_file(path: str, largest: int | None = None) -> None:
         look = os.stat(path)
     except (OSError, ValueError) as error:
         raise damaged(path, error) from error
-    if not stat.S_ISREG(look.st_mode):
+    if not stat.S_ISREG(look.st_mode):  # reading a pipe would wait for the process that writes to it
         raise damaged(path, ValueError("it is not a regular file"))
     if largest is not None and look.st_size > largest:
         raise damaged(path, ValueError(f"it has {look.st_size:,} bytes, and {largest:,} are the most that are read"))
@@ -45,22 +54,8 @@ def read_json(path: str) -> Any:
         raise damaged(path, ValueError("it is nested too deeply")) from error
 
 
-def read_object(path: str, required: list[str]) -> dict[str, Any]:
-    """Returns a JSON object with the keys `required`. Raises MisconfigurationException for anything else."""
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise damaged(path, TypeError("it has no JSON object"))
-    missing = [name for name in required if name not in value]
-    if missing:
-        raise damaged(path, KeyError(f"{missing[0]} is missing"))
-    return value
-
-
-def read_tensors(path: str, allowed: list[Any] | None = None, required: list[str] | None = None) -> Any:
+def read_tensors(path: str, allowed: list[Any] | None = None) -> Any:
     """Returns the tensors, plain containers and `allowed` objects that `torch.save` wrote, on the CPU.
-
-    Args:
-        required: keys that it must have, if it must be a dictionary.
 
     Raises:
         MisconfigurationException: for a file that is damaged, or that would run code when unpickled.
@@ -68,7 +63,7 @@ def read_tensors(path: str, allowed: list[Any] | None = None, required: list[str
     require_file(path)
     try:
         with torch.serialization.safe_globals(allowed or []):
-            value = torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise MisconfigurationException(
             f"{path} is refused: it has something other than tensors and plain values, which could run code when "
@@ -76,21 +71,24 @@ def read_tensors(path: str, allowed: list[Any] | None = None, required: list[str
         ) from error
     except Exception as error:  # an edited file takes the unpickler wherever it likes
         raise damaged(path, error) from error
-    for name in required or []:
-        if not isinstance(value, dict) or name not in value:
-            raise damaged(path, KeyError(f"{name} is missing"))
-    return value
 
 
 def read_safetensors(path: str) -> dict[str, torch.Tensor]:
     """Raises MisconfigurationException for a damaged file."""
-    from safetensors.torch import load_file
-
     require_file(path)
     try:
         return load_file(path)
     except Exception as error:
         raise damaged(path, error) from error
+
+
+def is_there(path: str) -> bool:
+    """Returns True for a file, False for nothing. Raises MisconfigurationException for a folder or a broken link."""
+    if os.path.isfile(path):
+        return True
+    if os.path.lexists(path):
+        raise damaged(path, ValueError("it is a folder, or a link that leads nowhere"))
+    return False
 
 
 def damaged(path: str, error: Exception) -> MisconfigurationException:
@@ -100,30 +98,46 @@ def damaged(path: str, error: Exception) -> MisconfigurationException:
     return MisconfigurationException(f"{path} is damaged and cannot be read: {why}. Resume from another checkpoint.")
 
 
-def flush_tree(folder: str) -> None:
-    """Flushes every file below `folder`, and the folders themselves, to disk."""
-    for path, _, names in os.walk(folder):
-        for name in names:
-            flush(os.path.join(path, name))
-        flush(path)
-
-
-def flush(path: str) -> None:
-    """Flushes a file's contents, or a folder's list of names, to disk.
-
-    Raises:
-        OSError: if the disk is full or fails, which writing alone does not always show.
-    """
-    descriptor = os.open(path, os.O_RDONLY)
+def shown(value: Any) -> str:
+    """Returns `value` in at most 50 characters of one line."""
     try:
-        if sys.platform == "darwin":
-            # fsync there leaves the data in the drive's own cache, which a battery that dies takes with it
-            import fcntl
+        text = " ".join(repr(value).split())
+    except Exception:  # an int of more than 4,300 digits, for one
+        return f"of type {type(value).__name__}"
+    return text if len(text) <= 50 else f"{text[:47]}..."
 
-            with contextlib.suppress(OSError):  # not every file system has it
-                fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
-                return
-        if os.name != "nt" or not os.path.isdir(path):
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+
+def why_not_written(error: BaseException, folder: str) -> str | None:
+    """Returns why a write to the disk failed, or None if `error` has another cause.
+
+    Args:
+        error: what writing raised.
+        folder: where it was written. Where the error does not say why, a small file is tried there.
+    """
+    if isinstance(error, OSError) and error.errno is not None:
+        return _in_words(error)
+    text = str(error)
+    if number := re.search(r"\(os error (\d+)\)", text):  # from a library in Rust, such as tokenizers
+        return _in_words(OSError(int(number[1]), os.strerror(int(number[1]))))
+    is_of_disk = isinstance(error, (SafetensorError, RuntimeError, OSError))
+    if not is_of_disk or not any(message in text for message in _NOT_WRITTEN):
+        return None
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_PROBE))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as failed:
+        return _in_words(failed)
+    return text.splitlines()[0]
+
+
+def _in_words(error: OSError) -> str:
+    if error.errno == errno.ENOSPC:
+        return "the disk is full"
+    if error.errno == errno.EDQUOT:
+        return "the disk quota is used up"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "permission denied"
+    return (error.strerror or str(error)).lower()
