@@ -8,8 +8,8 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from transformers.trainer_callback import TrainerState
@@ -39,21 +39,6 @@ class _Result:
     error: str | None
 
 
-@dataclass(frozen=True)
-class _Gathered:
-    """What a checkpoint needs of all processes, while it is written.
-
-    Attributes:
-        positions: in training, of all processes.
-        rng: the states of their generators.
-        states: the whole weights and the whole state of the optimizer of a sharded model, by the names of their files.
-    """
-
-    positions: list[dict[str, Any]] = field(default_factory=list)
-    rng: list[dict[str, Any]] = field(default_factory=list)
-    states: Mapping[str, Any] = field(default_factory=dict)
-
-
 class Checkpoints:
     """Owns the checkpoints of one run.
 
@@ -76,7 +61,9 @@ class Checkpoints:
         self._background: Background[_Result | None] = Background()
         self._unsaved: str | None = None
         self._complete: str | None = None  # a checkpoint on disk that the callbacks have not heard of
-        self._gathered = _Gathered()
+        # While a checkpoint is written: the positions and generators of all processes, and the whole states of a
+        # sharded model, by the names of their files.
+        self._gathered: dict[str, Any] = {}
 
     def find_stale(self, resumed_at: int | None) -> None:
         """Finds the checkpoints that the run does not continue. `resumed_at` is the step of a resumed run."""
@@ -159,26 +146,25 @@ class Checkpoints:
             if args.should_save or writes_shards(trainer.model, args):
                 self._write()
         finally:
-            self._gathered = _Gathered()
+            self._gathered = {}
 
-    def _gather(self) -> _Gathered:
+    def _gather(self) -> dict[str, Any]:
         trainer, args, processes = self._trainer, self._trainer.args, self._trainer._mt_processes
-        model, optimizer = trainer.model, None if args.save_only_model else trainer.optimizer
-        positions, rng, states = [], [], {}
-        if trainer._mt_run is not None and not args.save_only_model:
-            positions = processes.gather(trainer._mt_run.run_state.state_dict())
-        if processes.is_distributed and not args.save_only_model:
-            rng = processes.gather(self._rng())
-        if is_sharded(model) and not writes_shards(model, args):
-            states[WEIGHTS] = full_state_dict(model, keep=args.should_save)
-            if optimizer is not None:
-                states[OPTIMIZER] = whole_state(optimizer, keep=args.should_save)
-        return _Gathered(positions, rng, states)
+        with_training, gathered = not args.save_only_model, {}
+        if trainer._mt_run is not None and with_training:
+            gathered[LOOP_STATE] = processes.gather(trainer._mt_run.run_state.state_dict())
+        if processes.is_distributed and with_training:
+            gathered["rng"] = processes.gather(self._rng())
+        if is_sharded(trainer.model) and not writes_shards(trainer.model, args):
+            gathered[WEIGHTS] = full_state_dict(trainer.model, keep=args.should_save)
+            if with_training:
+                gathered[OPTIMIZER] = whole_state(trainer.optimizer, keep=args.should_save)
+        return gathered
 
     def _write(self) -> None:
         trainer, args, state = self._trainer, self._trainer.args, self._trainer.state
         folder, best_before = folders.checkpoint_folder(self.run_dir, state.global_step), state.best_model_checkpoint
-        positions = self._gathered.positions
+        positions = self._gathered.get(LOOP_STATE)
         if args.should_save:
             self._note_best()
             state.stateful_callbacks = trainer._mt_events.stateful_callbacks()
@@ -204,7 +190,7 @@ class Checkpoints:
             self._note_result(result)
 
     def _write_checkpoint(
-        self, folder: str, state: TrainerState, positions: list[dict[str, Any]], writer: Writer
+        self, folder: str, state: TrainerState, positions: list[dict[str, Any]] | None, writer: Writer
     ) -> str | None:
         """Writes a checkpoint. Returns in all processes why the disk of one did not take it, or None."""
         processes = Processes() if writer.write_shards is None else self._trainer._mt_processes
@@ -261,7 +247,7 @@ class Checkpoints:
 
     def full_weights(self) -> dict[str, Any] | None:
         """Returns the full weights of a sharded model, else None. All processes must call it."""
-        weights, model = self._gathered.states.get(WEIGHTS), self._trainer.model
+        weights, model = self._gathered.get(WEIGHTS), self._trainer.model
         if weights is None and is_sharded(model):
             return full_state_dict(model, keep=self._trainer.args.should_save)
         return weights
@@ -269,7 +255,7 @@ class Checkpoints:
     def states(self, *names: str) -> dict[str, Any]:
         """Returns optimizer, schedule and scaler by the names of their files, or those of them in `names`."""
         trainer, scaler = self._trainer, self._trainer._mt_precision.scaler
-        states = {OPTIMIZER: self._gathered.states.get(OPTIMIZER, trainer.optimizer), SCHEDULER: trainer.lr_scheduler}
+        states = {OPTIMIZER: self._gathered.get(OPTIMIZER, trainer.optimizer), SCHEDULER: trainer.lr_scheduler}
         if scaler is not None:
             states[SCALER] = scaler
         return {name: state for name, state in states.items() if not names or name in names}
@@ -289,8 +275,8 @@ class Checkpoints:
 
     def _rng_files(self) -> dict[str, dict[str, Any]]:
         processes = self._trainer._mt_processes
-        if self._gathered.rng:
-            return {rng_file(rank, processes.size): state for rank, state in enumerate(self._gathered.rng)}
+        if "rng" in self._gathered:
+            return {rng_file(rank, processes.size): state for rank, state in enumerate(self._gathered["rng"])}
         return {rng_file(processes.rank, processes.size): self._rng()}
 
     def _rng(self) -> dict[str, Any]:

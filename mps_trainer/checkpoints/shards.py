@@ -19,6 +19,7 @@ from torch import nn
 
 from ..distributed.fsdp import is_shard
 from ..errors import MisconfigurationException
+from . import manifest
 from .files import damaged, read_tensors
 
 FOLDER = "shards"
@@ -134,6 +135,10 @@ def listed(checkpoint: str, what: str) -> dict[str, tuple[torch.Size, torch.dtyp
     from safetensors import SafetensorError
 
     folder = os.path.join(checkpoint, FOLDER, what)
+    files = manifest.read(checkpoint)["files"] if os.path.isfile(os.path.join(checkpoint, manifest.NAME)) else []
+    for name in files:
+        if name.startswith(f"{FOLDER}/{what}/") and not os.path.isfile(os.path.join(checkpoint, name)):
+            raise damaged(folder, ValueError(f"{name} is missing"))
     try:
         found: dict[str, Any] = dict(dcp.HuggingFaceStorageReader(folder).read_metadata().state_dict_metadata)
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, json.JSONDecodeError) as error:
