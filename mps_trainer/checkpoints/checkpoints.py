@@ -140,11 +140,35 @@ class Checkpoints:
         If the disk does not take it, training continues, and `unsaved` says why.
         """
         self.wait()
-        trainer, args = self._trainer, self._trainer.args
-        self._gathered = self._gather()
+        trainer, args, state = self._trainer, self._trainer.args, self._trainer.state
+        folder, best_before = folders.checkpoint_folder(self.run_dir, state.global_step), state.best_model_checkpoint
+        self._gathered = gathered = self._gather()
         try:
-            if args.should_save or writes_shards(trainer.model, args):
-                self._write()
+            if args.should_save:
+                self._note_best()
+                state.stateful_callbacks = trainer._mt_events.stateful_callbacks()
+            elif not writes_shards(trainer.model, args):
+                return
+            writer = writer_for(trainer, {} if args.save_only_model else {**self.states(), **self._rng_files()})
+            rotate: Callable[[], None] = functools.partial(trainer._rotate_checkpoints, output_dir=self.run_dir)
+            if writer.in_background:
+                # the Trainer may have begun another run when the thread ends, so the thread reads copies only
+                state = _copied(state)
+                kept = {folder, self._absolute(state.best_model_checkpoint)}
+                rotate = functools.partial(self._remove_old, kept, args.save_total_limit, args.overwrite_output_dir)
+
+            def work() -> _Result | None:
+                error = self._write_checkpoint(folder, state, gathered.get(LOOP_STATE), writer)
+                if writer.write_shards is not None and not trainer._mt_processes.is_first:
+                    return None
+                if error is None:
+                    rotate()
+                return _Result(folder, best_before, error)
+
+            if writer.in_background:
+                self._background.start(work)
+            elif (result := work()) is not None:
+                self._note_result(result)
         finally:
             self._gathered = {}
 
@@ -160,34 +184,6 @@ class Checkpoints:
             if with_training:
                 gathered[OPTIMIZER] = whole_state(trainer.optimizer, keep=args.should_save)
         return gathered
-
-    def _write(self) -> None:
-        trainer, args, state = self._trainer, self._trainer.args, self._trainer.state
-        folder, best_before = folders.checkpoint_folder(self.run_dir, state.global_step), state.best_model_checkpoint
-        positions = self._gathered.get(LOOP_STATE)
-        if args.should_save:
-            self._note_best()
-            state.stateful_callbacks = trainer._mt_events.stateful_callbacks()
-        writer = writer_for(trainer, {} if args.save_only_model else {**self.states(), **self._rng_files()})
-        rotate: Callable[[], None] = functools.partial(trainer._rotate_checkpoints, output_dir=self.run_dir)
-        if writer.in_background:
-            # the Trainer may have begun another run when the thread ends, so the thread reads copies only
-            state = _copied(state)
-            kept = {folder, self._absolute(state.best_model_checkpoint)}
-            rotate = functools.partial(self._remove_old, kept, args.save_total_limit, args.overwrite_output_dir)
-
-        def work() -> _Result | None:
-            error = self._write_checkpoint(folder, state, positions, writer)
-            if writer.write_shards is not None and not trainer._mt_processes.is_first:
-                return None
-            if error is None:
-                rotate()
-            return _Result(folder, best_before, error)
-
-        if writer.in_background:
-            self._background.start(work)
-        elif (result := work()) is not None:
-            self._note_result(result)
 
     def _write_checkpoint(
         self, folder: str, state: TrainerState, positions: list[dict[str, Any]] | None, writer: Writer

@@ -24,6 +24,7 @@ _NOT_WRITTEN = (
     *("PytorchStreamWriter failed", "unexpected pos", "file write failed", "open file failed", "iostream error"),
     *("I/O error", "IoError", "Io("),
 )
+_REASONS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE)
 _PROBE = 1 << 20  # bytes
 
 
@@ -117,11 +118,14 @@ def why_not_written(error: BaseException, folder: str) -> str | None:
     if isinstance(error, OSError) and error.errno is not None:
         return _in_words(error)
     text = str(error)
-    if number := re.search(r"\(os error (\d+)\)", text):  # from a library in Rust, such as tokenizers
-        return _in_words(OSError(int(number[1]), os.strerror(int(number[1]))))
+    if match := re.search(r"\(os error (\d+)\)", text):  # from a library in Rust, such as tokenizers
+        return _in_words(OSError(int(match[1]), os.strerror(int(match[1]))))
     is_of_disk = isinstance(error, (SafetensorError, RuntimeError, OSError))
     if not is_of_disk or not any(message in text for message in _NOT_WRITTEN):
         return None
+    for number in _REASONS:
+        if os.strerror(number) in text:
+            return _in_words(OSError(number, os.strerror(number)))
     try:
         os.makedirs(folder, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:

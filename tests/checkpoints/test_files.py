@@ -186,12 +186,6 @@ def test_an_index_of_weights_without_a_manifest_has_to_be_one(make_checkpoint):
     assert manifest.fault(str(folder)) is None
 
 
-def test_a_file_of_no_tensors_is_whole(make_checkpoint):
-    folder = make_checkpoint(5, listed=False)
-    save_file({}, folder / "model.safetensors")
-    assert manifest.fault(str(folder)) is None
-
-
 def test_a_manifest_says_its_version_and_takes_names_of_every_alphabet(make_checkpoint):
     folder = make_checkpoint(5)
     (folder / "größe.txt").write_text("x")

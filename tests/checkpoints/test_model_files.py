@@ -16,7 +16,7 @@ from transformers import AutoConfig, BertConfig, BertForSequenceClassification
 from transformers.utils import logging as transformers_logging
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.checkpoints import loading, manifest, output_folder, writers
+from mps_trainer.checkpoints import loading, output_folder, writers
 from tests.conftest import assert_same_weights, weights
 
 WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
@@ -61,39 +61,6 @@ def test_converted_weights_are_loaded_with_a_warning(make_trainer, trained, fold
     [told] = [each.getMessage() for each in caplog.records if "converted" in each.getMessage()]
     assert "model.safetensors" in told
     assert ("pytorch_model.bin" if convert is unpack else "model-00001-of-00002.safetensors and 1 more") in told
-
-
-def test_weights_that_were_joined_again_are_loaded_with_a_warning(make_trainer, trained, folder, caplog):
-    tensors = load_file(os.path.join(folder, WEIGHTS))
-    shard(folder)
-    manifest.write(folder, 2, 1)
-    for name in os.listdir(folder):
-        if name.startswith("model"):
-            os.remove(os.path.join(folder, name))
-    save_file(tensors, os.path.join(folder, WEIGHTS))
-    again = make_trainer(max_steps=2)
-    again.train(resume_from_checkpoint=folder)
-    assert_same_weights(weights(trained.model), weights(again.model))
-    assert "model.safetensors replaced model-00001-of-00002.safetensors and 1 more" in caplog.text
-
-
-def test_a_model_that_transformers_converts_is_loaded_with_a_warning(make_trainer, tmp_path, caplog):
-    def bert():
-        torch.manual_seed(0)
-        sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-        return BertForSequenceClassification(BertConfig(vocab_size=20, **sizes))
-
-    data = [{"input_ids": [1, 2, 3], "labels": 1}] * 8
-    settings = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1}
-    first = make_trainer({"model": bert(), "train_dataset": data}, **settings)
-    first.train()
-    folder = os.path.join(first.args.output_dir, "checkpoint-1")
-    BertForSequenceClassification.from_pretrained(folder).save_pretrained(folder, max_shard_size="2KB")
-    os.remove(os.path.join(folder, WEIGHTS))
-    again = make_trainer({"model": bert(), "train_dataset": data}, **settings)
-    again.train(resume_from_checkpoint=folder)
-    assert_same_weights(weights(first.model), weights(again.model))
-    assert "were converted" in caplog.text
 
 
 def test_nothing_is_told_of_weights_as_they_were_saved(make_trainer, folder, caplog):

@@ -49,33 +49,21 @@ def test_the_files_are_those_of_processes_if_there_are_any(tmp_path):
     assert rng_files(str(tmp_path)) == numbered
 
 
-def test_each_process_reads_its_own(tmp_path, caplog):
-    save(tmp_path, rng_state_0=10, rng_state_1=11)
-    assert [seed_of(read_rng(str(tmp_path), rank, 2)) for rank in range(2)] == [10, 11]
-    assert caplog.records == []
-
-
-def test_more_processes_share_the_states_and_the_first_one_says_so(tmp_path, caplog):
-    save(tmp_path, rng_state_0=10, rng_state_1=11)
-    assert seed_of(read_rng(str(tmp_path), 0, 4)) == 10
-    assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert caplog.messages[0].startswith(f"{tmp_path} was written by 2 processes, and this run has 4: ")
-    assert [seed_of(read_rng(str(tmp_path), rank, 4)) for rank in (1, 2, 3)] == [11, 10, 11]
-    assert len(caplog.records) == 1
-
-
-def test_one_process_goes_on_from_several(tmp_path, caplog):
-    save(tmp_path, rng_state_0=10, rng_state_1=11)
-    assert seed_of(read_rng(str(tmp_path))) == 10
-    assert caplog.messages[0].startswith(f"{tmp_path} was written by 2 processes, and this run has 1: ")
-
-
-def test_several_go_on_from_one_process(tmp_path, caplog):
-    save(tmp_path, rng_state=12)
-    assert seed_of(read_rng(str(tmp_path), 1, 2)) == 12
-    assert caplog.records == []
-    assert seed_of(read_rng(str(tmp_path), 0, 2)) == 12
-    assert caplog.messages[0].startswith(f"{tmp_path} was written by 1 process, and this run has 2: ")
+@pytest.mark.parametrize(
+    ("seeds", "size", "read", "warns"),
+    [
+        ([10, 11], 2, [10, 11], None),
+        ([10, 11], 4, [10, 11, 10, 11], "was written by 2 processes, and this run has 4: "),
+        ([10, 11], 1, [10], "was written by 2 processes, and this run has 1: "),
+        ([12], 2, [12, 12], "was written by 1 process, and this run has 2: "),
+    ],
+)
+def test_processes_share_the_states_and_the_first_one_warns(tmp_path, caplog, seeds, size, read, warns):
+    save(tmp_path, **{rng_file(rank, len(seeds)).removesuffix(".pth"): seed for rank, seed in enumerate(seeds)})
+    assert [seed_of(read_rng(str(tmp_path), rank, size)) for rank in range(size)] == read
+    assert [(record.levelno, warns in record.getMessage()) for record in caplog.records] == (
+        [] if warns is None else [(logging.WARNING, True)]
+    )
 
 
 def test_without_a_file_there_is_no_state_and_no_word(tmp_path, caplog):

@@ -119,23 +119,6 @@ def test_what_is_written_is_of_its_step_and_not_of_later_ones(make_trainer, gate
     assert_same_weights(weights(resumed.model), at_two)
 
 
-def test_a_save_waits_for_the_one_before_it(make_trainer, gate, monkeypatch):
-    under_way, most, commit = [], [], manifest.commit
-
-    def commit_slowly(*args):
-        under_way.append(1)
-        most.append(len(under_way))
-        threading.Event().wait(0.05)
-        commit(*args)
-        under_way.pop()
-
-    monkeypatch.setattr(manifest, "commit", commit_slowly)
-    trainer = make_trainer(**{**SAVING, "save_steps": 1})
-    trainer.train()
-    assert most == [1] * 6
-    assert len(names(trainer)) == 6
-
-
 def test_what_goes_wrong_beside_training_is_an_error_at_the_next_step(make_trainer, monkeypatch):
     def fail(*args):
         raise KeyError("a fault of the program")
@@ -193,18 +176,6 @@ def test_it_is_written_beside_training_only_where_that_is_safe(make_trainer, mon
 def test_not_where_a_second_copy_would_crowd_the_memory(make_trainer, monkeypatch):
     monkeypatch.setattr(writers, "physical_memory", lambda: 8 * 100)
     test_it_is_written_beside_training_only_where_that_is_safe(make_trainer, monkeypatch, {}, {}, beside=False)
-
-
-def test_a_callback_may_change_what_was_saved(make_trainer):
-    class Changes(TrainerCallback):
-        def on_save(self, args, state, control, **kwargs):
-            path = os.path.join(args.output_dir, f"checkpoint-{state.global_step}", "trainer_state.json")
-            with open(path, "a") as file:
-                file.write("\n")
-
-    trainer = make_trainer({"callbacks": [Changes()]}, **SAVING)
-    trainer.train()
-    assert [manifest.fault(folder) for folder in find_checkpoints(trainer.args.output_dir)] == [None] * 3
 
 
 ALL_COMPLETE = [(f"checkpoint-{step}", None, True) for step in (2, 4, 6)]
@@ -424,7 +395,7 @@ def test_training_goes_on_when_permission_is_lost(make_trainer, tmp_path, caplog
         (OSError(errno.EIO, "Input/output error"), "input/output error"),
         (RuntimeError("[enforce fail] PytorchStreamWriter failed writing file data/0: file write failed"), "["),
         (OSError(errno.EDQUOT, "Disk quota exceeded"), "the disk quota is used up"),
-        (RuntimeError("open file failed with strerror: No space left on device"), "open"),
+        (RuntimeError("open file failed with strerror: No space left on device"), "the disk is full"),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), None),
         (OSError("Can't load the configuration"), None),
         (
@@ -439,7 +410,7 @@ def test_training_goes_on_when_permission_is_lost(make_trainer, tmp_path, caplog
 )
 def test_a_disk_that_fails_is_told_from_a_program_that_does(tmp_path, error, why):
     found = why_not_written(error, str(tmp_path))
-    assert found == why or (why in ("[", "open") and found.startswith(why))
+    assert found == why or (why == "[" and found.startswith(why))
 
 
 @pytest.mark.parametrize("message", ["basic_ios::clear: iostream error", "[enforce fail] . unexpected pos 64 vs 0"])
@@ -473,35 +444,6 @@ def test_training_goes_on_while_a_small_disk_is_full(make_trainer, tmp_path, cap
         assert not [path for path in os.listdir(run) if path.startswith("tmp-")]
     finally:
         subprocess.run(["umount", str(run)], check=True)
-
-
-def test_a_best_checkpoint_that_was_not_saved_is_not_the_best(make_trainer, small_files):
-    class Falling:
-        value = 10.0
-
-        def __call__(self, prediction):
-            self.value -= 1
-            return {"score": self.value}
-
-    settings = {
-        "eval_strategy": "steps",
-        "eval_steps": 2,
-        "metric_for_best_model": "score",
-        "greater_is_better": False,
-    }
-    callbacks = [LimitFrom(small_files, 3, 5, 100)]
-    trainer = make_trainer({"callbacks": callbacks, "compute_metrics": Falling()}, **SAVING, **settings)
-    best = []
-
-    class Note(TrainerCallback):
-        def on_step_begin(self, args, state, control, **kwargs):
-            trainer._mt_checkpoints.wait()
-            best.append(os.path.basename(state.best_model_checkpoint or ""))
-
-    trainer.add_callback(Note())
-    trainer.train()
-    assert best == ["", "", "checkpoint-2", "checkpoint-2", "checkpoint-2", "checkpoint-2"]
-    assert trainer.state.best_model_checkpoint.endswith("checkpoint-6")
 
 
 def test_nobody_is_told_of_a_checkpoint_that_was_not_saved(make_trainer, small_files):

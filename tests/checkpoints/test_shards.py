@@ -45,19 +45,6 @@ def test_shapes_and_formats_are_listed_without_the_numbers(written):
     }
 
 
-def test_tensors_are_filled_in_their_place(written):
-    mine = {"weight": torch.zeros(3, 4)}
-    kept = mine["weight"]
-    shards.read_into(str(written), shards.WEIGHTS, mine)
-    assert torch.equal(kept, TENSORS["weight"])
-
-
-def test_shards_are_known_by_their_folder(written):
-    assert shards.has_shards(str(written))
-    assert shards.has_shards(str(written), shards.WEIGHTS)
-    assert not shards.has_shards(str(written), shards.OPTIMIZER)
-
-
 @pytest.mark.parametrize("damage", ["cut", "no header"])
 def test_damaged_parts_are_refused(written, damage):
     part = parts_of(written)[0]
@@ -87,11 +74,6 @@ def test_a_tensor_of_which_a_part_is_missing_is_refused(written, monkeypatch):
 def test_shapes_that_do_not_fit_are_refused(written):
     with pytest.raises(MisconfigurationException, match="weight"):
         shards.read_into(str(written), shards.WEIGHTS, {"weight": torch.zeros(5, 5)})
-
-
-def test_a_name_that_is_not_there_is_refused(written):
-    with pytest.raises(MisconfigurationException, match="other"):
-        shards.read_into(str(written), shards.WEIGHTS, {"other": torch.zeros(1)})
 
 
 def test_a_disk_that_does_not_take_the_parts_is_an_error_of_the_disk(tmp_path, monkeypatch):

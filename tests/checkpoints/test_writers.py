@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from mps_trainer import MisconfigurationException
 from mps_trainer.checkpoints import shards
 from mps_trainer.checkpoints.loading import OPTIMIZER, SCHEDULER, load_states, load_weights
-from mps_trainer.checkpoints.writers import shard_writer, writer_for, writes_shards
+from mps_trainer.checkpoints.writers import shard_writer, writer_for
 from tests.conftest import assert_same_weights, weights
 
 from .fake_trainer import FakeTrainer
@@ -195,13 +194,6 @@ def test_a_new_run_with_another_shape_is_refused_before_anything_is_loaded(folde
     ):
         load_weights(model, folder)
     assert_same_weights(weights(model), before)
-
-
-@pytest.mark.parametrize("kind", ["SHARDED_STATE_DICT", "FULL_STATE_DICT", None])
-def test_each_process_writes_only_a_sharded_model_whose_arguments_ask_for_parts(kind):
-    args = SimpleNamespace(fsdp_config={} if kind is None else {"state_dict_type": kind})
-    assert writes_shards(sharded(Half()), args) is (kind == "SHARDED_STATE_DICT")
-    assert not writes_shards(Half(), args)
 
 
 @pytest.mark.parametrize("place", ["folder", "link"])
