@@ -30,11 +30,10 @@ from transformers.utils.generic import can_return_loss, find_labels
 from . import trainer_checks, trainer_setup
 from .callbacks import RunReport, all_callbacks, call_first_who_add_to_logs, jit_checkpoint
 from .callbacks.events import Events, ReportingHandler
-from .checkpoints import folders, model_files
+from .checkpoints import folders, loading, writers
 from .checkpoints.checkpoints import Checkpoints
-from .checkpoints.optimizer_files import OPTIMIZER, SCALER, SCHEDULER
-from .checkpoints.output_folder import own_run_folder
-from .checkpoints.rng import restore_rng
+from .checkpoints.loading import OPTIMIZER, SCALER, SCHEDULER, restore_rng
+from .checkpoints.output_folder import make_folder, own_run_folder
 from .data import dataloaders
 from .data.buckets import BucketBatchSampler, LengthBuckets, buckets_of
 from .data.columns import ColumnRemover, is_table, signature_columns, without_unused_columns
@@ -196,7 +195,7 @@ class Trainer:
         if args.push_to_hub:
             self.init_hf_repo()
         if args.should_save:
-            model_files.make_folder(args.output_dir)
+            make_folder(args.output_dir)
         self.state = new_state(self._mt_events)
         self.state.is_local_process_zero = self.is_local_process_zero()
         self.state.is_world_process_zero = self.is_world_process_zero()
@@ -232,7 +231,7 @@ class Trainer:
             trainer_setup.seed_all(self.args)
             self._mt_use_model(self.call_model_init(trial))
         self._hp_search_setup(trial)
-        model_files.make_folder(self.args.output_dir)
+        make_folder(self.args.output_dir)
         run_dir, processes = self._get_output_dir(trial), self._mt_processes
         with absent_named(self._mt_what_comes), own_run_folder(run_dir, self.args, processes):
             self._mt_checkpoints, self.is_in_train = Checkpoints(self, run_dir), True
@@ -930,12 +929,11 @@ class Trainer:
         """Writes the files of `save_model`; with `state_dict`, those weights instead of the model's."""
         if self.args.should_save:
             folder = self.args.output_dir if output_dir is None else output_dir
-            processing_class = model_files.processor_to_save(self.processing_class, self.data_collator)
-            model_files.save(self.model, processing_class, self.args, folder, state_dict)
+            writers.save(self.model, writers.processor_to_save(self), self.args, folder, state_dict)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Loads a checkpoint's weights, or PEFT adapters, into `model`, by default the Trainer's."""
-        model_files.load_weights(self.model if model is None else model, resume_from_checkpoint)
+        loading.load_weights(self.model if model is None else model, resume_from_checkpoint)
 
     def _load_best_model(self) -> None:
         """Loads the weights of the best checkpoint. Warns if the best evaluation has no checkpoint."""

@@ -113,7 +113,7 @@ def checkpoint_to_continue(training_args: TrainingArguments) -> str | None:
         find_checkpoints,
         is_left_over,
     )
-    from mps_trainer.checkpoints.storage.lock import only_run_in
+    from mps_trainer.checkpoints.output_folder import only_run_in
 
     if training_args.do_train and os.path.isdir(training_args.output_dir):
         with only_run_in(training_args.output_dir):

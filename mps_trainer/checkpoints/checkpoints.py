@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +18,14 @@ from ..distributed import Processes
 from ..distributed.full_state import full_state_dict, whole_state
 from ..distributed.sharded import is_sharded
 from ..errors import CheckpointError
-from . import folders, loop_state, manifest, model_files, optimizer_files
+from . import folders, loading, manifest
 from .background import Background
-from .optimizer_files import OPTIMIZER, SCALER, SCHEDULER
-from .rng import file_of, rng_state
-from .storage.atomic_commit import seal, why_not_written
-from .storage.weights import WEIGHTS
+from .files import why_not_written
+from .loading import LOOP_STATE, OPTIMIZER, SCALER, SCHEDULER, rng_file
+from .manifest import STATE, WEIGHTS
+from .rng import rng_state
 from .surface import SavingTrainer
-from .writers import Writer, writer_for, writes_shards
+from .writers import Writer, save_states, writer_for, writes_shards
 
 logger = logging.getLogger(__name__)
 
@@ -60,10 +61,9 @@ class Checkpoints:
         self._background: Background[_Result | None] = Background()
         self._unsaved: str | None = None
         self._complete: str | None = None  # a checkpoint on disk that the callbacks have not heard of
-        # these are set only while a checkpoint is written
-        self._positions: list[dict[str, Any]] = []  # of the loop, in all processes
-        self._rng_of_all: list[dict[str, Any]] = []
-        self._gathered: Mapping[str, Any] = {}  # the whole states of a sharded model, by the names of their files
+        # While a checkpoint is written: the positions and generators of all processes, and the whole states of a
+        # sharded model, by the names of their files.
+        self._gathered: dict[str, Any] = {}
 
     def find_stale(self, resumed_at: int | None) -> None:
         """Finds the checkpoints that the run does not continue. `resumed_at` is the step of a resumed run."""
@@ -140,55 +140,57 @@ class Checkpoints:
         If the disk does not take it, training continues, and `unsaved` says why.
         """
         self.wait()
-        trainer = self._trainer
-        args, model, run, processes = trainer.args, trainer.model, trainer._mt_run, trainer._mt_processes
-        in_shards = writes_shards(model, args)
-        try:
-            if run is not None and not args.save_only_model:
-                self._positions = processes.gather(run.run_state.state_dict())
-            if processes.is_distributed and not args.save_only_model:
-                self._rng_of_all = processes.gather(self._rng())
-            if is_sharded(model) and not in_shards:
-                self._gathered = _gather(model, None if args.save_only_model else trainer.optimizer, args.should_save)
-            if in_shards or args.should_save:
-                self._write()
-        finally:
-            self._positions, self._rng_of_all, self._gathered = [], [], {}
-
-    def _write(self) -> None:
         trainer, args, state = self._trainer, self._trainer.args, self._trainer.state
         folder, best_before = folders.checkpoint_folder(self.run_dir, state.global_step), state.best_model_checkpoint
-        positions = self._positions
-        if args.should_save:
-            self._note_best()
-            state.stateful_callbacks = trainer._mt_events.stateful_callbacks()
-        writer = writer_for(trainer, {} if args.save_only_model else {**self.states(), **self._rng_files()})
-        rotate: Callable[[], None] = functools.partial(trainer._rotate_checkpoints, output_dir=self.run_dir)
-        if writer.in_background:
-            # the Trainer may have begun another run when the thread ends, so the thread reads copies only
-            state = _copied(state)
-            kept = {folder, self._absolute(state.best_model_checkpoint)}
-            rotate = functools.partial(self._remove_old, kept, args.save_total_limit, args.overwrite_output_dir)
+        self._gathered = gathered = self._gather()
+        try:
+            if args.should_save:
+                self._note_best()
+                state.stateful_callbacks = trainer._mt_events.stateful_callbacks()
+            elif not writes_shards(trainer.model, args):
+                return
+            writer = writer_for(trainer, {} if args.save_only_model else {**self.states(), **self._rng_files()})
+            rotate: Callable[[], None] = functools.partial(trainer._rotate_checkpoints, output_dir=self.run_dir)
+            if writer.in_background:
+                # the Trainer may have begun another run when the thread ends, so the thread reads copies only
+                state = _copied(state)
+                kept = {folder, self._absolute(state.best_model_checkpoint)}
+                rotate = functools.partial(self._remove_old, kept, args.save_total_limit, args.overwrite_output_dir)
 
-        def work() -> _Result | None:
-            error = self._write_checkpoint(folder, state, positions, writer)
-            if writer.write_shards is not None and not trainer._mt_processes.is_first:
-                return None
-            if error is None:
-                rotate()
-            return _Result(folder, best_before, error)
+            def work() -> _Result | None:
+                error = self._write_checkpoint(folder, state, gathered.get(LOOP_STATE), writer)
+                if writer.write_shards is not None and not trainer._mt_processes.is_first:
+                    return None
+                if error is None:
+                    rotate()
+                return _Result(folder, best_before, error)
 
-        if writer.in_background:
-            self._background.start(work)
-        elif (result := work()) is not None:
-            self._note_result(result)
+            if writer.in_background:
+                self._background.start(work)
+            elif (result := work()) is not None:
+                self._note_result(result)
+        finally:
+            self._gathered = {}
+
+    def _gather(self) -> dict[str, Any]:
+        trainer, args, processes = self._trainer, self._trainer.args, self._trainer._mt_processes
+        with_training, gathered = not args.save_only_model, {}
+        if trainer._mt_run is not None and with_training:
+            gathered[LOOP_STATE] = processes.gather(trainer._mt_run.run_state.state_dict())
+        if processes.is_distributed and with_training:
+            gathered["rng"] = processes.gather(self._rng())
+        if is_sharded(trainer.model) and not writes_shards(trainer.model, args):
+            gathered[WEIGHTS] = full_state_dict(trainer.model, keep=args.should_save)
+            if with_training:
+                gathered[OPTIMIZER] = whole_state(trainer.optimizer, keep=args.should_save)
+        return gathered
 
     def _write_checkpoint(
-        self, folder: str, state: TrainerState, positions: list[dict[str, Any]], writer: Writer
+        self, folder: str, state: TrainerState, positions: list[dict[str, Any]] | None, writer: Writer
     ) -> str | None:
         """Writes a checkpoint. Returns in all processes why the disk of one did not take it, or None."""
         processes = Processes() if writer.write_shards is None else self._trainer._mt_processes
-        unfinished = folders.unfinished_folder(self.run_dir, state.global_step)
+        unfinished = os.path.join(self.run_dir, f"{folders.UNFINISHED}{state.global_step}")
 
         def begin() -> None:
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -196,10 +198,11 @@ class Checkpoints:
 
         def finish() -> None:
             writer.write(unfinished)
-            self._trainer._mt_savable_logs.save(state, os.path.join(unfinished, folders.STATE))
+            self._trainer._mt_savable_logs.save(state, os.path.join(unfinished, STATE))
             if positions:
-                loop_state.write(unfinished, positions)
-            seal(unfinished, folder, state.global_step)
+                with open(os.path.join(unfinished, LOOP_STATE), "w", encoding="utf-8") as file:
+                    json.dump({"processes": positions}, file, indent=2)
+            manifest.commit(unfinished, folder, state.global_step, folders.next_save(self.run_dir))
 
         write_shards = None if writer.write_shards is None else functools.partial(writer.write_shards, unfinished)
         for work in (begin if processes.is_first else None, write_shards, finish if processes.is_first else None):
@@ -255,22 +258,22 @@ class Checkpoints:
 
     def save_states(self, folder: str, *names: str) -> None:
         """Writes the named states, skipping absent ones."""
-        optimizer_files.save_states(self.states(*names), folder)
+        save_states(self.states(*names), folder)
 
     def load_states(self, folder: str | None, *names: str) -> None:
         """Loads the named states, skipping absent ones; nothing without a folder."""
         if folder is not None:
-            optimizer_files.restore_states(self.states(*names), folder)
+            loading.load_states(self.states(*names), folder)
 
     def save_rng(self, folder: str) -> None:
         """Writes the random states of all processes, one file for each."""
-        optimizer_files.save_states(self._rng_files(), folder)
+        save_states(self._rng_files(), folder)
 
     def _rng_files(self) -> dict[str, dict[str, Any]]:
         processes = self._trainer._mt_processes
-        if self._rng_of_all:
-            return {file_of(rank, processes.size): state for rank, state in enumerate(self._rng_of_all)}
-        return {file_of(processes.rank, processes.size): self._rng()}
+        if "rng" in self._gathered:
+            return {rng_file(rank, processes.size): state for rank, state in enumerate(self._gathered["rng"])}
+        return {rng_file(processes.rank, processes.size): self._rng()}
 
     def _rng(self) -> dict[str, Any]:
         """Returns the states of this process's generators, and those that its loader drew from."""
@@ -292,7 +295,7 @@ class Checkpoints:
             lambda: state.best_model_checkpoint
         )
         if best is not None:
-            model_files.load_weights(self._trainer.model, self._absolute(best))
+            loading.load_weights(self._trainer.model, self._absolute(best))
             return
         logger.warning(
             "load_best_model_at_end: the best evaluation, at step %s, has no checkpoint, so the last weights are "
@@ -349,15 +352,6 @@ class Checkpoints:
     def _absolute(self, folder: Any) -> Any:
         """Returns a folder that may be relative to the working folder at the begin of the run; None for None."""
         return None if folder is None else os.path.normpath(os.path.join(self._working_dir, folder))
-
-
-def _gather(model: Any, optimizer: Any, keep: bool) -> dict[str, Any]:
-    """Returns whole weights, and the whole state of `optimizer` if there is one, by the names of their files.
-
-    All processes have to call it; those that do not `keep` them get no tensors.
-    """
-    weights = {WEIGHTS: full_state_dict(model, keep)}
-    return weights if optimizer is None else {**weights, OPTIMIZER: whole_state(optimizer, keep)}
 
 
 def _copied(state: TrainerState) -> TrainerState:

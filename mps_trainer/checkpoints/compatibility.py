@@ -7,48 +7,37 @@ does not check either, and any dictionary for a schedule's state.
 from __future__ import annotations
 
 import collections
+import inspect
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
+import msgspec
 import torch
 
-from .storage.schema import is_amount, is_count, is_finite, is_number, shown
+from .files import shown
+from .schema import Amount, Count, Finite, OptimizerState, ScalerState, fits
 
-# of torch's optimizers: what has the shape of the parameter
-_LIKE_THE_PARAMETER = (
-    "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg", "acc_delta",
-    "sum", "ax",
-)  # fmt: skip
-_OF_EACH_PARAMETER = {
-    "Adam": ("step", "exp_avg", "exp_avg_sq"),
-    "RAdam": ("step", "exp_avg", "exp_avg_sq"),
-    "NAdam": ("step", "exp_avg", "exp_avg_sq", "mu_product"),
-    "Adamax": ("step", "exp_avg", "exp_inf"),
-    "ASGD": ("step", "eta", "mu", "ax"),
-    "RMSprop": ("step", "square_avg"),
-    "Adagrad": ("step", "sum"),
-    "Adadelta": ("step", "square_avg", "acc_delta"),
-    "SGD": (),
-}
-_AT_LEAST_0 = ("lr", "initial_lr", "eps", "weight_decay", "momentum")
-_BELOW_1 = ("betas", "rho")
-_HOW_TO_STEP = ("capturable", "differentiable")  # which not every device and parameter takes
-
+_Positive = Annotated[float, msgspec.Meta(gt=0, le=1e300)]
 _OF_A_SCHEDULE = ("last_epoch", "_step_count", "base_lrs", "_last_lr", "num_bad_epochs", "cooldown_counter")
-_COUNTERS = ("_step_count", "num_bad_epochs", "cooldown_counter")
-_MAY_BE_INFINITE = ("best", "mode_worse")
 _DIVISORS = ("T_0", "T_i", "T_max", "T_mult", "step_size", "total_iters", "total_size", "total_steps")
-_WORDS = {"_anneal_func_type": ("cos", "linear"), "anneal_strategy": ("cos", "linear")}
+_VALUES_OF_SCHEDULES: dict[str, Any] = {
+    "last_epoch": Annotated[float, msgspec.Meta(ge=-1, le=1e300)],
+    **dict.fromkeys(("_step_count", "num_bad_epochs", "cooldown_counter"), Count),
+    **dict.fromkeys(("best", "mode_worse"), float),  # infinite as long as there is none
+    **dict.fromkeys(_DIVISORS, _Positive),
+    **dict.fromkeys(("_anneal_func_type", "anneal_strategy"), Literal["cos", "linear"]),
+}
 
 
 def require_belonging(saved: Any, part: Any) -> None:
-    """Raises ValueError if `saved` does not fit `part`: an optimizer, a scheduler or a gradient scaler."""
+    """Raises an error if `saved` does not fit `part`: an optimizer, a scheduler or a gradient scaler."""
     if isinstance(part, torch.optim.Optimizer):
         _check_optimizer(saved, part)
     elif isinstance(part, torch.optim.lr_scheduler.LRScheduler):
         _check_schedule(saved, part)
     elif isinstance(part, torch.amp.GradScaler):
-        _check_scaler(saved, part)
+        msgspec.convert(saved, ScalerState)
 
 
 def require_exported(saved: dict[str, Any], part: Any) -> None:
@@ -64,141 +53,117 @@ def require_exported(saved: dict[str, Any], part: Any) -> None:
 
 
 def _check_optimizer(saved: Any, optimizer: torch.optim.Optimizer) -> None:
-    if not isinstance(saved, dict) or not isinstance(saved.get("state"), dict):
-        raise ValueError("it has no optimizer state")
-    groups = saved.get("param_groups")
-    if not isinstance(groups, list) or not all(isinstance(each, dict) for each in groups):
-        raise ValueError("it has no parameter groups")
-    if not all(isinstance(each.get("params"), list) and all(map(is_count, each["params"])) for each in groups):
-        raise ValueError("it has a parameter group without a list of parameters")
-    own = optimizer.param_groups
-    indices = [index for each in groups for index in each["params"]]
-    if [len(each["params"]) for each in groups] != [len(each["params"]) for each in own] or len(indices) != len(
-        set(indices)
-    ):
+    msgspec.convert(saved, OptimizerState)
+    groups, own = saved["param_groups"], optimizer.param_groups
+    indices = [index for group in groups for index in group["params"]]
+    sizes = [[len(group["params"]) for group in each] for each in (groups, own)]
+    if sizes[0] != sizes[1] or len(indices) != len(set(indices)):
         raise ValueError("it belongs to a model with a different number of parameters")
-    is_of_torch = _kind_of_torch(optimizer) is not None
+    is_torchs = type(optimizer).__module__.partition(".")[0] in ("torch", "mps_trainer")
+    examples = _Examples(optimizer)
     for group, mine in zip(groups, own, strict=True):
         for name, value in mine.items():
-            if not is_of_torch and not _is_setting(value):
+            is_setting = not isinstance(value, bool) and isinstance(value, (int, float, tuple))
+            if name not in group and is_setting:  # releases of torch add switches, which older states lack
+                raise ValueError(f"it belongs to another optimizer, which has no {name}")
+            if name in group and (is_torchs or is_setting) and not _is_alike(group[name], value):
+                raise ValueError(f"it belongs to another optimizer, which has {name}={shown(group[name])}")
+        for index, parameter in zip(group["params"], mine["params"], strict=True):
+            if index not in saved["state"]:
                 continue
-            is_missing = name not in group
-            if is_missing and not _is_setting(value):
-                continue  # releases of torch add switches, which older states have not
-            is_alike = not is_missing and _is_alike(group[name], value)
-            if not is_alike or (is_of_torch and not _is_in_range(name, group[name], value)):
-                what = f"no {name}" if is_missing else f"{name}={shown(group[name])}"
-                raise ValueError(f"it belongs to another optimizer, which has {what}")
-    parameters = {
-        index: (parameter, group)
-        for group, mine in zip(groups, own, strict=True)
-        for index, parameter in zip(group["params"], mine["params"], strict=True)
-    }
-    for index, state in saved["state"].items():
-        if index not in parameters:
-            if not is_of_torch and isinstance(index, str):
-                continue  # of the optimizer as a whole: its own affair
+            state = saved["state"][index]
+            if not isinstance(state, dict):
+                raise ValueError(f"the state of parameter {index} is not a dictionary")
+            if is_torchs:  # a foreign subclass may keep what it likes: GaLore's momenta have another shape
+                for name, example in examples.of(parameter, group, mine).items():
+                    _check_like(example, name, state.get(name), index, parameter)
+    for index in saved["state"]:
+        if index not in indices and (is_torchs or not isinstance(index, str)):
             raise ValueError(f"it has a state for parameter {shown(index)}, which this model does not have")
-        _check_parameter(state, index, *parameters[index], optimizer)
 
 
-def _is_in_range(name: str, saved: Any, own: Any) -> bool:
-    if name in _AT_LEAST_0 and is_finite(saved):
-        return bool(saved >= 0) or own < 0
-    if name in _BELOW_1:
-        return all(0 <= float(each) < 1 for each in (saved if isinstance(saved, (list, tuple)) else [saved]))
-    if (own is None or isinstance(own, bool)) and not (saved is None or isinstance(saved, bool)):
-        return False
-    return name not in _HOW_TO_STEP or bool(saved) == bool(own)
+class _Examples:
+    """Makes examples of the state that torch's optimizer keeps for a parameter."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._kind: Any = next(kind for kind in type(optimizer).__mro__ if kind.__module__.startswith("torch."))
+        self._made: dict[tuple, Mapping[str, Any]] = {}
+
+    def of(self, parameter: Any, group: dict[str, Any], own: dict[str, Any]) -> Mapping[str, Any]:
+        """Returns the state that one step with the saved settings of `group` makes for a small parameter.
+
+        Empty for an optimizer that cannot step so with the settings of the run.
+
+        Raises:
+            Exception: if torch refuses the saved settings, such as a rate below 0.
+        """
+        like = parameter.dim(), parameter.dtype, parameter.device
+        if (id(group), like) not in self._made:
+            self._made[id(group), like] = self._step(group, *like) if self._can_step(own, *like) else {}
+        return self._made[id(group), like]
+
+    def _can_step(self, settings: dict[str, Any], *like: Any) -> bool:
+        try:
+            self._step(settings, *like)
+        except Exception:  # LBFGS needs a closure, SparseAdam sparse gradients
+            return False
+        return True
+
+    def _step(self, settings: dict[str, Any], dim: int, dtype: torch.dtype, device: torch.device) -> Mapping[str, Any]:
+        parameter = torch.nn.Parameter(torch.zeros([2] * dim, dtype=dtype, device=device))
+        parameter.grad = torch.zeros_like(parameter)
+        names = inspect.signature(self._kind).parameters.keys() & settings.keys() - {"params"}
+        optimizer = self._kind([parameter], **{name: settings[name] for name in names})
+        optimizer.step()
+        return optimizer.state[parameter]
 
 
-def _check_parameter(
-    state: Any, index: int, parameter: Any, group: dict[str, Any], optimizer: torch.optim.Optimizer
-) -> None:
-    if not isinstance(state, dict):
-        raise ValueError(f"the state of parameter {index} is not a dictionary")
-    kind = _kind_of_torch(optimizer)
-    if isinstance(optimizer, torch.optim.Adam):
-        for name in _OF_EACH_PARAMETER["Adam"]:
-            if not torch.is_tensor(state.get(name)):
-                raise ValueError(f"the state of parameter {index} has no tensor {name}")
-    if kind is None:
-        return  # GaLore's momenta, for one, have the name of Adam's and another shape
-    required = [*_OF_EACH_PARAMETER[kind], *(["max_exp_avg_sq"] if group.get("amsgrad") is True else [])]
-    for name in required:
-        if not (torch.is_tensor(state.get(name)) or is_number(state.get(name))):
-            raise ValueError(f"the state of parameter {index} has no {name}")
-    for name, value in state.items():
-        if name in _LIKE_THE_PARAMETER:
-            _check_like_parameter(name, value, index, parameter)
-        elif torch.is_tensor(value) and (value.numel() != 1 or value.dim() > 1 or not _is_dense(value)):
-            raise ValueError(f"{name} of parameter {index} is not a number")
-        elif name == "step" and not is_amount(_number(value)):
-            raise ValueError(f"the step counter of parameter {index} is {shown(_number(value))}")
-        elif value is not None and not torch.is_tensor(value) and not is_number(value):
-            raise ValueError(f"{name} of parameter {index} is {shown(value)}")
-
-
-def _check_like_parameter(name: str, value: Any, index: int, parameter: Any) -> None:
-    if value is None and name == "momentum_buffer":
+def _check_like(example: Any, name: str, value: Any, index: int, parameter: Any) -> None:
+    """Raises ValueError if `value`, of the state of a parameter, cannot stand where torch has `example`."""
+    is_tensor = torch.is_tensor(value)
+    if value is None and (example is None or name == "momentum_buffer"):  # it has not begun
         return
-    if not torch.is_tensor(value) or not _is_dense(value):
+    if not is_tensor and not fits(value, float):
+        raise ValueError(f"the state of parameter {index} has no {name}")
+    if is_tensor and (value.layout != torch.strided or value.is_nested or value.is_quantized or value.is_meta):
         raise ValueError(f"{name} of parameter {index} is not a dense tensor")
-    if not (value.is_floating_point() or parameter.is_complex()):
-        raise ValueError(f"{name} of parameter {index} has the dtype {value.dtype}")
-    if value.shape != parameter.shape:
-        raise ValueError(
-            f"{name} of parameter {index} has the shape {list(value.shape)}, and the parameter {list(parameter.shape)}"
-        )
+    shape = list(example.shape) if torch.is_tensor(example) else []
+    if not shape or example.numel() == 1:
+        number = value.item() if is_tensor and value.numel() == 1 and value.dim() <= 1 else value
+        if not fits(number, Amount):
+            raise ValueError(f"{name} of parameter {index} is {shown(number)}")
+    elif shape == [2] * parameter.dim():
+        if not is_tensor or value.shape != parameter.shape:
+            found = list(value.shape) if is_tensor else []
+            raise ValueError(
+                f"{name} of parameter {index} has the shape {found}, and the parameter {list(parameter.shape)}"
+            )
+        if not (value.is_floating_point() or parameter.is_complex()):
+            raise ValueError(f"{name} of parameter {index} has the dtype {value.dtype}")
 
 
-def _is_dense(value: torch.Tensor) -> bool:
-    return value.layout == torch.strided and not value.is_nested and not value.is_quantized and not value.is_meta
-
-
-def _number(value: Any) -> Any:
-    return value.item() if torch.is_tensor(value) else value
-
-
-def _kind_of_torch(optimizer: torch.optim.Optimizer) -> str | None:
-    """Returns the name of the optimizer of torch that `optimizer` is, AdamW as Adam; None for any other.
-
-    A foreign subclass may keep anything beside torch's values.
-    """
-    if type(optimizer).__module__.partition(".")[0] not in ("torch", "mps_trainer"):
-        return None
-    return next((name for name in _OF_EACH_PARAMETER if isinstance(optimizer, getattr(torch.optim, name))), None)
-
-
-def _check_schedule(saved: Any, schedule: Any, least_epoch: int = 0) -> None:
+def _check_schedule(saved: Any, schedule: Any) -> None:
     if not isinstance(saved, dict):
         raise ValueError("it has no scheduler state")
     own = schedule.state_dict()
-    is_of_torch = type(schedule).__module__.startswith("torch.")
+    is_torchs = type(schedule).__module__.startswith("torch.")
     for name in _OF_A_SCHEDULE:
         if name in own and name not in saved:
             raise ValueError(f"it has no {name}")
     for name, value in saved.items():
         if not isinstance(name, str) or ((_is_method(schedule, name) or name in vars(schedule)) and name not in own):
             raise ValueError(f"{shown(name)} is not a value of a scheduler")
-        if name not in own or not (is_of_torch or name in _OF_A_SCHEDULE):
+        if name not in own or not (is_torchs or name in _OF_A_SCHEDULE):
             continue
         if name == "lr_lambdas":
             is_right = _are_functions(value, own[name], schedule.lr_lambdas)
         elif name == "_schedulers":
             is_right = isinstance(value, list) and len(value) == len(schedule._schedulers)
             for one, other in zip(value, schedule._schedulers, strict=False):
-                _check_schedule(one, other, least_epoch=-1)  # of one whose turn has not come in a SequentialLR
-        elif name in _COUNTERS:
-            is_right = is_count(value)
-        elif name == "last_epoch":
-            is_right = is_finite(value) and value >= least_epoch
-        elif name in _MAY_BE_INFINITE:
-            is_right = is_number(value)
+                _check_schedule(one, other)
         else:
-            is_right = _is_alike(value, own[name]) and value in _WORDS.get(name, (value,))
-            if name in _DIVISORS and is_number(own[name]) and own[name] > 0:
-                is_right = is_right and value > 0
+            kind = _VALUES_OF_SCHEDULES.get(name)
+            is_right = _is_alike(value, own[name]) if kind is None else fits(value, kind) or not fits(own[name], kind)
         if not is_right:
             raise ValueError(f"{name} is {shown(value)}")
 
@@ -220,29 +185,10 @@ def _are_functions(saved: Any, own: list[Any], functions: list[Any]) -> bool:
     )
 
 
-def _check_scaler(saved: Any, scaler: Any) -> None:
-    if not isinstance(saved, dict):
-        raise ValueError("it has no gradient scaler state")
-    for name in scaler.state_dict():
-        if name not in saved:
-            raise ValueError(f"it has no {name}")
-        value = saved[name]
-        is_right = is_count(value) if name == "_growth_tracker" else is_finite(value) and value > 0
-        if not is_right:
-            raise ValueError(f"{name} is {shown(value)}")
-
-
 def _is_method(part: Any, name: str) -> bool:
     """Returns True if a part's class defines `name` as anything but a plain value."""
-    if name.startswith("__"):
-        return True
     found = getattr(type(part), name, None)
-    return callable(found) or hasattr(found, "__get__")
-
-
-def _is_setting(value: Any) -> bool:
-    """Returns True for numbers and for containers of numbers."""
-    return not isinstance(value, bool) and isinstance(value, (int, float, tuple))
+    return name.startswith("__") or callable(found) or hasattr(found, "__get__")
 
 
 def _is_alike(saved: Any, own: Any) -> bool:
@@ -254,7 +200,7 @@ def _is_alike(saved: Any, own: Any) -> bool:
             and all(_is_alike(one, other) for one, other in zip(saved, own, strict=True))
         )
     if isinstance(own, collections.Counter):
-        return isinstance(saved, dict) and all(is_finite(each) for pair in saved.items() for each in pair)
+        return fits(saved, dict[Finite, Finite])
     if isinstance(own, dict):
         return isinstance(saved, dict) and all(name in saved and _is_alike(saved[name], own[name]) for name in own)
     if isinstance(own, bool):
@@ -264,5 +210,5 @@ def _is_alike(saved: Any, own: Any) -> bool:
     if not isinstance(own, (int, float)):
         return True
     if torch.is_tensor(saved):
-        return saved.numel() == 1 and _is_dense(saved) and is_finite(_number(saved))
-    return is_finite(saved) or (is_number(saved) and not math.isfinite(own))
+        return saved.numel() == 1 and saved.layout == torch.strided and fits(saved.item(), Finite)
+    return fits(saved, Finite) or (fits(saved, float) and not math.isfinite(own))

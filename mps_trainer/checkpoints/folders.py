@@ -9,17 +9,15 @@ import shutil
 
 from ..errors import MisconfigurationException
 from . import manifest
+from .files import shown
 from .manifest import STATE
-from .storage.files import flush
-from .storage.schema import shown
 
 logger = logging.getLogger(__name__)
 
 LOCK = ".mps_trainer.lock"
 UNFINISHED = "tmp-checkpoint-"
-_REPLACED = ".replaced"
 _LEFT_OVER = re.compile(r"tmp-checkpoint-(?:([0-9]+)(\.replaced)?|removed-checkpoint-[0-9]+)")
-_FOLDER = re.compile(r"checkpoint-(0|[1-9][0-9]*)")  # not 0004 and ٩, which int() takes for other folders' steps
+_FOLDER = re.compile(r"checkpoint-(0|[1-9][0-9]*)")  # int() reads 0004 and ٩ as the steps of other folders
 
 
 def checkpoint_folder(output_dir: str, step: int) -> str:
@@ -68,7 +66,8 @@ def checkpoint_to_resume(requested: str | bool | None, output_dir: str) -> str |
             f"Can't find a valid checkpoint at {folder}: {why}. Name a folder checkpoint-<step> that the Trainer "
             "wrote."
         )
-    others = _whole_others(folder)
+    others = find_checkpoints(os.path.dirname(os.path.abspath(folder)))
+    others = [path for path in others if path != os.path.abspath(folder) and manifest.fault(path) is None]
     way_on = f"The last good checkpoint beside it is {others[-1]}." if others else "There is no good one beside it."
     if os.path.isfile(os.path.join(folder, manifest.NAME)):
         way_on += f" If you changed it on purpose, delete its {manifest.NAME}; it then loads unchecked."
@@ -100,17 +99,17 @@ def _newest_whole(output_dir: str) -> str:
 
 def next_save(output_dir: str) -> int:
     """Returns the number of the next save into `output_dir`: one more than the highest there."""
-    return 1 + max((manifest.save_number(folder) or 0 for folder in find_checkpoints(output_dir)), default=0)
+    return 1 + max((manifest.entry(folder, "save") or 0 for folder in find_checkpoints(output_dir)), default=0)
 
 
 def in_order_of_saving(found: list[str]) -> list[str]:
     """Returns checkpoint folders with the one that was saved first in front.
 
-    By the numbers in their manifests; by time where a manifest of an earlier release has none; by step where one has
-    no time either, or where transformers wrote it.
+    The numbers in their manifests decide; the time where the manifest of an earlier release has none; the step where
+    one has no time either, or where transformers wrote it.
     """
-    for said in (manifest.save_number, manifest.written):
-        places = [said(folder) for folder in found]
+    for name in ("save", "written"):
+        places = [manifest.entry(folder, name) for folder in found]
         if None not in places:
             return [folder for _, _, folder in sorted(zip(places, range(len(found)), found, strict=True))]
     return found
@@ -118,43 +117,19 @@ def in_order_of_saving(found: list[str]) -> list[str]:
 
 def _warn_of_order(chosen: str, whole: list[str]) -> None:
     """Warns if the steps or the clock say that another checkpoint than `chosen` is the newest."""
-    times = [manifest.written(folder) for folder in whole]
+    times = [manifest.entry(folder, "written") for folder in whole]
     if chosen != whole[-1]:
         logger.warning(
             "%s was saved last, but %s has a later step: another run wrote it, or this run was resumed from an "
             "earlier step. Resuming from %s. To resume from the other one, name it in resume_from_checkpoint.",
             chosen, whole[-1], chosen,
         )  # fmt: skip
-    elif None not in times and times != sorted(times):  # type: ignore[type-var]
+    elif None not in times and times != sorted(times):
         logger.warning(
             "The checkpoints in %s were not saved in the order of their steps: the clock was set back, or another "
             "run wrote some of them. Resuming from %s, which was saved last.",
             os.path.dirname(chosen), chosen,
         )  # fmt: skip
-
-
-def _whole_others(folder: str) -> list[str]:
-    beside = os.path.dirname(os.path.abspath(folder))
-    others = [path for path in find_checkpoints(beside) if path != os.path.abspath(folder)]
-    return [path for path in others if manifest.fault(path) is None]
-
-
-# Writing: beside the name, then whole under it
-
-
-def unfinished_folder(output_dir: str, step: int) -> str:
-    """Returns the name under which a checkpoint is written."""
-    return os.path.join(output_dir, f"{UNFINISHED}{step}")
-
-
-def put_in_place(unfinished: str, folder: str) -> None:
-    """Renames a complete folder to its final name and replaces an existing folder."""
-    replaced = f"{unfinished}{_REPLACED}"
-    if os.path.isdir(folder):
-        os.rename(folder, replaced)
-    os.rename(unfinished, folder)
-    flush(os.path.dirname(os.path.abspath(folder)))
-    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def is_left_over(name: str) -> bool:

@@ -1,26 +1,35 @@
-"""Writes the files of model and optimizer: by the Trainer's methods, from a copy in host memory, or in shards."""
+"""Writes the files of model and optimizer: by the Trainer's methods, from a copy in host memory, or in shards.
+
+Names and contents are transformers', so that either library resumes the checkpoints of the other.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import functools
+import logging
 import os
-from collections.abc import Callable, Mapping
+import pickle
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from safetensors.torch import save_model
 from torch import nn
 from transformers import PreTrainedModel
 
 from ..arguments.sharding import SHARDED
 from ..devices.probes import physical_memory
-from ..distributed.sharded import is_sharded
+from ..distributed.sharded import class_of, is_sharded
 from ..training_args import TrainingArguments
-from . import model_files, optimizer_files, shards
-from .optimizer_files import OPTIMIZER, SCHEDULER
-from .storage.host import nbytes, on_host
+from . import shards
+from .background import nbytes, on_host
+from .loading import OPTIMIZER, SCHEDULER, without_progress_bars
+from .manifest import WEIGHTS
 from .surface import WRITERS, SavingTrainer
+
+logger = logging.getLogger(__name__)
 
 _SHARE = 8  # a copy may take this part of the machine's memory; training in what is left of it has to go on
 
@@ -50,7 +59,16 @@ def writer_for(trainer: SavingTrainer, states: Mapping[str, Any]) -> Writer:
         return shard_writer(trainer, states)
     if _may_write_in_background(trainer):
         return background_writer(trainer, states)
-    return Writer(functools.partial(_write_by_methods, trainer))
+
+    def write_by_methods(folder: str) -> None:
+        trainer.save_model(folder, _internal_call=True)
+        os.makedirs(folder, exist_ok=True)  # an override may remove a folder that it does not know
+        if not trainer.args.save_only_model:
+            trainer._save_optimizer_and_scheduler(folder)
+            trainer._save_scaler(folder)
+            trainer._save_rng_state(folder)
+
+    return Writer(write_by_methods)
 
 
 def writes_shards(model: nn.Module, args: TrainingArguments) -> bool:
@@ -59,54 +77,40 @@ def writes_shards(model: nn.Module, args: TrainingArguments) -> bool:
     return is_sharded(model) and config.get("state_dict_type") == SHARDED
 
 
-def _write_by_methods(trainer: SavingTrainer, folder: str) -> None:
-    trainer.save_model(folder, _internal_call=True)
-    os.makedirs(folder, exist_ok=True)  # an override may remove what it does not know
-    if not trainer.args.save_only_model:
-        trainer._save_optimizer_and_scheduler(folder)
-        trainer._save_scaler(folder)
-        trainer._save_rng_state(folder)
-
-
 def shard_writer(trainer: SavingTrainer, states: Mapping[str, Any]) -> Writer:
     """Returns the writer of a checkpoint in which each process writes its shards of weights and optimizer."""
     model, optimizer = trainer.model, states.get(OPTIMIZER)
 
-    def write_shards(folder: str) -> None:
-        optimizer_files.save_shards(model, optimizer, folder, trainer._mt_processes.group)
-
     def write(folder: str) -> None:
-        shards.list_parts(folder)
-        model_files.save_without_weights(model, _processor(trainer), trainer.args, folder)
+        save_without_weights(model, processor_to_save(trainer), trainer.args, folder)
         if optimizer is not None:
-            optimizer_files.save_rest_of_optimizer(optimizer, folder)
-            optimizer_files.save_states({SCHEDULER: states[SCHEDULER]}, folder)
+            shards.save_rest_of_optimizer(folder, optimizer)
+            save_states({SCHEDULER: states[SCHEDULER]}, folder)
             trainer._save_scaler(folder)
             trainer._save_rng_state(folder)
 
-    return Writer(write, write_shards)
+    group = trainer._mt_processes.group
+    return Writer(write, lambda folder: shards.save_parts(folder, model, optimizer, group))
 
 
 def background_writer(trainer: SavingTrainer, states: Mapping[str, Any]) -> Writer:
     """Copies weights and `states`, and returns the writer of the copies. Training waits for the copy only."""
-    model, args, processor = trainer.model, copy.copy(trainer.args), _processor(trainer)
+    model, args, processor = trainer.model, copy.copy(trainer.args), processor_to_save(trainer)
     inner = _inner(model)
     weights, copied = on_host((inner.state_dict(), {name: _state_of(owner) for name, owner in states.items()}))
 
     def write(folder: str) -> None:
-        if isinstance(inner, PreTrainedModel):
-            model_files.save(model, processor, args, folder, weights)
-        else:
-            model_files.save(model_files.Weights(weights), processor, args, folder)
-        optimizer_files.save_states(copied, folder)
+        save(model, processor, args, folder, weights)
+        save_states(copied, folder)
 
     return Writer(write, in_background=True)
 
 
 def _state_of(owner: Any) -> Any:
     """Returns the state of `owner`. Later steps change only its tensors."""
-    state = optimizer_files.state_of(owner)
-    return state if state is owner or isinstance(owner, torch.optim.Optimizer) else copy.deepcopy(state)
+    if isinstance(owner, dict):
+        return owner
+    return owner.state_dict() if isinstance(owner, torch.optim.Optimizer) else copy.deepcopy(owner.state_dict())
 
 
 def _may_write_in_background(trainer: SavingTrainer) -> bool:
@@ -131,13 +135,97 @@ def _may_write_in_background(trainer: SavingTrainer) -> bool:
     if isinstance(inner, PreTrainedModel) and type(inner).save_pretrained is not PreTrainedModel.save_pretrained:
         return False
     memory = physical_memory()
-    size = nbytes([inner.state_dict(), optimizer.state_dict()])
-    return memory is None or size <= memory // _SHARE
-
-
-def _processor(trainer: SavingTrainer) -> Any:
-    return model_files.processor_to_save(trainer.processing_class, trainer.data_collator)
+    return memory is None or nbytes([inner.state_dict(), optimizer.state_dict()]) <= memory // _SHARE
 
 
 def _inner(model: Any) -> Any:
-    return getattr(model, "_orig_mod", model)
+    return getattr(model, "_orig_mod", model)  # of a compiled one
+
+
+# The files
+
+
+def save(
+    model: nn.Module,
+    processing_class: Any,
+    args: TrainingArguments,
+    folder: str,
+    state_dict: dict[str, Any] | None = None,
+) -> None:
+    """Writes weights, configuration, tokenizer or processor, and arguments. Weights are safetensors.
+
+    Args:
+        state_dict: weights to write instead of the model's own.
+    """
+    os.makedirs(folder, exist_ok=True)
+    inner = _inner(model)
+    if isinstance(inner, PreTrainedModel) or hasattr(inner, "peft_config"):
+        given = {} if state_dict is None else {"state_dict": state_dict}
+        with without_progress_bars(), _writing_in_any_process(inner):
+            inner.save_pretrained(folder, **given)
+    else:
+        inner = inner if state_dict is None else _Weights(state_dict)
+        save_model(inner, os.path.join(folder, WEIGHTS), metadata={"format": "pt"})
+    _save_processor_and_args(processing_class, args, folder)
+
+
+def save_without_weights(model: Any, processing_class: Any, args: TrainingArguments, folder: str) -> None:
+    """Writes the files of `save` except the weights, which each process writes in part."""
+    os.makedirs(folder, exist_ok=True)
+    if isinstance(model, PreTrainedModel):  # as its own save_pretrained does
+        model.config.architectures = [class_of(model).__name__]
+        model.config.dtype = str(model.dtype).removeprefix("torch.")
+    for name in ("config", "generation_config"):
+        part: Any = getattr(model, name, None)
+        if hasattr(part, "save_pretrained"):
+            part.save_pretrained(folder)
+    _save_processor_and_args(processing_class, args, folder)
+
+
+class _Weights(nn.Module):
+    """Represents a model with copied weights, for the functions that write models."""
+
+    def __init__(self, weights: dict[str, Any]) -> None:
+        super().__init__()
+        self._weights = weights
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        return dict(self._weights)
+
+
+@contextlib.contextmanager
+def _writing_in_any_process(model: Any) -> Iterator[None]:
+    """Lets save_pretrained() write in any process inside; transformers' writes only in the first one.
+
+    With save_on_each_node the first one of each machine writes.
+    """
+    model.should_save_on_this_rank = lambda is_main_process: is_main_process
+    try:
+        yield
+    finally:
+        del model.should_save_on_this_rank
+
+
+def processor_to_save(trainer: Any) -> Any:
+    """Returns the tokenizer or processor that goes with the model, or None."""
+    given = trainer.processing_class
+    return getattr(trainer.data_collator, "tokenizer", None) if given is None else given
+
+
+def _save_processor_and_args(processing_class: Any, args: TrainingArguments, folder: str) -> None:
+    """Writes the arguments for people to read: no code here reads the file, because unpickling could run code."""
+    if processing_class is not None and hasattr(processing_class, "save_pretrained"):
+        processing_class.save_pretrained(folder)
+    path = os.path.join(folder, "training_args.bin")
+    try:
+        torch.save(args, path)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:  # a class inside a function, for one
+        logger.warning("%s was not written: the arguments cannot be pickled (%s).", path, error)
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(path)
+
+
+def save_states(states: Mapping[str, Any], folder: str) -> None:
+    """Writes each state, or the state_dict() of each object, to the file of its name."""
+    for name, owner in states.items():
+        torch.save(owner if isinstance(owner, dict) else owner.state_dict(), os.path.join(folder, name))

@@ -1,6 +1,10 @@
 """Gathers sharded weights and optimizer states into full ones, and shards full ones.
 
-All functions but those that say otherwise have to be called by all processes, because each has a part.
+`torch.distributed.checkpoint.state_dict` does not do the same: it gives the full weights to the first process only or
+to the device of each, and unties tied ones; and it names the states of an optimizer by parameter, where optimizer.pt
+has the indices of `Optimizer.state_dict`, which one process and transformers load.
+
+All processes have to call these functions, except `local`, because each has a part.
 """
 
 from __future__ import annotations
@@ -43,28 +47,15 @@ def whole_state(optimizer: torch.optim.Optimizer, keep: bool = True) -> dict[str
     return {**packed, "state": state}
 
 
-def put_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> Any:
-    """Loads this process's part of the full `weights`. Returns missing and unknown names.
+def load_full_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> Any:
+    """Loads this process's part of the full `weights`. Returns missing and unexpected names.
 
     Raises:
         RuntimeError: for a shape that does not fit.
     """
-    state = model.state_dict(keep_vars=True)
-    for name, tensor in weights.items():
-        if name not in state:
-            continue
-        if state[name].shape != tensor.shape:
-            raise RuntimeError(
-                f"size mismatch for {name}: {list(tensor.shape)} in the checkpoint, {list(state[name].shape)} in the "
-                "model."
-            )
-        with torch.no_grad():
-            if is_shard(state[name]):
-                local(state[name]).copy_(_own_part(tensor, state[name]))
-            else:
-                state[name].copy_(tensor)
-    missing = [name for name in state if name not in weights]
-    return nn.modules.module._IncompatibleKeys(missing, [name for name in weights if name not in state])
+    state = model.state_dict()
+    parts = {name: _part_like(tensor, state.get(name)) for name, tensor in weights.items()}
+    return model.load_state_dict(parts, strict=False)
 
 
 def parted_state(saved: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -73,7 +64,7 @@ def parted_state(saved: dict[str, Any], optimizer: torch.optim.Optimizer) -> dic
     indices = [index for group in saved["param_groups"] for index in group["params"]]
     of = dict(zip(indices, parameters, strict=True))
     state = {
-        index: {name: _like(value, of[index]) for name, value in values.items()}
+        index: {name: _part_like(value, of[index]) for name, value in values.items()}
         for index, values in saved["state"].items()
     }
     return {**saved, "state": state}
@@ -84,18 +75,12 @@ def local(tensor: Any) -> torch.Tensor:
     return tensor.to_local() if is_shard(tensor) else tensor
 
 
-def _like(value: Any, parameter: Any) -> Any:
+def _part_like(value: Any, parameter: Any) -> Any:
+    """Returns this process's part of `value` if it has the shape of a sharded `parameter`, else `value`."""
     if not torch.is_tensor(value) or not is_shard(parameter) or value.shape != parameter.shape:
         return value
-    from torch.distributed.tensor import DTensor
-
-    part = _own_part(value, parameter).to(local(parameter).device)
-    layout = {"device_mesh": parameter.device_mesh, "placements": parameter.placements, "run_check": False}
-    return DTensor.from_local(part, **layout, shape=parameter.shape, stride=parameter.stride())
-
-
-def _own_part(tensor: torch.Tensor, parameter: Any) -> torch.Tensor:
     from torch.distributed.tensor import distribute_tensor
 
-    there = tensor.to(parameter.device_mesh.device_type).contiguous()
-    return distribute_tensor(there, parameter.device_mesh, parameter.placements).to_local()
+    there = value.to(parameter.device_mesh.device_type).contiguous()
+    part = distribute_tensor(there, parameter.device_mesh, parameter.placements)
+    return part.to(local(parameter).device)

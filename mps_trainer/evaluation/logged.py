@@ -7,13 +7,22 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
-from ..checkpoints.storage.schema import is_number
 from .metrics import plain
 
 if TYPE_CHECKING:
     from transformers.trainer_callback import TrainerState
 
 logger = logging.getLogger(__name__)
+
+
+_LARGEST = 1e300  # an int of Python has no bound, and float() has
+
+
+def is_number(value: Any) -> bool:
+    """Returns True for a number that float() takes, nan and infinity among them."""
+    if isinstance(value, float):
+        return True
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _LARGEST
 
 
 def is_savable(value: Any) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoints.folders import LOCK, UNFINISHED
-from ..checkpoints.state import read_state
+from ..checkpoints.loading import read_state
 from ..errors import MisconfigurationException
 from ..reports import record
 from ..utils.text import first_line, sentence

@@ -9,8 +9,7 @@ from typing import Any, SupportsFloat
 
 from transformers.trainer_pt_utils import LayerWiseDummyOptimizer, find_batch_size
 
-from ..checkpoints import loop_state
-from ..checkpoints.state import read_state
+from ..checkpoints.loading import EXAMPLES_AT_A_TIME, read_position, read_state
 from ..data.split import UnsplittableBatchError, examples_in
 from ..guards.callbacks import failing_callback
 from ..guards.memory_growth import free_unused
@@ -156,7 +155,7 @@ def sizes_to_begin_with(args: TrainingArguments, resume_from: str | None) -> tup
     if resume_from is None or not args.auto_find_batch_size:
         return asked, None
     found = read_state(resume_from).get("train_batch_size")
-    position = loop_state.read(resume_from)
-    if loop_state.EXAMPLES_AT_A_TIME in position:
-        return asked, position[loop_state.EXAMPLES_AT_A_TIME]
+    position = read_position(resume_from)
+    if EXAMPLES_AT_A_TIME in position:
+        return asked, position[EXAMPLES_AT_A_TIME]
     return (asked if found is None else int(found)), None

@@ -13,8 +13,8 @@ from typing import Any, NoReturn, SupportsFloat
 from transformers.trainer_utils import TrainOutput, speed_metrics
 
 from ..callbacks.announce import announce
-from ..checkpoints import loop_state
-from ..checkpoints.rng import ResumedRng, read_rng
+from ..checkpoints.loading import read_position, read_rng
+from ..checkpoints.rng import ResumedRng
 from ..checkpoints.surface import WRITERS
 from ..data.batch_checks import BatchCheck
 from ..data.buckets import buckets_of
@@ -144,7 +144,7 @@ class TrainingRun:
         self.checkpointing.load(folder)
         processes = self.trainer._mt_processes
         saved = read_rng(folder, processes.rank, processes.size)
-        self.run_state.load_state_dict(loop_state.read(folder, processes.rank, processes.size))
+        self.run_state.load_state_dict(read_position(folder, processes.rank, processes.size))
         self.resumed_rng.resume_from(folder, saved)
         self.data_rng.load_state_dict(saved)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..checkpoints.loop_state import EXAMPLES_AT_A_TIME
+from ..checkpoints.loading import EXAMPLES_AT_A_TIME
 from ..checkpoints.rng import ResumedRng
 from ..data.data_rng import DataRngState
 from .meter import LossMeter

@@ -10,10 +10,10 @@ from typing import Any
 from transformers.trainer_callback import ExportableState, TrainerControl, TrainerState
 
 from ..callbacks.events import Events
-from ..checkpoints import folders
 from ..checkpoints.compatibility import require_exported
-from ..checkpoints.state import entries_of, read_state
-from ..checkpoints.storage.files import damaged
+from ..checkpoints.files import damaged
+from ..checkpoints.loading import read_state
+from ..checkpoints.manifest import STATE
 from ..errors import MisconfigurationException
 from .surface import TrainerSurface
 
@@ -69,7 +69,7 @@ def _resume(trainer: TrainerSurface, folder: str) -> None:
     try:
         trainer._load_callback_state()
     except CallbackStateError as error:
-        raise damaged(os.path.join(folder, folders.STATE), error) from error.__cause__
+        raise damaged(os.path.join(folder, STATE), error) from error.__cause__
     events.state.stateful_callbacks = events.stateful_callbacks()
 
 
@@ -102,7 +102,8 @@ def load_callbacks(events: Events) -> None:
             of_transformers.warning(
                 f"The checkpoint has the state of a callback {name}, which this run does not have."
             )
-        for part, entry in zip(same, entries_of(saved), strict=False):
+        entries = saved if isinstance(saved, list) else [saved]  # a list where there were several of the class
+        for part, entry in zip(same, entries, strict=False):
             try:
                 require_exported(entry, part)
                 again: Any = type(part)(**entry.get("args", {}))

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mps_trainer.checkpoints.storage import host
-from mps_trainer.checkpoints.storage.host import nbytes, on_host
+from mps_trainer.checkpoints import background as host
+from mps_trainer.checkpoints.background import nbytes, on_host
 
 pytestmark = pytest.mark.every_device
 

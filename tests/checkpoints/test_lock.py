@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.checkpoints.storage.lock import only_run_in
+from mps_trainer.checkpoints.output_folder import only_run_in
 
 
 def forked(work, *unused: int) -> int:

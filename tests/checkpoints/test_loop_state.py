@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from mps_trainer.checkpoints import loop_state
+from mps_trainer.checkpoints.loading import read_position
 from mps_trainer.checkpoints.rng import rng_state
 
 
@@ -19,7 +19,7 @@ def write(request, tmp_path):
 
     def write(*positions):
         if request.param == "now":
-            loop_state.write(str(tmp_path), list(positions))
+            (tmp_path / "loop_state.json").write_text(json.dumps({"processes": positions}))
         for rank, each in enumerate(positions):
             name = "rng_state.pth" if len(positions) == 1 else f"rng_state_{rank}.pth"
             torch.save({**rng_state(), **({"loop": each} if request.param == "0.1" else {})}, tmp_path / name)
@@ -32,7 +32,7 @@ def write(request, tmp_path):
     ("rank", "size", "expected"), [(0, 1, 2.0), (0, 2, 1.0), (1, 2, 3.0), (0, 4, 2.0), (3, 4, 2.0)]
 )
 def test_the_loss_since_the_last_log_is_the_mean_of_those_who_made_it(write, caplog, rank, size, expected):
-    assert loop_state.read(write(position(1.0), position(3.0)), rank, size) == position(expected)
+    assert read_position(write(position(1.0), position(3.0)), rank, size) == position(expected)
     assert caplog.messages == []
 
 
@@ -46,21 +46,16 @@ def test_several_processes_go_on_from_the_position_of_one(write, rank, size):
         "epoch_has_ended": False,
         "postponed": ["save"],
     }
-    assert loop_state.read(write(exact), rank, size) == exact
+    assert read_position(write(exact), rank, size) == exact
 
 
 def test_what_a_signal_postponed_in_version_0_1_is_done(tmp_path):
     saved = {"sum": 0.0, "total": 0.0, "first_step": 0, "last_read_step": 0, "due": ["evaluate"]}
     torch.save({**rng_state(), "loop": saved}, tmp_path / "rng_state.pth")
-    assert loop_state.read(str(tmp_path))["postponed"] == ["evaluate"]
+    assert read_position(str(tmp_path))["postponed"] == ["evaluate"]
 
 
 def test_a_checkpoint_of_transformers_has_no_position(tmp_path):
-    assert loop_state.read(str(tmp_path)) == {}
+    assert read_position(str(tmp_path)) == {}
     torch.save(rng_state(), tmp_path / "rng_state.pth")
-    assert loop_state.read(str(tmp_path)) == {}
-
-
-def test_the_file_has_an_entry_for_each_process(tmp_path):
-    loop_state.write(str(tmp_path), [position(1.0), position(3.0)])
-    assert json.loads((tmp_path / "loop_state.json").read_text()) == {"processes": [position(1.0), position(3.0)]}
+    assert read_position(str(tmp_path)) == {}

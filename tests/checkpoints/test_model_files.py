@@ -16,7 +16,7 @@ from transformers import AutoConfig, BertConfig, BertForSequenceClassification
 from transformers.utils import logging as transformers_logging
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.checkpoints import model_files
+from mps_trainer.checkpoints import loading, output_folder, writers
 from tests.conftest import assert_same_weights, weights
 
 WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
@@ -61,41 +61,6 @@ def test_converted_weights_are_loaded_with_a_warning(make_trainer, trained, fold
     [told] = [each.getMessage() for each in caplog.records if "converted" in each.getMessage()]
     assert "model.safetensors" in told
     assert ("pytorch_model.bin" if convert is unpack else "model-00001-of-00002.safetensors and 1 more") in told
-
-
-def test_weights_that_were_joined_again_are_loaded_with_a_warning(make_trainer, trained, folder, caplog):
-    from mps_trainer.checkpoints import manifest
-
-    tensors = load_file(os.path.join(folder, WEIGHTS))
-    shard(folder)
-    manifest.write(folder, 2, 1)
-    for name in os.listdir(folder):
-        if name.startswith("model"):
-            os.remove(os.path.join(folder, name))
-    save_file(tensors, os.path.join(folder, WEIGHTS))
-    again = make_trainer(max_steps=2)
-    again.train(resume_from_checkpoint=folder)
-    assert_same_weights(weights(trained.model), weights(again.model))
-    assert "model.safetensors replaced model-00001-of-00002.safetensors and 1 more" in caplog.text
-
-
-def test_a_model_that_transformers_converts_is_loaded_with_a_warning(make_trainer, tmp_path, caplog):
-    def bert():
-        torch.manual_seed(0)
-        sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-        return BertForSequenceClassification(BertConfig(vocab_size=20, **sizes))
-
-    data = [{"input_ids": [1, 2, 3], "labels": 1}] * 8
-    settings = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1}
-    first = make_trainer({"model": bert(), "train_dataset": data}, **settings)
-    first.train()
-    folder = os.path.join(first.args.output_dir, "checkpoint-1")
-    BertForSequenceClassification.from_pretrained(folder).save_pretrained(folder, max_shard_size="2KB")
-    os.remove(os.path.join(folder, WEIGHTS))
-    again = make_trainer({"model": bert(), "train_dataset": data}, **settings)
-    again.train(resume_from_checkpoint=folder)
-    assert_same_weights(weights(first.model), weights(again.model))
-    assert "were converted" in caplog.text
 
 
 def test_nothing_is_told_of_weights_as_they_were_saved(make_trainer, folder, caplog):
@@ -172,8 +137,8 @@ class Processor:
 )
 def test_a_processor_is_saved_with_the_model_if_it_can_be(make_args, make_model, tmp_path, processor, files):
     args = make_args()
-    model_files.save(make_model(), processor, args, str(tmp_path / "new" / "folder"))
-    model_files.save_without_weights(make_model(), processor, args, str(tmp_path / "no" / "weights"))
+    writers.save(make_model(), processor, args, str(tmp_path / "new" / "folder"))
+    writers.save_without_weights(make_model(), processor, args, str(tmp_path / "no" / "weights"))
     assert sorted(os.listdir(tmp_path / "new" / "folder")) == sorted([WEIGHTS, "training_args.bin", *files])
     assert sorted(os.listdir(tmp_path / "no" / "weights")) == sorted(["training_args.bin", *files])
     assert torch.load(tmp_path / "no" / "weights" / "training_args.bin", weights_only=False) == args
@@ -187,7 +152,7 @@ def test_the_weights_are_the_models_or_those_given_and_say_that_they_are_of_torc
     model = bert if kind == "of transformers" else make_model()
     others = {name: tensor + 1 for name, tensor in model.state_dict().items()} if given else None
     saved = SimpleNamespace(_orig_mod=model) if kind == "compiled" else model
-    model_files.save(saved, None, make_args(), str(tmp_path), others and dict(others))
+    writers.save(saved, None, make_args(), str(tmp_path), others and dict(others))
     assert_same_weights(load_file(tmp_path / WEIGHTS), others or weights(model))
     with safe_open(tmp_path / WEIGHTS, "pt") as file:
         assert file.metadata() == {"format": "pt"}  # without it, transformers does not read them
@@ -195,8 +160,8 @@ def test_the_weights_are_the_models_or_those_given_and_say_that_they_are_of_torc
 
 def test_the_configuration_without_the_weights_is_the_one_that_comes_with_them(make_args, bert, tmp_path):
     bert = bert.bfloat16()
-    model_files.save_without_weights(bert, None, make_args(), str(tmp_path / "without"))
-    model_files.save(bert, None, make_args(), str(tmp_path / "with"))
+    writers.save_without_weights(bert, None, make_args(), str(tmp_path / "without"))
+    writers.save(bert, None, make_args(), str(tmp_path / "with"))
     written = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("without", "with")]
     assert written[0] == written[1]
     assert (written[0]["architectures"], written[0]["dtype"]) == (["BertForSequenceClassification"], "bfloat16")
@@ -208,7 +173,7 @@ def test_arguments_that_cannot_be_pickled_are_left_out_with_a_warning(make_model
         pass
 
     (tmp_path / "training_args.bin").write_text("of another run")
-    model_files.save(make_model(), None, Inside(), str(tmp_path))
+    writers.save(make_model(), None, Inside(), str(tmp_path))
     assert os.listdir(tmp_path) == [WEIGHTS]
     assert f"{tmp_path}/training_args.bin was not written: the arguments cannot be pickled (" in caplog.text
     assert "Inside" in caplog.text
@@ -216,31 +181,35 @@ def test_arguments_that_cannot_be_pickled_are_left_out_with_a_warning(make_model
 
 def test_the_processor_is_the_one_given_or_the_collators():
     collator = SimpleNamespace(tokenizer="the collator's")
-    assert model_files.processor_to_save("given", collator) == "given"
-    assert model_files.processor_to_save(None, collator) == "the collator's"
-    assert model_files.processor_to_save(None, None) is None
+    for given, collates, expected in (
+        ("given", collator, "given"),
+        (None, collator, "the collator's"),
+        (None, None, None),
+    ):
+        trainer = SimpleNamespace(processing_class=given, data_collator=collates)
+        assert writers.processor_to_save(trainer) == expected
 
 
 def test_an_output_folder_is_made_or_refused_with_the_reason(tmp_path, monkeypatch):
-    model_files.make_folder(str(tmp_path / "a" / "b"))
-    model_files.make_folder(str(tmp_path / "a" / "b"))
+    output_folder.make_folder(str(tmp_path / "a" / "b"))
+    output_folder.make_folder(str(tmp_path / "a" / "b"))
     assert (tmp_path / "a" / "b").is_dir()
     (tmp_path / "file").touch()
     refused = {"file": "File exists", "file/b": "Not a directory"}
     for name, why in refused.items():
         with pytest.raises(MisconfigurationException) as error:
-            model_files.make_folder(str(tmp_path / name))
+            output_folder.make_folder(str(tmp_path / name))
         assert str(error.value) == (
             f"Nothing can be written to output_dir {tmp_path / name}: {why}. Name another folder."
         )
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)  # root may write everywhere
     with pytest.raises(MisconfigurationException, match=r"b: permission denied\. Name another folder\.$"):
-        model_files.make_folder(str(tmp_path / "a" / "b"))
+        output_folder.make_folder(str(tmp_path / "a" / "b"))
 
 
 def test_a_folder_without_weights_says_which_file_it_lacks(make_model, tmp_path):
     with pytest.raises(MisconfigurationException) as error:
-        model_files.load_weights(make_model(), str(tmp_path))
+        loading.load_weights(make_model(), str(tmp_path))
     assert str(error.value) == (
         f"{tmp_path} is not a checkpoint with weights: it has no model.safetensors. "
         "Name a folder checkpoint-<step> that the Trainer wrote."
@@ -252,7 +221,7 @@ def test_weights_of_another_shape_are_another_models(make_model, tmp_path):
     with pytest.raises(
         MisconfigurationException, match=f"^The weights in {tmp_path} belong to another model: .*:\\n.*for head.bias"
     ):
-        model_files.load_weights(make_model(), str(tmp_path))
+        loading.load_weights(make_model(), str(tmp_path))
 
 
 class WithBuffer(nn.Linear):
@@ -272,9 +241,9 @@ def test_what_a_model_leaves_out_of_its_checkpoints_is_not_missing(tmp_path):
         MisconfigurationException,
         match="1 parameter is missing and 0 are unexpected, for example places",
     ):
-        model_files.load_weights(model, str(tmp_path))
+        loading.load_weights(model, str(tmp_path))
     model._keys_to_ignore_on_save = ["places"]
-    model_files.load_weights(model, str(tmp_path))
+    loading.load_weights(model, str(tmp_path))
     assert torch.equal(model.weight, torch.ones(2, 2))
 
 
@@ -285,7 +254,7 @@ def test_weights_are_read_even_where_there_are_adapters_too(make_model, tmp_path
     (tmp_path / "adapter_config.json").write_text("{}")
     save_file({}, tmp_path / "adapter_model.safetensors")
     again = make_model()
-    model_files.load_weights(again, str(tmp_path))
+    loading.load_weights(again, str(tmp_path))
     assert_same_weights(weights(again), weights(model))
 
 
@@ -301,7 +270,7 @@ def test_the_bars_of_transformers_are_shown_again_if_they_were_before(make_args,
     )
     (transformers_logging.enable_progress_bar if shown else transformers_logging.disable_progress_bar)()
     try:
-        model_files.save(bert, None, make_args(), str(tmp_path))
+        writers.save(bert, None, make_args(), str(tmp_path))
         assert transformers_logging.is_progress_bar_enabled() is shown
     finally:
         (transformers_logging.enable_progress_bar if before else transformers_logging.disable_progress_bar)()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,11 +12,8 @@ from torch.distributed.fsdp import fully_shard
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.checkpoints import shards
-from mps_trainer.checkpoints.checkpoints import _gather
-from mps_trainer.checkpoints.model_files import load_weights
-from mps_trainer.checkpoints.optimizer_files import OPTIMIZER, SCHEDULER, restore_states
-from mps_trainer.checkpoints.writers import shard_writer, writer_for, writes_shards
-from mps_trainer.distributed.fsdp import is_shard
+from mps_trainer.checkpoints.loading import OPTIMIZER, SCHEDULER, load_states, load_weights
+from mps_trainer.checkpoints.writers import shard_writer, writer_for
 from tests.conftest import assert_same_weights, weights
 
 from .fake_trainer import FakeTrainer
@@ -115,15 +111,14 @@ def test_it_has_the_parts_and_beside_them_one_file_of_each_other_kind(folder):
     assert sorted(os.listdir(folder)) == [
         "optimizer_rest.pt", "rest", "scheduler.pt", "shards", "training_args.bin", "vocabulary.txt",
     ]  # fmt: skip
-    for what in (shards.WEIGHTS, shards.OPTIMIZER):
-        assert "parts.json" in os.listdir(os.path.join(folder, "shards", what))
+    assert sorted(os.listdir(os.path.join(folder, "shards"))) == [shards.WEIGHTS, shards.OPTIMIZER]
 
 
 def test_a_new_run_gets_from_it_what_was_written(folder, trained, make):
     model = make(Tied)
     optimizer, schedule = run_of(model)
     load_weights(model, folder)
-    restore_states({OPTIMIZER: optimizer, SCHEDULER: schedule}, folder)
+    load_states({OPTIMIZER: optimizer, SCHEDULER: schedule}, folder)
     assert_same_weights(weights(model), weights(trained[0]))
     expected = trained[1].state_dict()
     found = optimizer.state_dict()
@@ -153,7 +148,7 @@ def test_an_optimizer_may_keep_plain_values_and_a_state_of_no_parameter(tmp_path
     parts = {OPTIMIZER: optimizer, SCHEDULER: schedule}
     write(tmp_path, make_args(), model, parts)
     again, _ = run_of(model, Counting)
-    restore_states({OPTIMIZER: again}, str(tmp_path))
+    load_states({OPTIMIZER: again}, str(tmp_path))
     found = again.state_dict()["state"]
     assert [found[index]["count"] for index in (0, 1)] == [3, 3]
     assert torch.equal(found[0]["mean"], model.begin.weight)
@@ -201,26 +196,10 @@ def test_a_new_run_with_another_shape_is_refused_before_anything_is_loaded(folde
     assert_same_weights(weights(model), before)
 
 
-@pytest.mark.parametrize("with_optimizer", [False, True])
-def test_whole_states_are_gathered_under_the_names_of_their_files(trained, with_optimizer):
-    model, optimizer, _ = trained
-    found = _gather(model, optimizer if with_optimizer else None, keep=True)
-    assert list(found) == ["model.safetensors", *(["optimizer.pt"] if with_optimizer else [])]
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(found["model.safetensors"][name], tensor.full_tensor() if is_shard(tensor) else tensor)
-
-
-@pytest.mark.parametrize("kind", ["SHARDED_STATE_DICT", "FULL_STATE_DICT", None])
-def test_each_process_writes_only_a_sharded_model_whose_arguments_ask_for_parts(kind):
-    args = SimpleNamespace(fsdp_config={} if kind is None else {"state_dict_type": kind})
-    assert writes_shards(sharded(Half()), args) is (kind == "SHARDED_STATE_DICT")
-    assert not writes_shards(Half(), args)
-
-
 @pytest.mark.parametrize("place", ["folder", "link"])
 def test_a_file_that_is_none_is_damaged_and_one_that_is_missing_starts_anew_with_a_warning(tmp_path, caplog, place):
     optimizer, _ = run_of(Half())
-    restore_states({OPTIMIZER: optimizer}, str(tmp_path))
+    load_states({OPTIMIZER: optimizer}, str(tmp_path))
     assert caplog.messages == [f"{tmp_path} has no optimizer.pt: this part of the run starts from the beginning."]
     path = tmp_path / OPTIMIZER
     if place == "folder":
@@ -228,7 +207,7 @@ def test_a_file_that_is_none_is_damaged_and_one_that_is_missing_starts_anew_with
     else:
         path.symlink_to("nowhere")
     with pytest.raises(MisconfigurationException) as refused:
-        restore_states({OPTIMIZER: optimizer}, str(tmp_path))
+        load_states({OPTIMIZER: optimizer}, str(tmp_path))
     assert str(refused.value) == (
         f"{path} is damaged and cannot be read: it is a folder, or a link that leads nowhere. Resume from another "
         "checkpoint."
@@ -243,7 +222,7 @@ def test_a_part_that_does_not_take_its_state_is_named_with_the_reason(tmp_path, 
 
     torch.save({}, tmp_path / SCHEDULER)
     with pytest.raises(MisconfigurationException) as refused:
-        restore_states({SCHEDULER: Refuses()}, str(tmp_path))
+        load_states({SCHEDULER: Refuses()}, str(tmp_path))
     assert str(refused.value) == (
         f"{tmp_path / SCHEDULER} does not belong to this run: {why}. Resume with the model and optimizer that it was "
         "saved from, or train from the beginning."

@@ -290,7 +290,7 @@ def another_run_in_the_folder(folder: str) -> dict[str, Any]:
     trainer = Trainer(Classifier(), arguments(folder, max_steps=1), train_dataset=examples(40))
     holder = None
     if trainer._mt_processes.is_first:
-        code = "import sys; from mps_trainer.checkpoints.storage.lock import only_run_in\n"
+        code = "import sys; from mps_trainer.checkpoints.output_folder import only_run_in\n"
         code += "with only_run_in(sys.argv[1]): print('locked', flush=True); sys.stdin.read()"
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         holder = subprocess.Popen([sys.executable, "-c", code, folder], **pipes)

@@ -130,7 +130,6 @@ def test_a_full_checkpoint_has_the_files_of_one_process_and_a_sharded_one_a_part
         for what in ("model", "optimizer")
         for rank in (1, 2)
     ]
-    parts = sorted([*parts, "shards/model/parts.json", "shards/optimizer/parts.json"])
     of_weights = [name for name in parts if "model/" in name]
     whole = ["model.safetensors", "optimizer.pt"]
     only = ["config.json", "generation_config.json", "manifest.json", "trainer_state.json", "training_args.bin"]
@@ -172,8 +171,8 @@ def test_a_missing_part_is_never_read_as_what_is_in_memory(made_by, tmp_path, ra
     folder = os.path.join(place, "shards", "model")
     assert shards.read(place, shards.WEIGHTS)
     os.remove(os.path.join(folder, f"shard-0000{rank}-model-00001-of-00001.safetensors"))
-    if not is_listed:  # an end that is missing makes a shorter tensor, which only the list tells
-        os.remove(os.path.join(folder, "parts.json"))
+    if not is_listed:  # an end that is missing makes a shorter tensor, which only the manifest tells
+        os.remove(os.path.join(place, manifest.NAME))
     if is_listed or rank == 1:
         with pytest.raises(MisconfigurationException, match="missing"):
             shards.read(place, shards.WEIGHTS)

@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset
 from transformers import BertConfig, BertForSequenceClassification, TrainerCallback
 
 from mps_trainer import DeviceRequest, MachineFacts, Trainer, TrainingArguments, resolve, trainer_checks
-from mps_trainer.checkpoints.storage import lock
+from mps_trainer.checkpoints import folders, output_folder
 from mps_trainer.devices.large_products import Layer, warning_of_width
 from mps_trainer.devices.recorded import read_facts
 from mps_trainer.distributed import Processes, fsdp
@@ -249,8 +249,8 @@ def _() -> None:
 @provokes("folder-taken")
 def _() -> None:
     Path("out").mkdir()
-    Path("out", lock.LOCK).write_text("process 4711 on studio.local", encoding="utf-8")
-    with mock.patch.object(lock.fcntl, "lockf", side_effect=BlockingIOError(errno.EAGAIN, "taken")):
+    Path("out", folders.LOCK).write_text("process 4711 on studio.local", encoding="utf-8")
+    with mock.patch.object(output_folder.fcntl, "lockf", side_effect=BlockingIOError(errno.EAGAIN, "taken")):
         trainer().train()
 
 

@@ -1,0 +1,147 @@
+"""Reads the files of a checkpoint without running code from them, and explains a disk that fails."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
+import re
+import stat
+import tempfile
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from ..errors import MisconfigurationException
+
+LARGEST_JSON = 256 << 20  # bytes: the log of two million steps
+MOST_VALUES = 10_000_000  # that many empty lists, the most that fit in these bytes, take 700 MB of memory
+# How torch, C++ and safetensors say that a file could not be written, which they do not say with an OSError.
+_NOT_WRITTEN = (
+    *("PytorchStreamWriter failed", "unexpected pos", "file write failed", "open file failed", "iostream error"),
+    *("I/O error", "IoError", "Io("),
+)
+_REASONS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE)
+_PROBE = 1 << 20  # bytes
+
+
+def require_file(path: str, largest: int | None = None) -> None:
+    """Raises MisconfigurationException for a file that is too large or not a regular file."""
+    try:
+        look = os.stat(path)
+    except (OSError, ValueError) as error:
+        raise damaged(path, error) from error
+    if not stat.S_ISREG(look.st_mode):  # reading a pipe would wait for the process that writes to it
+        raise damaged(path, ValueError("it is not a regular file"))
+    if largest is not None and look.st_size > largest:
+        raise damaged(path, ValueError(f"it has {look.st_size:,} bytes, and {largest:,} are the most that are read"))
+
+
+def read_json(path: str) -> Any:
+    """Raises MisconfigurationException for a file that is not JSON, or too large to be a checkpoint's."""
+    require_file(path, LARGEST_JSON)
+    try:
+        with open(path, "rb") as file:
+            data = file.read(LARGEST_JSON)
+        if data.count(b",") + data.count(b"[") + data.count(b"{") > MOST_VALUES:
+            raise ValueError(f"it has more than {MOST_VALUES:,} values")
+        return json.loads(data.decode("utf-8"))
+    except (ValueError, OSError) as error:
+        raise damaged(path, error) from error
+    except RecursionError as error:
+        raise damaged(path, ValueError("it is nested too deeply")) from error
+
+
+def read_tensors(path: str, allowed: list[Any] | None = None) -> Any:
+    """Returns the tensors, plain containers and `allowed` objects that `torch.save` wrote, on the CPU.
+
+    Raises:
+        MisconfigurationException: for a file that is damaged, or that would run code when unpickled.
+    """
+    require_file(path)
+    try:
+        with torch.serialization.safe_globals(allowed or []):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise MisconfigurationException(
+            f"{path} is refused: it has something other than tensors and plain values, which could run code when "
+            "loaded, or it is damaged. Resume from another checkpoint."
+        ) from error
+    except Exception as error:  # an edited file takes the unpickler wherever it likes
+        raise damaged(path, error) from error
+
+
+def read_safetensors(path: str) -> dict[str, torch.Tensor]:
+    """Raises MisconfigurationException for a damaged file."""
+    require_file(path)
+    try:
+        return load_file(path)
+    except Exception as error:
+        raise damaged(path, error) from error
+
+
+def is_there(path: str) -> bool:
+    """Returns True for a file, False for nothing. Raises MisconfigurationException for a folder or a broken link."""
+    if os.path.isfile(path):
+        return True
+    if os.path.lexists(path):
+        raise damaged(path, ValueError("it is a folder, or a link that leads nowhere"))
+    return False
+
+
+def damaged(path: str, error: Exception) -> MisconfigurationException:
+    """Returns the error for a damaged file, with the reason that `error` gives."""
+    message = getattr(error, "strerror", None) or (error.args[0] if error.args else "")
+    why = ("".join(str(message).splitlines()[:1]) or type(error).__name__)[:200].rstrip(". ")
+    return MisconfigurationException(f"{path} is damaged and cannot be read: {why}. Resume from another checkpoint.")
+
+
+def shown(value: Any) -> str:
+    """Returns `value` in at most 50 characters of one line."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # an int of more than 4,300 digits, for one
+        return f"of type {type(value).__name__}"
+    return text if len(text) <= 50 else f"{text[:47]}..."
+
+
+def why_not_written(error: BaseException, folder: str) -> str | None:
+    """Returns why a write to the disk failed, or None if `error` has another cause.
+
+    Args:
+        error: what writing raised.
+        folder: where it was written. Where the error does not say why, a small file is tried there.
+    """
+    if isinstance(error, OSError) and error.errno is not None:
+        return _in_words(error)
+    text = str(error)
+    if match := re.search(r"\(os error (\d+)\)", text):  # from a library in Rust, such as tokenizers
+        return _in_words(OSError(int(match[1]), os.strerror(int(match[1]))))
+    is_of_disk = isinstance(error, (SafetensorError, RuntimeError, OSError))
+    if not is_of_disk or not any(message in text for message in _NOT_WRITTEN):
+        return None
+    for number in _REASONS:
+        if os.strerror(number) in text:
+            return _in_words(OSError(number, os.strerror(number)))
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_PROBE))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as failed:
+        return _in_words(failed)
+    return text.splitlines()[0]
+
+
+def _in_words(error: OSError) -> str:
+    if error.errno == errno.ENOSPC:
+        return "the disk is full"
+    if error.errno == errno.EDQUOT:
+        return "the disk quota is used up"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "permission denied"
+    return (error.strerror or str(error)).lower()

@@ -1,0 +1,251 @@
+"""Loads what a checkpoint holds: weights, optimizer, schedule, scaler, generators, position, state.
+
+Names and contents of the files are transformers', so that either library resumes the checkpoints of the other;
+loop_state.json is this package's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..distributed.fsdp import is_shard
+from ..distributed.full_state import load_full_weights, parted_state
+from ..distributed.sharded import class_of, is_sharded
+from ..errors import MisconfigurationException
+from ..model.adapters import has_adapters, load_adapters
+from . import manifest, schema, shards
+from .compatibility import require_belonging
+from .files import damaged, is_there, read_safetensors, read_tensors
+from .manifest import STATE, WEIGHTS, weight_files
+from .rng import numpy_globals, require_valid, set_rng
+
+logger = logging.getLogger(__name__)
+
+OPTIMIZER, SCHEDULER, SCALER = "optimizer.pt", "scheduler.pt", "scaler.pt"
+LOOP_STATE = "loop_state.json"  # the position in training, which the step number of a checkpoint does not contain
+EXAMPLES_AT_A_TIME = "examples_at_a_time"  # found by auto_find_batch_size; None as long as whole batches fit
+
+
+# Weights
+
+
+def load_weights(model: nn.Module, folder: str) -> None:
+    """Loads a checkpoint's weights into `model`, or its PEFT adapters if it has those instead.
+
+    Raises:
+        MisconfigurationException: if there are none, or they belong to another model.
+    """
+    if not weight_files(folder) and has_adapters(folder):
+        load_adapters(model, folder)
+        return
+    if (changed := manifest.converted(folder)) is not None:
+        logger.warning("The weights in %s were converted after they were saved: %s.", folder, changed)
+    try:
+        if shards.has_shards(folder):
+            result = shards.load_weights(model, folder)
+        else:
+            result = _put(model, _read_weights(folder))
+    except RuntimeError as error:  # a shape that does not fit
+        raise MisconfigurationException(f"The weights in {folder} belong to another model: {error}") from error
+    left_out = set(getattr(model, "_keys_to_ignore_on_save", None) or [])
+    missing = set(result.missing_keys) - _tied_to_loaded(model, set(result.missing_keys)) - left_out
+    unknown = set(result.unexpected_keys)
+    if missing or unknown:
+        # transformers writes some models under other names than they have in memory; it reads them back, too
+        if hasattr(model, "from_pretrained") and _load_by_library(model, folder):
+            return
+        raise MisconfigurationException(
+            f"The weights in {folder} belong to another model: {len(missing)} "
+            f"{'parameter is' if len(missing) == 1 else 'parameters are'} missing and {len(unknown)} "
+            f"{'is' if len(unknown) == 1 else 'are'} unexpected, for example {min(missing | unknown)}."
+        )
+
+
+def _put(model: nn.Module, weights: dict[str, torch.Tensor]) -> Any:
+    return load_full_weights(model, weights) if is_sharded(model) else model.load_state_dict(weights, strict=False)
+
+
+def _read_weights(folder: str) -> dict[str, torch.Tensor]:
+    weights: dict[str, torch.Tensor] = {}
+    for name in weight_files(folder) or [WEIGHTS]:
+        path = os.path.join(folder, name)
+        if not os.path.isfile(path):
+            raise MisconfigurationException(
+                f"{folder} is not a checkpoint with weights: it has no {name}. Name a folder checkpoint-<step> that "
+                "the Trainer wrote."
+            )
+        found = read_safetensors(path) if name.endswith(".safetensors") else read_tensors(path)
+        if not schema.fits(found, dict[str, Any]) or not all(map(torch.is_tensor, found.values())):
+            raise damaged(path, ValueError("it holds something other than a model's weights"))
+        weights.update(found)
+    return weights
+
+
+def _load_by_library(model: Any, folder: str) -> bool:
+    """Loads a transformers model by its own from_pretrained. Returns False if parameters are missing."""
+    with without_progress_bars():
+        kind: Any = class_of(model)
+        try:
+            fresh, report = kind.from_pretrained(folder, config=model.config, output_loading_info=True)
+        except Exception as error:
+            logger.debug("from_pretrained does not load %s", folder, exc_info=error)
+            return False
+    if any(report.get(kind) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")):
+        return False
+    _put(model, fresh.state_dict())
+    return True
+
+
+def _tied_to_loaded(model: nn.Module, missing: set[str]) -> set[str]:
+    """Returns the names absent from a file that are tied to a parameter in it."""
+    state = model.state_dict(keep_vars=True)
+    # the part that a process has of a sharded one may be empty, and then lies nowhere
+    place = {name: id(tensor) if is_shard(tensor) else tensor.data_ptr() for name, tensor in state.items()}
+    loaded = {place[name] for name in state if name not in missing}
+    return {name for name in missing if name in place and place[name] in loaded}
+
+
+@contextlib.contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Hides the bar that transformers draws for each file, which would break the run's own."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+# Optimizer, schedule and scaler
+
+
+def load_states(owners: Mapping[str, Any], folder: str) -> None:
+    """Loads the state of each object from the file of its name; warns if there is none.
+
+    Raises:
+        MisconfigurationException: if a file is damaged or another run's.
+    """
+    for name, owner in owners.items():
+        in_shards = name == OPTIMIZER and shards.has_shards(folder, shards.OPTIMIZER)
+        path = os.path.join(folder, shards.REST if in_shards else name)
+        if not is_there(path):
+            logger.warning("%s has no %s: this part of the run starts from the beginning.", folder, name)
+            continue
+        saved = shards.read_optimizer_state(owner, folder) if in_shards else read_tensors(path)
+        try:
+            require_belonging(saved, owner)
+            groups = owner.param_groups if name == OPTIMIZER and not in_shards else []
+            if any(is_shard(parameter) for group in groups for parameter in group["params"]):
+                saved = parted_state(saved, owner)
+            owner.load_state_dict(saved)
+        except Exception as error:
+            why = "".join(str(error).splitlines()[:1]).rstrip(".") or type(error).__name__
+            why = f"it has no {error}" if isinstance(error, KeyError) else why
+            raise MisconfigurationException(
+                f"{path} does not belong to this run: {why}. Resume with the model and optimizer that it was saved "
+                "from, or train from the beginning."
+            ) from error
+
+
+# Generators
+
+
+def rng_file(rank: int, size: int) -> str:
+    """Returns the name of the file of process `rank` of `size`."""
+    return "rng_state.pth" if size == 1 else f"rng_state_{rank}.pth"
+
+
+def rng_files(checkpoint: str) -> list[str]:
+    """Returns the files of the generators, one for each process that wrote `checkpoint`."""
+    several = [name for name in os.listdir(checkpoint) if re.fullmatch(r"rng_state_\d+\.pth", name)]
+    return sorted(several, key=lambda name: (len(name), name)) or [rng_file(0, 1)]
+
+
+def read_rng(checkpoint: str, rank: int = 0, size: int = 1) -> dict[str, Any] | None:
+    """Returns the generators' states of process `rank` in `checkpoint`; None without such a file.
+
+    Where another number of processes made it, this one continues with the generators of one of them.
+
+    Raises:
+        MisconfigurationException: for a damaged file.
+    """
+    files = rng_files(checkpoint)
+    made_by, path = len(files), os.path.join(checkpoint, files[rank % len(files)])
+    if not is_there(path):
+        return None
+    if made_by != size and rank == 0:
+        logger.warning(
+            "%s was written by %s, and this run has %d: weights, optimizer and position in the epoch are restored, "
+            "but random numbers such as those of dropout differ from the original run.",
+            checkpoint, "1 process" if made_by == 1 else f"{made_by} processes", size,
+        )  # fmt: skip
+    state: dict[str, Any] = read_tensors(path, allowed=numpy_globals())
+    try:
+        require_valid(state)
+    except Exception as error:
+        why = (
+            f"{error.args[0]} is missing" if isinstance(error, KeyError) else f"a generator rejects its state: {error}"
+        )
+        raise damaged(path, ValueError(why)) from error
+    return state
+
+
+def restore_rng(checkpoint: str, rank: int = 0, size: int = 1) -> None:
+    """Sets the generators to the states of process `rank` in `checkpoint`, if it has them."""
+    if (state := read_rng(checkpoint, rank, size)) is not None:
+        set_rng(state)
+
+
+# Position and state
+
+
+def read_position(folder: str, rank: int = 0, size: int = 1) -> dict[str, Any]:
+    """Returns the position of process `rank` of `size`, or {} for a checkpoint without one, such as transformers'.
+
+    Where another number of processes wrote the checkpoint, each continues with the mean of their losses.
+
+    Raises:
+        MisconfigurationException: for a damaged file.
+    """
+    path = os.path.join(folder, LOOP_STATE)
+    if os.path.lexists(path):
+        positions = schema.read(path, schema.LoopState)["processes"]
+    else:  # release 0.1 saved the position among the generators
+        files = rng_files(folder)
+        path = os.path.join(folder, files[0])
+        states = [read_rng(folder, each, len(files)) or {} for each in range(len(files))]
+        if not all("loop" in state for state in states):
+            return {}
+        positions = [state["loop"] for state in states]
+    for each in positions:
+        in_epoch = isinstance(each, dict) and "epoch" in each
+        schema.check(path, each, schema.PositionInEpoch if in_epoch else schema.Position)
+        if "due" in each:  # its name in 0.1
+            each["postponed"] = each.pop("due")
+    if len(positions) == size:
+        return positions[rank]
+    mean = sum(each["sum"] for each in positions) / len(positions)
+    return {**positions[rank % len(positions)], "sum": mean}
+
+
+def read_state(folder: str) -> dict[str, Any]:
+    """Returns the content of trainer_state.json in `folder`. Unknown names are left as they are.
+
+    Raises:
+        MisconfigurationException: for a file that is damaged, lacks a value or has one of another type.
+    """
+    path = os.path.join(folder, STATE)
+    state: dict[str, Any] = schema.read(path, schema.State)
+    schema.check(path, state["log_history"], schema.LoggedValues)
+    return state

@@ -1,1 +1,0 @@
-"""Reads and writes files: durable, locked, and without running code from them."""
