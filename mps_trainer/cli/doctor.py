@@ -29,7 +29,7 @@ For a bug report, paste the output of `mps-trainer env` and attach the file that
 `mps-trainer doctor --json > facts.json` writes."""
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any) -> argparse.ArgumentParser:
     command = commands.add_parser(
         "doctor",
         opening="example: mps-trainer doctor",
@@ -42,7 +42,8 @@ def add_parser(commands: Any) -> None:
     command.add_argument(
         "--facts", metavar="FILE", help="judge the machine on which doctor --json wrote FILE, not this one"
     )
-    command.set_defaults(run=run, failure=1)
+    command.set_defaults(failure=1)
+    return command
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ The list shows the home folder as ~, and only those environment variables that
 affect training. The exit status is 0."""
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any) -> argparse.ArgumentParser:
     command = commands.add_parser(
         "env",
         opening="example: mps-trainer env",
@@ -30,7 +30,8 @@ def add_parser(commands: Any) -> None:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    command.set_defaults(run=run, failure=1)
+    command.set_defaults(failure=1)
+    return command
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -20,7 +20,7 @@ The exit status is 0, or 2 when a folder has no run or a file is damaged."""
 COMPARISON = "comparison.html"
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any) -> argparse.ArgumentParser:
     command = commands.add_parser(
         "report",
         opening="example: mps-trainer report out",
@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
     command.add_argument("folder", metavar="OUTPUT_DIR", help="the output_dir of a run, or one of its checkpoints")
     command.add_argument("others", metavar="OTHER", nargs="*", help="runs to compare it with")
     command.add_argument("--output", metavar="FILE", help="write the page to FILE")
-    command.set_defaults(run=run, failure=2)
+    return command
 
 
 def run(arguments: argparse.Namespace) -> int:
