@@ -10,7 +10,7 @@ from typing import Any
 from ..devices import DeviceRequest, gather_facts, resolve
 from ..errors import MisconfigurationException
 from ..launching.accelerate_file import accelerate_file
-from ..launching.config_file import check_target, in_force, load, user_file, write
+from ..launching.config_file import in_force, load, load_target, user_file, write
 from ..launching.questions import ask_settings
 from ..launching.settings import DEFAULTS, NAMES, LaunchSettings, LoadedSettings
 from ..utils.home import named
@@ -58,9 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
             "There is no folder for the settings file: HOME is not set, and this user has no home folder. Name a "
             "file: `mps-trainer config --config_file FILE`, and the same for `mps-trainer launch`."
         )
-    check_target(target)
-    own = load(target) if os.path.exists(target) and not arguments.default else None
-    proposed = (own or _accelerates()).settings
+    own = load_target(target)
+    proposed = (_accelerates() if own is None or arguments.default else own).settings
     settings = proposed if arguments.default else _ask(proposed)
     write(settings, target)
     print("\n".join([f"Written to {target}:", *_lines(settings)]))

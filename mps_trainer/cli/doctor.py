@@ -53,7 +53,11 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         arguments.failure = WRONG_INPUT  # what fails from here on is the file
         recorded = read_facts(arguments.facts)
-        source = _source(arguments.facts, recorded)
+        source = f"in {arguments.facts}"
+        if recorded.writer:
+            source += f", written by mps_trainer {recorded.writer}"
+        if recorded.unknown:
+            source += f"; left out, unknown to {__version__}: {names(recorded.unknown)}"
     facts = recorded.facts
     if arguments.json:
         print(json.dumps(report(facts), indent=2))
@@ -77,9 +81,3 @@ def report(facts: MachineFacts) -> dict[str, Any]:
 def status(facts: MachineFacts) -> int:
     """Returns the exit status: 1 if a problem that can be fixed keeps training from the best device, else 0."""
     return int(any(finding.severity == ERROR for finding in findings(facts)))
-
-
-def _source(path: str, recorded: Recorded) -> str:
-    writer = f", written by mps_trainer {recorded.writer}" if recorded.writer else ""
-    unknown = f"; left out, unknown to {__version__}: {names(recorded.unknown)}" if recorded.unknown else ""
-    return f"in {path}{writer}{unknown}"

@@ -71,20 +71,21 @@ def load(path: Path) -> LoadedSettings:
     return LoadedSettings(read_settings(values, str(path)), path)
 
 
-def check_target(path: Path) -> None:
-    """Checks that settings can be written to `path`, before any question is asked.
+def load_target(path: Path) -> LoadedSettings | None:
+    """Returns the settings in the file that will be written, None if it does not exist yet.
 
     Raises:
-        MisconfigurationException: if they cannot, or if the file there is not one of this package.
+        MisconfigurationException: if it cannot be written, or if the file there is not one of this package.
     """
     if path.is_fifo() or path.is_char_device():
         raise MisconfigurationException(f"{path} is a pipe or a device. Name a file with --config_file.")
+    loaded = None
     if os.path.exists(path):  # Path.exists() raises where a folder above may not be read
         try:
-            is_foreign = load(path).is_accelerates
+            loaded = load(path)
         except MisconfigurationException as error:
             raise MisconfigurationException(f"{error} The file was not overwritten.") from error
-        if is_foreign:
+        if loaded.is_accelerates:
             raise MisconfigurationException(
                 f"{path} belongs to Accelerate and was not overwritten. Without --config_file, the settings go to a "
                 "file of their own, which overrides Accelerate's."
@@ -94,6 +95,7 @@ def check_target(path: Path) -> None:
         raise MisconfigurationException(
             f"{path} cannot be written: {folder} is not a writable folder. Name another file with --config_file."
         )
+    return loaded
 
 
 def write(settings: LaunchSettings, path: Path) -> None:

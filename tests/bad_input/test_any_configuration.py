@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from mps_trainer import MisconfigurationException, TrainingArguments, scripts
-from mps_trainer.launching.config_file import check_target, load
+from mps_trainer.launching.config_file import load, load_target
 from mps_trainer.utils.text import as_line
 from tests import HUNG_AFTER
 from tests.edits import mutate
@@ -55,7 +55,7 @@ def launch(path):
     found = load(path)
     assert all(isinstance(value, str) for value in found.settings.variables().values())
     if not found.is_accelerates:
-        check_target(path)
+        load_target(path)
 
 
 def run_glue(path):

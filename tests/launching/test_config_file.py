@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.launching.config_file import check_target, in_force, load, user_file, write
+from mps_trainer.launching.config_file import in_force, load, load_target, user_file, write
 from mps_trainer.launching.settings import LaunchSettings, LoadedSettings
 
 SETTINGS = LaunchSettings("cpu", "no", True, 2, 0.5)
@@ -83,7 +83,7 @@ def test_a_file_that_cannot_be_read_is_refused_and_kept(tmp_path, monkeypatch, c
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "c.yaml"
     path.write_bytes(content)
-    for attempt in (load, check_target):
+    for attempt in (load, load_target):
         with pytest.raises(MisconfigurationException) as refused:
             attempt(path)
         assert says in str(refused.value)
@@ -107,17 +107,17 @@ def test_in_force_of_an_unreadable_home_folder_is_nothing(homes, monkeypatch):
     assert in_force(None, homes) == LoadedSettings()
 
 
-def test_check_target_refuses_accelerates_file(tmp_path):
+def test_load_target_refuses_accelerates_file(tmp_path):
     (tmp_path / "c.yaml").write_text("distributed_type: NO")
     with pytest.raises(MisconfigurationException, match="Accelerate's"):
-        check_target(tmp_path / "c.yaml")
+        load_target(tmp_path / "c.yaml")
 
 
-def test_check_target_refuses_a_folder_that_cannot_be_written_to(tmp_path):
+def test_load_target_refuses_a_folder_that_cannot_be_written_to(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(MisconfigurationException, match="is not a writable folder"):
-        check_target(tmp_path / "file" / "config.yaml")
-    check_target(tmp_path / "new" / "one" / "config.yaml")
+        load_target(tmp_path / "file" / "config.yaml")
+    load_target(tmp_path / "new" / "one" / "config.yaml")
     assert os.listdir(tmp_path) == ["file"]
 
 
