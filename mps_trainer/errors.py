@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 
 class MisconfigurationException(ValueError):
@@ -107,22 +108,21 @@ def explain(error: BaseException, explanation: str) -> None:
 
 def add_to_explanation(error: BaseException, sentence: str) -> None:
     """Adds a sentence to the line that `explain` added to `error` or to one of its causes."""
-    seen: BaseException | None = error
-    while seen is not None and not hasattr(seen, "_explanation"):
-        seen = seen.__cause__ or seen.__context__
-    if seen is None:
-        return
-    before, text = seen._explanation, f"{seen._explanation} {sentence}"
-    seen.__dict__["_explanation"] = text
-    notes = getattr(seen, "__notes__", [])
-    notes[:] = [text if note == before else note for note in notes]
+    if (explained := _explained(error)) is not None:
+        before, text = explained._explanation, f"{explained._explanation} {sentence}"
+        explained.__dict__["_explanation"] = text
+        notes = getattr(explained, "__notes__", [])
+        notes[:] = [text if note == before else note for note in notes]
 
 
 def explanation_of(error: BaseException) -> str | None:
     """Returns the line that `explain` added to `error` or to one of its causes, or None."""
+    return getattr(_explained(error), "_explanation", None)
+
+
+def _explained(error: BaseException) -> Any:
+    """Returns the first of `error` and its causes that `explain` was called for, or None."""
     seen: BaseException | None = error
-    while seen is not None:
-        if (explanation := getattr(seen, "_explanation", None)) is not None:
-            return explanation
+    while seen is not None and not hasattr(seen, "_explanation"):
         seen = seen.__cause__ or seen.__context__
-    return None
+    return seen

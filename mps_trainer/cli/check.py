@@ -8,12 +8,12 @@ from typing import Any
 
 from ..devices.facts import FALLBACK
 from ..errors import MisconfigurationException
-from ..launching.environment import USE_CPU
-from ..utils.refusal import INTERRUPTED, WRONG_INPUT
-from .script import add_script_arguments, check_paths, count, run_script, write_json
+from ..launching.settings import USE_CPU
+from ..utils.refusal import INTERRUPTED
+from .script import ScriptStopped, add_fallback, add_json, add_script, check_paths, count, run_script, write_json
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any) -> argparse.ArgumentParser:
     command = commands.add_parser(
         "check",
         opening="example: mps-trainer check train.py --output_dir out",
@@ -28,8 +28,10 @@ def add_parser(commands: Any) -> None:
     )
     command.add_argument("--compile", action="store_true", help="also count the kernels of torch.compile, on Linux")
     command.add_argument("--verbose", action="store_true", help="also list the operators that run on mps")
-    add_script_arguments(command)
-    command.set_defaults(run=run, failure=WRONG_INPUT)
+    add_json(command)
+    add_fallback(command)
+    add_script(command)
+    return command
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -43,16 +45,17 @@ def run(arguments: argparse.Namespace) -> int:
         os.environ[FALLBACK] = "1"  # before the import of torch, which reads it
     # The step is traced on the CPU, also on a Mac and also when the script asks for mps by name.
     os.environ[USE_CPU] = "true"
-    from .first_step import StepTraced, stop_at_first_step
+    from .first_step import stop_at_first_step
 
     try:
         with stop_at_first_step(arguments.batches):
-            status = run_script(arguments.script, arguments.arguments, passing=(StepTraced,))
-    except StepTraced as traced:
-        print(traced.report.table(verbose=arguments.verbose))
-        found, status = traced.report.to_dict(), traced.report.exit_code
+            status = run_script(arguments.script, arguments.arguments)
+    except ScriptStopped as stopped:
+        report, trainer = stopped.found
+        print(report.table(verbose=arguments.verbose))
+        found, status = report.to_dict(), report.exit_code
         if arguments.compile:
-            found["compiled"], compiles = _compile(traced.trainer)
+            found["compiled"], compiles = _compile(trainer)
             status = status or int(not compiles)
         if arguments.json is not None:
             write_json(arguments.json, found)

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
+from collections.abc import Mapping
 from typing import Any
 
 from ..devices import DeviceRequest, gather_facts, resolve
 from ..errors import MisconfigurationException
 from ..launching.accelerate_file import accelerate_file
-from ..launching.config_file import check_target, file_to_write, in_force, load, write
-from ..launching.environment import set_aside
-from ..launching.questions import questionnaire
-from ..launching.settings import DEFAULTS, NAMES, InForce, LaunchSettings
-from ..utils.refusal import WRONG_INPUT
+from ..launching.config_file import in_force, load, load_target, user_file, write
+from ..launching.questions import ask_settings
+from ..launching.settings import DEFAULTS, NAMES, LaunchSettings, LoadedSettings
+from ..utils.home import named
 from ..utils.text import as_line
-from .completion import completes
 
 UNCHANGED = "Nothing was written."
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any) -> argparse.ArgumentParser:
     command = commands.add_parser(
         "config",
         opening="example: mps-trainer config",
@@ -37,14 +35,12 @@ def add_parser(commands: Any) -> None:
     command.add_argument(
         "--default", action="store_true", help="ask nothing: take Accelerate's settings or the defaults"
     )
-    completes(
-        command.add_argument(
-            "--config_file",
-            metavar="FILE",
-            help="the file to write, or to show (default: mps_trainer/config.yaml in $XDG_CONFIG_HOME or ~/.config)",
-        )
+    command.add_argument(
+        "--config_file",
+        metavar="FILE",
+        help="the file to write, or to show (default: mps_trainer/config.yaml in $XDG_CONFIG_HOME or ~/.config)",
     )
-    command.set_defaults(run=run, failure=WRONG_INPUT)
+    return command
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -52,40 +48,41 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.show:
         if arguments.default:
             raise MisconfigurationException("--default writes settings, and show prints them. Leave one of them out.")
-        print("\n".join(shown(in_force(arguments.config_file, os.environ), os.environ)))
+        print("\n".join(_report(in_force(arguments.config_file, os.environ), os.environ)))
         return 0
-    target = file_to_write(arguments.config_file, os.environ)
-    check_target(target)
-    if arguments.default:
-        chosen = _accelerates()
-        settings = chosen.settings
-    else:
-        chosen = load(target) if os.path.exists(target) else _accelerates()
-        settings = _ask(chosen)
+    target = (
+        named("--config_file", arguments.config_file) if arguments.config_file is not None else user_file(os.environ)
+    )
+    if target is None:
+        raise MisconfigurationException(
+            "There is no folder for the settings file: HOME is not set, and this user has no home folder. Name a "
+            "file: `mps-trainer config --config_file FILE`, and the same for `mps-trainer launch`."
+        )
+    own = load_target(target)
+    proposed = (_accelerates() if own is None or arguments.default else own).settings
+    settings = proposed if arguments.default else _ask(proposed)
     write(settings, target)
-    print(f"Written to {target}:")
-    print("\n".join(_lines(settings)))
+    print("\n".join([f"Written to {target}:", *_lines(settings)]))
     return 0
 
 
-def _accelerates() -> InForce:
+def _accelerates() -> LoadedSettings:
     path = accelerate_file(os.environ)
     if path is None or not os.path.isfile(path):
-        return InForce()
+        return LoadedSettings()
     found = load(path)
     print(f"Taken over from {path}: {', '.join(found.settings.given()) or 'nothing'}.")
-    for line in _left(found):
-        print(line)
+    print("".join(f"{line}\n" for line in _ignored(found)), end="")
     return found
 
 
-def _ask(proposed: InForce) -> LaunchSettings:
+def _ask(proposed: LaunchSettings) -> LaunchSettings:
     facts = gather_facts()
     decision = resolve(DeviceRequest(), facts)
     print(str(decision).splitlines()[0])
     print("Press Enter for the value in brackets, or Ctrl-C to change nothing.")
     try:
-        return questionnaire(decision, facts, proposed.settings, _answer, print)
+        return ask_settings(decision, facts, proposed)
     except EOFError as error:
         print()
         raise MisconfigurationException(
@@ -95,33 +92,25 @@ def _ask(proposed: InForce) -> LaunchSettings:
         raise KeyboardInterrupt(f"interrupted. {UNCHANGED}") from interrupt
 
 
-def _answer(prompt: str) -> str:
-    if sys.stdin is None:  # closed before the start, as by a shell's <&-
-        raise EOFError
-    return input(prompt)
+def _report(loaded: LoadedSettings, environ: Mapping[str, str]) -> list[str]:
+    """Returns the settings in force, the ignored keys and the settings that the shell overrides, as lines."""
+    whose = "Accelerate's " if loaded.is_accelerates else ""
+    first = "No settings file, so these are the defaults:" if loaded.path is None else f"From {whose}{loaded.path}:"
+    overrides = [
+        f"  note: {name}={environ[name]} is set in the environment, and overrides the file."
+        for name, value in loaded.settings.variables().items()
+        if environ.get(name, value) != value
+    ]
+    return [first, *_lines(loaded.settings), *_ignored(loaded), *overrides]
 
 
-def shown(chosen: InForce, environ: Any) -> list[str]:
-    """Returns the settings in force, the keys not taken over and the settings set aside, as lines."""
-    whose = "Accelerate's " if chosen.is_accelerates else ""
-    lines = ["No settings file, so these are the defaults:" if chosen.path is None else f"From {whose}{chosen.path}:"]
-    lines += _lines(chosen.settings)
-    lines += _left(chosen)
-    for name, value in set_aside(chosen.settings, environ).items():
-        lines.append(f"  note: {name}={value} is set in the environment, and overrides the file.")
-    return lines
-
-
-def _left(chosen: InForce) -> list[str]:
-    return [f"  not {as_line(name)}: {as_line(why)}." for name, why in chosen.left.items()]
+def _ignored(loaded: LoadedSettings) -> list[str]:
+    return [f"  not {as_line(name)}: {as_line(why)}." for name, why in loaded.ignored.items()]
 
 
 def _lines(settings: LaunchSettings) -> list[str]:
     import yaml
 
-    whole = settings.over(DEFAULTS)
-    lines = []
-    for name in NAMES:
-        text = yaml.safe_dump({name: getattr(whole, name)}).strip()
-        lines.append(f"  {text}" + ("" if name in settings.given() else " (default)"))
-    return lines
+    whole = vars(settings.over(DEFAULTS))
+    texts = {name: yaml.safe_dump({name: whole[name]}).strip() for name in NAMES}
+    return [f"  {text}{'' if name in settings.given() else ' (default)'}" for name, text in texts.items()]

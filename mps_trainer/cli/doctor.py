@@ -29,7 +29,7 @@ For a bug report, paste the output of `mps-trainer env` and attach the file that
 `mps-trainer doctor --json > facts.json` writes."""
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any) -> argparse.ArgumentParser:
     command = commands.add_parser(
         "doctor",
         opening="example: mps-trainer doctor",
@@ -42,7 +42,8 @@ def add_parser(commands: Any) -> None:
     command.add_argument(
         "--facts", metavar="FILE", help="judge the machine on which doctor --json wrote FILE, not this one"
     )
-    command.set_defaults(run=run, failure=1)
+    command.set_defaults(failure=1)
+    return command
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -52,7 +53,11 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         arguments.failure = WRONG_INPUT  # what fails from here on is the file
         recorded = read_facts(arguments.facts)
-        source = _source(arguments.facts, recorded)
+        source = f"in {arguments.facts}"
+        if recorded.writer:
+            source += f", written by mps_trainer {recorded.writer}"
+        if recorded.unknown:
+            source += f"; left out, unknown to {__version__}: {names(recorded.unknown)}"
     facts = recorded.facts
     if arguments.json:
         print(json.dumps(report(facts), indent=2))
@@ -76,9 +81,3 @@ def report(facts: MachineFacts) -> dict[str, Any]:
 def status(facts: MachineFacts) -> int:
     """Returns the exit status: 1 if a problem that can be fixed keeps training from the best device, else 0."""
     return int(any(finding.severity == ERROR for finding in findings(facts)))
-
-
-def _source(path: str, recorded: Recorded) -> str:
-    writer = f", written by mps_trainer {recorded.writer}" if recorded.writer else ""
-    unknown = f"; left out, unknown to {__version__}: {names(recorded.unknown)}" if recorded.unknown else ""
-    return f"in {path}{writer}{unknown}"

@@ -13,24 +13,18 @@ from ..utils.text import as_line
 from ..version import __version__
 from .screen import chip, python, system
 
-DESCRIPTION = """\
-Print the facts for a bug report as a Markdown list: versions, machine, device,
-findings and environment variables."""
-EPILOG = """\
-The list shows the home folder as ~, and only those environment variables that
-affect training. The exit status is 0."""
 
-
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any) -> argparse.ArgumentParser:
     command = commands.add_parser(
         "env",
         opening="example: mps-trainer env",
         help="print versions and settings for a bug report",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Print the facts for a bug report as a Markdown list: versions, machine, device, findings and "
+        "environment variables. The list shows the home folder as ~, and only those environment variables that affect "
+        "training. The exit status is 0.",
     )
-    command.set_defaults(run=run, failure=1)
+    command.set_defaults(failure=1)
+    return command
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -7,15 +7,12 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ..errors import MisconfigurationException
-from ..utils.refusal import WRONG_INPUT
-from .completion import completes
 
 PACKAGE = Path(__file__).resolve().parents[1]
 _LEFT_OUT = ("__pycache__", "trainer_output")
@@ -60,7 +57,7 @@ EXAMPLES = {
 }
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any) -> argparse.ArgumentParser:
     command = commands.add_parser(
         "example",
         opening="example: mps-trainer example text-classification glue",
@@ -69,8 +66,8 @@ def add_parser(commands: Any) -> None:
         "to run it. DIR must be new or empty. Each example has its own data and model, so it runs without a network.",
     )
     command.add_argument("name", metavar="NAME", nargs="?", choices=tuple(EXAMPLES), help=", ".join(EXAMPLES))
-    completes(command.add_argument("folder", metavar="DIR", nargs="?", help="the folder of the copy"), "directory")
-    command.set_defaults(run=run, failure=WRONG_INPUT)
+    command.add_argument("folder", metavar="DIR", nargs="?", help="the folder of the copy")
+    return command
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -85,8 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
             f"A folder to copy the example to is missing. Name one: mps-trainer example {arguments.name} DIR."
         )
     target = Path(arguments.folder)
-    count = copy(source_of(arguments.name), target)
-    print(f"Copied {count} files to {target}; README.md there describes them. To run the example:\n")
+    copied = copy(source_of(arguments.name), target)
+    print(f"Copied {copied} files to {target}; README.md there describes them. To run the example:\n")
     print("\n".join(f"  {line}" for line in next_commands(EXAMPLES[arguments.name], target)))
     return 0
 
@@ -106,11 +103,14 @@ def source_of(name: str) -> Path:
 
 
 def copy(source: Path, target: Path) -> int:
-    """Copies an example as a whole or not at all, and returns the number of its files.
+    """Copies the files of an example, all or none, and returns their number.
 
     Raises:
         MisconfigurationException: for a target that has something in it, is a file, or cannot be written.
     """
+    files = [path for path in sorted(source.rglob("*")) if path.is_file() and path.suffix != ".pyc"]
+    names = [path.relative_to(source) for path in files]
+    names = [name for name in names if not any(part in _LEFT_OUT or part.startswith(".") for part in name.parts)]
     try:
         if target.is_dir() and any(target.iterdir()):
             raise MisconfigurationException(
@@ -118,20 +118,20 @@ def copy(source: Path, target: Path) -> int:
             )
         if target.exists() and not target.is_dir():
             raise MisconfigurationException(f"{target} is a file, and nothing was copied. Name a folder.")
-        was_there = target.exists()
-        paths = sorted(_files(source))
         target.mkdir(parents=True, exist_ok=True)
+        try:
+            for name in names:
+                (target / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source / name, target / name)  # an installation may be read-only, its copy is not
+        except OSError:
+            for path in target.iterdir():  # the folder was empty
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+            raise
     except OSError as error:
-        raise _cannot_copy(target, error) from error
-    try:
-        for path in paths:
-            place = target / path.relative_to(source)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, place)  # and not its permissions, which an installation may have taken away
-    except OSError as error:
-        _remove(target, but_the_folder=was_there)
-        raise _cannot_copy(target, error) from error
-    return len(paths)
+        raise MisconfigurationException(
+            f"The example cannot be copied to {target}: {error.strerror}. Name a folder that you may write to."
+        ) from error
+    return len(names)
 
 
 def next_commands(example: Example, target: Path) -> list[str]:
@@ -148,27 +148,3 @@ def _python() -> str:
     if found is not None and os.path.abspath(found) == os.path.abspath(sys.executable):
         return "python"
     return shlex.quote(os.path.abspath(sys.executable))
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    for path in folder.iterdir():
-        if path.name in _LEFT_OUT or path.name.startswith("."):
-            continue
-        if path.is_dir():
-            yield from _files(path)
-        elif path.suffix != ".pyc":
-            yield path
-
-
-def _remove(target: Path, but_the_folder: bool) -> None:
-    if not but_the_folder:
-        shutil.rmtree(target, ignore_errors=True)
-        return
-    for path in target.iterdir():
-        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-
-
-def _cannot_copy(target: Path, error: OSError) -> MisconfigurationException:
-    return MisconfigurationException(
-        f"The example cannot be copied to {target}: {error.strerror}. Name a folder that you may write to."
-    )

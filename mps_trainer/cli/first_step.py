@@ -6,27 +6,19 @@ import contextlib
 import functools
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
+
+from transformers import training_args, utils
 
 from .. import check
-from ..check import CoverageReport, Tracer, trace_step
+from ..check import Tracer, trace_step
 from ..check.step import evaluate_batch, few_batches
 from ..trainer import Trainer
-
-# `TrainingArguments(bf16=True)` asks it, and on a Mac it says yes from macOS 14 on.
-_BF16 = "is_torch_bf16_gpu_available"
-_ASK_FOR_BF16 = ("transformers.utils.import_utils", "transformers.utils", "transformers.training_args")
-
-
-class StepTraced(BaseException):
-    """Ends the script, past every `except Exception`; carries the report."""
-
-    def __init__(self, report: CoverageReport, trainer: Any = None) -> None:
-        super().__init__("The first training step has been traced.")
-        self.report = report
-        self.trainer = trainer  # None for a script that calls check.trace
+from .script import ScriptStopped
 
 
 class _StepsDone(BaseException):
@@ -35,32 +27,34 @@ class _StepsDone(BaseException):
 
 @contextlib.contextmanager
 def stop_at_first_step(batches: int) -> Iterator[None]:
-    """Makes train() of both Trainers, and `check.trace`, trace a step and raise StepTraced inside."""
+    """Makes train() of both Trainers, and `check.trace`, trace a step and raise ScriptStopped inside.
+
+    The exception carries the report, and the Trainer or None.
+    """
+    run_trace = check.trace
 
     def train_ours(trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-        raise StepTraced(trace_step(trainer, batches=batches), trainer)
+        raise ScriptStopped(trace_step(trainer, batches=batches), trainer)
 
-    @functools.wraps(check.trace)
+    @functools.wraps(run_trace)
     def trace(*args: Any, **kwargs: Any) -> None:
-        raise StepTraced(traced(*args, **kwargs))
+        raise ScriptStopped(run_trace(*args, **kwargs), None)
 
-    def patch_transformers(module: Any) -> None:
-        train = module.Trainer.train
-        undo.callback(setattr, module.Trainer, "train", train)
-        module.Trainer.train = lambda trainer, *args, **kwargs: _trace_transformers(trainer, train, batches)
-
-    def allow_bf16(module: Any) -> None:
-        undo.callback(setattr, module, _BF16, getattr(module, _BF16))
-        setattr(module, _BF16, lambda: True)
-
-    traced = check.trace
     with contextlib.ExitStack() as undo:
-        undo.callback(setattr, Trainer, "train", Trainer.train)
-        undo.callback(setattr, check, "trace", traced)
-        Trainer.train, check.trace = train_ours, trace  # type: ignore[method-assign,assignment]
+
+        def patch(owner: Any, name: str, value: Any) -> None:
+            undo.enter_context(mock.patch.object(owner, name, value))
+
+        def patch_transformers(module: Any) -> None:
+            train = module.Trainer.train
+            patch(module.Trainer, "train", lambda trainer, *args, **kw: _trace_transformers(trainer, train, batches))
+
+        patch(Trainer, "train", train_ours)
+        patch(check, "trace", trace)
+        for module in (utils.import_utils, utils, training_args):
+            # `TrainingArguments(bf16=True)` asks it, and on a Mac it says yes from macOS 14 on
+            patch(module, "is_torch_bf16_gpu_available", lambda: True)
         undo.enter_context(_when_imported("transformers.trainer", patch_transformers))
-        for name in _ASK_FOR_BF16:
-            undo.enter_context(_when_imported(name, allow_bf16))
         yield
 
 
@@ -106,7 +100,7 @@ def _trace_transformers(trainer: Any, train: Callable[[Any], Any], batches: int)
     with tracer, contextlib.suppress(_StepsDone), logging:
         train(trainer)
     evaluate_batch(trainer, tracer)
-    raise StepTraced(tracer.report(), trainer)
+    raise ScriptStopped(tracer.report(), trainer)
 
 
 @contextlib.contextmanager
@@ -138,14 +132,13 @@ class _Watch(importlib.abc.MetaPathFinder):
         if fullname != self.name:
             return None
         sys.meta_path.remove(self)
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
 
-        def execute_and_patch(module: Any) -> None:
-            execute(module)
-            self.patch(module)
+            def execute_and_patch(module: Any) -> None:
+                execute(module)
+                self.patch(module)
 
-        spec.loader.exec_module = execute_and_patch  # type: ignore[method-assign]
+            spec.loader.exec_module = execute_and_patch  # type: ignore[method-assign]
         return spec

@@ -9,17 +9,16 @@ import math
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 from ..errors import MisconfigurationException
-from ..launching.environment import USE_CPU
-from ..utils.refusal import INTERRUPTED, WRONG_INPUT
-from .completion import completes
-from .script import add_rest, check_paths, count, run_script, write_json
+from ..launching.settings import USE_CPU
+from ..utils.refusal import INTERRUPTED
+from .script import ScriptStopped, add_json, add_script, check_paths, count, run_script, write_json
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any) -> argparse.ArgumentParser:
     command = commands.add_parser(
         "fit",
         opening="example: mps-trainer fit train.py --output_dir out",
@@ -36,18 +35,9 @@ def add_parser(commands: Any) -> None:
         default=16,
         help="use the largest of this many training batches (default: %(default)s)",
     )
-    completes(command.add_argument("--json", metavar="FILE", help="also write the report to FILE as JSON"))
-    completes(command.add_argument("script", metavar="SCRIPT", help="a Python file"))
-    add_rest(command)
-    command.set_defaults(run=run, failure=WRONG_INPUT)
-
-
-class TrainingReached(BaseException):
-    """Ends the script, past every `except Exception`; carries the Trainer."""
-
-    def __init__(self, trainer: Any) -> None:
-        super().__init__("The script trains now.")
-        self.trainer = trainer
+    add_json(command)
+    add_script(command)
+    return command
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -57,51 +47,40 @@ def run(arguments: argparse.Namespace) -> int:
     from .. import trainer_seq2seq  # noqa: F401 (so that the next import prints only its own line)
     from ..fit import estimate
     from ..fit.fake_models import models_are_fake
+    from ..trainer import Trainer
 
     with contextlib.redirect_stderr(io.StringIO()):  # nothing is trained, by whichever Trainer
         from .. import replace_transformers
 
         replace_transformers.replace()
-    try:
-        with models_are_fake(), _stopped_when_it_trains():
-            try:
-                status = run_script(arguments.script, arguments.arguments, passing=(TrainingReached,))
-            except TrainingReached as reached:
-                report = estimate(reached.trainer, arguments.batches, _tell)
-                _tell("")
-            else:
-                if status == INTERRUPTED:
-                    return status
-                raise MisconfigurationException(
-                    f"{arguments.script} ended with status {status} before it trained, so there is nothing to "
-                    "compute. It must call train() of this Trainer or transformers'."
-                )
-    finally:
-        replace_transformers.undo()
+    with contextlib.ExitStack() as stack:
+        stack.callback(replace_transformers.undo)
+        stack.enter_context(models_are_fake())
+        stack.enter_context(mock.patch.multiple(Trainer, train=_stop, evaluate=_metrics_of_nan))
+        try:
+            status = run_script(arguments.script, arguments.arguments)
+        except ScriptStopped as stopped:
+            report = estimate(stopped.found[0], arguments.batches, _tell)
+            _tell("")
+        else:
+            if status == INTERRUPTED:
+                return status
+            raise MisconfigurationException(
+                f"{arguments.script} ended with status {status} before it trained, so there is nothing to compute. "
+                "It must call train() of this Trainer or transformers'."
+            )
     print(report.table())
     if arguments.json is not None:
         write_json(arguments.json, report.to_dict())
     return int(report.smallest_mac is None)
 
 
-@contextlib.contextmanager
-def _stopped_when_it_trains() -> Iterator[None]:
-    """Makes train() of the Trainer raise TrainingReached inside, and evaluate() return nan for each metric."""
-    from ..trainer import Trainer
+def _stop(trainer: Any, *args: Any, **kwargs: Any) -> None:
+    raise ScriptStopped(trainer)
 
-    kept = Trainer.train, Trainer.evaluate
 
-    def train(trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-        raise TrainingReached(trainer)
-
-    def evaluate(trainer: Trainer, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
-        return defaultdict(lambda: math.nan, {f"{metric_key_prefix}_loss": math.nan})  # a script asks for others too
-
-    Trainer.train, Trainer.evaluate = train, evaluate  # type: ignore[method-assign,assignment]
-    try:
-        yield
-    finally:
-        Trainer.train, Trainer.evaluate = kept  # type: ignore[method-assign]
+def _metrics_of_nan(trainer: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
+    return defaultdict(lambda: math.nan, {f"{metric_key_prefix}_loss": math.nan})  # a script asks for others too
 
 
 def _tell(what: str) -> None:

@@ -7,17 +7,17 @@ import os
 import sys
 from typing import Any
 
+from ..devices import gather_facts
+from ..devices.facts import LAUNCHER_INTEGERS
+from ..devices.slurm import TASKS
 from ..launching.config_file import in_force
-from ..launching.environment import environment
-from ..launching.processes import become, check_machine, check_module, command_line, torchrun
-from ..launching.settings import DEFAULTS, PRECISIONS, InForce, LaunchSettings, typed
-from ..utils.refusal import WRONG_INPUT
+from ..launching.processes import check_machine, check_module, torchrun
+from ..launching.settings import DEFAULTS, PRECISIONS, LaunchSettings, environment, typed
 from ..utils.text import as_line
-from .completion import completes
-from .script import add_rest, check_script
+from .script import add_script, check_script
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any) -> argparse.ArgumentParser:
     command = commands.add_parser(
         "launch",
         opening="example: mps-trainer launch --mixed_precision bf16 train.py --output_dir out",
@@ -32,13 +32,10 @@ def add_parser(commands: Any) -> None:
     command.add_argument(
         "--num_processes", metavar="N", type=_count, help="number of processes, on the CPU or GPUs (default: 1)"
     )
-    completes(
-        command.add_argument("--config_file", metavar="FILE", help="a settings file of this command or of Accelerate")
-    )
+    command.add_argument("--config_file", metavar="FILE", help="a settings file of this command or of Accelerate")
     command.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module name, as in python -m")
-    completes(command.add_argument("script", metavar="SCRIPT", help="a Python file"))
-    add_rest(command)
-    command.set_defaults(run=run, failure=WRONG_INPUT)
+    add_script(command)
+    return command
 
 
 def _count(text: str) -> int:
@@ -54,27 +51,29 @@ def run(arguments: argparse.Namespace) -> int:
         check_module(arguments.script, os.getcwd())
     else:
         check_script(arguments.script)
-    chosen = in_force(arguments.config_file, os.environ)
+    loaded = in_force(arguments.config_file, os.environ)
     flags = LaunchSettings(
         device="cpu" if arguments.cpu else None,
         mixed_precision=arguments.mixed_precision,
         mps_fallback=arguments.mps_fallback or None,
         num_processes=arguments.num_processes,
     )
-    settings = flags.over(chosen.settings).over(DEFAULTS)
-    environ = environment(flags, chosen.settings, os.environ)
-    _tell_what_is_left(chosen)
-    flag = flags.num_processes is not None or chosen.path is None
-    check_machine(settings, environ, f"--num_processes {flags.num_processes}" if flag else str(chosen.path))
-    words = [arguments.script, *arguments.arguments]
-    if settings.num_processes == 1:
-        become(command_line(words, arguments.module), environ)
-    os.environ.update(environ)  # of which torchrun's processes begin with a copy
-    return torchrun(words, arguments.module, settings.num_processes or 1)
-
-
-def _tell_what_is_left(chosen: InForce) -> None:
-    if chosen.left:
-        keys = ", ".join(chosen.left)
-        line = f"{chosen.path} has {keys}, which this command leaves out. `mps-trainer config show` says why."
+    settings = flags.over(loaded.settings).over(DEFAULTS)
+    environ = environment(flags, loaded.settings, os.environ)
+    if loaded.ignored:
+        keys = ", ".join(loaded.ignored)
+        line = f"{loaded.path} has {keys}, which this command leaves out. `mps-trainer config show` says why."
         print(f"mps-trainer: {as_line(line)}", file=sys.stderr)
+    count = settings.num_processes or 1
+    if count > 1 or settings.device not in ("auto", "cpu"):  # else torch is not imported
+        alone = {name: value for name, value in environ.items() if name not in (*LAUNCHER_INTEGERS, TASKS)}
+        is_flag = flags.num_processes is not None or loaded.path is None
+        source = f"--num_processes {flags.num_processes}" if is_flag else str(loaded.path)
+        check_machine(settings, gather_facts(environ=alone), source)
+    words = [arguments.script, *arguments.arguments]
+    if count == 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execve(sys.executable, [sys.executable, *(["-m"] if arguments.module else []), *words], environ)
+    os.environ.update(environ)  # torchrun's processes begin with a copy of it
+    return torchrun(words, arguments.module, count)

@@ -8,31 +8,24 @@ from typing import Any
 
 from ..errors import MisconfigurationException, MissingPackageError
 
-DESCRIPTION = """\
-Write report.html again from the files of a run in OUTPUT_DIR, or compare the
-run with others on one page."""
-EPILOG = """\
-The report of one run goes to OUTPUT_DIR/report.html. A comparison goes to
-comparison.html in the current folder. For a run of transformers' Trainer, the
-report has curves but no times, because its checkpoints do not record them.
-The exit status is 0, or 2 when a folder has no run or a file is damaged."""
-
 COMPARISON = "comparison.html"
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any) -> argparse.ArgumentParser:
     command = commands.add_parser(
         "report",
         opening="example: mps-trainer report out",
         help="write the report of a run again, or compare runs",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Write report.html again from the files of a run in OUTPUT_DIR, or compare the run with others on "
+        "one page.",
+        epilog="The report of one run goes to OUTPUT_DIR/report.html. A comparison goes to comparison.html in the "
+        "current folder. For a run of transformers' Trainer, the report has curves but no times, because its "
+        "checkpoints do not record them. The exit status is 0, or 2 when a folder has no run or a file is damaged.",
     )
     command.add_argument("folder", metavar="OUTPUT_DIR", help="the output_dir of a run, or one of its checkpoints")
     command.add_argument("others", metavar="OTHER", nargs="*", help="runs to compare it with")
     command.add_argument("--output", metavar="FILE", help="write the page to FILE")
-    command.set_defaults(run=run, failure=2)
+    return command
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..utils.refusal import WRONG_INPUT
-from .completion import completes
-from .script import add_rest, check_script, run_script
+from .script import add_script, check_script, run_script
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any) -> argparse.ArgumentParser:
     command = commands.add_parser(
         "run",
         opening="example: mps-trainer run train.py --output_dir out",
@@ -20,9 +18,8 @@ def add_parser(commands: Any) -> None:
         "script needs no change; `import mps_trainer.replace_transformers` as its first line does the same. The "
         "exit status is the script's, or 2 if it did not start.",
     )
-    completes(command.add_argument("script", metavar="SCRIPT", help="a Python file"))
-    add_rest(command)
-    command.set_defaults(run=run, failure=WRONG_INPUT)
+    add_script(command)
+    return command
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -56,22 +56,21 @@ def _with_details(finding: Finding, most: int) -> Finding:
 
 
 def _lines(facts: MachineFacts, found: Sequence[Finding], width: int, recorded: str) -> list[str]:
-    lines = [*_first(facts, found, width), ""]
+    if found and found[0].severity != NOTE:  # the first is the one that gains most
+        lines = _wrapped("Do this first: ", found[0].remedy, width, indent=2)
+    else:
+        decision, _ = decide(facts)
+        device = "nothing" if decision is None else decision.name
+        lines = _wrapped("", f"Nothing to fix. Training runs on {device}{_simulated(facts)}.", width)
+    lines.append("")
     for label, text in [("recorded", recorded), *_rows(facts, found)]:
         if text:
             lines += _wrapped(f"{label:{_LABELS}}", text, width)
+    if found:
+        lines.append("")
     for number, finding in enumerate(found, start=1):
-        lines += ["", *_finding(number, finding, width)] if number == 1 else _finding(number, finding, width)
+        lines += _finding(number, finding, width)
     return lines
-
-
-def _first(facts: MachineFacts, found: Sequence[Finding], width: int) -> list[str]:
-    """Returns the first lines: the remedy that gains most, or that nothing has to be put right."""
-    if found and found[0].severity != NOTE:
-        return _wrapped("Do this first: ", found[0].remedy, width, indent=2)
-    decision, _ = decide(facts)
-    device = "nothing" if decision is None else decision.name
-    return _wrapped("", f"Nothing to fix. Training runs on {device}{_simulated(facts)}.", width)
 
 
 def _simulated(facts: MachineFacts) -> str:
@@ -80,7 +79,7 @@ def _simulated(facts: MachineFacts) -> str:
 
 def _rows(facts: MachineFacts, found: Sequence[Finding]) -> list[tuple[str, str]]:
     rows = [("machine", _machine(facts)), ("system", system(facts)), ("python", python(facts))]
-    rows.append(("torch", torch(facts)))
+    rows.append(("torch", facts.torch_version or f"none ({facts.torch_error or 'not installed'})"))
     decision, refusal = decide(facts)
     if decision is None:
         errors = any(finding.severity == ERROR for finding in found)
@@ -102,7 +101,9 @@ def _rows(facts: MachineFacts, found: Sequence[Finding]) -> list[tuple[str, str]
     if usable:
         rows.append(("limits", _limits(facts)))
         rows.append(("", "mps-trainer fit SCRIPT says whether a training step fits"))
-    return [*rows, ("disk", _disk(facts))]
+    if facts.cache_free_bytes is not None:
+        rows.append(("disk", f"{format_bytes(facts.cache_free_bytes)} free for {facts.cache_folder}"))
+    return rows
 
 
 def _machine(facts: MachineFacts) -> str:
@@ -132,11 +133,6 @@ def python(facts: MachineFacts) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def torch(facts: MachineFacts) -> str:
-    """Returns the version, or the reason why there is none."""
-    return facts.torch_version or f"none ({facts.torch_error or 'not installed'})"
-
-
 def _fallback(facts: MachineFacts) -> str:
     if facts.fallback_set_too_late:
         return f"off: {FALLBACK} was set too late, after torch was imported"
@@ -157,12 +153,6 @@ def _limits(facts: MachineFacts) -> str:
     given_back = f", unused memory is released past {low:.2f}" if low else ", unused memory is kept"
     own = f" ({LOW})" if LOW in facts.environment else ""
     return f"an allocation on mps fails past {high:.2g} of what Metal recommends{of} ({source}){given_back}{own}"
-
-
-def _disk(facts: MachineFacts) -> str:
-    if facts.cache_free_bytes is None:
-        return ""
-    return f"{format_bytes(facts.cache_free_bytes)} free for {facts.cache_folder}"
 
 
 def _finding(number: int, finding: Finding, width: int) -> list[str]:

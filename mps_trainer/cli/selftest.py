@@ -10,11 +10,10 @@ from typing import Any
 from ..devices import DeviceRequest, gather_facts, resolve
 from ..devices.facts import FALLBACK
 from ..devices.watermarks import memory_limit
-from ..utils.refusal import WRONG_INPUT
-from .script import check_report, write_json
+from .script import add_fallback, add_json, check_report, write_json
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any) -> argparse.ArgumentParser:
     command = commands.add_parser(
         "selftest",
         opening="example: mps-trainer selftest",
@@ -24,16 +23,10 @@ def add_parser(commands: Any) -> None:
         "known faults of torch. They take less than a minute and need no network. The exit status is 0 when no check "
         "failed, 1 when one failed, and 2 when nothing could be checked.",
     )
-    command.add_argument(
-        "--json", metavar="FILE", help="also write machine, versions and results to FILE, for a bug report"
-    )
+    add_json(command)
     command.add_argument("--simulate", action="store_true", help="check a simulated mps device, on Linux")
-    command.add_argument(
-        "--fallback",
-        action="store_true",
-        help="run operators without an MPS kernel on the CPU: sets PYTORCH_ENABLE_MPS_FALLBACK=1",
-    )
-    command.set_defaults(run=run, failure=WRONG_INPUT)
+    add_fallback(command)
+    return command
 
 
 def run(arguments: argparse.Namespace) -> int:

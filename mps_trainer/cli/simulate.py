@@ -8,11 +8,10 @@ import sys
 from typing import Any
 
 from ..devices.facts import FALLBACK
-from ..utils.refusal import WRONG_INPUT
-from .script import add_script_arguments, check_paths, run_script, write_json
+from .script import add_fallback, add_json, add_script, check_paths, run_script, write_json
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any) -> argparse.ArgumentParser:
     command = commands.add_parser(
         "simulate",
         opening="example: mps-trainer simulate train.py --output_dir out",
@@ -31,8 +30,10 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="use the random numbers of the CPU, to compare with a run there",
     )
-    add_script_arguments(command)
-    command.set_defaults(run=run, failure=WRONG_INPUT)
+    add_json(command)
+    add_fallback(command)
+    add_script(command)
+    return command
 
 
 def run(arguments: argparse.Namespace) -> int:

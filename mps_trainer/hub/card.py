@@ -6,6 +6,7 @@ No card is lost: one that was not written here, or was changed since, is kept un
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import os
 import re
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..devices.facts import MachineFacts, gather_all_facts
 from ..distributed.sharded import class_of, is_sharded
 from ..utils.amounts import format_bytes
+from ..utils.text import choice_text
 from ..version import __version__
 
 if TYPE_CHECKING:
@@ -31,7 +33,6 @@ _UNTOUCHED = "# Model Card for Model ID"  # PEFT's own card, before anybody has 
 _SEAL = re.compile(r"\n*<!-- mps_trainer wrote this card: ([0-9a-f]{16}) -->\s*$")
 _BY_PEFT = ("library_name", "tags", "base_model", "pipeline_tag")
 _DATA = "## Training and evaluation data\n\n"
-_UNKNOWN = "More information needed\n"
 _VERSIONS = "### Framework versions\n"
 
 
@@ -52,43 +53,24 @@ def write(
     """
     from huggingface_hub import ModelCard
 
-    path = os.path.join(args.output_dir, "README.md")
-    place = Path(path)
+    path = Path(args.output_dir, "README.md")
     keep_if_changed(path)
-    known: Any = ModelCard.load(path).data if place.is_file() else None
-    looked_at = train_dataset if eval_dataset is None else eval_dataset
-    summary = summarize(**_completed_settings(given, known, model, looked_at))
+    known: Any = ModelCard.load(path).data if path.is_file() else None
+    named = train_dataset if eval_dataset is None else eval_dataset  # the one that transformers names
+    summary = summarize(**_completed_settings(given, known, model, named))
     summary.finetuned_from = summary.finetuned_from or None
-    summary.hyperparameters = {**(summary.hyperparameters or {}), **more_arguments(args, state.epoch, model)}
-    os.makedirs(args.output_dir, exist_ok=True)
-    if place.is_symlink():
-        place.unlink()  # the card replaces a link, because the link's target may belong to another folder
+    summary.hyperparameters = {**(summary.hyperparameters or {}), **_more_arguments(args, state.epoch, model)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_symlink():
+        path.unlink()  # the card replaces a link, because the link's target may belong to another folder
     dataset = given["dataset"]
     data = data_table(train_dataset, eval_dataset, dataset if isinstance(dataset, str) else ", ".join(dataset or []))
-    place.write_text(completed(summary.to_model_card(), data, args, state.log_history), encoding="utf-8")
+    path.write_text(completed(summary.to_model_card(), data, args, state.log_history), encoding="utf-8")
     if known is not None and known.get("library_name") == "peft":
         model.create_or_update_model_card(args.output_dir)
-        forget_local_base(path)
-    place.write_text(sealed(place.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-def _completed_settings(given: dict[str, Any], known: Any, model: Any, dataset: Any) -> dict[str, Any]:
-    """Returns the settings of the card: those given, the tags of an existing card, and derived ones.
-
-    Args:
-        known: the header of the card that is there; None if there is none.
-        dataset: the one that transformers names in the card.
-    """
-    settings = dict(given)
-    if known is not None and known.tags is not None and given["tags"] is not None:
-        settings["tags"] = _merge_tags(given["tags"], known.tags)
-    if given["dataset_tags"] is None and is_nameless(dataset):
-        settings |= {"dataset_tags": [], "dataset_args": []}  # it would write that the dataset is called None
-    if given["finetuned_from"] is None and getattr(model, "config", None) is None:
-        settings["finetuned_from"] = ""  # it would look for the name in the model's configuration
-    if given["tasks"] is None and is_sharded(model):
-        settings["tasks"] = task_of(class_of(model))
-    return settings
+        _forget_local_base(path)
+    text = _SEAL.sub("", path.read_text(encoding="utf-8")).rstrip()
+    path.write_text(f"{text}\n\n<!-- mps_trainer wrote this card: {_digest(text)} -->\n", encoding="utf-8")
 
 
 def settings_for_upload(given: dict[str, Any], args: TrainingArguments, model: Any) -> dict[str, Any]:
@@ -103,51 +85,27 @@ def settings_for_upload(given: dict[str, Any], args: TrainingArguments, model: A
 
 
 def _merge_tags(tags: str | Iterable[str], more: Iterable[str]) -> list[str]:
-    tags = [tags] if isinstance(tags, str) else list(tags)
-    return [*tags, *(tag for tag in more if tag not in tags)]
+    return list(dict.fromkeys([*([tags] if isinstance(tags, str) else tags), *more]))
 
 
-def completed(card: str, data: str, args: Any, log_history: list[dict[str, Any]]) -> str:
-    """Returns transformers' card with facts from this package. Missing sections are added at the end.
+def _completed_settings(given: dict[str, Any], known: Any, model: Any, dataset: Any) -> dict[str, Any]:
+    """Returns the settings of the card: those given, the tags of an existing card, and derived ones.
 
     Args:
-        data: the table that `data_table` returns.
+        known: the header of the card that is there; None if there is none.
+        dataset: the one that transformers names in the card.
     """
-    facts = gather_all_facts()
-    if data:
-        before, found, after = card.partition(_DATA + _UNKNOWN)
-        card = f"{before}{_DATA}{data}\n{after}" if found else f"{card.rstrip()}\n\n{_DATA}{data}\n"
-    device = f"### Device\n\n{device_lines(args, log_history, facts)}\n"
-    before, found, after = card.partition(_VERSIONS)
-    versions = after.rstrip() if found else "\n"
-    return f"{before.rstrip()}\n\n{device}\n{_VERSIONS}{versions}\n{version_lines(facts)}\n"
-
-
-def more_arguments(args: Any, epoch: float | None, model: Any) -> dict[str, Any]:
-    """Returns facts that transformers' card leaves out: precision, adapters, and unusual settings."""
-    more: dict[str, Any] = {"precision": precision(args)}
-    if args.world_size > 1:
-        more["distributed_type"] = processes(args)  # it says multi-GPU whatever they train on
-    if args.max_steps != -1:  # its card then has the steps alone
-        more["epochs"] = round(float(epoch or 0), 2)
-    for name, usual in (("weight_decay", 0.0), ("max_grad_norm", 1.0), ("train_sampling_strategy", "random")):
-        value = getattr(args, name)
-        value = getattr(value, "value", value)
-        if value != usual:
-            more[name] = value
-    for name, config in (getattr(model, "peft_config", None) or {}).items():
-        values = {key: getattr(config, key, None) for key in ("r", "lora_alpha", "lora_dropout")}
-        known = ", ".join(f"{key}={value}" for key, value in values.items() if value is not None)
-        kind = getattr(config.peft_type, "value", config.peft_type)
-        more[f"adapter {name}"] = f"{kind}{f' with {known}' if known else ''}"
-    return more
-
-
-def precision(args: Any) -> str:
-    """Returns the number format that the forward pass computes in."""
-    if args.bf16 or args.fp16:
-        return f"{'bfloat16' if args.bf16 else 'float16'} autocast"
-    return "that of the weights, no autocast"
+    settings = dict(given)
+    if known is not None and known.tags is not None and given["tags"] is not None:
+        settings["tags"] = _merge_tags(given["tags"], known.tags)
+    is_nameless = hasattr(dataset, "info") and getattr(dataset, "builder_name", "") is None  # made in memory
+    if given["dataset_tags"] is None and is_nameless:
+        settings |= {"dataset_tags": [], "dataset_args": []}  # it would write that the dataset is called None
+    if given["finetuned_from"] is None and getattr(model, "config", None) is None:
+        settings["finetuned_from"] = ""  # it would look for the name in the model's configuration
+    if given["tasks"] is None and is_sharded(model):
+        settings["tasks"] = task_of(class_of(model))
+    return settings
 
 
 def task_of(kind: type) -> str | None:
@@ -162,7 +120,58 @@ def task_of(kind: type) -> str | None:
     return found
 
 
-def processes(args: Any) -> str:
+def completed(card: str, data: str, args: Any, log_history: list[dict[str, Any]]) -> str:
+    """Returns transformers' card with facts from this package.
+
+    Args:
+        data: the table that `data_table` returns.
+    """
+    facts = gather_all_facts()
+    if data:
+        card = card.replace(f"{_DATA}More information needed\n", f"{_DATA}{data}\n")
+    before, _, versions = card.partition(_VERSIONS)
+    system = "macOS" if facts.system == "Darwin" else facts.system
+    own_versions = f"- mps_trainer {__version__}\n- Python {facts.python_version}\n- {system} {facts.os_version}"
+    device = _device_lines(args, log_history, facts)
+    return f"{before}### Device\n\n{device}\n\n{_VERSIONS}{versions.rstrip()}\n{own_versions.rstrip()}\n"
+
+
+def _device_lines(args: Any, log_history: list[dict[str, Any]], facts: MachineFacts) -> str:
+    """Returns the lines on the device, why it was chosen, and how fast it trained."""
+    memory = None if facts.memory_bytes is None else f"{format_bytes(facts.memory_bytes)} of memory"
+    machine = ", ".join(part for part in (facts.chip or facts.machine, memory) if part)
+    simulated = ", simulated on the CPU" if facts.mps_simulated and args.device.type == "mps" else ""
+    lines = [f"- Device: {args.device}{simulated}. {args.decision.reason}", f"- Machine: {machine}"]
+    if args.world_size > 1:
+        lines.append(f"- {_processes(args)}")
+    entry = next((entry for entry in reversed(log_history) if "train_runtime" in entry), None)
+    if entry is not None:
+        speed = entry.get("train_samples_per_second", 0.0)
+        lines.append(f"- Training took {entry['train_runtime']:,.0f} s, {speed:,.1f} samples/s")
+    return "\n".join(lines)
+
+
+def _more_arguments(args: Any, epoch: float | None, model: Any) -> dict[str, Any]:
+    """Returns facts that transformers' card leaves out: precision, adapters, and unusual settings."""
+    autocast = "bfloat16 autocast" if args.bf16 else "float16 autocast"
+    more: dict[str, Any] = {"precision": autocast if args.bf16 or args.fp16 else "that of the weights, no autocast"}
+    if args.world_size > 1:
+        more["distributed_type"] = _processes(args)  # it says multi-GPU whatever they train on
+    if args.max_steps != -1:  # its card then has the steps alone
+        more["epochs"] = round(float(epoch or 0), 2)
+    for name, usual in (("weight_decay", 0.0), ("max_grad_norm", 1.0), ("train_sampling_strategy", "random")):
+        value = getattr(args, name)
+        value = getattr(value, "value", value)
+        if value != usual:
+            more[name] = value
+    for name, config in (getattr(model, "peft_config", None) or {}).items():
+        values = {key: getattr(config, key, None) for key in ("r", "lora_alpha", "lora_dropout")}
+        known = ", ".join(f"{key}={value}" for key, value in values.items() if value is not None)
+        more[f"adapter {name}"] = choice_text(config.peft_type) + (f" with {known}" if known else "")
+    return more
+
+
+def _processes(args: Any) -> str:
     """Returns how many processes train together, over which backend, and on which kind of device."""
     import torch.distributed as dist
 
@@ -181,15 +190,22 @@ def data_table(train_dataset: Any, eval_dataset: Any, source: str = "") -> str:
         datasets |= {f"evaluation, {name}": part for name, part in eval_dataset.items()}
     else:
         datasets["evaluation"] = eval_dataset
-    rows = [
-        f"| {_cell(name)} | {_examples(dataset)} | {origin(dataset) or _cell(source) or 'not known'} |"
-        for name, dataset in datasets.items()
-        if dataset is not None
-    ]
+    rows = []
+    for name, dataset in datasets.items():
+        if dataset is not None:
+            origin = _origin(dataset) or _cell(source) or "not known"
+            rows.append(f"| {_cell(name)} | {_examples(dataset)} | {origin} |")
     return "\n".join(["| data | examples | source |", "| --- | ---: | --- |", *rows]) if rows else ""
 
 
-def origin(dataset: Any) -> str:
+def _examples(dataset: Any) -> str:
+    try:
+        return f"{len(dataset):,}"
+    except TypeError:
+        return "a stream"
+
+
+def _origin(dataset: Any) -> str:
     """Returns name, configuration, split and licence of a dataset of the `datasets` library; "" for any other."""
     info = getattr(dataset, "info", None)
     name = getattr(info, "dataset_name", None) or getattr(info, "builder_name", None)
@@ -205,32 +221,12 @@ def origin(dataset: Any) -> str:
     return _cell(", ".join(parts))
 
 
-def device_lines(args: Any, log_history: list[dict[str, Any]], facts: MachineFacts) -> str:
-    """Returns the lines on the device, why it was chosen, and how fast it trained."""
-    memory = None if facts.memory_bytes is None else f"{format_bytes(facts.memory_bytes)} of memory"
-    machine = ", ".join(part for part in (facts.chip or facts.machine, memory) if part)
-    simulated = ", simulated on the CPU" if facts.mps_simulated and args.device.type == "mps" else ""
-    lines = [f"- Device: {args.device}{simulated}. {args.decision.reason}", f"- Machine: {machine}"]
-    if args.world_size > 1:
-        lines.append(f"- {processes(args)}")
-    entry = next((entry for entry in reversed(log_history) if "train_runtime" in entry), None)
-    if entry is not None:
-        speed = entry.get("train_samples_per_second", 0.0)
-        lines.append(f"- Training took {entry['train_runtime']:,.0f} s, {speed:,.1f} samples/s")
-    return "\n".join(lines)
+def _cell(text: str) -> str:
+    """Returns the text of a table cell: on one line, with its column separators escaped."""
+    return " ".join(text.split()).replace("|", "\\|")
 
 
-def version_lines(facts: MachineFacts) -> str:
-    system = "macOS" if facts.system == "Darwin" else facts.system
-    return f"- mps_trainer {__version__}\n- Python {facts.python_version}\n- {system} {facts.os_version}".rstrip()
-
-
-def is_nameless(dataset: Any) -> bool:
-    """Returns True for a dataset of the `datasets` library that was made in memory, so that no builder names it."""
-    return hasattr(dataset, "info") and getattr(dataset, "builder_name", "") is None
-
-
-def forget_local_base(path: str) -> None:
+def _forget_local_base(path: Path) -> None:
     """Removes from the header a base model that is not a name on the hub: PEFT writes a folder there, or nothing."""
     from huggingface_hub import ModelCard
 
@@ -246,26 +242,19 @@ def forget_local_base(path: str) -> None:
 # A card that is there already
 
 
-def keep_if_changed(path: str) -> None:
+def keep_if_changed(path: Path) -> None:
     """Copies a card that a person wrote or changed to another name before it is overwritten."""
-    if not os.path.isfile(path):
-        return
-    text = Path(path).read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
     if not text.strip() or is_ours(text) or _UNTOUCHED in text:
         return
-    place = _free_name(Path(path).parent)
+    names = itertools.chain([KEPT], (KEPT.replace(".md", f".{number}.md") for number in itertools.count(2)))
+    place = next(path.with_name(name) for name in names if not os.path.lexists(path.with_name(name)))
     place.write_text(text, encoding="utf-8")
     logger.warning("%s was not written by mps_trainer or was changed since: its text is kept in %s.", path, place.name)
 
 
-def sealed(text: str) -> str:
-    """Returns a card with a last line by which `is_ours` recognises it."""
-    text = _SEAL.sub("", text).rstrip()
-    return f"{text}\n\n<!-- mps_trainer wrote this card: {_digest(text)} -->\n"
-
-
 def is_ours(text: str) -> bool:
-    """Returns True if a card is as `sealed` was given it; PEFT may have rewritten its part of the header."""
+    """Returns True if a card is as `write` left it; PEFT may have rewritten its part of the header."""
     found = _SEAL.search(text)
     return found is not None and found[1] == _digest(_SEAL.sub("", text))
 
@@ -279,23 +268,3 @@ def _digest(text: str) -> str:
     header = {name: value for name, value in read.data.to_dict().items() if name not in _BY_PEFT}
     said = yaml.safe_dump(header, sort_keys=True) + read.text.strip()
     return hashlib.sha256(said.encode()).hexdigest()[:16]
-
-
-def _free_name(folder: Path) -> Path:
-    number, place = 1, folder / KEPT
-    while os.path.lexists(place):
-        number += 1
-        place = folder / KEPT.replace(".md", f".{number}.md")
-    return place
-
-
-def _examples(dataset: Any) -> str:
-    try:
-        return f"{len(dataset):,}"
-    except TypeError:
-        return "a stream"
-
-
-def _cell(text: str) -> str:
-    """Returns the text of a table cell: on one line, with its column separators escaped."""
-    return " ".join(text.split()).replace("|", "\\|")

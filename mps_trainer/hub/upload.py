@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -25,9 +23,8 @@ logger = logging.getLogger(__name__)
 
 # A report names the machine and its folders; who wants it there uploads it.
 NOT_UPLOADED = ["_*", "checkpoint-*", f"{UNFINISHED}*", LOCK, record.NAME, record.PAGE, "README.before*.md"]
-_WEIGHTS = ["config.json", "generation_config.json", "pytorch_model.bin", "model.safetensors"]
-_ADAPTERS = ["adapter_config.json", "adapter_model.bin", "adapter_model.safetensors"]
-_INDEXES = ["pytorch_model.bin.index.json", "model.safetensors.index.json"]
+# The weights may be in shards, whose names an index lists.
+_MODEL_FILES = ("*config.json", "model*.safetensors*", "pytorch_model*.bin*", "adapter_model.*", "training_args.bin")
 
 
 def create_repository(args: TrainingArguments, token: str | None = None, private: bool | None = None) -> str:
@@ -158,15 +155,8 @@ def warn_of_failures(push: PushInProgress | None, repository: str | None, output
 
 def copy_model_files(checkpoint: str, output_dir: str, processing_class: Any) -> None:
     """Copies the model of a checkpoint into the output folder, which the upload sends."""
-    names = [*_WEIGHTS, *_ADAPTERS, "training_args.bin"]
-    for index in _INDEXES:
-        path = os.path.join(checkpoint, index)
-        if os.path.isfile(path):
-            with open(path, encoding="utf-8") as file:
-                names += [index, *set(json.load(file)["weight_map"].values())]
-    for name in names:
-        source = os.path.join(checkpoint, name)
-        if os.path.isfile(source):
-            shutil.copy(source, os.path.join(output_dir, name))
+    for path in Path(checkpoint).iterdir():
+        if path.is_file() and any(path.match(pattern) for pattern in _MODEL_FILES):
+            shutil.copy(path, output_dir)
     if hasattr(processing_class, "save_pretrained"):
         processing_class.save_pretrained(output_dir)

@@ -1,1 +1,1 @@
-"""Asks for launch settings and starts a script with them. It is not part of training."""
+"""Reads launch settings and starts a script with them. It is not part of training."""

@@ -7,14 +7,13 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ..errors import MisconfigurationException
 from ..utils.bounded_file import read_bytes
 from ..utils.home import in_home, named
 from ..utils.text import sentence
-from .accelerate_file import accelerate_file, is_accelerates, take_over
-from .settings import DEFAULTS, InForce, LaunchSettings, read_settings
+from .accelerate_file import MARKS, accelerate_file, convert
+from .settings import DEFAULTS, LaunchSettings, LoadedSettings, read_settings
 
 LARGEST = 50_000  # bytes; settings are a few hundred
 HEADER = "# Settings of `mps-trainer launch`, written by `mps-trainer config`. Flags go before them.\n"
@@ -25,23 +24,7 @@ def user_file(environ: Mapping[str, str]) -> Path | None:
     return in_home(Path(environ.get("XDG_CONFIG_HOME") or "~/.config") / "mps_trainer" / "config.yaml")
 
 
-def file_to_write(named_file: str | None, environ: Mapping[str, str]) -> Path:
-    """Returns the file that was named, or the user's.
-
-    Raises:
-        MisconfigurationException: if none was named and the user has no home folder.
-    """
-    if named_file is not None:
-        return named("--config_file", named_file)
-    if (path := user_file(environ)) is None:
-        raise MisconfigurationException(
-            "There is no folder for the settings file: HOME is not set, and this user has no home folder. Name a "
-            "file: `mps-trainer config --config_file FILE`, and the same for `mps-trainer launch`."
-        )
-    return path
-
-
-def in_force(named_file: str | None, environ: Mapping[str, str]) -> InForce:
+def in_force(named_file: str | None, environ: Mapping[str, str]) -> LoadedSettings:
     """Returns the settings of the named file, else of the user's, else of Accelerate's, else none.
 
     Raises:
@@ -50,33 +33,23 @@ def in_force(named_file: str | None, environ: Mapping[str, str]) -> InForce:
     if named_file is not None:
         return load(named("--config_file", named_file))
     places = (user_file(environ), accelerate_file(environ))
-    return next((load(path) for path in places if path is not None and os.path.exists(path)), InForce())
+    return next((load(path) for path in places if path is not None and os.path.exists(path)), LoadedSettings())
 
 
-def load(path: Path) -> InForce:
+def load(path: Path) -> LoadedSettings:
     """Reads a file of settings, ours or Accelerate's. Raises MisconfigurationException where it cannot be read."""
-    values = _mapping(path)
-    if not is_accelerates(values):
-        return InForce(read_settings(values, str(path)), path)
-    return dataclasses.replace(take_over(values, str(path)), path=path)
-
-
-def _mapping(path: Path) -> Mapping[Any, Any]:
     import yaml  # not for --help
 
     from ..utils.yaml_loader import BoundedLoader
 
+    another = "`mps-trainer config --config_file FILE` writes a file of settings."
     try:
         content = read_bytes(path, LARGEST)
     except FileNotFoundError as error:
-        raise MisconfigurationException(
-            f"There is no file {path}. `mps-trainer config --config_file FILE` writes one with settings."
-        ) from error
+        raise MisconfigurationException(f"There is no file {path}. {another}") from error
     except (OSError, ValueError) as error:
-        raise MisconfigurationException(
-            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}. "
-            "`mps-trainer config --config_file FILE` writes a file of settings."
-        ) from error
+        reason = getattr(error, "strerror", None) or error
+        raise MisconfigurationException(f"{path} cannot be read: {reason}. {another}") from error
     try:
         values = yaml.load(content.decode(), Loader=BoundedLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -88,28 +61,31 @@ def _mapping(path: Path) -> Mapping[Any, Any]:
             "`mps-trainer config`."
         ) from error
     if values is None:
-        return {}
+        values = {}
     if not isinstance(values, Mapping):
         raise MisconfigurationException(
             f"{path} has a {type(values).__name__} instead of settings. Write each setting as key: value."
         )
-    return values
+    if any(mark in values for mark in MARKS):
+        return dataclasses.replace(convert(values, str(path)), path=path)
+    return LoadedSettings(read_settings(values, str(path)), path)
 
 
-def check_target(path: Path) -> None:
-    """Checks that settings can be written to `path`, before any question is asked.
+def load_target(path: Path) -> LoadedSettings | None:
+    """Returns the settings in the file that will be written, None if it does not exist yet.
 
     Raises:
-        MisconfigurationException: if they cannot, or if the file there is not one of this package.
+        MisconfigurationException: if it cannot be written, or if the file there is not one of this package.
     """
     if path.is_fifo() or path.is_char_device():
         raise MisconfigurationException(f"{path} is a pipe or a device. Name a file with --config_file.")
+    loaded = None
     if os.path.exists(path):  # Path.exists() raises where a folder above may not be read
         try:
-            foreign = load(path).is_accelerates
+            loaded = load(path)
         except MisconfigurationException as error:
             raise MisconfigurationException(f"{error} The file was not overwritten.") from error
-        if foreign:
+        if loaded.is_accelerates:
             raise MisconfigurationException(
                 f"{path} belongs to Accelerate and was not overwritten. Without --config_file, the settings go to a "
                 "file of their own, which overrides Accelerate's."
@@ -119,6 +95,7 @@ def check_target(path: Path) -> None:
         raise MisconfigurationException(
             f"{path} cannot be written: {folder} is not a writable folder. Name another file with --config_file."
         )
+    return loaded
 
 
 def write(settings: LaunchSettings, path: Path) -> None:
@@ -130,19 +107,19 @@ def write(settings: LaunchSettings, path: Path) -> None:
     import yaml
 
     text = HEADER + yaml.safe_dump(vars(settings.over(DEFAULTS)), sort_keys=False)
-    target = path.resolve()  # of a link the file that it points to, which a rename would not replace
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
+    target = path.resolve()  # a rename would replace a link instead of its target
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("x", encoding="utf-8") as file:
+        with unfinished.open("x", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(target)
+        unfinished.replace(target)
     except OSError as error:
         raise MisconfigurationException(
             f"{path} cannot be written: {error.strerror}. Name another file with --config_file."
         ) from error
     finally:
         with contextlib.suppress(OSError):
-            beside.unlink()
+            unfinished.unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,58 +12,53 @@ from .processes import too_many
 from .settings import DEFAULTS, DEVICES, PRECISIONS, LaunchSettings, typed
 
 
-def questionnaire(
-    decision: Decision,
-    facts: MachineFacts,
-    proposed: LaunchSettings,
-    ask: Callable[[str], str],
-    tell: Callable[[str], None],
-) -> LaunchSettings:
+def ask_settings(decision: Decision, facts: MachineFacts, proposed: LaunchSettings) -> LaunchSettings:
     """Asks for each setting that matters on this machine until the answer is valid.
 
     Args:
         decision: the device of "auto" here.
         proposed: the settings that an empty answer takes.
-        ask: shows a prompt and returns what was typed.
-        tell: shows a line.
 
     Raises:
-        EOFError: as `ask` does, when there is no more input.
+        EOFError: if there is no more input.
     """
     settings = proposed.over(DEFAULTS)
 
-    def answer(name: str, question: str, check: Callable[[Any], str | None] = lambda value: None) -> Any:
+    def ask(name: str, question: str, check: Callable[[Any], str | None] = lambda value: None) -> Any:
         default = getattr(settings, name)
-        shown = _shown(default)
+        offered = "none" if default is None else str(default)
+        if isinstance(default, bool):
+            offered = "yes" if default else "no"
+        if sys.stdin is None:  # closed before the start, as by a shell's <&-
+            raise EOFError
         while True:
-            text = ask(f"{question} [{shown}]: ").strip()
+            text = input(f"{question} [{offered}]: ").strip()
             try:
                 value = typed(name, text) if text else default
+                objection = check(value)
             except MisconfigurationException as error:
-                tell(f"  {error}")
-                continue
-            if (objection := check(value)) is None:
+                objection = str(error)
+            if objection is None:
                 return value
-            tell(f"  {objection}")
+            print(f"  {objection}")
 
-    device = answer(
+    device = ask(
         "device",
         f"Device, one of {', '.join(DEVICES)}; auto takes {decision.name} here",
         lambda value: _cannot_run(value, facts),
     )
     kind = decision.type if device == "auto" else device
-    precision = answer(
+    precision = ask(
         "mixed_precision",
         f"Mixed precision, one of {', '.join(PRECISIONS)}",
         lambda value: _cannot_compute(value, kind, facts),
     )
     if kind == "mps":
-        fallback = answer("mps_fallback", "Run operators without an MPS kernel on the CPU, slowly (yes or no)")
-        fraction = answer("memory_fraction", "Limit of memory, as a share of what Metal recommends (0 to 2, or none)")
-        tell("One process, because a Mac has one GPU, which torch.distributed does not support.")
+        fallback = ask("mps_fallback", "Run operators without an MPS kernel on the CPU, slowly (yes or no)")
+        fraction = ask("memory_fraction", "Limit of memory, as a share of what Metal recommends (0 to 2, or none)")
+        print("One process, because a Mac has one GPU, which torch.distributed does not support.")
         return LaunchSettings(device, precision, fallback, 1, fraction)
-    most = ACCELERATORS[kind].count(facts)
-    count = answer("num_processes", "Processes that train together", lambda value: too_many(value, kind, most))
+    count = ask("num_processes", "Processes that train together", lambda value: too_many(value, kind, facts))
     return LaunchSettings(device, precision, settings.mps_fallback, count, settings.memory_fraction)
 
 
@@ -74,9 +70,3 @@ def _cannot_run(device: str, facts: MachineFacts) -> str | None:
 def _cannot_compute(precision: str, kind: str, facts: MachineFacts) -> str | None:
     able = [name for name in PRECISIONS if name == "no" or name in ACCELERATORS[kind].precisions(facts)]
     return None if precision in able else f"{kind} does not compute in {precision} here. Take {' or '.join(able)}."
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "none" if value is None else f"{value:g}" if isinstance(value, (int, float)) else value

@@ -97,8 +97,9 @@ def set_up_logging(training_args: TrainingArguments) -> None:
     import transformers
 
     level = training_args.get_process_log_level()
-    if not training_args.should_log:
+    if not training_args.should_log or not on_terminal():
         transformers.utils.logging.disable_progress_bar()
+    if not training_args.should_log:
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")  # where datasets is not loaded yet
         if (datasets := sys.modules.get("datasets")) is not None:
             datasets.disable_progress_bars()
@@ -107,8 +108,6 @@ def set_up_logging(training_args: TrainingArguments) -> None:
         logging.getLogger().setLevel(logging.ERROR)
     logging.getLogger("mps_trainer").setLevel(level)
     transformers.utils.logging.set_verbosity(level)
-    if not on_terminal():
-        transformers.utils.logging.disable_progress_bar()
 
 
 @contextlib.contextmanager

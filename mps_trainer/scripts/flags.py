@@ -60,12 +60,7 @@ def check_types(arguments: Any) -> None:
     coerce(arguments, typing.get_type_hints(type(arguments)))
     for each in dataclasses.fields(arguments):
         value = getattr(arguments, each.name)
-        if isinstance(value, str) and (not value.strip() or "\0" in value or not _encodable(value)):
+        if isinstance(value, str) and (
+            not value.strip() or "\0" in value or value.encode(errors="ignore").decode() != value
+        ):
             raise refuse(each.name, value, "a name or a path")
-
-
-def _encodable(text: str) -> bool:
-    try:
-        return bool(text.encode())
-    except UnicodeEncodeError:
-        return False

@@ -30,8 +30,13 @@ def require_packages(script: str, modules: tuple[str, ...], extra: str) -> None:
 
 def require_dataset(name: str | None) -> None:
     """Raises MisconfigurationException for a path that does not exist, without asking the hub."""
-    if name is not None and not os.path.exists(name) and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+    if name is not None and not os.path.exists(name) and _is_path(name):
         raise MisconfigurationException(f"--dataset_name {name} does not exist. Name a file, a folder or a dataset.")
+
+
+def _is_path(name: str) -> bool:
+    """Returns True for a name that no repository on the hub can have."""
+    return name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
 def load_splits(
@@ -76,7 +81,7 @@ def require_folder_or_name(flag: str, name: str | None, contents: str) -> None:
         return
     if os.path.exists(name):
         raise MisconfigurationException(f"--{flag}: {name} is a file, and a folder or a name on the hub is expected.")
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+    if _is_path(name):
         raise MisconfigurationException(f"--{flag} {name} is not a folder. Name one that has {contents}.")
 
 

@@ -18,8 +18,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from mps_trainer import MisconfigurationException, TrainingArguments, scripts
-from mps_trainer.launching.config_file import check_target, load
-from mps_trainer.launching.environment import variables
+from mps_trainer.launching.config_file import load, load_target
 from mps_trainer.utils.text import as_line
 from tests import HUNG_AFTER
 from tests.edits import mutate
@@ -54,9 +53,9 @@ ACCELERATOR = {"split_batches": False, "even_batches": True, "gradient_accumulat
 
 def launch(path):
     found = load(path)
-    assert all(isinstance(value, str) for value in variables(found.settings).values())
+    assert all(isinstance(value, str) for value in found.settings.variables().values())
     if not found.is_accelerates:
-        check_target(path)
+        load_target(path)
 
 
 def run_glue(path):

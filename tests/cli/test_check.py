@@ -77,7 +77,7 @@ def check_alone(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("trainer", [OURS, THEIRS], ids=["this Trainer", "transformers' Trainer"])
-def test_a_ready_script_is_0_and_is_not_trained(check, trainer, tmp_path):
+def test_check_of_a_ready_script_is_0_and_trains_nothing(check, trainer, tmp_path):
     # asking for mps by name is no obstacle, on a machine that has none
     asking = TRAIN.replace("report_to=[]", "report_to=[], accelerator='mps'") if trainer == OURS else TRAIN
     result = check(BERT + trainer + asking)
@@ -88,7 +88,7 @@ def test_a_ready_script_is_0_and_is_not_trained(check, trainer, tmp_path):
     assert not list(tmp_path.glob("out/checkpoint-*"))
 
 
-def test_arguments_of_transformers_ask_for_bf16_as_on_a_mac(check):
+def test_check_allows_bf16_as_on_a_mac(check):
     from transformers import training_args, utils
 
     before = utils.is_torch_bf16_gpu_available, training_args.is_torch_bf16_gpu_available
@@ -100,7 +100,7 @@ def test_arguments_of_transformers_ask_for_bf16_as_on_a_mac(check):
 
 
 @pytest.mark.parametrize("trainer", [OURS, THEIRS], ids=["this Trainer", "transformers' Trainer"])
-def test_a_script_that_would_fail_is_1_and_the_line_is_named(check, trainer, tmp_path):
+def test_check_of_a_failing_script_is_1_and_names_the_line(check, trainer, tmp_path):
     result = check(BERT + trainer + FAILS + TRAIN, "--json", "report.json")
     assert result.returncode == 1, result.stderr
     report = json.loads((tmp_path / "report.json").read_text())
@@ -112,16 +112,14 @@ def test_a_script_that_would_fail_is_1_and_the_line_is_named(check, trainer, tmp
 
 
 @pytest.mark.integration
-def test_with_the_fallback_it_would_not_fail(check_alone):
+def test_check_with_the_fallback_is_0(check_alone):
     result = check_alone(BERT + OURS + FAILS + TRAIN, "--fallback")
     assert result.returncode == 0, result.stderr
     assert "falls back" in result.stdout
 
 
-@pytest.mark.integration
-def test_transformers_trainer_of_a_blocking_read_is_told_the_line(check_alone):
-    text = BERT + THEIRS + FAILS.replace("torch.special.airy_ai(loss.detach())", "loss.item()") + TRAIN
-    result = check_alone(text)
+def test_check_names_the_line_of_a_blocking_read(check):
+    result = check(BERT + THEIRS + FAILS.replace("torch.special.airy_ai(loss.detach())", "loss.item()") + TRAIN)
     assert result.returncode == 0, result.stderr
     assert "loss.item()" in result.stdout
 
@@ -140,8 +138,8 @@ Trainer = Logs
 
 
 @pytest.mark.parametrize("trainer", [OURS, THEIRS], ids=["this Trainer", "transformers' Trainer"])
-@pytest.mark.parametrize("batches", [1, 3, 100])
-def test_one_log_is_traced_and_nothing_is_saved_or_evaluated_on_the_way(check, trainer, batches, tmp_path):
+@pytest.mark.parametrize("batches", [3, 100])
+def test_check_traces_one_log_and_saves_nothing(check, trainer, batches, tmp_path):
     steps = "report_to=[], num_train_epochs=1, per_device_train_batch_size=12, gradient_accumulation_steps=2, "
     steps += "save_steps=1, eval_strategy='steps', eval_steps=1"
     result = check(
@@ -156,7 +154,7 @@ def test_one_log_is_traced_and_nothing_is_saved_or_evaluated_on_the_way(check, t
 
 
 @pytest.mark.parametrize("trainer", [OURS, THEIRS], ids=["this Trainer", "transformers' Trainer"])
-def test_a_run_that_never_logs_traces_no_log(check, trainer):
+def test_check_of_a_run_without_logs_traces_none(check, trainer):
     result = check(BERT + trainer + LOGS + TRAIN.replace("report_to=[]", "report_to=[], logging_strategy='no'"))
     assert result.returncode == 0, result.stderr
     assert "logs " not in result.stdout
@@ -177,7 +175,7 @@ trainer.train()
 
 
 @pytest.mark.parametrize("trainer", [OURS, THEIRS], ids=["this Trainer", "transformers' Trainer"])
-def test_an_evaluation_is_that_of_the_run(check, trainer):
+def test_check_traces_an_evaluation(check, trainer):
     result = check(BERT + trainer + EVALUATES)
     assert result.returncode == 1, result.stderr
     assert "aten::special_airy_ai" in result.stdout
@@ -185,7 +183,7 @@ def test_an_evaluation_is_that_of_the_run(check, trainer):
 
 
 @pytest.mark.parametrize("trainer", [OURS, THEIRS], ids=["this Trainer", "transformers' Trainer"])
-def test_a_library_that_has_no_batch_to_evaluate_on_does_not_stop_the_check(check, trainer):
+def test_check_goes_on_without_a_batch_to_evaluate_on(check, trainer):
     asks = """
 class Asks(Trainer):  # as in sentence-transformers
     def get_eval_dataloader(self, eval_dataset=None):
@@ -197,7 +195,7 @@ Trainer = Asks
     assert "no evaluation was traced" in result.stdout
 
 
-def test_a_plain_loop_is_traced_where_it_says(check):
+def test_check_traces_a_plain_loop_where_it_calls_trace(check):
     text = """\
 import torch
 from mps_trainer.check import trace
@@ -217,11 +215,10 @@ print("went on")
     ("text", "said"),
     [
         ("print('no training here')\n", "ended with status 0 before a training step"),
-        ("raise RuntimeError('no data')\n", "ended with status 1 before a training step"),
         (BERT + OURS + TRAIN.replace("train_dataset=data", "train_dataset=None"), "give the Trainer a train_dataset"),
     ],
 )
-def test_a_script_that_could_not_be_run_so_far_is_2(check, text, said):
+def test_check_of_a_script_without_a_step_is_2(check, text, said):
     result = check(text)
     assert result.returncode == 2
     assert said in result.stderr
@@ -253,7 +250,7 @@ def can_simulate():
 
 @pytest.mark.integration  # importing Inductor alone takes seconds
 @pytest.mark.parametrize("trainer", [OURS, THEIRS], ids=["this Trainer", "transformers' Trainer"])
-def test_a_step_is_compiled_too(check, trainer, tmp_path, can_simulate):
+def test_check_compiles_the_step(check, trainer, tmp_path, can_simulate):
     done = check(trainer + BERT + TRAIN, "--compile", "--json", "report.json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "not been compiled by Apple's compiler" in done.stdout
@@ -263,14 +260,14 @@ def test_a_step_is_compiled_too(check, trainer, tmp_path, can_simulate):
 
 
 @pytest.mark.integration
-def test_a_step_that_torch_compile_fails_on_is_1(check, can_simulate):
+def test_check_of_a_step_that_cannot_be_compiled_is_1(check, can_simulate):
     done = check(OURS + BERT + NO_METAL + TRAIN, "--compile")
     assert done.returncode == 1
     assert "Ready for mps" in done.stdout
     assert "not compiled: forward: " in done.stdout
 
 
-def test_compile_on_a_mac_is_refused_before_the_script_runs(check, monkeypatch):
+def test_check_refuses_to_compile_on_a_mac(check, monkeypatch):
     monkeypatch.setattr("platform.system", lambda: "Darwin")
     done = check("print('started')", "--compile")
     assert done.returncode == 2
@@ -279,7 +276,7 @@ def test_compile_on_a_mac_is_refused_before_the_script_runs(check, monkeypatch):
 
 
 @pytest.mark.integration
-def test_a_script_sets_the_variables_of_datasets_before_they_are_read(check_alone):
+def test_check_reads_no_variables_of_datasets_before_the_script(check_alone):
     text = (
         "import os\n"
         "os.environ['HF_DATASETS_CACHE'] = os.path.abspath('mine')\n"

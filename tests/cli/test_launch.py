@@ -42,10 +42,10 @@ class Started(BaseException):
 def started(folder, monkeypatch):
     """Launches as far as to where the script would begin: its command line and the variables that are new."""
 
-    def begin(command, environ):
+    def begin(path, command, environ):
         raise Started(command[1:], {name: value for name, value in environ.items() if os.environ.get(name) != value})
 
-    monkeypatch.setattr(cli.launch, "become", begin)
+    monkeypatch.setattr(os, "execve", begin)
 
     def launch(*words):
         before = dict(os.environ)
@@ -57,8 +57,9 @@ def started(folder, monkeypatch):
     return launch
 
 
-def test_without_settings_a_script_is_run_as_it_is(started):
-    assert started("train.py", "--help", "-m") == (["train.py", "--help", "-m"], {})
+@pytest.mark.parametrize("words", [["train.py", "--help", "-m", ""], ["-m", "json.tool", "x.json"]])
+def test_script_without_settings_is_run_as_typed(started, words):
+    assert started(*words) == (words, {})
 
 
 def test_flags_reach_the_script_as_variables(started):
@@ -67,7 +68,7 @@ def test_flags_reach_the_script_as_variables(started):
     assert environ == dict(zip(NAMES, ("bf16", "true", "1"), strict=True))
 
 
-def test_flags_go_before_the_users_file_and_that_before_accelerates(started, folder):
+def test_flags_override_the_users_file_and_that_overrides_accelerates(started, folder):
     accelerates = folder / "hf" / "accelerate" / "default_config.yaml"
     accelerates.parent.mkdir(parents=True)
     accelerates.write_text("distributed_type: 'NO'\nmixed_precision: fp16\nuse_cpu: true\n")
@@ -79,7 +80,7 @@ def test_flags_go_before_the_users_file_and_that_before_accelerates(started, fol
     assert started("--config_file", str(accelerates), "train.py")[1][NAMES[0]] == "fp16"
 
 
-def test_what_is_left_out_of_accelerates_file_is_told_in_a_line(started, capsys):
+def test_ignored_keys_of_accelerate_are_one_line(started, capsys):
     with open("a.yaml", "w") as file:
         file.write("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2}\nnum_processes: 8\n")
     started("--config_file", "a.yaml", "train.py")
@@ -89,21 +90,37 @@ def test_what_is_left_out_of_accelerates_file_is_told_in_a_line(started, capsys)
     )
 
 
-def test_a_module_is_run_by_its_name(started):
-    assert started("-m", "json.tool", "x.json") == (["-m", "json.tool", "x.json"], {})
-
-
 @pytest.mark.parametrize("words", [["--num_processes", "2"], ["--config_file", "two.yaml"]])
 def test_several_processes_on_a_mac_are_refused_before_any_is_started(folder, monkeypatch, capsys, words):
-    """On the facts of a Mac, as nothing is asked of the machine after them."""
-    from mps_trainer.launching import processes
-
     (folder / "two.yaml").write_text("num_processes: 2")
-    monkeypatch.setattr(processes, "gather_facts", lambda environ: MAC)
+    monkeypatch.setattr(cli.launch, "gather_facts", lambda environ: MAC)
     monkeypatch.setattr(cli.launch, "torchrun", lambda *_: pytest.fail("torchrun was started"))
     assert cli.main(["launch", *words, "train.py"]) == 2
     says = "--num_processes 2" if words[0] == "--num_processes" else "two.yaml"
     assert capsys.readouterr().err.startswith(f"mps-trainer: error: {says}: 2 processes on mps. A Mac has one GPU")
+
+
+def test_the_machine_is_looked_at_only_where_it_matters(started, monkeypatch):
+    monkeypatch.setattr(cli.launch, "gather_facts", lambda environ: pytest.fail("looked at the machine"))
+    started("--cpu", "train.py")
+    with pytest.raises(pytest.fail.Exception):
+        cli.main(["launch", "--cpu", "--num_processes", "2", "train.py"])
+
+
+@pytest.mark.parametrize(("code", "status"), [(3, 3), (-2, 130), (-9, 137)])
+def test_torchrun_ends_with_the_status_of_the_first_process_that_failed(folder, monkeypatch, capsys, code, status):
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    def fail(parsed):
+        assert (parsed.nproc_per_node, parsed.module, parsed.standalone) == ("3", True, True)
+        assert (parsed.training_script, parsed.training_script_args) == ("json.tool", ["--help", "--nproc_per_node"])
+        raise ChildFailedError("json.tool", {1: ProcessFailure(1, 12, code, "none")})
+
+    monkeypatch.setattr("torch.distributed.run.run", fail)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # launch sets it for torchrun's processes
+    words = ["--cpu", "--num_processes", "3", "-m", "json.tool", "--help", "--nproc_per_node"]
+    assert cli.main(["launch", *words]) == status
+    assert f"process 1 of 3 ended with status {status}" in capsys.readouterr().err
 
 
 @pytest.mark.integration

@@ -28,7 +28,7 @@ def script(tmp_path, monkeypatch):
     return run_it
 
 
-def test_the_script_has_this_trainer_and_its_own_arguments(script, capsys):
+def test_run_gives_the_script_this_trainer_and_its_arguments(script, capsys):
     assert script("print(Trainer.__module__, TrainingArguments.__module__, sys.argv[1:], __name__)", "--a", "-b") == 0
     out, err = capsys.readouterr()
     assert out == "mps_trainer.trainer mps_trainer.training_args ['--a', '-b'] __main__\n"
@@ -37,13 +37,13 @@ def test_the_script_has_this_trainer_and_its_own_arguments(script, capsys):
     assert transformers.Trainer.__module__ == "transformers.trainer"  # for what comes after it in this process
 
 
-def test_a_second_script_in_one_process_has_it_too(script, capsys):
+def test_run_works_again_in_one_process(script, capsys):
     for _ in range(2):
         assert script("print(Trainer.__module__)") == 0
     assert capsys.readouterr().out == "mps_trainer.trainer\n" * 2
 
 
-def test_a_script_with_the_import_runs_as_well(script, capsys):
+def test_run_takes_a_script_that_has_the_import(script, capsys):
     assert script("import mps_trainer.replace_transformers\nprint(Trainer.__module__)") == 0
     assert capsys.readouterr().out == "mps_trainer.trainer\n"
 
@@ -57,20 +57,15 @@ def test_a_script_with_the_import_runs_as_well(script, capsys):
         ("1 +", 1, "SyntaxError: invalid syntax\n"),
     ],
 )
-def test_it_ends_as_python_would_end(script, capsys, text, status, said):
+def test_run_ends_as_python_does(script, capsys, text, status, said):
     assert script(text) == status
     err = capsys.readouterr().err
     assert err.endswith(said)
     assert "mps_trainer/cli" not in err
 
 
-def test_a_script_that_is_not_there_is_refused(capsys):
-    assert cli.main(["run", "nowhere.py"]) == 2
-    assert capsys.readouterr().err == "mps-trainer: error: There is no file nowhere.py to run. Name a Python script.\n"
-
-
 @pytest.mark.integration
-def test_a_script_and_a_module_beside_it(tmp_path):
+def test_run_replaces_the_trainer_of_modules_beside_the_script(tmp_path):
     (tmp_path / "helper.py").write_text("from transformers import Trainer\n")
     (tmp_path / "train.py").write_text("import helper\nprint(helper.Trainer.__module__)\nraise SystemExit(3)\n")
     result = run("run", str(tmp_path / "train.py"))

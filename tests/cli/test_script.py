@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 
 from mps_trainer.cli.script import run_script
-from tests import HUNG_AFTER
 
 
 @pytest.fixture
@@ -43,7 +41,7 @@ STREAMS = {
 
 
 @pytest.mark.parametrize("what", STREAMS.values(), ids=STREAMS)
-def test_what_a_script_does_to_its_streams_is_over_when_it_ends(ends, what):
+def test_run_script_restores_the_streams(ends, what):
     status, out, err = ends(f"import sys\nprint('said by the script', flush=True)\n{what}\n")
     assert (status, err) == (0, "reported by this program\n")
     assert out == "said by the script\nsaid by this program\n"
@@ -54,30 +52,10 @@ def test_what_a_script_does_to_its_streams_is_over_when_it_ends(ends, what):
     ["BaseException", "GeneratorExit", "ValueError", "type('Own', (BaseException,), {})"],
 )
 @pytest.mark.parametrize("before", ["", "sys.stderr.close()\n"], ids=["", "without stderr"])
-def test_whatever_a_script_raises_is_a_traceback_of_its_own(ends, raises, before):
+def test_run_script_shows_the_traceback_of_the_script_alone(ends, raises, before):
     status, _, err = ends(f"import sys\n{before}raise {raises}('gone wrong')\n")
     assert status == 1
     assert err.count('File "') == 1
     assert "train.py" in err
     assert "gone wrong" in err
     assert "mps_trainer" not in err
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("command", ["check", "simulate"])
-def test_a_bare_base_exception_ends_a_command_with_the_scripts_traceback(tmp_path, command):
-    (tmp_path / "train.py").write_text("raise BaseException('gone wrong')\n")
-    words = [sys.executable, "-m", "mps_trainer", command, str(tmp_path / "train.py")]
-    result = subprocess.run(words, capture_output=True, text=True, timeout=HUNG_AFTER)
-    assert result.returncode in (1, 2)
-    assert result.stderr.count('File "') == 1
-    assert "BaseException: gone wrong" in result.stderr
-
-
-@pytest.mark.integration
-def test_a_simulated_script_that_closes_stdout_has_its_report(tmp_path):
-    (tmp_path / "train.py").write_text("import sys\nprint('said')\nsys.stdout.close()\n")
-    words = [sys.executable, "-m", "mps_trainer", "simulate", str(tmp_path / "train.py")]
-    result = subprocess.run(words, capture_output=True, text=True, timeout=HUNG_AFTER)
-    assert (result.returncode, result.stdout) == (0, "said\n")
-    assert result.stderr.startswith("On the simulated mps device (torch ")

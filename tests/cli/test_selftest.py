@@ -23,7 +23,7 @@ def on_cpu(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
 
 
-def test_a_machine_that_works_is_0_with_a_table_and_a_report_to_attach(on_cpu, capsys, tmp_path):
+def test_selftest_of_a_working_machine_is_0_with_a_table_and_a_report(on_cpu, capsys, tmp_path):
     assert main(["selftest", "--json", str(tmp_path / "report.json")]) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith("Checked: cpu; ")
@@ -41,7 +41,7 @@ def test_a_machine_that_works_is_0_with_a_table_and_a_report_to_attach(on_cpu, c
     assert "recorded " in capsys.readouterr().out
 
 
-def test_a_check_that_fails_is_1_and_stands_in_the_table_with_the_others(on_cpu, capsys, monkeypatch, tmp_path):
+def test_selftest_with_a_failed_check_is_1(on_cpu, capsys, monkeypatch, tmp_path):
     def wrong(lab: Lab):
         raise ZeroDivisionError("division by zero")
 
@@ -58,7 +58,7 @@ def test_a_check_that_fails_is_1_and_stands_in_the_table_with_the_others(on_cpu,
 
 
 @pytest.mark.parametrize("machine", ["linux_torch_missing", "m2_rosetta_torch_missing"])
-def test_without_torch_it_is_2_and_one_line(machine, monkeypatch, capsys):
+def test_selftest_without_torch_is_2_and_one_line(machine, monkeypatch, capsys):
     monkeypatch.setattr(selftest, "gather_facts", lambda **settings: MACHINES[machine])
     assert main(["selftest"]) == 2
     printed = capsys.readouterr()
@@ -67,7 +67,7 @@ def test_without_torch_it_is_2_and_one_line(machine, monkeypatch, capsys):
     assert len(printed.err.splitlines()) == 1
 
 
-def test_where_nothing_can_be_simulated_it_is_2(monkeypatch, capsys):
+def test_selftest_on_a_mac_does_not_simulate(monkeypatch, capsys):
     monkeypatch.setattr("mps_trainer.simulator.build.platform.system", lambda: "Darwin")
     monkeypatch.setattr("mps_trainer.simulator.session._extension", None)
     assert main(["selftest", "--simulate"]) == 2
@@ -75,7 +75,7 @@ def test_where_nothing_can_be_simulated_it_is_2(monkeypatch, capsys):
 
 
 @pytest.mark.integration
-def test_simulated_and_said_so_with_the_switch_set_in_time(tmp_path):
+def test_selftest_names_a_simulated_device_and_sets_the_fallback_in_time(tmp_path):
     try:
         load_extension()
     except SimulatorUnavailableError as error:
@@ -89,15 +89,7 @@ def test_simulated_and_said_so_with_the_switch_set_in_time(tmp_path):
     assert {check["status"] for check in report["checks"]} == {"passed"}
 
 
-def test_its_help_fits_a_screen(capsys):
-    with pytest.raises(SystemExit):
-        main(["selftest", "--help"])
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 24
-    assert {"--json", "--simulate", "--fallback"} <= {word for line in lines for word in line.split()}
-
-
-def test_a_report_that_finds_no_room_is_2_and_the_table_stays(on_cpu, capsys, monkeypatch):
+def test_selftest_with_a_report_on_a_full_disk_is_2_after_the_table(on_cpu, capsys, monkeypatch):
     if not os.path.exists("/dev/full"):
         pytest.skip("this system has no /dev/full")
     for name in CHECKS:
@@ -108,7 +100,7 @@ def test_a_report_that_finds_no_room_is_2_and_the_table_stays(on_cpu, capsys, mo
     assert "error: --json /dev/full was not written: No space left on device." in printed.err.splitlines()[-1]
 
 
-def test_without_a_folder_for_temporary_files_it_is_2(on_cpu, capsys, monkeypatch):
+def test_selftest_without_a_folder_for_temporary_files_is_2(on_cpu, capsys, monkeypatch):
     def full(**settings):
         raise OSError(errno.ENOSPC, "No space left on device")
 

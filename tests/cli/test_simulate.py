@@ -10,7 +10,6 @@ import time
 
 import pytest
 
-from mps_trainer.cli.script import run_script
 from mps_trainer.simulator import SimulatorUnavailableError
 from mps_trainer.simulator.build import load_extension
 from tests import HUNG_AFTER
@@ -47,7 +46,7 @@ print(sys.argv[1:], __name__, (x + helper.ONE).sum().item())
 
 
 @pytest.mark.integration
-def test_a_script_runs_as_python_would_run_it_and_the_report_goes_to_stderr(script, tmp_path):
+def test_simulate_runs_a_script_as_python_does_and_reports_on_stderr(script, tmp_path):
     (tmp_path / "helper.py").write_text("ONE = 1\n")
     result = run("simulate", script(ON_MPS), "--flag", "value", "--json")
     assert result.returncode == 0
@@ -57,7 +56,7 @@ def test_a_script_runs_as_python_would_run_it_and_the_report_goes_to_stderr(scri
 
 
 @pytest.mark.integration
-def test_the_report_is_written_as_json(script, tmp_path):
+def test_simulate_writes_the_report_as_json(script, tmp_path):
     text = "import torch\nx = torch.ones(3, device='mps')\nfor _ in range(4): x = x * x\nx.tolist()\n"
     result = run("simulate", "--json", str(tmp_path / "report.json"), script(text))
     report = json.loads((tmp_path / "report.json").read_text())
@@ -69,7 +68,7 @@ def test_the_report_is_written_as_json(script, tmp_path):
 
 
 @pytest.mark.integration
-def test_what_a_mac_refuses_is_a_traceback_of_the_script_alone_and_still_a_report(script):
+def test_simulate_of_a_failing_script_has_its_traceback_and_a_report(script):
     text = "import torch\nx = torch.ones(3, device='mps')\ntorch.special.airy_ai(x)\n"
     result = run("simulate", script(text))
     assert result.returncode == 1
@@ -81,7 +80,7 @@ def test_what_a_mac_refuses_is_a_traceback_of_the_script_alone_and_still_a_repor
 
 
 @pytest.mark.integration
-def test_fallback_is_switched_on_before_torch_is_loaded(script):
+def test_simulate_sets_the_fallback_before_torch_is_loaded(script):
     text = "import torch\nx = torch.ones(3, device='mps')\nprint(torch.special.airy_ai(x).device)\n"
     result = run("simulate", "--fallback", script(text))
     assert (result.returncode, result.stdout) == (0, "mps:0\n")
@@ -89,7 +88,7 @@ def test_fallback_is_switched_on_before_torch_is_loaded(script):
 
 
 @pytest.mark.integration
-def test_memory_is_limited(script):
+def test_simulate_limits_memory(script):
     text = "import torch\ntorch.ones(2 * 2**20, device='mps')\n"
     assert run("simulate", "--memory", "16MB", script(text)).returncode == 0
     result = run("simulate", "--memory", "4MB", script(text))
@@ -98,17 +97,8 @@ def test_memory_is_limited(script):
     assert "4.0 MiB recommended" in result.stderr
 
 
-@pytest.mark.parametrize(("code", "status"), [("0", 0), ("3", 3), ("None", 0), ("'gone wrong'", 1)])
-def test_the_exit_status_is_the_scripts(script, code, status, monkeypatch, capsys):
-    """In this process: the tests above show that the command ends with it."""
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    monkeypatch.setattr(sys, "path", ["", *sys.path])
-    assert run_script(script(f"import sys\nsys.exit({code})\n"), []) == status
-    assert ("gone wrong" in capsys.readouterr().err) == (status == 1)
-
-
 @pytest.mark.integration
-def test_an_interrupt_ends_with_a_report_and_without_a_traceback(script):
+def test_simulate_of_an_interrupted_script_reports_without_a_traceback(script):
     text = "import time\nprint('started', flush=True)\ntime.sleep(60)\n"
     # ignored in what a shell runs in the background, and what is ignored stays so in a new process
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -129,7 +119,7 @@ def test_an_interrupt_ends_with_a_report_and_without_a_traceback(script):
 
 
 @pytest.mark.integration
-def test_transformers_own_trainer_runs_on_it(script, tmp_path):
+def test_simulate_runs_transformers_trainer(script, tmp_path):
     text = f"""\
 import torch
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from mps_trainer import cli
-from mps_trainer.launching import processes
 from tests.launching.test_processes import MAC
 
 from .pages import all_blocks, unwrapped
@@ -26,7 +25,7 @@ def test_the_refusal_on_a_mac_is_the_one_of_the_page(monkeypatch, tmp_path, caps
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setattr(processes, "gather_facts", lambda environ: MAC)
+    monkeypatch.setattr(cli.launch, "gather_facts", lambda environ: MAC)
     (tmp_path / "train.py").touch()
     assert cli.main(["launch", "--num_processes", "2", "train.py"]) == 2
     assert capsys.readouterr().err == SCREENS["refused"] + "\n"

@@ -30,25 +30,6 @@ COLUMNS = {
 }
 
 
-def made_up_mrpc() -> Splits:
-    """Forty short pairs; the second sentence of an equivalent pair says the same with the clauses swapped."""
-    subjects = ("The bank", "A court", "The museum", "Our team", "The airline")
-    events = ("raised its prices", "closed the case", "opened on Monday", "won the final", "cut two hundred jobs")
-    rows = []
-    for number in range(40):
-        subject, event, other = subjects[number % 5], events[number // 5 % 5], events[(number // 5 + 2) % 5]
-        label = number % 3 % 2
-        second = event if label else other
-        rows.append(
-            {
-                "sentence1": f"{subject} {event} , officials said .",
-                "sentence2": f'Officials said : " {subject} {second} "',
-                "label": label,
-            }
-        )
-    return _numbered({"train": rows[:24], "validation": rows[24:32], "test": rows[32:]})
-
-
 def made_up_cola() -> Splits:
     """Ten sentences, every second one with its words in reverse order."""
     sentences = ("The dog barked .", "She left early .", "They own a boat .", "Snow fell .", "He sings well .")

@@ -1,14 +1,13 @@
 """A Hugging Face hub on 127.0.0.1, as far as loading models and data sets by name goes.
 
-`StandInHub` answers what huggingface_hub, transformers and datasets ask for: file metadata (HEAD), files (GET, also
-in ranges), repository information, folder listings, and the hub's own error codes. Reach it through `HF_ENDPOINT`,
+`StandInHub` answers what huggingface_hub, transformers and datasets ask for: file metadata (HEAD), files (GET),
+repository information, folder listings, and the hub's own error codes. Reach it through `HF_ENDPOINT`,
 which those libraries read when they are imported: in a new process. It knows no users, tokens, uploads or Xet.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -48,19 +47,12 @@ class Reply:
         return cls(status, body, {"Content-Type": "application/json", "X-Error-Message": message, **known, **headers})
 
 
-@dataclass
-class Failure:
-    status: int
-    times: int | None
-    path_contains: str | None
-    method: str | None
+class Failure(NamedTuple):
+    """The status for requests whose path contains a text, and whose method is this one if it is not None."""
 
-    def strikes(self, method: str, path: str) -> bool:
-        if self.times == 0 or (self.method or method) != method or (self.path_contains or "") not in path:
-            return False
-        if self.times is not None:
-            self.times -= 1
-        return True
+    status: int
+    path_contains: str
+    method: str | None
 
 
 class StandInHub:
@@ -68,7 +60,7 @@ class StandInHub:
 
     ```python
     with StandInHub() as hub:
-        hub.add_model("google-bert/bert-base-cased", folder)
+        hub.add("models", "google-bert/bert-base-cased", folder)
         subprocess.run(command, env={**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": cache})
     ```
     """
@@ -95,64 +87,39 @@ class StandInHub:
             server.shutdown()
             server.server_close()
 
-    # What it serves
-
-    def add_model(self, repo_id: str, folder: Path, revision: str = "main") -> str:
-        """Serve `folder` as `repo_id` at `revision` (a branch or tag name). Returns the commit's sha."""
-        return self._add("models", repo_id, folder, revision)
-
-    def add_dataset(self, repo_id: str, folder: Path, revision: str = "main") -> str:
-        """Like `add_model`, for a data set."""
-        return self._add("datasets", repo_id, folder, revision)
-
-    def _add(self, kind: str, repo_id: str, folder: Path, revision: str) -> str:
+    def add(self, kind: str, repo_id: str, folder: Path, revision: str = "main") -> None:
+        """Serves `folder` as `repo_id` at `revision` (a branch or tag name); `kind` is "models" or "datasets"."""
         repository = self._repositories.setdefault((kind, repo_id), Repository(kind, repo_id))
-        return repository.add(Path(folder), revision)
+        repository.add(Path(folder), revision)
 
-    # What goes wrong
-
-    def fail_with(
-        self,
-        status: int,
-        times: int | None = None,
-        path_contains: str | None = None,
-        method: str | None = None,
-    ) -> None:
-        """Answer with `status` from now on.
+    def fail_with(self, status: int, path_contains: str, method: str | None = None) -> None:
+        """Answers with `status` until `recover()`.
 
         Args:
-            status: the HTTP status, 500 for instance.
-            times: how many requests fail; None means all of them until `recover()`.
             path_contains: only requests whose path contains this, "model.safetensors" for instance. Blobs keep the
                 name of their file in their address, so a name covers the metadata, the file and the redirect's target.
             method: only this HTTP method.
         """
-        self._failures.append(Failure(status, times, path_contains, method))
+        self._failures.append(Failure(status, path_contains, method))
 
     def recover(self) -> None:
-        """Take back every `fail_with`."""
+        """Takes back every `fail_with`."""
         self._failures.clear()
-
-    # What it was asked
-
-    def forget_requests(self) -> None:
-        self.requests.clear()
 
     def downloads(self) -> list[str]:
         """The names of the files whose content was handed out, in the order of the requests."""
         return [
             request.path.rpartition("/")[2]
             for request in self.requests
-            if request.method == "GET" and request.status in (200, 206) and not request.path.startswith("/api/")
+            if request.method == "GET" and request.status == 200 and not request.path.startswith("/api/")
         ]
-
-    # How it answers
 
     def answer(self, method: str, target: str, form: str = "") -> Reply:
         """The reply to one request. `target` is the quoted path and query, `form` the body of a POST."""
         path, query = urlsplit(target).path, urlsplit(target).query
         with self._lock:
-            failure = next((f for f in self._failures if f.strikes(method, unquote(path))), None)
+            failing = (f for f in self._failures if f.path_contains in unquote(path) and f.method in (None, method))
+            failure = next(failing, None)
             if failure is not None:
                 reply = Reply.error(failure.status, "", "Failure asked for by a test")
             else:
@@ -231,7 +198,7 @@ class StandInHub:
     def _blob(self, sha256: str) -> Reply:
         for blob in self._blobs():
             if blob.sha256 == sha256:
-                return Reply(200, blob.data, {"ETag": f'"{sha256}"', "Accept-Ranges": "bytes"})
+                return Reply(200, blob.data, {"ETag": f'"{sha256}"'})
         return Reply.error(404, "", "No such blob")
 
     def _blobs(self) -> list[Blob]:
@@ -257,19 +224,6 @@ def _describe(repository: Repository, commit: Commit) -> dict[str, Any]:
     }
 
 
-def _cut(reply: Reply, wanted: str | None) -> Reply:
-    """Answer a `Range: bytes=first-last` request, which a client sends to go on with a file it has a part of."""
-    match = re.fullmatch(r"bytes=(\d+)-(\d*)", wanted or "")
-    if match is None or reply.status != 200:
-        return reply
-    size = len(reply.body)
-    first, last = int(match[1]), min(int(match[2] or size), size - 1)
-    if first > last:
-        return Reply(416, b"", {"Content-Range": f"bytes */{size}"})
-    headers = {**reply.headers, "Content-Range": f"bytes {first}-{last}/{size}"}
-    return Reply(206, reply.body[first : last + 1], headers)
-
-
 def _serve(hub: StandInHub) -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"  # keeps connections open, as the clients expect
@@ -279,7 +233,7 @@ def _serve(hub: StandInHub) -> ThreadingHTTPServer:
         def do_GET(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
             form = self.rfile.read(length).decode()
-            reply = _cut(hub.answer(self.command, self.path, form), self.headers.get("Range"))
+            reply = hub.answer(self.command, self.path, form)
             self.send_response(reply.status)
             for name, value in reply.headers.items():
                 self.send_header(name, value)

@@ -75,7 +75,7 @@ def test_data_that_do_not_say_where_they_are_from_are_called_as_the_script_does(
 
 def test_a_simulated_device_is_called_one(make_trainer, mps):
     trainer = make_trainer()
-    assert "- Device: mps, simulated on the CPU. " in card.completed("# Short\n", "", trainer.args, [])
+    assert "- Device: mps, simulated on the CPU. " in card.completed("### Framework versions\n", "", trainer.args, [])
 
 
 def test_a_dataset_made_in_memory_is_not_called_none(write):
@@ -164,12 +164,6 @@ def test_a_link_is_replaced_and_its_target_stays(write, tmp_path, name, target):
         assert outside.exists() == (target == "a folder")
     kept = {path.read_text() for path in folder.glob("README.before*") if path.is_file()}
     assert kept == ({"# Theirs\n"} if target == "a file" else set()) | ({"# Mine\n"} if name != "README.md" else set())
-
-
-def test_sections_that_transformers_does_not_write_any_more_are_added(make_args):
-    text = card.completed("# Short\n", card.data_table(examples(40), None), make_args(), [])
-    assert text.startswith("# Short\n\n## Training and evaluation data\n\n| data |")
-    assert text.index("### Device") < text.index("### Framework versions") < text.index("- mps_trainer")
 
 
 def test_an_adapters_card_names_no_folder_and_says_the_adapter(tmp_path):

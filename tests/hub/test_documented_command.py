@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from mps_trainer import MPSAccelerator, gather_facts
 from tests import HUNG_AFTER
 
-from .fixtures import Repositories
+from .conftest import Repositories
 from .processes import Finished, run_python
 from .repositories import MODEL
 from .server import StandInHub
@@ -118,7 +118,7 @@ def test_a_second_run_downloads_nothing_and_a_third_needs_no_hub(
     first = results(run(env, out, *SHORT), out)
     assert hub.downloads()
 
-    hub.forget_requests()
+    hub.requests.clear()
     second = results(run(env, out, *SHORT), out)
     assert hub.downloads() == []
     assert second["train_loss"] == pytest.approx(first["train_loss"]), "the same command with the same seed"

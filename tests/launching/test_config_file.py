@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.launching.config_file import check_target, in_force, load, user_file, write
-from mps_trainer.launching.settings import InForce, LaunchSettings
+from mps_trainer.launching.config_file import in_force, load, load_target, user_file, write
+from mps_trainer.launching.settings import LaunchSettings, LoadedSettings
 
 SETTINGS = LaunchSettings("cpu", "no", True, 2, 0.5)
 
@@ -25,34 +25,34 @@ def homes(tmp_path):
     return {"XDG_CONFIG_HOME": str(tmp_path / "config"), "HF_HOME": str(tmp_path / "hf")}
 
 
-def test_what_is_written_is_read_again(tmp_path):
+def test_load_returns_what_write_wrote(tmp_path):
     path = tmp_path / "new" / "folder" / "config.yaml"
     write(SETTINGS, path)
-    assert load(path) == InForce(SETTINGS, path)
+    assert load(path) == LoadedSettings(SETTINGS, path)
     assert os.listdir(path.parent) == ["config.yaml"]
     assert path.read_text().startswith("# Settings of `mps-trainer launch`")
 
 
-def test_what_nobody_has_said_is_written_as_the_default(tmp_path):
+def test_write_adds_the_defaults(tmp_path):
     write(LaunchSettings(), tmp_path / "c.yaml")
     values = {"device": "auto", "mixed_precision": "no", "mps_fallback": False, "num_processes": 1}
     assert yaml.safe_load((tmp_path / "c.yaml").read_text()) == {**values, "memory_fraction": None}
 
 
-def test_the_file_that_was_named_goes_before_the_users_and_that_before_accelerates(homes, tmp_path):
-    assert in_force(None, homes) == InForce()
+def test_in_force_takes_the_named_file_before_the_users_and_that_before_accelerates(homes, tmp_path):
+    assert in_force(None, homes) == LoadedSettings()
     accelerates = tmp_path / "hf" / "accelerate" / "default_config.yaml"
     accelerates.parent.mkdir(parents=True)
     accelerates.write_text("distributed_type: MULTI_CPU\nnum_processes: 3\n")
-    assert in_force(None, homes) == InForce(LaunchSettings("cpu", num_processes=3), accelerates, {}, True)
+    assert in_force(None, homes) == LoadedSettings(LaunchSettings("cpu", num_processes=3), accelerates, {}, True)
     write(SETTINGS, user_file(homes))
-    assert in_force(None, homes) == InForce(SETTINGS, user_file(homes))
+    assert in_force(None, homes) == LoadedSettings(SETTINGS, user_file(homes))
     (tmp_path / "own.yaml").write_text("device: mps")
     assert in_force(str(tmp_path / "own.yaml"), homes).settings == LaunchSettings("mps")
     assert in_force(str(accelerates), homes).is_accelerates
 
 
-def test_a_file_without_a_word_says_nothing(tmp_path):
+def test_load_of_an_empty_file_sets_nothing(tmp_path):
     (tmp_path / "c.yaml").write_text("# later\n")
     assert load(tmp_path / "c.yaml").settings == LaunchSettings()
 
@@ -64,7 +64,6 @@ def test_a_file_without_a_word_says_nothing(tmp_path):
         (b"device: mps\n\tnum_processes: 1", "not valid YAML in line 2: "),
         (b"\xff\xfe\x00", "not valid YAML: "),
         (b"device: \x00", "not valid YAML: "),
-        (b"a: 2026-99-99", "not valid YAML: "),
         (b"a: !!python/object/apply:os.system ['touch ran']", "not valid YAML in line 1: "),
         (b"[" * 1500, "not valid YAML: "),
         (LAUGHS.encode(), "not valid YAML: its aliases expand to more than "),
@@ -73,20 +72,18 @@ def test_a_file_without_a_word_says_nothing(tmp_path):
         (b"device: &a [*a]", "not valid YAML: its aliases expand to more than "),
         (b"num_processes: 0x" + b"f" * 40_000, "has num_processes: <a number of 160000 bits>"),
         (b"? 0x" + b"f" * 40_000 + b"\n: 1", "has the key <a number of 160000 bits>"),
-        (b"use_cpu: no\ndistributed_type: NO\nnum_processes: [0x" + b"f" * 40_000 + b"]", "<a number of 160000 bits>"),
         (b"memory_fraction: 1" + b"0" * 400, "has memory_fraction: 1000"),
         (b"- device\n- mps", "has a list instead of settings"),
-        (b"mps", "has a str instead of settings"),
         (b"#" * 50_001, "more than 50,000 bytes"),
         (b"distributed_type: NO\nnum_processes: [1]", "has num_processes: [1]"),
     ],
     ids=lambda value: value[:20],
 )
-def test_what_cannot_be_read_is_refused_and_stays(tmp_path, monkeypatch, content, says):
+def test_a_file_that_cannot_be_read_is_refused_and_kept(tmp_path, monkeypatch, content, says):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "c.yaml"
     path.write_bytes(content)
-    for attempt in (load, check_target):
+    for attempt in (load, load_target):
         with pytest.raises(MisconfigurationException) as refused:
             attempt(path)
         assert says in str(refused.value)
@@ -97,36 +94,36 @@ def test_what_cannot_be_read_is_refused_and_stays(tmp_path, monkeypatch, content
 
 
 @pytest.mark.parametrize(("name", "says"), [("gone.yaml", "There is no file"), (".", "Is a directory")])
-def test_a_file_that_is_not_there_is_refused(tmp_path, name, says):
+def test_load_refuses_a_file_that_is_not_there(tmp_path, name, says):
     with pytest.raises(MisconfigurationException, match=says):
         load(tmp_path / name)
 
 
-def test_a_home_folder_of_somebody_else_has_no_settings(homes, monkeypatch):
+def test_in_force_of_an_unreadable_home_folder_is_nothing(homes, monkeypatch):
     def refused(self, *arguments, **settings):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("pathlib.Path.stat", refused)
-    assert in_force(None, homes) == InForce()
+    assert in_force(None, homes) == LoadedSettings()
 
 
-def test_accelerates_file_is_not_written_over(tmp_path):
+def test_load_target_refuses_accelerates_file(tmp_path):
     (tmp_path / "c.yaml").write_text("distributed_type: NO")
     with pytest.raises(MisconfigurationException, match="Accelerate's"):
-        check_target(tmp_path / "c.yaml")
+        load_target(tmp_path / "c.yaml")
 
 
-def test_a_folder_that_cannot_be_written_to_is_refused_before(tmp_path):
+def test_load_target_refuses_a_folder_that_cannot_be_written_to(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(MisconfigurationException, match="is not a writable folder"):
-        check_target(tmp_path / "file" / "config.yaml")
-    check_target(tmp_path / "new" / "one" / "config.yaml")
+        load_target(tmp_path / "file" / "config.yaml")
+    load_target(tmp_path / "new" / "one" / "config.yaml")
     assert os.listdir(tmp_path) == ["file"]
 
 
 # Python 3.10's Path.replace does not look os.replace up when it is called
 @pytest.mark.parametrize(("owner", "failing"), [(os, "fsync"), (Path, "replace")], ids=["fsync", "replace"])
-def test_a_full_disk_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkeypatch, owner, failing):
+def test_write_to_a_full_disk_keeps_the_old_file(tmp_path, monkeypatch, owner, failing):
     path = tmp_path / "c.yaml"
     write(SETTINGS, path)
     before = path.read_bytes()
@@ -142,7 +139,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkeyp
     assert path.read_bytes() == before
 
 
-def test_a_link_stays_one(tmp_path):
+def test_write_keeps_a_link(tmp_path):
     (tmp_path / "dotfiles").mkdir()
     (tmp_path / "c.yaml").symlink_to(tmp_path / "dotfiles" / "real.yaml")
     write(SETTINGS, tmp_path / "c.yaml")

@@ -7,43 +7,43 @@ from dataclasses import replace
 import pytest
 
 from mps_trainer import DeviceRequest, resolve
-from mps_trainer.launching.questions import questionnaire
+from mps_trainer.launching.questions import ask_settings
 from mps_trainer.launching.settings import LaunchSettings
 
 from .test_processes import GPUS, MAC, PC
 
 
-def answering(facts, *answers, proposed=None):
-    """The settings, the prompts, and what was told."""
-    asked, told, left = [], [], list(answers)
+@pytest.fixture
+def answering(monkeypatch, capsys):
+    """Returns the settings, the offered answers in the order of the prompts, and the printed lines."""
 
-    def ask(prompt):
-        asked.append(prompt)
-        return left.pop(0)
+    def answer(facts, *answers, proposed=None):
+        offered, left = [], list(answers)
+        monkeypatch.setattr("builtins.input", lambda prompt: offered.append(prompt) or left.pop(0))
+        settings = ask_settings(resolve(DeviceRequest(), facts), facts, proposed or LaunchSettings())
+        assert not left
+        return settings, offered, capsys.readouterr().out.splitlines()
 
-    decision = resolve(DeviceRequest(), facts)
-    settings = questionnaire(decision, facts, proposed or LaunchSettings(), ask, told.append)
-    assert not left
-    return settings, asked, told
+    return answer
 
 
-def test_on_a_mac_enter_is_enough():
-    settings, asked, told = answering(MAC, "", "", "", "")
+def offers(prompts):
+    return [prompt.split("[")[1].removesuffix("]: ") for prompt in prompts]
+
+
+def test_a_mac_asks_for_fallback_and_memory_and_takes_enter(answering):
+    settings, prompts, printed = answering(MAC, "", "", "", "")
     assert settings == LaunchSettings("auto", "no", False, 1, None)
-    assert "auto takes mps here [auto]: " in asked[0]
-    assert [prompt.split("[")[1] for prompt in asked[1:]] == ["no]: ", "no]: ", "none]: "]
-    assert told == ["One process, because a Mac has one GPU, which torch.distributed does not support."]
+    assert "auto takes mps here" in prompts[0]
+    assert offers(prompts) == ["auto", "no", "no", "none"]
+    assert printed == ["One process, because a Mac has one GPU, which torch.distributed does not support."]
+    assert answering(MAC, "mps", "bf16", "yes", "0.8")[0] == LaunchSettings("mps", "bf16", True, 1, 0.8)
 
 
-def test_on_a_mac_everything_can_be_answered():
-    settings, _, _ = answering(MAC, "mps", "bf16", "yes", "0.8")
-    assert settings == LaunchSettings("mps", "bf16", True, 1, 0.8)
-
-
-def test_elsewhere_processes_are_asked_for_and_what_is_for_mps_is_not():
-    settings, asked, _ = answering(GPUS, "", "", "2")
+def test_other_devices_ask_for_processes_instead(answering):
+    settings, prompts, _ = answering(GPUS, "", "", "2")
     assert settings == LaunchSettings("auto", "no", False, 2, None)
-    assert len(asked) == 3
+    assert offers(prompts) == ["auto", "no", "1"]
     assert answering(MAC, "cpu", "", "4")[0] == LaunchSettings("cpu", "no", False, 4, None)
 
 
@@ -64,21 +64,18 @@ def test_elsewhere_processes_are_asked_for_and_what_is_for_mps_is_not():
         (MAC, ("", "", "", "80%", ""), "memory_fraction is a number from 0"),
     ],
 )
-def test_an_answer_that_will_not_do_is_explained_and_asked_again(facts, answers, says):
-    _, asked, told = answering(facts, *answers)
-    assert says in told[0]
-    at = next(i for i, prompt in enumerate(asked) if prompt in asked[:i])
-    assert asked[at] == asked[at - 1]
+def test_an_invalid_answer_is_explained_and_asked_again(answering, facts, answers, says):
+    _, prompts, printed = answering(facts, *answers)
+    assert says in printed[0]
+    again = next(i for i, prompt in enumerate(prompts) if prompt in prompts[:i])
+    assert prompts[again] == prompts[again - 1]
 
 
-def test_what_is_proposed_stands_for_enter():
+def test_proposed_settings_are_taken_with_enter_where_they_can_run(answering):
     proposed = LaunchSettings("mps", "bf16", True, 1, 0.75)
-    settings, asked, _ = answering(MAC, "", "", "", "", proposed=proposed)
+    settings, prompts, _ = answering(MAC, "", "", "", "", proposed=proposed)
     assert settings == proposed
-    assert [prompt.split("[")[1] for prompt in asked] == ["mps]: ", "bf16]: ", "yes]: ", "0.75]: "]
+    assert offers(prompts) == ["mps", "bf16", "yes", "0.75"]
     assert answering(MAC, "", "", "", "none", proposed=proposed)[0].memory_fraction is None
-
-
-def test_what_is_proposed_and_cannot_be_here_is_explained_too():
-    _, _, told = answering(PC, "", "auto", "", "", proposed=LaunchSettings("mps"))
-    assert told[0].startswith("  mps cannot run here")
+    _, _, printed = answering(PC, "", "auto", "", "", proposed=LaunchSettings("mps"))
+    assert printed[0].startswith("  mps cannot run here")

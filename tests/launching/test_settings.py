@@ -1,31 +1,29 @@
-"""Tests the valid values of settings in files and answers, and their precedence."""
+"""Tests the valid values of settings, their precedence, and the variables that a script begins with."""
 
 from __future__ import annotations
 
 import pytest
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.launching.settings import DEFAULTS, NAMES, LaunchSettings, explain, read_settings, typed
+from mps_trainer.devices.facts import RECORDED_VARIABLES
+from mps_trainer.launching.settings import DEFAULTS, NAMES, LaunchSettings, environment, explain, read_settings, typed
+
+NOTHING = LaunchSettings()
+PRECISION = "ACCELERATE_MIXED_PRECISION"
+HIGH, LOW = "PYTORCH_MPS_HIGH_WATERMARK_RATIO", "PYTORCH_MPS_LOW_WATERMARK_RATIO"
 
 
-def test_all_settings_are_read():
+def test_read_settings_takes_every_setting():
     values = {
         "device": "MPS",
-        "mixed_precision": "bf16",
+        "mixed_precision": False,  # YAML's bare `no`
         "mps_fallback": True,
         "num_processes": 3,
         "memory_fraction": 1,
     }
-    assert read_settings(values, "f") == LaunchSettings("mps", "bf16", True, 3, 1.0)
+    assert read_settings(values, "f") == LaunchSettings("mps", "no", True, 3, 1.0)
     assert list(values) == list(NAMES)
-
-
-def test_null_is_what_nobody_has_said():
     assert read_settings(dict.fromkeys(NAMES), "f") == LaunchSettings() == read_settings({}, "f")
-
-
-def test_yamls_bare_no_is_a_precision():
-    assert read_settings({"mixed_precision": False}, "f").mixed_precision == "no"
 
 
 @pytest.mark.parametrize(
@@ -39,7 +37,6 @@ def test_yamls_bare_no_is_a_precision():
         ("mps_fallback", "yes"),
         ("mps_fallback", 1),
         ("num_processes", 0),
-        ("num_processes", -1),
         ("num_processes", True),
         ("num_processes", 2.0),
         ("num_processes", "2"),
@@ -51,7 +48,7 @@ def test_yamls_bare_no_is_a_precision():
         ("memory_fraction", False),
     ],
 )
-def test_a_value_that_cannot_be_is_named_with_what_can(name, value):
+def test_read_settings_names_an_invalid_value_and_the_valid_ones(name, value):
     with pytest.raises(MisconfigurationException) as refused:
         read_settings({name: value}, "my.yaml")
     assert str(refused.value) == f"my.yaml has {name}: {value!r}. {explain(name)}"
@@ -62,13 +59,12 @@ def test_a_value_that_cannot_be_is_named_with_what_can(name, value):
     [
         ("mixed_precison", "Did you mean mixed_precision?"),
         ("colour", "The settings are device, "),
-        (3, "The settings are device, "),
+        (3, "The settings"),
     ],
 )
-def test_an_unknown_key_is_named_with_the_nearest(key, says):
-    with pytest.raises(MisconfigurationException, match=r"^f has the key .* which is not a setting\. ") as refused:
+def test_read_settings_names_the_nearest_to_an_unknown_key(key, says):
+    with pytest.raises(MisconfigurationException, match=rf"^f has the key .* which is not a setting\. {says}"):
         read_settings({"device": "mps", key: 1}, "f")
-    assert says in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -84,14 +80,16 @@ def test_an_unknown_key_is_named_with_the_nearest(key, says):
         ("memory_fraction", "none", None),
     ],
 )
-def test_an_answer_is_read(name, text, value):
-    assert typed(name, text) == value
+def test_typed_reads_an_answer(name, text, value):
+    found = typed(name, text)
+    assert (type(found), found) == (type(value), value)
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
         ("device", "gpu"),
+        ("device", "none"),
         ("mixed_precision", "32"),
         ("mps_fallback", "perhaps"),
         ("num_processes", "two"),
@@ -102,13 +100,46 @@ def test_an_answer_is_read(name, text, value):
         ("memory_fraction", "80%"),
     ],
 )
-def test_an_answer_that_will_not_do_is_explained(name, text):
+def test_typed_explains_an_invalid_answer(name, text):
     with pytest.raises(MisconfigurationException) as refused:
         typed(name, text)
     assert explain(name) in str(refused.value)
     assert len(str(refused.value)) < 200
 
 
-def test_what_somebody_has_said_goes_before_the_rest():
+def test_flags_override_the_file_and_the_file_the_defaults():
     flags, file = LaunchSettings(mixed_precision="no"), LaunchSettings("cpu", "bf16", num_processes=2)
     assert flags.over(file).over(DEFAULTS) == LaunchSettings("cpu", "no", False, 2, None)
+
+
+def test_variables_are_set_for_every_setting_and_recorded():
+    found = LaunchSettings("cpu", "bf16", True, 2, 0.5).variables()
+    assert found == {"ACCELERATE_USE_CPU": "true", PRECISION: "bf16", "PYTORCH_ENABLE_MPS_FALLBACK": "1", HIGH: "0.5"}
+    assert set(found) <= set(RECORDED_VARIABLES)
+
+
+@pytest.mark.parametrize("file", [NOTHING, DEFAULTS, LaunchSettings("mps", "no", False, 4)])
+def test_environment_keeps_what_the_shell_has_set(file):
+    environ = {PRECISION: "bf16", "ACCELERATE_USE_CPU": "1", "PYTORCH_ENABLE_MPS_FALLBACK": "1"}
+    assert environment(NOTHING, file, environ) == environ
+
+
+def test_environment_takes_flags_before_the_shell_and_the_shell_before_the_file():
+    shell, flag, file = (
+        {PRECISION: "fp16"},
+        LaunchSettings(mixed_precision="no"),
+        LaunchSettings(mixed_precision="bf16"),
+    )
+    assert environment(flag, file, shell)[PRECISION] == "no"
+    assert environment(NOTHING, file, shell)[PRECISION] == "fp16"
+    assert environment(NOTHING, file, {})[PRECISION] == "bf16"
+
+
+def test_environment_fits_the_lower_watermark_to_the_one_that_is_set():
+    half = LaunchSettings(memory_fraction=0.5)
+    assert float(environment(NOTHING, half, {})[LOW]) < 0.5
+    assert environment(NOTHING, half, {LOW: "0.3"})[LOW] == "0.3"
+    # without a limit any lower one fits
+    assert LOW not in environment(NOTHING, LaunchSettings(memory_fraction=0.0), {})
+    # what the shell has set is the shell's to make fit
+    assert environment(NOTHING, half, {HIGH: "0.7"}) == {HIGH: "0.7"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import types
 from pathlib import Path
@@ -65,16 +64,7 @@ def test_each_python_has_one_pin_of_all_that_setup_cfg_asks_for(python, system, 
     for requirement in map(Requirement, asked):
         version = found[canonicalize_name(requirement.name)]
         assert version in requirement.specifier, f"{requirement} and =={version}"
-    chosen = {
-        "torch": "2.14.1" if python == "3.10" else "2.15.0",
-        "transformers": "5.20.2" if python == "3.10" else "5.23.0",
-    }
-    assert {name: found[name] for name in chosen} == chosen
     assert int(found["soupsieve"].split(".")[0]) < 3  # 3 and later refuse Python 3.11.0 to 3.11.4
-
-
-def test_no_package_of_cuda_is_pinned():
-    assert not [name for name in pins("3.11", "linux") if re.match("nvidia|cuda|triton", name)]
 
 
 COMPILED = """\
@@ -144,17 +134,6 @@ def test_the_exit_status_is_0_when_all_resolve(resolve, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 3
 
 
-def test_a_python_that_is_not_supported_is_refused(resolve):
-    with pytest.raises(SystemExit, match=r"not 3\.9"):
-        resolve.main(["3.9"])
-
-
-def test_without_uv_one_line_says_what_to_install(resolve, monkeypatch):
-    monkeypatch.setattr(resolve.shutil, "which", lambda name, path: None)
-    with pytest.raises(SystemExit, match="Run: pip install uv"):
-        resolve.uv()
-
-
 def test_uv_is_asked_for_wheels_of_that_python_and_platform(resolve, monkeypatch):
     calls = []
 
@@ -174,9 +153,3 @@ def test_uv_is_asked_for_wheels_of_that_python_and_platform(resolve, monkeypatch
     assert "scipy>=1.13" in asked
     assert not [line for line in asked if line.startswith(("#", "sphinx", "pytest"))]
     assert settings["env"]["MACOSX_DEPLOYMENT_TARGET"] == "14.0"  # the oldest macOS in docs/install.md
-
-
-def test_ci_resolves_before_it_tests():
-    run = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    assert re.search(r'^ *phase resolve "\$BIN/python" \.ci/resolve$', run, flags=re.MULTILINE)
-    assert run.index("phase resolve") < run.index('wait "$CHECKS"') < run.index("phase tests")

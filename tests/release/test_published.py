@@ -34,8 +34,3 @@ def test_no_link_of_the_readme_stays_a_path(setup_py):
     assert len(targets) > 10
     assert [target for target in targets if not target.startswith(("https://", "#"))] == []
     assert all(address.startswith(WHERE) for address in published["project_urls"].values())
-
-
-def test_files_that_the_readme_links_to_exist():
-    links = re.findall(r"\]\((?![a-z]+:|#)([^)\s#]+)", (ROOT / "README.md").read_text())
-    assert [link for link in links if not (ROOT / link).exists()] == []

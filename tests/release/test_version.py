@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import re
 from pathlib import Path
 
@@ -11,19 +10,6 @@ import yaml
 from mps_trainer.version import __version__
 
 ROOT = Path(__file__).parents[2]
-
-
-def test_it_is_a_version_that_an_index_takes():
-    assert re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", __version__)
-
-
-def test_the_package_takes_it_from_the_one_file():
-    settings = configparser.ConfigParser()
-    settings.read(ROOT / "setup.cfg")
-    assert settings["metadata"]["version"] == "attr: mps_trainer.version.__version__"
-    assert "version" not in (ROOT / "pyproject.toml").read_text().replace("target-version", "").replace(
-        "python_version", ""
-    )
 
 
 def test_the_citation_and_the_first_section_of_the_changelog_are_of_it():

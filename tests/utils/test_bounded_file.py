@@ -11,7 +11,7 @@ import pytest
 
 from mps_trainer import MisconfigurationException, TrainingArguments
 from mps_trainer.devices.recorded import read_facts
-from mps_trainer.launching.config_file import check_target, load
+from mps_trainer.launching.config_file import load, load_target
 from mps_trainer.reports.record import is_foreign, load_json
 from mps_trainer.utils import bounded_file
 from mps_trainer.utils.bounded_file import read_bytes, read_text
@@ -114,7 +114,7 @@ def written_later(path, content: bytes) -> str:
 def test_settings_are_not_written_to_a_pipe(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(MisconfigurationException, match="is a pipe or a device"):
-        check_target(tmp_path / "pipe")
+        load_target(tmp_path / "pipe")
 
 
 @NEEDS_PIPES
