@@ -1,7 +1,8 @@
-"""Defines a case of bad input, and what all cases share. Each kind of input has its own module."""
+"""The definition of a case of bad input. Each kind of input has its own module."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,13 +13,18 @@ HEADER = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
 ROWS = "1\t0\t0\tthe boat is red\tthe red boat\n0\t0\t0\tthe boat is red\ta man sleeps\n" * 2
 TASK = ("--task_name", "mrpc")
 EMBEDDED_TASK = (*TASK, "--embedded")
-# a configuration and a tokenizer without weights: enough for what is refused before a model is loaded
+# This is a configuration and a tokenizer without weights, for cases that are refused before a model is loaded.
 NO_WEIGHTS = ("--model_name_or_path", str(EMBEDDED))
 TSV = (*TASK, "--data_dir", "data", *NO_WEIGHTS, "--do_train")
 TSV_FILES = {"data/train.tsv": HEADER + ROWS, "data/dev.tsv": HEADER + ROWS}
-# everything that training needs, in a folder of its own; see conftest.py
+# These train the small model that conftest.py makes.
 STEPS = ("--max_steps", "4", "--save_steps", "2", "--save_strategy", "steps")
 TRAIN = (*TASK, "--data_dir", "data", "--model_name_or_path", "model", "--do_train", "--disable_tqdm", "True", *STEPS)
+
+
+def split(words: str | Sequence[str]) -> Sequence[str]:
+    """Returns the words of a command, given as a line or as words."""
+    return shlex.split(words) if isinstance(words, str) else words
 
 
 @dataclass(frozen=True)
@@ -26,15 +32,15 @@ class Case:
     """A command that has to be refused.
 
     Args:
-        name: what is wrong.
-        command: the words after the program's name, where `out` is the output folder of run_glue.py.
-        says: what the message has to have in it.
-        files: what is in the working folder, by path.
-        make: does the rest there; it is given the working folder.
-        uses: folders of the shared run that are copied to the working folder: "model", "out".
-        program: an example's script, or mps-trainer.
-        environ: variables that are set.
-        status: the exit status.
+        name: A description of the input.
+        command: The words after the program's name. `out` is the output folder of run_glue.py.
+        says: Parts that the message has to contain.
+        files: The contents of files in the working folder, by path.
+        make: A function that prepares the working folder further.
+        uses: Folders of the shared run that are copied to the working folder: "model", "out".
+        program: An example's script, or mps-trainer.
+        environ: Environment variables.
+        status: The exit status.
     """
 
     name: str
@@ -61,7 +67,7 @@ class Case:
 
 
 def snapshot(folder: Path) -> dict[str, bytes | str | None]:
-    """Every path below `folder`, with the content of files and the targets of links."""
+    """Returns every path below `folder`, with the content of files and the targets of links."""
     found: dict[str, bytes | str | None] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))

@@ -1,4 +1,4 @@
-"""A small finished run, made once, and the programs run in this process."""
+"""Runs the programs in this process, beside a small finished run."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ import json
 import shutil
 import warnings
 
+import datasets
+import huggingface_hub.constants
 import pytest
+import transformers
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 import mps_trainer.scripts
+from mps_trainer import cli
 from tests.examples.conftest import EMBEDDED
 
 from .cases import TRAIN, TSV_FILES, Case
@@ -19,23 +24,19 @@ SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "i
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory):
-    """A folder with data, a model, and the output folder of a run of it with a checkpoint."""
-    import run_glue
-
+    """Returns a folder with data, a model, and the output folder of its run with a checkpoint."""
     folder = tmp_path_factory.mktemp("finished")
     Case("", (), "", TSV_FILES).prepare(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ACCELERATE_USE_CPU", "true")
         patch.chdir(folder)
         make_model(folder / "model")
-        assert run_glue.main([*TRAIN, "--max_steps", "2", "--output_dir", "out"]) == 0
+        assert main_of("run_glue.py")([*TRAIN, "--max_steps", "2", "--output_dir", "out"]) == 0
     return folder
 
 
 def make_model(folder, **settings):
-    """A tiny model with random weights, and its tokenizer."""
-    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
-
+    """Saves a tiny model with random weights and its tokenizer."""
     given = {**json.loads((EMBEDDED / "config.json").read_text()), **SMALL, **settings}
     config = AutoConfig.for_model(**{name: value for name, value in given.items() if name != "architectures"})
     AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
@@ -44,11 +45,7 @@ def make_model(folder, **settings):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capfd, finished_run):
-    """Makes what a case needs in the working folder and runs it: exit status, what is on stderr, and what changed."""
-    import datasets
-    import huggingface_hub.constants
-    import transformers
-
+    """`run.prepare(case)` fills the working folder; `run(case)` returns the exit status and stderr."""
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", finished_run / "cache")
@@ -88,6 +85,4 @@ def run(tmp_path, monkeypatch, capfd, finished_run):
 def main_of(program):
     if program.endswith(".py"):
         return importlib.import_module(program.removesuffix(".py")).main
-    from mps_trainer.cli import main
-
-    return main
+    return cli.main

@@ -1,25 +1,24 @@
-"""Data of one's own: CSV and JSON files."""
+"""The user's own data in CSV and JSON files."""
 
 from __future__ import annotations
 
-import gzip
 import json
 
-from .cases import NO_WEIGHTS, Case
+from .cases import NO_WEIGHTS, Case, split
 
 CSV = "text,label\nthe boat,1\nthe house,0\n"
 LINES = '{"text": "the boat", "label": 1}\n{"text": "the house", "label": 0}\n'
 
 
-def files(name, says, train, validation=None, kind="csv", *words):
-    """A training file and a validation file, which is the training file where no other is given."""
+def files(name, says, train, validation=None, kind="csv", words=""):
+    """Returns a case of a training file and a validation file, which are the same if only one is given."""
     command = ("--train_file", f"train.{kind}", "--validation_file", f"dev.{kind}", *NO_WEIGHTS, "--do_train")
     given = {f"train.{kind}": train, f"dev.{kind}": train if validation is None else validation}
-    return Case(f"data: {name}", (*command, *words, "--output_dir", "out"), says, given)
+    return Case(f"data: {name}", (*command, *split(words), "--output_dir", "out"), says, given)
 
 
 def rows(name, says, train, validation=None):
-    """The same as JSON, from lists of objects."""
+    """Returns a case of JSON files, from lists of objects."""
 
     def lines(values):
         return "\n".join(json.dumps(value) for value in values) + "\n"
@@ -29,40 +28,20 @@ def rows(name, says, train, validation=None):
 
 COLUMNS = [
     files("no label column", "train data has no column 'label'", "text,class\na,1\n"),
-    files(
-        "a label column in capitals",
-        "train data has no column 'label'; its columns are text, Label",
-        "text,Label\na,1\nb,0\n",
-    ),
+    files("a label column in capitals", "train data has no column 'label'; its columns are", "text,Label\na,1\nb,0\n"),
     files("another text column", "validation data has no column 'text'", CSV, CSV.replace("text", "words")),
     files("only labels", "no column of text beside 'label'", "label\n1\n0\n"),
     files("numbers for texts", "no column of text beside 'label'; its columns are id, label", "id,label\n5,1\n6,0\n"),
-    files(
-        "numbers for texts in one file",
-        "validation data has no text in the column 'text'",
-        CSV,
-        "text,label\n5,1\n6,0\n",
-    ),
+    files("numbers for texts in one file", "validation data has no text in the column", CSV, "text,label\n5,1\n6,0\n"),
     files("a column too many", "train.csv, line 3: 3 columns, and the header has 2", "text,label\na,1\nb,1,2\n"),
-    files("a comma in each text", "train.csv, line 2: 3 columns", "text,label\na,b,1\nc,d,0\n"),
     files("a column too few", "train.csv, line 3: 1 columns", "text,label\na,1\nb\n"),
-    files("semicolons for commas", "no column 'label'; its columns are text;label", "text;label\na;1\nb;0\n"),
     files("a column twice", "the header has 'label' twice", "text,label,label\na,1,0\nb,0,1\n"),
     files("no header", "no column 'label'", "the boat,1\nthe house,0\n"),
     files("a header without rows", "train.csv has no row", "text,label\n", CSV),
     files("an empty file", "train.csv is empty", "", CSV),
-    files("only line feeds", "train.csv has no row", "\n\n\n", CSV),
     files("an empty validation file", "dev.csv has no row", CSV, "text,label\n"),
     files("texts that are all missing", "no column of text beside 'label'", "text,label\n,1\n,0\n"),
-    files(
-        "a task as well",
-        "--task_name and --train_file are two sources of data",
-        CSV,
-        CSV,
-        "csv",
-        "--task_name",
-        "mrpc",
-    ),
+    files("a task as well", "--task_name and --train_file are two sources of", CSV, CSV, "csv", "--task_name mrpc"),
     Case(
         "data: a test file without the texts",
         ("--train_file", "a.csv", "--test_file", "t.csv", *NO_WEIGHTS, "--do_predict", "--output_dir", "out"),
@@ -74,101 +53,33 @@ COLUMNS = [
 BYTES = [
     files("an open quote at the end", "train.csv, line 5: an open quote", CSV + 'x,"1\ny,0\n', CSV),
     files("an open quote at the start", "train.csv", 'text,label\n"a,1\nb,0\n', CSV),
-    files("a NUL byte", "train.csv, line 2: a NUL byte", "text,label\na\0,1\nb,0\n", CSV),
-    files("a file of NUL bytes", "train.csv, line 1: a NUL byte", b"\0" * 4096, CSV),
+    files("a NUL byte", "train.csv, line 2: a NUL byte", "text,label\na\x00,1\nb,0\n", CSV),
     files("UTF-16", ["train.csv cannot be read", "UTF-8"], CSV.encode("utf-16"), CSV),
     files("Latin-1", ["train.csv cannot be read", "UTF-8"], b"text,label\n\xe9,1\nb,0\n", CSV),
-    files("compressed", ["train.csv cannot be read", "UTF-8"], gzip.compress(CSV.encode()), CSV),
-    files("a spreadsheet", ["train.csv cannot be read", "UTF-8"], b"PK\x03\x04\x14\x00\x06\x00\x08\x00\x80\xff", CSV),
     files("a line of 10 MB", "train.csv, line 4: a text of 10000003 characters", CSV + "x" * 10**7 + ",1\n", CSV),
-    files("a line of 10 MB and no other", "train.csv, line 1", b"x" * 10**7, CSV),
-    files(
-        "a text of 10 MB in JSON",
-        "train data, row 3: a text of 10000000 characters",
-        LINES + json.dumps({"text": "x" * 10**7, "label": 1}),
-        LINES,
-        "json",
-    ),
-    files(
-        "NUL in a text of JSON", "train data, row 3: a NUL", LINES + '{"text": "a\\u0000", "label": 1}', LINES, "json"
-    ),
+    files("NUL in a text of JSON", "train data, row 3: a", LINES + '{"text": "a\\u0000", "label": 1}', LINES, "json"),
 ]
 
 JSON = [
     files("broken JSON", "train.json cannot be read as json", LINES + '{"text": "a", "lab', LINES, "json"),
-    files(
-        "a JSON list that ends early",
-        "train.json cannot be read as json",
-        '[{"text": "a", "label": 1},',
-        LINES,
-        "json",
-    ),
     files("JSON of numbers", "train.json", "1\n2\n3\n", LINES, "json"),
-    files("JSON of lists", "train.json", "[1, 2]\n[3, 4]\n", LINES, "json"),
-    files("JSON of texts", "train.json", '"a"\n"b"\n', LINES, "json"),
     files("an empty JSON object", "train", "{}\n", LINES, "json"),
-    files("an empty JSON list", "train", "[]\n", LINES, "json"),
     files("CSV by the name of JSON", "train.json cannot be read as json", CSV, LINES, "json"),
-    files("UTF-16 by the name of JSON", "train.json cannot be read", LINES.encode("utf-16"), LINES, "json"),
-    files("NUL bytes by the name of JSON", "train.json cannot be read", b"\0" * 4096, LINES, "json"),
+    files("NUL bytes by the name of JSON", "train.json cannot be read", b"\x00" * 4096, LINES, "json"),
     files("JSON of endless depth", "train.json", '{"text": ' + "[" * 999 + "]" * 999 + "}", LINES, "json"),
-    rows("texts that are lists", "no column of text", [{"text": ["a"], "label": 1}, {"text": ["b"], "label": 0}]),
     rows("texts that are objects", "no column of text", [{"text": {"a": "b"}, "label": 1}]),
-    rows(
-        "texts that are objects at times",
-        "no column of text",
-        [{"text": {"a": "b"}, "label": 1}, {"text": "b", "label": 0}],
-    ),
 ]
 
 LABELS = [
     files("no label in a row", "train data has no label in row 2", "text,label\na,1\nb,\n", CSV),
-    files("no label in the validation data", "validation data has no label in row 1", CSV, "text,label\na,\nb,0\n"),
-    files("labels that are all missing", "train data has no label in row 1", "text,label\na,\nb,\n", CSV),
-    files(
-        "a label that training has not",
-        "validation data has the label 'z'",
-        "text,label\na,x\nb,y\n",
-        "text,label\na,z\n",
-    ),
+    files("a label that training has not", "validation data has the", "text,label\na,x\nb,y\n", "text,label\na,z\n"),
     files("text labels and numbers", "validation data has the label 'yes'", CSV, "text,label\na,yes\nb,no\n"),
-    files(
-        "scores and text labels",
-        "validation data has the label 'yes'",
-        "text,label\na,0.5\nb,0.7\n",
-        "text,label\na,yes\nb,no\n",
-    ),
     files("a score without end", "train data has the score inf in row 2", "text,label\na,0.5\nb,inf\n"),
     files("one label only", "has one label only, 1", "text,label\na,1\nb,1\n"),
-    files(
-        "as many labels as rows",
-        "100 labels in 100 rows",
-        "text,label\n" + "".join(f"a{i},b{i}\n" for i in range(100)),
-    ),
-    rows(
-        "labels that are lists", "labels are lists, objects or of several kinds", [{"text": "a", "label": [1, 2]}] * 2
-    ),
-    rows(
-        "labels that are objects",
-        "labels are lists, objects or of several kinds",
-        [{"text": "a", "label": {"a": 1}}] * 2,
-    ),
-    rows(
-        "labels of two kinds",
-        "labels are lists, objects or of several kinds",
-        [{"text": "a", "label": "x"}, {"text": "b", "label": 1}],
-    ),
-    rows(
-        "labels true and 7",
-        "labels are lists, objects or of several kinds",
-        [{"text": "a", "label": True}, {"text": "b", "label": 7}],
-    ),
-    rows(
-        "a label of null",
-        "train data has no label in row 2",
-        [{"text": "a", "label": "x"}, {"text": "b", "label": None}],
-    ),
-    rows("labels that are dates and null", "train data has no label in row 1", [{"text": "b", "label": None}] * 2),
+    files("as many labels as rows", "100 labels in", "text,label\n" + "".join(f"a{i},b{i}\n" for i in range(100))),
+    rows("labels that are objects", "labels are lists, objects or of several", [{"text": "a", "label": {"a": 1}}] * 2),
+    rows("labels of two kinds", "labels are lists, objects", [{"text": "a", "label": "x"}, {"text": "b", "label": 1}]),
+    rows("a label of null", "train data has no label in", [{"text": "a", "label": "x"}, {"text": "b", "label": None}]),
 ]
 
 DATA = [*COLUMNS, *BYTES, *JSON, *LABELS]

@@ -1,4 +1,4 @@
-"""Whatever is changed in a file of settings, it is taken as it is or refused in one line; the file stays."""
+"""An edited file of settings is accepted or refused in one line, and stays as it is."""
 
 from __future__ import annotations
 
@@ -25,28 +25,14 @@ from tests.edits import mutate
 
 OURS = {"device": "cpu", "mixed_precision": "no", "mps_fallback": True, "num_processes": 2, "memory_fraction": 0.5}
 ACCELERATES = {
-    "compute_environment": "LOCAL_MACHINE",
-    "distributed_type": "MULTI_CPU",
-    "mixed_precision": "bf16",
-    "num_processes": 2,
-    "use_cpu": True,
-    "fsdp_config": {},
-    "tpu_env": [],
-    "main_training_function": "main",
-}
+    "compute_environment": "LOCAL_MACHINE", "distributed_type": "MULTI_CPU", "mixed_precision": "bf16",
+    "num_processes": 2, "use_cpu": True, "fsdp_config": {}, "tpu_env": [], "main_training_function": "main",
+}  # fmt: skip
 GLUE = {
-    "task_name": "mrpc",
-    "embedded": True,
-    "output_dir": "out",
-    "learning_rate": 1e-4,
-    "max_steps": 2,
-    "optim": "adamw_torch",
-    "lr_scheduler_kwargs": {"num_cycles": 1},
-    "report_to": ["none"],
-    "eval_strategy": "steps",
-    "eval_steps": 0.5,
-    "use_cpu": True,
-}
+    "task_name": "mrpc", "embedded": True, "output_dir": "out", "learning_rate": 1e-4, "max_steps": 2,
+    "optim": "adamw_torch", "lr_scheduler_kwargs": {"num_cycles": 1}, "report_to": ["none"], "eval_strategy": "steps",
+    "eval_steps": 0.5, "use_cpu": True,
+}  # fmt: skip
 FSDP = {"state_dict_type": "SHARDED_STATE_DICT", "min_num_params": 0, "transformer_layer_cls_to_wrap": ["BertLayer"]}
 ACCELERATOR = {"split_batches": False, "even_batches": True, "gradient_accumulation_kwargs": {"num_steps": 2}}
 
@@ -59,7 +45,7 @@ def launch(path):
 
 
 def run_glue(path):
-    """As the script does up to its data. Raises what it says on stderr if it ends with 2."""
+    """Runs the script up to its data. Raises its message if it ends with 2."""
     stderr = io.StringIO()
     with contextlib.redirect_stderr(stderr):
         status = scripts.run("run_glue.py", lambda: parse([str(path)]), lambda *arguments: None, lambda job: None)
@@ -95,7 +81,7 @@ def _quiet(monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "values", "read"), FILES, ids=[name for name, _, _ in FILES])
-def test_each_is_taken_as_it_is(tmp_path, name, values, read):
+def test_unedited_file_is_accepted(tmp_path, name, values, read):
     (tmp_path / name).write_text(written(name, values))
     read(tmp_path / name)
 
@@ -133,12 +119,12 @@ quickly = {"deadline": None, "suppress_health_check": list(HealthCheck), "databa
 
 @settings(max_examples=40, **quickly)
 @given(st.data())
-def test_any_edit_of_a_file_of_settings_is_taken_or_refused(data):
+def test_edited_file_is_accepted_or_refused(data):
     check_any_edit(data.draw)
 
 
 @pytest.mark.acceptance
 @settings(max_examples=2000, **quickly)
 @given(st.data())
-def test_any_of_many_edits_of_a_file_of_settings_is_taken_or_refused(data):
+def test_many_edited_files_are_accepted_or_refused(data):
     check_any_edit(data.draw)

@@ -1,4 +1,4 @@
-"""The `model` and `train_dataset` of the pages: a very small BERT, and eight sentences."""
+"""The model and the dataset that the pages use: a very small BERT and eight sentences."""
 
 from __future__ import annotations
 

@@ -7,16 +7,10 @@ import dataclasses
 from mps_trainer import MachineFacts
 
 MAC = MachineFacts(
-    system="Darwin",
-    machine="arm64",
-    os_version="15.5",
-    python_executable="/opt/homebrew/bin/python3",
-    torch_version="2.15.0",
-    mps_built=True,
-    mps_available=True,
-    mps_allocation_ok=True,
+    system="Darwin", machine="arm64", os_version="15.5", python_executable="/opt/homebrew/bin/python3",
+    torch_version="2.15.0", mps_built=True, mps_available=True, mps_allocation_ok=True,
     fallback_when_torch_loaded=False,
-)
+)  # fmt: skip
 
 
 def mac(**differences: object) -> MachineFacts:
@@ -40,51 +34,26 @@ MACHINES = {
     "linux-cpu": MachineFacts(torch_version="2.13.0+cpu"),
 }
 
-# What doctor and env are shown for, with what only they ask.
+# The machines of the pages on doctor and env, with the facts that only these commands read.
 M3 = mac(
-    chip="Apple M3 Pro",
-    model="Mac15,6",
-    memory_bytes=18 * 1024**3,
-    recommended_bytes=12 * 1024**3,
-    python_version="3.12.4",
-    conda=False,
-    cache_folder="~/.cache/mps_trainer",
-    cache_free_bytes=212 * 1024**3,
+    chip="Apple M3 Pro", model="Mac15,6", memory_bytes=18 * 1024**3, recommended_bytes=12 * 1024**3,
+    python_version="3.12.4", conda=False, cache_folder="~/.cache/mps_trainer", cache_free_bytes=212 * 1024**3,
     packages={
-        "torch": "2.15.0",
-        "transformers": "5.23.0",
-        "datasets": "5.2.0",
-        "accelerate": "1.15.0",
-        "numpy": "2.4.6",
+        "torch": "2.15.0", "transformers": "5.23.0", "datasets": "5.2.0", "accelerate": "1.15.0", "numpy": "2.4.6",
         "safetensors": "0.8.0",
     },
-)
+)  # fmt: skip
 
 REPORTED = {
     "mac": M3,
     "rosetta": dataclasses.replace(
-        M3,
-        machine="x86_64",
-        rosetta=True,
-        conda=True,
-        python_executable="~/anaconda3/bin/python",
-        chip="VirtualApple @ 2.50GHz",
-        torch_version="2.2.2",
-        mps_built=False,
-        mps_available=False,
-        mps_allocation_ok=False,
-        recommended_bytes=None,
-        packages={**M3.packages, "torch": "2.2.2"},
+        M3, machine="x86_64", rosetta=True, conda=True, python_executable="~/anaconda3/bin/python",
+        chip="VirtualApple @ 2.50GHz", torch_version="2.2.2", mps_built=False, mps_available=False,
+        mps_allocation_ok=False, recommended_bytes=None, packages={**M3.packages, "torch": "2.2.2"},
     ),
     "several": dataclasses.replace(
-        M3,
-        torch_version="2.13.0",
-        memory_bytes=8 * 1024**3,
-        recommended_bytes=int(5.3 * 1024**3),
-        chip="Apple M1",
-        model="MacBookAir10,1",
+        M3, torch_version="2.13.0", memory_bytes=8 * 1024**3, recommended_bytes=int(5.3 * 1024**3), chip="Apple M1",
+        model="MacBookAir10,1", fallback_when_torch_loaded=True, packages={**M3.packages, "torch": "2.13.0"},
         environment={"PYTORCH_ENABLE_MPS_FALLBACK": "1", "PYTORCH_MPS_HIGH_WATERMARK_RATIO": "0.0"},
-        fallback_when_torch_loaded=True,
-        packages={**M3.packages, "torch": "2.13.0"},
     ),
-}
+}  # fmt: skip

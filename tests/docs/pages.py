@@ -1,4 +1,4 @@
-"""README and the documentation as their blocks of code and text, each with the label in the comment before it."""
+"""Reads the fenced blocks of README and the documentation, with the labels in the comments before them."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 def all_blocks(language: str = "", kind: str = "") -> list[Block]:
-    """Those of one language or one kind, or of both."""
+    """Returns the blocks of a language, of a kind, or of both."""
     blocks = [block for page in PAGES for block in blocks_of(page)]
     return [b for b in blocks if b.language == (language or b.language) and b.kind == (kind or b.kind)]
 
 
 def one_line(text: str) -> str:
-    """A message as it is printed; in the pages it is wrapped."""
+    """Returns a message in one line, as it is printed; in the pages it is wrapped."""
     return " ".join(text.split())
 
 

@@ -1,4 +1,4 @@
-"""Code that provokes each message of the page on troubleshooting, by its label. Run each in its own folder."""
+"""Code that provokes each message of the page on troubleshooting, by its label. Each runs in its own folder."""
 
 from __future__ import annotations
 
@@ -31,15 +31,17 @@ from .machines import MACHINES, ROSETTA, mac, mac_without_mps
 PROVOCATIONS: dict[str, Callable[[], str]] = {}
 
 
-def provokes(label: str) -> Callable[[Callable[[], object]], Callable[[], object]]:
-    """Registers a function that has to raise; the message is what it raises."""
+def provokes(
+    label: str, read: Callable[[Exception], str | None] = str
+) -> Callable[[Callable[[], object]], Callable[[], object]]:
+    """Registers a function that has to raise. `read` returns the message from the error."""
 
     def register(function: Callable[[], object]) -> Callable[[], object]:
         def message() -> str:
             try:
                 function()
             except Exception as error:
-                return str(error)
+                return read(error) or ""
             raise AssertionError(f"{label} was not refused")
 
         PROVOCATIONS[label] = message
@@ -48,7 +50,7 @@ def provokes(label: str) -> Callable[[Callable[[], object]], Callable[[], object
     return register
 
 
-# Devices: a request and a machine are enough.
+# For devices, a request and a machine are enough.
 
 MPS = DeviceRequest(accelerator="mps")
 REFUSED: dict[str, tuple[DeviceRequest, MachineFacts]] = {
@@ -94,32 +96,25 @@ def _() -> None:
 PROVOCATIONS["large-products"] = lambda: warning_of_width({"lm_head": Layer(768, 50_257)}, "2.13.0") or ""
 
 
-# What torch says on mps, as the simulated device does: its own words, and the first sentence where more follows.
+def first_sentence(error: Exception) -> str:
+    return str(error).partition(": ")[0]
 
 
-def _on_mps(step: Callable[[], object], error: type[Exception]) -> str:
+@provokes("no-kernel", first_sentence)
+def _() -> None:
     with simulated_mps():
-        try:
-            step()
-        except error as refused:
-            return str(refused).partition(": ")[0]
-    raise AssertionError("mps took it")
+        scores, targets = torch.randn(2, 5, device="mps"), torch.ones(2, dtype=torch.long, device="mps")
+        torch.nn.functional.multi_margin_loss(scores, targets)
 
 
-def _loss() -> None:
-    scores, targets = torch.randn(2, 5, device="mps"), torch.ones(2, dtype=torch.long, device="mps")
-    torch.nn.functional.multi_margin_loss(scores, targets)
-
-
-PROVOCATIONS["no-kernel"] = lambda: _on_mps(_loss, NotImplementedError)
-PROVOCATIONS["float64"] = lambda: _on_mps(lambda: torch.zeros(2, dtype=torch.float64).to("mps"), TypeError)
-
-
-# Everything else: a model of one weight, and its data.
+@provokes("float64", first_sentence)
+def _() -> None:
+    with simulated_mps():
+        torch.zeros(2, dtype=torch.float64).to("mps")
 
 
 class Line(torch.nn.Module):
-    """loss = (weight * x - labels)^2; without labels no loss."""
+    """A model whose loss is (weight * x - labels)^2. Without labels it returns no loss."""
 
     def __init__(self, weights: int = 1) -> None:
         super().__init__()
@@ -143,14 +138,8 @@ def trainer(rows: Any = ROWS, model: torch.nn.Module | None = None, **settings: 
 
 @provokes("processes")
 def _() -> None:
-    variables = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}
-    before = dict(os.environ)
-    os.environ.update(variables)
-    try:
+    with mock.patch.dict(os.environ, {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}):
         trainer()
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 @provokes("fitting-in-several")
@@ -254,8 +243,6 @@ def _() -> None:
         trainer().train()
 
 
-# In the middle of a run.
-
 NAN = [{**row, "x": math.nan} if row["x"] == 2 else row for row in ROWS]
 
 
@@ -265,7 +252,7 @@ class Scores(TrainerCallback):
 
 
 class Files(torch.utils.data.Dataset):
-    """Row 3 is of a file that is gone."""
+    """A dataset whose row 3 is of a missing file."""
 
     def __len__(self) -> int:
         return len(ROWS)
@@ -300,28 +287,13 @@ def _told() -> str:
 PROVOCATIONS["nonfinite-told"] = _told
 
 
-def explains(label: str, function: Callable[[], object]) -> None:
-    """Registers a function that has to raise; the message is what was added to the error."""
-
-    def message() -> str:
-        try:
-            function()
-        except Exception as error:
-            return explanation_of(error) or ""
-        raise AssertionError(f"{label} did not fail")
-
-    PROVOCATIONS[label] = message
+provokes("unreadable-row", explanation_of)(lambda: sequential(Files()).train())
+provokes("odd-row", explanation_of)(lambda: sequential([*ROWS[:3], {"x": 3}], max_steps=1).train())
+provokes("nothing-pads", explanation_of)(lambda: sequential(TOKENS, remove_unused_columns=False).train())
 
 
-explains("unreadable-row", lambda: sequential(Files()).train())
-explains("odd-row", lambda: sequential([*ROWS[:3], {"x": 3}], max_steps=1).train())
-explains("nothing-pads", lambda: sequential(TOKENS, remove_unused_columns=False).train())
-
-
-def _with_callback() -> None:
+@provokes("failing-callback", explanation_of)
+def _() -> None:
     run = trainer(eval_dataset=ROWS, eval_strategy="steps", eval_steps=1)
     run.add_callback(Scores)
     run.train()
-
-
-explains("failing-callback", _with_callback)

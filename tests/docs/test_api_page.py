@@ -1,4 +1,4 @@
-"""The API reference has every public name, and each of these says what it is."""
+"""The API reference lists every public name, and each has a docstring."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PUBLIC = ("mps_trainer", "mps_trainer.check", "mps_trainer.simulator", "mps_trai
 
 
 def listed() -> set[str]:
-    """The objects of the directives, with their modules."""
+    """Returns the objects of the directives, with their modules."""
     found, module = set(), "mps_trainer"
     for line in PAGE.splitlines():
         if (current := re.match(r"\.\. currentmodule:: (\S+)", line)) is not None:
@@ -27,13 +27,13 @@ def listed() -> set[str]:
 
 
 @pytest.mark.parametrize("module", PUBLIC)
-def test_every_public_name_is_on_the_page(module):
+def test_public_names_are_listed(module):
     names = {f"{module}.{name}" for name in importlib.import_module(module).__all__ if name != "__version__"}
     assert names - listed() == set()
 
 
 @pytest.mark.parametrize("name", sorted(listed()))
-def test_what_is_listed_exists_and_has_a_docstring_of_its_own(name):
+def test_listed_names_exist_with_docstrings(name):
     module, _, attribute = name.rpartition(".")
     found = getattr(importlib.import_module(module), attribute)
     assert inspect.getdoc(found) if not inspect.isclass(found) else found.__doc__

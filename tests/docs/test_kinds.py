@@ -41,7 +41,7 @@ REFERENCE = {name for caption, names in toctrees() if kind_of(caption) == "Refer
 BY_NAME = {page.stem: page for page in PAGES}
 
 
-def test_every_page_is_of_one_kind():
+def test_pages_are_of_one_kind_each():
     assert {kind_of(caption) for caption, _ in toctrees()} == set(KINDS)
     listed = [name for _, names in toctrees() for name in names]
     assert sorted(listed) == sorted(page.stem for page in (ROOT / "docs").glob("*.md") if page.stem != "index")
@@ -54,7 +54,7 @@ def words_of(name: str) -> int:
 
 
 @pytest.mark.parametrize("name", sorted({*BY_NAME} - REFERENCE - {*LONGER, "README"}))
-def test_a_page_is_read_in_five_minutes(name):
+def test_pages_are_short(name):
     assert words_of(name) <= WORDS
 
 
@@ -62,10 +62,6 @@ def test_a_page_is_read_in_five_minutes(name):
 def test_code_fits_beside_the_sidebar(name):
     blocks = [block for block in blocks_of(BY_NAME[name]) if block.language not in ("text", "{eval-rst}")]
     assert [line for block in blocks for line in block.text.splitlines() if len(line) > WIDTH] == []
-
-
-def test_exceptions_are_of_pages_that_exist():
-    assert {*LONGER, *WIDER} <= {*BY_NAME}
 
 
 # What people type into the search, and the page that answers. Sphinx finds words in headings first.
@@ -85,7 +81,7 @@ SEARCHED = {
 
 
 @pytest.mark.parametrize("query", SEARCHED)
-def test_what_people_search_for_is_in_a_heading_of_the_page_that_answers(query):
+def test_searched_words_are_in_a_heading(query):
     text = re.sub(r"^```.*?^```$", "", BY_NAME[SEARCHED[query]].read_text(encoding="utf-8"), flags=re.M | re.S)
     headings = [set(re.findall(r"\w+", heading.lower())) for heading in re.findall(r"^#+ (.*)$", text, re.M)]
     assert any(set(query.split()) <= words for words in headings)

@@ -1,4 +1,4 @@
-"""Links in README, in the examples and in the documentation lead to files and headings that are there."""
+"""Links in README, in the examples and in the documentation lead to existing files and headings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ROLE = re.compile(r"\{doc\}`(?:[^`<]*<)?([^`<>]+)>?`")
 
 
 def text_of(page: Path) -> str:
-    """Without code, in which brackets are no links."""
+    """Returns the text of a page without code, in which brackets are no links."""
     return re.sub(r"(?<!\})`[^`\n]*`", "", _FENCED.sub("", page.read_text(encoding="utf-8")))
 
 
@@ -35,7 +35,7 @@ def anchors_of(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", ALL, ids=lambda page: str(page.relative_to(ROOT)))
-def test_what_a_page_links_to_is_there(page):
+def test_link_targets_exist(page):
     for link in _LINK.findall(text_of(page)):
         path, _, anchor = link.partition("#")
         if path.startswith(("https://", "mailto:")):
@@ -47,15 +47,6 @@ def test_what_a_page_links_to_is_there(page):
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
-def test_the_pages_that_a_page_names_are_there(page):
+def test_named_pages_exist(page):
     named = _ROLE.findall(page.read_text(encoding="utf-8"))
     assert {name for name in named if not (ROOT / "docs" / f"{name}.md").exists()} == set()
-
-
-def test_every_page_is_in_one_group_of_the_index():
-    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    listed = [
-        name for group in re.findall(r"```\{toctree\}\n(.*?)```", index, re.DOTALL) for name in group.split("\n")
-    ]
-    names = [name for name in listed if re.fullmatch(r"[\w-]+", name)]
-    assert sorted(names) == sorted(page.stem for page in (ROOT / "docs").glob("*.md") if page.stem != "index")

@@ -11,7 +11,7 @@ PAGES = sorted({block.page for block in BLOCKS})
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_python_of_a_page_runs(page, bert, sentences, tmp_path, monkeypatch):
+def test_python_of_page_runs(page, bert, sentences, tmp_path, monkeypatch):
     from transformers import AutoTokenizer
 
     from mps_trainer import Trainer, TrainingArguments

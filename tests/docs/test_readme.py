@@ -12,7 +12,7 @@ import pytest
 from .pages import ROOT, all_blocks
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-# Read by Python at its start: a connection to another machine ends the program.
+# Python runs this when it starts: a connection to another machine ends the program.
 NO_NETWORK = """\
 import socket
 
@@ -30,7 +30,7 @@ def test_readme_is_short():
 
 
 @pytest.mark.integration
-def test_the_example_runs_as_pasted_without_a_network(tmp_path):
+def test_readme_example_runs_offline(tmp_path):
     (example,) = (block for block in all_blocks("python") if block.page == "README.md")
     (tmp_path / "sitecustomize.py").write_text(NO_NETWORK)
     (tmp_path / "pasted.py").write_text(example.text)
@@ -45,12 +45,9 @@ def test_the_example_runs_as_pasted_without_a_network(tmp_path):
     assert (tmp_path / "first-run" / "report.html").is_file()
 
 
-def test_the_sentence_on_apple_hardware_stands_directly_above_the_figures():
+def test_readme_says_that_figures_are_not_of_apple_hardware():
     above = README.split("\n<!-- benchmarks -->\n")[0].rstrip().split("\n\n")[-1]
     assert above.endswith("**Nothing here was measured on Apple hardware.**")
-
-
-def test_no_figure_stands_before_that_sentence():
     before = README.split("Nothing here was measured on Apple hardware")[0]
     prose = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)", "", before, flags=re.DOTALL)
     assert re.findall(r"\d+(?:\.\d+)? ?(?:%|times|ms\b|seconds|x faster)|\d+\.\d{2}", prose) == ["3.10"]  # Python's

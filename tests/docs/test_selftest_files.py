@@ -1,4 +1,4 @@
-"""The selftests that people ran on their Macs are of Macs, and can be read."""
+"""The result files of selftests on Macs are accepted, and others refused."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def write(tmp_path):
     return write
 
 
-def test_a_file_is_shown_with_its_machine_and_what_failed(selftests, write):
+def test_file_is_shown_with_machine_and_failures(selftests, write):
     row = selftests.read(write())
     assert row.machine == "Apple M3 Pro, 18.0 GiB"
     assert row.versions == "macOS 15.5, torch 2.13.0, mps_trainer 0.1.0"
@@ -53,17 +53,17 @@ def test_a_file_is_shown_with_its_machine_and_what_failed(selftests, write):
 @pytest.mark.parametrize(
     ("differences", "why"),
     [
-        ({"simulated": True}, "is of mps, simulated on Darwin, not of a Mac's GPU"),
-        ({"device": "cpu"}, "is of cpu on Darwin, not of a Mac's GPU"),
-        ({"facts": {"system": "Linux"}}, "is of mps on Linux, not of a Mac's GPU"),
-        ({"known_faults": ["in /Users/ada/run.py"]}, "has a home folder in it"),
+        ({"simulated": True}, "simulated"),
+        ({"device": "cpu"}, "of cpu"),
+        ({"facts": {"system": "Linux"}}, "on Linux"),
+        ({"known_faults": ["in /Users/ada/run.py"]}, "home folder"),
     ],
 )
-def test_a_file_that_is_not_of_a_mac_or_tells_too_much_is_refused(selftests, write, differences, why):
+def test_file_of_another_machine_or_with_private_paths_is_refused(selftests, write, differences, why):
     with pytest.raises(ValueError, match=why):
         selftests.read(write(**differences))
 
 
-def test_all_that_were_given_can_be_read(selftests):
+def test_given_files_can_be_read(selftests):
     for path in selftests.FOLDER.glob("*.json"):
         assert selftests.read(path).machine

@@ -14,13 +14,13 @@ from .pages import ROOT, all_blocks
 PAGE = (ROOT / "docs" / "selftest.md").read_text(encoding="utf-8")
 
 
-def test_every_check_is_described_and_no_other():
+def test_checks_are_described():
     rows = PAGE.split("## Checks")[1].split("\n## ")[0]
     named = [name for row in re.findall(r"^\| (`.*?`) \|", rows, re.MULTILINE) for name in re.findall(r"`(.*?)`", row)]
     assert named == list(CHECKS)
 
 
-def test_the_screen_is_a_table_of_all_checks():
+def test_shown_screen_has_all_checks():
     (screen,) = all_blocks(kind="selftest")
     heading = table([CheckResult(name, "passed", "", 0.0) for name in CHECKS])[0]
     rows = screen.text.split(f"\n{heading}\n")[1].split("\n\n")[0]
@@ -28,13 +28,13 @@ def test_the_screen_is_a_table_of_all_checks():
     assert [line[:width].strip() for line in rows.splitlines() if line[:width].strip()] == list(CHECKS)
 
 
-def test_what_is_allowed_is_what_the_checks_allow():
+def test_shown_tolerances_are_those_of_checks():
     rows = PAGE.split("## Tolerances")[1].split("\n## ")[0]
     allowed = {float(value) for value in re.findall(r"\| (\d+e-\d+) \|$", rows, re.MULTILINE)}
     assert allowed == {tolerance.relative for tolerance in TOLERANCES.values()}
 
 
-def test_every_option_is_in_the_table_of_options():
+def test_options_are_in_the_table():
     (subparsers,) = (action for action in _parser()._actions if action.dest == "command")
     options = {word for action in subparsers.choices["selftest"]._actions for word in action.option_strings}
     rows = PAGE.split("| option |")[1].split("\n\n")[0]

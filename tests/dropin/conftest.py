@@ -13,13 +13,13 @@ import transformers
 
 import mps_trainer
 
-# what differs from run to run, or is measured
+# Names with these words are measured, and differ from run to run.
 TIMES = ("runtime", "per_second", "preparation_time")
 
 
 @dataclass(frozen=True)
 class Library:
-    """Where Trainer and TrainingArguments come from, and an output folder of its own."""
+    """The module that Trainer and TrainingArguments come from, and an output folder for its runs."""
 
     module: Any
     folder: Path
@@ -29,19 +29,26 @@ class Library:
         return self.module is mps_trainer
 
     def args(self, **settings: Any) -> Any:
-        """Arguments for a quiet run on the CPU that logs each step and saves nothing, unless `settings` say so."""
+        """Returns arguments for a quiet run on the CPU that logs each step and saves only if `settings` say so."""
         quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no"}
         return self.module.TrainingArguments(output_dir=str(self.folder), **{**quiet, **settings})
 
     def trainer(self, model: Any = None, *, kind: type | None = None, trainer: dict | None = None, **settings: Any):
-        """A Trainer, or one of `kind`; `trainer` goes to it, `settings` to its arguments."""
+        """Returns a Trainer, or one of `kind`; `trainer` goes to it, `settings` to its arguments."""
         return (kind or self.module.Trainer)(model=model, args=self.args(**settings), **(trainer or {}))
+
+    def trained(self, model: Any = None, *, resume: Any = None, evaluate: bool = False, **how: Any):
+        """Returns a Trainer, made with `how` as by `trainer()`, that has trained and, if asked, evaluated."""
+        trainer = self.trainer(model, **how)
+        trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+        if evaluate:
+            trainer.evaluate()
+        return trainer
 
 
 @pytest.fixture
 def both(tmp_path: Path) -> Callable[[Callable[[Library], Any]], tuple[Any, Any]]:
-    """`both(run)` is what `run(library)` gives with transformers and with this package, from the same seeds."""
-    pytest.importorskip("accelerate", reason="transformers' own Trainer needs it")
+    """`both(run)` returns what `run(library)` returns with transformers and with this package, from the same seeds."""
 
     def run_both(run: Callable[[Library], Any]) -> tuple[Any, Any]:
         results = []
@@ -53,8 +60,20 @@ def both(tmp_path: Path) -> Callable[[Callable[[Library], Any]], tuple[Any, Any]
     return run_both
 
 
+@pytest.fixture
+def assert_same_runs(both) -> Callable[[Callable[[Library], Any]], Any]:
+    """`assert_same_runs(run)`: the Trainers that `run(library)` returns have the same logs. Returns this package's."""
+
+    def check(run: Callable[[Library], Any], tolerance: float = 1e-5) -> Any:
+        theirs, ours = both(run)
+        assert_same_logs(ours.state.log_history, theirs.state.log_history, tolerance)
+        return ours
+
+    return check
+
+
 def bert_classifier(labels: int = 2, dropout: float = 0.1) -> Any:
-    """A BERT of two layers with random weights, the same at each call."""
+    """Returns a BERT of two layers with random weights, the same at each call."""
     config = transformers.BertConfig(
         vocab_size=64,
         hidden_size=32,
@@ -71,7 +90,7 @@ def bert_classifier(labels: int = 2, dropout: float = 0.1) -> Any:
 
 
 def gpt2(dropout: float = 0.1) -> Any:
-    """A GPT-2 of two layers with random weights, the same at each call."""
+    """Returns a GPT-2 of two layers with random weights, the same at each call."""
     config = transformers.GPT2Config(
         vocab_size=64, n_positions=64, n_embd=32, n_layer=2, n_head=2,
         resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout, bos_token_id=1, eos_token_id=2,
@@ -81,7 +100,7 @@ def gpt2(dropout: float = 0.1) -> Any:
 
 
 def sentences(count: int = 24, length: int = 10, seed: int = 0) -> list[dict[str, Any]]:
-    """Tokens with one of two labels, the last ones of some of them padding."""
+    """Returns rows of tokens with one of two labels. The last tokens of some rows are padding."""
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randint(3, 64, (count, length), generator=generator)
     ends = torch.randint(length // 2, length + 1, (count,), generator=generator)
@@ -93,7 +112,7 @@ def sentences(count: int = 24, length: int = 10, seed: int = 0) -> list[dict[str
 
 
 def texts(count: int = 24, length: int = 10, seed: int = 0) -> list[dict[str, Any]]:
-    """Tokens to continue; those that are padding are no targets."""
+    """Returns rows of tokens to continue. Padding is no target."""
     return [
         {**row, "labels": torch.where(row["attention_mask"] == 1, row["input_ids"], -100)}
         for row in sentences(count, length, seed)
@@ -101,14 +120,14 @@ def texts(count: int = 24, length: int = 10, seed: int = 0) -> list[dict[str, An
 
 
 def lasting(values: dict[str, Any]) -> dict[str, Any]:
-    """`values` without what is measured in seconds."""
+    """Returns `values` without those that are measured in seconds."""
     return {name: value for name, value in values.items() if not any(word in name for word in TIMES)}
 
 
 def assert_same_logs(
     ours: list[dict[str, Any]], theirs: list[dict[str, Any]], tolerance: float = 1e-5, resumed: bool = False
 ) -> None:
-    """Same keys in the same order, and the same numbers but for those that are measured.
+    """Asserts that keys, their order and all numbers but measured ones are equal.
 
     In a run that was `resumed`, keys that come from a checkpoint's file are sorted.
     """

@@ -1,4 +1,4 @@
-"""One Trainer of transformers and one of this package, of the same model, data and seed."""
+"""Makes Trainers of transformers and of this package with the same model, data and seed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import mps_trainer
 
 
 class Net(nn.Module):
-    """With every kind of normalisation, under names that do and do not say so."""
+    """A classifier with every kind of normalisation, under names that do and do not say so."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ def rows(count: int = 32) -> list[dict]:
 
 
 def make(package, folder, trainer: dict | None = None, kind: type | None = None, **settings):
-    """A Trainer of `package`, with the same model, data and seed as that of the other."""
+    """Returns a Trainer of `package`."""
     settings = {
         **{"use_cpu": True, "disable_tqdm": True, "report_to": "none", "save_strategy": "no"},
         **{"per_device_train_batch_size": 4, "max_steps": 5, "logging_steps": 1, "learning_rate": 1e-2},
@@ -52,14 +52,14 @@ def make(package, folder, trainer: dict | None = None, kind: type | None = None,
     return (kind or package.Trainer)(args=args, **given)
 
 
-def both(folder, **settings):
-    return [make(package, folder / package.__name__, **settings) for package in (mps_trainer, transformers)]
-
-
-def logged(trainer, key: str) -> list:
-    return [entry[key] for entry in trainer.state.log_history if key in entry]
+def both(folder, kind=None, **how):
+    """Returns a Trainer of each package, this one's first. `kind(package)` is the class, if given."""
+    return [
+        make(package, folder / package.__name__, kind=kind and kind(package), **how)
+        for package in (mps_trainer, transformers)
+    ]
 
 
 def assert_same_weights(ours, theirs) -> None:
-    """Equal but for rounding: the norm to clip by is summed in another order, and gradients are divided by it."""
+    """Asserts equality up to rounding: the norm to clip by is summed in another order."""
     torch.testing.assert_close(ours.model.state_dict(), theirs.model.state_dict())

@@ -1,4 +1,4 @@
-"""Every field and method of transformers' TrainingArguments is here, and works or is refused."""
+"""Setters, removed names and configurations of transformers' TrainingArguments work as there or are refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import re
 import warnings
 
 import pytest
-import torch
 import transformers
 from transformers.trainer_pt_utils import AcceleratorConfig
 
@@ -23,26 +22,10 @@ from mps_trainer.arguments.unsupported import REFUSALS
 from .conftest import bert_classifier
 
 THEIRS = {field.name: field for field in dataclasses.fields(transformers.TrainingArguments)}
-OURS = {field.name: field for field in dataclasses.fields(TrainingArguments)}
-# what transformers 4.50 had and 5.23 has not
-DROPPED = {
-    "overwrite_output_dir", "per_gpu_train_batch_size", "per_gpu_eval_batch_size", "warmup_ratio", "logging_dir",
-    "save_safetensors", "no_cuda", "use_mps_device", "jit_mode_eval", "use_ipex", "fp16_opt_level", "fp16_backend",
-    "half_precision_backend", "tpu_num_cores", "tpu_metrics_debug", "past_index", "fsdp_min_num_params", "tp_size",
-    "fsdp_transformer_layer_cls_to_wrap", "adafactor", "group_by_length", "use_legacy_prediction_loop", "torchdynamo",
-    "include_inputs_for_metrics", "evaluation_strategy", "push_to_hub_model_id", "push_to_hub_organization",
-    "push_to_hub_token", "mp_parameters", "ray_scope", "dispatch_batches", "split_batches",
-    "include_tokens_per_second",
-}  # fmt: skip
 
 
 def args(**settings):
     return TrainingArguments(output_dir="run", **settings)
-
-
-def test_every_field_of_transformers_is_here():
-    assert [name for name in THEIRS if name not in OURS] == []
-    assert [name for name in DROPPED if name not in OURS] == []
 
 
 SETTERS = [name for name in dir(transformers.TrainingArguments) if name.startswith("set_")]
@@ -61,28 +44,24 @@ GIVEN = {
 
 @pytest.mark.parametrize("name", SETTERS)
 @pytest.mark.parametrize("given", [True, False])
-def test_a_setter_sets_what_it_sets_in_transformers(name, given, tmp_path):
+def test_setter_sets_fields_of_transformers(name, given, tmp_path):
     assert sorted(GIVEN) == SETTERS
-    if name == "set_training" and "activation_checkpointing" not in THEIRS:
-        pytest.skip("transformers 5.20, the last for Python 3.10, calls it gradient_checkpointing")
     settings = GIVEN[name] if given or name == "set_push_to_hub" else {}
     ours, theirs = (kind(str(tmp_path), use_cpu=True) for kind in (TrainingArguments, transformers.TrainingArguments))
     before = {field: getattr(ours, field) for field in THEIRS}
     assert getattr(ours, name)(**settings) is ours
     getattr(theirs, name)(**settings)
-    changed = [field for field in THEIRS if getattr(ours, field) != before[field]]
+    # transformers keeps some values as they were given: eval_delay as None, report_to as a word
+    as_given = {"eval_delay": (0, None), "report_to": ([], "none")}
     for field in THEIRS:
-        if field in changed or getattr(ours, field) != getattr(theirs, field):
-            mine, other = getattr(ours, field), getattr(theirs, field)
-            # what transformers leaves as it was given: no delay as None, report_to as a word
-            left = {"eval_delay": (0, None), "report_to": ([], "none")}
-            assert mine == other or (mine, other) == left.get(field), field
-    assert list(inspect.signature(getattr(ours, name)).parameters) == list(
-        inspect.signature(getattr(theirs, name)).parameters
-    )
+        mine, other = getattr(ours, field), getattr(theirs, field)
+        if mine != before[field] or mine != other:
+            assert mine == other or (mine, other) == as_given.get(field), field
+    parameters = [list(inspect.signature(getattr(args, name)).parameters) for args in (ours, theirs)]
+    assert parameters[0] == parameters[1]
 
 
-def test_a_setter_with_a_bad_value_changes_nothing():
+def test_setter_with_bad_value_changes_nothing():
     made = args()
     before = dataclasses.asdict(made)
     with pytest.raises(ValueError, match="learning_rate"):
@@ -105,14 +84,11 @@ REFUSED = {
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in REFUSED.items() for value in values])
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_what_cannot_be_had_is_refused_with_a_way_on(name, value):
+def test_unsupported_argument_is_refused_with_alternative(name, value):
+    assert {refusal.name for refusal in REFUSALS} <= REFUSED.keys()
     with pytest.raises(MisconfigurationException, match=r"is not supported: .+\. (Leave|Use|Override) ") as caught:
         args(**{name: value})
     assert "\n" not in str(caught.value)
-
-
-def test_every_refusal_is_tried():
-    assert {refusal.name for refusal in REFUSALS} <= REFUSED.keys()
 
 
 MOVED = [
@@ -133,12 +109,15 @@ MOVED = [
     ({"half_precision_backend": "cpu_amp"}, {"half_precision_backend": "auto"}),
     ({"use_legacy_prediction_loop": True}, {"use_legacy_prediction_loop": False}),
     ({"mp_parameters": "x"}, {"mp_parameters": ""}),
+    ({"fsdp_transformer_layer_cls_to_wrap": "Layer"}, {"fsdp_transformer_layer_cls_to_wrap": None}),
+    ({"split_batches": True}, {"accelerator_config": AcceleratorConfig(split_batches=True)}),
+    ({"dispatch_batches": True}, {"accelerator_config": AcceleratorConfig(dispatch_batches=True)}),
     ({"fsdp_min_num_params": 5}, {"fsdp_min_num_params": 0}),
 ]
 
 
 @pytest.mark.parametrize(("given", "meant"), MOVED, ids=lambda value: next(iter(value)))
-def test_a_name_that_was_dropped_means_what_it_meant_and_warns_once(given, meant):
+def test_removed_name_warns_once_and_sets_its_successor(given, meant):
     (name,) = given
     with pytest.warns(FutureWarning, match=f"`{name}` is deprecated") as caught:
         made = args(**given)
@@ -149,13 +128,7 @@ def test_a_name_that_was_dropped_means_what_it_meant_and_warns_once(given, meant
         assert dataclasses.replace(made) == made
 
 
-@pytest.mark.parametrize("name", ["split_batches", "dispatch_batches"])
-def test_settings_of_loaders_that_were_arguments_move_into_the_configuration(name):
-    with pytest.warns(FutureWarning, match=f"`{name}` is deprecated"):
-        assert getattr(args(**{name: True}).accelerator_config, name) is True
-
-
-def test_the_defaults_of_dropped_names_do_not_warn():
+def test_defaults_of_removed_names_do_not_warn():
     given = {field.name: field.default for field in dataclasses.fields(DeprecatedArguments)}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -170,7 +143,7 @@ CONFIGURATION = {
 
 
 @pytest.mark.parametrize("how", ["dictionary", "object", "json", "file", "path"])
-def test_the_configuration_of_loaders_may_come_in_any_form(tmp_path, how):
+def test_accelerator_config_takes_all_forms(tmp_path, how):
     (tmp_path / "config.json").write_text(json.dumps(CONFIGURATION))
     forms = {
         "dictionary": CONFIGURATION,
@@ -192,52 +165,34 @@ def test_the_configuration_of_loaders_may_come_in_any_form(tmp_path, how):
     [
         ({"batches": 1}, "batches"),
         ({"split_batches": "often"}, "split_batches='often'"),
-        ("nowhere.json", "cannot be read"),
-        ("{", "not JSON"),
-        (7, "must be a dictionary"),
-        (AcceleratorConfig, "Tried passing in a callable"),
+        ("nowhere.json", "nowhere.json"),
+        ("{", "JSON"),
+        (7, "dictionary"),
+        (AcceleratorConfig, "callable"),
         ({"use_configured_state": "yes"}, "use_configured_state"),
     ],
 )
-def test_a_configuration_that_is_none_is_refused(value, message):
+def test_invalid_accelerator_config_is_refused(value, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         args(accelerator_config=value)
 
 
-def test_steps_of_accumulation_may_stand_in_the_configuration(tmp_path):
+def test_accumulation_steps_of_accelerator_config_are_used(tmp_path):
     kwargs = {"gradient_accumulation_kwargs": {"num_steps": 3}}
     given = TrainingArguments(str(tmp_path), use_cpu=True, accelerator_config=kwargs)
     assert Trainer(bert_classifier(), given).args.gradient_accumulation_steps == 3
     both = TrainingArguments(str(tmp_path), use_cpu=True, accelerator_config=kwargs, gradient_accumulation_steps=2)
-    with pytest.raises(ValueError, match="The `AcceleratorConfig`'s `num_steps` is set but"):
+    with pytest.raises(ValueError, match="num_steps"):
         Trainer(bert_classifier(), both)
 
 
-def test_tensor_float_is_refused_where_there_is_none(tmp_path):
-    with pytest.raises(ValueError, match="--tf32 requires Ampere"):
+def test_tf32_is_refused_without_ampere(tmp_path):
+    with pytest.raises(ValueError, match="tf32"):
         Trainer(bert_classifier(), TrainingArguments(str(tmp_path), use_cpu=True, tf32=True))
     Trainer(bert_classifier(), TrainingArguments(str(tmp_path), use_cpu=True, tf32=False))
 
 
-@dataclasses.dataclass
-class Extended(TrainingArguments):
-    """As scripts extend them."""
-
-    alpha: float = 0.5
-    dtype: torch.dtype = torch.float32
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.report_to = self.report_to or ["mine"]
-
-
-def test_extended_arguments_work(tmp_path):
-    made = Extended(str(tmp_path), alpha=2.0, dtype=torch.bfloat16)
-    assert made.to_dict()["dtype"] == "bfloat16"
-    assert (made.alpha, made.report_to) == (2.0, ["mine"])
-
-
-def test_arguments_are_copied_and_pickled_without_the_device(tmp_path):
+def test_copied_and_pickled_arguments_drop_the_device(tmp_path):
     made = TrainingArguments(str(tmp_path), use_cpu=True, debug="underflow_overflow")
     assert made.device.type == "cpu"
     for again in (pickle.loads(pickle.dumps(made)), copy.deepcopy(made)):
@@ -249,8 +204,10 @@ def test_arguments_are_copied_and_pickled_without_the_device(tmp_path):
 @pytest.mark.parametrize(
     "value", [None, "plain", {"a": 1}, '{"a": 1, "b": {"c": "true", "d": "2", "e": "0.5", "f": "x"}}'], ids=str
 )
-def test_a_field_that_a_library_adds_may_be_json(value, tmp_path):
-    def of(library):
+def test_subclass_reads_json_of_its_own_dict_field(value, tmp_path):
+    assert TrainingArguments._VALID_DICT_FIELDS == transformers.TrainingArguments._VALID_DICT_FIELDS
+
+    def make(library, value):
         @dataclasses.dataclass
         class Own(library.TrainingArguments):
             _VALID_DICT_FIELDS = [*library.TrainingArguments._VALID_DICT_FIELDS, "extra"]  # noqa: RUF012
@@ -258,18 +215,6 @@ def test_a_field_that_a_library_adds_may_be_json(value, tmp_path):
 
         return Own(str(tmp_path), use_cpu=True, report_to="none", extra=value).extra
 
-    assert of(mps_trainer) == of(transformers)
-
-
-def test_json_of_a_library_that_cannot_be_read_is_refused(tmp_path):
-    @dataclasses.dataclass
-    class Own(TrainingArguments):
-        _VALID_DICT_FIELDS = [*TrainingArguments._VALID_DICT_FIELDS, "extra"]  # noqa: RUF012
-        extra: dict | str | None = None
-
-    with pytest.raises(ValueError, match=r"extra='\{wrong' is not accepted"):
-        Own(str(tmp_path), extra="{wrong")
-
-
-def test_the_fields_that_may_be_json_are_transformers():
-    assert TrainingArguments._VALID_DICT_FIELDS == transformers.TrainingArguments._VALID_DICT_FIELDS
+    assert make(mps_trainer, value) == make(transformers, value)
+    with pytest.raises(ValueError, match="extra="):
+        make(mps_trainer, "{wrong")

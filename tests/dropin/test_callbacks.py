@@ -1,14 +1,16 @@
-"""transformers' callbacks, unmodified, are told the same in the same order."""
+"""transformers' own callbacks get the same events in the same order, and do the same."""
 
 from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import (
-    DefaultFlowCallback,
     EarlyStoppingCallback,
-    PrinterCallback,
-    ProgressCallback,
     TrainerCallback,
     TrainerControl,
     TrainerState,
@@ -22,14 +24,13 @@ EVENTS = [name for name in dir(TrainerCallback) if name.startswith("on_")]
 
 
 class Recorder(TrainerCallback):
-    """Writes down each event: where the run is, what else was passed, what is asked for next."""
+    """Notes for each event the position of the run, the arguments passed, and the flags that the control has set."""
 
     def __init__(self):
         self.events = []
 
     def note(self, event, args, state, control, **kwargs):
-        given = {name: type(value).__name__ for name, value in kwargs.items() if name != "train_dataloader"}
-        given.pop("eval_dataloader", None)
+        given = {name: type(value).__name__ for name, value in kwargs.items() if not name.endswith("dataloader")}
         asked = [name for name, value in vars(control).items() if value]
         self.events.append((event, state.global_step, state.epoch, sorted(given.items()), sorted(asked)))
 
@@ -46,22 +47,17 @@ SETTINGS = {
     "logs per epoch": {"logging_strategy": "epoch", "num_train_epochs": 2},
     "fractions": {"logging_steps": 0.2, "eval_strategy": "steps", "eval_steps": 0.5, "max_steps": 10},
     "best": {
-        "eval_strategy": "epoch",
-        "save_strategy": "best",
-        "metric_for_best_model": "loss",
-        "num_train_epochs": 2,
+        "eval_strategy": "epoch", "save_strategy": "best", "metric_for_best_model": "loss", "num_train_epochs": 2,
     },
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
-def test_events_and_what_comes_with_them(both, settings):
+def test_events_have_order_and_arguments_of_transformers(both, settings):
     def run(library):
         recorder = Recorder()
         data = {"train_dataset": sentences(), "eval_dataset": sentences(8), "callbacks": [recorder]}
-        trainer = library.trainer(bert_classifier(), trainer=data, **settings)
-        trainer.train()
-        trainer.predict(sentences(8))
+        library.trained(bert_classifier(), trainer=data, **settings).predict(sentences(8))
         return recorder.events
 
     theirs, ours = both(run)
@@ -72,25 +68,24 @@ def test_events_and_what_comes_with_them(both, settings):
         assert mine == other
 
 
-def test_who_is_called_and_in_which_order(both):
+def test_default_callbacks_have_order_of_transformers(both):
     def run(library):
-        data = {"train_dataset": sentences(), "eval_dataset": sentences(8), "callbacks": [EarlyStoppingCallback(1)]}
-        words = {"report_to": library.module.TrainingArguments("out", use_cpu=True).report_to}  # of nobody
-        quiet = library.trainer(bert_classifier(), trainer=data, **words)
-        shown = library.trainer(bert_classifier(), trainer=data, disable_tqdm=False, **words)
-        return [
-            [next(base.__name__ for base in type(c).__mro__ if base.__module__.startswith("transformers")) for c in t]
-            for t in (quiet.callback_handler.callbacks, shown.callback_handler.callbacks)
-        ]
+        data = {"callbacks": [EarlyStoppingCallback(1)]}
+        found = []
+        for is_quiet in (True, False):
+            report_to = library.module.TrainingArguments("out", use_cpu=True).report_to  # the default
+            trainer = library.trainer(bert_classifier(), trainer=data, disable_tqdm=is_quiet, report_to=report_to)
+            classes = [type(each).__mro__ for each in trainer.callback_handler.callbacks]
+            found.append([next(c.__name__ for c in mro if c.__module__.startswith("transformers")) for mro in classes])
+        return found
 
     theirs, ours = both(run)
-    assert ours == theirs
-    assert ours[0] == [DefaultFlowCallback.__name__, EarlyStoppingCallback.__name__, PrinterCallback.__name__]
-    assert ours[1][-1] == ProgressCallback.__name__
+    common = ["DefaultFlowCallback", "EarlyStoppingCallback"]
+    assert ours == theirs == [[*common, "PrinterCallback"], [*common, "ProgressCallback"]]
 
 
 @pytest.mark.parametrize("patience", [1, 2])
-def test_early_stopping(both, patience):
+def test_early_stopping_ends_at_same_step_with_same_best_weights(both, patience):
     def run(library):
         data = {
             "train_dataset": sentences(),
@@ -98,36 +93,27 @@ def test_early_stopping(both, patience):
             "callbacks": [EarlyStoppingCallback(patience, early_stopping_threshold=10.0)],
         }
         settings = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
-        trainer = library.trainer(
-            bert_classifier(), trainer=data, max_steps=9, load_best_model_at_end=True, save_total_limit=2, **settings
-        )
-        trainer.train()
-        weights = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
-        return trainer.state.log_history, trainer.state.best_global_step, weights
+        settings |= {"max_steps": 9, "load_best_model_at_end": True, "save_total_limit": 2}
+        return library.trained(bert_classifier(), trainer=data, **settings)
 
     theirs, ours = both(run)
-    assert_same_logs(ours[0], theirs[0])
-    assert ours[1] == theirs[1]
-    assert all(torch.allclose(ours[2][name], theirs[2][name], atol=1e-6) for name in ours[2])
+    assert_same_logs(ours.state.log_history, theirs.state.log_history)
+    assert ours.state.best_global_step == theirs.state.best_global_step
+    torch.testing.assert_close(ours.model.state_dict(), theirs.model.state_dict(), atol=1e-6, rtol=0)
 
 
-def test_a_callback_that_takes_the_control_over(both):
-    class Takes(TrainerCallback):
+def test_callback_that_sets_the_control_evaluates_saves_and_stops(both):
+    flags = ["should_evaluate", "should_save", "should_epoch_stop", "should_training_stop"]
+
+    class Sets(TrainerCallback):
         def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs):
-            if state.global_step == 2:
-                control.should_evaluate = True
-            if state.global_step == 3:
-                control.should_save = True
-            if state.global_step == 4:
-                control.should_epoch_stop = True
-            if state.global_step == 5:
-                control.should_training_stop = True
+            if state.global_step > 1:
+                setattr(control, flags[state.global_step - 2], True)
             return control
 
     def run(library):
-        data = {"train_dataset": sentences(48), "eval_dataset": sentences(8), "callbacks": [Takes()]}
-        trainer = library.trainer(bert_classifier(), trainer=data, num_train_epochs=3)
-        trainer.train()
+        data = {"train_dataset": sentences(48), "eval_dataset": sentences(8), "callbacks": [Sets()]}
+        trainer = library.trained(bert_classifier(), trainer=data, num_train_epochs=3)
         return trainer.state.log_history, sorted(path.name for path in library.folder.glob("checkpoint-*"))
 
     theirs, ours = both(run)
@@ -135,44 +121,35 @@ def test_a_callback_that_takes_the_control_over(both):
     assert ours[1] == theirs[1] == ["checkpoint-3"]
 
 
-def test_callbacks_are_added_removed_and_taken_out(both):
+def test_callbacks_are_added_popped_and_removed_as_in_transformers(both):
     class Mine(TrainerCallback):
         pass
 
     def run(library):
         trainer = library.trainer(bert_classifier(), trainer={"callbacks": [Mine]})
-        names = []
-
-        def note():
-            names.append([type(c).__name__ for c in trainer.callback_handler.callbacks if type(c) is Mine])
-
-        note()
         popped = trainer.pop_callback(Mine)
-        note()
-        trainer.add_callback(popped)
-        trainer.add_callback(Mine())
-        note()
-        trainer.remove_callback(popped)
-        note()
-        trainer.remove_callback(Mine)
-        note()
-        return names, type(popped).__name__
+        counts = []
+        for change, callback in [
+            (trainer.add_callback, popped), (trainer.add_callback, Mine()), (trainer.remove_callback, popped),
+            (trainer.remove_callback, Mine),
+        ]:  # fmt: skip
+            counts.append(sum(type(each) is Mine for each in trainer.callback_handler.callbacks))
+            change(callback)
+        return counts, type(popped), [type(each) is Mine for each in trainer.callback_handler.callbacks]
 
     theirs, ours = both(run)
     assert ours == theirs
 
 
-def test_tensorboard_gets_the_same_files_and_scalars(both, monkeypatch):
+def test_tensorboard_gets_same_scalars(both, monkeypatch):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     def run(library):
         monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(library.folder / "events"))
         data = {"train_dataset": sentences(), "eval_dataset": sentences(8)}
-        trainer = library.trainer(
-            bert_classifier(), trainer=data, report_to="tensorboard", max_steps=3, eval_strategy="epoch"
-        )
-        trainer.train()
+        settings = {"report_to": "tensorboard", "max_steps": 3, "eval_strategy": "epoch"}
+        library.trained(bert_classifier(), trainer=data, **settings)
         events = EventAccumulator(str(library.folder / "events"))
         events.Reload()
         return {
@@ -212,12 +189,7 @@ print("stopped at", trainer.state.global_step)
 
 @pytest.mark.integration
 @pytest.mark.parametrize("module", [pytest.param("transformers", marks=pytest.mark.acceptance), "mps_trainer"])
-def test_a_process_that_is_told_to_end_saves_first(tmp_path, module):
-    import re
-    import subprocess
-    import sys
-    from pathlib import Path
-
+def test_process_saves_before_it_ends_on_sigterm(tmp_path, module):
     root = str(Path(__file__).parents[2])
     code = SIGNALLED.format(root=root, module=module, folder=str(tmp_path / "run"))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HUNG_AFTER)

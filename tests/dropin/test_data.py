@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import datasets
 import numpy as np
@@ -29,7 +31,7 @@ STEPS, STOP = 18, 8  # three epochs, and a checkpoint after two batches of the s
 
 
 def rows(count: int = SIZE) -> list[dict]:
-    """Examples of several lengths, whose first token is their index."""
+    """Returns examples of several lengths. Their first token is their index."""
     return [{"input_ids": [i, *range(1, 2 + i * 7 % 5)], "labels": i % 2} for i in range(count)]
 
 
@@ -85,7 +87,7 @@ class Stream(IterableDataset):
 
 
 class DrawnStream(Stream):
-    """Shuffles itself with what torch's own generator gives."""
+    """Shuffles itself with torch's own generator."""
 
     def __iter__(self):
         yield from (rows(self.count)[i] for i in torch.randperm(self.count).tolist())
@@ -109,17 +111,11 @@ class Noisy(torch.utils.data.Dataset):
         return {**row, "input_ids": [i, 30 + self.epoch, int(torch.randint(20, 30, ()))]}
 
 
-class Plain:
-    """Overrides nothing."""
-
-
 class Batches(BatchSampler):
-    """Batches of a user's own, different in each epoch it is told of."""
+    """Yields other batches in each epoch that it is told of."""
 
-    def __init__(self, sampler=None) -> None:
+    def __init__(self) -> None:
         self.epoch, self.batch_size, self.drop_last = 0, BATCH, False
-        if sampler is not None:
-            self.sampler = sampler
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -132,12 +128,8 @@ class Batches(BatchSampler):
             yield [(i + self.epoch) % SIZE, (3 * i + 1) % SIZE]
 
 
-def sampled_by(make):
-    class Sampled:
-        def _get_train_sampler(self, train_dataset=None):
-            return make(self.train_dataset)
-
-    return Sampled
+def sampled_by(make) -> type:
+    return type("Sampled", (), {"_get_train_sampler": lambda self, train_dataset=None: make(self.train_dataset)})
 
 
 class Before5:
@@ -147,169 +139,157 @@ class Before5:
         return RandomSampler(self.train_dataset, replacement=True, num_samples=SIZE)
 
 
-def loaded_by(make):
+def loaded_by(is_prepared: bool = False, dataset=rows, collator=pad, **settings) -> type:
+    """Returns a class whose train loader is a DataLoader with `settings`, prepared by the accelerator if asked."""
+
     class Loaded:
         def get_train_dataloader(self):
-            return make(self)
+            loader = DataLoader(dataset(), collate_fn=collator, **settings)
+            return self.accelerator.prepare(loader) if is_prepared else loader
 
     return Loaded
 
 
-def prepared(trainer, loader):
-    """Does what a subclass has the accelerator do."""
-    return trainer.accelerator.prepare(loader)
-
-
-def own(**settings):
-    return lambda trainer: DataLoader(rows(), collate_fn=pad, **settings)
-
-
 def table() -> datasets.Dataset:
     whole = rows()
-    return datasets.Dataset.from_dict(
-        {
-            "idx": list(range(SIZE)),
-            "input_ids": [row["input_ids"] for row in whole],
-            "labels": [row["labels"] for row in whole],
-        }
-    )
+    columns = {name: [row[name] for row in whole] for name in ("input_ids", "labels")}
+    return datasets.Dataset.from_dict({"idx": list(range(SIZE)), **columns})
 
 
 def streamed() -> datasets.IterableDataset:
     return table().to_iterable_dataset(num_shards=2).shuffle(seed=3, buffer_size=7)
 
 
-# name: settings, dataset, collator, what the subclass overrides
+@dataclass(frozen=True)
+class Case:
+    """A run: its settings, dataset and collator, and the class with the overrides of its Trainer."""
+
+    settings: dict = field(default_factory=dict)
+    dataset: Callable = rows
+    collator: Callable = pad
+    override: type | None = None
+
+
+BY_LENGTH = {"train_sampling_strategy": "group_by_length"}
+BY_COLUMN = {**BY_LENGTH, "length_column_name": "idx", "remove_unused_columns": False}
+ACCUMULATION = {"gradient_accumulation_steps": 2, "num_train_epochs": 6, "dataloader_drop_last": True}
+WORKERS = {"dataloader_num_workers": 2}
+FINITE = {"max_steps": STEPS}  # for streams
+SEEDED = {"shuffle": True, "batch_size": BATCH}
+
+
+def loading(**settings) -> dict:
+    return {"accelerator_config": settings}
+
+
 CASES = {
-    "default": ({}, rows, pad, Plain),
-    "data_seed": ({"data_seed": 11}, rows, pad, Plain),
-    "drop_last": ({"dataloader_drop_last": True, "num_train_epochs": 4}, rows, pad, Plain),
-    "accumulation": (
-        {"gradient_accumulation_steps": 2, "num_train_epochs": 6, "dataloader_drop_last": True},
-        rows,
-        mask,
-        Plain,
+    "default": Case(),
+    "data_seed": Case({"data_seed": 11}),
+    "drop_last": Case({"dataloader_drop_last": True, "num_train_epochs": 4}),
+    "accumulation": Case(ACCUMULATION, collator=mask),
+    "sequential": Case({"train_sampling_strategy": "sequential"}),
+    "group_by_length": Case(BY_LENGTH),
+    "group_by_length_table": Case(BY_LENGTH, table),
+    "group_by_length_column": Case(BY_COLUMN, table),
+    "group_by_length_torch": Case(BY_COLUMN, lambda: table().with_format("torch")),
+    "batch_rebalance": Case({"train_sampling_strategy": "batch_rebalance"}),
+    "not_seedable": Case(loading(use_seedable_sampler=False)),
+    "split_batches": Case(loading(split_batches=True)),
+    "dispatched": Case(loading(dispatch_batches=True)),
+    "dispatched_stream": Case({**loading(dispatch_batches=True), **FINITE}, Stream),
+    "undispatched_stream": Case({**loading(dispatch_batches=False), **FINITE}, Stream),
+    "uneven": Case(loading(even_batches=False)),
+    "workers": Case(WORKERS, collator=mask),
+    "worker_seeds": Case(WORKERS, collator=mask_with_python),
+    "persistent": Case({**WORKERS, "dataloader_persistent_workers": True}, Noisy),
+    "masks": Case(collator=mask),
+    "noisy": Case(dataset=Noisy, collator=mask),
+    "stream": Case(FINITE, Stream),
+    "drawn_stream": Case(FINITE, DrawnStream, mask),
+    "long_stream": Case(FINITE, lambda: DrawnStream(100), mask),
+    "stream_drop_last": Case({**FINITE, "dataloader_drop_last": True}, Stream),
+    "streamed_table": Case(FINITE, streamed),
+    "streamed_torch": Case(FINITE, lambda: streamed().with_format("torch")),
+    "streamed_workers": Case({**FINITE, **WORKERS}, streamed, mask),
+    "table": Case(dataset=table),
+    "table_torch": Case(dataset=lambda: table().with_format("torch"), collator=mask),
+    "random": Case(override=sampled_by(RandomSampler)),
+    "random_generator": Case(
+        override=sampled_by(lambda data: RandomSampler(data, generator=torch.Generator().manual_seed(5)))
     ),
-    "sequential": ({"train_sampling_strategy": "sequential"}, rows, pad, Plain),
-    "group_by_length": ({"train_sampling_strategy": "group_by_length"}, rows, pad, Plain),
-    "group_by_length_table": ({"train_sampling_strategy": "group_by_length"}, table, pad, Plain),
-    "group_by_length_column": (
-        {"train_sampling_strategy": "group_by_length", "length_column_name": "idx", "remove_unused_columns": False},
-        table,
-        pad,
-        Plain,
-    ),
-    "batch_rebalance": ({"train_sampling_strategy": "batch_rebalance"}, rows, pad, Plain),
-    "not_seedable": ({"accelerator_config": {"use_seedable_sampler": False}}, rows, pad, Plain),
-    "split_batches": ({"accelerator_config": {"split_batches": True}}, rows, pad, Plain),
-    "dispatched": ({"accelerator_config": {"dispatch_batches": True}}, rows, pad, Plain),
-    "dispatched_stream": ({"accelerator_config": {"dispatch_batches": True}, "max_steps": 18}, Stream, pad, Plain),
-    "undispatched_stream": ({"accelerator_config": {"dispatch_batches": False}, "max_steps": 18}, Stream, pad, Plain),
-    "uneven": ({"accelerator_config": {"even_batches": False}}, rows, pad, Plain),
-    "workers": ({"dataloader_num_workers": 2}, rows, mask, Plain),
-    "worker_seeds": ({"dataloader_num_workers": 2}, rows, mask_with_python, Plain),
-    "persistent": ({"dataloader_num_workers": 2, "dataloader_persistent_workers": True}, Noisy, pad, Plain),
-    "masks": ({}, rows, mask, Plain),
-    "noisy": ({}, Noisy, mask, Plain),
-    "stream": ({"max_steps": 18}, Stream, pad, Plain),
-    "drawn_stream": ({"max_steps": 18}, DrawnStream, mask, Plain),
-    "long_stream": ({"max_steps": 18}, lambda: DrawnStream(100), mask, Plain),
-    "stream_drop_last": ({"max_steps": 18, "dataloader_drop_last": True}, Stream, pad, Plain),
-    "streamed_table": ({"max_steps": 18}, streamed, pad, Plain),
-    "streamed_torch": ({"max_steps": 18}, lambda: streamed().with_format("torch"), pad, Plain),
-    "streamed_workers": ({"max_steps": 18, "dataloader_num_workers": 2}, streamed, mask, Plain),
-    "table": ({}, table, pad, Plain),
-    "table_torch": ({}, lambda: table().with_format("torch"), mask, Plain),
-    "random": ({}, rows, pad, sampled_by(RandomSampler)),
-    "random_generator": (
-        {},
-        rows,
-        pad,
-        sampled_by(lambda data: RandomSampler(data, generator=torch.Generator().manual_seed(5))),
-    ),
-    "replacement": ({}, rows, mask, Before5),
-    "in_order": ({}, rows, pad, sampled_by(SequentialSampler)),
-    "weighted": ({}, rows, pad, sampled_by(lambda data: WeightedRandomSampler(range(1, SIZE + 1), SIZE))),
-    "subset": ({}, rows, mask, sampled_by(lambda data: SubsetRandomSampler(range(SIZE)))),
-    "own_loader": ({}, rows, pad, loaded_by(own(batch_size=BATCH, shuffle=True))),
-    "own_loader_masks": ({}, rows, pad, loaded_by(lambda trainer: DataLoader(rows(), BATCH, True, collate_fn=mask))),
-    "own_batches": ({}, rows, pad, loaded_by(own(batch_sampler=Batches()))),
-    "own_stream": ({"max_steps": 18}, rows, pad, loaded_by(lambda trainer: DataLoader(Stream(), 4, collate_fn=pad))),
-    "prepared": ({}, rows, pad, loaded_by(lambda trainer: prepared(trainer, own(batch_size=BATCH, shuffle=True)(0)))),
-    "prepared_batches": ({}, rows, pad, loaded_by(lambda trainer: prepared(trainer, own(batch_sampler=Batches())(0)))),
-    "prepared_sampled": (
-        {},
-        rows,
-        pad,
-        loaded_by(lambda t: prepared(t, own(batch_sampler=BatchSampler(RandomSampler(rows()), 4, True))(0))),
+    "replacement": Case(collator=mask, override=Before5),
+    "in_order": Case(override=sampled_by(SequentialSampler)),
+    "weighted": Case(override=sampled_by(lambda data: WeightedRandomSampler(range(1, SIZE + 1), SIZE))),
+    "subset": Case(collator=mask, override=sampled_by(lambda data: SubsetRandomSampler(range(SIZE)))),
+    "own_loader": Case(override=loaded_by(**SEEDED)),
+    "own_loader_masks": Case(override=loaded_by(collator=mask, **SEEDED)),
+    "own_batches": Case(override=loaded_by(batch_sampler=Batches())),
+    "own_stream": Case(FINITE, override=loaded_by(dataset=Stream, batch_size=BATCH)),
+    "prepared": Case(override=loaded_by(is_prepared=True, **SEEDED)),
+    "prepared_batches": Case(override=loaded_by(is_prepared=True, batch_sampler=Batches())),
+    "prepared_sampled": Case(
+        override=loaded_by(is_prepared=True, batch_sampler=BatchSampler(RandomSampler(rows()), BATCH, True))
     ),
 }
 
 
-# Where Accelerate 1.15 does not tell the rest of a resumed epoch which epoch it is: the order, or the dataset, is then
-# that of epoch 0. Here it goes on as it was.
+# Accelerate 1.15 does not tell the rest of a resumed epoch which epoch it is: the order, or the dataset, is then that
+# of epoch 0. This package tells it.
 EPOCH_LOST_UNDER_TRANSFORMERS = {"dispatched", "noisy", "persistent"}
-
-
-# Workers that persist draw on from epoch to epoch under transformers, and only the run from its beginning would bring
-# theirs there again. Here they are seeded in each epoch, and a resumed run goes on as if it had not been interrupted.
+# Persistent workers draw on from epoch to epoch under transformers, and a resumed run cannot get there. This package
+# seeds them in each epoch.
 DRAWS_ON_UNDER_TRANSFORMERS = {"persistent"}
 
 
 def make(package, name, folder, **more):
-    settings, dataset, collator, override = CASES[name]
-    settings = {**settings, **more}
-    # Set afterwards, so that each package takes them as its own arguments would have them.
-    later = {key: settings.pop(key) for key in ("train_sampling_strategy", "accelerator_config") if key in settings}
+    case = CASES[name]
+    # These are set on the made arguments, so that each package takes them as its own arguments would have them.
+    later = {
+        key: case.settings[key] for key in case.settings if key in ("train_sampling_strategy", "accelerator_config")
+    }
+    settings = {key: value for key, value in case.settings.items() if key not in later}
     args = package.TrainingArguments(
-        output_dir=str(folder),
-        per_device_train_batch_size=BATCH,
-        use_cpu=True,
-        report_to="none",
-        disable_tqdm=True,
-        logging_steps=1,
-        save_steps=STOP,
-        learning_rate=0.05,
-        **settings,
-    )
+        output_dir=str(folder), per_device_train_batch_size=BATCH, use_cpu=True, report_to="none", disable_tqdm=True,
+        logging_steps=1, save_steps=STOP, learning_rate=0.05, **settings, **more,
+    )  # fmt: skip
     args.accelerator_config = AcceleratorConfig(**later.pop("accelerator_config", {}))
     for key, value in later.items():
         setattr(args, key, value)
     torch.manual_seed(0)
-    kind = type("Subclass", (override, package.Trainer), {})
-    return kind(Bag(), args, collator, train_dataset=dataset())
+    kind = package.Trainer if case.override is None else type("Subclass", (case.override, package.Trainer), {})
+    return kind(Bag(), args, case.collator, train_dataset=case.dataset())
 
 
 def outcome(trainer, resume=None):
-    """Trains, and returns the examples in their order, the losses, and the next number of torch's generator."""
+    """Trains. Returns the examples in their order, the losses, and the next number of torch's generator."""
     trainer.train(resume_from_checkpoint=resume)
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     return {"seen": trainer.model.seen, "losses": losses, "next draw": torch.rand(1).item()}
 
 
+def assert_same_outcome(ours, theirs):
+    assert ours == {**theirs, "losses": pytest.approx(theirs["losses"], abs=1e-6)}
+
+
 @pytest.mark.parametrize("name", sorted(CASES.keys() - DRAWS_ON_UNDER_TRANSFORMERS))
-def test_run_sees_what_it_sees_under_transformers(tmp_path, name):
+def test_run_sees_examples_of_transformers(tmp_path, name):
     theirs = outcome(make(transformers, name, tmp_path / "theirs"))
     ours = outcome(make(mps_trainer, name, tmp_path / "ours"))
     assert len(ours["seen"]) >= 15
-    assert ours["seen"] == theirs["seen"]
-    assert ours["losses"] == pytest.approx(theirs["losses"], abs=1e-6)
-    assert ours["next draw"] == theirs["next draw"]
+    assert_same_outcome(ours, theirs)
 
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() - EPOCH_LOST_UNDER_TRANSFORMERS))
-def test_resumed_run_sees_what_it_sees_under_transformers(tmp_path, name):
+def test_resumed_run_sees_examples_of_transformers(tmp_path, name):
     make(transformers, name, tmp_path / "first", save_strategy="steps").train()
     checkpoint = str(tmp_path / "first" / f"checkpoint-{STOP}")
     theirs = outcome(make(transformers, name, tmp_path / "theirs", save_strategy="no"), checkpoint)
     ours = outcome(make(mps_trainer, name, tmp_path / "ours", save_strategy="no"), checkpoint)
-    assert ours["seen"] == theirs["seen"]
-    assert ours["losses"] == pytest.approx(theirs["losses"], abs=1e-6)
-    assert ours["next draw"] == theirs["next draw"]
+    assert_same_outcome(ours, theirs)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_resumed_run_goes_on_as_if_it_had_not_been_interrupted(tmp_path, name):
+def test_resumed_run_equals_uninterrupted_run(tmp_path, name):
     whole = make(mps_trainer, name, tmp_path / "whole", save_strategy="steps")
     whole.train()
     resumed = make(mps_trainer, name, tmp_path / "resumed", save_strategy="no")

@@ -1,4 +1,4 @@
-"""Holds both libraries to the numbers and behaviour that docs/differences.md states."""
+"""Both libraries have the numbers and behaviour that docs/differences.md states."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ import mps_trainer
 
 from .pairs import make
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(transformers.Trainer, "_finalize_training"), reason="The page is about transformers 5.23."
-)
 HERE_AND_THERE = pytest.mark.parametrize("package", [mps_trainer, transformers], ids=lambda package: package.__name__)
 
 
 class Squares(nn.Module):
-    """Does not accept num_items_in_batch; the loss is the mean of its batch."""
+    """A model without num_items_in_batch. The loss is the mean of its batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +31,7 @@ def numbers(count: int) -> list[dict]:
 
 
 @HERE_AND_THERE
-def test_batches_of_unequal_size_within_a_step(tmp_path, package):
+def test_unequal_batches_of_an_update_weigh_by_examples_here(tmp_path, package):
     given = {"model": Squares(), "train_dataset": numbers(6), "eval_dataset": None}
     settings = {"gradient_accumulation_steps": 2, "train_sampling_strategy": "sequential", "max_steps": 1}
     trainer = make(package, tmp_path, given, **settings)
@@ -45,7 +42,7 @@ def test_batches_of_unequal_size_within_a_step(tmp_path, package):
 
 
 @HERE_AND_THERE
-def test_training_calls_create_optimizer_and_scheduler_here_only(tmp_path, package):
+def test_create_optimizer_and_scheduler_is_called_here_only(tmp_path, package):
     class Own(package.Trainer):
         def create_optimizer_and_scheduler(self, num_training_steps):
             called.append(num_training_steps)
@@ -59,7 +56,7 @@ def test_training_calls_create_optimizer_and_scheduler_here_only(tmp_path, packa
 
 @HERE_AND_THERE
 @pytest.mark.parametrize("count", [8, 10])
-def test_eval_loss_of_a_seq2seq_trainer(tmp_path, package, count):
+def test_eval_loss_of_seq2seq_trainer_weighs_by_examples_here(tmp_path, package, count):
     torch.manual_seed(0)
     sizes = {"vocab_size": 64, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
     model = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0, initializer_factor=5.0)).eval()
@@ -77,7 +74,7 @@ def test_eval_loss_of_a_seq2seq_trainer(tmp_path, package, count):
 
 
 @HERE_AND_THERE
-def test_the_best_weights_of_a_vit_are_restored(tmp_path, package):
+def test_best_weights_of_vit_are_all_restored_here(tmp_path, package):
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     model = ViTForImageClassification(ViTConfig(**sizes, image_size=8, patch_size=4, num_labels=2))

@@ -22,7 +22,7 @@ def accuracy(prediction: EvalPrediction) -> dict[str, float]:
 
 
 class Counted:
-    """Metrics batch by batch: what the last call says is the result."""
+    """Counts batch by batch. The last call returns the result."""
 
     def __init__(self):
         self.right = self.seen = self.calls = 0
@@ -48,32 +48,21 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
-def test_metrics_are_those_of_transformers(both, settings):
+def test_metrics_and_predictions_are_those_of_transformers(both, settings):
     def run(library):
         metric = None if settings.get("eval_do_concat_batches") is False else accuracy
         data = {"eval_dataset": sentences(19), "compute_metrics": metric}
         trainer = library.trainer(bert_classifier(), trainer=data, **settings)
-        first = trainer.evaluate()
-        return [list(first), list(trainer.evaluate()), lasting(first), trainer.state.log_history]
+        metrics = trainer.evaluate()
+        assert list(trainer.evaluate()) == list(metrics)
+        return trainer, trainer.predict(sentences(19))
 
-    theirs, ours = both(run)
+    (their_trainer, theirs), (our_trainer, ours) = both(run)
     # in float16 transformers takes the mean of the losses in float16, too
     tolerance = 1e-3 if "fp16_full_eval" in settings else 1e-5
-    assert ours[:2] == theirs[:2]
-    assert ours[2] == pytest.approx(theirs[2], abs=tolerance)
-    assert_same_logs(ours[3], theirs[3], tolerance)
-
-
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
-def test_predictions_are_those_of_transformers(both, settings):
-    def run(library):
-        trainer = library.trainer(bert_classifier(), **settings)
-        output = trainer.predict(sentences(19))
-        return output.predictions, output.label_ids, lasting(output.metrics), type(output).__name__
-
-    theirs, ours = both(run)
-    tolerance = 1e-3 if "fp16_full_eval" in settings else 1e-5
-    assert ours[2:] == (pytest.approx(theirs[2], abs=tolerance), theirs[3])
+    assert_same_logs(our_trainer.state.log_history, their_trainer.state.log_history, tolerance)
+    assert type(ours).__name__ == type(theirs).__name__
+    assert lasting(ours.metrics) == pytest.approx(lasting(theirs.metrics), abs=tolerance)
     for mine, other in zip(ours[:2], theirs[:2], strict=True):
         assert type(mine) is type(other)
         if isinstance(mine, list):
@@ -83,7 +72,7 @@ def test_predictions_are_those_of_transformers(both, settings):
             np.testing.assert_allclose(mine, other, atol=1e-6)
 
 
-def test_metrics_batch_by_batch(both):
+def test_batch_eval_metrics_are_those_of_transformers(both):
     def run(library):
         metric = Counted()
         data = {"eval_dataset": sentences(19), "compute_metrics": metric}
@@ -98,17 +87,8 @@ def test_metrics_batch_by_batch(both):
     assert ours[0]["eval_calls"] == 3
 
 
-def test_metrics_batch_by_batch_need_to_know_the_last_batch(both):
-    def run(library):
-        data = {"eval_dataset": sentences(8), "compute_metrics": accuracy}
-        with pytest.raises(ValueError, match="compute_result"):
-            library.trainer(bert_classifier(), trainer=data, batch_eval_metrics=True)
-
-    both(run)
-
-
 @pytest.mark.parametrize("batched", [False, True])
-def test_inputs_and_losses_reach_the_metrics(both, batched):
+def test_include_for_metrics_passes_inputs_and_losses(both, batched):
     def run(library):
         seen = []
 
@@ -130,7 +110,7 @@ def test_inputs_and_losses_reach_the_metrics(both, batched):
     assert [loss for _, loss in full] == pytest.approx([loss for _, loss in theirs[: len(full)]], abs=1e-4)
 
 
-def test_a_dictionary_of_datasets(both):
+def test_datasets_in_a_dictionary_have_prefixes_of_transformers(both):
     def run(library):
         data = {
             "train_dataset": sentences(),
@@ -138,8 +118,7 @@ def test_a_dictionary_of_datasets(both):
             "compute_metrics": accuracy,
         }
         settings = {"eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "eval_long_accuracy"}
-        trainer = library.trainer(bert_classifier(), trainer=data, max_steps=4, **settings)
-        trainer.train()
+        trainer = library.trained(bert_classifier(), trainer=data, max_steps=4, **settings)
         names = [list(trainer.evaluate()), list(trainer.evaluate("short")), list(trainer.evaluate(sentences(3)))]
         return trainer.state.log_history, trainer.state.best_metric, names
 
@@ -148,7 +127,7 @@ def test_a_dictionary_of_datasets(both):
     assert ours[1:] == theirs[1:]
 
 
-def test_metrics_that_are_chosen_with_the_dataset(both):
+def test_compute_metrics_set_with_the_loader_is_used(both):
     def run(library):
         class Choosing(library.module.Trainer):
             def get_eval_dataloader(self, eval_dataset=None):
@@ -163,19 +142,18 @@ def test_metrics_that_are_chosen_with_the_dataset(both):
     assert "eval_short_accuracy" in ours
 
 
-def test_a_language_model_has_the_same_eval_loss(both):
+def test_language_model_has_same_eval_loss(both):
     def run(library):
         data = {"eval_dataset": texts(11), "preprocess_logits_for_metrics": lambda logits, labels: logits.argmax(-1)}
-        trainer = library.trainer(
-            gpt2(), trainer={**data, "compute_metrics": lambda p: {"size": p.predictions.size}}, bf16=False
-        )
-        return lasting(trainer.evaluate())
+        data["compute_metrics"] = lambda prediction: {"size": prediction.predictions.size}
+        return lasting(library.trainer(gpt2(), trainer=data).evaluate())
 
     theirs, ours = both(run)
     assert ours == pytest.approx(theirs, abs=1e-5)
 
 
-def test_outputs_that_are_left_out(both):
+@pytest.mark.parametrize("ignored", [None, ["extra"], ["extra", "hidden"]])
+def test_ignored_outputs_are_left_out_of_predictions(both, ignored):
     class Many(nn.Module):
         def __init__(self):
             super().__init__()
@@ -187,23 +165,15 @@ def test_outputs_that_are_left_out(both):
 
     def run(library):
         rows = [{"x": torch.full((3,), float(i)), "labels": torch.ones(3)} for i in range(5)]
-        trainer = library.trainer(Many())
-        results = []
-        for keys in (None, ["extra"], ["extra", "hidden"]):
-            predictions = trainer.predict(rows, ignore_keys=keys).predictions
-            results.append(
-                predictions if isinstance(predictions, np.ndarray) else [np.asarray(p) for p in predictions]
-            )
-        return results
+        return library.trainer(Many()).predict(rows, ignore_keys=ignored).predictions
 
     theirs, ours = both(run)
+    assert len(ours) == len(theirs)
     for mine, other in zip(ours, theirs, strict=True):
-        assert len(mine) == len(other)
-        for one, two in zip(mine, other, strict=True):
-            np.testing.assert_allclose(one, two)
+        np.testing.assert_allclose(mine, other)
 
 
-def test_a_model_that_gives_a_loss_without_labels(both):
+def test_model_with_return_loss_is_evaluated_without_labels(both):
     class Contrastive(nn.Module):
         def __init__(self):
             super().__init__()
@@ -217,9 +187,8 @@ def test_a_model_that_gives_a_loss_without_labels(both):
 
     def run(library):
         rows = [{"x": torch.randn(4, generator=torch.Generator().manual_seed(i))} for i in range(10)]
-        trainer = library.trainer(Contrastive(), trainer={"eval_dataset": rows, "train_dataset": rows}, max_steps=2)
-        trainer.train()
-        trainer.evaluate()
+        data = {"eval_dataset": rows, "train_dataset": rows}
+        trainer = library.trained(Contrastive(), trainer=data, evaluate=True, max_steps=2)
         return trainer.state.log_history, trainer.predict(rows).label_ids
 
     theirs, ours = both(run)
@@ -227,7 +196,7 @@ def test_a_model_that_gives_a_loss_without_labels(both):
     assert ours[1] == theirs[1]
 
 
-def test_a_batch_counts_for_its_examples_whatever_made_it(tmp_path):
+def test_eval_loss_weighs_batches_of_own_loader_by_size(tmp_path):
     """In transformers the last of 4, 4 and 2 counts for four: see docs/differences.md."""
     data = pairs.rows(10)
 

@@ -1,32 +1,27 @@
-"""Loaders, and the methods that make them and that subclasses override, beside transformers' Trainer."""
+"""The methods that make loaders, called or overridden, beside those of transformers' Trainer."""
 
 from __future__ import annotations
 
 import logging
 
-import datasets
 import pytest
 import torch
 import transformers
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, SequentialSampler
 
 import mps_trainer
 from tests.conftest import Classifier, examples
 from tests.dropin.test_data import BATCH, SIZE, Bag, Stream, pad, rows, table
 
-BOTH = pytest.mark.parametrize("package", [transformers, mps_trainer], ids=lambda package: package.__name__)
+PACKAGES = (transformers, mps_trainer)
+BOTH = pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
 
 
 def make(package, folder, override=object, data=None, model=None, collator=pad, strategy=None, given=None, **settings):
     args = package.TrainingArguments(
-        output_dir=str(folder),
-        per_device_train_batch_size=BATCH,
-        per_device_eval_batch_size=BATCH,
-        use_cpu=True,
-        report_to="none",
-        disable_tqdm=True,
-        **settings,
-    )
+        output_dir=str(folder), per_device_train_batch_size=BATCH, per_device_eval_batch_size=BATCH, use_cpu=True,
+        report_to="none", disable_tqdm=True, **settings,
+    )  # fmt: skip
     if strategy is not None:
         args.train_sampling_strategy = strategy
     bases = (package.Trainer,) if override is object else (override, package.Trainer)
@@ -42,16 +37,17 @@ def seen(loader) -> list[list[int]]:
 
 @pytest.mark.parametrize("strategy", ["random", "sequential", "group_by_length"])
 @pytest.mark.parametrize("data", [rows, table, Stream], ids=lambda data: data.__name__)
-def test_evaluation_has_the_order_it_has_under_transformers(tmp_path, strategy, data):
-    theirs, ours = (
-        make(package, tmp_path, data=data(), strategy=strategy, max_steps=2) for package in (transformers, mps_trainer)
-    )
+def test_evaluation_order_is_that_of_transformers(tmp_path, strategy, data):
+    theirs, ours = (make(each, tmp_path, data=data(), strategy=strategy, max_steps=2) for each in PACKAGES)
     assert seen(ours.get_eval_dataloader()) == seen(theirs.get_eval_dataloader())
     assert seen(ours.get_test_dataloader(data())) == seen(theirs.get_test_dataloader(data()))
 
 
-def test_train_loader_gone_through_by_hand_counts_its_epochs(tmp_path):
-    theirs, ours = (make(package, tmp_path).get_train_dataloader() for package in (transformers, mps_trainer))
+def test_train_loader_iterated_by_hand_has_order_of_transformers(tmp_path):
+    torch.manual_seed(7)
+    theirs = make(transformers, tmp_path).get_train_dataloader()
+    torch.manual_seed(7)
+    ours = make(mps_trainer, tmp_path).get_train_dataloader()
     for _ in range(3):
         assert seen(ours) == seen(theirs)
     for loader in (theirs, ours):
@@ -62,15 +58,6 @@ def test_train_loader_gone_through_by_hand_counts_its_epochs(tmp_path):
     assert ours.total_dataset_length == theirs.total_dataset_length
 
 
-def test_order_follows_the_seed_that_torch_was_last_given(tmp_path):
-    orders = []
-    for package in (transformers, mps_trainer):
-        trainer = make(package, tmp_path)
-        torch.manual_seed(7)
-        orders.append(seen(trainer.get_train_dataloader()))
-    assert orders[0] == orders[1]
-
-
 @BOTH
 def test_lowered_batch_size_reaches_the_train_loader(tmp_path, package):
     trainer = make(package, tmp_path)
@@ -79,7 +66,7 @@ def test_lowered_batch_size_reaches_the_train_loader(tmp_path, package):
 
 
 @BOTH
-def test_columns_that_a_subclass_names_are_those_that_stay(tmp_path, package):
+def test_signature_columns_of_subclass_are_kept(tmp_path, package):
     class Named:
         def _set_signature_columns_if_needed(self):
             if self._signature_columns is None:
@@ -97,7 +84,7 @@ def test_columns_that_a_subclass_names_are_those_that_stay(tmp_path, package):
 
 
 @BOTH
-def test_hooks_of_a_subclass_are_called(tmp_path, package):
+def test_overridden_hooks_of_loaders_are_called(tmp_path, package):
     calls = []
 
     class Hooked:
@@ -129,16 +116,16 @@ def test_hooks_of_a_subclass_are_called(tmp_path, package):
     ]
 
 
-def test_sampler_written_for_transformers_4_takes_no_dataset(tmp_path):
+def test_train_sampler_override_of_transformers_4_takes_no_dataset(tmp_path):
     class Before:
         def _get_train_sampler(self):
-            return torch.utils.data.SequentialSampler(self.train_dataset)
+            return SequentialSampler(self.train_dataset)
 
     assert seen(make(mps_trainer, tmp_path, Before).get_train_dataloader())[0] == [0, 1, 2, 3]
 
 
 @BOTH
-def test_run_takes_a_list_of_batches_for_a_loader(tmp_path, package):
+def test_list_of_batches_may_be_the_train_loader(tmp_path, package):
     class Listed:
         def get_train_dataloader(self):
             return [pad(rows()[i : i + 2]) for i in range(0, 6, 2)]
@@ -153,7 +140,7 @@ def test_run_takes_a_list_of_batches_for_a_loader(tmp_path, package):
 
 @BOTH
 @pytest.mark.parametrize("persistent", [True, False])
-def test_evaluation_loader_is_made_once_where_its_workers_persist(tmp_path, package, persistent):
+def test_evaluation_loader_is_kept_only_if_its_workers_persist(tmp_path, package, persistent):
     settings = {"dataloader_num_workers": 1, "dataloader_persistent_workers": persistent}
     trainer = make(package, tmp_path, given={"eval_dataset": {"a": rows(), "b": rows(6)}}, **settings)
     assert (trainer.get_eval_dataloader("a") is trainer.get_eval_dataloader("a")) == persistent
@@ -168,36 +155,36 @@ def test_persistent_loader_of_one_dataset_does_not_serve_another(tmp_path):
 
 
 @BOTH
-def test_examples_are_counted_from_the_dataset_or_else_from_the_batches(tmp_path, package):
+def test_num_examples_counts_dataset_or_batches(tmp_path, package):
     trainer = make(package, tmp_path)
     assert trainer.num_examples(trainer.get_train_dataloader()) == SIZE
     assert trainer.num_examples([1, 2, 3]) == 3 * BATCH
 
 
-def test_tokens_are_counted(caplog):
+def test_num_tokens_counts_input_ids():
     batches = [pad(rows()[:4]), pad(rows()[4:6])]
     size = batches[0]["input_ids"].numel()
     assert mps_trainer.Trainer.num_tokens(batches) == size + batches[1]["input_ids"].numel()
     assert mps_trainer.Trainer.num_tokens(batches, max_steps=5) == 5 * size
     assert mps_trainer.Trainer.num_tokens([{"x": torch.ones(2)}]) == 0
-    assert "no input_ids" in caplog.text
 
 
 @BOTH
-def test_nothing_to_load_is_a_value_error(tmp_path, package):
+def test_missing_datasets_are_a_value_error(tmp_path, package):
     trainer = make(package, tmp_path, given={"train_dataset": None, "eval_dataset": None})
     for get in (trainer.get_train_dataloader, trainer.get_eval_dataloader):
         with pytest.raises(ValueError, match=r"train_dataset|eval_dataset"):
             get()
 
 
-def test_stream_is_not_grouped_by_length_and_says_so(tmp_path, caplog):
-    trainer = make(mps_trainer, tmp_path, data=Stream(), strategy="group_by_length", max_steps=2)
+def test_stream_is_not_grouped_by_length_with_a_warning(tmp_path, caplog):
+    grouped, plain = (
+        make(mps_trainer, tmp_path, data=Stream(), strategy=strategy, max_steps=2)
+        for strategy in ("group_by_length", "random")
+    )
     with caplog.at_level(logging.WARNING):
-        assert seen(trainer.get_train_dataloader()) == seen(
-            make(mps_trainer, tmp_path, data=Stream(), max_steps=2).get_train_dataloader()
-        )
-    assert "train_sampling_strategy='group_by_length' has no effect" in caplog.text
+        assert seen(grouped.get_train_dataloader()) == seen(plain.get_train_dataloader())
+    assert "group_by_length" in caplog.text
 
 
 @BOTH
@@ -207,8 +194,8 @@ def test_examples_without_length_cannot_be_grouped(tmp_path, package):
         trainer.get_train_dataloader()
 
 
-@pytest.mark.parametrize("package", [transformers, mps_trainer], ids=lambda package: package.__name__)
-def test_first_input_of_the_processing_class_is_measured(tmp_path, package):
+@BOTH
+def test_lengths_are_those_of_first_input_of_processing_class(tmp_path, package):
     class Reader:
         model_input_names = ("sounds",)
 
@@ -217,26 +204,8 @@ def test_first_input_of_the_processing_class_is_measured(tmp_path, package):
     assert list(trainer._get_train_sampler().lengths) == [1 + i % 7 for i in range(SIZE)]
 
 
-def test_length_column_in_torch_format_is_read_at_once(tmp_path):
-    data = table().with_format("torch")
-    orders = []
-    for package in (transformers, mps_trainer):
-        trainer = make(
-            package,
-            tmp_path,
-            data=data,
-            strategy="group_by_length",
-            length_column_name="idx",
-            remove_unused_columns=False,
-        )
-        torch.manual_seed(3)
-        orders.append(list(trainer._get_train_sampler(data)))
-    assert [int(i) for i in orders[0]] == orders[1]
-    assert isinstance(data, datasets.Dataset)
-
-
 @BOTH
-def test_length_buckets_work_in_a_loader_of_ones_own(tmp_path, package):
+def test_bucket_sampler_works_in_own_loader(tmp_path, package):
     data = [{"input_ids": [1] * (3 + i * 7 % 30), "labels": 0} for i in range(SIZE)]
     lengths = [len(row["input_ids"]) for row in data]
     made = mps_trainer.BucketBatchSampler(lengths, BATCH, num_buckets=2)
@@ -256,8 +225,7 @@ def test_length_buckets_work_in_a_loader_of_ones_own(tmp_path, package):
         def forward(self, input_ids, attention_mask, labels=None):
             return super().forward(input_ids, labels)
 
-    trainer = make(package, tmp_path, Bucketed, data=data, model=Masked(), num_train_epochs=2)
-    trainer.train()
+    make(package, tmp_path, Bucketed, data=data, model=Masked(), num_train_epochs=2).train()
     expected = mps_trainer.BucketBatchSampler(lengths, BATCH, num_buckets=2)
     order = [[lengths[i] for i in batch] for _ in range(2) for batch in expected]
     assert [batch["attention_mask"].sum(1).tolist() for batch in batches] == order

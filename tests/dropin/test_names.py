@@ -1,4 +1,4 @@
-"""The Trainer's own names cannot be taken by a subclass by accident."""
+"""The Trainer has the names and signatures of transformers'; its own names do not collide with those of subclasses."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from transformers import Trainer as TheirTrainer
 from mps_trainer import Seq2SeqTrainer, Trainer, trainer_checks
 
 LIBRARIES = Path(__file__).with_name("names_of_libraries.txt")
+TRAINERS = pytest.mark.parametrize(
+    ("ours", "theirs"), [(Trainer, TheirTrainer), (Seq2SeqTrainer, TheirSeq2SeqTrainer)], ids=["Trainer", "Seq2Seq"]
+)
 # Names without the prefix that transformers 5.23 does not have: documented here, or transformers' until lately.
 WITHOUT_PREFIX = {
     "end",  # documented in docs/distributed.md
@@ -36,10 +39,8 @@ def assigned(kind: type) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs"), [(Trainer, TheirTrainer), (Seq2SeqTrainer, TheirSeq2SeqTrainer)], ids=["Trainer", "Seq2Seq"]
-)
-def test_names_that_are_not_transformers_have_the_prefix(ours, theirs):
+@TRAINERS
+def test_own_names_have_the_prefix(ours, theirs):
     used_there = set(re.findall(r"\bself\.(\w+)", inspect.getsource(inspect.getmodule(TheirTrainer))))
     own = assigned(ours) - assigned(theirs) - used_there
     assert {name for name in own if not name.startswith("_mt_")} <= WITHOUT_PREFIX
@@ -65,11 +66,8 @@ def signature(method) -> list[tuple]:
     return [(each.name, each.kind, each.default) for each in inspect.signature(method).parameters.values()]
 
 
-@pytest.mark.skipif(not hasattr(TheirTrainer, "_finalize_training"), reason="The methods are transformers 5.23's.")
-@pytest.mark.parametrize(
-    ("ours", "theirs"), [(Trainer, TheirTrainer), (Seq2SeqTrainer, TheirSeq2SeqTrainer)], ids=["Trainer", "Seq2Seq"]
-)
-def test_methods_have_the_signatures_of_transformers(ours, theirs):
+@TRAINERS
+def test_methods_have_signatures_of_transformers(ours, theirs):
     methods = {name for name in dir(theirs) if not name.startswith("__") and callable(getattr(theirs, name))}
     assert len(methods) > 80
     assert {name for name in methods if not hasattr(ours, name)} == NO_COUNTERPART
@@ -77,7 +75,7 @@ def test_methods_have_the_signatures_of_transformers(ours, theirs):
     assert {name for name in shared if signature(getattr(ours, name)) != signature(getattr(theirs, name))} == set()
 
 
-def test_no_library_assigns_a_name_of_the_trainers_own():
+def test_libraries_do_not_assign_own_names():
     names = set(LIBRARIES.read_text(encoding="utf-8").splitlines()[2:])
     assert len(names) > 300
     assert {"_metrics", "_generate"} <= names

@@ -1,4 +1,4 @@
-"""transformers' names mean this package's Trainer and arguments, if nothing was built on transformers' own before."""
+"""`replace_transformers` replaces transformers' Trainer and arguments, unless something was built on them before."""
 
 from __future__ import annotations
 
@@ -9,38 +9,45 @@ import types
 import pytest
 import torch
 import transformers
+from accelerate.state import AcceleratorState
+from accelerate.utils import set_seed
 
 import mps_trainer
 
-from .conftest import bert_classifier, gpt2
+from .conftest import bert_classifier, gpt2, texts
 
-NAMES = ["Trainer", "TrainingArguments", "Seq2SeqTrainer", "Seq2SeqTrainingArguments"]
 PLACES = {
+    "transformers": ["Trainer", "TrainingArguments", "Seq2SeqTrainer", "Seq2SeqTrainingArguments"],
     "transformers.trainer": ["Trainer", "TrainingArguments"],
     "transformers.training_args": ["TrainingArguments"],
     "transformers.trainer_seq2seq": ["Seq2SeqTrainer", "Trainer"],
     "transformers.training_args_seq2seq": ["Seq2SeqTrainingArguments", "TrainingArguments"],
 }
+QUIET = {"use_cpu": True, "report_to": "none"}
 
 
 @pytest.fixture
 def replaced():
-    """The module, imported; at the end transformers' names are its own again."""
+    """Imports the module. At the end, transformers' names are its own again."""
     module = importlib.import_module("mps_trainer.replace_transformers")
     module.replace()
     yield module
     module.undo()
 
 
-def test_transformers_names_mean_this_packages_classes(replaced):
-    for name in NAMES:
-        assert getattr(transformers, name) is getattr(mps_trainer, name)
-    for module, names in PLACES.items():
-        for name in names:
-            assert getattr(importlib.import_module(module), name) is getattr(mps_trainer, name)
+def classes() -> list[tuple[str, type]]:
+    return [(name, getattr(sys.modules[module], name)) for module, names in PLACES.items() for name in names]
 
 
-def test_the_bars_that_a_trainer_has_are_those_that_the_name_means(replaced, tmp_path):
+def test_names_of_transformers_are_replaced_and_restored_by_undo(replaced):
+    assert all(kind is getattr(mps_trainer, name) for name, kind in classes())
+    for _ in range(2):  # a second undo changes nothing
+        replaced.undo()
+        assert all(kind.__module__.startswith("transformers.") for _, kind in classes())
+    assert issubclass(transformers.Seq2SeqTrainer, transformers.Trainer)
+
+
+def test_progress_callback_is_replaced_too(replaced, tmp_path):
     from transformers.trainer_callback import ProgressCallback
 
     args = transformers.TrainingArguments(str(tmp_path), use_cpu=True, disable_tqdm=False)
@@ -50,28 +57,15 @@ def test_the_bars_that_a_trainer_has_are_those_that_the_name_means(replaced, tmp
     assert transformers.ProgressCallback.__module__ == "transformers.trainer_callback"
 
 
-def test_it_says_so_in_one_line_and_once(replaced, capsys):
+def test_replacing_prints_one_line_once(replaced, capsys):
     replaced.undo()
     replaced.replace()
     replaced.replace()
-    assert capsys.readouterr().err == (
-        "mps_trainer: transformers.Trainer and TrainingArguments are now mps_trainer's, also for the libraries "
-        "imported from here on.\n"
-    )
-
-
-def test_undo_puts_transformers_classes_back(replaced):
-    replaced.undo()
-    for module, names in {"transformers": NAMES, **PLACES}.items():
-        for name in names:
-            assert getattr(importlib.import_module(module), name).__module__.startswith("transformers.")
-    assert issubclass(transformers.Seq2SeqTrainer, transformers.Trainer)
-    replaced.undo()  # nothing more to do
-    assert transformers.Trainer is not mps_trainer.Trainer
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 @pytest.mark.parametrize("clears", [False, True])
-def test_undo_after_a_reload_puts_transformers_classes_back(replaced, monkeypatch, capsys, clears):
+def test_undo_after_reload_restores_classes(replaced, monkeypatch, capsys, clears):
     """`importlib.reload` keeps the variables of a module; the autoreload of notebooks clears them before."""
     monkeypatch.setattr(sys.modules["__main__"], "Trainer", transformers.Trainer, raising=False)
     monkeypatch.setitem(sys.modules, "trl", types.ModuleType("trl"))  # imported in time
@@ -84,16 +78,14 @@ def test_undo_after_a_reload_puts_transformers_classes_back(replaced, monkeypatc
     assert capsys.readouterr().err == ""
     assert transformers.Trainer is mps_trainer.Trainer
     replaced.undo()
-    for module, names in {"transformers": NAMES, **PLACES}.items():
-        for name in names:
-            assert getattr(importlib.import_module(module), name).__module__.startswith("transformers.")
+    assert all(kind.__module__.startswith("transformers.") for _, kind in classes())
 
 
-def test_a_trainer_and_arguments_are_instances_of_transformers_classes(replaced, tmp_path):
+def test_objects_are_instances_of_transformers_names(replaced, tmp_path):
     class Own(transformers.Trainer):
         pass
 
-    args = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none")
+    args = transformers.TrainingArguments(str(tmp_path), **QUIET)
     trainer = Own(bert_classifier(), args)
     assert isinstance(trainer, transformers.Trainer)
     assert isinstance(trainer, mps_trainer.Trainer)
@@ -101,88 +93,66 @@ def test_a_trainer_and_arguments_are_instances_of_transformers_classes(replaced,
 
 
 @pytest.mark.parametrize("library", ["trl", "sentence_transformers", "setfit"])
-def test_it_refuses_to_come_after_a_library(replaced, monkeypatch, library):
+def test_replacing_after_a_library_is_refused(replaced, monkeypatch, library):
     replaced.undo()
     monkeypatch.setitem(sys.modules, library, types.ModuleType(library))
-    with pytest.raises(
-        mps_trainer.MisconfigurationException, match=f"was imported too late: {library} was imported"
-    ) as error:
+    with pytest.raises(mps_trainer.MisconfigurationException, match=f"too late: {library} was imported") as error:
         replaced.replace()
     assert "\n" not in str(error.value)
-    assert "`import mps_trainer.replace_transformers` the first import" in str(error.value)
     assert transformers.Trainer is not mps_trainer.Trainer
 
 
-def test_it_refuses_to_come_after_a_subclass_or_a_name_of_the_script(replaced, monkeypatch):
+def test_replacing_after_a_subclass_or_import_of_the_script_is_refused(replaced, monkeypatch):
     replaced.undo()
     module = types.ModuleType("some_library")
     module.Own = type("Own", (transformers.Trainer,), {"__module__": "some_library"})
     monkeypatch.setitem(sys.modules, "some_library", module)
-    with pytest.raises(mps_trainer.MisconfigurationException, match="too late: some_library defined Own before it"):
+    with pytest.raises(mps_trainer.MisconfigurationException, match="some_library defined Own"):
         replaced.replace()
     monkeypatch.delitem(sys.modules, "some_library")
     monkeypatch.setattr(sys.modules["__main__"], "Trainer", transformers.Trainer, raising=False)
-    with pytest.raises(
-        mps_trainer.MisconfigurationException, match="too late: this script imported Trainer before it"
-    ):
+    with pytest.raises(mps_trainer.MisconfigurationException, match="this script imported Trainer"):
         replaced.replace()
 
 
-def test_accelerate_is_ready_once_there_are_arguments(replaced, tmp_path):
-    state = pytest.importorskip("accelerate.state")
-    utils = pytest.importorskip("accelerate.utils")
-    state.AcceleratorState._reset_state(reset_partial_state=True)
-    settings = {"output_dir": str(tmp_path), "use_cpu": True, "report_to": "none"}
-    args = transformers.TrainingArguments(**settings)
-    assert args.distributed_state is not None
+def test_accelerate_state_exists_once_there_are_arguments(replaced, tmp_path):
+    AcceleratorState._reset_state(reset_partial_state=True)
+    args = transformers.TrainingArguments(str(tmp_path), **QUIET)
     assert args.distributed_state.device == torch.device("cpu")
     assert args.distributed_state.distributed_type == "NO"
     assert args.accelerator_config.use_configured_state is False
-    again = transformers.TrainingArguments(**settings, accelerator_config={"use_configured_state": True})
+    again = transformers.TrainingArguments(str(tmp_path), **QUIET, accelerator_config={"use_configured_state": True})
     assert again.accelerator_config.use_configured_state
     transformers.Trainer(bert_classifier(), args)
-    utils.set_seed(3, device_specific=True)
+    set_seed(3, device_specific=True)
     one = torch.rand(1)
-    utils.set_seed(3)
+    set_seed(3)
     assert torch.equal(one, torch.rand(1))
 
 
-def test_accelerates_state_follows_the_arguments_precision(replaced, tmp_path):
-    state = pytest.importorskip("accelerate.state")
+def test_accelerate_state_has_precision_of_arguments(replaced, tmp_path):
     for bf16 in (False, True):
-        args = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", bf16=bf16)
+        args = transformers.TrainingArguments(str(tmp_path), **QUIET, bf16=bf16)
         transformers.Trainer(bert_classifier(), args)
-        assert state.AcceleratorState().mixed_precision == ("bf16" if bf16 else "no")
+        assert AcceleratorState().mixed_precision == ("bf16" if bf16 else "no")
 
 
-def test_a_run_is_the_same_as_without_it(replaced, make_data, tmp_path):
-    def losses(trainer, arguments, folder):
+def test_run_with_replaced_names_has_losses_of_direct_import(replaced, tmp_path):
+    def losses(library, folder):
         transformers.set_seed(0)
-        settings = {"max_steps": 2, "logging_steps": 1, "report_to": "none", "use_cpu": True, "save_strategy": "no"}
-        made = trainer(gpt2(), arguments(str(tmp_path / folder), **settings), train_dataset=make_data())
-        made.train()
-        return [entry.get("loss") for entry in made.state.log_history]
+        settings = {**QUIET, "max_steps": 2, "logging_steps": 1, "save_strategy": "no"}
+        args = library.TrainingArguments(str(tmp_path / folder), **settings)
+        trainer = library.Trainer(gpt2(), args, train_dataset=texts())
+        trainer.train()
+        return [entry.get("loss") for entry in trainer.state.log_history]
 
-    inside = losses(transformers.Trainer, transformers.TrainingArguments, "inside")
+    inside = losses(transformers, "inside")
     replaced.undo()
-    assert losses(mps_trainer.Trainer, mps_trainer.TrainingArguments, "outside") == inside
-
-
-@pytest.fixture
-def make_data():
-    def make():
-        draw = torch.Generator().manual_seed(1)
-        ids = torch.randint(3, 60, (16, 8), generator=draw)
-        return [{"input_ids": row, "labels": row} for row in ids]
-
-    return make
+    assert losses(mps_trainer, "outside") == inside
 
 
 def test_arguments_of_transformers_own_class_are_refused_in_one_line(tmp_path):
-    pytest.importorskip("accelerate", reason="transformers' arguments need it")
-    theirs = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
-    with pytest.raises(
-        mps_trainer.MisconfigurationException, match="Import TrainingArguments from mps_trainer"
-    ) as error:
+    theirs = transformers.TrainingArguments(str(tmp_path), **QUIET)
+    with pytest.raises(mps_trainer.MisconfigurationException, match="TrainingArguments from mps_trainer") as error:
         mps_trainer.Trainer(bert_classifier(), theirs)
     assert "\n" not in str(error.value)

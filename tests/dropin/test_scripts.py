@@ -1,4 +1,4 @@
-"""A script of the kind that people have runs with the import swapped: same losses, metrics and files."""
+"""A script whose import is swapped has the same losses, metrics and files."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ import runpy
 import sys
 from pathlib import Path
 
+import datasets
+import huggingface_hub.constants
 import pytest
 import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from .conftest import assert_same_logs, lasting
 
@@ -31,8 +34,6 @@ def configuration(task: str):
 
 
 def tokenizer():
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
     special = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
     vocabulary = {word: i for i, word in enumerate([*special, *WORDS])}
     made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
@@ -55,7 +56,7 @@ def row(task: str, draw: random.Random) -> dict:
 
 @pytest.fixture
 def files(tmp_path):
-    """`files(task)` are the flags of the script that name the model and the data of a task."""
+    """`files(task)` writes the model and the data of a task, and returns the flags that name them."""
 
     def make(task: str) -> list[str]:
         configuration(task).save_pretrained(tmp_path / "tiny")
@@ -77,10 +78,7 @@ FLAGS += ["--load_best_model_at_end", "--seed", "3", "--disable_tqdm", "true", "
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Runs the script with the Trainer of a module, in a folder of its own; the folder that it wrote into."""
-    import datasets
-    import huggingface_hub.constants
-
+    """Runs the script with the Trainer of a module. Returns the folder that it wrote into."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
 
     def run(module: str, flags: list[str]) -> Path:
@@ -99,22 +97,15 @@ def run(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("task", ["sentences", "tokens", "next", "masked", "images"])
-def test_a_script_gives_the_same_losses_metrics_and_files(files, run, task):
-    pytest.importorskip("accelerate", reason="transformers' own Trainer needs it")
+def test_script_has_same_losses_metrics_and_files(files, run, task):
     flags = [*files(task), *FLAGS]
     theirs, ours = (run(module, flags) for module in ("transformers", "mps_trainer"))
-    # each checkpoint has these beside transformers' files
+    own = ("loop_state.json", "manifest.json")  # in each checkpoint, beside transformers' files
     written = [
-        {
-            str(path.relative_to(out))
-            for path in out.rglob("*")
-            if path.name not in ("loop_state.json", "manifest.json")
-        }
-        for out in (ours, theirs)
+        {str(path.relative_to(out)) for path in out.rglob("*") if path.name not in own} for out in (ours, theirs)
     ]
     assert written[0] == written[1]
     read = [json.loads((out / "trainer_state.json").read_text()) for out in (ours, theirs)]
-    # numbers of float32 around 2: the norm to clip by is summed in another order
     assert_same_logs(read[0]["log_history"], read[1]["log_history"], tolerance=1e-5)
     assert len(read[0]["log_history"]) == 6 + 2 + 1
     results = [json.loads((out / "all_results.json").read_text()) for out in (ours, theirs)]
@@ -122,7 +113,7 @@ def test_a_script_gives_the_same_losses_metrics_and_files(files, run, task):
     assert lasting(results[0]) == pytest.approx(lasting(results[1]), abs=1e-5)
     for name in ("predictions.txt", "config.json"):
         assert (ours / name).read_text() == (theirs / name).read_text(), name
-    # the card says more, in the places that transformers leaves to its reader as well
+    # The card says more where transformers leaves placeholders.
     lines, of_transformers = ((out / "README.md").read_text().splitlines() for out in (ours, theirs))
     said = [line for line in of_transformers if line and line != "More information needed"]
     assert [line for line in lines if line in said] == said

@@ -1,4 +1,4 @@
-"""The search for hyper-parameters, by this package and by transformers with the same sampler."""
+"""Hyper-parameter searches of this package and of transformers with the same sampler."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from transformers.hyperparameter_search import ALL_HYPERPARAMETER_SEARCH_BACKENDS
 
 import mps_trainer
 
@@ -45,7 +46,7 @@ def search(trainer, **settings):
     return trainer.hyperparameter_search(**settings)
 
 
-def test_same_trials_give_the_same_best_run_in_the_same_folders(tmp_path):
+def test_search_finds_best_run_of_transformers_in_same_folders(tmp_path):
     runs, names = [], []
     for library in (transformers, mps_trainer):
         folder = tmp_path / library.__name__
@@ -59,7 +60,7 @@ def test_same_trials_give_the_same_best_run_in_the_same_folders(tmp_path):
 
 
 @pytest.mark.parametrize("library", [transformers, mps_trainer])
-def test_a_trial_that_is_pruned_ends_early_and_the_search_goes_on(tmp_path, library):
+def test_search_continues_after_pruned_trial(tmp_path, library):
     study = optuna.storages.InMemoryStorage()
     search(
         make(library, tmp_path, save_strategy="no"),
@@ -71,21 +72,16 @@ def test_a_trial_that_is_pruned_ends_early_and_the_search_goes_on(tmp_path, libr
     assert states == ["COMPLETE", "PRUNED", "PRUNED", "PRUNED"]
 
 
-def test_without_model_init_is_refused_as_by_transformers(tmp_path):
+def test_search_without_model_init_is_refused(tmp_path):
     args = mps_trainer.TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
-    with pytest.raises(RuntimeError, match="model_init function"):
+    with pytest.raises(RuntimeError, match="model_init"):
         mps_trainer.Trainer(model=Regression(), args=args).hyperparameter_search(backend="optuna")
-
-
-def test_model_init_with_two_arguments_is_refused(tmp_path):
     with pytest.raises(RuntimeError, match="0 or 1 argument"):
         make(mps_trainer, tmp_path, model_init=lambda first, second: Regression())
 
 
 @pytest.mark.parametrize("backend", [None, "optuna"])
-def test_without_a_back_end_one_line_says_what_to_install(tmp_path, monkeypatch, backend):
-    from transformers.hyperparameter_search import ALL_HYPERPARAMETER_SEARCH_BACKENDS
-
+def test_search_without_backend_is_refused_in_one_line(tmp_path, monkeypatch, backend):
     for kind in ALL_HYPERPARAMETER_SEARCH_BACKENDS.values():
         monkeypatch.setattr(kind, "is_available", staticmethod(lambda: False))
     with pytest.raises(mps_trainer.MisconfigurationException, match=r"pip install.*optuna") as caught:
@@ -93,7 +89,7 @@ def test_without_a_back_end_one_line_says_what_to_install(tmp_path, monkeypatch,
     assert "\n" not in str(caught.value)
 
 
-def test_a_field_that_the_arguments_have_not_is_left_out_with_a_warning(tmp_path, caplog):
+def test_unknown_field_of_search_is_ignored_with_a_warning(tmp_path, caplog):
     best = search(make(mps_trainer, tmp_path), n_trials=1, hp_space=lambda trial: {"depth": 3, "seed": 5})
-    assert "The search sets depth, which is not a field of TrainingArguments" in caplog.text
+    assert "depth" in caplog.text
     assert best.hyperparameters == {}

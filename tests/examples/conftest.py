@@ -1,4 +1,4 @@
-"""The examples, run in this process or in one of their own."""
+"""Fixtures that run the scripts of the examples in this process."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "text-classification"
 EMBEDDED = EXAMPLE / "embedded"
-# Real GLUE data and a real pretrained model, which are not part of the project.
+# This folder has real GLUE data and a real pretrained model, which are not part of the project.
 REAL = Path(os.environ.get("MPS_TRAINER_REAL_DATA", ROOT.parent / "shared"))
 
 IMAGES = ROOT / "examples" / "image-classification"
 LANGUAGE = ROOT / "examples" / "language-modeling"
 FOLDERS = (EXAMPLE, IMAGES, LANGUAGE, ROOT / "examples" / "sentence-embeddings")
 for folder in FOLDERS:
-    sys.path.insert(0, str(folder))  # a script's own folder is where its modules are
+    sys.path.insert(0, str(folder))  # a script imports modules from its own folder
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def out(tmp_path):
 
 @pytest.fixture
 def run_script(out, capfd):
-    """Runs a script of the examples with the arguments given and `--output_dir`; gives status, stdout and stderr."""
+    """Runs a script of the examples with arguments and `--output_dir`. Returns status, stdout and stderr."""
 
     def run(name: str, *arguments: object, output_dir: bool = True) -> tuple[int, str, str]:
         script = importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""Whatever is in a TSV file, it is read as it is or refused with its name; what is valid comes back unchanged."""
+"""Any TSV file is read as it is, or refused in one line that names it."""
 
 import pytest
 from glue_errors import UserError
@@ -15,7 +15,7 @@ STSB = "sentence1\tsentence2\tscore\n"
 thorough = settings(
     deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
-# in a cell anything goes but what ends it; half a character cannot be written
+# A cell has any characters but those that end it, and surrogates, which cannot be written.
 cells = st.text(st.characters(exclude_characters="\t\n\0", exclude_categories=["Cs"]), max_size=20)
 odd = cells | st.sampled_from(
     ["", "0", "1", "2", "-1", "1.5", "nan", "²", "\x00", "\t", "\r", '"', "\ufeff", "9" * 5000]
@@ -37,7 +37,7 @@ def path(tmp_path):
 @example(content=b"\xff\xfe\x00")
 @example(content=(HEADER + "1" * 5000 + "\t0\t0\ta\tb\n").encode())
 @example(content=(STSB + "a\tb\t1e39\n").encode())
-def test_any_bytes_are_rows_or_one_clear_error(path, task, split, content):
+def test_any_bytes_are_rows_or_one_error(path, task, split, content):
     path.write_bytes(content)
     rows, refusal = read(path, TASKS[task], split)
     if rows is None:
@@ -53,7 +53,7 @@ def test_any_bytes_are_rows_or_one_clear_error(path, task, split, content):
 
 
 def read(path, task, split):
-    """The rows, or the message of the refusal; nothing else may be raised."""
+    """Returns the rows, or the message of the refusal. No other error may be raised."""
     try:
         return read_split(path, task, split), ""
     except UserError as error:
@@ -62,7 +62,7 @@ def read(path, task, split):
 
 @thorough
 @given(rows=st.lists(st.tuples(st.sampled_from([0, 1]), cells, cells), min_size=1, max_size=8), mark=st.booleans())
-def test_valid_rows_come_back_as_they_were(path, rows, mark):
+def test_valid_rows_are_read_unchanged(path, rows, mark):
     lines = [f"{label}\t7\t8\t{first}\t{second}." for label, first, second in rows]
     content = "\n".join([HEADER.rstrip(), *lines])
     path.write_text(content, encoding="utf-8-sig" if mark else "utf-8", newline="")

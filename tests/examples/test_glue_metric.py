@@ -1,4 +1,6 @@
-"""GLUE's metrics through `evaluate`, against scikit-learn and SciPy."""
+"""GLUE's metrics, loaded by `evaluate`, equal those of scikit-learn and SciPy."""
+
+import socket
 
 import evaluate
 import numpy as np
@@ -13,8 +15,7 @@ METRIC = str(EXAMPLE / "metrics" / "glue")
 
 @pytest.fixture(autouse=True)
 def no_hub(monkeypatch):
-    """Every attempt to reach a network fails the test."""
-    import socket
+    """Fails a test that tries to reach a network."""
 
     def refuse(*args, **kwargs):
         raise AssertionError("the metric tried to reach a network")
@@ -22,9 +23,9 @@ def no_hub(monkeypatch):
     monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("task", ["cola", "sst2", "mrpc", "qqp", "mnli", "mnli_matched", "mnli_mismatched", "rte"])
-def test_classification_metrics_agree_with_scikit_learn(task, seed):
+def test_classification_metrics_equal_scikit_learn(task, seed):
     random = np.random.default_rng(seed)
     classes = 3 if "mnli" in task else 2
     predicted, true = random.integers(0, classes, (2, 50))
@@ -36,8 +37,8 @@ def test_classification_metrics_agree_with_scikit_learn(task, seed):
     assert evaluate.load(METRIC, task).compute(predictions=predicted, references=true) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_regression_metrics_agree_with_scipy(seed):
+@pytest.mark.parametrize("seed", range(3))
+def test_regression_metrics_equal_scipy(seed):
     random = np.random.default_rng(seed)
     predicted, true = random.normal(size=(2, 50)).astype(np.float32)
     assert evaluate.load(METRIC, "stsb").compute(predictions=predicted, references=true) == pytest.approx(
@@ -45,12 +46,12 @@ def test_regression_metrics_agree_with_scipy(seed):
     )
 
 
-def test_constant_predictions_have_no_f1_and_no_correlation():
+def test_constant_predictions_have_zero_f1_and_correlation():
     nothing, both = np.zeros(6, dtype=int), np.array([0, 1] * 3)
     assert evaluate.load(METRIC, "mrpc").compute(predictions=nothing, references=both) == {"accuracy": 0.5, "f1": 0.0}
     assert evaluate.load(METRIC, "cola").compute(predictions=nothing, references=both) == {"matthews_correlation": 0.0}
 
 
-def test_unknown_task_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="'snli' is no GLUE task: it must be one of cola"):
+def test_unknown_task_is_refused():
+    with pytest.raises(ValueError, match="snli"):
         evaluate.load(METRIC, "snli")

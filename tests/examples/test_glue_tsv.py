@@ -1,4 +1,4 @@
-"""GLUE's own TSV files."""
+"""The reader of GLUE's own TSV files."""
 
 import pytest
 from glue_errors import UserError
@@ -20,50 +20,45 @@ def file(tmp_path):
     return write
 
 
-def test_quotes_are_text(file):
-    rows = read_split(file(MRPC + '1\t0\t0\tHe said " yes\t"Never" , "never\n'), TASKS["mrpc"], "train")
-    assert rows[0] == {"sentence1": 'He said " yes', "sentence2": '"Never" , "never', "label": 1, "idx": 0}
-
-
-def test_byte_order_mark_and_carriage_returns_are_tolerated(file):
-    content = b"\xef\xbb\xbf" + (MRPC + "0\t0\t0\ta\tb\n").replace("\n", "\r\n").encode()
-    assert read_split(file(content), TASKS["mrpc"], "train")[0]["sentence2"] == "b"
-
-
-def test_only_line_feeds_end_a_line(file):
-    rows = read_split(file(MRPC + "0\t0\t0\ta\u2028b\x85c\x0bd\te\n"), TASKS["mrpc"], "train")
-    assert rows[0]["sentence1"] == "a\u2028b\x85c\x0bd"
-
-
-def test_file_may_end_with_or_without_a_line_feed(file):
-    for end in ("", "\n", "\n\n"):
-        assert len(read_split(file(MRPC + "0\t0\t0\ta\tb" + end), TASKS["mrpc"], "train")) == 1
+@pytest.mark.parametrize(
+    ("content", "first", "second"),
+    [
+        pytest.param('1\t0\t0\tHe said " yes\t"Never" , "never\n', 'He said " yes', '"Never" , "never', id="quotes"),
+        pytest.param("1\t0\t0\ta\u2028b\x85c\x0bd\te\n", "a\u2028b\x85c\x0bd", "e", id="other line ends"),
+        pytest.param("1\t0\t0\ta\tb", "a", "b", id="no line feed at the end"),
+        pytest.param("1\t0\t0\ta\tb\n\n", "a", "b", id="several at the end"),
+        pytest.param("1\t0\t0\ta\tb\r\n", "a", "b", id="carriage return"),
+    ],
+)
+def test_cells_are_read_as_written(file, content, first, second):
+    rows = read_split(file(MRPC + content), TASKS["mrpc"], "train")
+    assert [rows[0]] == [{"sentence1": first, "sentence2": second, "label": 1, "idx": 0}]
+    assert len(rows) == 1
 
 
 @pytest.mark.parametrize(
-    ("task", "content", "message"),
+    ("task", "content", "place"),
     [
-        ("mrpc", MRPC + "1\t0\t0\ta\tb\n1\t0\t0\ta\n", r"train\.tsv, line 3: 4 columns, and 5 are expected"),
+        ("mrpc", MRPC + "1\t0\t0\ta\tb\n1\t0\t0\ta\n", r"train\.tsv, line 3: 4 columns"),
         ("mrpc", MRPC + "1\t0\t0\ta\tb\n\n1\t0\t0\ta\tb\n", "line 3: 1 columns"),
-        ("mrpc", MRPC + "2\t0\t0\ta\tb\n", "line 2: the Quality is '2', and 0 to 1 or not_equivalent or equivalent"),
-        ("mrpc", MRPC + "-1\t0\t0\ta\tb\n", "line 2: the Quality is '-1'"),
+        ("mrpc", MRPC + "2\t0\t0\ta\tb\n", "line 2: the Quality is '2'"),
         ("mrpc", MRPC + "\t0\t0\ta\tb\n", "line 2: the Quality is ''"),
-        ("mrpc", "Quality\t#1 String\n1\ta\n", "no column '#2 String'; its columns are 'Quality', '#1 String'"),
-        ("mrpc", MRPC, "is empty: it has no row"),
-        ("mrpc", "", "is empty: it has not even a header"),
-        ("mrpc", b"\xff\xfe\x00", "line 1: this is not UTF-8 text"),
-        ("stsb", "sentence1\tsentence2\tscore\na\tb\thigh\n", "line 2: the score is 'high', and a number is expected"),
+        ("mrpc", "Quality\t#1 String\n1\ta\n", "no column '#2 String'"),
+        ("mrpc", MRPC, "empty"),
+        ("mrpc", "", "empty"),
+        ("mrpc", b"\xff\xfe\x00", "line 1: this is not UTF-8"),
+        ("stsb", "sentence1\tsentence2\tscore\na\tb\thigh\n", "line 2: the score is 'high'"),
         ("stsb", "sentence1\tsentence2\tscore\na\tb\tnan\n", "line 2: the score is 'nan'"),
         ("rte", "index\tsentence1\tsentence2\tlabel\n0\ta\tb\tmaybe\n", "line 2: the label is 'maybe'"),
-        ("cola", "gj04\t1\t\n", "line 1: 3 columns, and 4 are expected"),
+        ("cola", "gj04\t1\t\n", "line 1: 3 columns"),
     ],
 )
-def test_malformed_file_is_reported_with_its_line(file, task, content, message):
-    with pytest.raises(UserError, match=message):
+def test_malformed_file_is_refused_with_its_line(file, task, content, place):
+    with pytest.raises(UserError, match=place):
         read_split(file(content), TASKS[task], "train")
 
 
-def test_header_is_the_first_line_unless_given(file):
+def test_header_is_first_line_unless_given(file):
     path = file("a\tb\nc\td\n")
     assert read_rows(path, None) == (["a", "b"], [(2, ["c", "d"])])
     assert read_rows(path, ("x", "y")) == (["x", "y"], [(1, ["a", "b"]), (2, ["c", "d"])])
@@ -84,13 +79,13 @@ def test_embedded_sample_of_every_task_is_read(name):
             assert 0 <= min(rows.columns["label"]) < max(rows.columns["label"]) <= 5
 
 
-def test_splits_without_a_file_are_left_out(tmp_path, file):
+def test_splits_without_file_are_left_out(tmp_path, file):
     file(MRPC + "0\t0\t0\ta\tb\n")
     assert list(load_folder(tmp_path, TASKS["mrpc"])) == ["train"]
 
 
-def test_folder_without_the_files_names_them(tmp_path):
-    with pytest.raises(UserError, match=r"none of the files of this task: train\.tsv, dev\.tsv, test\.tsv"):
+def test_folder_without_files_is_refused_with_their_names(tmp_path):
+    with pytest.raises(UserError, match=r"train\.tsv, dev\.tsv, test\.tsv"):
         load_folder(tmp_path, TASKS["mrpc"])
     with pytest.raises(UserError, match="is not a folder"):
         load_folder(tmp_path / "missing", TASKS["mrpc"])

@@ -1,9 +1,10 @@
-"""The notebooks run from the first cell to the last, and are kept without what that leaves in them."""
+"""The notebooks run from the first cell to the last, and are committed without outputs."""
 
 import re
 
 import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from tests import HUNG_AFTER
 
@@ -13,7 +14,7 @@ NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_is_kept_without_outputs_and_without_paths_of_a_machine(path):
+def test_notebook_has_no_outputs_and_no_local_paths(path):
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
@@ -25,9 +26,7 @@ def test_it_is_kept_without_outputs_and_without_paths_of_a_machine(path):
 
 @pytest.mark.integration
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_runs_from_the_first_cell_to_the_last(path, tmp_path, monkeypatch):
-    from nbclient import NotebookClient
-
+def test_notebook_runs(path, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(notebook, timeout=HUNG_AFTER, resources={"metadata": {"path": str(tmp_path)}})
@@ -38,7 +37,7 @@ def test_it_runs_from_the_first_cell_to_the_last(path, tmp_path, monkeypatch):
     assert "Training runs on " in printed  # what doctor says
     assert any("<progress" in data.get("text/html", "") for data in shown)  # the bar of notebooks
     assert sum("image/png" in data for data in shown) == 2  # the losses, and the image at the end
-    # one of two labels is right in half of the cases for who guesses
+    # A guess among two labels is right in half of the cases.
     assert int(re.search(r"(\d+)% of 100 images", printed)[1]) >= 80
     assert "This is a circle" in printed
     assert (tmp_path / "shapes" / "model.safetensors").is_file()

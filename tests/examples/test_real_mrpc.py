@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 
-def test_an_epoch_and_an_evaluation_have_few_shapes_and_little_padding(out):
+def test_epoch_and_evaluation_have_few_shapes_and_little_padding(out):
     import run_glue as script
 
     command = ["--task_name", "mrpc", "--data_dir", DATA, "--model_name_or_path", MODEL, "--do_train", "--do_eval"]

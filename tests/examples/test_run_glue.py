@@ -1,15 +1,12 @@
-"""The script from start to finish."""
+"""run_glue.py from start to finish."""
 
 import csv
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 from glue_tasks import TASKS
 
-from .conftest import EMBEDDED, EXAMPLE, ROOT
+from .conftest import EMBEDDED, read
 
 pytestmark = pytest.mark.integration  # whole scripts
 
@@ -22,12 +19,8 @@ METRICS = {
 SHORT = ("--max_steps", 4, "--max_train_samples", 64, "--max_eval_samples", 32, "--max_predict_samples", 16)
 
 
-def read(path):
-    return json.loads(path.read_text())
-
-
 @pytest.mark.parametrize("task", TASKS)
-def test_every_task_trains_evaluates_and_predicts(run_glue, out, task):
+def test_task_trains_evaluates_and_predicts(run_glue, out, task):
     status, _, errors = run_glue("--task_name", task, "--embedded", "--do_train", "--do_eval", "--do_predict", *SHORT)
     assert status == 0, errors
     assert "\r" not in errors  # nobody sees bars here
@@ -63,20 +56,9 @@ def test_embedded_mrpc_is_learned(run_glue, out, seed):
     assert read(out / "eval_results.json")["eval_accuracy"] >= majority + 0.15
 
 
-@pytest.mark.parametrize("suffix", ["json", "yaml"])
-def test_configuration_file_can_be_the_only_argument(run_glue, out, tmp_path, suffix):
-    config = {"task_name": "rte", "embedded": True, "output_dir": str(out), "do_train": True, "max_steps": 2}
-    lines = json.dumps(config) if suffix == "json" else "\n".join(f"{key}: {value}" for key, value in config.items())
-    (tmp_path / f"config.{suffix}").write_text(lines)
-    status, _, errors = run_glue(tmp_path / f"config.{suffix}", output_dir=False)
-    assert status == 0, errors
-    assert set(read(out / "all_results.json")) >= {"train_loss"}
-    assert not (out / "eval_results.json").exists()
-
-
 @pytest.fixture
 def table(tmp_path):
-    """Writes rows as a csv or json file."""
+    """`table(name, rows)` writes rows as a CSV or JSON file and returns its path."""
 
     def write(name, rows):
         path = tmp_path / name
@@ -94,7 +76,7 @@ def table(tmp_path):
 
 @pytest.mark.parametrize("suffix", ["csv", "json"])
 @pytest.mark.parametrize("labels", [("spam", "ham"), (3, 7), (0.25, 0.75)], ids=str)
-def test_files_of_ones_own_are_trained_on(run_glue, out, table, suffix, labels):
+def test_own_files_are_trained_on(run_glue, out, table, suffix, labels):
     rows = [{"id": i, "text": f"the clock, number {i}", "label": labels[i % 2]} for i in range(40)]
     files = [table(f"{name}.{suffix}", rows) for name in ("train", "validation")]
     test = table(f"test.{suffix}", [{"id": row["id"], "text": row["text"]} for row in rows])
@@ -115,13 +97,13 @@ def test_files_of_ones_own_are_trained_on(run_glue, out, table, suffix, labels):
 
 
 def trained(run_glue, out):
-    """The folder of a model that was trained before."""
+    """Trains a model and returns its folder."""
     status, _, errors = run_glue("--task_name", "sst2", "--embedded", "--do_train", "--max_steps", 1)
     assert status == 0, errors
     return out.rename(out.parent / "trained")
 
 
-def test_trained_model_is_evaluated_from_its_folder(run_glue, out, tmp_path):
+def test_saved_model_is_evaluated(run_glue, out, tmp_path):
     run_glue("--task_name", "mrpc", "--embedded", *SHORT)
     first = read(out / "eval_results.json")
     model = out.rename(tmp_path / "model")
@@ -133,7 +115,7 @@ def test_trained_model_is_evaluated_from_its_folder(run_glue, out, tmp_path):
     assert read(out / "eval_results.json")["eval_loss"] == pytest.approx(first["eval_loss"], abs=1e-5)
 
 
-def test_labels_in_the_models_own_order_are_kept(run_glue, out, tmp_path):
+def test_label_order_of_model_is_kept(run_glue, out, tmp_path):
     run_glue("--task_name", "rte", "--embedded", "--do_train", "--max_steps", 1)
     model = out.rename(tmp_path / "model")
     config = read(model / "config.json")
@@ -150,7 +132,7 @@ def test_labels_in_the_models_own_order_are_kept(run_glue, out, tmp_path):
     assert read(out / "eval_results.json")["eval_accuracy"] == pytest.approx(1 - swapped)
 
 
-def test_second_run_goes_on_from_the_checkpoint(run_glue, out):
+def test_second_run_resumes_from_checkpoint(run_glue, out):
     command = ("--task_name", "mrpc", "--embedded", "--do_train", "--max_train_samples", 64, "--save_steps", 2)
     assert run_glue(*command, "--save_strategy", "steps", "--max_steps", 2)[0] == 0
     status, output, errors = run_glue(*command, "--save_strategy", "steps", "--max_steps", 4)
@@ -166,58 +148,3 @@ def test_second_run_goes_on_from_the_checkpoint(run_glue, out):
     status, output, _ = run_glue(*command, "--max_steps", 2, "--overwrite_output_dir")
     assert "Going on" not in output
     assert read(out / "trainer_state.json")["global_step"] == 2
-
-
-def test_use_mps_device_warns_once_and_use_cpu_wins(run_glue):
-    with pytest.warns(FutureWarning, match="use_mps_device") as caught:
-        status, output, _ = run_glue("--task_name", "mrpc", "--embedded", *SHORT, "--use_mps_device", "--use_cpu")
-    assert status == 0
-    assert len([warning for warning in caught if warning.category is FutureWarning]) == 1
-    assert "Training on cpu" in output
-
-
-def test_help_lists_every_flag(run_glue):
-    status, output, _ = run_glue("--help", output_dir=False)
-    assert status == 0
-    for flag in ("--task_name", "--data_dir", "--embedded", "--model_name_or_path", "--use_mps_device", "--bf16"):
-        assert flag in output
-
-
-def test_metrics_are_not_loaded_before_there_is_something_to_measure(tmp_path):
-    """Imports take a second, so they wait until a task needs them."""
-    code = (
-        "import sys, run_glue\n"
-        "from transformers import TrainerCallback\n"
-        "from mps_trainer import Trainer\n"
-        "loaded = []\n"
-        "class Look(TrainerCallback):\n"
-        "    def on_step_begin(self, *args, **kwargs):\n"
-        "        loaded.extend(name for name in ('evaluate', 'sklearn') if name in sys.modules)\n"
-        "make = run_glue.make_trainer\n"
-        "def made(*args):\n"
-        "    trainer = make(*args)\n"
-        "    trainer.add_callback(Look())\n"
-        "    return trainer\n"
-        "run_glue.make_trainer = made\n"
-        "status = run_glue.main(sys.argv[1:])\n"
-        "print('loaded', loaded, 'evaluate' in sys.modules, status)\n"
-    )
-    arguments = [
-        "--task_name",
-        "mrpc",
-        "--embedded",
-        "--do_train",
-        "--do_eval",
-        "--max_steps",
-        "1",
-        "--save_strategy",
-        "no",
-    ]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments, "--output_dir", str(tmp_path / "out")],
-        cwd=EXAMPLE,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.splitlines()[-1] == "loaded [] True 0", done.stderr

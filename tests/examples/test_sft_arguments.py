@@ -1,9 +1,13 @@
-"""run_sft.py settles some arguments by the device and refuses some flags. tests/libraries runs it with TRL."""
+"""run_sft.py and train_bi_encoder.py choose arguments by the device and refuse some flags.
+
+tests/libraries runs them with TRL and sentence-transformers.
+"""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
+import bi_encoder_arguments
 import pytest
 import sft_arguments
 import sft_model
@@ -43,12 +47,12 @@ def settled(kind, *, facts, monkeypatch, use_peft=True, bf16=None, fp16=False, d
         ("cpu", "macOS 26", {}, False, "float32"),
     ],
 )
-def test_precision_is_the_devices(kind, machine, flags, bf16, dtype, monkeypatch):
+def test_precision_follows_the_device(kind, machine, flags, bf16, dtype, monkeypatch):
     model, training = settled(kind, facts=MACS[machine], monkeypatch=monkeypatch, **flags)
     assert (training.bf16, model.dtype) == (bf16, dtype)
 
 
-def test_adapters_go_to_all_linear_layers_and_packed_rows_into_no_buckets(monkeypatch):
+def test_adapters_default_to_all_linear_layers_and_packing_to_random_order(monkeypatch):
     model, training = settled("cpu", facts=pc(), monkeypatch=monkeypatch)
     assert (model.lora_target_modules, training.train_sampling_strategy) == ("all-linear", "bucket_by_length")
     model, training = settled("cpu", facts=pc(), monkeypatch=monkeypatch, layers=["q_proj"], packing=True)
@@ -57,19 +61,27 @@ def test_adapters_go_to_all_linear_layers_and_packed_rows_into_no_buckets(monkey
     assert model.lora_target_modules is None
 
 
-@pytest.mark.parametrize("flag", ["load_in_4bit", "load_in_8bit"])
-def test_quantized_models_need_bitsandbytes(flag, monkeypatch):
+@pytest.mark.parametrize(
+    ("library", "extra", "use"),
+    [
+        ("trl", "libraries", lambda: sft_arguments.parse(["--embedded"])),
+        ("sentence_transformers", "libraries", lambda: bi_encoder_arguments.parse(["--embedded"])),
+        ("bitsandbytes", "quantization", lambda: sft_model.require_quantizer(bits(load_in_4bit=True))),
+        ("bitsandbytes", "quantization", lambda: sft_model.require_quantizer(bits(load_in_8bit=True))),
+    ],
+)
+def test_missing_library_is_named_with_its_extra(library, extra, use, monkeypatch):
     find = loading.find_spec
-    monkeypatch.setattr(loading, "find_spec", lambda name: None if name == "bitsandbytes" else find(name))
-    bits = {"load_in_4bit": False, "load_in_8bit": False, flag: True}
-    with pytest.raises(MisconfigurationException) as caught:
-        sft_model.require_quantizer(SimpleNamespace(**bits))
-    assert str(caught.value) == (
-        f"--{flag} needs bitsandbytes, which is not installed. Install it: pip install 'mps_trainer[quantization]'."
-    )
+    monkeypatch.setattr(loading, "find_spec", lambda name: None if name == library else find(name))
+    with pytest.raises(MisconfigurationException, match=rf"pip install 'mps_trainer\[{extra}\]'"):
+        use()
 
 
-def test_tokens_beyond_the_model_are_refused():
+def bits(load_in_4bit=False, load_in_8bit=False):
+    return SimpleNamespace(load_in_4bit=load_in_4bit, load_in_8bit=load_in_8bit)
+
+
+def test_tokens_beyond_the_vocabulary_are_refused():
     sft_model.require_fitting([[0, 9], [3]], 10, "folder")
-    with pytest.raises(MisconfigurationException, match="the rows have 10 among their tokens, and the model has 10,"):
+    with pytest.raises(MisconfigurationException, match="10"):
         sft_model.require_fitting([[0, 9], [10]], 10, "folder")

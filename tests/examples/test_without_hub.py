@@ -1,4 +1,4 @@
-"""Where neither the hub nor data can be had. What else ends in one line is in tests/bad_input/."""
+"""run_glue.py without a hub and without data. tests/bad_input has the other refusals."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ from .conftest import EXAMPLE, ROOT
 
 @pytest.fixture
 def closed_hub():
-    """An address that ends every connection at once, and the list of those that came."""
+    """Serves an address that ends every connection at once. Yields it and the list of connections."""
     came: list[object] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -32,7 +32,7 @@ def closed_hub():
 
 
 @pytest.mark.integration
-def test_without_hub_data_or_embedded_one_line_names_the_choices_without_retries(tmp_path, closed_hub):
+def test_unreachable_hub_is_one_line_without_retries(tmp_path, closed_hub):
     endpoint, came = closed_hub
     environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
     command = ["--model_name_or_path", "google-bert/bert-base-cased", "--task_name", "mrpc", "--do_train"]

@@ -8,6 +8,7 @@ again until it ends. What it has learned then must be, bit for bit, what an unin
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import random
@@ -16,9 +17,11 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 from tests.distributed.launch import environment, free_port
@@ -52,10 +55,10 @@ def schedule(seed: int, number: int) -> tuple[random.Random, list[float]]:
 
 
 class Harness:
-    """Runs of one library, compared with uninterrupted ones of its own.
+    """Compares killed runs of a library with uninterrupted ones.
 
-    Processes are forked from this one, which has imported what they need: a start takes no seconds. Nothing may have
-    been computed with torch here, whose threads do not come along.
+    Processes are forked from this one, which has imported what they need, so that a start takes no seconds. Nothing
+    may have been computed with torch here: a fork has none of its threads.
     """
 
     def __init__(self, library: str, folder: Path, seed: int, processes: int = 1) -> None:
@@ -102,7 +105,7 @@ class Harness:
         return self.whole[key]
 
     def run(self, folder: Path, variant: str, device: str, seconds: float | None) -> int | None:
-        """The exit status of a training run; None if one of its processes was killed after `seconds`."""
+        """Returns the exit status of a training run, or None if one of its processes was killed after `seconds`."""
         folder.mkdir(exist_ok=True)
         (folder / MET).unlink(missing_ok=True)
         port = free_port()
@@ -113,7 +116,7 @@ class Harness:
                     os.environ.update(environment(rank, self.processes, port))
                 _be_the_run(self.library, folder, variant, device)
             running.append(pid)
-        # of several, from when they have met: one that waits for others to come finds out by its timeout alone
+        # The clock of several begins when they have met: one that waits for others notices only by its timeout.
         begun = time.monotonic() if self.processes == 1 else None
         status = 0
         while running:
@@ -192,8 +195,6 @@ def _be_the_run(library: str, folder: Path, variant: str, device: str) -> None:
                 training.train(library, folder, variant, device)
                 status = 0
             except BaseException:
-                import traceback
-
                 traceback.print_exc()
             sys.stdout.flush()
             sys.stderr.flush()
@@ -238,9 +239,6 @@ def main(argv: list[str] | None = None) -> int:
 
 def write(options: argparse.Namespace, tally: Counter[str], kills: int, in_a_save: int) -> None:
     """Writes the figures that docs/reliability.md shows."""
-    import datetime
-    from importlib.metadata import version
-
     import torch
 
     import mps_trainer

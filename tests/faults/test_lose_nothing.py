@@ -1,4 +1,4 @@
-"""Ways in which a run lost its own work, or another's."""
+"""Situations in which a run could lose its own work, or another run's."""
 
 from __future__ import annotations
 
@@ -22,6 +22,18 @@ def steps_in(folder) -> list[int]:
     return [folders.step_of(path) for path in folders.find_checkpoints(str(folder))]
 
 
+class Signal(TrainerCallback):
+    """Sends a signal to this process at an event, in step `step` if one is given."""
+
+    def __init__(self, event, signum=signal.SIGTERM, step=None):
+        self.signum, self.step = signum, step
+        setattr(self, event, self.send)
+
+    def send(self, args, state, control, **kwargs):
+        if self.step in (None, state.global_step):
+            os.kill(os.getpid(), self.signum)
+
+
 class Falling:
     """A metric that is best at the first evaluation."""
 
@@ -37,7 +49,7 @@ BEST = {
 }  # fmt: skip
 
 
-def test_a_run_that_goes_on_elsewhere_leaves_the_checkpoints_that_it_came_from(make_trainer, tmp_path):
+def test_resuming_into_another_folder_keeps_earlier_checkpoints(make_trainer, tmp_path):
     first = make_trainer(
         {"compute_metrics": Falling()}, max_steps=4, output_dir=str(tmp_path / "a"), **EVERY_STEP, **BEST
     )
@@ -52,14 +64,14 @@ def test_a_run_that_goes_on_elsewhere_leaves_the_checkpoints_that_it_came_from(m
     assert steps_in(tmp_path / "b") == [6]
 
 
-def test_a_run_of_one_checkpoint_keeps_the_best_in_its_own_folder(make_trainer):
+def test_save_total_limit_of_one_keeps_the_best(make_trainer):
     trainer = make_trainer({"compute_metrics": Falling()}, max_steps=3, save_total_limit=1, **EVERY_STEP, **BEST)
     trainer.train()
     assert steps_in(trainer.args.output_dir) == [1]
 
 
-def test_a_clock_that_is_set_back_loses_no_steps(make_trainer, monkeypatch, caplog):
-    """Set back by an hour at step 3; the run is killed at step 5."""
+def test_clock_set_back_loses_no_steps(make_trainer, monkeypatch, caplog):
+    """The clock is set back by an hour at step 3, and the run is killed at step 6."""
     real, offset = time.time, [0.0]
     monkeypatch.setattr(time, "time", lambda: real() + offset[0])
 
@@ -86,12 +98,8 @@ def test_a_clock_that_is_set_back_loses_no_steps(make_trainer, monkeypatch, capl
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_after_the_last_step_saves_what_it_promises(make_trainer, capfd, signum):
-    class Signal(TrainerCallback):
-        def on_train_end(self, args, state, control, **kwargs):
-            os.kill(os.getpid(), signum)
-
-    trainer = make_trainer({"callbacks": [Signal()]}, max_steps=2, save_strategy="no")
+def test_signal_after_last_step_saves_a_checkpoint(make_trainer, capfd, signum):
+    trainer = make_trainer({"callbacks": [Signal("on_train_end", signum)]}, max_steps=2, save_strategy="no")
     with pytest.raises((SystemExit, KeyboardInterrupt)):
         trainer.train()
     assert "saving a checkpoint" in capfd.readouterr().err
@@ -101,13 +109,9 @@ def test_a_signal_after_the_last_step_saves_what_it_promises(make_trainer, capfd
     assert_same_weights(weights(again.model), weights(trainer.model))
 
 
-def test_a_signal_after_the_last_step_does_not_take_another_runs_checkpoint_for_its_own(make_trainer):
-    class Signal(TrainerCallback):
-        def on_train_end(self, args, state, control, **kwargs):
-            os.kill(os.getpid(), signal.SIGTERM)
-
+def test_signal_after_last_step_replaces_checkpoint_of_another_run(make_trainer):
     make_trainer(max_steps=2, learning_rate=0.5, **EVERY_STEP).train()
-    trainer = make_trainer({"callbacks": [Signal()]}, max_steps=2, save_strategy="no")
+    trainer = make_trainer({"callbacks": [Signal("on_train_end")]}, max_steps=2, save_strategy="no")
     with pytest.raises(SystemExit):
         trainer.train()
     again = make_trainer(max_steps=2)
@@ -115,19 +119,13 @@ def test_a_signal_after_the_last_step_does_not_take_another_runs_checkpoint_for_
     assert_same_weights(weights(again.model), weights(trainer.model))
 
 
-def test_a_signal_in_the_first_evaluation_with_workers_that_persist(make_trainer):
+def test_signal_in_first_evaluation_with_persistent_workers_resumes_exactly(make_trainer):
     """The resumed run makes the evaluation for the first time, and draws the seed of its workers."""
     settings = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True, "per_device_train_batch_size": 4}
     settings |= {"eval_strategy": "steps", "eval_steps": 3, "max_steps": 9, "per_device_eval_batch_size": 4}
-
-    class Signal(TrainerCallback):
-        def on_prediction_step(self, args, state, control, **kwargs):
-            if state.global_step == 3:
-                os.kill(os.getpid(), signal.SIGTERM)
-
     whole = make_trainer(**settings)
     whole.train()
-    stopped = make_trainer({"callbacks": [Signal()]}, **settings)
+    stopped = make_trainer({"callbacks": [Signal("on_prediction_step", step=3)]}, **settings)
     with pytest.raises(SystemExit):
         stopped.train()
     again = make_trainer(**settings)
@@ -136,7 +134,7 @@ def test_a_signal_in_the_first_evaluation_with_workers_that_persist(make_trainer
     assert_same_weights(weights(again.model), weights(whole.model))
 
 
-def test_a_resumed_run_does_not_evaluate_again_before_its_first_step(make_trainer):
+def test_resumed_run_does_not_evaluate_on_start_again(make_trainer):
     settings = {"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 2, "max_steps": 4, **EVERY_STEP}
     trainer = make_trainer(**settings)
     trainer.train()
@@ -146,55 +144,35 @@ def test_a_resumed_run_does_not_evaluate_again_before_its_first_step(make_traine
     assert logged(again, "eval_loss") == logged(trainer, "eval_loss")
 
 
-def test_two_threads_do_not_train_into_one_folder(make_trainer):
-    refused: list[BaseException] = []
+@pytest.mark.parametrize("where", ["this thread", "another thread", "this thread, through a link"])
+def test_second_run_in_a_folder_is_refused_and_leaves_the_lock(make_trainer, tmp_path, where):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    name = "link" if "link" in where else "run"
+    errors, locks = [], []
+
+    def train():
+        try:
+            make_trainer(max_steps=1, output_dir=str(tmp_path / name)).train()
+        except MisconfigurationException as error:
+            errors.append(str(error))
 
     class Second(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
-            def train():
-                try:
-                    make_trainer(max_steps=1, output_dir=args.output_dir).train()
-                except BaseException as error:
-                    refused.append(error)
-
-            if not refused:
+            if where == "another thread":
                 thread = threading.Thread(target=train)
                 thread.start()
                 thread.join()
+            else:
+                train()
+            locks.append((tmp_path / "run" / folders.LOCK).exists())
 
-    make_trainer({"callbacks": [Second()]}, max_steps=2).train()
-    assert [type(error) for error in refused] == [MisconfigurationException]
-    assert "in this process" in str(refused[0])
-
-
-def test_a_run_within_a_run_is_refused_and_leaves_the_lock(make_trainer):
-    seen = []
-
-    class Nested(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            with pytest.raises(MisconfigurationException, match="Another run"):
-                make_trainer(max_steps=1, output_dir=args.output_dir).train()
-            seen.append(os.path.exists(os.path.join(args.output_dir, folders.LOCK)))
-
-    make_trainer({"callbacks": [Nested()]}, max_steps=2).train()
-    assert seen == [True, True]
+    make_trainer({"callbacks": [Second()]}, max_steps=2, output_dir=str(tmp_path / "run")).train()
+    assert ["Another run" in error for error in errors] == [True, True]
+    assert locks == [True, True]
 
 
-def test_a_folder_is_one_however_it_is_spelled(make_trainer, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "run")
-
-    class Nested(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            with pytest.raises(MisconfigurationException, match="Another run"):
-                make_trainer(max_steps=1, output_dir=str(tmp_path / "link")).train()
-
-    make_trainer({"callbacks": [Nested()]}, max_steps=1, output_dir=str(tmp_path / "run")).train()
-
-
-def test_a_callback_that_changes_the_working_folder_loses_no_checkpoint_and_no_report(
-    make_trainer, tmp_path, monkeypatch
-):
+def test_change_of_working_folder_loses_no_checkpoint_and_no_report(make_trainer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere").mkdir()
 
@@ -213,7 +191,7 @@ def test_a_callback_that_changes_the_working_folder_loses_no_checkpoint_and_no_r
 
 
 class OfEpochs(torch.utils.data.Dataset):
-    """Examples that change with the epoch, and at random."""
+    """A dataset whose examples change with the epoch, and at random."""
 
     epoch = 0
 
@@ -229,7 +207,7 @@ class OfEpochs(torch.utils.data.Dataset):
 
 
 class Other(TrainerCallback):
-    """Evaluates on another dataset of no name, at every other step."""
+    """Evaluates on another dataset at every other step."""
 
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step % 2:
@@ -238,8 +216,8 @@ class Other(TrainerCallback):
 
 @pytest.mark.parametrize("stopped_at", [2, 5, 7, 12])
 @pytest.mark.parametrize("case", ["seeded order", "order drawn globally", "another dataset", "dataset of epochs"])
-def test_a_run_with_workers_that_persist_goes_on_as_it_would_have(make_trainer, case, stopped_at):
-    """Their seeds are drawn in the first pass over a loader alone, and a resumed run makes its own first pass."""
+def test_run_with_persistent_workers_resumes_exactly(make_trainer, case, stopped_at):
+    """Seeds of workers are drawn in the first pass over a loader, and a resumed run makes a first pass of its own."""
     settings = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True, "per_device_train_batch_size": 4}
     settings |= {"eval_strategy": "steps", "eval_steps": 4, "max_steps": 14}
 

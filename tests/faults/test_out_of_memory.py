@@ -1,4 +1,4 @@
-"""Memory runs out during training: with auto_find_batch_size the run goes on, with the same updates as with enough."""
+"""With auto_find_batch_size, a run that runs out of memory continues with the same updates as with enough memory."""
 
 import gc
 import json
@@ -23,7 +23,7 @@ MESSAGES = {
 
 
 class Raises(torch.autograd.Function):
-    """The backward pass through here runs out of memory for more than `fits` rows."""
+    """Runs out of memory in the backward pass for more than `fits` rows."""
 
     @staticmethod
     def forward(ctx, x, fits, error):
@@ -38,23 +38,33 @@ class Raises(torch.autograd.Function):
 
 
 class Hungry(Classifier):
-    """Has memory for `fits` examples; the gradients of its head are there already when it runs out."""
+    """Has memory for `fits` examples. When it runs out, the gradients of its head exist already."""
 
     def __init__(self, fits=10**9, error=None):
+        torch.manual_seed(0)
         super().__init__(dropout=0.0)
         self.fits, self.error = fits, error or RuntimeError(MESSAGES["mps"])
         self.sizes = []
 
-    def forward(self, x, labels=None):
+    def logits(self, x):
         self.sizes.append(len(x))
-        hidden = Raises.apply(torch.tanh(self.hidden(x)), self.fits, self.error)
-        logits = self.head(self.norm(hidden))
-        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+        return self.head(self.norm(Raises.apply(torch.tanh(self.hidden(x)), self.fits, self.error)))
+
+    def forward(self, x, labels=None):
+        logits = self.logits(x)
+        return {"loss": nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten()), "logits": logits}
 
 
-def hungry(*args):
-    torch.manual_seed(0)
-    return Hungry(*args)
+@pytest.fixture
+def train(make_trainer):
+    """`train(model, **settings)` trains with auto_find_batch_size and returns the Trainer."""
+
+    def train(model, trainer=None, **settings):
+        made = make_trainer({"model": model, **(trainer or {})}, **{"auto_find_batch_size": True, **settings})
+        made.train()
+        return made
+
+    return train
 
 
 def assert_same_run(scarce, enough):
@@ -65,254 +75,201 @@ def assert_same_run(scarce, enough):
     assert logged(scarce, "grad_norm") == pytest.approx(logged(enough, "grad_norm"), abs=1e-5)
     assert scarce.state.total_flos == enough.state.total_flos
     assert scarce.state.num_input_tokens_seen == enough.state.num_input_tokens_seen
-    for name, value in weights(scarce.model).items():
-        torch.testing.assert_close(value, weights(enough.model)[name], rtol=0, atol=1e-5)
+    torch.testing.assert_close(weights(scarce.model), weights(enough.model), rtol=0, atol=1e-5)
+
+
+def warnings_of(caplog):
+    return [record.getMessage() for record in caplog.records if "Memory ran out" in record.getMessage()]
 
 
 @pytest.mark.every_device
 @pytest.mark.parametrize(
     ("size", "accumulation", "fits", "found"), [(8, 1, 4, 4), (8, 1, 1, 1), (9, 1, 4, 3), (7, 2, 2, 2), (5, 3, 4, 3)]
 )
-def test_the_updates_are_those_of_a_run_with_enough_memory(make_trainer, caplog, size, accumulation, fits, found):
+def test_updates_equal_those_of_a_run_with_enough_memory(train, caplog, size, accumulation, fits, found):
     settings = {
         **{"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulation},
         **{"num_train_epochs": 2, "learning_rate": 1e-2, "include_num_input_tokens_seen": "all"},
     }
-    enough = make_trainer({"model": hungry()}, **settings)
-    enough.train()
-    scarce = make_trainer({"model": hungry(fits)}, auto_find_batch_size=True, **settings)
+    enough = train(Hungry(), auto_find_batch_size=False, **settings)
     with caplog.at_level(logging.WARNING, logger="mps_trainer"):
-        scarce.train()
+        scarce = train(Hungry(fits), **settings)
     assert_same_run(scarce, enough)
     assert scarce.state.train_batch_size == found <= fits
-    lines = [record.getMessage() for record in caplog.records if "Memory ran out" in record.getMessage()]
     halvings = [size]
     while halvings[-1] > fits:
         halvings.append(-(-halvings[-1] // 2))
-    assert [f"{before} examples" in line for before, line in zip(halvings, lines, strict=False)] == [True] * len(lines)
-    assert len(lines) == len(halvings) - 1
-    assert all("step 1 " in line for line in lines)
+    for before, line in zip(halvings[:-1], warnings_of(caplog), strict=True):
+        assert f"{before} examples" in line
+        assert "step 1 " in line
 
 
 @pytest.mark.parametrize("kind", MESSAGES)
-def test_every_allocators_way_to_say_it_is_understood(make_trainer, kind):
+def test_message_of_each_allocator_is_understood(train, kind):
     error = torch.OutOfMemoryError(MESSAGES[kind]) if kind == "cuda" else RuntimeError(MESSAGES[kind])
-    trainer = make_trainer({"model": hungry(4, error)}, auto_find_batch_size=True, max_steps=2)
-    trainer.train()
+    trainer = train(Hungry(4, error), max_steps=2)
     assert trainer.state.global_step == 2
     assert trainer.model.sizes == [8, 4, 4, 4, 4]
 
 
-def test_only_the_update_that_failed_is_begun_again(make_trainer):
+def test_only_the_failed_update_is_repeated(train):
     class Grows(Hungry):
-        """From the fourth batch on there is less memory."""
+        """Has less memory from the fourth batch on."""
 
-        def forward(self, x, labels=None):
+        def logits(self, x):
             self.fits = 8 if len(self.sizes) < 3 else 4
-            return super().forward(x, labels)
+            return super().logits(x)
 
-    torch.manual_seed(0)
-    trainer = make_trainer({"model": Grows()}, auto_find_batch_size=True, max_steps=5)
-    trainer.train()
-    assert trainer.model.sizes == [8, 8, 8, 8, 4, 4, 4, 4]
+    assert train(Grows(), max_steps=5).model.sizes == [8, 8, 8, 8, 4, 4, 4, 4]
 
 
-def test_a_last_batch_that_is_small_already_is_halved_all_the_same(make_trainer):
+def test_short_last_batch_is_halved(train):
     class EndsScarce(Hungry):
-        def forward(self, x, labels=None):
+        def logits(self, x):
             self.fits = 8 if len(x) == 8 else 1
-            return super().forward(x, labels)
+            return super().logits(x)
 
-    torch.manual_seed(0)
-    trainer = make_trainer(
-        {"model": EndsScarce(), "train_dataset": examples(11)}, auto_find_batch_size=True, num_train_epochs=1
-    )
-    trainer.train()
+    trainer = train(EndsScarce(), {"train_dataset": examples(11)}, num_train_epochs=1)
     assert trainer.model.sizes == [8, 3, 2, 1, 1, 1]
 
 
-def test_what_an_update_had_counted_before_it_failed_is_not_counted_twice(make_trainer):
+def test_repeated_update_is_counted_once(train):
     class Reads(Hungry):
-        """Runs out of memory at the second of the batches that make an update."""
+        """Runs out of memory at the second batch of an update."""
 
         main_input_name = "x"
 
-        def __init__(self, scarce):
+        def __init__(self, is_scarce):
             super().__init__()
-            self.scarce = scarce
+            self.is_scarce = is_scarce
 
         def num_parameters(self, exclude_embeddings=True):
             return 10
 
-        def forward(self, x, labels=None):
-            self.fits = 4 if self.scarce and len(self.sizes) == 1 else 8
-            return super().forward(x, labels)
+        def logits(self, x):
+            self.fits = 4 if self.is_scarce and len(self.sizes) == 1 else 8
+            return super().logits(x)
 
-    made = []
-    for scarce in (False, True):
-        torch.manual_seed(0)
-        trainer = make_trainer(
-            {"model": Reads(scarce)},
-            **{"auto_find_batch_size": True, "gradient_accumulation_steps": 2, "max_steps": 2},
-            include_num_input_tokens_seen="all",
-        )
-        trainer.train()
-        made.append(trainer)
-    assert made[1].model.sizes == [8, 8, *[4] * 8]
-    assert made[1].state.total_flos > 0
-    assert made[1].state.num_input_tokens_seen > 0
-    assert_same_run(made[1], made[0])
+    settings = {"gradient_accumulation_steps": 2, "max_steps": 2, "include_num_input_tokens_seen": "all"}
+    enough, scarce = train(Reads(False), **settings), train(Reads(True), **settings)
+    assert scarce.model.sizes == [8, 8, *[4] * 8]
+    assert scarce.state.total_flos > 0
+    assert scarce.state.num_input_tokens_seen > 0
+    assert_same_run(scarce, enough)
 
 
-def test_token_normalised_losses_and_ignored_labels_weigh_as_before(make_trainer):
-    """Rows with 0 to 3 labels that count, whose halves have unequal numbers of them, or none."""
-
-    class Tagger(Hungry):
-        def forward(self, x, labels=None):
-            self.sizes.append(len(x))
-            hidden = Raises.apply(torch.tanh(self.hidden(x)), self.fits, self.error)
-            logits = self.head(self.norm(hidden))
-            return {"loss": nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
-
+def test_parts_weigh_by_labels_that_are_not_ignored(train):
+    """Rows have 0 to 3 labels that count. Halves of a batch have unequal numbers of them, or none."""
     generator = torch.Generator().manual_seed(1)
     rows = []
     for i in range(32):
         labels = torch.randint(0, 2, (3,), generator=generator)
         labels[: (0, 3, 1, 3)[i % 4] if i < 24 else 3 * (i % 2)] = -100
         rows.append({"x": torch.randn(3, 4, generator=generator), "labels": labels})
-    made = []
-    for fits in (100, 3, 1):
-        torch.manual_seed(0)
-        trainer = make_trainer(
-            {"model": Tagger(fits), "train_dataset": rows, "eval_dataset": None},
-            **{"auto_find_batch_size": True, "gradient_accumulation_steps": 2, "learning_rate": 1e-2},
-            **{"num_train_epochs": 1, "per_device_train_batch_size": 6},
-        )
-        trainer.train()
-        made.append(trainer)
-    for trainer in made[1:]:
-        assert_same_run(trainer, made[0])
+    settings = {
+        **{"gradient_accumulation_steps": 2, "learning_rate": 1e-2, "num_train_epochs": 1},
+        **{"per_device_train_batch_size": 6, "trainer": {"train_dataset": rows, "eval_dataset": None}},
+    }
+    enough = train(Hungry(100), **settings)
+    for fits in (3, 1):
+        assert_same_run(train(Hungry(fits), **settings), enough)
 
 
-def test_a_loss_of_ones_own_that_is_normalised_over_the_update(make_trainer):
+def test_parts_of_own_loss_are_normalised_over_the_update(train):
     def loss(outputs, labels, num_items_in_batch):
         return nn.functional.cross_entropy(outputs["logits"], labels, reduction="sum") / num_items_in_batch
 
     class Logits(Hungry):
         def forward(self, x):
-            self.sizes.append(len(x))
-            return {"logits": self.head(self.norm(Raises.apply(torch.tanh(self.hidden(x)), self.fits, self.error)))}
+            return {"logits": self.logits(x)}
 
-    made = []
-    for fits in (100, 3):
-        torch.manual_seed(0)
-        trainer = make_trainer(
-            {"model": Logits(fits), "compute_loss_func": loss, "eval_dataset": None},
-            **{"auto_find_batch_size": True, "max_steps": 4, "label_names": ["labels"], "learning_rate": 1e-2},
-            remove_unused_columns=False,
-        )
-        trainer.train()
-        made.append(trainer)
-    assert_same_run(made[1], made[0])
+    settings = {
+        **{"max_steps": 4, "label_names": ["labels"], "learning_rate": 1e-2, "remove_unused_columns": False},
+        **{"trainer": {"compute_loss_func": loss, "eval_dataset": None}},
+    }
+    assert_same_run(train(Logits(3), **settings), train(Logits(100), **settings))
 
 
 @pytest.mark.every_device(same_draws_as_cpu=True)
-def test_a_resumed_run_begins_with_the_size_that_was_found(make_trainer):
+def test_resumed_run_begins_with_found_size(train, make_trainer):
     settings = {
         **{"auto_find_batch_size": True, "max_steps": 6, "learning_rate": 1e-2, "save_strategy": "steps"},
         **{"save_steps": 2, "gradient_accumulation_steps": 2},
     }
-    whole = make_trainer({"model": hungry(3)}, **settings)
-    whole.train()
+    whole = train(Hungry(3), **settings)
     checkpoint = os.path.join(whole.args.output_dir, "checkpoint-2")
     with open(os.path.join(checkpoint, "trainer_state.json")) as file:
         assert json.load(file)["train_batch_size"] == 2
-    resumed = make_trainer({"model": hungry(3)}, **settings)
+    resumed = make_trainer({"model": Hungry(3)}, **settings)
+    assert resumed._train_batch_size == 8
     resumed.train(resume_from_checkpoint=checkpoint)
     assert max(resumed.model.sizes) == 2
     assert_same_weights(weights(resumed.model), weights(whole.model))
     assert logged(resumed, "loss") == logged(whole, "loss")
-    assert resumed.state.train_batch_size == 2
+    for trainer in (whole, resumed):
+        assert trainer._train_batch_size == trainer.state.train_batch_size == 2
 
 
 class Samples(TrainerCallback):
     """Has memory at the end of a step beside `fits` examples."""
 
     def __init__(self, fits):
-        self.fits, self.told = fits, []
+        self.fits, self.calls = fits, []
 
     def on_step_end(self, args, state, control, **kwargs):
-        self.told.append((state.global_step, state.train_batch_size))
+        self.calls.append((state.global_step, state.train_batch_size))
         if state.train_batch_size > self.fits:
             raise RuntimeError(MESSAGES["mps"])
 
 
-def test_a_callback_that_runs_out_of_memory_is_told_again_and_those_before_it_are_not(make_trainer, caplog):
+def test_only_the_callback_that_ran_out_of_memory_is_called_again(train, caplog):
     settings = {"max_steps": 2, "learning_rate": 1e-2}
-    enough = make_trainer({"model": hungry()}, **settings)
-    enough.train()
+    enough = train(Hungry(), **settings)
     callbacks = [Samples(8), Samples(2), Samples(8)]
-    scarce = make_trainer({"model": hungry(), "callbacks": callbacks}, auto_find_batch_size=True, **settings)
     with caplog.at_level(logging.WARNING, logger="mps_trainer"):
-        scarce.train()
-    before, hungry_one, after = (callback.told for callback in callbacks)
-    assert before == [(1, 8), (2, 2)]
-    assert hungry_one == [(1, 8), (1, 4), (1, 2), (2, 2)]
-    assert after == [(1, 2), (2, 2)]
+        scarce = train(Hungry(), {"callbacks": callbacks}, **settings)
+    assert [callback.calls for callback in callbacks] == [
+        [(1, 8), (2, 2)],
+        [(1, 8), (1, 4), (1, 2), (2, 2)],
+        [(1, 2), (2, 2)],
+    ]
     assert scarce.model.sizes == [8, 2, 2, 2, 2]
     assert_same_run(scarce, enough)
-    lines = [record.getMessage() for record in caplog.records if "Memory ran out" in record.getMessage()]
-    assert ["in step 1 with batches of 8 " in lines[0], "in step 1 with batches of 4 " in lines[1], len(lines)] == [
-        True,
-        True,
-        2,
-    ]
+    first, second = warnings_of(caplog)
+    assert "in step 1 with batches of 8 " in first
+    assert "in step 1 with batches of 4 " in second
 
 
-@pytest.mark.parametrize("raised", [RuntimeError(MESSAGES["mps"]), RuntimeError("another reason")])
-def test_a_callback_that_fails_beside_a_single_example_or_for_another_reason_ends_the_run(make_trainer, raised):
+@pytest.mark.parametrize(
+    ("message", "kind", "match"),
+    [(MESSAGES["mps"], DeviceOutOfMemoryError, "one example"), ("another reason", RuntimeError, "another reason")],
+)
+def test_callback_that_fails_beside_one_example_or_otherwise_ends_the_run(make_trainer, message, kind, match):
     class Fails(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
-            raise raised
+            raise RuntimeError(message)
 
     trainer = make_trainer({"callbacks": [Fails()]}, auto_find_batch_size=True, max_steps=2)
-    out = "out of memory" in str(raised)
-    with pytest.raises(DeviceOutOfMemoryError if out else RuntimeError, match="one example" if out else "another"):
+    with pytest.raises(kind, match=match):
         trainer.train()
     assert trainer.state.global_step == 1
 
 
-def test_the_size_that_was_found_can_be_asked_for_after_the_run(make_trainer):
-    settings = {"auto_find_batch_size": True, "max_steps": 2, "save_strategy": "steps", "save_steps": 1}
-    trainer = make_trainer({"model": hungry(4)}, **settings)
-    trainer.train()
-    assert trainer._train_batch_size == trainer.state.train_batch_size == 4
-    resumed = make_trainer({"model": hungry(4)}, **settings)
-    assert resumed._train_batch_size == 8
-    resumed.train(resume_from_checkpoint=True)
-    assert resumed._train_batch_size == 4
-
-
-def test_the_next_run_begins_with_what_the_arguments_say(make_trainer):
-    trainer = make_trainer({"model": hungry(4)}, auto_find_batch_size=True, max_steps=1)
-    trainer.train()
+def test_next_run_begins_with_batch_size_of_arguments(train):
+    trainer = train(Hungry(4), max_steps=1)
     trainer.model.fits, trainer.model.sizes = 8, []
     trainer.train()
     assert trainer.model.sizes == [8]
 
 
-def test_float16_and_its_scaler_go_on(mps, make_trainer):
-    made = []
-    for fits in (100, 4):
-        trainer = make_trainer({"model": hungry(fits)}, auto_find_batch_size=True, fp16=True, max_steps=4)
-        trainer.train()
-        made.append(trainer)
-    assert [t._mt_precision.scaler.get_scale() for t in made] == [made[0]._mt_precision.scaler.get_scale()] * 2
-    assert logged(made[1], "loss") == pytest.approx(logged(made[0], "loss"), abs=2e-3)  # of float16
+def test_scaler_of_float16_continues(mps, train):
+    enough, scarce = (train(Hungry(fits), fp16=True, max_steps=4) for fits in (100, 4))
+    assert scarce.accelerator.scaler.get_scale() == enough.accelerator.scaler.get_scale()
+    assert logged(scarce, "loss") == pytest.approx(logged(enough, "loss"), abs=2e-3)  # rounded to float16
 
 
 class Wide(nn.Module):
-    """Takes a megabyte for each example."""
+    """A model that takes a megabyte for each example."""
 
     def __init__(self):
         super().__init__()
@@ -325,17 +282,15 @@ class Wide(nn.Module):
 
 
 @pytest.mark.every_device(memory="24MB")
-def test_a_device_that_is_too_small_trains_on_as_one_that_is_not(device, make_trainer):
+def test_small_device_trains_as_a_larger_one(device, train):
     gc.collect()
     made = []
     for size, accumulation in ((32, 1), (16, 2)):
         torch.manual_seed(0)
-        trainer = make_trainer(
-            {"model": Wide()},
-            **{"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulation},
-            **{"auto_find_batch_size": True, "max_steps": 3, "learning_rate": 1e-3},
-        )
-        trainer.train()
+        trainer = train(
+            Wide(), per_device_train_batch_size=size, gradient_accumulation_steps=accumulation, max_steps=3,
+            learning_rate=1e-3,
+        )  # fmt: skip
         made.append(trainer)
         trainer.model.cpu()
         del trainer.optimizer
@@ -345,28 +300,24 @@ def test_a_device_that_is_too_small_trains_on_as_one_that_is_not(device, make_tr
     assert logged(first, "loss") == pytest.approx(logged(second, "loss"), abs=1e-5)
 
 
-def test_a_batch_that_cannot_be_split_says_so_and_can_be_split_by_ones_own_method(make_trainer):
+def test_packed_batch_is_refused_unless_split_batch_is_overridden(train):
     def collate(rows):
-        """All rows in one long one, with where each begins: nothing that could be cut in the first dimension."""
+        """Joins all rows into one, which cannot be cut in the first dimension."""
         return {
             "x": torch.cat([row["x"] for row in rows])[None],
             "labels": torch.tensor([row["labels"] for row in rows])[None],
         }
 
     class Packed(Hungry):
-        def forward(self, x, labels=None):
-            return super().forward(x.view(-1, 4), labels.view(-1))
+        def logits(self, x):
+            return super().logits(x.view(-1, 4))
 
     class Splits(Trainer):
         def split_batch(self, batch, most):
             x, labels = batch["x"].view(-1, 4).split(most), batch["labels"].split(most, dim=1)
             return [{"x": part.reshape(1, -1), "labels": label} for part, label in zip(x, labels, strict=True)]
 
-    made = {"data_collator": collate, "eval_dataset": None}
-    torch.manual_seed(0)
-    with pytest.raises(DeviceOutOfMemoryError, match="cannot split the batch: it has one example"):
-        make_trainer({"model": Packed(4), **made}, auto_find_batch_size=True, max_steps=2).train()
-    torch.manual_seed(0)
-    trainer = make_trainer({"model": Packed(4), "kind": Splits, **made}, auto_find_batch_size=True, max_steps=2)
-    trainer.train()
-    assert trainer.model.sizes == [8, 4, 4, 4, 4]
+    given = {"data_collator": collate, "eval_dataset": None}
+    with pytest.raises(DeviceOutOfMemoryError, match="one example"):
+        train(Packed(4), given, max_steps=2)
+    assert train(Packed(4), {"kind": Splits, **given}, max_steps=2).model.sizes == [8, 4, 4, 4, 4]

@@ -1,4 +1,4 @@
-"""Signals that reach a run and its workers at once, as those of a terminal and of a batch system do."""
+"""A terminal or a batch system sends a signal to a run and its workers at once."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ if __name__ == "__main__":
 
 @pytest.mark.integration
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
-def test_the_run_is_saved_though_its_workers_are_told_to_end_as_well(tmp_path, signum, status):
+def test_run_is_saved_when_its_workers_get_the_signal_too(tmp_path, signum, status):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     run = subprocess.Popen(

@@ -1,7 +1,8 @@
-"""The run that is killed: small, with everything in it that a resumed run has to get right."""
+"""The run that is killed. It is small, with everything in it that a resumed run has to restore."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -9,7 +10,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-import mps_trainer.simulator  # noqa: F401 - before torch, so that the device can be simulated with its build for CUDA
+from mps_trainer.simulator import simulated_mps  # before torch, so that its build for CUDA can simulate the device
 
 # isort: split
 import numpy as np
@@ -18,29 +19,22 @@ from torch import nn
 from torch.utils.data import Dataset
 
 STEPS = 24
-MET = "met"  # a file that is there when all processes have found each other
+MET = "met"  # this file is written when all processes have found each other
 TIMES = ("runtime", "per_second", "flos")
 
+PERSISTENT = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "accumulation": {"gradient_accumulation_steps": 2},
     "workers": {"dataloader_num_workers": 1},
     "buckets": {"train_sampling_strategy": "bucket_by_length"},
     "evaluation": {"eval_strategy": "steps", "eval_steps": 2, "save_steps": 2, "load_best_model_at_end": True},
-    "persistent workers, evaluation": {
-        "dataloader_num_workers": 1,
-        "dataloader_persistent_workers": True,
-        "eval_strategy": "steps",
-        "eval_steps": 4,
-    },
-    "persistent workers, grouped": {  # whose order is drawn from torch's global generator
-        "dataloader_num_workers": 1,
-        "dataloader_persistent_workers": True,
-        "train_sampling_strategy": "group_by_length",
-    },
+    "persistent workers, evaluation": {**PERSISTENT, "eval_strategy": "steps", "eval_steps": 4},
+    # The order of groups is drawn from torch's global generator.
+    "persistent workers, grouped": {**PERSISTENT, "train_sampling_strategy": "group_by_length"},
     "in the foreground": {"save_async": False},
 }
-OF_SEVERAL: dict[str, dict[str, Any]] = {  # processes
+OF_SEVERAL: dict[str, dict[str, Any]] = {  # for several processes
     "sharded": {"fsdp": True, "fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}},
     "sharded, saved whole": {"fsdp": True, "fsdp_config": {"state_dict_type": "FULL_STATE_DICT"}},
 }
@@ -51,7 +45,7 @@ def variants(processes: int) -> list[str]:
 
 
 class Sentences(Dataset):
-    """Token ids of different lengths, changed a little at random each time they are asked for."""
+    """A dataset of token ids of different lengths, changed a little at random at each access."""
 
     column_names = ("input_ids", "labels")
 
@@ -74,7 +68,7 @@ class Sentences(Dataset):
 
 
 class Classifier(nn.Module):
-    """Large enough that writing it takes a while, small enough that a step does not."""
+    """A model that takes a while to write, and a step of which is short."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,24 +91,23 @@ def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 
 
 def train(library: str, folder: Path, variant: str, device: str, **changes: Any) -> None:
-    """Trains into `folder`, from its newest checkpoint if there is one, and writes down what came out."""
-    import contextlib
-
+    """Trains into `folder`, from its newest checkpoint if there is one, and writes the outcome as JSON."""
     torch.set_num_threads(1)
     with contextlib.ExitStack() as stack:
         if device == "mps":
-            from mps_trainer.simulator import simulated_mps
-
             stack.enter_context(simulated_mps())
         trainer = _trainer(library, folder, {**VARIANTS, **OF_SEVERAL}[variant] | changes, device)
-        if library == "mps_trainer" and trainer._mt_processes.is_distributed:
+        processes = trainer.args.world_size if library == "mps_trainer" else 1
+        if processes > 1:
             (folder / MET).touch()
         resume = any(folder.glob("checkpoint-*"))
         trainer.train(resume_from_checkpoint=resume or None)
         result = outcome(trainer)
-        if library == "mps_trainer":  # what the other processes came to as well
-            result["others"] = [each["everything"] for each in trainer._mt_processes.gather(result)[1:]]
-            if not trainer._mt_processes.is_first:
+        if processes > 1:
+            results: list[Any] = [None] * processes
+            torch.distributed.all_gather_object(results, result)
+            result["others"] = [each["everything"] for each in results[1:]]
+            if not trainer.is_world_process_zero():
                 return
     (folder / "outcome.tmp").write_text(json.dumps(result))
     os.replace(folder / "outcome.tmp", folder / "outcome.json")
@@ -128,22 +121,11 @@ def _trainer(library: str, folder: Path, settings: dict[str, Any], device: str) 
     else:
         from mps_trainer import Trainer, TrainingArguments
     common = {
-        "output_dir": str(folder),
-        "max_steps": STEPS,
-        "save_strategy": "steps",
-        "save_steps": 1,
-        "logging_steps": 2,
-        "learning_rate": 1e-2,
-        "lr_scheduler_type": "cosine",
-        "per_device_train_batch_size": 4,
-        "use_cpu": device == "cpu",
-        "disable_tqdm": True,
-        "report_to": "none",
-        "save_total_limit": 3,
-        "log_level": "error",
-        "ddp_timeout": 30,
-        "dataloader_pin_memory": False,
-    }
+        "output_dir": str(folder), "max_steps": STEPS, "save_strategy": "steps", "save_steps": 1, "logging_steps": 2,
+        "learning_rate": 1e-2, "lr_scheduler_type": "cosine", "per_device_train_batch_size": 4, "log_level": "error",
+        "use_cpu": device == "cpu", "disable_tqdm": True, "report_to": "none", "save_total_limit": 3,
+        "ddp_timeout": 30, "dataloader_pin_memory": False,
+    }  # fmt: skip
     torch.manual_seed(0)
     data = {"train_dataset": Sentences(), "eval_dataset": Sentences(12), "data_collator": collate}
     return Trainer(Classifier(), TrainingArguments(**(common | settings)), **data)
@@ -155,7 +137,7 @@ def own(tensor: Any) -> torch.Tensor:
 
 
 def outcome(trainer: Any) -> dict[str, Any]:
-    """Everything that must not depend on whether the run was interrupted."""
+    """Returns everything that must not depend on whether the run was interrupted."""
     digest = hashlib.sha256()
     for name, tensor in sorted(trainer.model.state_dict().items()):
         digest.update(name.encode() + own(tensor).numpy().tobytes())
