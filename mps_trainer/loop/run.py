@@ -12,7 +12,7 @@ from typing import Any, NoReturn, SupportsFloat
 
 from transformers.trainer_utils import TrainOutput, speed_metrics
 
-from ..callbacks.announce import announce
+from ..callbacks.overview import announce
 from ..checkpoints import loop_state
 from ..checkpoints.rng import ResumedRng, read_rng
 from ..checkpoints.surface import WRITERS

@@ -8,8 +8,7 @@ import os
 import pytest
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.reports.record import GENERATOR, LARGEST, NAME, RunRecord, read, replace, write
-from mps_trainer.reports.sources import record_of
+from mps_trainer.reports.record import GENERATOR, LARGEST, NAME, RunRecord, read, record_of, replace, write
 
 
 def test_what_is_written_is_read_again(record, tmp_path):
@@ -84,17 +83,17 @@ def test_a_damaged_record_is_told_in_a_line(tmp_path, damage):
 
 
 def test_any_part_of_a_record_may_be_missing_or_of_another_shape(data):
-    from mps_trainer.reports.page import page
+    from mps_trainer.reports.pages import run_page
 
     for name in data:
         if name in ("format", "name", "outcome"):
             continue
-        page(RunRecord.from_dict({key: value for key, value in data.items() if key != name}))
+        run_page(RunRecord.from_dict({key: value for key, value in data.items() if key != name}))
         if isinstance(data[name], dict):
             for key in data[name]:
                 for other in (None, 7, "text", [], {}, [1], {"a": "b"}):
                     changed = {**data, name: {**data[name], key: other}}
-                    page(RunRecord.from_dict(changed))
+                    run_page(RunRecord.from_dict(changed))
 
 
 STATE = {
