@@ -42,7 +42,11 @@ def first_lines(args: Any, state: Any, model: Any, loader: Any) -> list[str]:
         lambda: _batch(args, state),
         lambda: expected_checkpoints(args, state, model),
         lambda: buckets_of(loader),
-        lambda: _resumed(state),
+        lambda: (
+            f"resumes after step {state.global_step} of {state.max_steps}, in epoch {state.epoch or 0:.2f}"
+            if state.global_step
+            else None
+        ),
     ):
         try:
             text = line()
@@ -101,12 +105,6 @@ def announce(
     if state.global_step:
         step = state.global_step
         _transformers_logger.info("  Resuming after step %d, in epoch %d", step, plan.epoch_of(step))
-
-
-def _resumed(state: Any) -> str | None:
-    if not state.global_step:
-        return None
-    return f"resumes after step {state.global_step} of {state.max_steps}, in epoch {state.epoch or 0:.2f}"
 
 
 def parameters_of(model: Any) -> str:

@@ -108,8 +108,6 @@ class RunReport:
         """Adds an event to the time line. At a checkpoint it may also write the record to disk."""
         if self._recorder is not None and not self._recorder.ended:
             self._recorder.note(kind, step, text)
-            if kind == "checkpoint":
-                self._recorder.save_now_and_then()
 
     @_never_in_the_way
     def end(self, error: BaseException | None) -> None:
@@ -119,7 +117,8 @@ class RunReport:
             return
         recorder.end(error)
         # what was refused before a step was made leaves the folder as it was
-        if error is None or recorder.steps or isinstance(error, torch.OutOfMemoryError):
+        has_trained = recorder.state.global_step > recorder.session.first_step
+        if error is None or has_trained or isinstance(error, torch.OutOfMemoryError):
             self._write(recorder)
         if error is not None:
             self._recorder = None

@@ -97,13 +97,10 @@ def _color(place: int) -> str:
 
 
 def tell_apart(records: Sequence[RunRecord], folders: Sequence[str]) -> None:
-    """Renames runs of one name after their folders, as far up as it takes to tell them apart."""
+    """Renames runs of one name after their folders, from the folder on that has all of them."""
     names = [record.name for record in records]
-    for record, folder in zip(records, folders, strict=True):
+    paths = [os.path.abspath(folder) for folder in folders]
+    root = os.path.commonpath([os.path.dirname(path) for path in paths])
+    for record, path in zip(records, paths, strict=True):
         if names.count(record.name) > 1:
-            parts = os.path.abspath(folder).split(os.sep)
-            others = [os.path.abspath(other).split(os.sep) for other in folders if other != folder]
-            depth = next(
-                (n for n in range(1, len(parts)) if all(parts[-n:] != other[-n:] for other in others)), len(parts)
-            )
-            record.name = os.sep.join(parts[-depth:])
+            record.name = os.path.relpath(path, root)

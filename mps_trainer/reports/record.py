@@ -117,7 +117,6 @@ class RunRecord:
 
 _SAVED = [each for each in fields(RunRecord) if each.name != "source"]
 _NUMBER = (int, float)
-_YEAR_5000 = 95_617_584_000  # in seconds since 1970: a calendar ends
 # The values that pages show, by their part of the record. One of another kind counts as unknown: the file may be of a
 # later release, or edited by hand.
 _KINDS: dict[str, dict[str, Any]] = {
@@ -169,8 +168,6 @@ def _checked(made: Any, kinds: dict[str, Any]) -> Any:
 
 def _session(entry: Any) -> Session:
     session: Session = _checked(Session(**entry), _OF_SESSION)
-    if not 0 <= session.begun < _YEAR_5000:
-        raise ValueError("a session began at no date")
     for mark in session.marks:
         if not isinstance(mark, list) or len(mark) <= RESIDENT or None in mark[: SECONDS + 1]:
             raise TypeError("a mark has no step or time")

@@ -65,11 +65,6 @@ class Recorder:
         self._fallbacks = FallbackWatch() if args.device.type == "mps" else None
         self._look()
 
-    @property
-    def steps(self) -> int:
-        """Steps since the session began."""
-        return self.state.global_step - self.session.first_step
-
     def log(self, logs: dict[str, Any]) -> None:
         """Records a log of the run."""
         if "loss" in logs:
@@ -82,14 +77,14 @@ class Recorder:
                 self.note("evaluation", self.state.global_step, name.removesuffix(_RUNTIME), took=value)
 
     def note(self, kind: str, step: int, text: str = "", took: float = 0.0) -> None:
-        """Adds an event at the present time; at most a hundred warnings, as a run may warn at each log."""
+        """Adds an event at the present time; at most a hundred warnings, as a run may warn at each log.
+
+        At a checkpoint it also writes the record, unless it was written a moment ago. Raises OSError.
+        """
         self._warnings += kind == "warning"
         if kind != "warning" or self._warnings <= _WARNINGS:
             self.record.events.append(Event(kind, step, self._now(), readable(text), took))
-
-    def save_now_and_then(self) -> None:
-        """Writes the record at a checkpoint, unless it was written a moment ago. Raises OSError."""
-        if time.perf_counter() - self._saved >= _SAVED_APART:
+        if kind == "checkpoint" and time.perf_counter() - self._saved >= _SAVED_APART:
             self.save()
 
     def save(self) -> None:

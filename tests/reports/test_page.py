@@ -132,4 +132,4 @@ def test_a_run_without_a_curve_leaves_its_colour_unused(data):
 def test_runs_of_one_name_are_told_apart_by_their_folders():
     records = [RunRecord("out", {}) for _ in range(3)] + [RunRecord("mine", {})]
     tell_apart(records, ["a/b/out", "a/c/out", "d/c/out", "x"])
-    assert [record.name for record in records] == ["b/out", "a/c/out", "d/c/out", "mine"]
+    assert [record.name for record in records] == ["a/b/out", "a/c/out", "d/c/out", "mine"]

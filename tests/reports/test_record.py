@@ -62,7 +62,7 @@ DAMAGE = {
     **{f"an event of kind {kind}": (of_event(kind=kind), OTHER) for kind in (3, None, [1], {"a": 1}, True)},
     **{f"an event with text {text}": (of_event(text=text), OTHER) for text in (3, None, ["a"], {})},
     **{f"an event at step {step}": (of_event(step=step), OTHER) for step in ("a", None, True, 10**400, float("nan"))},
-    **{f"a session of {begun} s": (of_session(begun=begun), OTHER) for begun in ("a", None, 1e30, -1e30, 10**400)},
+    **{f"a session of {begun} s": (of_session(begun=begun), OTHER) for begun in ("a", None, 10**400)},
     "an event that is a list": ('{"format": 1, "name": "x", "outcome": {}, "events": [[]]}', OTHER),
     "a mark that is text": (
         '{"format": 1, "name": "x", "outcome": {}, "sessions": [{"first_step": 0, "offset": 0, "begun": 0, '
