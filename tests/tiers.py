@@ -18,7 +18,7 @@ from mps_trainer.simulator import SimulatorUnavailableError
 from mps_trainer.simulator.build import build_device
 
 TIERS = ("project", "integration", "acceptance")  # besides the default one, which has no marker
-# Folders with tests of the project's documentation, workflows and packages, which the behaviour of the code cannot break.
+# Folders with tests of the documentation, the workflows and the packages of this project.
 OF_PROJECT = ("docs", "release")
 # Fixtures that start servers or interpreters: a test that uses one belongs to the integration tier.
 STARTING_FIXTURES = frozenset({"benchmarks", "benchmarks_here", "hub", "made_by", "run_python", "wheel"})

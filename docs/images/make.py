@@ -15,8 +15,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from mps_trainer.reports.page import page  # noqa: E402
-from mps_trainer.reports.sources import record_of  # noqa: E402
+from mps_trainer.reports.pages import run_page  # noqa: E402
+from mps_trainer.reports.record import record_of  # noqa: E402
 from tests.reports.browser import look  # noqa: E402
 
 PHONE = 390, 844  # pixels; a window of Chromium is wider, a frame in it need not be
@@ -26,7 +26,7 @@ FRAME = '<body style="margin:0"><iframe src="report.html" style="width:{}px;heig
 def main(folder: str) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         file, phone = Path(temporary) / "report.html", Path(temporary) / "phone.html"
-        whole = page(record_of(folder))
+        whole = run_page(record_of(folder))
         file.write_text(whole, encoding="utf-8")
         part = Path(temporary) / "part.html"
         part.write_text(classification(whole), encoding="utf-8")

@@ -14,39 +14,6 @@ from .progress import ProgressCallback
 from .run_report import RunReport
 
 
-def default_callbacks(args: TrainingArguments) -> list[TrainerCallback | type[TrainerCallback]]:
-    """Returns the callbacks that come before a user's own: the flow of logs, evaluations and saves, and trackers."""
-    trackers = []
-    if args.report_to:
-        from transformers.integrations.integration_utils import (
-            get_available_reporting_integrations,
-            get_reporting_integration_callbacks,
-        )
-
-        if args.logging_dir is not None:
-            os.environ.setdefault("TENSORBOARD_LOGGING_DIR", args.logging_dir)
-        names = get_available_reporting_integrations() if args.report_to == ["all"] else args.report_to
-        try:
-            trackers = [tracker() for tracker in get_reporting_integration_callbacks(names)]
-        except (RuntimeError, ImportError, KeyError, ValueError) as error:
-            why = " ".join(str(error).split())
-            raise MisconfigurationException(
-                f"report_to={args.report_to!r} cannot be used: {why} Install the tracker, or leave report_to out."
-            ) from error
-    return [DefaultFlowCallback, *trackers]
-
-
-def display_callback(args: TrainingArguments) -> type[TrainerCallback]:
-    """Returns the callback that comes after a user's own: a progress bar, a table in notebooks, or the log alone."""
-    if args.disable_tqdm:
-        return PrinterCallback
-    if is_in_notebook():
-        from .notebook import NotebookProgressCallback  # which imports IPython
-
-        return NotebookProgressCallback
-    return ProgressCallback
-
-
 def all_callbacks(
     args: TrainingArguments, jit: list[TrainerCallback], given: list[TrainerCallback | type[TrainerCallback]]
 ) -> list[TrainerCallback | type[TrainerCallback]]:
@@ -55,7 +22,35 @@ def all_callbacks(
     Args:
         jit: from `jit_checkpoint`, with its Trainer set.
     """
-    return [*default_callbacks(args), *jit, *given, display_callback(args)]
+    display: type[TrainerCallback] = PrinterCallback if args.disable_tqdm else ProgressCallback
+    if is_in_notebook() and not args.disable_tqdm:
+        from .notebook import NotebookProgressCallback as display  # imports IPython
+    return [DefaultFlowCallback, *_trackers(args), *jit, *given, display]
+
+
+def _trackers(args: TrainingArguments) -> list[TrainerCallback]:
+    """Returns the callbacks of `report_to`.
+
+    Raises:
+        MisconfigurationException: if one of them is unknown or not installed.
+    """
+    if not args.report_to:
+        return []
+    from transformers.integrations.integration_utils import (
+        get_available_reporting_integrations,
+        get_reporting_integration_callbacks,
+    )
+
+    if args.logging_dir is not None:
+        os.environ.setdefault("TENSORBOARD_LOGGING_DIR", args.logging_dir)
+    names = get_available_reporting_integrations() if args.report_to == ["all"] else args.report_to
+    try:
+        return [tracker() for tracker in get_reporting_integration_callbacks(names)]
+    except (RuntimeError, ImportError, KeyError, ValueError) as error:
+        why = " ".join(str(error).split())
+        raise MisconfigurationException(
+            f"report_to={args.report_to!r} cannot be used: {why} Install the tracker, or leave report_to out."
+        ) from error
 
 
 def close_display(callbacks: list[TrainerCallback]) -> None:

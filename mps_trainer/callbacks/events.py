@@ -1,4 +1,4 @@
-"""Calls the callbacks at each event, and skips events that no callback handles."""
+"""Calls the callbacks at each event, and tells the report of the run."""
 
 from __future__ import annotations
 
@@ -16,19 +16,6 @@ from transformers.trainer_callback import (
 from ..guards.callbacks import explain_callback
 from .run_report import RunReport
 
-# Those of each step, with TrainerCallback's own method, which does nothing. transformers' handler tells the others.
-_OF_STEPS = {
-    event: getattr(TrainerCallback, event)
-    for event in (
-        "on_step_begin",
-        "on_substep_end",
-        "on_pre_optimizer_step",
-        "on_optimizer_step",
-        "on_step_end",
-        "on_prediction_step",
-    )
-}
-
 # A callback of this package's users may define it; TrainerCallback and transformers' handler do not know it.
 CHECKPOINT_COMPLETE = "on_checkpoint_complete"
 
@@ -45,13 +32,13 @@ class ReportingHandler(CallbackHandler):
         try:
             return super().call_event(event, args, state, control, **details)
         finally:
-            if (tell := getattr(self.report, event, None)) is not None:
+            if (method := getattr(self.report, event, None)) is not None:
                 given = {
                     "model": self.model,
                     "loader": self.train_dataloader,
                     "processing_class": self.processing_class,
                 }
-                tell(args=args, state=state, **given, **details)
+                method(args=args, state=state, **given, **details)
 
 
 class HasArguments(Protocol):
@@ -61,13 +48,10 @@ class HasArguments(Protocol):
 
 
 class Events:
-    """Calls the callbacks of a handler and holds their arguments: arguments, state and control.
-
-    At the events of each step, only callbacks that do something there are called, in the handler's order and with its
-    arguments. A callback that has TrainerCallback's own empty method is passed over.
+    """Fires events at the callbacks of a handler, and holds what they get: arguments, state and control.
 
     Args:
-        trainer: has the arguments, `args`.
+        trainer: has the arguments, `args`, and may get others.
     """
 
     handler: CallbackHandler
@@ -77,22 +61,18 @@ class Events:
         self.control = TrainerControl()
         self.state = TrainerState()
 
-    @property
-    def args(self) -> Any:
-        """The arguments of the Trainer, which may get others."""
-        return self._trainer.args
-
     def fire(self, event: str, *, since: Any = None, **details: Any) -> None:
-        """Tells every callback that `event` has come.
+        """Calls the method for `event` of each callback.
 
         Args:
-            since: the callback to begin with, where those before it have heard of this event; for one that `covers`.
+            since: the callback to begin with, where those before it were called; for an event that `covers`.
         """
+        given = self._trainer.args, self.state, self.control
         try:
-            if event == CHECKPOINT_COMPLETE or (not details and self.covers(event)):
-                self.control = self.tell(event, since, **details)
+            if since is not None or event == CHECKPOINT_COMPLETE:
+                self.control = tell(self.handler, event, *given, since, **details)
             else:
-                self.control = getattr(self.handler, event)(self.args, self.state, self.control, **details)
+                self.control = getattr(self.handler, event)(*given, **details)
         except Exception as error:
             explain_callback(error, event, self.state.global_step)
             raise
@@ -113,34 +93,36 @@ class Events:
         return TrainerState(stateful_callbacks=stateful).stateful_callbacks
 
     def covers(self, event: str) -> bool:
-        """Returns True if `tell` may call the callbacks directly: the handler is this package's and unchanged."""
+        """Returns True if nothing but the callbacks hears of `event`: the handler has no code of the user's."""
         own, is_plain = vars(self.handler), type(self.handler) in (CallbackHandler, ReportingHandler)
-        return event in _OF_STEPS and is_plain and not ("call_event" in own or event in own)
+        return is_plain and "call_event" not in own and event not in own
 
     def has_listener(self, event: str) -> bool:
         """Returns True if a callback does something at `event`."""
-        return any(_listens(callback, event) for callback in self.handler.callbacks)
+        nothing = getattr(TrainerCallback, event, None)
+        methods = (getattr(callback, event, None) for callback in self.handler.callbacks)
+        return any(getattr(method, "__func__", method) not in (None, nothing) for method in methods)
 
-    def tell(self, event: str, since: Any = None, **details: Any) -> Any:
-        """Calls the callbacks that do something at `event`, and returns the control that they leave behind.
 
-        Args:
-            since: the first callback to call; None for all.
-        """
-        control = self.control
-        if event == "on_step_begin":
-            control.should_log = control.should_evaluate = control.should_save = False
-        handler, nothing = self.handler, _OF_STEPS.get(event)  # None where TrainerCallback lacks the event
-        told: Any = handler.callbacks  # a callback may add others
-        if since in told:
-            told = itertools.islice(told, told.index(since), None)
-        for callback in told:
-            method = getattr(callback, event, nothing)
-            if method is None or getattr(method, "__func__", method) is nothing:
-                continue
+def tell(
+    handler: CallbackHandler, event: str, args: Any, state: Any, control: Any, since: Any = None, **details: Any
+) -> Any:
+    """Calls the callbacks as transformers' handler does, but passes over those without a method for `event`.
+
+    Args:
+        since: the first callback to call; None for all.
+
+    Returns:
+        The control that they leave behind.
+    """
+    told: Any = handler.callbacks  # a callback may add others
+    if since in told:
+        told = itertools.islice(told, told.index(since), None)
+    for callback in told:
+        if (method := getattr(callback, event, None)) is not None:
             result = method(
-                self.args,
-                self.state,
+                args,
+                state,
                 control,
                 model=handler.model,
                 processing_class=handler.processing_class,
@@ -150,16 +132,5 @@ class Events:
                 eval_dataloader=handler.eval_dataloader,
                 **details,
             )
-            if result is not None:
-                control = result
-        return control
-
-
-def _listens(callback: Any, event: str) -> bool:
-    """Returns True if the class of `callback` overrides the method for `event`."""
-    kind = type(callback)
-    return (
-        getattr(kind, event, None) is not getattr(TrainerCallback, event, None)
-        or event in object.__getattribute__(callback, "__dict__")
-        or kind.__getattribute__ is not object.__getattribute__  # answers as it likes
-    )
+            control = control if result is None else result
+    return control

@@ -1,16 +1,28 @@
-"""Writes the first lines of a run: device, amount of work, and checkpoints to come."""
+"""Describes a run before its first step, on the screen and in the log: device, amount of work, and checkpoints."""
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from transformers.trainer_callback import TrainerState
 
 from ..data.buckets import buckets_of
 from ..data.loader import length_of, num_examples
+from ..devices.facts import cpu_bfloat16
+from ..devices.precision_advice import precision_advice
+from ..training_args import TrainingArguments
 from ..utils.amounts import format_bytes
+from ..utils.overrides import Overrides
 from ..utils.text import choice_text
 
+if TYPE_CHECKING:
+    from ..loop.plan import StepPlan
+
 logger = logging.getLogger(__name__)
+# The logger whose level scripts for transformers set, and whose lines they and their users look for.
+_transformers_logger = logging.getLogger("transformers.trainer")
 
 # Numbers that an optimizer keeps for each parameter that is trained, by what its name in `optim` begins with.
 _KEPT = {"adamw": 2.0, "adam": 2.0, "nadam": 2.0, "radam": 2.0, "lion": 1.0, "rmsprop": 1.0, "adagrad": 1.0}
@@ -31,7 +43,11 @@ def first_lines(args: Any, state: Any, model: Any, loader: Any) -> list[str]:
         lambda: _batch(args, state),
         lambda: expected_checkpoints(args, state, model),
         lambda: buckets_of(loader),
-        lambda: _resumed(state),
+        lambda: (
+            f"resumes after step {state.global_step} of {state.max_steps}, in epoch {state.epoch or 0:.2f}"
+            if state.global_step
+            else None
+        ),
     ):
         try:
             text = line()
@@ -43,10 +59,53 @@ def first_lines(args: Any, state: Any, model: Any, loader: Any) -> list[str]:
     return lines
 
 
-def _resumed(state: Any) -> str | None:
-    if not state.global_step:
-        return None
-    return f"resumes after step {state.global_step} of {state.max_steps}, in epoch {state.epoch or 0:.2f}"
+def announce(
+    args: TrainingArguments,
+    model: nn.Module,
+    loader: Any,
+    plan: StepPlan,
+    state: TrainerState,
+    overrides: Overrides,
+    *,
+    batch_size: int,
+    update_size: int,
+    num_examples: int,
+) -> None:
+    """Logs the sizes of data, batches and model, and the step at which a resumed run continues.
+
+    Args:
+        batch_size: examples in a batch of one process.
+        update_size: examples in an optimizer step of all processes.
+        num_examples: in the training dataset, if its length is known.
+    """
+    if not _transformers_logger.isEnabledFor(logging.INFO):
+        return
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    known = length_of(loader) is not None
+    advice = precision_advice(args.device.type, cpu_bfloat16())
+    precision = {"no": "as the model's weights"}.get(args.mixed_precision, f"autocast to {args.mixed_precision}")
+    rows = {
+        "Device": f"{args.device}: {args.decision.reason}",
+        "Precision": precision if advice is None else f"{precision}; {advice}",
+        "Num examples": f"{num_examples:,}" if known else "unknown",
+        "Num Epochs": f"{plan.epochs:,}" if known else "as many as the steps take",
+        "Batch size per device": f"{batch_size:,}",
+        "Gradient Accumulation steps": f"{args.gradient_accumulation_steps:,}",
+        "Examples in an optimization step": f"{update_size:,}",
+        "Total optimization steps": f"{plan.max_steps:,}",
+        "Number of trainable parameters": f"{trainable:,}",
+    }
+    _transformers_logger.info("***** Running training *****")
+    for name, value in rows.items():
+        _transformers_logger.info("  %s = %s", name, value)
+    if (buckets := buckets_of(loader)) is not None:
+        _transformers_logger.info("  Length buckets: %s", buckets)
+    _transformers_logger.info("  Checkpoints: %s", expected_checkpoints(args, state, model))
+    for text in overrides.texts():
+        _transformers_logger.info("  Off: %s", text)
+    if state.global_step:
+        step = state.global_step
+        _transformers_logger.info("  Resuming after step %d, in epoch %d", step, plan.epoch_of(step))
 
 
 def parameters_of(model: Any) -> str:

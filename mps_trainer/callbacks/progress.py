@@ -11,8 +11,7 @@ from ..data.loader import length_of, num_examples
 from ..utils.amounts import format_bytes
 from ..utils.terminal import on_terminal
 from .overview import examples_in_step, first_lines
-from .progress_bars import Bar, memory_in_use, samples_per_second
-from .progress_lines import Tenths
+from .progress_display import Bar, Lines, memory_in_use, samples_per_second
 
 _SHOWN = {"loss": "loss {:.4f}", "learning_rate": "lr {:.2e}", "grad_norm": "grad norm {:.3g}"}
 _UNITS = ("flos", "runtime")
@@ -27,17 +26,12 @@ class ProgressCallback(TransformersProgressCallback):
 
     def __init__(self, max_str_len: int = 100) -> None:
         super().__init__(max_str_len)
-        self.training_bar: Bar | None = None
-        self.prediction_bar: Bar | None = None
-        self._is_training = False
-        self._steps: Tenths | None = None  # instead of training_bar
-        self._batches: Tenths | None = None  # instead of prediction_bar
+        self.training_bar: Bar | Lines | None = None
+        self.prediction_bar: Bar | Lines | None = None
         self._evaluated_loader: Any = None
-        self._batch = self._evaluated = 0
-        self._at_last_log = (0, 0.0)
+        self._batch = 0
+        self._last_log = (0, 0.0)  # step and time
         self._paused_at: float | None = None  # when an evaluation or a save began
-
-    # Training
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._batch = examples_in_step(args, state)
@@ -45,25 +39,22 @@ class ProgressCallback(TransformersProgressCallback):
         if not state.is_world_process_zero:
             return
         self.close()
-        self._is_training, self._paused_at = True, None
+        self._paused_at = None
         print("\n".join(first_lines(args, state, kwargs["model"], kwargs.get("train_dataloader"))), flush=True)
+        total, done = state.max_steps, state.global_step
         if on_terminal():
-            self.training_bar = Bar(
-                self._batch, args.device, total=state.max_steps, initial=state.global_step, desc="training"
-            )
+            self.training_bar = Bar(self._batch, args.device, total=total, initial=done, desc="training")
         else:
-            self._steps = Tenths(state.max_steps, self._batch, state.global_step)
-        self._at_last_log = (state.global_step, time.perf_counter())
+            self.training_bar = Lines(self._batch, total, done)
+        self._last_log = (done, time.perf_counter())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        step = state.global_step
-        if self.training_bar is not None:
-            self.training_bar.update(step - self.current_step)
-            self.current_step = step
-        elif self._steps is None:
+        if self.training_bar is None:
             return
-        elif step >= self._steps.next and not control.should_log and self._steps.due(step):
-            self._write(self._parts(args, state))
+        self.training_bar.update(state.global_step - self.current_step)
+        self.current_step = state.global_step
+        if isinstance(self.training_bar, Lines) and not control.should_log and self.training_bar.is_due():
+            self._write_training_line(args, state)
         self._note_pause(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -75,8 +66,6 @@ class ProgressCallback(TransformersProgressCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.close()
 
-    # Evaluation
-
     def on_prediction_step(
         self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **kwargs: Any
     ) -> None:
@@ -85,12 +74,10 @@ class ProgressCallback(TransformersProgressCallback):
         if eval_dataloader is not self._evaluated_loader:  # memory may have run out in the one before
             self._end_evaluation()
             self._begin_evaluation(args, eval_dataloader)
-        elif self.prediction_bar is not None:
-            self.prediction_bar.update(1)
-        elif self._batches is not None:
-            self._evaluated += 1
-            if self._batches.due(self._evaluated):
-                self._write(self._parts_of_evaluation(args))
+        elif (bar := self.prediction_bar) is not None:
+            bar.update(1)
+            if isinstance(bar, Lines) and bar.is_due():
+                self._write([f"evaluation {bar.n}/{bar.total}", bar.clocks(), bar.speed(), _memory(args)])
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._end_evaluation()
@@ -99,105 +86,82 @@ class ProgressCallback(TransformersProgressCallback):
     def on_predict(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._end_evaluation()
 
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if self.training_bar is None or not logs:
+            return
+        numbers = {name: value for name, value in logs.items() if isinstance(value, (int, float))}
+        if "loss" in logs:
+            shown = [text.format(numbers[name]) for name, text in _SHOWN.items() if name in numbers]
+            self._write_training_line(args, state, shown, self._speed_since_last_log(state.global_step))
+            if isinstance(self.training_bar, Lines):
+                self.training_bar.note_line()
+        else:
+            metrics = (f"{name} {value:.4g}" for name, value in numbers.items() if not name.endswith(_UNITS))
+            self._write([f"step {state.global_step}", *metrics])
+
+    def close(self) -> None:
+        """Closes the bars, also for a run that ends in an error, so that its message begins a new line."""
+        if self.training_bar is not None:
+            self.training_bar.close()
+        self.training_bar = None
+        self._end_evaluation()
+
     def _begin_evaluation(self, args: Any, loader: Any) -> None:
         """Starts the bar after the first batch, which counts as done without a time."""
         total = length_of(loader)
         examples = num_examples(loader, args.eval_batch_size) / total if total else args.eval_batch_size
         self._evaluated_loader = loader
         if on_terminal():
-            leave = not self._is_training
+            leave = self.training_bar is None
             self.prediction_bar = Bar(examples, args.device, total=total, initial=1, desc="evaluation", leave=leave)
         elif total:
-            self._batches, self._evaluated = Tenths(total, examples, begun_at=1), 1
+            self.prediction_bar = Lines(examples, total, initial=1)
 
     def _end_evaluation(self) -> None:
         if self.prediction_bar is not None:
             self.prediction_bar.close()
-        self.prediction_bar = None
-        self._batches = self._evaluated_loader = None
+        self.prediction_bar = self._evaluated_loader = None
 
-    # Logs
+    def _write_training_line(
+        self, args: Any, state: Any, logged: list[str] | None = None, speed: str | None = None
+    ) -> None:
+        parts = [f"step {state.global_step}/{state.max_steps}", f"epoch {state.epoch:.2f}", *(logged or [])]
+        if isinstance(self.training_bar, Lines):
+            parts.append(self.training_bar.clocks())
+            speed = speed or self.training_bar.speed()
+        self._write([*parts, speed, _memory(args)])
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if not self._is_training or not logs:
-            return
-        if "loss" in logs:
-            self._write(self._parts(args, state, logs))
-            if self._steps is not None:
-                self._steps.tell()
-        else:
-            numbers = (f"{name} {value:.4g}" for name, value in logs.items() if _is_shown(name, value))
-            self._write([f"step {state.global_step}", *numbers])
-
-    def close(self) -> None:
-        """Closes the bars, also for a run that ends in an error, so that its message begins a new line."""
-        if self.training_bar is not None:
-            self.training_bar.close()
-        self.training_bar = self._steps = None
-        self._end_evaluation()
-        self._is_training = False
-
-    def _parts(self, args: Any, state: Any, logs: dict[str, Any] | None = None) -> list[str]:
-        """Returns the parts of a line on training, with the rate since the last log, or else of the whole run."""
-        step, parts = state.global_step, [f"step {state.global_step}/{state.max_steps}", f"epoch {state.epoch:.2f}"]
-        speed = None
-        if logs is not None:
-            parts += [
-                text.format(logs[name]) for name, text in _SHOWN.items() if isinstance(logs.get(name), (int, float))
-            ]
-            speed = self._speed_since_last_log(step)
-        if self._steps is not None:
-            parts.append(self._steps.clocks(step))
-            speed = speed or self._steps.speed(step)
-        return [*parts, *([speed] if speed else []), *_memory(args)]
-
-    def _speed_since_last_log(self, step: int) -> str | None:
-        now = time.perf_counter()
-        last_step, last_time = self._at_last_log
-        self._at_last_log = (step, now)
-        if now <= last_time or step <= last_step:
-            return None
-        return samples_per_second((step - last_step) * self._batch / (now - last_time))
-
-    def _parts_of_evaluation(self, args: Any) -> list[str]:
-        assert self._batches is not None
-        done = self._evaluated
-        speed = self._batches.speed(done)
-        place = [f"evaluation {done}/{self._batches.total}", self._batches.clocks(done)]
-        return [*place, *([speed] if speed else []), *_memory(args)]
-
-    def _write(self, parts: list[str]) -> None:
-        line = " | ".join(parts)
+    def _write(self, parts: list[str | None]) -> None:
+        line = " | ".join(part for part in parts if part)
         if self.training_bar is not None:
             self.training_bar.write(line)
         else:
             print(line, flush=True)
 
-    # What is not training
+    def _speed_since_last_log(self, step: int) -> str | None:
+        now = time.perf_counter()
+        last_step, last_time = self._last_log
+        self._last_log = (step, now)
+        if now <= last_time or step <= last_step:
+            return None
+        return samples_per_second((step - last_step) * self._batch / (now - last_time))
 
     def _note_pause(self, control: Any) -> None:
         self._paused_at = None
-        if control.should_evaluate or control.should_save:
+        if self.training_bar is not None and (control.should_evaluate or control.should_save):
             self._paused_at = time.perf_counter()
-            if self.training_bar is not None:
-                self.training_bar.refresh()  # it stands still until that is done
+            self.training_bar.refresh()  # it stands still until that is done
 
     def _leave_out_pause(self) -> None:
-        if self._paused_at is None or not self._is_training:
+        if self._paused_at is None or self.training_bar is None:
             return
         now = time.perf_counter()
         seconds, self._paused_at = now - self._paused_at, now
-        step, last = self._at_last_log
-        self._at_last_log = (step, last + seconds)
-        for shown in (self.training_bar, self._steps):
-            if shown is not None:
-                shown.leave_out(seconds)
+        step, last = self._last_log
+        self._last_log = (step, last + seconds)
+        self.training_bar.leave_out(seconds)
 
 
-def _memory(args: Any) -> list[str]:
+def _memory(args: Any) -> str | None:
     memory = memory_in_use(args.device)
-    return [] if memory is None else [format_bytes(memory)]
-
-
-def _is_shown(name: str, value: Any) -> bool:
-    return isinstance(value, (int, float)) and not name.endswith(_UNITS)
+    return None if memory is None else format_bytes(memory)

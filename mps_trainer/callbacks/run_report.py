@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import logging
 import math
 import os
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..reports.record import PAGE, is_recorded, read, replace
+from ..reports.record import NAME, PAGE, RunRecord, read, replace
 from ..utils.text import sentence
 from .overview import examples_in_step
 
@@ -55,7 +54,7 @@ class RunReport:
         self._draws = True
         self._trials: list[str] = []  # folders of the search that is going on
         self._recorder: Recorder | None = None
-        self._told = False  # where the page of this run is
+        self._has_logged_path = False
         self._decode: Callable[..., str] | None = None  # token ids to text
         self._page_due = math.inf  # when it is written next while the run lasts
 
@@ -63,7 +62,7 @@ class RunReport:
         """Prepares for a run in `folder`; without `draws` it leaves no page."""
         folder = os.path.abspath(folder)  # a callback may change the working folder
         self._folder, self._resumed_from, self._draws = folder, resumed_from, draws
-        self._recorder, self._told = None, False
+        self._recorder, self._has_logged_path = None, False
         if not draws and folder not in self._trials:
             self._trials.append(folder)
 
@@ -77,7 +76,7 @@ class RunReport:
 
         batch = examples_in_step(args, state)
         self._recorder = Recorder(self._folder, args, state, model, loader, batch, self._resumed_from)
-        self._page_due = time.perf_counter() + _RELOAD if _has_pygal() else math.inf
+        self._page_due = time.perf_counter() + _RELOAD
         self._decode = getattr(processing_class, "decode", None)
 
     @_never_in_the_way
@@ -109,8 +108,6 @@ class RunReport:
         """Adds an event to the time line. At a checkpoint it may also write the record to disk."""
         if self._recorder is not None and not self._recorder.ended:
             self._recorder.note(kind, step, text)
-            if kind == "checkpoint":
-                self._recorder.save_now_and_then()
 
     @_never_in_the_way
     def end(self, error: BaseException | None) -> None:
@@ -120,7 +117,8 @@ class RunReport:
             return
         recorder.end(error)
         # what was refused before a step was made leaves the folder as it was
-        if error is None or recorder.steps or isinstance(error, torch.OutOfMemoryError):
+        has_trained = recorder.state.global_step > recorder.session.first_step
+        if error is None or has_trained or isinstance(error, torch.OutOfMemoryError):
             self._write(recorder)
         if error is not None:
             self._recorder = None
@@ -128,40 +126,31 @@ class RunReport:
     @_never_in_the_way
     def end_search(self, folder: str) -> None:
         """Writes a page to `folder` that compares the trials of a search."""
-        trials, self._trials = [trial for trial in self._trials if is_recorded(trial)], []
-        if not trials or not _can_draw(folder):
-            return
-        from ..reports.comparison import comparison, told_apart
+        trials, self._trials = [trial for trial in self._trials if os.path.isfile(os.path.join(trial, NAME))], []
+        if trials := trials[-_MOST_TRIALS:]:
+            from ..reports.pages import comparison_page, tell_apart
 
-        records = [read(trial) for trial in trials[-_MOST_TRIALS:]]
-        told_apart(records, trials[-_MOST_TRIALS:])
-        self._folder = folder
-        replace(os.path.join(folder, PAGE), comparison(records))
+            self._folder = folder
+            records: list[RunRecord] = [read(trial) for trial in trials]
+            tell_apart(records, trials)
+            replace(os.path.join(folder, PAGE), comparison_page(records))
 
     def _write(self, recorder: Recorder) -> None:
+        """Writes the record and, if a page can be drawn, the page."""
         begun = time.perf_counter()
         recorder.save()
-        if not self._draws or not _can_draw(recorder.folder):
+        if not self._draws:
             return
-        from ..reports.page import page
-
+        try:
+            from ..reports.pages import run_page
+        except ModuleNotFoundError as error:
+            self._draws, advice = False, "`pip install pygal jinja2`, then `mps-trainer report %s`."
+            logger.warning(f"%s has no %s: %s. {advice}", recorder.folder, PAGE, error, recorder.folder)
+            return
         path = os.path.join(recorder.folder, PAGE)
-        replace(path, page(recorder.record, 0 if recorder.ended else _RELOAD))
+        replace(path, run_page(recorder.record, 0 if recorder.ended else _RELOAD))
         now = time.perf_counter()
         self._page_due = now + max(_RELOAD, _COST * (now - begun))
-        if not self._told:
+        if not self._has_logged_path:
             logger.info("Report of this run: %s", path)
-            self._told = True
-
-
-def _has_pygal() -> bool:
-    return importlib.util.find_spec("pygal") is not None
-
-
-def _can_draw(folder: str) -> bool:
-    """Returns True if pygal is installed, and warns if it is not."""
-    if _has_pygal():
-        return True
-    advice = "`pip install pygal`, then `mps-trainer report %s`."
-    logger.warning(f"%s has no %s: pygal is not installed. {advice}", folder, PAGE, folder)
-    return False
+            self._has_logged_path = True

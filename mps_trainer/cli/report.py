@@ -30,10 +30,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes the page and prints its path; returns 0."""
-    from ..reports.comparison import comparison, told_apart
-    from ..reports.page import page
-    from ..reports.record import PAGE, is_foreign, replace
-    from ..reports.sources import record_of
+    from ..reports.record import PAGE, is_foreign, record_of, replace
 
     folders = [arguments.folder, *arguments.others]
     path = arguments.output or (COMPARISON if arguments.others else os.path.join(arguments.folder, PAGE))
@@ -43,18 +40,20 @@ def run(arguments: argparse.Namespace) -> int:
             f"{path} exists and is no report of mps_trainer. Name another file with --output, or remove it."
         )
     try:
+        from ..reports.pages import comparison_page, run_page, tell_apart
+
         if arguments.others:
-            told_apart(records, folders)
-            replace(path, comparison(records))
+            tell_apart(records, folders)
+            replace(path, comparison_page(records))
         else:
-            replace(path, page(records[0]))
+            replace(path, run_page(records[0]))
     except OSError as error:
         raise MisconfigurationException(
             f"{path} cannot be written: {error.strerror or error}. Name another file with --output."
         ) from error
     except ModuleNotFoundError as error:
         raise MissingPackageError(
-            f"The charts are drawn by pygal, which is not installed ({error}). Run: pip install pygal"
+            f"A report needs pygal and Jinja2 ({error}). Run: pip install pygal jinja2"
         ) from error
     print(path)
     return 0

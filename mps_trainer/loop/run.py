@@ -12,7 +12,7 @@ from typing import Any, NoReturn, SupportsFloat
 
 from transformers.trainer_utils import TrainOutput, speed_metrics
 
-from ..callbacks.announce import announce
+from ..callbacks.overview import announce
 from ..checkpoints.loading import read_position, read_rng
 from ..checkpoints.rng import ResumedRng
 from ..checkpoints.surface import WRITERS

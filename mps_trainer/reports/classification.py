@@ -36,42 +36,41 @@ def classification_of(
         logits = logits[0]  # the others are hidden states or the like
     if not _is_classification(logits, labels):
         return {}
+
+    def name(number: Any) -> str:
+        return as_line(str(names.get(int(number), int(number))), 60)
+
     classes = logits.shape[1]
     known = (labels >= 0) & (labels < classes)
     predicted = logits.argmax(axis=1)
     wrong = np.flatnonzero(known & (predicted != labels))
     confidence = _confidence(logits, wrong)
+    first = np.argsort(-confidence, kind="stable")[:_MOST_MISTAKES]
+    rows = wrong[first].tolist()
+    mistakes: list[dict[str, Any]] = [
+        {"label": name(labels[row]), "predicted": name(predicted[row]), "confidence": round(float(value), 4)}
+        for row, value in zip(rows, confidence[first], strict=True)
+    ]
+    if texts_of is not None and rows:
+        for mistake, row, text in zip(mistakes, rows, texts_of(rows), strict=True):
+            mistake.update(row=row, text=as_line(text, _LONGEST))
     found = {
         "examples": int(known.sum()),
         "wrong": len(wrong),
-        "classes": [as_line(str(names.get(number, number)), 60) for number in range(classes)][:MOST_CLASSES],
+        "classes": [name(number) for number in range(min(classes, MOST_CLASSES))],
+        "mistakes": mistakes,
     }
     if classes <= MOST_CLASSES:
         pairs = labels[known].astype(np.int64) * classes + predicted[known]
         found["confusion"] = np.bincount(pairs, minlength=classes**2).reshape(classes, classes).tolist()
-    first = np.argsort(-confidence, kind="stable")[:_MOST_MISTAKES]
-    rows = [int(row) for row in wrong[first]]
-    places: list[dict[str, Any]] = [{} for _ in rows]
-    if texts_of is not None and rows:
-        texts = texts_of(rows)
-        places = [{"row": row, "text": as_line(text, _LONGEST)} for row, text in zip(rows, texts, strict=True)]
-    found["mistakes"] = [
-        {
-            **place,
-            "label": as_line(str(names.get(int(labels[row]), int(labels[row]))), 60),
-            "predicted": as_line(str(names.get(int(predicted[row]), int(predicted[row]))), 60),
-            "confidence": round(float(value), 4),
-        }
-        for place, row, value in zip(places, rows, confidence[first], strict=True)
-    ]
     return found
 
 
 def _is_classification(logits: Any, labels: Any) -> bool:
-    if not isinstance(logits, np.ndarray) or not isinstance(labels, np.ndarray):
-        return False
     return (
-        logits.ndim == 2
+        isinstance(logits, np.ndarray)
+        and isinstance(labels, np.ndarray)
+        and logits.ndim == 2
         and logits.shape[1] > 1
         and labels.shape == logits.shape[:1]
         and 0 < len(labels) <= _MOST_EXAMPLES
@@ -98,19 +97,17 @@ def texts_of(dataset: Any, rows: Sequence[int], decode: Callable[..., str] | Non
     if decode is None or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         return [""] * len(rows)
     plain = dataset.with_format(None) if is_table(dataset) else dataset
-    before = rng_state()
+    before, texts = rng_state(), []
     try:
-        return [_text_of(plain[row], decode) if row < len(plain) else "" for row in rows]
+        for row in rows:
+            example: Any = plain[row] if row < len(plain) else None
+            ids = example.get("input_ids") if isinstance(example, Mapping) else None
+            ids = ids.tolist() if hasattr(ids, "tolist") else ids
+            is_text = isinstance(ids, list) and all(isinstance(each, int) for each in ids)
+            texts.append(str(decode(ids[:_TOKENS], skip_special_tokens=True)) if is_text else "")
+        return texts
     except Exception:
         logger.debug("The texts of mistakes cannot be read.", exc_info=True)
         return [""] * len(rows)
     finally:
         set_rng(before)
-
-
-def _text_of(example: Any, decode: Callable[..., str]) -> str:
-    ids: Any = example.get("input_ids") if isinstance(example, Mapping) else None
-    ids = ids.tolist() if hasattr(ids, "tolist") else ids
-    if not isinstance(ids, list) or not all(isinstance(each, int) for each in ids):
-        return ""
-    return str(decode(ids[:_TOKENS], skip_special_tokens=True))

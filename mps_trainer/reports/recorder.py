@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
+import warnings
 from typing import Any
 
 import psutil
 
 from ..devices.facts import for_a_report, gather_facts
+from ..devices.probes import FALLBACK, switched_on
 from ..errors import MisconfigurationException
 from ..guards.memory_table import measure
 from ..version import __version__
-from . import description, record
-from .fallbacks import FallbackWatch
-from .origin import origin_of
+from . import record, run_facts
 from .record import FAILED, FINISHED, RUNNING, STEP, STOPPED, Event, RunRecord, Session
 from .redaction import readable, rules_of
 
@@ -41,24 +42,19 @@ class Recorder:
     def __init__(
         self, folder: str, args: Any, state: Any, model: Any, loader: Any, batch: int, resumed_from: str | None = None
     ) -> None:
-        self.folder = folder
-        self.state = state
+        self.folder, self.state, self.ended = folder, state, False
         self._args, self._model, self._loader, self._batch = args, model, loader, batch
-        self.classes = description.classes_of(model)
+        names = getattr(getattr(model, "config", None), "id2label", None)
+        self.classes: dict[Any, str] = dict(names) if isinstance(names, dict) else {}  # of a classifier
         self._begun = time.perf_counter()
         self._process = psutil.Process()
         self._apart, self._looked, self._saved = _APART, 0.0, -_SAVED_APART
         self._warnings = 0
-        self._described = False
-        self.ended = False
         earlier = _earlier(resumed_from, state.global_step) if resumed_from is not None else None
         self.record = earlier or RunRecord("", {})
-        self.record.name = description.name_of(args, folder)
+        self.record.name = readable(args.run_name or "") or os.path.basename(folder) or folder
         self._rules = rules_of(args)
-        spec = getattr(sys.modules["__main__"], "__spec__", None)  # of `python -m`
-        argv = [*(["-m", spec.name] if spec else sys.argv[:1]), *sys.argv[1:]]
-        dataset, config = getattr(loader, "dataset", None), getattr(model, "config", None)
-        self.record.origin = origin_of(argv, os.curdir, dataset, config, self._rules)
+        self.record.origin = run_facts.origin_of(getattr(loader, "dataset", None), model, self._rules)
         self.session = Session(state.global_step, self.record.seconds, time.time())
         self.record.sessions.append(self.session)
         self._set_outcome(RUNNING, "")
@@ -66,37 +62,29 @@ class Recorder:
             self.note("begin", state.global_step)
         else:
             self.note("resume", state.global_step, f"from {resumed_from}")
-        self._fallbacks = FallbackWatch(args.device.type)
-        self._fallbacks.begin()
+        self._fallbacks = FallbackWatch() if args.device.type == "mps" else None
         self._look()
-
-    @property
-    def steps(self) -> int:
-        """Steps since the session began."""
-        return self.state.global_step - self.session.first_step
 
     def log(self, logs: dict[str, Any]) -> None:
         """Records a log of the run."""
-        # not after an evaluation, whose time would lie before the mark and its event behind it
-        if not self.ended and "loss" in logs and time.perf_counter() - self._looked >= self._apart:
-            self._look()
         if "loss" in logs:
+            # not after an evaluation, whose time would lie before the mark and its event behind it
+            if not self.ended and time.perf_counter() - self._looked >= self._apart:
+                self._look()
             return
         for name, value in logs.items():
             if name.endswith(_RUNTIME) and name != "train_runtime" and record.is_number(value):
                 self.note("evaluation", self.state.global_step, name.removesuffix(_RUNTIME), took=value)
 
     def note(self, kind: str, step: int, text: str = "", took: float = 0.0) -> None:
-        """Adds an event at the present time; at most a hundred warnings, as a run may warn at each log."""
-        if kind == "warning":
-            self._warnings += 1
-            if self._warnings > _WARNINGS:
-                return
-        self.record.events.append(Event(kind, step, self._now(), readable(text), took))
+        """Adds an event at the present time; at most a hundred warnings, as a run may warn at each log.
 
-    def save_now_and_then(self) -> None:
-        """Writes the record at a checkpoint, unless it was written a moment ago. Raises OSError."""
-        if time.perf_counter() - self._saved >= _SAVED_APART:
+        At a checkpoint it also writes the record, unless it was written a moment ago. Raises OSError.
+        """
+        self._warnings += kind == "warning"
+        if kind != "warning" or self._warnings <= _WARNINGS:
+            self.record.events.append(Event(kind, step, self._now(), readable(text), took))
+        if kind == "checkpoint" and time.perf_counter() - self._saved >= _SAVED_APART:
             self.save()
 
     def save(self) -> None:
@@ -112,7 +100,8 @@ class Recorder:
         step = self.state.global_step
         self._look()
         self.session.seconds = self._now() - self.session.offset
-        self.record.fallback = self._merged(self._fallbacks.end())
+        if self._fallbacks is not None:
+            self.record.fallback = self._merged(self._fallbacks.end())
         if (more := self._warnings - _WARNINGS) > 0:
             self.record.events.append(Event("warning", step, self._now(), f"{more} more warnings are not listed."))
         self.ended = True
@@ -129,12 +118,8 @@ class Recorder:
         self.note(event, step, text)
 
     def _set_outcome(self, kind: str, text: str) -> None:
-        self.record.outcome = {
-            "kind": kind,
-            "text": readable(text),
-            "step": self.state.global_step,
-            "max_steps": self.state.max_steps,
-        }
+        steps = {"step": self.state.global_step, "max_steps": self.state.max_steps}
+        self.record.outcome = {"kind": kind, "text": readable(text), **steps}
 
     def _now(self) -> float:
         """Returns the time on the training clock, which stands still when the run has ended."""
@@ -142,13 +127,11 @@ class Recorder:
         return round(self.session.offset + seconds, 4)
 
     def _look(self) -> None:
+        """Adds a mark: clock and memory."""
         self._looked = time.perf_counter()
-        memory = measure(self._args.device)
+        memory, state, marks = measure(self._args.device), self.state, self.session.marks
         resident = self._process.memory_info().rss
-        marks = self.session.marks
-        marks.append(
-            [self.state.global_step, self._now(), float(self.state.total_flos), memory.live, memory.driver, resident]
-        )
+        marks.append([state.global_step, self._now(), float(state.total_flos), memory.live, memory.driver, resident])
         if len(marks) >= _MARKS:
             del marks[1::2]
             self._apart *= 2
@@ -165,26 +148,22 @@ class Recorder:
                 "name": self._args.metric_for_best_model,
                 "checkpoint": state.best_model_checkpoint and os.path.basename(state.best_model_checkpoint),
             }
-        if self._described:
+        if self._model is None:
             return
-        self._described = True
         model, loader, self._model, self._loader = self._model, self._loader, None, None  # not to keep them from going
         now.device = self._args.decision.to_dict()
-        now.model = description.model_of(model)
-        now.data = description.data_of(self._args, loader, self._batch)
-        now.arguments, now.changed = description.arguments_of(self._args, self._rules)
+        now.model = run_facts.model_of(model)
+        now.data = run_facts.data_of(self._args, loader, self._batch)
+        now.arguments, now.changed = run_facts.arguments_of(self._args, self._rules)
         facts = for_a_report(gather_facts(environ=dict(os.environ)))
         now.environment = {"mps_trainer": __version__, **facts.to_dict()}
         now.device["simulated"] = bool(now.environment.get("mps_simulated")) and now.device["type"] == "mps"
-        recommended = measure(self._args.device).recommended
-        if recommended is not None:
-            now.device["memory"] = recommended
 
     def _merged(self, found: dict[str, Any]) -> dict[str, Any]:
         """Returns `found` with the operators of earlier sessions."""
-        before = [o for o in self.record.fallback.get("operators", []) if isinstance(o, dict)]
         named = {operator["name"] for operator in found["operators"]}
-        return {**found, "operators": [*found["operators"], *(o for o in before if o.get("name") not in named)]}
+        before = [operator for operator in self.record.fallback.get("operators", []) if operator["name"] not in named]
+        return {**found, "operators": [*found["operators"], *before]}
 
 
 def _earlier(resumed_from: str, step: int) -> RunRecord | None:
@@ -199,7 +178,67 @@ def _earlier(resumed_from: str, step: int) -> RunRecord | None:
         text = f"The process ended without a word, some time after step {last}."
         found.events.append(Event("fault", last, found.seconds, text))
     for session in found.sessions:
-        session.marks = [mark for mark in session.marks if (mark[STEP] or 0) <= step]
+        session.marks = [mark for mark in session.marks if mark[STEP] <= step]
     found.events = [event for event in found.events if event.kind in _LASTING or event.step <= step]
     found.best, found.classification = {}, {}
     return found
+
+
+_SIMULATOR = "mps_trainer.simulator.session"
+_WARNING = re.compile(r"The operator '([^']+)' is not currently supported on the MPS backend")
+
+
+class FallbackWatch:
+    """Notes which operators fall back to the CPU on mps, up to `end`, as far as that is known without a look at steps.
+
+    The simulated device counts. torch on a Mac warns, through Python's warnings, of the first operator that falls
+    back in a process and of no other (TORCH_WARN_ONCE in aten/src/ATen/mps/MPSFallback.mm), so a name is certain there
+    and a list is not.
+    """
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._simulated: Any = getattr(sys.modules.get(_SIMULATOR), "_current", None)
+        if self._simulated is not None:
+            self._before = self._simulated.counters()["operators"]
+        else:
+            self._shown: Any = warnings.showwarning
+            warnings.showwarning = self._show
+
+    def end(self) -> dict[str, Any]:
+        """Returns `text`, and `operators` with name, calls and shapes (None: not counted)."""
+        if self._simulated is not None:
+            return self._counted()
+        if warnings.showwarning == self._show:  # if not, another was put in between, which calls this one
+            warnings.showwarning = self._shown
+        if self._names:
+            text = "torch names only the first operator of a process that falls back, so there may be more"
+        elif switched_on(os.environ.get(FALLBACK)):
+            text = (
+                "Not known: torch warned of none during this run, but it warns once in a process, and of the first "
+                "operator only"
+            )
+        else:
+            text = (
+                f"torch warned of none. {FALLBACK} is off, so that an operator without a kernel for mps is an error, "
+                "except for the few that always go to the CPU"
+            )
+        operators = [{"name": name, "calls": None, "shapes": None} for name in self._names]
+        return {"text": f"{text}. `mps-trainer check SCRIPT` lists them.", "operators": operators}
+
+    def _show(self, message: Any, category: Any, *details: Any, **more: Any) -> None:
+        found = _WARNING.match(str(message))
+        if found is not None and found[1] not in self._names:
+            self._names.append(found[1])
+        self._shown(message, category, *details, **more)
+
+    def _counted(self) -> dict[str, Any]:
+        operators, shapes = [], 0
+        for name, (calls, kinds, fell_back) in self._simulated.counters()["operators"].items():
+            before = self._before.get(name, (0, 0, False))
+            shapes += kinds - before[1]
+            if fell_back and calls > before[0]:
+                operators.append({"name": name, "calls": calls - before[0], "shapes": kinds - before[1]})
+        operators.sort(key=lambda operator: -operator["calls"])
+        text = f"{'' if operators else 'None. '}The simulated device counts each call."
+        return {"text": text, "operators": operators, "shapes": shapes}

@@ -1,4 +1,4 @@
-"""Callbacks are told of each step as transformers' handler would tell them."""
+"""Callbacks are called as transformers' handler calls them."""
 
 from types import SimpleNamespace
 
@@ -16,6 +16,8 @@ class Silent(TrainerCallback):
 
 
 class Speaking(TrainerCallback):
+    """Notes the control and the other arguments that it gets, and returns a control."""
+
     def __init__(self, said, control=None):
         self.said, self.control = said, control
 
@@ -24,106 +26,75 @@ class Speaking(TrainerCallback):
         return self.control
 
 
-def events_of(handler, control=None):
-    events = Events(SimpleNamespace(args=None))
-    events.handler = handler
-    events.control = control or events.control
-    return events
+class Completes(Speaking):
+    def on_checkpoint_complete(self, args, state, control, **kwargs):
+        return self.on_step_end(args, state, control, **kwargs)
 
 
-def handler(*callbacks):
-    return CallbackHandler(list(callbacks), "model", "tokenizer", "optimizer", "schedule")
+@pytest.fixture
+def fired():
+    """`fired(callbacks, event, **details)` fires the event at the callbacks, and returns the events."""
+
+    def fire(callbacks, event=EVENT, **details):
+        events = Events(SimpleNamespace(args=None))
+        events.handler = CallbackHandler(callbacks, "model", "tokenizer", "optimizer", "schedule")
+        events.fire(event, **details)
+        return events
+
+    return fire
 
 
-def test_those_that_do_something_are_called_in_order_with_the_handlers_arguments():
+@pytest.mark.parametrize("details", [{"event": EVENT}, {"event": "on_checkpoint_complete", "checkpoint": "run/c-2"}])
+def test_callbacks_are_called_in_order_and_pass_the_control_on(fired, details):
     said, other = [], TrainerControl()
-    handled = handler(Speaking(said, other), Silent(), Speaking(said))
-    control = TrainerControl()
-    assert events_of(handled, control).tell(EVENT) is other
-    assert [each[0] for each in said] == [control, other]
-    theirs = []
-    handled.callbacks = [Speaking(theirs)]
-    handled.on_step_end(None, None, control)
-    assert said[0][1] == theirs[0][1]
-
-
-class Completes(TrainerCallback):
-    def __init__(self, said, control=None):
-        self.said, self.control = said, control
-
-    def on_checkpoint_complete(self, args, state, control, checkpoint, **kwargs):
-        self.said.append((control, checkpoint, kwargs))
-        return self.control
-
-
-def test_a_complete_checkpoint_is_told_to_those_that_define_the_event_with_the_handlers_arguments():
-    said, other = [], TrainerControl()
-    handled = handler(Silent(), Completes(said, other), Speaking([]), Completes(said))
-    events = events_of(handled, first := TrainerControl())
-    events.fire("on_checkpoint_complete", checkpoint="run/checkpoint-2")
+    events = fired([Silent(), Completes(said, other), Completes(said)], **details)
     assert events.control is other
-    assert [each[:2] for each in said] == [(first, "run/checkpoint-2"), (other, "run/checkpoint-2")]
-    theirs = []
-    handled.callbacks = [Speaking(theirs)]
-    handled.on_step_end(None, None, first)
-    assert said[0][2] == theirs[0][1]
+    assert said[1][0] is other
+    names = {"model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader"}
+    assert said[0][1].keys() == names | details.keys() - {"event"}
+    assert (said[0][1]["optimizer"], said[0][1].get("checkpoint")) == ("optimizer", details.get("checkpoint"))
 
 
-def test_a_callback_may_be_asked_for_an_event_that_not_all_know():
-    events = events_of(handler(Silent()))
-    assert not events.has_listener("on_checkpoint_complete")
-    events.handler.add_callback(Completes([]))
-    assert events.has_listener("on_checkpoint_complete")
+def test_an_event_may_begin_with_a_later_callback(fired):
+    first, second = [], []
+    callbacks = [Speaking(first), Speaking(second), Silent()]
+    fired(callbacks, since=callbacks[1])
+    assert (len(first), len(second)) == (0, 1)
 
 
-def test_one_that_comes_or_goes_during_a_run_is_noticed():
-    said, handled = [], handler(Silent())
-    events = events_of(handled)
-    assert not events.has_listener(EVENT)
-    handled.add_callback(speaking := Speaking(said))
-    assert events.has_listener(EVENT)
-    handled.remove_callback(speaking)
-    assert not events.has_listener(EVENT)
-
-
-def test_a_method_given_to_one_callback_counts():
-    callback, said = Silent(), []
-    events = events_of(handler(callback))
-    events.tell(EVENT)
-    callback.on_step_end = lambda *args, **kwargs: said.append(1)
-    events.tell(EVENT)
-    assert said == [1]
-    assert events.has_listener(EVENT)
-
-
-def test_one_that_is_added_during_an_event_hears_of_it():
-    said, handled = [], handler(Silent())
+def test_a_callback_that_is_added_during_an_event_hears_of_it(fired):
+    said = []
 
     class Adding(TrainerCallback):
-        def on_step_end(self, *args, **kwargs):
-            handled.add_callback(Speaking(said))
+        def on_checkpoint_complete(self, *args, **kwargs):
+            callbacks.append(Completes(said))
 
-    handled.add_callback(Adding())
-    events_of(handled).tell(EVENT)
+    events = fired([])
+    callbacks = events.handler.callbacks
+    callbacks.append(Adding())
+    events.fire("on_checkpoint_complete")
     assert len(said) == 1
 
 
+def test_a_listener_is_a_callback_that_does_something(fired):
+    events = fired([Silent()])
+    assert not events.has_listener(EVENT)
+    assert not events.has_listener("on_checkpoint_complete")
+    events.handler.add_callback(completes := Completes([]))
+    assert events.has_listener(EVENT)
+    assert events.has_listener("on_checkpoint_complete")
+    events.handler.remove_callback(completes)
+    assert not events.has_listener(EVENT)
+    events.handler.callbacks[-1].on_step_end = lambda *args, **kwargs: None  # a method of this one
+    assert events.has_listener(EVENT)
+
+
 @pytest.mark.parametrize("name", ["call_event", EVENT])
-def test_a_handler_that_somebody_has_changed_is_used(name):
-    handled = handler(Silent())
-    setattr(handled, name, lambda *args, **kwargs: None)
-    assert not events_of(handled).covers(EVENT)
-
-
-def test_a_step_begins_with_nothing_asked_for():
-    control = TrainerControl(should_log=True, should_evaluate=True, should_save=True)
-    events_of(handler(Silent()), control).tell("on_step_begin")
-    assert (control.should_log, control.should_evaluate, control.should_save) == (False, False, False)
-
-
-@pytest.mark.parametrize("event", ["on_log", "on_epoch_end", "on_train_begin"])
-def test_other_events_are_the_handlers(event):
-    assert not events_of(handler(Silent())).covers(event)
+def test_a_handler_with_code_of_the_users_is_not_covered(fired, name):
+    events = fired([Silent()])
+    assert events.covers(EVENT)
+    setattr(events.handler, name, lambda *args, **kwargs: None)
+    assert not events.covers(EVENT)
 
 
 def test_a_handler_of_ones_own_is_used(make_trainer):

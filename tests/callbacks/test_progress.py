@@ -9,7 +9,7 @@ import pytest
 from transformers import PrinterCallback, TrainerCallback
 from transformers.trainer_callback import ProgressCallback as TransformersProgressCallback
 
-from mps_trainer.callbacks import ProgressCallback, progress_bars, progress_lines
+from mps_trainer.callbacks import ProgressCallback, progress_display
 from tests.conftest import examples
 
 NUMBER = r"[\d.e+-]+"
@@ -19,8 +19,8 @@ INSIDE = rf"\[\d\d:\d\d<\d\d:\d\d, [\d,.]+ samples/s, {NUMBER} [MG]iB\]"
 @pytest.fixture
 def at_once(monkeypatch):
     """Lines and bars that otherwise wait a second, so that a short test has them."""
-    monkeypatch.setattr(progress_lines, "SHORTEST", 0.0)
-    monkeypatch.setattr(progress_bars, "_EVERY", 0.0)
+    monkeypatch.setattr(progress_display, "SHORTEST", 0.0)
+    monkeypatch.setattr(progress_display, "_EVERY", 0.0)
 
 
 def lines_of(capfd, begins="step"):
@@ -120,7 +120,7 @@ def test_evaluation_outside_a_run_has_a_bar_that_stays(make_trainer, terminal):
 
 def test_a_stream_is_counted_in_batches(terminal, at_once):
     screen = terminal()
-    bar = progress_bars.Bar(8, progress_bars.torch.device("cpu"), total=None, desc="evaluation")
+    bar = progress_display.Bar(8, progress_display.torch.device("cpu"), total=None, desc="evaluation")
     bar.update(3)
     bar.close()
     assert re.search(rf"evaluation 3 batches \[\d\d:\d\d, [\d,.]+ samples/s, {NUMBER} [MG]iB\]", screen.end())
@@ -129,7 +129,7 @@ def test_a_stream_is_counted_in_batches(terminal, at_once):
 def test_a_bar_that_tqdm_is_told_to_leave_out_is_left_out(terminal):
     """As by TQDM_DISABLE=1, which is read when tqdm is imported."""
     screen = terminal()
-    bar = progress_bars.Bar(8, progress_bars.torch.device("cpu"), total=2, desc="training", disable=True)
+    bar = progress_display.Bar(8, progress_display.torch.device("cpu"), total=2, desc="training", disable=True)
     bar.update()
     bar.leave_out(1.0)
     bar.write("a line")
@@ -142,7 +142,7 @@ def test_a_bar_that_tqdm_is_told_to_leave_out_is_left_out(terminal):
 
 def laid_out(columns, **given):
     settings = {"name": "training", "position": (5, 10), "elapsed": 70.0, "left": 3700.0, "speed": 12.345}
-    return progress_bars.layout(**{**settings, "memory": 3 * 2**30, "columns": columns, **given})
+    return progress_display.layout(**{**settings, "memory": 3 * 2**30, "columns": columns, **given})
 
 
 def test_what_has_no_room_is_left_out_and_the_time_left_goes_last():
@@ -165,28 +165,28 @@ def clock(monkeypatch):
     class Clock:
         now = 1000.0
 
-    monkeypatch.setattr(progress_lines.time, "perf_counter", lambda: Clock.now)
+    monkeypatch.setattr(progress_display.time, "perf_counter", lambda: Clock.now)
     return Clock
 
 
 def test_time_that_went_into_evaluations_is_no_part_of_the_rate_but_of_the_time_left(clock):
-    lines = progress_lines.Tenths(total=20, examples=8)
+    lines = progress_display.Lines(examples=8, total=20)
     clock.now += 10  # ten steps in ten seconds
     clock.now += 30  # an evaluation
     lines.leave_out(30)
-    assert lines.speed(10) == "8.0 samples/s"
-    assert lines.clocks(10) == "00:40<00:40"
+    lines.update(10)
+    assert (lines.speed(), lines.clocks()) == ("8.0 samples/s", "00:40<00:40")
 
 
 def test_a_resumed_run_counts_what_it_does_itself(clock):
-    lines = progress_lines.Tenths(total=20, examples=8, begun_at=10)
-    clock.now += 10
-    assert lines.speed(15) == "4.0 samples/s"
-    assert lines.clocks(15) == "00:10<00:10"
+    lines = progress_display.Lines(examples=8, total=20, initial=10)
     due = []
-    for step in range(11, 21):
+    for _ in range(10):
         clock.now += 2
-        due += [step] if lines.due(step) else []
+        lines.update()
+        due += [lines.n] if lines.is_due() else []
+        if lines.n == 15:
+            assert (lines.speed(), lines.clocks()) == ("4.0 samples/s", "00:10<00:10")
     assert due == [12, 14, 16, 18, 20]
 
 

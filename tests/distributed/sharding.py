@@ -14,7 +14,7 @@ from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadMode
 from mps_trainer import NonFiniteLossError, Trainer
 from mps_trainer.distributed import fsdp
 from mps_trainer.distributed.full_state import full_state_dict, local
-from mps_trainer.reports.description import model_of
+from mps_trainer.reports.run_facts import model_of
 from tests.conftest import Classifier, accuracy, examples, logged
 from tests.distributed.scenarios import (
     Stream,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import mps_trainer.reports
 from mps_trainer.reports.record import NAME, RunRecord
 
 RECORD: dict[str, Any] = {
@@ -74,6 +77,40 @@ RECORD: dict[str, Any] = {
 }  # fmt: skip
 
 
+class Elements(HTMLParser):
+    """Holds every element of a page with its attributes, the rows of its tables, and the text that is no script."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, Any]]] = []
+        self.rows: list[list[str]] = []
+        self.text, self._depth, self._in_cell = "", 0, False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        self._depth += tag in ("script", "style")
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+            self._in_cell = True
+
+    def handle_endtag(self, tag: str) -> None:
+        self._depth -= tag in ("script", "style")
+        self._in_cell = self._in_cell and tag not in ("td", "th")
+
+    def handle_data(self, data: str) -> None:
+        self.text += "" if self._depth else data
+        if self._in_cell:
+            self.rows[-1][-1] += data
+
+
+def rows_of(page: str) -> list[list[str]]:
+    """Returns the cells of all rows of the tables of a page."""
+    return Elements(page).rows
+
+
 @pytest.fixture
 def data() -> dict[str, Any]:
     """Returns the content of a record's file as a dictionary that tests change."""
@@ -108,6 +145,15 @@ def report_of(make_trainer, tmp_path):
         return made, read_back(tmp_path / "run")
 
     return train
+
+
+@pytest.fixture
+def without_pygal(monkeypatch):
+    """Makes an import of what draws fail, as where pygal is not installed."""
+    for name in ("pages", "charts"):
+        monkeypatch.delitem(sys.modules, f"mps_trainer.reports.{name}", raising=False)
+        monkeypatch.delattr(mps_trainer.reports, name, raising=False)
+    monkeypatch.setitem(sys.modules, "pygal", None)
 
 
 def read_back(folder: Path) -> dict[str, Any]:

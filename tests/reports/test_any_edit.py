@@ -12,9 +12,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.reports.page import page
-from mps_trainer.reports.record import NAME
-from mps_trainer.reports.sources import record_of
+from mps_trainer.reports.pages import run_page
+from mps_trainer.reports.record import NAME, record_of
 from tests.edits import mutate
 from tests.reports.conftest import RECORD
 
@@ -33,7 +32,7 @@ def check_any_edit(draw):
                 mutate(draw, folder)
         refusal = ""
         try:
-            page(record_of(str(folder)))
+            run_page(record_of(str(folder)))
         except MisconfigurationException as error:
             refusal = str(error)
         assert "\n" not in refusal

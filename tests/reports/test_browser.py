@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from mps_trainer.reports.comparison import comparison
-from mps_trainer.reports.page import page
+from mps_trainer.reports.pages import comparison_page, run_page
 
 from .browser import NAMES, find, look
 
@@ -46,7 +45,7 @@ def probe(drawn, name):
 
 
 def test_every_chart_is_drawn_and_nothing_is_wrong(seen, record):
-    text = page(record)
+    text = run_page(record)
     assert text.count("<svg ") == 9
     drawn = seen(text.replace("</body>", PROBE))
     assert drawn.console == []
@@ -56,7 +55,7 @@ def test_every_chart_is_drawn_and_nothing_is_wrong(seen, record):
 
 
 def test_a_comparison_on_a_phone_in_dark_mode_is_drawn(seen, record):
-    text = comparison([record, record])
+    text = comparison_page([record, record])
     drawn = seen(text.replace("</body>", PROBE), width=500, height=800, dark=True)  # the narrowest window that it has
     assert drawn.console == []
     assert probe(drawn, "color") == "rgb(88, 166, 255)"
@@ -68,12 +67,12 @@ def test_a_page_of_a_run_that_goes_on_loads_itself_again(seen, record):
         assert text.count("location.reload()") == 1
         return seen(text.replace("location.reload()", 'document.body.dataset.again = "yes"')).elements
 
-    assert 'data-again="yes"' in noted(page(record, 1))
-    assert 'data-again="yes"' not in noted(page(record))
+    assert 'data-again="yes"' in noted(run_page(record, 1))
+    assert 'data-again="yes"' not in noted(run_page(record))
 
 
 def test_errors_and_requests_of_a_page_are_seen(seen, record):
-    broken = page(record).replace("document.createElement(", "document.makeElement(")
+    broken = run_page(record).replace("document.createElement(", "document.makeElement(")
     asking = broken.replace("<main>", '<main><img src="https://example.org/x.png">')
     said = seen(asking).console
     assert any("document.makeElement is not a function" in line for line in said)

@@ -7,14 +7,13 @@ import pytest
 import torch
 
 from mps_trainer.evaluation.batches import in_dataset_order
-from mps_trainer.reports import classification, results
+from mps_trainer.reports import classification
 from mps_trainer.reports.classification import classification_of, texts_of
-from mps_trainer.reports.page import page
+from mps_trainer.reports.pages import run_page
 from mps_trainer.reports.record import PAGE
 from tests.conftest import accuracy
 
-from .conftest import read_back
-from .test_page import Elements
+from .conftest import Elements, read_back, rows_of
 
 LOGITS = np.array([[2.0, 0.0], [0.0, 3.0], [4.0, 0.0], [0.0, 1.0], [0.0, 1.0]], np.float32)
 LABELS = np.array([0, 1, 1, 0, -100])
@@ -37,9 +36,9 @@ def test_mistakes_in_an_unknown_order_have_no_row_and_no_text(record):
     record.classification = classification_of(LOGITS, LABELS, {0: "no", 1: "yes"}, None)
     assert record.classification["confusion"] == [[1, 1], [1, 1]]
     assert record.classification["mistakes"][0] == {"label": "yes", "predicted": "no", "confidence": 0.982}
-    table = results.mistake_table(record)
-    assert (table.head, table.numbers) == (("label", "predicted", "probability"), (2,))
-    assert table.rows[0] == ("yes", "no", "0.982")
+    rows = rows_of(run_page(record))
+    begin = rows.index(["label", "predicted", "probability"])
+    assert rows[begin + 1] == ["yes", "no", "0.982"]
 
 
 def test_hidden_states_beside_the_logits_are_left_alone():
@@ -195,21 +194,21 @@ def test_a_prediction_is_no_evaluation(make_trainer, tmp_path):
     trainer = make_trainer({"model": Fixed(), "train_dataset": rows, "compute_metrics": accuracy}, report=True)
     trainer.train()
     trainer.predict(rows)
-    assert trainer._mt_events.report._recorder.record.classification == {}
+    assert read_back(tmp_path / "run")["classification"] == {}
 
 
-def test_the_tables_of_the_page(record):
-    matrix, shares = results.confusion_table(record)
-    assert matrix.head == ("label", "no", "yes")
-    assert matrix.rows == [("no", "7", "1"), ("yes", "3", "5")]
-    assert shares == [[0.0, 7 / 8, 1 / 8], [0.0, 3 / 8, 5 / 8]]
-    assert results.mistake_table(record).rows == [("two words", "yes", "no", "0.97")]
-    assert "4 of 16 examples were misclassified" in page(record)
-    assert '<td class="number" style="--share:88%">7</td>' in page(record)
+def test_the_page_has_confusion_matrix_and_mistakes(record):
+    page = run_page(record)
+    rows = rows_of(page)
+    assert rows[0:3] == [["label", "no", "yes"], ["no", "7", "1"], ["yes", "3", "5"]]
+    assert rows[3:5] == [["text", "label", "predicted", "probability"], ["two words", "yes", "no", "0.97"]]
+    assert "4 of 16 examples were misclassified" in page
+    assert '<td class="number" style="--share:88%">7</td>' in page
     record.classification["mistakes"][0]["text"] = "<b>bold</b>"
-    assert "<b>bold</b>" in Elements(page(record)).text
+    assert "<b>bold</b>" in Elements(run_page(record)).text
     record.classification["mistakes"][0]["text"] = ""
-    assert results.mistake_table(record).head[0] == "row"
-    assert results.mistake_table(record).rows == [("3", "yes", "no", "0.97")]
+    assert rows_of(run_page(record))[3:5] == [["row", "label", "predicted", "probability"], ["3", "yes", "no", "0.97"]]
+    record.classification["confusion"] = [[7, 1]]
+    assert "Confusion matrix" not in run_page(record)
     record.classification = {}
-    assert "Classification" not in page(record)
+    assert "Classification" not in run_page(record)

@@ -68,8 +68,7 @@ def test_torch_is_not_loaded_for_it(recorded):
     assert done.stdout.splitlines()[-1] == "False", done.stderr
 
 
-def test_without_pygal_the_remedy_is_told(recorded, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pygal", None)
+def test_without_pygal_the_remedy_is_told(recorded, capsys, without_pygal):
     assert main(["report", str(recorded())]) == 2
     assert "pip install pygal" in capsys.readouterr().err
 

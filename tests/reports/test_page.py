@@ -3,38 +3,19 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
 
 import pytest
 
-from mps_trainer.reports.comparison import argument_differences, comparison, metric_table, told_apart
-from mps_trainer.reports.page import page
+from mps_trainer.reports.pages import comparison_page, run_page, tell_apart
 from mps_trainer.reports.record import RunRecord
+
+from .conftest import Elements, rows_of
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(1)>\" onload='x"
 
 
-class Elements(HTMLParser):
-    """Every element with its attributes, and the text that is no script."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.found, self.text, self.depth = [], "", 0
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.found.append((tag, dict(attrs)))
-        self.depth += tag in ("script", "style")
-
-    def handle_endtag(self, tag):
-        self.depth -= tag in ("script", "style")
-
-    def handle_data(self, data):
-        self.text += "" if self.depth else data
-
-
 def test_nothing_is_fetched(record):
-    made = Elements(page(record))
+    made = Elements(run_page(record))
     assert not [tag for tag, attributes in made.found if {"src", "href", "srcset", "data"} & attributes.keys()]
     assert "link" not in dict(made.found)
     (policy,) = [a["content"] for tag, a in made.found if a.get("http-equiv") == "Content-Security-Policy"]
@@ -43,7 +24,7 @@ def test_nothing_is_fetched(record):
 
 
 def test_a_phone_is_told_its_width_and_both_themes_are_there(record):
-    text = page(record)
+    text = run_page(record)
     assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in text
     assert "prefers-color-scheme: dark" in text
 
@@ -60,7 +41,9 @@ def evil(value):
 KEPT = {"finished", "begin", "evaluation", "checkpoint", "stop", "resume", "end", "mps"}
 
 
-@pytest.mark.parametrize("make", [page, lambda record: comparison([record, record])], ids=["page", "comparison"])
+@pytest.mark.parametrize(
+    "make", [run_page, lambda record: comparison_page([record, record])], ids=["page", "comparison"]
+)
 def test_markup_in_what_a_file_says_is_inert(data, make):
     changed = evil(data)
     changed["name"] = EVIL
@@ -81,7 +64,7 @@ def charts_of(text):
 
 
 def test_charts_have_no_style_script_or_name_of_their_own(record):
-    found = charts_of(page(record))
+    found = charts_of(run_page(record))
     assert {"Loss", "Metrics", "Throughput", "Memory", "Time line", "Tokens of an epoch"} <= found.keys()
     for svg in found.values():
         made = Elements(svg)
@@ -95,51 +78,58 @@ def test_a_page_of_a_long_run_is_small(record):
     record.history = [{"loss": 1 / step, "grad_norm": 1.0, "learning_rate": 1.0, "step": step} for step in steps]
     record.history += [{"eval_loss": 1.0, "eval_accuracy": 0.5, "step": step} for step in steps]
     record.sessions[0].marks = [[step, step, 9.0 * step, 2**28, 2**29, 2**30] for step in range(4000)]
-    assert len(page(record).encode()) < 1_500_000
+    assert len(run_page(record).encode()) < 1_500_000
 
 
 def test_a_run_without_anything_has_a_page(record):
-    made = Elements(page(RunRecord("nothing", {})))
-    assert "<h1>nothing</h1>" in page(RunRecord("nothing", {}))
+    made = Elements(run_page(RunRecord("nothing", {})))
+    assert "<h1>nothing</h1>" in run_page(RunRecord("nothing", {}))
     assert not [tag for tag, _ in made.found if tag in ("h2", "section", "table")]
 
 
 def test_no_section_is_without_content(record):
-    headings = re.findall(r"<h2>(.*?)</h2>", page(record))
+    headings = re.findall(r"<h2>(.*?)</h2>", run_page(record))
     assert "Operators that fell back to the CPU" in headings
     assert "Evaluation" not in headings
     record.fallback = {"text": "", "operators": [], "complete": True}
     record.events, record.changed = [], {}
-    made = page(record)
+    made = run_page(record)
     assert {"Operators that fell back to the CPU", "Arguments that differ from their defaults"} & {
         *re.findall(r"<h2>(.*?)</h2>", made)
     } == set()
     assert '<section class="card">\n</section>' not in made
 
 
-def test_runs_are_compared_by_metrics_and_by_arguments_that_differ(data):
+def test_runs_are_compared_by_metrics_arguments_and_surroundings(data):
     first = RunRecord.from_dict(data)
-    changes = {"arguments": {**data["arguments"], "seed": 8}, "history": data["history"][:3]}
+    changes = {"arguments": {**data["arguments"], "seed": 8, "output_dir": "b"}, "history": data["history"][:3]}
+    changes["environment"] = {**data["environment"], "torch_version": "2.14"}
     other = RunRecord.from_dict({**data, "name": "other", **changes})
     bare = RunRecord("bare", {"kind": "unknown", "step": 4}, history=first.history)
-    table = metric_table([first, other, bare])
-    assert table.head == ("run", "accuracy", "evaluation loss", "training loss", "steps", "time", "samples/s")
-    assert table.rows[0] == ("glue", "0.75", "0.6", "0.4", "4", "8.0 s", "8.5")
-    assert table.rows[1] == ("other", "0.5", "0.8", "0.7", "4", "8.0 s", "8")
-    assert table.rows[2][4:] == ("4", "–", "8.5")
-    assert argument_differences([first, other, bare]).rows == [("seed", "7", "8", "?")]
-    loss = charts_of(comparison([first, other, bare]))["Training loss"]
+    page = comparison_page([first, other, bare])
+    assert rows_of(page) == [
+        ["run", "accuracy", "evaluation loss", "training loss", "steps", "time", "samples/s"],
+        ["glue", "0.75", "0.6", "0.4", "4", "8.0 s", "8.5"],
+        ["other", "0.5", "0.8", "0.7", "4", "8.0 s", "8"],
+        ["bare", "0.75", "0.6", "0.4", "4", "–", "8.5"],
+        ["argument", "glue", "other", "bare"],
+        ["seed", "7", "8", "?"],
+        ["", "glue", "other", "bare"],
+        ["packages", "mps_trainer 0.1, torch 2.13", "mps_trainer 0.1, torch 2.14", "?"],
+    ]
+    assert "Not known of bare." in page
+    loss = charts_of(page)["Training loss"]
     assert set(re.findall(r"curve (color-\d)", loss)) == {"color-0", "color-1", "color-2"}
 
 
 def test_a_run_without_a_curve_leaves_its_colour_unused(data):
     first = RunRecord("first", {"kind": "unknown", "step": 4}, history=[{"eval_f1": 0.5, "step": 1}])
-    loss = charts_of(comparison([first, RunRecord.from_dict(data)]))["Training loss"]
+    loss = charts_of(comparison_page([first, RunRecord.from_dict(data)]))["Training loss"]
     assert "step 1: 0.9" in loss
     assert set(re.findall(r"curve (color-\d)", loss)) == {"color-1"}
 
 
 def test_runs_of_one_name_are_told_apart_by_their_folders():
     records = [RunRecord("out", {}) for _ in range(3)] + [RunRecord("mine", {})]
-    told_apart(records, ["a/b/out", "a/c/out", "d/c/out", "x"])
-    assert [record.name for record in records] == ["b/out", "a/c/out", "d/c/out", "mine"]
+    tell_apart(records, ["a/b/out", "a/c/out", "d/c/out", "x"])
+    assert [record.name for record in records] == ["a/b/out", "a/c/out", "d/c/out", "mine"]

@@ -8,8 +8,7 @@ import os
 import pytest
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.reports.record import GENERATOR, LARGEST, NAME, RunRecord, read, replace, write
-from mps_trainer.reports.sources import record_of
+from mps_trainer.reports.record import GENERATOR, LARGEST, NAME, RunRecord, read, record_of, replace, write
 
 
 def test_what_is_written_is_read_again(record, tmp_path):
@@ -63,7 +62,7 @@ DAMAGE = {
     **{f"an event of kind {kind}": (of_event(kind=kind), OTHER) for kind in (3, None, [1], {"a": 1}, True)},
     **{f"an event with text {text}": (of_event(text=text), OTHER) for text in (3, None, ["a"], {})},
     **{f"an event at step {step}": (of_event(step=step), OTHER) for step in ("a", None, True, 10**400, float("nan"))},
-    **{f"a session of {begun} s": (of_session(begun=begun), OTHER) for begun in ("a", None, 1e30, -1e30, 10**400)},
+    **{f"a session of {begun} s": (of_session(begun=begun), OTHER) for begun in ("a", None, 10**400)},
     "an event that is a list": ('{"format": 1, "name": "x", "outcome": {}, "events": [[]]}', OTHER),
     "a mark that is text": (
         '{"format": 1, "name": "x", "outcome": {}, "sessions": [{"first_step": 0, "offset": 0, "begun": 0, '
@@ -84,17 +83,17 @@ def test_a_damaged_record_is_told_in_a_line(tmp_path, damage):
 
 
 def test_any_part_of_a_record_may_be_missing_or_of_another_shape(data):
-    from mps_trainer.reports.page import page
+    from mps_trainer.reports.pages import run_page
 
     for name in data:
         if name in ("format", "name", "outcome"):
             continue
-        page(RunRecord.from_dict({key: value for key, value in data.items() if key != name}))
+        run_page(RunRecord.from_dict({key: value for key, value in data.items() if key != name}))
         if isinstance(data[name], dict):
             for key in data[name]:
                 for other in (None, 7, "text", [], {}, [1], {"a": "b"}):
                     changed = {**data, name: {**data[name], key: other}}
-                    page(RunRecord.from_dict(changed))
+                    run_page(RunRecord.from_dict(changed))
 
 
 STATE = {

@@ -16,9 +16,9 @@ import pytest
 
 from mps_trainer import Trainer, TrainingArguments
 from mps_trainer.loop.preemption import script_takes_flags
-from mps_trainer.reports.origin import command_line
 from mps_trainer.reports.record import NAME, PAGE
 from mps_trainer.reports.redaction import NOT_SHOWN, readable, rules_of, shown
+from mps_trainer.reports.run_facts import command_line
 from tests.conftest import examples
 
 # made up, in the form that each service gives its tokens

@@ -1,4 +1,4 @@
-"""The origin of a run: command line, commit, dataset and base model."""
+"""The facts of a run that do not change with its steps: commit, dataset, command line."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from mps_trainer.reports import origin, summary
-from mps_trainer.reports.origin import commit_of, dataset_name, origin_of
+from mps_trainer.reports import run_facts
 from mps_trainer.reports.record import NAME
+from mps_trainer.reports.run_facts import commit_of, dataset_name
 
 from .conftest import read_back
 
@@ -39,7 +39,7 @@ def test_a_working_directory_that_is_gone_has_no_commit(tmp_path, monkeypatch):
 
 
 def test_git_is_not_started_outside_of_a_repository(tmp_path, monkeypatch):
-    monkeypatch.setattr(origin.subprocess, "run", lambda *words, **settings: pytest.fail("git was started"))
+    monkeypatch.setattr(run_facts.subprocess, "run", lambda *words, **settings: pytest.fail("git was started"))
     assert commit_of(str(tmp_path)) == ""
 
 
@@ -50,7 +50,7 @@ def test_a_git_that_hangs_or_is_missing_is_left_alone(tmp_path, monkeypatch):
     program.write_text("#!/bin/sh\nexec /bin/sleep 20\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setattr(origin, "_GIT_TIMEOUT", 0.2)
+    monkeypatch.setattr(run_facts, "_GIT_TIMEOUT", 0.2)
     begun = time.perf_counter()
     assert commit_of(str(tmp_path)) == ""
     assert time.perf_counter() - begun < 10
@@ -69,18 +69,15 @@ def test_a_dataset_has_the_name_that_its_library_gave_it():
     assert dataset_name([1, 2]) == ""
 
 
-def test_what_is_not_known_is_left_out(tmp_path):
-    assert origin_of([], str(tmp_path), None, None, {}) == {"command": "python"}
-    config = SimpleNamespace(_name_or_path="bert-base")
-    assert origin_of([], str(tmp_path), None, config, {}) == {"command": "python", "base_model": "bert-base"}
-
-
 def test_a_run_has_its_origin_in_the_record(make_trainer, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["train.py", "--hub_tok", "mine"])
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     monkeypatch.chdir(tmp_path)
-    make_trainer(report=True, max_steps=1, hub_token="mine").train()
-    assert read_back(tmp_path / "run")["origin"] == {"command": "python train.py --hub_tok ..."}
+    trainer = make_trainer(report=True, max_steps=1, hub_token="mine")
+    trainer.model.config = SimpleNamespace(_name_or_path="bert-base")
+    trainer.train()
+    expected = {"command": "python train.py --hub_tok ...", "base_model": "bert-base"}
+    assert read_back(tmp_path / "run")["origin"] == expected
     assert "mine" not in (tmp_path / "run" / NAME).read_text()
 
 
@@ -89,15 +86,3 @@ def test_a_module_is_named_as_it_was_started(make_trainer, tmp_path, monkeypatch
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", SimpleNamespace(name="package.train"))
     make_trainer(report=True, max_steps=1).train()
     assert read_back(tmp_path / "run")["origin"]["command"] == "python -m package.train --seed 7"
-
-
-def test_the_rows_of_the_page(record):
-    assert summary.origin_rows(record) == [
-        ("command line", "python train.py"),
-        ("git commit", "0" * 40),
-        ("dataset", "glue, mrpc"),
-        ("base model", "bert-base"),
-        ("best checkpoint", "checkpoint-4: accuracy 0.75 at step 4"),
-    ]
-    record.origin, record.best = {}, {}
-    assert summary.origin_rows(record) == []

@@ -1,19 +1,22 @@
-"""Draws charts as SVG with pygal. Colours, lines and fonts are in page.css, so that light and dark need no script."""
+"""Draws charts as SVG with pygal. Colors, lines and fonts are in page.css, so that light and dark need no script."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+import pygal
+from pygal.style import Style
 
 from ..utils.text import as_line
 from .curves import Chart, Curve, thinned
-from .record import Event, RunRecord, Session
-from .words import duration, number
+from .formatting import duration, number
+from .record import RunRecord
 
-COLORS = 8  # --c0 to --c7
-_DASHES = 4  # of runs beyond the colours
-_MARKERS = 40  # points up to which each is marked
+COLORS = 8  # --c0 to --c7 in page.css
+_DASHES = 4  # for the runs beyond the colors
+_MARKED = 40  # points of a curve up to which each is marked
 _POINTS = 2000  # of a chart: each has a text to point at
 _FEWEST = 60  # points of a curve
 _SIZE = 460, 220  # units, which are pixels at the width of half a page
@@ -21,25 +24,21 @@ _WIDE = 760
 _FONT = 12
 _LONGEST = 80  # characters of a text
 
-Break = tuple[float, float, str]  # step and seconds, and a class of page.css
+Break = tuple[float, float, str]  # step, seconds on the training clock, and a class of page.css
 
 
-def color(place: int) -> str:
-    return f"var(--c{place % COLORS})"
-
-
-def line_figure(chart: Chart, last_step: float, breaks: Sequence[Break] = ()) -> str:
+def draw_curves(chart: Chart, last_step: float, breaks: Sequence[Break] = ()) -> str:
     """Returns the chart over the steps, or over time.
 
     Args:
         last_step: the end of the axis of steps, the same for all charts of a page.
-        breaks: steps of resumes and faults, each drawn as a vertical line.
+        breaks: resumes and faults, each drawn as a vertical line.
     """
     low, high = _range(chart)
-    end = last(chart) if chart.over_time else last_step
-    unit, divisor = _unit(end) if chart.over_time else ("", 1.0)
-    drawn = _xy(
-        *_SIZE,
+    end = max(curve.x[-1] for curve in chart.curves) if chart.over_time else last_step
+    unit, divisor = _time_unit(end) if chart.over_time else ("", 1.0)
+    drawn = pygal.XY(
+        **_settings(*_SIZE),
         range=(low, high),
         xrange=(0, end / divisor or 1),
         logarithmic=chart.log,
@@ -50,15 +49,15 @@ def line_figure(chart: Chart, last_step: float, breaks: Sequence[Break] = ()) ->
         drawn.x_labels = list(range(int(end) + 1))
     classes = []
     for step, seconds, kind in breaks:
-        place = seconds / divisor if chart.over_time else step
-        drawn.add(None, [(place, low), (place, high)], show_dots=False)
+        x = seconds / divisor if chart.over_time else step
+        drawn.add(None, [(x, low), (x, high)], show_dots=False)
         classes.append(f"break {kind}")
     for place, curve in enumerate(chart.curves):
-        number_of_color = place if curve.color is None else curve.color
-        is_marked = curve.marked or len(curve.steps) <= _MARKERS
+        color = place if curve.color is None else curve.color
+        is_marked = curve.marked or len(curve.x) <= _MARKED
         drawn.add(None, _points(chart, curve, divisor), dots_size=2.5 if is_marked else 1.5)
-        dash = f" dash-{number_of_color // COLORS % _DASHES}"
-        classes.append(f"curve color-{number_of_color % COLORS}{dash}{'' if is_marked else ' unmarked'}")
+        dash = f"dash-{color // COLORS % _DASHES}"
+        classes.append(f"curve color-{color % COLORS} {dash}{'' if is_marked else ' unmarked'}")
     return _svg(drawn, chart.title, classes)
 
 
@@ -66,18 +65,17 @@ def _points(chart: Chart, curve: Curve, divisor: float) -> list[dict[str, Any]]:
     """Returns the points of a curve, each with its text: few enough for a page of moderate size."""
     curve = thinned(curve, max(_FEWEST, min(_POINTS // 5, _POINTS // len(chart.curves))))
     name = f"{curve.name}, " if len(chart.curves) > 1 else ""
-    unit = f" {chart.unit}" if chart.unit else ""
     points = []
-    for step, value in zip(curve.steps, curve.values, strict=True):
-        place = duration(step) if chart.over_time else f"step {number(step)}"
-        label = as_line(f"{name}{place}: {number(value)}{unit}", _LONGEST)
-        points.append({"value": (step / divisor, value), "label": label})
+    for x, y in zip(curve.x, curve.y, strict=True):
+        place = duration(x) if chart.over_time else f"step {number(x)}"
+        label = as_line(f"{name}{place}: {number(y)} {chart.unit}", _LONGEST)
+        points.append({"value": (x / divisor, y), "label": label})
     return points
 
 
 def _range(chart: Chart) -> tuple[float, float]:
     """Returns the range of the vertical axis, with some room."""
-    values = [value for curve in chart.curves for value in curve.values]
+    values = [value for curve in chart.curves for value in curve.y]
     low, high = min(values), max(values)
     if chart.log:
         return low / 1.2, high * 1.2
@@ -87,13 +85,10 @@ def _range(chart: Chart) -> tuple[float, float]:
     return (low if chart.from_zero and low == 0 else low - room), high + room
 
 
-def last_step(charts: Iterable[Chart]) -> float:
-    """Returns the end of the axis of steps."""
-    return max((last(chart) for chart in charts if not chart.over_time), default=0)
-
-
-def last(chart: Chart) -> float:
-    return max(curve.steps[-1] for curve in chart.curves)
+def _time_unit(seconds: float) -> tuple[str, float]:
+    if seconds < 180:
+        return "s", 1.0
+    return ("min", 60.0) if seconds < 10_800 else ("h", 3600.0)
 
 
 def breaks_of(record: RunRecord) -> list[Break]:
@@ -102,34 +97,40 @@ def breaks_of(record: RunRecord) -> list[Break]:
     return sorted({(event.step, event.seconds, kinds[event.kind]) for event in record.events if event.kind in kinds})
 
 
-# The time line
+# The lanes of the time line below that of training, with the kinds of events in each
+_LANES = {"evaluations": ("evaluation",), "checkpoints": ("checkpoint",), "faults": ("fault", "stop", "warning")}
 
-_LANES = ("training", "evaluations", "checkpoints", "faults")
 
-
-def time_line(record: RunRecord) -> str | None:
-    """Returns the events over time, one lane for each kind; None for a record without times."""
+def draw_time_line(record: RunRecord) -> str:
+    """Returns the events over time, one lane for each kind; "" for a record without times."""
     if not record.sessions or not record.seconds:
-        return None
-    unit, divisor = _unit(record.seconds)
-    lanes = [lane for lane in _LANES if lane == "training" or any(_lane(event) == lane for event in record.events)]
-    heights = {lane: len(lanes) - place for place, lane in enumerate(lanes)}
-    drawn = _xy(
-        _WIDE,
-        60 + 24 * len(lanes),
-        range=(0.5, len(lanes) + 0.5),
+        return ""
+    unit, divisor = _time_unit(record.seconds)
+    lanes = [lane for lane, kinds in _LANES.items() if any(event.kind in kinds for event in record.events)]
+    top = len(lanes) + 1
+    drawn = pygal.XY(
+        **_settings(_WIDE, 60 + 24 * top),
+        range=(0.5, top + 0.5),
         xrange=(0, record.seconds / divisor),
         x_value_formatter=lambda value: f"{number(value)} {unit}",
-        y_labels=[{"label": lane, "value": heights[lane]} for lane in lanes],
+        y_labels=[{"label": lane, "value": top - place} for place, lane in enumerate(("training", *lanes))],
     )
     classes = []
     for session in record.sessions:
-        drawn.add(None, _session_points(session, divisor, heights["training"]), dots_size=4)
-        classes.append("session color-0")
-    for place, lane in enumerate(lanes[1:], start=1):
-        events = [event for event in record.events if _lane(event) == lane]
+        begin, end = session.offset / divisor, (session.offset + session.seconds) / divisor
         points = [
-            {"value": (event.seconds / divisor, heights[lane]), "label": _event_text(event)}
+            {"value": (begin, top), "label": f"training from step {number(session.first_step)}"},
+            {"value": (end, top), "label": "training to here"},
+        ]
+        drawn.add(None, points, dots_size=4)
+        classes.append("session color-0")
+    for place, lane in enumerate(lanes, start=1):
+        events = [event for event in record.events if event.kind in _LANES[lane]]
+        points = [
+            {
+                "value": (event.seconds / divisor, top - place),
+                "label": as_line(f"step {number(event.step)} {event.kind} {event.text}", _LONGEST),
+            }
             for event in events[-_POINTS // 4 :]
         ]
         drawn.add(None, points, stroke=False, dots_size=4)
@@ -137,60 +138,19 @@ def time_line(record: RunRecord) -> str | None:
     return _svg(drawn, "Time line", classes)
 
 
-def _unit(seconds: float) -> tuple[str, float]:
-    if seconds < 180:
-        return "s", 1.0
-    return ("min", 60.0) if seconds < 10_800 else ("h", 3600.0)
-
-
-def _lane(event: Event) -> str | None:
-    kinds = {"evaluation": "evaluations", "checkpoint": "checkpoints"}
-    return "faults" if event.kind in ("fault", "stop", "warning") else kinds.get(event.kind)
-
-
-def _session_points(session: Session, divisor: float, height: int) -> list[dict[str, Any]]:
-    begin, end = session.offset / divisor, (session.offset + session.seconds) / divisor
-    return [
-        {"value": (begin, height), "label": f"training from step {number(session.first_step)}"},
-        {"value": (end, height), "label": "training to here"},
-    ]
-
-
-def _event_text(event: Event) -> str:
-    return as_line(f"step {number(event.step)} {event.kind} {event.text}", _LONGEST)
-
-
-# Padding
-
-
-def padding_figure(padded: list[dict[str, int]]) -> str:
+def draw_padding(padded: list[dict[str, int]]) -> str:
     """Returns the tokens of an epoch by padded length, real ones and padding."""
-    import pygal
-
-    drawn = pygal.StackedBar(
-        **_settings(*_SIZE), value_formatter=number, x_labels=[number(entry["length"]) for entry in padded]
-    )
+    labels = [number(entry["length"]) for entry in padded]
+    drawn = pygal.StackedBar(**_settings(*_SIZE), value_formatter=number, x_labels=labels)
     real = [entry["real"] for entry in padded]
     for name, values in (("real", real), ("padding", [entry["tokens"] - entry["real"] for entry in padded])):
         drawn.add(None, [{"value": value, "label": f"{number(value)} {name} tokens"} for value in values])
     return _svg(drawn, "Tokens of an epoch", ["color-0", "padding"])
 
 
-# pygal
-
-
-def _xy(width: int, height: int, **more: Any) -> Any:
-    import pygal
-
-    return pygal.XY(**_settings(width, height), **more)
-
-
 def _settings(width: int, height: int) -> dict[str, Any]:
-    from pygal.style import Style
-
-    # its own scripts and styles, one of them from the network, stay out
     return {
-        "js": [],
+        "js": [],  # pygal's own scripts and styles, one of them from the network, stay out
         "css": [],
         "style": Style(label_font_size=_FONT, major_label_font_size=_FONT, font_family="system-ui"),
         "disable_xml_declaration": True,
@@ -214,7 +174,7 @@ def _svg(drawn: Any, title: str, classes: Sequence[str]) -> str:
 
 
 _FRACTION = re.compile(r"-?\d+\.\d+")
-_PLACES = ("d", "cx", "cy", "x", "y", "width", "height", "transform")
+_POSITIONS = ("d", "cx", "cy", "x", "y", "width", "height", "transform")
 _NOT_SHOWN = ("tooltip-overlay", "text-overlay")
 
 
@@ -231,7 +191,7 @@ def _slim(root: Any, title: str, classes: Sequence[str]) -> Any:
                 words.text = labels[0]
                 child.append(words)
     for element in root.iter():
-        for name in _PLACES:
+        for name in _POSITIONS:
             if (value := element.get(name)) is not None:
                 element.set(name, _FRACTION.sub(lambda found: f"{float(found[0]):.1f}", value))
         found = re.match(r"series serie-(\d+) ", element.get("class") or "")

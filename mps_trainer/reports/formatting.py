@@ -44,7 +44,7 @@ def date(seconds: float) -> str:
         return ""
 
 
-def share(part: float, whole: float) -> str:
+def percentage(part: float, whole: float) -> str:
     return f"{100 * part / whole:.0f} %" if whole else "–"
 
 

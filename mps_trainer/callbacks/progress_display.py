@@ -1,7 +1,9 @@
-"""Draws a bar on a terminal with progress, time left, samples/s and memory, as far as they fit."""
+"""Shows progress with time left, samples/s and memory: as a bar on a terminal, elsewhere as a line at each tenth."""
 
 from __future__ import annotations
 
+import math
+import time
 from typing import Any
 
 import psutil
@@ -14,6 +16,8 @@ from ..utils.amounts import format_bytes
 _NARROWEST = 6  # columns in which a bar still says something
 _USUAL = 80  # columns of a terminal that does not tell how many it has
 _EVERY = 0.5  # seconds between two looks at memory and clock; between them a step costs an addition
+# Seconds between two lines: what goes by faster needs no line, and a log of many short evaluations stays readable.
+SHORTEST = 1.0
 
 
 class Bar(tqdm):
@@ -24,7 +28,7 @@ class Bar(tqdm):
         device: whose memory is shown.
         settings: tqdm's own; `total` and `desc` are needed.
 
-    No colours: what is shown is the same under NO_COLOR.
+    No colors: what is shown is the same under NO_COLOR.
     """
 
     def __init__(self, examples: float, device: torch.device, **settings: Any) -> None:
@@ -51,8 +55,7 @@ class Bar(tqdm):
         rate = facts["rate"] or (done / trained_for if done and trained_for > 0 else None)
         left = None
         if rate and facts["total"]:
-            to_come = facts["total"] - facts["n"]
-            left = max(to_come, 0) * (1 / rate + self._apart / max(done, 1))
+            left = max(facts["total"] - facts["n"], 0) * (1 / rate + self._apart / max(done, 1))
         facts["ncols"] = facts["ncols"] or _USUAL
         facts["bar_format"] = layout(
             facts["prefix"].removesuffix(": "),
@@ -101,6 +104,69 @@ def layout(
         if width <= columns:
             return text
     return f"{percent} {place}"
+
+
+class Lines:
+    """Stands in for a bar where there is no terminal: tells when a line is due, at each tenth of `total` units.
+
+    Args:
+        examples: in a unit, on average.
+        initial: units that were done before.
+    """
+
+    def __init__(self, examples: float, total: int, initial: int = 0) -> None:
+        self.total, self.n = total, initial
+        self._examples, self._initial = examples, initial
+        self._start = self._shown_at = time.perf_counter()
+        self._apart = 0.0
+        self._has_shown = False  # in this tenth
+        self._next = self._end_of_tenth()
+
+    def update(self, units: int = 1) -> None:
+        self.n += units
+
+    def is_due(self) -> bool:
+        """Returns True if a line is due: once for each tenth in which there was none, at most once a second."""
+        if self.n < self._next:
+            return False
+        self._next = self._end_of_tenth()
+        has_shown, self._has_shown = self._has_shown, False
+        now = time.perf_counter()
+        if has_shown or now - self._shown_at < SHORTEST:
+            return False
+        self._shown_at = now
+        return True
+
+    def note_line(self) -> None:
+        """Records that another line has shown the progress."""
+        self._has_shown, self._shown_at = True, time.perf_counter()
+
+    def leave_out(self, seconds: float) -> None:
+        """Leaves the time of an evaluation or a save out of the rate, but not out of the time left."""
+        self._apart += seconds
+
+    def clocks(self) -> str:
+        """Returns the time since the beginning, and the time left."""
+        elapsed, done = time.perf_counter() - self._start, self.n - self._initial
+        return clocks(elapsed, (self.total - self.n) * elapsed / done if done > 0 else None)
+
+    def speed(self) -> str | None:
+        """Returns examples per second since the beginning."""
+        trained_for, done = time.perf_counter() - self._start - self._apart, self.n - self._initial
+        return samples_per_second(done * self._examples / trained_for) if done > 0 and trained_for > 0 else None
+
+    def write(self, line: str) -> None:
+        print(line, flush=True)
+
+    def refresh(self) -> None:
+        """Does nothing: only a bar can be drawn again."""
+
+    def close(self) -> None:
+        """Does nothing: only a bar holds a line of the terminal."""
+
+    def _end_of_tenth(self) -> int:
+        """Returns the units at the end of the tenth of the next unit."""
+        return math.ceil((self.n * 10 // max(self.total, 1) + 1) * self.total / 10)
 
 
 def clocks(elapsed: float, left: float | None) -> str:

@@ -1,0 +1,106 @@
+"""Renders the page of a run and the page that compares runs from the templates beside this module."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import jinja2
+from markupsafe import Markup
+
+from ..utils.documentation import page as page_of_documentation
+from ..version import __version__
+from . import charts, curves, formatting, summary
+from .curves import Chart
+from .record import GENERATOR, NAME, RunRecord
+
+Keys = list[tuple[str, str]]  # names of curves, and classes of page.css for their colors
+
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.PackageLoader(__package__),
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=jinja2.StrictUndefined,
+)
+_TEMPLATES.filters |= {
+    "number": formatting.number,
+    "duration": formatting.duration,
+    "date": formatting.date,
+    "percentage": formatting.percentage,
+    "argument": summary.argument,
+}
+_TEMPLATES.globals |= {"generator": f"{GENERATOR} {__version__}"}
+
+
+def run_page(record: RunRecord, reload_after: int = 0) -> str:
+    """Returns the page of a run as text.
+
+    Args:
+        reload_after: seconds after which an open page loads itself again; 0 for a run that has ended.
+    """
+    breaks = charts.breaks_of(record)
+    padded = record.data.get("padded")
+    return _TEMPLATES.get_template("run.html").render(
+        record=record,
+        reload_after=reload_after,
+        outcome=summary.outcome(record),
+        headline=summary.headline(record),
+        metrics_logged_once=summary.metrics_logged_once(record),
+        charts=_drawn(curves.charts(record), breaks),
+        has_breaks=bool(breaks),
+        confusion=summary.confusion_matrix(record),
+        origin=summary.origin(record),
+        hidden=summary.hidden_values(record),
+        documentation=page_of_documentation("report"),
+        time_line=Markup(charts.draw_time_line(record)),
+        event_counts=summary.event_counts(record),
+        lengths=summary.lengths(record),
+        tokens_per_example=summary.tokens_per_example(record),
+        padding=summary.padding(record),
+        padding_chart=Markup(charts.draw_padding(padded)) if padded else "",
+        device_name=summary.device_name(record),
+        environment=summary.environment(record),
+        source=record.source if record.source != NAME else f"{NAME} beside this file",
+    )
+
+
+def comparison_page(records: Sequence[RunRecord]) -> str:
+    """Returns the page that compares runs as text: final metrics, curves in the same charts, differing arguments."""
+    names, values = summary.metric_table(records)
+    speeds = [speed[0] if (speed := summary.throughput(record)) is not None else None for record in records]
+    return _TEMPLATES.get_template("comparison.html").render(
+        records=records,
+        names=[record.name for record in records],
+        outcomes=[(record, _color(place), summary.outcome(record)[2]) for place, record in enumerate(records)],
+        metric_names=[formatting.metric_name(name) for name in names],
+        metrics=list(zip(records, values, speeds, strict=True)),
+        charts=_drawn(curves.compared_charts(records)),
+        arguments=summary.argument_differences(records),
+        surroundings=summary.surrounding_differences(records),
+    )
+
+
+def _drawn(found: list[Chart], breaks: Sequence[charts.Break] = ()) -> list[tuple[Chart, Markup, Keys]]:
+    """Returns the charts, their figures with one axis of steps, and the names and colors of several curves."""
+    last_step = max((curve.x[-1] for chart in found if not chart.over_time for curve in chart.curves), default=0)
+    drawn = []
+    for chart in found:
+        keys = [(curve.name, _color(place)) for place, curve in enumerate(chart.curves)]
+        drawn.append((chart, Markup(charts.draw_curves(chart, last_step, breaks)), keys if len(keys) > 1 else []))
+    return drawn
+
+
+def _color(place: int) -> str:
+    """Returns a class of page.css."""
+    return f"color-{place % charts.COLORS}"
+
+
+def tell_apart(records: Sequence[RunRecord], folders: Sequence[str]) -> None:
+    """Renames runs of one name after their folders, from the folder on that has all of them."""
+    names = [record.name for record in records]
+    paths = [os.path.abspath(folder) for folder in folders]
+    root = os.path.commonpath([os.path.dirname(path) for path in paths])
+    for record, path in zip(records, paths, strict=True):
+        if names.count(record.name) > 1:
+            record.name = os.path.relpath(path, root)
