@@ -20,6 +20,7 @@ from transformers.trainer_utils import (
     EvalLoopOutput,
     EvalPrediction,
     PredictionOutput,
+    RemoveColumnsCollator,
     TrainerMemoryTracker,
     TrainOutput,
     default_compute_objective,
@@ -37,12 +38,13 @@ from .checkpoints.output_folder import own_run_folder
 from .checkpoints.rng import restore_rng
 from .data import dataloaders
 from .data.buckets import BucketBatchSampler, LengthBuckets, buckets_of
-from .data.columns import ColumnRemover, is_table, signature_columns, without_unused_columns
+from .data.columns import is_table, signature_columns, without_unused_columns
 from .data.faults import refuse_in_starting_process
-from .data.loader import close_workers, num_examples
+from .data.loader import num_examples
 from .data.samplers import eval_sampler, fitted_buckets, train_sampler
 from .data.split import split
 from .data.transfer import BatchTransfer
+from .data.workers import close_workers
 from .distributed import Processes, absent_named, fsdp, leave
 from .distributed.ddp import inside
 from .errors import MisconfigurationException
@@ -756,7 +758,7 @@ class Trainer:
         if not self.args.remove_unused_columns:
             return data_collator
         name = type(self.model).__name__
-        return ColumnRemover(data_collator, self._mt_signature_columns, logger, name, description)
+        return RemoveColumnsCollator(data_collator, self._mt_signature_columns, logger, name, description)
 
     # Evaluation
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from ..data.buckets import BucketBatchSampler
-from ..data.shares import DistributedBatchSampler
+from ..data.order import DistributedBatchSampler
 from ..distributed import Processes
 
 

@@ -18,9 +18,9 @@ from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, speed_met
 
 from ..callbacks.events import Events
 from ..checkpoints.rng import rng_state, set_rng
-from ..data import shares
 from ..data.batch_checks import BatchCheck
 from ..data.buckets import buckets_of
+from ..data.order import distributed_sampler, is_distributed, is_padding
 from ..distributed import Processes, absent_named
 from ..distributed.sharded import reshard_after
 from ..guards.memory_growth import free_unused
@@ -81,12 +81,12 @@ class Evaluator:
         trainer.callback_handler.eval_dataloader = loader
         logger.info("***** Running %s *****", description)
         logger.info("  Batch size = %d", args.eval_batch_size)
-        is_shared = processes.is_distributed and shares.is_shared(loader)
+        is_shared = processes.is_distributed and is_distributed(loader)
         by_batch = args.batch_eval_metrics and not is_shared
         kept = Predictions(args, keep_outputs=not by_batch or description == "Prediction", apart=is_shared)
         results: Mapping[str, Any] = {}
         seen = 0
-        evenly = shares.shares_of(loader) is not None  # then all processes have as many batches
+        evenly = distributed_sampler(loader) is not None  # then all processes have as many batches
         uneven = trainer.is_fsdp_enabled and not evenly  # each pass of a sharded model waits for all processes
         check, in_order = BatchCheck(base_model(model)), in_dataset_order(loader) and not is_shared
         with reshard_after(model) if trainer.is_fsdp_enabled else contextlib.nullcontext():
@@ -139,7 +139,7 @@ class Evaluator:
             else zip(batches, itertools.repeat(True), strict=False)
         )
         for number, (inputs, counts) in enumerate(pairs):
-            yield inputs, counts and not (is_shared and shares.is_padding(loader, number))
+            yield inputs, counts and not (is_shared and is_padding(loader, number))
 
     def _metrics_by_batch(self, kept: Predictions) -> Mapping[str, Any]:
         """Calls compute_metrics on the batches of all processes one by one and returns the metrics."""

@@ -122,7 +122,7 @@ def _end_at_once(signum: int) -> None:
 
 
 @contextlib.contextmanager
-def workers_begin_deaf(wanted: bool = True) -> Iterator[None]:
+def block_signals_during_worker_start(wanted: bool = True) -> Iterator[None]:
     """Blocks SIGINT and SIGTERM in processes started inside until they are ready for them.
 
     A spawned worker imports for seconds before its worker_init_fn; here, signals come when that is done.
@@ -137,23 +137,16 @@ def workers_begin_deaf(wanted: bool = True) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class IgnoringInterrupts:
-    """Makes the workers of a loader ignore the signals that stop a run, because its last step needs them.
+def leave_signals_to_main_process() -> None:
+    """Makes a worker of a loader ignore the signals that stop a run, because the run's last step needs it.
 
     Ctrl-C in a terminal and a batch system's SIGTERM go to every process of a group. After SIGTERM, which is also how
     a loader ends a worker that does not end by itself, a worker has `GRACE` seconds.
     """
-
-    def __init__(self, then: Any = None) -> None:
-        self.then = then
-
-    def __call__(self, worker: int) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        if os.name != "nt":
-            signal.signal(signal.SIGTERM, _end_soon)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _DEFAULTS)
-        if self.then is not None:
-            self.then(worker)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if os.name != "nt":
+        signal.signal(signal.SIGTERM, _end_soon)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _DEFAULTS)
 
 
 def _end_soon(signum: int, frame: FrameType | None) -> None:

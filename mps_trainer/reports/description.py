@@ -8,7 +8,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from ..data.buckets import buckets_of
-from ..data.lengths import lengths_in_column
+from ..data.samplers import lengths_in_column
 from ..distributed.sharded import class_of
 from ..training_args import TrainingArguments
 from .redaction import Rule, own_class, readable, shown

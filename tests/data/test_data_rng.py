@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from mps_trainer.checkpoints.rng import rng_state, set_rng
 from mps_trainer.data.data_rng import BEFORE_EPOCH, BEFORE_WAITING, ORDER_SEED, DataRngState
-from mps_trainer.data.order import SeededRandomSampler
+from mps_trainer.data.order import SeededSampler
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def never():
 
 def seeded(seed: int):
     data = loader(shuffle=True)
-    return DataLoader(range(12), batch_size=2, collate_fn=noisy, sampler=SeededRandomSampler(data.sampler, seed))
+    return DataLoader(range(12), batch_size=2, collate_fn=noisy, sampler=SeededSampler(data.sampler, seed))
 
 
 def test_a_resumed_epoch_draws_the_same_order_and_numbers():
