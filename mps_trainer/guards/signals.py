@@ -23,15 +23,15 @@ _DEFAULTS: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.S
 class SignalHandler:
     """Records a first SIGINT or SIGTERM inside instead of ending the process. A second one ends it at once.
 
-    Only where the process would do what Python does by itself: a foreign handler stays, a signal that is
-    ignored is ignored, and outside the main thread nothing happens.
+    It replaces Python's own handlers only: another handler stays, an ignored signal is ignored, and outside the main
+    thread nothing happens.
 
-    Several processes end at the same step: a signal counts when all have agreed that it came to one of them. There a
-    second signal that follows at once is the launcher's, which passes on what reached its processes as well.
+    Several processes end at the same step: a signal counts when all have agreed that one of them received it. There a
+    second signal that follows at once comes from the launcher, which repeats what reached its processes already.
 
     Attributes:
-        signum: of the signal that came, None while there was none.
-        all_may_stop: whether each process could go on from a checkpoint that were made now, as they last agreed.
+        signum: the signal that came, None while there was none.
+        all_may_stop: whether each process could resume from a checkpoint made now, as they last agreed.
     """
 
     def __init__(self, wanted: bool = True, processes: Processes | None = None) -> None:
@@ -39,7 +39,7 @@ class SignalHandler:
         self.all_may_stop = True
         self._received, self._received_at = 0, 0.0
         self._processes = processes if processes is not None and processes.is_distributed else None
-        self._answer: Callable[[], list[float]] | None = None  # to what was asked
+        self._answer: Callable[[], list[float]] | None = None  # waits for the other processes
         self._wanted = wanted and threading.current_thread() is threading.main_thread()
         self._process = os.getpid()
 
