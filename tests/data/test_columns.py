@@ -53,14 +53,6 @@ def test_streamed_table_trains(make_trainer, table):
     assert trainer.train().global_step == 3
 
 
-def test_last_batch_is_left_out_if_it_is_not_full(make_trainer):
-    sizes = []
-    for drop in (False, True):
-        loader = make_trainer({"train_dataset": examples(20)}, dataloader_drop_last=drop).get_train_dataloader()
-        sizes.append([len(batch["labels"]) for batch in loader])
-    assert sizes == [[8, 8, 4], [8, 8]]
-
-
 def test_workers_load_the_same_batches(make_trainer):
     alone, helped = (make_trainer(dataloader_num_workers=workers).get_train_dataloader() for workers in (0, 2))
     for first, second in zip(alone, helped, strict=True):
