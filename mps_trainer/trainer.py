@@ -52,7 +52,7 @@ from .evaluation.best_metric import record_if_best, watched_metric
 from .evaluation.evaluator import evaluate_dataset, run_evaluation
 from .evaluation.metrics import SavableLogs, as_cell, plain
 from .evaluation.predictions import has_loss, labels_of, logits_of
-from .guards.memory_growth import make_guard, release_buffers
+from .guards.memory import make_guard, release_buffers
 from .guards.out_of_memory import PLACING, TRAINING, explained
 from .hub import card, upload
 from .loop.accelerator import TrainerAccelerator

@@ -243,7 +243,7 @@ def epoch_batches(
         before_first: called after all that an epoch draws to begin, before the first batch that is given is loaded.
         load_skipped: load skipped batches if there are workers, so that their generators draw the same numbers.
     """
-    loads_all = load_skipped and getattr(loader, "num_workers", 0)
+    loads_all = load_skipped and getattr(loader, "num_workers", 0) > 0
     if skip and not loads_all and (later := _without_first(loader, skip, before_first)) is not None:
         loader, skip, before_first = later, 0, None
     set_epoch(epoch, loader)

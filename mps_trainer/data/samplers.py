@@ -59,7 +59,7 @@ def train_sampler(
     # An update whose examples all have one length follows what is peculiar to that length, and learns less; the page
     # on data has the measurements. Several batches in an update have several lengths anyway.
     chunks = 2 if accumulation == 1 and size >= 16 and size % 2 == 0 else 1
-    settings = {"num_buckets": args.num_length_buckets, "seed": seed, "drop_last": args.dataloader_drop_last}
+    settings: Any = {"num_buckets": args.num_length_buckets, "seed": seed, "drop_last": args.dataloader_drop_last}
     sampler = BucketBatchSampler(lengths, size // chunks, **settings)
     sampler.chunks = chunks
     return sampler

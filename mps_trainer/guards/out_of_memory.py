@@ -11,7 +11,7 @@ import torch
 
 from ..errors import MisconfigurationException
 from ..utils.amounts import format_bytes
-from .memory_table import MemoryTable, measure
+from .memory import MemoryTable, measure
 
 # How torch's allocators say it. Those of cuda and xpu have a type of their own besides.
 _MESSAGES = ("out of memory", "DefaultCPUAllocator: can't allocate memory", "CUDNN_STATUS_NOT_SUPPORTED")

@@ -13,7 +13,7 @@ from ..checkpoints import loop_state
 from ..checkpoints.state import read_state
 from ..data.split import UnsplittableBatchError, examples_in
 from ..guards.callbacks import failing_callback
-from ..guards.memory_growth import free_unused
+from ..guards.memory import free_unused
 from ..guards.out_of_memory import NothingLeftToSplitError, out_of_memory
 from ..training_args import TrainingArguments
 from .gradients import Gradients

@@ -11,7 +11,7 @@ import psutil
 
 from ..devices.facts import for_a_report, gather_facts
 from ..errors import MisconfigurationException
-from ..guards.memory_table import measure
+from ..guards.memory import measure
 from ..version import __version__
 from . import description, record
 from .fallbacks import FallbackWatch
