@@ -20,6 +20,7 @@ from transformers.trainer_utils import (
     EvalLoopOutput,
     EvalPrediction,
     PredictionOutput,
+    RemoveColumnsCollator,
     TrainerMemoryTracker,
     TrainOutput,
     default_compute_objective,
@@ -36,21 +37,21 @@ from .checkpoints.loading import OPTIMIZER, SCALER, SCHEDULER, restore_rng
 from .checkpoints.output_folder import make_folder, own_run_folder
 from .data import dataloaders
 from .data.buckets import BucketBatchSampler, LengthBuckets, buckets_of
-from .data.columns import ColumnRemover, is_table, signature_columns, without_unused_columns
+from .data.columns import is_table, signature_columns, without_unused_columns
 from .data.faults import refuse_in_starting_process
-from .data.loader import close_workers, num_examples
+from .data.loader import num_examples
 from .data.samplers import eval_sampler, fitted_buckets, train_sampler
 from .data.split import split
 from .data.transfer import BatchTransfer
+from .data.workers import close_workers
 from .distributed import Processes, absent_named, fsdp, leave
 from .distributed.ddp import inside
 from .errors import MisconfigurationException
-from .evaluation import outputs
 from .evaluation.best_metric import record_if_best, watched_metric
-from .evaluation.evaluator import Evaluator, evaluate_dataset
-from .evaluation.logged import SavableLogs, as_cell
-from .evaluation.metrics import plain
-from .guards.memory_growth import make_guard, release_buffers
+from .evaluation.evaluator import evaluate_dataset, run_evaluation
+from .evaluation.metrics import SavableLogs, as_cell, plain
+from .evaluation.predictions import has_loss, labels_of, logits_of
+from .guards.memory import make_guard, release_buffers
 from .guards.out_of_memory import PLACING, TRAINING, explained
 from .hub import card, upload
 from .loop.accelerator import TrainerAccelerator
@@ -757,7 +758,7 @@ class Trainer:
         if not self.args.remove_unused_columns:
             return data_collator
         name = type(self.model).__name__
-        return ColumnRemover(data_collator, self._mt_signature_columns, logger, name, description)
+        return RemoveColumnsCollator(data_collator, self._mt_signature_columns, logger, name, description)
 
     # Evaluation
 
@@ -823,7 +824,7 @@ class Trainer:
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         skipped = unread_tokens_skipped(self.model, skips_unread_tokens(self.args))
         with self._mt_precision.applied_to(self.model), skipped:
-            return Evaluator(self).run(dataloader, description, loss_only, ignore_keys, metric_key_prefix)
+            return run_evaluation(self, dataloader, description, loss_only, ignore_keys, metric_key_prefix)
 
     def prediction_step(
         self,
@@ -833,24 +834,23 @@ class Trainer:
         ignore_keys: list[str] | None = None,
     ) -> tuple[torch.Tensor | None, Any, Any]:
         """Returns loss, logits and labels of one batch, each None where there is none."""
-        has_loss = outputs.has_loss(inputs, self.label_names, self.can_return_loss)
-        items = self._get_num_items_in_batch([inputs], self.args.device) if has_loss else None
+        with_loss = has_loss(inputs, self.label_names, self.can_return_loss)
+        items = self._get_num_items_in_batch([inputs], self.args.device) if with_loss else None
         counts = {} if items is None else {"num_items_in_batch": items}
         inputs = self._prepare_inputs(inputs)
         # before the loss is computed, which may take them out of the inputs
-        labels = outputs.labels_of(inputs, self.label_names) if has_loss else None
+        labels = labels_of(inputs, self.label_names) if with_loss else None
         with torch.no_grad(), self.compute_loss_context_manager():
-            if has_loss:
+            if with_loss:
                 if self.args.use_liger_kernel and prediction_loss_only:
                     inputs = {**inputs, "skip_logits": True}
-                loss, given = self.compute_loss(model, inputs, return_outputs=True, **counts)
+                loss, outputs = self.compute_loss(model, inputs, return_outputs=True, **counts)
                 loss = loss.detach().float().mean()
             else:
-                loss, given = None, model(**inputs)
+                loss, outputs = None, model(**inputs)
         if prediction_loss_only:
             return loss, None, None
-        ignore_keys = outputs.keys_to_ignore(self.model) if ignore_keys is None else ignore_keys
-        return loss, outputs.logits_of(given, has_loss, ignore_keys), labels
+        return loss, logits_of(outputs, with_loss, ignore_keys, self.model), labels
 
     # After a step, and at the end
 

@@ -10,7 +10,7 @@ import psutil
 import torch
 from tqdm import tqdm
 
-from ..guards.memory_table import measure
+from ..guards.memory import measure
 from ..utils.amounts import format_bytes
 
 _NARROWEST = 6  # columns in which a bar still says something

@@ -34,8 +34,9 @@ class BatchCheck:
 
     Attributes:
         sizes: the number of values, from 0 on, that each column may have.
-        positions: the tokens that a row may have; None where the model sets no limit.
-        config: of a classifier that finds its loss from `problem_type` and the labels; None for other models.
+        positions: the number of tokens that a row may have; None where the model sets no limit.
+        config: the configuration of a classifier whose loss depends on `problem_type` and the labels; None for other
+            models.
     """
 
     def __init__(self, model: Any) -> None:
@@ -78,7 +79,7 @@ class BatchCheck:
             if (text := lookups.length_in(str(error))) is None:
                 raise
             raise InvalidBatchError(text) from error
-        for name in doubts:  # the model accepts them, so that it would again
+        for name in doubts:  # the model accepts them, and would again
             self.sizes.pop(name, None)
         self.positions = None if _LENGTH in doubts else self.positions
         self.config = None if "labels" in doubts else self.config
@@ -100,7 +101,7 @@ class BatchCheck:
         return max(lengths.items(), key=lambda each: each[1], default=("", 0))
 
     def misfit(self, batch: Mapping[str, Any]) -> str | None:
-        """Returns why the labels have another format than the loss of the classifier needs; None if they fit."""
+        """Returns why the loss of the classifier does not take the format of the labels; None if it does."""
         labels = batch.get("labels")
         if self.config is None or not isinstance(labels, torch.Tensor) or labels.device.type != "cpu":
             return None
@@ -108,23 +109,16 @@ class BatchCheck:
         if kind is None and classes > 1:  # transformers concludes it from the first labels
             is_class = labels.dtype in (torch.int64, torch.int32)
             kind = "single_label_classification" if is_class else "multi_label_classification"
-        elif kind == "multi_label_classification" and not is_float:
-            return (
-                f"{self.name} is a multi-label model (problem_type={kind!r}), which needs floats: give each row a "
-                f"list of {classes}, with 1.0 for the classes that it has."
-            )
         if kind == "multi_label_classification" and not (is_float and labels.shape[1:] == (classes,)):
-            return (
-                f"{self.name} with num_labels={classes} takes {labels.dtype} labels for multi-label classification. "
-                f"Give each row a list of {classes} floats; or, for one class, its number as an int; or set "
-                "num_labels=1 for a regression."
-            )
-        if kind == "single_label_classification" and labels.dim() == 2 and labels.shape[1] > 1:
-            return (
-                f"{self.name} predicts one of {classes} classes. Give the number of the class; or, for several "
-                "classes at a time, floats and a model with problem_type='multi_label_classification'."
-            )
-        return None
+            needed = f"a list of {classes} floats; or, for one class, its number as an int; or set num_labels=1"
+        elif kind == "single_label_classification" and labels.dim() == 2 and labels.shape[1] > 1:
+            needed = "the number of its class; or, for several classes at a time, a list of floats"
+        else:
+            return None
+        return (
+            f"{self.name} with num_labels={classes} and problem_type={kind!r} does not take {labels.dtype} labels of "
+            f"shape {list(labels.shape)}. Give each row {needed}."
+        )
 
 
 _WHOLE = {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool}
@@ -155,8 +149,9 @@ class _Lookups(TorchFunctionMode):
             indices, table = inspect.signature(func).bind(*args, **kwargs).args[:2]
             return self._outside(indices, table.shape[0])
         if func not in _LOSSES:
-            table, dim, indices = _gathered(*args, **kwargs)
-            return self._outside(indices, table.shape[dim]) if isinstance(dim, int) else None
+            given = {**dict(zip(("input", "dim", "index"), args, strict=False)), **kwargs}
+            dim = given["dim"]
+            return self._outside(given["index"], given["input"].shape[dim]) if isinstance(dim, int) else None
         given = inspect.signature(func).bind(*args, **kwargs).arguments
         scores, target = given["input"], given["target"]
         if func is functional.binary_cross_entropy_with_logits:
@@ -244,10 +239,6 @@ def _position_tables(model: Any) -> dict[int, int]:
             before = 0 if module.padding_idx is None else module.padding_idx + 1
             tables[module.num_embeddings] = module.num_embeddings - getattr(module, "offset", before)
     return tables
-
-
-def _gathered(input: torch.Tensor, dim: Any, index: torch.Tensor, **_: Any) -> tuple[torch.Tensor, Any, torch.Tensor]:
-    return input, dim, index
 
 
 def _is_on_host(column: Any) -> bool:

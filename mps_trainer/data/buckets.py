@@ -11,9 +11,9 @@ import torch
 from torch.utils.data import Sampler
 
 from ..errors import MisconfigurationException
-from .shares import shares_of
+from .order import distributed_sampler
 
-_STEP = 8  # tokens between lengths to choose from, as matrix units like them
+_STEP = 8  # lengths are multiples of it, which matrix units compute fastest
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class LengthBuckets:
     """The lengths to which batches are padded.
 
     Args:
-        lengths: in tokens, ascending.
+        lengths: token counts, ascending.
         exact: pad each batch to its longest example instead, which is faster where no shape has to be compiled.
     """
 
@@ -58,7 +58,7 @@ class LengthBuckets:
     def length_for(self, length: int) -> int:
         """Returns the padded length of a batch whose longest example has `length` tokens.
 
-        Beyond the last bucket, the next multiple of 8: an evaluation may have longer examples than training.
+        Beyond the last bucket it is the next multiple of 8: an evaluation may have longer examples than training.
         """
         return int(self.lengths_for(np.asarray([length]))[0])
 
@@ -78,10 +78,10 @@ def _cheapest(edges: np.ndarray, below: np.ndarray, count: int) -> tuple[int, ..
     """Returns at most `count` of `edges`, the last among them, with the fewest padded tokens in all.
 
     Args:
-        below: for each edge, the examples that are no longer.
+        below: for each edge, the number of examples that are no longer.
     """
-    cost = edges * below  # of all examples up to each edge, padded to it
-    before: list[np.ndarray] = []  # for one bucket more in each entry: the edge before each edge
+    cost = edges * below  # tokens if all examples up to an edge are padded to it
+    before: list[np.ndarray] = []  # each entry allows one bucket more, and has the best edge before each edge
     for _ in range(1, min(count, len(edges))):
         previous, cost = cost, cost.copy()
         came_from = np.full(len(edges), -1)
@@ -101,27 +101,27 @@ def _cheapest(edges: np.ndarray, below: np.ndarray, count: int) -> tuple[int, ..
 class BucketBatchSampler(Sampler[list[int]]):
     """Batches whose examples are padded to one length, for any `DataLoader`'s `batch_sampler`.
 
-    Their number is that of an ordinary sampler, and all are full but the last. What a bucket has left over after its
-    last full batch goes into the first batch of the next longer one; the examples that do not fill a batch are of the
-    shortest, and come last. Examples within a bucket and the order of the batches are drawn anew each epoch, from a
-    generator of the sampler's own seeded with `seed` + epoch; the epoch is the one told by `set_epoch`, or counted.
+    There are as many batches as with an ordinary sampler, and all are full but the last. The examples that remain of a
+    bucket after its last full batch go into the first batch of the next longer one; the last batch has some of the
+    shortest. Examples within a bucket and the order of the batches are drawn anew each epoch, from a generator seeded
+    with `seed` + epoch. `set_epoch` sets the epoch; otherwise each pass is the next one.
 
     Args:
-        lengths: of the examples, in tokens.
+        lengths: the number of tokens of each example.
         batch_size: examples in a batch of one process.
         buckets: default: fitted to the lengths.
-        num_buckets: how many to fit at most.
-        shuffle: if false, always the same batches, from the shortest examples to the longest.
+        num_buckets: the maximum number of buckets to fit.
+        shuffle: if false, the batches are always the same, from the shortest examples to the longest.
         drop_last: leave out examples that do not fill a batch: any, or without `shuffle` the dataset's last.
-        num_replicas: processes, each with a share of every batch of `batch_size` x `num_replicas` examples. They have
-            equally many batches of equal size; for that, the last batch repeats as many of its examples as it has to.
-        rank: of this process.
+        num_replicas: the number of processes, each with a share of every batch of `batch_size` x `num_replicas`
+            examples. They get equally many batches of equal size; for that, the last batch may repeat examples.
+        rank: the rank of this process.
 
     Attributes:
-        parts: how many of the batches this package's Trainer trains on as one. Another trainer accumulates them.
+        chunks: the number of consecutive batches that this package's Trainer trains on as one batch of the arguments.
 
     Raises:
-        MisconfigurationException: for sizes that cannot be, or no lengths.
+        MisconfigurationException: for sizes below 1, or no lengths.
     """
 
     def __init__(
@@ -144,13 +144,9 @@ class BucketBatchSampler(Sampler[list[int]]):
             )
         self.lengths = np.asarray(lengths, dtype=np.int64)
         self.buckets = LengthBuckets.fitted(self.lengths, num_buckets) if buckets is None else buckets
-        self.batch_size = batch_size
-        self.shuffle = shuffle
-        self.seed = seed
-        self.drop_last = drop_last
+        self.batch_size, self.shuffle, self.seed, self.drop_last = batch_size, shuffle, seed, drop_last
         self.num_replicas, self.rank = num_replicas, rank
-        self.parts = 1
-        self.epoch = 0
+        self.chunks, self.epoch = 1, 0
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -169,7 +165,7 @@ class BucketBatchSampler(Sampler[list[int]]):
             yield batch[self.rank :: self.num_replicas].tolist()
 
     def order(self) -> np.ndarray:
-        """Returns the indices of all processes' examples, in the order of the epoch to come."""
+        """Returns the indices of all processes' examples, in the order of the next epoch."""
         return np.concatenate([*self._batches(self.epoch), np.empty(0, np.int64)])
 
     def padded_per_real(self) -> float:
@@ -205,6 +201,6 @@ class BucketBatchSampler(Sampler[list[int]]):
 
 def buckets_of(loader: Any) -> BucketBatchSampler | None:
     """Returns the sampler of a loader whose batches are made from length buckets; None for any other."""
-    share = shares_of(loader)
-    sampler = getattr(loader, "batch_sampler", None) if share is None else share.batches
+    distributed = distributed_sampler(loader)
+    sampler = getattr(loader, "batch_sampler", None) if distributed is None else distributed.batches
     return sampler if isinstance(sampler, BucketBatchSampler) else None

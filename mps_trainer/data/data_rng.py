@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,10 +15,10 @@ logger = logging.getLogger(__name__)
 
 
 class DataRngState:
-    """Begins the epochs of `loader`, and remembers under which states of the generators it drew.
+    """Begins the epochs of `loader`, and records the states of the generators from which loading draws.
 
     An order that comes from torch's global generator, and a collator that draws from it, would otherwise differ in a
-    resumed run. The generators of worker processes are not here to be asked: the epoch is loaded again for them.
+    resumed run. Workers' generators cannot be read from this process: the epoch is loaded again for them.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -32,10 +33,9 @@ class DataRngState:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state for a checkpoint."""
-        if self._batches is None and self._saved:  # of a run that has only just gone on from one
-            return {
-                name: self._saved[name] for name in (BEFORE_EPOCH, ORDER_SEED, BEFORE_WAITING) if name in self._saved
-            }
+        if self._batches is None and self._saved:  # the run has only just resumed from it
+            names = (BEFORE_EPOCH, ORDER_SEED, BEFORE_WAITING)
+            return {name: self._saved[name] for name in names if name in self._saved}
         kept: dict[str, Any] = {BEFORE_EPOCH: self._before_epoch}
         if (order := order_of(self.loader)) is not None:
             kept[ORDER_SEED] = order.seed
@@ -48,7 +48,7 @@ class DataRngState:
     @property
     def may_stop(self) -> bool:
         """Returns True if a run resumed from a checkpoint of this moment draws the same numbers."""
-        return not isinstance(self._batches, PrefetchIterator) or self._batches.may_be_left
+        return not isinstance(self._batches, PrefetchIterator) or self._batches.is_resumable
 
     def close(self) -> None:
         """Ends the pass."""
@@ -63,43 +63,44 @@ class DataRngState:
     def load_state_dict(self, saved: dict[str, Any] | None) -> None:
         """Loads `saved` from a checkpoint. A checkpoint of transformers does not have it, which is accepted.
 
-        The pass that was begun ends, and what was loaded in it is not trained on.
+        This ends the current pass; batches that it has loaded ahead are dropped.
         """
         self.close()
         self._batches, self._saved = None, saved or {}
-        order = order_of(self.loader)
-        if order is not None and ORDER_SEED in self._saved:
+        if ORDER_SEED in self._saved and (order := order_of(self.loader)) is not None:
             order.seed = self._saved[ORDER_SEED]
 
-    def begin(self, epoch: int, skip: int, go_on: Callable[[], None]) -> Iterator[Any]:
+    def begin(self, epoch: int, skip: int, restore_rng: Callable[[], None]) -> Iterator[Any]:
         """Returns the batches of `epoch` without the first `skip`.
 
         Args:
-            go_on: sets the generators to where the checkpoint was made, in time for the first batch's step. Not
-                called for a checkpoint that does not say how it loaded: transformers sets them once it has loaded
-                the first update's batches, and the caller of this does so too.
+            restore_rng: restores the generators from the checkpoint, in time for the first batch's step. Not called
+                for a checkpoint of transformers: as transformers does, the caller restores them once the first
+                update's batches are loaded.
         """
         saved, self._saved = (self._saved if skip else {}), {}
-        if saved.get(BEFORE_EPOCH) is not None:
-            set_rng(saved[BEFORE_EPOCH])
-        self._before_epoch = saved.get(BEFORE_EPOCH) or rng_state()
-        before_first, waiting = None, saved.get(BEFORE_WAITING)
+        before_epoch, waiting = saved.get(BEFORE_EPOCH), saved.get(BEFORE_WAITING)
+        if before_epoch is not None:
+            set_rng(before_epoch)
+            if skip and getattr(self.loader, "num_workers", 0):
+                logger.info(
+                    "Loading the first %d batches of the epoch again to restore the random state of the workers.", skip
+                )
+        self._before_epoch = before_epoch or rng_state()
+        before_first = None
         if BEFORE_WAITING in saved:
-            before_first = go_on if waiting is None else lambda: set_rng(waiting)
-        # a checkpoint of transformers does not say where workers began: it is gone on from as there
-        exactly = saved.get(BEFORE_EPOCH) is not None
-        if exactly and skip and getattr(self.loader, "num_workers", 0):
-            logger.info(
-                "Loading the first %d batches of the epoch again to restore the random state of the workers.", skip
-            )
-        self._batches = epoch_batches(self.loader, epoch, skip, before_first, exactly)
+            before_first = restore_rng if waiting is None else functools.partial(set_rng, waiting)
+        # a checkpoint of transformers does not have the states before the epoch: workers start anew, as there
+        self._batches = epoch_batches(self.loader, epoch, skip, before_first, load_skipped=before_epoch is not None)
         if isinstance(self._batches, PrefetchIterator) and waiting is not None:
             self._batches.start()
-            go_on()
+            restore_rng()
         return self._batches
 
     def watch(self, wanted: bool) -> None:
-        """Remembers the state before each batch ahead if `wanted`: 0.04 ms, so only where a checkpoint may follow."""
+        """Records the generators' states before each batch if `wanted`, because a checkpoint may follow (0.04 ms).
+
+        They are always recorded where loading draws, which takes longer: a callback may save at any step.
+        """
         if isinstance(self._batches, PrefetchIterator):
-            # always where loading draws, which takes longer: a callback may ask for a checkpoint at any step
-            self._batches.snapshot = rng_state if wanted or self._batches.draws else None
+            self._batches.records = wanted or self._batches.draws

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
-from transformers.trainer_utils import seed_worker
+from transformers.trainer_utils import RemoveColumnsCollator, seed_worker
 
 from ..errors import MisconfigurationException
 from .buckets import BucketBatchSampler, LengthBuckets
-from .columns import ColumnRemover
-from .lengths import is_batch_sampler
-from .loader import prepare_loader, worker_seeds_of
+from .loader import prepare_loader
 from .padding import PadToBucket
-from .samplers import warn_of_order
+from .samplers import is_batch_sampler, warn_of_order
+from .workers import WorkerInit
 
 if TYPE_CHECKING:
     from ..distributed import Processes
@@ -44,7 +43,7 @@ def make_dataloader(
         sampler_fn: `dataset -> sampler`, or without an argument, as subclasses for transformers 4 have it; not called
             for a stream.
         is_training: workers get seeds, which transformers gives them for training only.
-        processing_class: says how to pad to length buckets.
+        processing_class: defines the padding for length buckets.
 
     Raises:
         MisconfigurationException: for a `datasets.DatasetDict`.
@@ -62,7 +61,9 @@ def make_dataloader(
         if is_training:
             warn_of_order(dataset, args)
         return DataLoader(dataset, **settings)
-    sampler = _ask(sampler_fn, dataset)
+    sampler: Sampler | None = None
+    if sampler_fn is not None:
+        sampler = sampler_fn(dataset) if inspect.signature(sampler_fn).parameters else sampler_fn()
     if is_batch_sampler(sampler):
         del settings["batch_size"]
         settings["batch_sampler"] = sampler
@@ -93,7 +94,7 @@ def loading_settings(args: TrainingArguments) -> dict[str, Any]:
 
 def padding_collator(collator: Callable, buckets: LengthBuckets, processing_class: Any) -> Callable:
     """Returns `collator` with batches padded to the lengths of `buckets`."""
-    if isinstance(collator, ColumnRemover):  # which hands the examples on to the one that pads
+    if isinstance(collator, RemoveColumnsCollator):  # it passes the examples to the collator that pads
         collator.data_collator = padding_collator(collator.data_collator, buckets, processing_class)
         return collator
     return collator if isinstance(collator, PadToBucket) else PadToBucket(collator, buckets, processing_class)
@@ -119,15 +120,15 @@ def make_persistent(loader: Any, dataset: Any, key: str, seed: int) -> None:
     """
     loader.made_for = dataset
     loader.generator = torch.Generator().manual_seed(seed)
-    if (seeds := worker_seeds_of(loader)) is not None:
-        seeds.purpose = 1 + zlib.crc32(key.encode())
+    if isinstance(loader.worker_init_fn, WorkerInit):
+        loader.worker_init_fn.purpose = 1 + zlib.crc32(key.encode())
 
 
 def kept_or_made(loader: Any, dataset: Any, make: Callable[[], Any], pass_number: int) -> Any:
-    """Returns the persistent `loader` of an evaluation if it is of `dataset`, else a new one; about to begin a pass.
+    """Returns the persistent `loader` of an evaluation if it was made for `dataset`, else a new one.
 
     Args:
-        pass_number: counts for its random numbers, whatever evaluations came before.
+        pass_number: seeds the next pass of the workers, whatever evaluations came before.
     """
     if loader is None or getattr(loader, "made_for", None) is not dataset:
         loader = make()
@@ -138,14 +139,13 @@ def kept_or_made(loader: Any, dataset: Any, make: Callable[[], Any], pass_number
 def prepare(
     loader: Any, args: TrainingArguments, processes: Processes, whole: bool | None = None, even: bool = True
 ) -> Any:
-    """Returns `loader` ready for epochs: a `RandomSampler` is seeded for each, if `accelerator_config` permits.
+    """Returns `loader` prepared for epochs, with the settings of `accelerator_config`.
 
-    With several processes it gives this one its share. Then `split_batches` means a batch of `loader` to be one of
-    all processes; `dispatch_batches` and `even_batches` change nothing: each process loads its own batches, and no
-    example is repeated to make them even.
+    With `split_batches`, a batch of `loader` is divided between all processes. `dispatch_batches` and `even_batches`
+    change nothing: each process loads its own batches, and no example is repeated to make them even.
 
     Args:
-        whole, even: see `DistributedBatchSampler`; `whole` is by default what `split_batches` says.
+        whole, even: see `DistributedBatchSampler`; `whole` is `split_batches` by default.
     """
     config: Any = args.accelerator_config
     return prepare_loader(
@@ -170,9 +170,3 @@ def num_tokens(train_dl: DataLoader, max_steps: int | None = None) -> int:
             return batch["input_ids"].numel() * max_steps
         tokens += batch["input_ids"].numel()
     return tokens
-
-
-def _ask(sampler_fn: Callable | None, dataset: Any) -> Sampler | None:
-    if sampler_fn is None:
-        return None
-    return sampler_fn(dataset) if inspect.signature(sampler_fn).parameters else sampler_fn()

@@ -1,23 +1,26 @@
-"""Explains why a batch could not be loaded: which row, column or worker is at fault. Runs after a failure only."""
+"""Finds after a failure which rows of the dataset a batch has, and which row, column or worker is at fault."""
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import pickle
 import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 from typing import Any
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from ..errors import MisconfigurationException, explain
-from .rows import naming, rows_of_batches
+from .buckets import BucketBatchSampler
+from .order import DistributedBatchSampler, LaterBatches, SeededSampler
 
-_MOST = 256  # rows of a batch up to which each is looked at by itself
+_MOST_TRIED = 256  # rows in a batch, up to which each is tried by itself
+_MOST_NAMED = 32  # rows that a message names
 _DEAD_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
 _CAUSES = {
     "SIGKILL": "the system ends processes this way when memory runs out",
@@ -27,12 +30,7 @@ _CAUSES = {
 
 
 def explain_loading(error: Exception, loader: Any, batches: Any) -> None:
-    """Explains `error`, raised when the next of `batches` was loaded.
-
-    Args:
-        loader: an `EpochLoader`.
-        batches: torch's iterator over it, or what stands for one without workers.
-    """
+    """Explains `error`, raised when the next of `batches`, torch's iterator over `loader`, was loaded."""
     try:
         text = _why_files_ran_out(error, loader) or why_worker_died(error, batches)
         text = text or _why_batch_failed(error, loader, batches)
@@ -48,7 +46,7 @@ def explain_loading(error: Exception, loader: Any, batches: Any) -> None:
 def why_worker_died(error: BaseException, batches: Any) -> str | None:
     """Returns which worker of a DataLoader ended, how it ended, and what to do. None for other errors.
 
-    torch says so, unless a batch that the worker had sent is fetched first: then a connection breaks.
+    torch reports it, unless it fetches a batch that the worker had sent: then a connection breaks.
     """
     match = _DEAD_WORKER.search(str(error))
     workers = list(getattr(batches, "_workers", []))
@@ -106,14 +104,14 @@ def explain_starting(error: Exception, loader: Any) -> None:
 
 
 def explain_worker(error: Exception, batches: Any) -> None:
-    """Explains `error` if it tells of a dead worker, which interrupts whatever this process does."""
+    """Explains `error` if a worker has died, which interrupts whatever this process does."""
     text = why_worker_died(error, getattr(batches, "_batches", None))
     if text is not None:
         explain(error, text)
 
 
 def _one_ends(workers: list[Any]) -> bool:
-    """Returns True if a worker has ended badly, or does within a second: its connections go before the process."""
+    """Returns True if a worker has failed, or fails within a second: its connections close before it ends."""
     deadline = time.monotonic() + (1.0 if workers else 0.0)
     while not (found := any(worker.exitcode for worker in workers)) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -133,14 +131,52 @@ def _end(exitcode: int | None) -> str:
 # Rows
 
 
+def rows_of_batches(loader: Any, epoch: int, first: int, count: int = 1) -> list[int] | None:
+    """Returns the indices of the rows of `count` batches of an epoch, from batch number `first` (from 0) on.
+
+    None where the order cannot be drawn again: a stream, a sampler that keeps no seed, a loader of another class.
+    """
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return None
+    is_batched = loader.batch_sampler is not None
+    sampler: Any = loader.batch_sampler if is_batched else loader.sampler
+    if isinstance(sampler, LaterBatches):
+        sampler, first = sampler.batch_sampler, first + sampler.skip
+    if (order := _order(sampler, epoch)) is None:
+        return None
+    chosen = itertools.islice(order, first, first + count)
+    return [int(row) for row in (itertools.chain.from_iterable(chosen) if is_batched else chosen)]
+
+
+def _order(sampler: Any, epoch: int) -> Iterable[Any] | None:
+    """Returns the rows, or batches of rows, that a sampler gives in an epoch; None if that is unknown."""
+    if isinstance(sampler, SeededSampler):
+        return sampler.order_of(epoch)
+    if type(sampler) is SequentialSampler:
+        return range(len(sampler.data_source))
+    if isinstance(sampler, BucketBatchSampler):
+        return sampler.batches_of(epoch)
+    if isinstance(sampler, DistributedBatchSampler):
+        batches = _order(sampler.batches, epoch)
+        return None if batches is None else sampler.of(batches)
+    order: Any = _order(sampler.sampler, epoch) if type(sampler) is BatchSampler else None
+    return None if order is None else BatchSampler(order, sampler.batch_size, sampler.drop_last)
+
+
+def naming(rows: list[int]) -> str:
+    """Returns `rows` in words: "row 7", "rows 3, 5, 9", and the number of the rest if there are many."""
+    named = ", ".join(map(str, rows[:_MOST_NAMED]))
+    more = f" and {len(rows) - _MOST_NAMED} more" if len(rows) > _MOST_NAMED else ""
+    return f"row{'s' if len(rows) != 1 else ''} {named}{more}"
+
+
 def _why_batch_failed(error: Exception, loader: Any, batches: Any) -> str | None:
     iterator, rows = _in_this_process(error)
-    iterator = batches if iterator is None else iterator
-    number = getattr(iterator, "_num_yielded", None)
+    number = getattr(batches if iterator is None else iterator, "_num_yielded", None)
     if isinstance(loader.dataset, IterableDataset):
         kind = type(loader.dataset).__name__
         return f"Batch {number} of the epoch, counted from 0, could not be made from the stream {kind}."
-    if rows is None and number is not None and getattr(loader, "in_order", True):
+    if rows is None and number is not None and loader.in_order:
         rows = rows_of_batches(loader, loader.iteration, number)
     if rows is None:
         return None
@@ -163,14 +199,16 @@ def _in_this_process(error: Exception) -> tuple[Any, list[int] | None]:
 
 
 def _find(dataset: Any, collate: Callable, rows: list[int], batched: bool) -> str:
-    """Returns the fault of a batch of `rows`, found by collating it again as a whole and in parts."""
+    """Returns the fault of a batch of `rows`, found by collating it again, without single rows and columns."""
     examples = []
     for row in rows:
         try:
             examples.append(dataset[row])
         except Exception:
-            which = f"Row {row} of the dataset cannot be read. It was loaded for a batch of {naming(rows)}."
-            return f"{which} Fix that row or leave it out."
+            return (
+                f"Row {row} of the dataset cannot be read. It was loaded for a batch of {naming(rows)}. Fix that row "
+                "or leave it out."
+            )
 
     def works(some: list[Any]) -> bool:
         try:
@@ -193,11 +231,11 @@ def _find(dataset: Any, collate: Callable, rows: list[int], batched: bool) -> st
     culprits, column = _culprits(examples, works), _column(examples, works)
     if culprits and column is None:
         column = _column([examples[i] for i in culprits], works)
-    parts = [naming([rows[i] for i in culprits])] if culprits else []
+    found = [naming([rows[i] for i in culprits])] if culprits else []
     if column is not None:
-        parts.append(f"column {column!r} ({_oddity(examples, culprits, column)})")
-    at_fault = f" because of {', '.join(parts)}" if parts else ""
-    todo = "Fix or leave out what is at fault" if parts else "Look at these rows"
+        found.append(f"column {column!r} ({_oddity(examples, culprits, column)})")
+    at_fault = f" because of {', '.join(found)}" if found else ""
+    todo = "Fix or leave out what is at fault" if found else "Look at these rows"
     return f"{begin}{at_fault}. {todo}, or give the Trainer a data_collator that can take it."
 
 
@@ -215,8 +253,8 @@ def _unpadded(collate: Callable, examples: list[Any]) -> list[str]:
 
 
 def _culprits(examples: list[Any], works: Callable[[list[Any]], bool]) -> list[int]:
-    """Returns the positions of the examples that fail alone; else of the one without which the others work."""
-    if not 1 < len(examples) <= _MOST:
+    """Returns the positions of the examples that fail alone, or of the one without which the others do not fail."""
+    if not 1 < len(examples) <= _MOST_TRIED:
         return [0] if len(examples) == 1 else []
     alone = [i for i, example in enumerate(examples) if not works([example])]
     if alone:
@@ -226,7 +264,7 @@ def _culprits(examples: list[Any], works: Callable[[list[Any]], bool]) -> list[i
 
 
 def _column(examples: list[Any], works: Callable[[list[Any]], bool]) -> str | None:
-    """Returns the column without which `examples` work; None if there is no such one."""
+    """Returns the column without which `examples` can be collated; None if there is none."""
     if not all(isinstance(example, Mapping) for example in examples):
         return None
     for name in dict.fromkeys(name for example in examples for name in example):
@@ -241,8 +279,8 @@ def _oddity(examples: list[Any], culprits: list[int], column: str) -> str:
     others = Counter(kind for i, kind in enumerate(kinds) if i not in culprits).most_common()
     if not culprits:
         return ", ".join(kind for kind, _ in others)
-    here, most = kinds[culprits[0]], others[0][0] if others else None
-    return here if most in (None, here) else f"{here}; in the others {most}"
+    own, usual = kinds[culprits[0]], others[0][0] if others else None
+    return own if usual in (None, own) else f"{own}; in the others {usual}"
 
 
 def _kind(value: Any) -> str:

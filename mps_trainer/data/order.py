@@ -1,56 +1,33 @@
-"""Computes the order of the examples in an epoch."""
+"""The order of the examples in an epoch, and the share of it that each process gets."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, RandomSampler, Sampler
+from torch.utils.data import BatchSampler, IterableDataset, Sampler
 
 
-class SeededRandomSampler(RandomSampler):
-    """Samples like a `RandomSampler`, as a function of seed and epoch only, so that a run can resume anywhere.
+def set_epoch(epoch: int, *receivers: Any) -> None:
+    """Calls set_epoch(epoch) on those of `receivers` that have it."""
+    for receiver in receivers:
+        if callable(method := getattr(receiver, "set_epoch", None)):
+            method(epoch)
 
-    Epoch `e` is drawn from a generator seeded with `seed + e`, the order that transformers' Trainer gives the same
-    data. Torch's global generator is left alone, so the order does not depend on dropout, nor dropout on it.
+
+class SeededSampler(Sampler[int]):
+    """Draws the order of each epoch from a generator seeded with `seed` + epoch, so that a run can resume anywhere.
+
+    It is the order that transformers' Trainer gives the same data. torch's global generator is left alone, so the
+    order does not depend on dropout, and all processes draw the same one.
 
     Args:
-        sampler: what to draw from, how many, and whether with replacement. A generator of its own is seeded anew.
-        seed: of epoch 0.
-    """
-
-    def __init__(self, sampler: RandomSampler, seed: int) -> None:
-        super().__init__(
-            sampler.data_source,
-            replacement=sampler.replacement,
-            num_samples=sampler._num_samples,
-            generator=sampler.generator if sampler.generator is not None else torch.Generator(),
-        )
-        self.seed = seed
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        assert self.generator is not None
-        self.generator.manual_seed(self.seed + self.epoch)
-        yield from super().__iter__()
-        self.epoch += 1
-
-    def order_of(self, epoch: int) -> Iterator[int]:
-        """Returns the order of any epoch, without disturbing the pass in progress."""
-        again = copy.copy(self)
-        again.generator, again.epoch = torch.Generator(), epoch
-        return iter(again)
-
-
-class SeededOrder(Sampler[int]):
-    """Orders examples like a sampler with a `generator`, as a function of seed and epoch only.
-
-    Several processes need one order, and their global generators drift apart with what each of them trains on.
+        sampler: a RandomSampler, a LengthGroupedSampler, or another that draws from its attribute `generator`.
+        seed: the seed of epoch 0.
     """
 
     def __init__(self, sampler: Any, seed: int) -> None:
@@ -63,25 +40,28 @@ class SeededOrder(Sampler[int]):
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[int]:
-        self.sampler.generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        yield from self.sampler
+        yield from self.order_of(self.epoch)
         self.epoch += 1
+
+    def order_of(self, epoch: int) -> Iterator[int]:
+        """Returns the order of any epoch, without disturbing the pass in progress."""
+        sampler = copy.copy(self.sampler)
+        sampler.generator = torch.Generator().manual_seed(self.seed + epoch)
+        return iter(sampler)
 
 
 class LaterBatches(BatchSampler):
     """Skips the first `skip` batches of a batch sampler without loading their examples.
 
     Args:
-        reached: called when these are past, before the first batch that is given is loaded.
+        reached: called after the last skipped batch, before the first batch is loaded.
     """
 
     def __init__(self, batch_sampler: Any, skip: int, reached: Callable[[], None] | None = None) -> None:
-        self.batch_sampler = batch_sampler
-        self.skip = skip
-        self.reached = reached
+        self.batch_sampler, self.skip, self.reached = batch_sampler, skip, reached
 
     def set_epoch(self, epoch: int) -> None:
-        tell_epoch(epoch, self.batch_sampler, getattr(self.batch_sampler, "sampler", None))
+        set_epoch(epoch, self.batch_sampler, getattr(self.batch_sampler, "sampler", None))
 
     def __iter__(self) -> Iterator[Any]:
         for position, batch in enumerate(self.batch_sampler):
@@ -94,8 +74,140 @@ class LaterBatches(BatchSampler):
         return max(len(self.batch_sampler) - self.skip, 0)
 
 
-def tell_epoch(epoch: int, *parts: Any) -> None:
-    """Calls set_epoch(epoch) on those of `parts` that have it."""
-    for part in parts:
-        if callable(set_epoch := getattr(part, "set_epoch", None)):
-            set_epoch(epoch)
+@dataclass(eq=False, repr=False)
+class DistributedBatchSampler(Sampler[list[int]]):
+    """Yields the batches of one process. All processes get the same number, and no example twice.
+
+    `size` consecutive batches of `batches` make one batch of all processes: the first process has the first of them.
+    The examples at the end of an epoch, too few for a batch in each process, are divided evenly in training, so that
+    the last update has the examples that it has in one process. A process that gets none of them computes with
+    another's: see `padding_batches`.
+
+    Args:
+        batches: a batch sampler.
+        rank: the rank of this process.
+        size: the number of processes.
+        whole: each batch of `batches` is divided between all processes.
+        even: divide the end of an epoch evenly. If not, the last processes get none of it.
+        drop_last: leave out the end of an epoch if there are fewer batches than processes.
+
+    Attributes:
+        padding_batches: numbers, in this epoch, of batches whose examples are another process's, and do not count.
+    """
+
+    batches: Any
+    rank: int
+    size: int
+    _: KW_ONLY
+    whole: bool = False
+    even: bool = True
+    drop_last: bool = False
+    padding_batches: set[int] = field(default_factory=set, init=False)
+
+    @property
+    def sampler(self) -> Any:
+        """Returns the sampler that the batches are made from, if there is one."""
+        return getattr(self.batches, "sampler", None)
+
+    @property
+    def batch_size(self) -> int | None:
+        """Returns the number of examples in a batch of this process."""
+        size = getattr(self.batches, "batch_size", None)
+        return size if size is None or not self.whole else -(-size // self.size)
+
+    def set_epoch(self, epoch: int) -> None:
+        set_epoch(epoch, self.batches, self.sampler)
+
+    def __len__(self) -> int:
+        if self.whole:
+            return len(self.batches)
+        groups, rest = divmod(len(self.batches), self.size)
+        return groups + bool(rest and not self.drop_last)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.padding_batches = set()
+        for number, (group, own) in enumerate(self._groups(self.batches)):
+            if not own:
+                self.padding_batches.add(number)
+            yield own or group[0][:1]
+
+    def of(self, batches: Iterable[Any]) -> Iterator[list[int]]:
+        """Yields the examples of this process in any batches; none for a padding batch."""
+        return (own for _, own in self._groups(batches))
+
+    def _groups(self, batches: Iterable[Any]) -> Iterator[tuple[list[list[int]], list[int]]]:
+        """Yields the batches that make one of all processes, and the examples that this process has of them."""
+        iterator = iter(batches)
+        while group := [list(batch) for batch in itertools.islice(iterator, 1 if self.whole else self.size)]:
+            is_end = not self.whole and len(group) < self.size
+            if is_end and self.drop_last:
+                return
+            if self.whole or (is_end and self.even):
+                yield group, evenly(list(itertools.chain(*group)), self.rank, self.size)
+            else:
+                yield group, group[self.rank] if self.rank < len(group) else []
+
+
+def evenly(examples: Any, rank: int, size: int) -> Any:
+    """Returns the slice of `examples` for process `rank` of `size`; the first ones get one more if need be."""
+    least, more = divmod(len(examples), size)
+    start = rank * least + min(rank, more)
+    return examples[start : start + least + (rank < more)]
+
+
+@dataclass(eq=False, repr=False)
+class ShareOfStream(IterableDataset):
+    """Yields one process's examples of a stream that every process reads.
+
+    Args:
+        dataset: gives the same examples in every process.
+        batch_size: examples in a batch of one process.
+        even: divide evenly the examples that do not fill a batch of all processes. A process that would get none
+            repeats the last one. If not, the last processes get none of them.
+        drop_last: leave those examples out.
+    """
+
+    dataset: Any
+    batch_size: int
+    rank: int
+    size: int
+    _: KW_ONLY
+    even: bool = True
+    drop_last: bool = False
+
+    def set_epoch(self, epoch: int) -> None:
+        set_epoch(epoch, self.dataset)
+
+    def __len__(self) -> int:
+        groups, rest = divmod(len(self.dataset), self.batch_size * self.size)
+        return groups * self.batch_size + len(self._own(list(range(rest))))
+
+    def __iter__(self) -> Iterator[Any]:
+        examples = iter(self.dataset)
+        while group := list(itertools.islice(examples, self.batch_size * self.size)):
+            yield from self._own(group)
+
+    def _own(self, group: list[Any]) -> list[Any]:
+        is_end = len(group) < self.batch_size * self.size
+        if is_end and self.drop_last:
+            return []
+        if is_end and self.even:
+            return evenly(group, self.rank, self.size) or group[-1:]
+        return group[self.rank * self.batch_size : (self.rank + 1) * self.batch_size]
+
+
+def distributed_sampler(loader: Any) -> DistributedBatchSampler | None:
+    """Returns the batch sampler with this process's share of the batches of `loader`; None if it has all of them."""
+    sampler = getattr(loader, "batch_sampler", None)
+    return sampler if isinstance(sampler, DistributedBatchSampler) else None
+
+
+def is_distributed(loader: Any) -> bool:
+    """Returns True if each process loads different batches."""
+    return distributed_sampler(loader) is not None or isinstance(getattr(loader, "dataset", None), ShareOfStream)
+
+
+def is_padding(loader: Any, number: int) -> bool:
+    """Returns True if the batch `number` of this epoch of `loader` is another process's."""
+    sampler = distributed_sampler(loader)
+    return sampler is not None and number in sampler.padding_batches

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .shares import evenly
+from .order import evenly
 
 
 class UnsplittableBatchError(ValueError):

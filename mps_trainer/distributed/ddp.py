@@ -32,13 +32,9 @@ def _finds_unused(model: nn.Module, args: TrainingArguments) -> bool:
     """Returns the arguments' choice; by default True, unless activation checkpointing, which conflicts, is on."""
     if args.ddp_find_unused_parameters is not None:
         return args.ddp_find_unused_parameters
-    return not (args.gradient_checkpointing or _recomputes(model))
-
-
-def _recomputes(model: nn.Module) -> bool:
-    """Returns True if a model of transformers uses activation checkpointing, whatever its release calls it."""
-    name = "is_activation_checkpointing"
-    return bool(getattr(model, name if hasattr(type(model), name) else "is_gradient_checkpointing", False))
+    name = "is_activation_checkpointing"  # releases of transformers differ in the name
+    recomputes = getattr(model, name if hasattr(type(model), name) else "is_gradient_checkpointing", False)
+    return not (args.gradient_checkpointing or recomputes)
 
 
 def inside(model: Any) -> Any:

@@ -1,7 +1,7 @@
 """Shards parameters, gradients and optimizer state over the processes with PyTorch's FSDP2.
 
-Each block of the model is whole while it computes, and otherwise each process has a part of each parameter. torch
-does the work; here is decided which modules are blocks, and what is done around it.
+Each block of the model is gathered while it computes, and otherwise each process has a part of each parameter. torch
+does the work; this module chooses the blocks.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def sharded(
     if is_sharded(model):
         return model
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+    from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard, register_fsdp_forward_method
 
     config: Any = args.fsdp_config
     blocks = find_blocks(model, config)
@@ -69,7 +69,8 @@ def sharded(
     if config.get("activation_checkpointing"):
         _recompute(blocks, recompute_settings)
     mesh = init_device_mesh(args.device.type, (processes.size,))
-    settings = {"mesh": mesh, **_policies(args)}
+    offloads = config.get("cpu_offload") and args.device.type != "cpu"
+    settings: dict[str, Any] = {"mesh": mesh, **({"offload_policy": CPUOffloadPolicy()} if offloads else {})}
     after = config.get("reshard_after_forward", True)
     try:
         for block in blocks:
@@ -93,14 +94,6 @@ def _remedy_for_no_blocks(config: dict[str, Any]) -> str | None:
     if policy == BY_SIZE:
         return "Give a smaller min_num_params" if config.get("min_num_params") else None
     return None if policy == WHOLE else "Name the class of its blocks with transformer_layer_cls_to_wrap"
-
-
-def _policies(args: TrainingArguments) -> dict[str, Any]:
-    from torch.distributed.fsdp import CPUOffloadPolicy
-
-    config: Any = args.fsdp_config
-    offloads = config.get("cpu_offload") and args.device.type != "cpu"
-    return {"offload_policy": CPUOffloadPolicy()} if offloads else {}
 
 
 def _precision(args: TrainingArguments, is_block: bool) -> Any:
@@ -220,20 +213,18 @@ def _recompute(blocks: list[nn.Module], settings: dict[str, Any]) -> None:
             "activation_checkpointing in fsdp_config recomputes each block, and no block of this model is known. "
             "Name the class of the blocks with transformer_layer_cls_to_wrap."
         )
+
+    def recomputing(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def recomputed(*args: Any, **kwargs: Any) -> Any:
+            if block.training and torch.is_grad_enabled():
+                return checkpoint(forward, *args, **settings, **kwargs)
+            return forward(*args, **kwargs)
+
+        return recomputed
+
     for block in blocks:
-        block.forward = _recomputing(block, settings)
-
-
-def _recomputing(block: nn.Module, settings: dict[str, Any]) -> Callable[..., Any]:
-    forward = block.forward
-
-    @functools.wraps(forward)
-    def recomputed(*args: Any, **kwargs: Any) -> Any:
-        if block.training and torch.is_grad_enabled():
-            return checkpoint(forward, *args, **settings, **kwargs)
-        return forward(*args, **kwargs)
-
-    return recomputed
+        block.forward = recomputing(block, block.forward)
 
 
 @contextlib.contextmanager

@@ -8,48 +8,32 @@ import sys
 import zlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from ..errors import AnotherProcessFailedError, DifferentExchangesError, MisconfigurationException
 
-if TYPE_CHECKING:
-    import torch
-
 T = TypeVar("T")
-_WIDTH = 8  # numbers in an exchange, or a multiple of it
-
-
-class Arguments(Protocol):
-    """The arguments that `Processes.of` reads; those of training have them."""
-
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def process_index(self) -> int: ...
-    @property
-    def world_size(self) -> int: ...
-    @property
-    def ddp_timeout_delta(self) -> timedelta: ...
+_WIDTH = 8  # an exchange has a multiple of this many numbers, so that different ones have equal sizes
 
 
 class Processes:
     """Represents the processes that train together. With a single process, each collective returns its input.
 
-    Every method but those of one that is alone has to be called by all of them, in the same order. Sums and maxima
-    raise DifferentExchangesError if they are not. Numbers travel through host memory: the device is not waited for.
+    All processes have to call the same methods in the same order; otherwise sums and maxima raise
+    DifferentExchangesError. Numbers are exchanged in host memory, so nothing waits for the device.
 
     Args:
-        rank: of this process, from 0.
-        size: how many there are.
-        timeout: how long one waits for the others; None for torch's own.
+        rank: the rank of this process, from 0.
+        size: the number of processes.
+        timeout: how long a process waits for the others; None for torch's default.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, timeout: timedelta | None = None) -> None:
         self.rank, self.size, self.timeout = rank, size, timeout
 
     @classmethod
-    def of(cls, args: Arguments) -> Processes:
-        """Returns those that the arguments name; their process group exists from here on."""
+    def of(cls, args: Any) -> Processes:
+        """Returns the processes of training arguments; their process group exists from here on."""
         _ = args.device
         return cls(args.process_index, args.world_size, args.ddp_timeout_delta)
 
@@ -88,58 +72,44 @@ class Processes:
         """Returns the values of all processes in the order of their ranks. Values are pickled.
 
         Raises:
-            AnotherProcessFailedError: in the others, if what one gives cannot be pickled.
+            AnotherProcessFailedError: in the others, if a value of one cannot be pickled.
         """
-        if not self.is_distributed:
-            return [thing]
-        import torch.distributed as dist
-
-        error, sent = None, b""
-        try:
-            sent = pickle.dumps(thing, pickle.HIGHEST_PROTOCOL)  # here, where the others hear of it if that fails
-        except Exception as raised:
-            error = raised
-        why = None if error is None else f"{type(error).__name__}: {error}"
-        everybodys: list[Any] = [None] * self.size
-        dist.all_gather_object(everybodys, (sent, why), group=self.group)
-        if error is not None:
-            raise error
-        for rank, (_, why) in enumerate(everybodys):
-            if why is not None:
-                raise AnotherProcessFailedError(_failed(rank, self.rank, why))
-        return [thing if rank == self.rank else pickle.loads(given) for rank, (given, _) in enumerate(everybodys)]
+        return self._gathered(lambda: thing)
 
     def first_does(self, work: Callable[[], T]) -> T:
         """Runs `work` in the first process and returns its result in all of them. Its error ends all of them.
 
         Raises:
-            MisconfigurationException: in the others, with what the first one's says.
+            MisconfigurationException: in the others, with the message of the first one's.
             AnotherProcessFailedError: in the others, for anything else that the first one raises.
         """
+        return self._gathered(work if self.is_first else lambda: None)[0]
+
+    def _gathered(self, work: Callable[[], Any]) -> list[Any]:
+        """Returns the results of `work` in all processes. An error of one of them ends all of them."""
         if not self.is_distributed:
-            return work()
+            return [work()]
         import torch.distributed as dist
 
-        told: list[Any] = [None, None, None]
-        if self.is_first:
-            try:
-                result = work()
-                told[0] = pickle.dumps(result)  # here, where the others hear of it if that fails
-            except MisconfigurationException as error:
-                told[1] = str(error)
-                raise
-            except BaseException as error:
-                told[2] = f"{type(error).__name__}: {error}"
-                raise
-            finally:
-                dist.broadcast_object_list(told, src=0, group=self.group)
-            return result
-        dist.broadcast_object_list(told, src=0, group=self.group)
-        if told[1] is not None:
-            raise MisconfigurationException(told[1])
-        if told[2] is not None:
-            raise AnotherProcessFailedError(_failed(0, self.rank, told[2]))
-        return pickle.loads(told[0])
+        own, sent, error, failure = None, b"", None, None
+        try:
+            own = work()
+            sent = pickle.dumps(own, pickle.HIGHEST_PROTOCOL)
+        except BaseException as raised:
+            error, is_refusal = raised, isinstance(raised, MisconfigurationException)
+            failure = is_refusal, str(raised) if is_refusal else f"{type(raised).__name__}: {raised}"
+        everybodys: list[Any] = [None] * self.size
+        dist.all_gather_object(everybodys, (sent, failure), group=self.group)
+        if error is not None:
+            raise error
+        for rank, (_, failure) in enumerate(everybodys):
+            if failure is not None and failure[0]:
+                raise MisconfigurationException(failure[1])
+            if failure is not None:
+                raise AnotherProcessFailedError(
+                    f"Process {rank} has failed, so this one, process {self.rank}, ends too. {failure[1]}"
+                )
+        return [own if rank == self.rank else pickle.loads(result) for rank, (result, _) in enumerate(everybodys)]
 
     def _reduced(self, numbers: Sequence[float], operation: str) -> Callable[[], list[float]]:
         if not self.is_distributed:
@@ -169,11 +139,7 @@ class Processes:
 
     @functools.cached_property
     def group(self) -> Any:
-        """One that takes tensors in host memory; None for that of all, if it does."""
+        """The process group for tensors in host memory; None for the default one if its backend is gloo."""
         import torch.distributed as dist
 
         return None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo", timeout=self.timeout)
-
-
-def _failed(rank: int, own: int, why: str) -> str:
-    return f"Process {rank} has failed, so this one, process {own}, ends too. {why}"

@@ -8,38 +8,36 @@ from typing import Any
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from ..data.buckets import BucketBatchSampler
-from ..data.shares import DistributedBatchSampler
+from ..data.order import distributed_sampler
 from ..distributed import Processes
+
+_END = object()
 
 
 def in_dataset_order(loader: Any) -> bool:
     """Returns True if the gathered predictions for `loader` are in the order of its dataset."""
-    sampler: Any = getattr(loader, "batch_sampler", None)
-    if isinstance(sampler, DistributedBatchSampler):
-        sampler = sampler.batches
+    distributed = distributed_sampler(loader)
+    sampler: Any = getattr(loader, "batch_sampler", None) if distributed is None else distributed.batches
     if isinstance(sampler, BucketBatchSampler):
-        return not sampler.shuffle  # the evaluation puts their rows back
+        return not sampler.shuffle  # the evaluation puts its rows back into the order of the dataset
     return type(sampler) is BatchSampler and type(sampler.sampler) is SequentialSampler
 
 
-def watching_for_last(batches: Iterable[Any], state: Any) -> Iterator[Any]:
-    """Yields `batches`; `state.end_of_dataloader` is True while the last of them is worked on."""
-    state.end_of_dataloader = False
+def with_last(batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
+    """Yields each batch with True if it is the last one."""
     iterator = iter(batches)
-    nothing = object()
-    batch = next(iterator, nothing)
-    while batch is not nothing:
-        following = next(iterator, nothing)
-        state.end_of_dataloader = following is nothing
-        yield batch
+    batch = next(iterator, _END)
+    while batch is not _END:
+        following = next(iterator, _END)
+        yield batch, following is _END
         batch = following
 
 
 def in_step(batches: Iterable[Any], processes: Processes) -> Iterator[tuple[Any, bool]]:
     """Yields the batches of this process with True if they count. Every process gets the same number of batches.
 
-    A block of a sharded model is gathered from all of them, so that a process that has run out computes its last
-    batch, or one of another's, for as long as another has some.
+    A block of a sharded model is gathered from all processes. A process that has run out therefore computes its last
+    batch, or another process's, for as long as another has some.
     """
     iterator = iter(batches)
     last = None
@@ -50,9 +48,9 @@ def in_step(batches: Iterable[Any], processes: Processes) -> Iterator[tuple[Any,
             return
         if has_none:
             own = last if batch is None else batch
-            lender = processes.gather(own is not None).index(True)
-            lent = processes.gather(own if processes.rank == lender else None)[lender]
-            last = lent if last is None else last
+            source = processes.gather(own is not None).index(True)
+            copies = processes.gather(own if processes.rank == source else None)
+            last = copies[source] if last is None else last
         if batch is None:
             yield last, False
         else:

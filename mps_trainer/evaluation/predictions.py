@@ -1,159 +1,154 @@
-"""Keeps the outputs of an evaluation until its metrics are computed."""
+"""Reads the loss, labels and logits of a batch, and keeps those of all batches until metrics are computed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import groupby, zip_longest
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 import torch
-from transformers.trainer_pt_utils import nested_numpify
+from transformers.trainer_pt_utils import nested_detach, nested_numpify
 
 from ..data.padding import IGNORED_LABEL
 from ..distributed import Processes
 from ..training_args import TrainingArguments
 
 _NOTHING = object()
-_KEPT = ("losses", "predictions", "labels", "inputs")
+
+
+# One batch
+
+
+def has_loss(inputs: Mapping[str, Any], label_names: list[str], can_return_loss: bool) -> bool:
+    """Returns True if the batch has all labels, or if the model gives a loss without any."""
+    if label_names:
+        return all(inputs.get(name) is not None for name in label_names)
+    return_loss = inputs.get("return_loss")
+    return bool(can_return_loss if return_loss is None else return_loss)
+
+
+def labels_of(inputs: Mapping[str, Any], label_names: list[str]) -> Any:
+    """Returns the labels of a batch, detached; a tuple unless there is one name."""
+    labels = nested_detach(tuple(inputs.get(name) for name in label_names))
+    return labels[0] if len(labels) == 1 else labels
+
+
+def logits_of(outputs: Any, with_loss: bool, ignore_keys: list[str] | None, model: Any) -> Any:
+    """Returns a model's outputs without the loss, detached: a single output, or a tuple of several.
+
+    Args:
+        ignore_keys: the keys of outputs to leave out; None for those that the model's configuration names.
+    """
+    if isinstance(outputs, dict):
+        if ignore_keys is None:
+            config = getattr(model, "config", None)
+            ignore_keys = getattr(config, "keys_to_ignore_at_inference", ["past_key_values"]) if config else []
+        left_out = [*ignore_keys, "loss"] if with_loss else ignore_keys
+        logits = [value for key, value in outputs.items() if key not in left_out and value is not None]
+    elif isinstance(outputs, torch.Tensor):
+        logits = [] if with_loss else [outputs]
+    else:
+        logits = list(outputs[1:] if with_loss else outputs)
+    return nested_detach(logits[0] if len(logits) == 1 else tuple(logits)) if logits else None
+
+
+# All batches
 
 
 class Predictions:
-    """Losses, predictions, labels and inputs of all batches, padded to one length where batches are joined.
+    """Collects losses, predictions, labels and inputs, and joins their batches, padded to one length.
 
-    They stay on the device until `eval_accumulation_steps` batches are done, or all are.
+    They stay on the device until `eval_accumulation_steps` batches are done, or all are, and are joined and copied to
+    the host at once: a copy for each batch would wait for the device, and a join for each would copy all again.
 
     Args:
-        apart: keep the batches apart until they are asked for, because those of other processes come between them.
+        apart: do not join batches before `gather`, because those of other processes come between them.
     """
 
-    def __init__(self, args: TrainingArguments, keep_outputs: bool, apart: bool = False) -> None:
-        self.every = args.eval_accumulation_steps
-        self.keep_outputs = keep_outputs
-        self.batches = 0
-        self.losses: Any
-        self.predictions: Any
-        self.labels: Any
-        self.inputs: Any
-        join = args.eval_do_concat_batches
-        self.losses, self.predictions, self.labels, self.inputs = (Batches(join, join and not apart) for _ in _KEPT)
+    def __init__(self, args: TrainingArguments, keep_outputs: bool = True, apart: bool = False) -> None:
+        self._joins, self._joins_early = args.eval_do_concat_batches, args.eval_do_concat_batches and not apart
+        self._every, self._keeps_outputs, self._count = args.eval_accumulation_steps, keep_outputs, 0
+        self._on_device: list[list[Any]] = [[], [], [], []]
+        self._on_host: list[list[Any]] = [[], [], [], []]
 
     def add(self, loss: torch.Tensor | None, size: int, predictions: Any, labels: Any, inputs: Any) -> None:
         """Adds a batch of `size` examples, whose mean loss counts once for each of them."""
-        self.batches += 1
-        if loss is not None:
-            self.losses.add(loss.repeat(size))
-        if self.keep_outputs:
-            for batches, value in ((self.predictions, predictions), (self.labels, labels), (self.inputs, inputs)):
-                if value is not None:
-                    batches.add(_map(_by_itself, [value]))
-        if self.every and self.batches % self.every == 0:
-            for name in _KEPT:
-                getattr(self, name).to_host()
+        losses = None if loss is None else loss.repeat(size)
+        values = (losses, predictions, labels, inputs) if self._keeps_outputs else (losses,)
+        for batches, value in zip(self._on_device, values, strict=False):
+            if value is not None:
+                batches.append(_map(_without_shared_memory, [value]))
+        self._count += 1
+        if self._every and self._count % self._every == 0:
+            self._to_host()
+
+    def _to_host(self) -> None:
+        for on_device, on_host in zip(self._on_device, self._on_host, strict=True):
+            batches = [_joined(on_device)] if on_device and self._joins_early else on_device
+            on_host += (_map(torch.Tensor.cpu, [batch]) for batch in batches)
+            on_device.clear()
 
     def gather(self, processes: Processes) -> None:
-        """Takes in the batches of all processes, in the order of a single process."""
-        for name in _KEPT:
-            getattr(self, name).gather(processes)
+        """Adds the batches of all processes in the order of a single process: the first of each, then the second."""
+        self._to_host()
+        for i, own in enumerate(self._on_host):
+            in_turn = zip_longest(*processes.gather(own), fillvalue=_NOTHING)
+            self._on_host[i] = [batch for batches in in_turn for batch in batches if batch is not _NOTHING]
 
     def by_batch(self) -> Iterator[tuple[Any, ...]]:
-        """Yields the four of each batch, after `gather`; None for a kind without any."""
-        return zip_longest(*(getattr(self, name).on_host for name in _KEPT))
+        """Yields losses, predictions, labels and inputs of each batch, after `gather`; None where there are none."""
+        return zip_longest(*self._on_host)
 
-    def to_numpy(self) -> None:
-        """Makes the four arrays, or lists of one for each batch; None where there was nothing."""
-        for name in _KEPT:
-            setattr(self, name, getattr(self, name).arrays())
-
-    def put_back(self, order: np.ndarray) -> None:
-        """Puts the rows of the four, which are arrays, into the dataset's order.
+    def arrays(self, order: np.ndarray | None = None) -> list[Any]:
+        """Returns losses, predictions, labels and inputs as NumPy arrays, or lists of one for each batch, or None.
 
         Args:
-            order: the index in the dataset of each row.
+            order: the index in the dataset of each row; the arrays are sorted by it.
         """
+        self._to_host()
+        made = [nested_numpify(_joined(each) if self._joins else each) if each else None for each in self._on_host]
+        if order is None:
+            return made
         positions = np.argsort(order)
 
         def sort(array: np.ndarray) -> np.ndarray:
             return array[positions] if array.shape[:1] == positions.shape else array  # not one row for each example
 
-        for name in _KEPT:
-            if getattr(self, name) is not None:
-                setattr(self, name, _map(sort, [getattr(self, name)]))
-
-    def mean_loss(self, finite_only: bool) -> float | None:
-        """Returns the mean over the examples; with `finite_only`, over those with a finite loss if there are any."""
-        losses = np.concatenate(self.losses) if isinstance(self.losses, list) and self.losses else self.losses
-        if not isinstance(losses, np.ndarray):
-            return None
-        finite = np.isfinite(losses)
-        return (losses[finite] if finite_only and finite.any() else losses).mean().item()
+        return [None if each is None else _map(sort, [each]) for each in made]
 
 
-class Batches:
-    """Tensors, or lists, tuples and dictionaries of them, batch by batch; joined once, and copied to the host once.
-
-    A copy for each batch would make the host wait for the device each time; a join for each would copy all again.
-
-    Args:
-        join: whether `arrays` gives them as one.
-        join_early: whether they may be one before that. Default: if they are joined at all.
-    """
-
-    def __init__(self, join: bool, join_early: bool | None = None) -> None:
-        self._join, self._join_early = join, join if join_early is None else join_early
-        self._on_device: list[Any] = []
-        self.on_host: list[Any] = []
-
-    def add(self, batch: Any) -> None:
-        self._on_device.append(batch)
-
-    def to_host(self) -> None:
-        """Moves the batches added since the last call from the device to host memory."""
-        if self._on_device and self._join_early:
-            self._on_device = [joined(self._on_device)]
-        self.on_host += (_map(torch.Tensor.cpu, [batch]) for batch in self._on_device)
-        self._on_device = []
-
-    def gather(self, processes: Processes) -> None:
-        """Takes in those of all processes: the first of each, then the second of each."""
-        self.to_host()
-        in_turn = zip_longest(*processes.gather(self.on_host), fillvalue=_NOTHING)
-        self.on_host = [batch for batches in in_turn for batch in batches if batch is not _NOTHING]
-
-    def arrays(self) -> Any:
-        """Returns all batches as one, or a list of them, in NumPy's arrays; None if there are none."""
-        self.to_host()
-        if not self.on_host:
-            return None
-        return nested_numpify(joined(self.on_host) if self._join else self.on_host)
+def mean_loss(losses: Any, finite_only: bool) -> float | None:
+    """Returns the mean over the examples; with `finite_only`, over those with a finite loss if there are any."""
+    if losses is None:
+        return None
+    losses = np.concatenate(losses) if isinstance(losses, list) else losses
+    finite = np.isfinite(losses)
+    return (losses[finite] if finite_only and finite.any() else losses).mean().item()
 
 
-def _by_itself(tensor: torch.Tensor) -> torch.Tensor:
+def _without_shared_memory(tensor: torch.Tensor) -> torch.Tensor:
     """Copies a tensor that is a view, so that the whole batch does not stay in memory."""
-    shares = tensor.device.type != "cpu" and tensor.untyped_storage().nbytes() > tensor.nbytes
-    return tensor.clone() if shares else tensor
+    is_view = tensor.device.type != "cpu" and tensor.untyped_storage().nbytes() > tensor.nbytes
+    return tensor.clone() if is_view else tensor
 
 
-def joined(batches: list[Any]) -> Any:
+def _joined(batches: list[Any]) -> Any:
     """Concatenates all batches, as transformers' nested_concat does for two.
 
     If they differ in the second dimension, it is padded at the end with the ignored label.
     """
-    if len(batches) == 1:
-        return batches[0]
-    return _map(lambda *tensors: _concatenated([torch.atleast_1d(tensor) for tensor in tensors]), batches)
+    return batches[0] if len(batches) == 1 else _map(_concatenated, batches)
 
 
-def _concatenated(tensors: list[torch.Tensor]) -> torch.Tensor:
+def _concatenated(*given: torch.Tensor) -> torch.Tensor:
+    tensors = [torch.atleast_1d(tensor) for tensor in given]
     if tensors[0].ndim == 1 or len({tensor.shape[1] for tensor in tensors}) == 1:
         return torch.cat(tensors)
-    parts = [torch.cat(list(alike)) for _, alike in groupby(tensors, key=lambda tensor: tensor.shape[1])]
-    rows, width = sum(len(part) for part in parts), max(part.shape[1] for part in parts)
-    whole = parts[0].new_full((rows, width, *parts[0].shape[2:]), IGNORED_LABEL)
-    start = 0
-    for part in parts:
-        whole[start : start + len(part), : part.shape[1]] = part
-        start += len(part)
+    sizes, width = [len(tensor) for tensor in tensors], max(tensor.shape[1] for tensor in tensors)
+    whole = tensors[0].new_full((sum(sizes), width, *tensors[0].shape[2:]), IGNORED_LABEL)
+    for rows, tensor in zip(whole.split(sizes), tensors, strict=True):
+        rows[:, : tensor.shape[1]] = tensor
     return whole
 
 
@@ -165,7 +160,7 @@ def _map(function: Callable[..., Any], values: list[Any]) -> Any:
     """
     first = values[0]
     if isinstance(first, (list, tuple)):
-        return type(first)(_map(function, list(parts)) for parts in zip(*values, strict=False))
+        return type(first)(_map(function, list(each)) for each in zip(*values, strict=False))
     if isinstance(first, Mapping):
         return type(first)({key: _map(function, [value[key] for value in values]) for key in first})  # type: ignore[call-arg]
     if not isinstance(first, (torch.Tensor, np.ndarray)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -13,7 +12,7 @@ import torch
 from ..errors import MisconfigurationException
 from ..utils.amounts import format_bytes
 from ..utils.text import choice_text
-from .memory_table import MemoryTable, measure
+from .memory import MemoryTable, measure
 
 # How torch's allocators say it. Those of cuda and xpu have a type of their own besides.
 _MESSAGES = ("out of memory", "DefaultCPUAllocator: can't allocate memory", "CUDNN_STATUS_NOT_SUPPORTED")
@@ -45,49 +44,13 @@ class NothingLeftToSplitError(Exception):
 
 
 class DescribedTrainer(Protocol):
-    """Names what the out-of-memory error tells about a Trainer."""
+    """Names what the out-of-memory error describes of a Trainer, whose __init__ may not have ended."""
 
     args: Any
     optimizer: Any
     compute_metrics: Any
     is_in_train: bool
     _mt_precision: Any
-
-
-@dataclass(frozen=True)
-class RunDescription:
-    """Describes the run for the out-of-memory error."""
-
-    args: Any
-    model: Any  # None before the first one is on the device
-    optimizer: Any  # None before it is made
-    autocast_dtype: torch.dtype | None
-    state: Any  # None before the first one is made
-    has_metrics: bool  # True if there is a compute_metrics
-    is_training: bool  # True inside train(), even while it evaluates
-
-    @classmethod
-    def of(cls, trainer: DescribedTrainer) -> RunDescription:
-        """Returns the run as it is now. Memory may run out before the Trainer's __init__ has ended."""
-        return cls(
-            args=trainer.args,
-            model=getattr(trainer, "model", None),
-            optimizer=trainer.optimizer,
-            autocast_dtype=trainer._mt_precision.dtype,
-            state=getattr(trainer, "state", None),
-            has_metrics=trainer.compute_metrics is not None,
-            is_training=trainer.is_in_train,
-        )
-
-    @property
-    def step(self) -> int:
-        """The step that is being computed, from 1."""
-        return 1 if self.state is None else self.state.global_step + 1
-
-    @property
-    def batch_size(self) -> int:
-        """The examples that one forward pass takes in training."""
-        return getattr(self.state, "train_batch_size", None) or self.args.train_batch_size
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -102,7 +65,7 @@ def explained(trainer: DescribedTrainer, doing: str) -> Iterator[None]:
     """Raises DeviceOutOfMemoryError if memory runs out inside.
 
     Args:
-        doing: one of the words above, "evaluation" or "prediction".
+        doing: TRAINING, PLACING, "evaluation" or "prediction".
     """
     try:
         yield
@@ -111,53 +74,53 @@ def explained(trainer: DescribedTrainer, doing: str) -> Iterator[None]:
     except (RuntimeError, NothingLeftToSplitError) as error:
         if isinstance(error, RuntimeError) and not out_of_memory(error):
             raise
-        run = RunDescription.of(trainer)
-        # measured before the error lets go of what was computed
-        memory = measure(run.args.device, run.model, run.optimizer)
-        remedies = remedies_for(run, doing, memory)
-        raise DeviceOutOfMemoryError(_message(run, doing, error, memory, remedies), memory, remedies) from error
+        # measured before the error releases what was computed
+        memory = measure(trainer.args.device, getattr(trainer, "model", None), trainer.optimizer)
+        remedies = _remedies(trainer, doing, memory)
+        raise DeviceOutOfMemoryError(_message(trainer, doing, error, memory, remedies), memory, remedies) from error
 
 
-def _message(run: RunDescription, doing: str, error: Exception, memory: MemoryTable, remedies: list[str]) -> str:
-    cause, why_not = error, ""
+def _message(trainer: DescribedTrainer, doing: str, error: Exception, memory: MemoryTable, remedies: list[str]) -> str:
+    why_not = step = ""
     if isinstance(error, NothingLeftToSplitError):
         why_not = f", and auto_find_batch_size cannot split the batch: {error}"
-        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-    said = str(cause)
-    step = f" in step {run.step}" if doing == TRAINING else ""
-    tried = re.search(r"[Tt]ried to allocate ([\d.]+ \w+)", said)
-    limit = re.search(r"max allowed: ([\d.]+ \w+)", said)
-    facts = str(memory)
-    if limit:
+    if doing == TRAINING:
+        state = getattr(trainer, "state", None)
+        step = f" in step {1 if state is None else state.global_step + 1}"
+    said, facts = str(error.__cause__ if why_not and error.__cause__ else error), str(memory)
+    if limit := re.search(r"max allowed: ([\d.]+ \w+)", said):
         facts += f", limit {limit[1]}"
-    if tried:
-        size, _, unit = tried[1].partition(" ")
-        facts += f"; {format_bytes(int(size)) if unit == 'bytes' else tried[1]} more were asked for"
+    if tried := re.search(r"[Tt]ried to allocate ([\d.]+) (\w+)", said):
+        size = format_bytes(int(tried[1])) if tried[2] == "bytes" else f"{tried[1]} {tried[2]}"
+        facts += f"; {size} more were asked for"
     numbered = "; ".join(f"({i}) {remedy}" for i, remedy in enumerate(remedies, start=1))
     text = f"{memory.device} ran out of memory in {doing}{step}{why_not}. Held: {facts}. What to do: {numbered}."
     return f"{text} `mps-trainer fit SCRIPT` computes what they save." if doing in (TRAINING, PLACING) else text
 
 
-def remedies_for(run: RunDescription, doing: str, memory: MemoryTable) -> list[str]:
-    """Returns up to three settings to change, in the order of the memory that they save in this run."""
-    if doing == TRAINING:
-        found = _for_training(run, memory)
-    elif doing == PLACING:
-        found = [(3, "take a smaller model"), (2, "load it in 16 bits (dtype='bfloat16')")]
-        found.append((1, "end other programs that hold the memory of the device"))
-    else:
-        found = _for_evaluation(run)
-    return [text for _, text in sorted(found, key=lambda remedy: -remedy[0])][:_REMEDIES]
+def _remedies(trainer: DescribedTrainer, doing: str, memory: MemoryTable) -> list[str]:
+    """Returns up to three settings to change, the one that saves most memory in this run first."""
+    if doing == PLACING:
+        return [
+            "take a smaller model",
+            "load it in 16 bits (dtype='bfloat16')",
+            "end other programs that hold the memory of the device",
+        ]
+    if doing != TRAINING:
+        return _for_evaluation(trainer)[:_REMEDIES]
+    found = sorted(_for_training(trainer, memory), key=lambda remedy: -remedy[0])
+    return [text for _, text in found][:_REMEDIES]
 
 
-def _for_training(run: RunDescription, memory: MemoryTable) -> list[tuple[float, str]]:
+def _for_training(trainer: Any, memory: MemoryTable) -> list[tuple[float, str]]:
     """Returns remedies, each with an estimate of the bytes that it saves."""
-    args, model, size = run.args, run.model, run.batch_size
+    args, model = trainer.args, trainer.model
+    size = getattr(getattr(trainer, "state", None), "train_batch_size", None) or args.train_batch_size
     optim = choice_text(args.optim)
     trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     # before the first update the gradients and the optimizer's state are still to come
     state = max(memory.optimizer, 2 * trained if "adam" in optim and not memory.optimizer else 0)
-    # unknown on the CPU, where they are the first to suspect
+    # on the CPU activations are not measured, and are the likeliest cause
     activations = 4 * (trained + state) if memory.live is None else memory.activations
     found: list[tuple[float, str]] = [
         (_LENGTH * activations, "shorter or smaller examples (truncate them, as run_glue.py's --max_seq_length does)"),
@@ -171,30 +134,25 @@ def _for_training(run: RunDescription, memory: MemoryTable) -> list[tuple[float,
         )
         found.append(((1 - 1 / size) * activations, text))
     if not args.activation_checkpointing and hasattr(model, "gradient_checkpointing_enable"):
-        found.append(
-            (_CHECKPOINTING * activations, "activation_checkpointing=True, which computes them twice instead")
-        )
-    if run.autocast_dtype is None:
+        text = "activation_checkpointing=True, which computes them twice instead"
+        found.append((_CHECKPOINTING * activations, text))
+    if trainer._mt_precision.dtype is None:
         found.append((_AUTOCAST * activations, "bf16=True"))
     if state > trained and "adafactor" not in optim:
-        found.append(
-            (
-                0.9 * state,
-                f"optim='adafactor', which keeps little beside the weights ({optim} keeps two values for each)",
-            )
-        )
+        text = f"optim='adafactor', which keeps little beside the weights ({optim} keeps two values for each)"
+        found.append((0.9 * state, text))
     return found
 
 
-def _for_evaluation(run: RunDescription) -> list[tuple[float, str]]:
-    args = run.args
-    found: list[tuple[float, str]] = [(0.5, "shorter or smaller examples")]
+def _for_evaluation(trainer: DescribedTrainer) -> list[str]:
+    """Returns remedies, the likeliest to help first."""
+    args, found = trainer.args, []
     if args.per_device_eval_batch_size > 1:
-        found.append((4, f"per_device_eval_batch_size={-(-args.per_device_eval_batch_size // 2)}"))
-    if run.has_metrics and args.eval_accumulation_steps is None and not args.batch_eval_metrics:
-        found.append((3, "eval_accumulation_steps=1, which moves predictions to host memory after each batch"))
-    if not (args.bf16_full_eval or args.fp16_full_eval) and not run.is_training:
-        found.append((2, "bf16_full_eval=True"))
-    if run.autocast_dtype is None:
-        found.append((1, "bf16=True"))
-    return found
+        found.append(f"per_device_eval_batch_size={-(-args.per_device_eval_batch_size // 2)}")
+    if trainer.compute_metrics is not None and args.eval_accumulation_steps is None and not args.batch_eval_metrics:
+        found.append("eval_accumulation_steps=1, which moves predictions to host memory after each batch")
+    if not (args.bf16_full_eval or args.fp16_full_eval) and not trainer.is_in_train:
+        found.append("bf16_full_eval=True")
+    if trainer._mt_precision.dtype is None:
+        found.append("bf16=True")
+    return [*found, "shorter or smaller examples"]

@@ -23,15 +23,15 @@ _DEFAULTS: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.S
 class SignalHandler:
     """Records a first SIGINT or SIGTERM inside instead of ending the process. A second one ends it at once.
 
-    Only where the process would do what Python does by itself: a foreign handler stays, a signal that is
-    ignored is ignored, and outside the main thread nothing happens.
+    It replaces Python's own handlers only: another handler stays, an ignored signal is ignored, and outside the main
+    thread nothing happens.
 
-    Several processes end at the same step: a signal counts when all have agreed that it came to one of them. There a
-    second signal that follows at once is the launcher's, which passes on what reached its processes as well.
+    Several processes end at the same step: a signal counts when all have agreed that one of them received it. There a
+    second signal that follows at once comes from the launcher, which repeats what reached its processes already.
 
     Attributes:
-        signum: of the signal that came, None while there was none.
-        all_may_stop: whether each process could go on from a checkpoint that were made now, as they last agreed.
+        signum: the signal that came, None while there was none.
+        all_may_stop: whether each process could resume from a checkpoint made now, as they last agreed.
     """
 
     def __init__(self, wanted: bool = True, processes: Processes | None = None) -> None:
@@ -39,7 +39,7 @@ class SignalHandler:
         self.all_may_stop = True
         self._received, self._received_at = 0, 0.0
         self._processes = processes if processes is not None and processes.is_distributed else None
-        self._answer: Callable[[], list[float]] | None = None  # to what was asked
+        self._answer: Callable[[], list[float]] | None = None  # waits for the other processes
         self._wanted = wanted and threading.current_thread() is threading.main_thread()
         self._process = os.getpid()
 
@@ -122,7 +122,7 @@ def _end_at_once(signum: int) -> None:
 
 
 @contextlib.contextmanager
-def workers_begin_deaf(wanted: bool = True) -> Iterator[None]:
+def block_signals_during_worker_start(wanted: bool = True) -> Iterator[None]:
     """Blocks SIGINT and SIGTERM in processes started inside until they are ready for them.
 
     A spawned worker imports for seconds before its worker_init_fn; here, signals come when that is done.
@@ -137,23 +137,16 @@ def workers_begin_deaf(wanted: bool = True) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class IgnoringInterrupts:
-    """Makes the workers of a loader ignore the signals that stop a run, because its last step needs them.
+def leave_signals_to_main_process() -> None:
+    """Makes a worker of a loader ignore the signals that stop a run, because the run's last step needs it.
 
     Ctrl-C in a terminal and a batch system's SIGTERM go to every process of a group. After SIGTERM, which is also how
     a loader ends a worker that does not end by itself, a worker has `GRACE` seconds.
     """
-
-    def __init__(self, then: Any = None) -> None:
-        self.then = then
-
-    def __call__(self, worker: int) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        if os.name != "nt":
-            signal.signal(signal.SIGTERM, _end_soon)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _DEFAULTS)
-        if self.then is not None:
-            self.then(worker)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if os.name != "nt":
+        signal.signal(signal.SIGTERM, _end_soon)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _DEFAULTS)
 
 
 def _end_soon(signum: int, frame: FrameType | None) -> None:

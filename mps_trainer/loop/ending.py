@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ..callbacks import close_display
 from ..callbacks.events import Events
-from ..data.loader import close_workers
+from ..data.workers import close_workers
 from ..errors import add_to_explanation, explanation_of
 from .surface import TrainerSurface
 

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from transformers.trainer_pt_utils import LabelSmoother, find_batch_size
 
+from ..data.order import distributed_sampler
 from ..data.padding import IGNORED_LABEL
-from ..data.shares import shares_of
 from ..distributed import Processes
 from ..distributed.sharded import class_of, is_sharded
 from ..model.introspection import base_model
@@ -247,7 +247,7 @@ class UpdateLoss:
 
     def _padding(self, count: int) -> set[int]:
         """Returns the positions of padding batches, which have no loss here, among the first `count` of the update."""
-        share = None if self._loader is None else shares_of(self._loader)
+        share = None if self._loader is None else distributed_sampler(self._loader)
         numbers = () if share is None else share.padding_batches
         return {number - self._start for number in numbers if self._start <= number < self._start + count}
 

@@ -12,7 +12,7 @@ from transformers.trainer_pt_utils import LayerWiseDummyOptimizer, find_batch_si
 from ..checkpoints.loading import EXAMPLES_AT_A_TIME, read_position, read_state
 from ..data.split import UnsplittableBatchError, examples_in
 from ..guards.callbacks import failing_callback
-from ..guards.memory_growth import free_unused
+from ..guards.memory import free_unused
 from ..guards.out_of_memory import NothingLeftToSplitError, out_of_memory
 from ..training_args import TrainingArguments
 from .gradients import Gradients

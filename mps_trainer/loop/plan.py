@@ -35,7 +35,7 @@ class StepPlan:
     def of(cls, loader: Any, args: TrainingArguments) -> StepPlan:
         """Returns the plan for the batches of `loader`. Raises the errors of `make`."""
         buckets = buckets_of(loader)
-        accumulation = args.gradient_accumulation_steps * (1 if buckets is None else buckets.parts)
+        accumulation = args.gradient_accumulation_steps * (1 if buckets is None else buckets.chunks)
         return cls.make(length_of(loader), accumulation, args.max_steps, args.num_train_epochs)
 
     @classmethod

@@ -71,7 +71,7 @@ class TrainingRun:
             overrides.allow("saving while training goes on", *WRITERS)
 
         buckets = buckets_of(self.loader)
-        self.batches_in_one = 1 if buckets is None else buckets.parts  # of those that buckets make of the arguments'
+        self.batches_in_one = 1 if buckets is None else buckets.chunks  # of those that buckets make of the arguments'
         # an override of training_step may change a loss in place after it has returned it
         self.owns_losses = not overrides.has("training_step")
         self.waits_at_each_step = not overrides.allow(
@@ -226,7 +226,7 @@ class TrainingRun:
         self.history.begin(epoch, self.trainer.state.global_step, done)
         self.begin_update(done)
         is_first = True
-        batches = self.data_rng.begin(epoch, skip=done, go_on=self.resumed_rng.restore)
+        batches = self.data_rng.begin(epoch, skip=done, restore_rng=self.resumed_rng.restore)
         while self.trainer.state.global_step < self.plan.max_steps:
             stops = self.signals.signum is not None or self.stop_on_nan is not None
             self.data_rng.watch(self.may_save() or stops)

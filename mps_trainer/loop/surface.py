@@ -17,7 +17,7 @@ from transformers.trainer_utils import TrainOutput
 from ..callbacks.events import Events
 from ..checkpoints.checkpoints import Checkpoints
 from ..distributed import Processes
-from ..guards.memory_growth import MemoryGuard
+from ..guards.memory import MemoryGuard
 from ..model.precision import MixedPrecision
 from ..training_args import TrainingArguments
 from ..utils.overrides import Overrides

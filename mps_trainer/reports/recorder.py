@@ -14,7 +14,7 @@ import psutil
 from ..devices.facts import for_a_report, gather_facts
 from ..devices.probes import FALLBACK, switched_on
 from ..errors import MisconfigurationException
-from ..guards.memory_table import measure
+from ..guards.memory import measure
 from ..version import __version__
 from . import record, run_facts
 from .record import FAILED, FINISHED, RUNNING, STEP, STOPPED, Event, RunRecord, Session

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.buckets import buckets_of
-from ..data.lengths import lengths_in_column
+from ..data.samplers import lengths_in_column
 from ..devices.facts import without_home
 from ..distributed.sharded import class_of
 from ..training_args import TrainingArguments

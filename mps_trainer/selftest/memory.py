@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from ..devices.watermarks import HIGH, memory_limit
-from ..guards.memory_growth import free_unused
-from ..guards.memory_table import measure
+from ..guards.memory import free_unused, measure
 from ..guards.out_of_memory import DeviceOutOfMemoryError
 from ..utils.amounts import format_bytes
 from .lab import Lab

@@ -12,7 +12,7 @@ from transformers.trainer_callback import CallbackHandler
 
 from mps_trainer.callbacks.events import Events
 from mps_trainer.distributed import Processes
-from mps_trainer.evaluation.logged import SavableLogs
+from mps_trainer.evaluation.metrics import SavableLogs
 from mps_trainer.utils.overrides import Overrides
 
 

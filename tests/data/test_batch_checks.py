@@ -230,31 +230,19 @@ def test_a_text_beyond_the_positions_is_named_and_one_that_fits_is_not(make_trai
 
 
 @pytest.mark.parametrize(
-    ("config", "label", "says"),
+    ("config", "label"),
     [
-        (
-            {"problem_type": "multi_label_classification"},
-            [1, 0, 1],
-            "has [1, 0, 1] in column 'labels', and BertForSeq",
-        ),
-        (
-            {"problem_type": "multi_label_classification"},
-            1,
-            "has 1 in column 'labels', and BertForSequenceClassificat",
-        ),
-        ({}, [1, 0, 1], "has [1, 0, 1] in column 'labels', and BertForSequenceClassification predicts one of 3 cl"),
-        ({}, 1.0, "has 1.0 in column 'labels', and BertForSequenceClassification with num_labels=3 takes torch.fl"),
-        (
-            {},
-            [True, False, True],
-            "has [True, False, True] in column 'labels', and BertForSequenceClassification with n",
-        ),
+        ({"problem_type": "multi_label_classification"}, [1, 0, 1]),
+        ({"problem_type": "multi_label_classification"}, 1),
+        ({}, [1, 0, 1]),
+        ({}, 1.0),
+        ({}, [True, False, True]),
     ],
-    ids=["whole numbers", "one whole number", "single label", "fractions", "truth values"],
+    ids=["integers", "one integer", "single label", "float", "truth values"],
 )
-def test_labels_in_a_format_that_the_loss_does_not_take_are_explained(make_trainer, config, label, says):
+def test_labels_in_a_format_that_the_loss_does_not_take_are_explained(make_trainer, config, label):
     said = refusal(make_trainer, bert(num_labels=3, **config), rows(label=lambda row: label))
-    assert f" of the training dataset {says}" in said
+    assert f" of the training dataset has {label} in column 'labels', and BertForSequenceClassification with" in said
 
 
 @pytest.mark.parametrize("dtype", ["int64", "int32", "int16", "int8", "uint8", "bool", "float16", "float32"])
@@ -264,9 +252,7 @@ def test_the_explained_loss_is_the_one_that_transformers_concludes(dtype):
     said = BatchCheck(model).misfit({"labels": labels})
     with pytest.raises((ValueError, RuntimeError)):
         model(input_ids=torch.ones(2, 4, dtype=torch.long), labels=labels)
-    several = f"takes torch.{dtype} labels for multi-label classification"
-    explained = {"single_label_classification": "predicts one of 3 classes", "multi_label_classification": several}
-    assert explained[model.config.problem_type] in said
+    assert f"problem_type={model.config.problem_type!r} does not take torch.{dtype} labels" in said
 
 
 def test_the_look_up_is_refused_before_the_device_makes_it(make_trainer):

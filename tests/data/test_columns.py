@@ -6,9 +6,8 @@ import datasets
 import pytest
 import torch
 from transformers import SequenceFeatureExtractor
-from transformers.trainer_utils import RemoveColumnsCollator
 
-from mps_trainer.data.columns import ColumnRemover, signature_columns
+from mps_trainer.data.columns import signature_columns
 from tests.conftest import Classifier, examples
 
 
@@ -54,14 +53,6 @@ def test_streamed_table_trains(make_trainer, table):
     assert trainer.train().global_step == 3
 
 
-def test_last_batch_is_left_out_if_it_is_not_full(make_trainer):
-    sizes = []
-    for drop in (False, True):
-        loader = make_trainer({"train_dataset": examples(20)}, dataloader_drop_last=drop).get_train_dataloader()
-        sizes.append([len(batch["labels"]) for batch in loader])
-    assert sizes == [[8, 8, 4], [8, 8]]
-
-
 def test_workers_load_the_same_batches(make_trainer):
     alone, helped = (make_trainer(dataloader_num_workers=workers).get_train_dataloader() for workers in (0, 2))
     for first, second in zip(alone, helped, strict=True):
@@ -80,6 +71,8 @@ def test_default_collator_pads_with_what_can_pad(make_trainer):
 
 def test_columns_are_those_of_the_model_under_the_adapters():
     class Adapted(torch.nn.Module):
+        peft_config = None
+
         def get_base_model(self):
             return Classifier()
 
@@ -99,24 +92,3 @@ def test_what_a_spawned_worker_gets_can_be_pickled(make_trainer, strategy):
     )
     for loader in (trainer.get_train_dataloader(), trainer.get_eval_dataloader()):
         pickle.loads(pickle.dumps((loader.dataset, loader.collate_fn, loader.worker_init_fn)))
-
-
-def test_a_collator_that_changes_examples_changes_copies():
-    dataset = [{"x": 1, "labels": 0}, {"x": 2, "labels": 1}]
-
-    def collator(examples):
-        return [example.pop("labels") for example in examples]
-
-    assert ColumnRemover(collator, ["x", "labels"])(dataset) == [0, 1]
-    assert dataset == [{"x": 1, "labels": 0}, {"x": 2, "labels": 1}]
-
-
-@pytest.mark.parametrize("extra", [[], ["text"]])
-def test_examples_reach_the_collator_as_transformers_has_them(extra):
-    examples = [{"x": 1, **dict.fromkeys(extra, "word")}, {"x": 2}]
-    ours, theirs = (kind(list, ["x"])(examples) for kind in (ColumnRemover, RemoveColumnsCollator))
-    assert ours == theirs == [{"x": 1}, {"x": 2}]
-
-
-def test_examples_that_are_no_dictionaries_are_left_alone():
-    assert ColumnRemover(list, ["x"])([(1, 2)]) == [(1, 2)]

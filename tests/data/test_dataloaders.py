@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.utils.data import DataLoader
+from transformers.trainer_utils import RemoveColumnsCollator
 
 from mps_trainer.data.buckets import BucketBatchSampler, LengthBuckets
-from mps_trainer.data.columns import ColumnRemover
 from mps_trainer.data.dataloaders import (
     eval_dataset_named,
     loading_settings,
@@ -15,8 +15,7 @@ from mps_trainer.data.dataloaders import (
     make_persistent,
     padding_collator,
 )
-from mps_trainer.data.loader import prepare_loader, worker_seeds_of
-from mps_trainer.data.padding import PadToBucket
+from mps_trainer.data.loader import prepare_loader
 from tests.conftest import examples
 
 
@@ -29,10 +28,6 @@ def test_workers_on_mps_start_as_python_starts_them_unless_told_otherwise(make_a
     assert not settings["pin_memory"]
 
 
-def test_workers_elsewhere_are_started_as_the_platform_does(make_args):
-    assert loading_settings(make_args(dataloader_num_workers=2))["multiprocessing_context"] is None
-
-
 @pytest.mark.parametrize(("is_training", "drop_last"), [(True, True), (False, False)])
 def test_workers_get_seeds_for_training_alone(make_args, is_training, drop_last):
     args = make_args(dataloader_drop_last=drop_last)
@@ -43,16 +38,12 @@ def test_workers_get_seeds_for_training_alone(make_args, is_training, drop_last)
 
 def test_batches_of_length_buckets_are_padded_by_the_collator_under_the_one_that_removes_columns(make_args):
     made = BucketBatchSampler([3, 5, 9, 4], 2)
-    collator = ColumnRemover(list, ["input_ids"])
+    collator = RemoveColumnsCollator(list, ["input_ids"])
     loader = make_dataloader([0, 1, 2, 3], collator, make_args(), 8, lambda dataset: made)
     assert loader.batch_sampler is made
     assert loader.collate_fn is collator
     assert collator.data_collator.buckets is made.buckets
-
-
-def test_a_collator_that_pads_to_buckets_stays():
-    own = PadToBucket(list, LengthBuckets((8,)))
-    assert padding_collator(own, LengthBuckets((16,)), None) is own
+    assert padding_collator(collator, LengthBuckets((16,)), None).data_collator.buckets is made.buckets  # padded once
 
 
 @pytest.mark.parametrize(
@@ -71,5 +62,5 @@ def test_persistent_workers_of_evaluations_have_seeds_by_the_name_of_the_dataset
         make_persistent(loader, dataset := [1, 2], key, seed=3)
         assert loader.made_for is dataset
         assert loader.generator.initial_seed() == 3
-        purposes.append(worker_seeds_of(loader).purpose)
+        purposes.append(loader.worker_init_fn.purpose)
     assert len({0, *purposes}) == 3

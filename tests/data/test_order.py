@@ -1,89 +1,159 @@
-"""Orders of an epoch: a function of seed and epoch, and what is left of one in its middle."""
+"""Tests the order of an epoch, its rest after a resume, and the share of it that each process gets."""
+
+from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
-from mps_trainer.data.order import LaterBatches, SeededOrder, SeededRandomSampler, tell_epoch
-
-
-def test_order_of_an_epoch_depends_on_seed_and_epoch_alone():
-    order = SeededRandomSampler(RandomSampler(range(10)), seed=3)
-    first = list(order)
-    assert sorted(first) == list(range(10))
-    assert list(order) != first  # the next epoch
-    order.set_epoch(0)
-    torch.manual_seed(1)
-    assert list(order) == first
-    assert list(SeededRandomSampler(RandomSampler(range(10)), seed=4)) != first
-
-
-def test_order_leaves_the_global_generator_alone():
-    torch.manual_seed(1)
-    expected = torch.rand(1)
-    torch.manual_seed(1)
-    list(SeededRandomSampler(RandomSampler(range(10)), seed=3))
-    assert torch.rand(1) == expected
-
-
-def test_order_draws_as_many_as_its_sampler_and_as_it_does():
-    order = SeededRandomSampler(RandomSampler(range(4), replacement=True, num_samples=9), seed=3)
-    assert len(order) == len(list(order)) == 9
-
-
-@pytest.mark.parametrize("skip", [0, 1, 3, 4])
-def test_later_batches_are_those_after_the_first(skip):
-    batches = BatchSampler(SequentialSampler(range(7)), 2, False)
-    reached = []
-    later = LaterBatches(batches, skip, lambda: reached.append(True))
-    assert list(later) == [[0, 1], [2, 3], [4, 5], [6]][skip:]
-    assert len(later) == 4 - skip
-    assert len(reached) == (skip < 4)
-
-
-def test_epoch_reaches_the_sampler_behind_later_batches():
-    order = SeededRandomSampler(RandomSampler(range(6)), seed=3)
-    tell_epoch(2, LaterBatches(BatchSampler(order, 2, False), 1), object(), None)
-    assert order.epoch == 2
+from mps_trainer import MisconfigurationException
+from mps_trainer.data.faults import rows_of_batches
+from mps_trainer.data.loader import prepare_loader
+from mps_trainer.data.order import DistributedBatchSampler, LaterBatches, SeededSampler, ShareOfStream, set_epoch
+from mps_trainer.distributed import Processes
 
 
 def drawn(seed: int, count: int = 10) -> list[int]:
-    """The order of torch's own sampler with a generator of this seed."""
+    """Returns the order of torch's sampler with a generator of this seed."""
     return list(RandomSampler(range(count), generator=torch.Generator().manual_seed(seed)))
 
 
-@pytest.mark.parametrize("kind", [SeededRandomSampler, SeededOrder])
-def test_each_epoch_is_torchs_draw_after_seed_and_epoch(kind):
-    order = kind(RandomSampler(range(10)), seed=3)
+def test_order_depends_on_seed_and_epoch_only():
+    order = SeededSampler(RandomSampler(range(10), generator=torch.Generator().manual_seed(99)), seed=3)
+    before = torch.get_rng_state()
     assert [list(order) for _ in range(3)] == [drawn(3), drawn(4), drawn(5)]
+    assert torch.equal(torch.get_rng_state(), before)
     assert order.epoch == 3
-    order.set_epoch(1)
-    assert list(order) == drawn(4)
-    order.set_epoch(2)
+    set_epoch(2, order, object(), None)
     order.seed = 7
     assert list(order) == drawn(9)
-    assert len(order) == 10
 
 
-def test_another_epochs_order_is_told_within_an_epoch():
-    order = SeededRandomSampler(RandomSampler(range(10)), seed=3)
-    passing = iter(order)
-    begun = [next(passing) for _ in range(4)]
+def test_order_has_the_length_of_its_sampler():
+    order = SeededSampler(RandomSampler(range(4), replacement=True, num_samples=9), seed=3)
+    assert len(order) == len(list(order)) == 9
+
+
+def test_order_of_another_epoch_leaves_the_current_pass_alone():
+    order = SeededSampler(RandomSampler(range(10)), seed=3)
+    current = iter(order)
+    begun = [next(current) for _ in range(4)]
     assert list(order.order_of(2)) == drawn(5)
-    assert begun + list(passing) == drawn(3)
+    assert begun + list(current) == drawn(3)
     assert order.epoch == 1
 
 
-def test_a_generator_of_the_users_own_is_seeded_anew():
-    generator = torch.Generator().manual_seed(99)
-    assert list(SeededRandomSampler(RandomSampler(range(10), generator=generator), seed=3)) == drawn(3)
+@pytest.mark.parametrize("skip", [0, 1, 3, 4, 9])
+def test_later_batches_skip_the_first(skip):
+    reached = []
+    later = LaterBatches(BatchSampler(SequentialSampler(range(7)), 2, False), skip, lambda: reached.append(True))
+    assert list(later) == [[0, 1], [2, 3], [4, 5], [6]][skip:]
+    assert len(later) == max(4 - skip, 0)
+    assert len(reached) == (skip < 4)
 
 
-def test_no_batches_are_left_after_more_than_there_are():
-    assert len(LaterBatches(BatchSampler(SequentialSampler(range(7)), 2, False), 9)) == 0
+def test_later_batches_pass_on_the_epoch():
+    order = SeededSampler(RandomSampler(range(6)), seed=3)
+    set_epoch(2, LaterBatches(BatchSampler(order, 2, False), 1))
+    assert order.epoch == 2
 
 
-def test_the_epoch_is_told_to_each_that_takes_it():
-    orders = [SeededRandomSampler(RandomSampler(range(6)), seed=3), SeededOrder(RandomSampler(range(6)), seed=3)]
-    tell_epoch(4, *orders)
-    assert [order.epoch for order in orders] == [4, 4]
+# Shares of processes
+
+
+def shares(count: int, size: int, batch_size: int, **settings):
+    """Returns for each process its batches of the examples 0, 1, 2 ..., [] for a padding batch."""
+    everybodys = []
+    for rank in range(size):
+        share = DistributedBatchSampler(BatchSampler(range(count), batch_size, False), rank, size, **settings)
+        batches = list(share)
+        assert len(share) == len(batches)
+        everybodys.append([[] if i in share.padding_batches else batch for i, batch in enumerate(batches)])
+    return everybodys
+
+
+sizes = {"count": st.integers(1, 60), "size": st.integers(1, 5), "batch_size": st.integers(1, 6)}
+
+
+@given(**sizes)
+def test_an_update_of_all_processes_has_the_examples_of_one_process_with_larger_batches(count, size, batch_size):
+    together = list(BatchSampler(range(count), batch_size * size, False))
+    shared = list(zip(*shares(count, size, batch_size), strict=True))
+    assert [sorted(example for batch in batches for example in batch) for batches in shared] == together
+    assert all(len(batch) <= batch_size for batch in shared[-1])
+    if count % (batch_size * size) <= batch_size * (size - 1):
+        assert max(map(len, shared[-1])) - min(map(len, shared[-1])) <= 1
+
+
+@given(**sizes)
+def test_an_evaluation_has_the_batches_of_one_process_in_turn(count, size, batch_size):
+    shared = zip(*shares(count, size, batch_size, even=False), strict=True)
+    in_turn = [batch for batches in shared for batch in batches if batch]
+    assert in_turn == list(BatchSampler(range(count), batch_size, False))
+
+
+@given(**sizes)
+def test_whole_batches_are_divided_evenly(count, size, batch_size):
+    shared = list(zip(*shares(count, size, batch_size, whole=True), strict=True))
+    joined = [[example for batch in batches for example in batch] for batches in shared]
+    assert joined == list(BatchSampler(range(count), batch_size, False))
+    assert all(max(map(len, batches)) - min(map(len, batches)) <= 1 for batches in shared)
+
+
+@given(**sizes)
+def test_the_end_of_an_epoch_can_be_left_out(count, size, batch_size):
+    batches = shares(count, size, batch_size, drop_last=True)
+    assert {len(each) for each in batches} == {-(-count // batch_size) // size}
+
+
+class Stream(IterableDataset):
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __iter__(self):
+        return iter(range(self.count))
+
+    def __len__(self) -> int:
+        return self.count
+
+
+@given(**sizes, even=st.booleans(), drop_last=st.booleans())
+def test_the_shares_of_a_stream_have_all_its_examples(count, size, batch_size, even, drop_last):
+    settings = {"even": even, "drop_last": drop_last}
+    streams = [ShareOfStream(Stream(count), batch_size, rank, size, **settings) for rank in range(size)]
+    everybodys = [list(stream) for stream in streams]
+    assert [len(stream) for stream in streams] == list(map(len, everybodys))
+    seen = [example for share in everybodys for example in share]
+    kept = count - count % (batch_size * size) if drop_last else count
+    assert set(seen) == set(range(kept))
+    if even:
+        assert len({-(-len(share) // batch_size) for share in everybodys}) == 1
+    else:
+        assert len(seen) == kept
+
+
+def of_two(loader, rank: int, **settings):
+    return prepare_loader(loader, processes=Processes(rank, 2), **settings)
+
+
+def test_processes_draw_one_order_and_name_the_rows_of_their_own_batches():
+    data, seen = list(range(23)), []
+    for rank in (0, 1):
+        loader = of_two(DataLoader(data, batch_size=3, sampler=RandomSampler(data)), rank, seedable=False, data_seed=5)
+        batches = [batch.tolist() for batch in loader]
+        assert [rows_of_batches(loader, 0, number) for number in range(len(batches))] == batches
+        seen += [example for batch in batches for example in batch]
+    assert sorted(seen) == data
+
+
+def test_a_loader_is_distributed_once():
+    loader = of_two(DataLoader(range(8), batch_size=2), 1)
+    assert of_two(loader, 1) is loader
+    assert loader.total_batch_size == 4
+
+
+def test_batches_that_the_dataset_makes_are_refused():
+    with pytest.raises(MisconfigurationException, match="batch_size=None"):
+        of_two(DataLoader([[1, 2], [3, 4]], batch_size=None), 0)

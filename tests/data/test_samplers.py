@@ -1,14 +1,15 @@
-"""The order of the examples that train_sampling_strategy asks for."""
+"""Tests the order of the examples for each train_sampling_strategy, and the lengths that it needs."""
 
 from __future__ import annotations
 
+import datasets
 import pytest
 from torch.utils.data import RandomSampler, SequentialSampler
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.data.buckets import BucketBatchSampler, LengthBuckets
-from mps_trainer.data.order import SeededOrder
-from mps_trainer.data.samplers import eval_sampler, fitted_buckets, train_sampler
+from mps_trainer.data.order import SeededSampler
+from mps_trainer.data.samplers import eval_sampler, fitted_buckets, lengths_in_column, lengths_of, train_sampler
 from mps_trainer.distributed import Processes
 from tests.conftest import on_device
 
@@ -32,8 +33,8 @@ def test_an_empty_dataset_and_one_without_length_are_not_shuffled(make_args):
 
 def test_groups_of_several_processes_follow_a_seed(make_args):
     args = make_args(train_sampling_strategy="group_by_length", data_seed=5)
-    assert isinstance(order(args), SeededOrder)
-    assert not isinstance(order(args, processes=Processes()), SeededOrder)
+    assert isinstance(order(args), SeededSampler)
+    assert not isinstance(order(args, processes=Processes()), SeededSampler)
 
 
 def test_rebalanced_batches_of_several_processes_are_refused(make_args):
@@ -41,12 +42,12 @@ def test_rebalanced_batches_of_several_processes_are_refused(make_args):
         order(make_args(train_sampling_strategy="batch_rebalance"))
 
 
-@pytest.mark.parametrize(("batch_size", "size", "parts"), [(8, 8, 2), (7, 14, 1), (1, 2, 1)])
-def test_buckets_make_batches_for_all_processes_of_the_loaders_size(make_args, batch_size, size, parts):
+@pytest.mark.parametrize(("batch_size", "size", "chunks"), [(8, 8, 2), (7, 14, 1), (1, 2, 1)])
+def test_buckets_make_batches_for_all_processes_of_the_loaders_size(make_args, batch_size, size, chunks):
     args = make_args(train_sampling_strategy="bucket_by_length", num_length_buckets=2, gradient_accumulation_steps=1)
     sampler = order(args, batch_size=batch_size)
     assert isinstance(sampler, BucketBatchSampler)
-    assert (sampler.batch_size, sampler.parts, len(sampler.buckets.lengths)) == (size, parts, 2)
+    assert (sampler.batch_size, sampler.chunks, len(sampler.buckets.lengths)) == (size, chunks, 2)
 
 
 def test_evaluation_by_length_pads_to_the_longest_example_of_each_batch_on_the_cpu(make_args):
@@ -83,3 +84,36 @@ def test_buckets_are_fitted_to_what_can_be_measured(make_args):
     lengths = [len(row["input_ids"]) for row in ROWS]
     assert fitted_buckets(ROWS, args, None, None).lengths == LengthBuckets.fitted(lengths, 3).lengths
     assert [fitted_buckets(data, args, None, None) for data in (None, [], [{"x": 1}], iter(ROWS))] == [None] * 4
+
+
+# Lengths
+
+TABLE = [{"input_ids": [1] * (i * 7 % 11), "other": i} for i in range(40)]
+LENGTHS = [len(row["input_ids"]) for row in TABLE]
+
+
+@pytest.mark.parametrize("form", [None, "torch", "numpy", "arrow"])
+def test_a_column_of_lists_is_measured_in_any_format(form):
+    table = datasets.Dataset.from_list(TABLE).with_format(form)
+    assert lengths_in_column(table, "input_ids") == LENGTHS
+    chosen = table.select([5, 3, 3, 9])
+    assert lengths_in_column(chosen, "input_ids") == [LENGTHS[i] for i in (5, 3, 3, 9)]
+
+
+@pytest.mark.parametrize("data", [TABLE, datasets.Dataset.from_list(TABLE)], ids=["list", "table"])
+def test_examples_are_measured(data):
+    assert lengths_of(data, "length", None) == LENGTHS
+
+
+def test_examples_that_a_function_makes_are_measured_one_by_one():
+    table = datasets.Dataset.from_list(TABLE)
+    table.set_transform(lambda rows: {"input_ids": [[1, 2, 3] for _ in rows["input_ids"]]})
+    assert lengths_in_column(table, "input_ids") is None
+    assert lengths_of(table, "length", None) == [3] * 40
+
+
+def test_a_column_of_text_is_measured_one_by_one():
+    class Reader:
+        model_input_names = ("text",)
+
+    assert lengths_of(datasets.Dataset.from_dict({"text": ["a", "bcd"]}), "length", Reader()) == [1, 3]

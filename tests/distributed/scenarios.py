@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from torch.utils.data import IterableDataset
 from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
 from mps_trainer import MisconfigurationException, Trainer, TrainingArguments
+from mps_trainer.checkpoints.output_folder import only_run_in
 from tests.conftest import Classifier, accuracy, examples, logged, weights
 
 TOGETHER = 8  # examples in a batch of all processes
@@ -67,29 +68,13 @@ def run(folder: str, count: int, **settings: Any) -> dict[str, Any]:
     return outcome(trainer, train_loss=result.training_loss)
 
 
-@scenario
-def plain(folder: str) -> dict[str, Any]:
-    return run(folder, 40)
-
-
-@scenario
-def the_end_of_an_epoch_is_uneven(folder: str) -> dict[str, Any]:
-    return run(folder, 43)
-
-
-@scenario
-def the_end_of_an_epoch_is_one_example(folder: str) -> dict[str, Any]:
-    return run(folder, 41)
-
-
-@scenario
-def accumulation(folder: str) -> dict[str, Any]:
-    return run(folder, 43, gradient_accumulation_steps=3)
-
-
-@scenario
-def clipping(folder: str) -> dict[str, Any]:
-    return run(folder, 43, max_grad_norm=0.05)
+RUNS: dict[str, tuple[int, dict[str, Any]]] = {
+    "the_end_of_an_epoch_is_uneven": (43, {}),
+    "the_end_of_an_epoch_is_one_example": (41, {}),
+    "accumulation_and_clipping": (43, {"gradient_accumulation_steps": 3, "max_grad_norm": 0.05}),
+}
+for name, (count, settings) in RUNS.items():
+    SCENARIOS[name] = functools.partial(run, count=count, **settings)
 
 
 @scenario
@@ -255,15 +240,20 @@ def checkpoints(folder: str) -> dict[str, Any]:
     return {**came, "files": files(folder), "folder": folder}
 
 
-@scenario
-def a_checkpoint_that_is_not_there(folder: str) -> dict[str, Any]:
-    """The first process finds what all of them are told."""
-    trainer = Trainer(Classifier(), arguments(folder), train_dataset=examples(40))
+def refused(trainer: Trainer, **settings: Any) -> dict[str, Any]:
+    """Returns the message with which training is refused."""
     try:
-        trainer.train(resume_from_checkpoint=os.path.join(folder, "checkpoint-99"))
+        trainer.train(**settings)
     except MisconfigurationException as error:
         return {"said": str(error)}
     return {"said": None}
+
+
+@scenario
+def a_checkpoint_that_is_not_there(folder: str) -> dict[str, Any]:
+    """The first process looks for it, and all of them are told."""
+    trainer = Trainer(Classifier(), arguments(folder), train_dataset=examples(40))
+    return refused(trainer, resume_from_checkpoint=os.path.join(folder, "checkpoint-99"))
 
 
 @scenario
@@ -276,11 +266,7 @@ def folders_of_their_own(folder: str) -> dict[str, Any]:
         train_dataset=examples(40),
         eval_dataset=examples(8),
     )
-    try:
-        trainer.train()
-    except MisconfigurationException as error:
-        return {"said": str(error), "left": os.listdir(own) if os.path.isdir(own) else []}
-    return {"said": None}
+    return {**refused(trainer), "left": os.listdir(own) if os.path.isdir(own) else []}
 
 
 @scenario
@@ -288,23 +274,11 @@ def another_run_in_the_folder(folder: str) -> dict[str, Any]:
     """Only the first process finds the other run, and all of them are told."""
     os.makedirs(folder, exist_ok=True)
     trainer = Trainer(Classifier(), arguments(folder, max_steps=1), train_dataset=examples(40))
-    holder = None
-    if trainer._mt_processes.is_first:
-        code = "import sys; from mps_trainer.checkpoints.output_folder import only_run_in\n"
-        code += "with only_run_in(sys.argv[1]): print('locked', flush=True); sys.stdin.read()"
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        holder = subprocess.Popen([sys.executable, "-c", code, folder], **pipes)
-        assert holder.stdout is not None
-        holder.stdout.readline()
-    trainer._mt_processes.wait()
-    try:
-        trainer.train()
-    except MisconfigurationException as error:
-        return {"said": str(error)}
-    finally:
-        if holder is not None:
-            holder.communicate()
-    return {"said": None}
+    with contextlib.ExitStack() as stack:
+        if trainer._mt_processes.is_first:
+            stack.enter_context(only_run_in(folder))
+        trainer._mt_processes.wait()
+        return refused(trainer)
 
 
 class Stream(IterableDataset):

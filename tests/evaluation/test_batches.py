@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 from mps_trainer.distributed import Processes
-from mps_trainer.evaluation.batches import in_step, watching_for_last
+from mps_trainer.evaluation.batches import in_step, with_last
 
 
 def test_one_process_alone_has_its_batches_and_no_others():
@@ -14,9 +12,4 @@ def test_one_process_alone_has_its_batches_and_no_others():
 
 
 def test_the_last_batch_is_known_while_it_is_worked_on():
-    state = SimpleNamespace(end_of_dataloader=True)
-    assert [(batch, state.end_of_dataloader) for batch in watching_for_last("abc", state)] == [
-        ("a", False),
-        ("b", False),
-        ("c", True),
-    ]
+    assert list(with_last("abc")) == [("a", False), ("b", False), ("c", True)]

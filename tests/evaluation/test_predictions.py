@@ -5,9 +5,10 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
+from torch.utils._pytree import tree_flatten
 from transformers.trainer_pt_utils import EvalLoopContainer
 
-from mps_trainer.evaluation.predictions import Batches
+from mps_trainer.evaluation.predictions import Predictions, mean_loss
 
 
 def tensors(*shapes, dtype=torch.float32):
@@ -33,57 +34,67 @@ CASES = {
 }
 
 
-def leaves(value):
-    if isinstance(value, (list, tuple)):
-        return [leaf for part in value for leaf in leaves(part)]
-    if isinstance(value, dict):
-        return [leaf for part in value.values() for leaf in leaves(part)]
-    return [value]
+class Args:
+    """The arguments of an evaluation that matter here."""
+
+    def __init__(self, join=True, every=None):
+        self.eval_do_concat_batches, self.eval_accumulation_steps = join, every
 
 
-def shape(value):
-    """The containers of a value, without its arrays."""
-    if isinstance(value, (list, tuple)):
-        return (type(value), [shape(part) for part in value])
-    return (type(value), {key: shape(part) for key, part in value.items()}) if isinstance(value, dict) else None
+def collected(batches, join=True, every=None):
+    """Returns the joined predictions of `batches`."""
+    kept = Predictions(Args(join, every))
+    for batch in batches:
+        kept.add(None, 1, batch, None, None)
+    return kept.arrays()[1]
 
 
 @pytest.mark.parametrize("every", [None, 1, 2])
 @pytest.mark.parametrize("join", [True, False])
 @pytest.mark.parametrize("batches", CASES.values(), ids=CASES.keys())
 def test_arrays_are_those_of_transformers(batches, join, every):
-    theirs, ours = EvalLoopContainer(join, padding_index=-100), Batches(join)
+    theirs = EvalLoopContainer(join, padding_index=-100)
     for i, batch in enumerate(batches):
         theirs.add(batch)
-        ours.add(batch)
         if every and i % every == 0:
             theirs.to_cpu_and_numpy()
-            ours.to_host()
-    expected, arrays = theirs.get_arrays(), ours.arrays()
-    assert shape(arrays) == shape(expected)
-    for mine, other in zip(leaves(arrays), leaves(expected), strict=True):
+    expected, containers = tree_flatten(theirs.get_arrays())
+    arrays, own_containers = tree_flatten(collected(batches, join, every))
+    assert own_containers == containers
+    for mine, other in zip(arrays, expected, strict=True):
         assert (mine.dtype, mine.shape) == (other.dtype, other.shape)
         np.testing.assert_array_equal(mine, other)
 
 
 def test_nothing_added_is_nothing():
-    assert Batches(True).arrays() is None
-    assert Batches(False).arrays() is None
+    assert Predictions(Args()).arrays() == [None] * 4
 
 
-def test_what_is_no_tensor_is_refused_by_its_type():
-    batches = Batches(True)
-    batches.add((torch.ones(2), "text"))
-    batches.add((torch.ones(2), "text"))
+def test_rows_are_sorted_into_the_order_of_the_dataset():
+    kept = Predictions(Args())
+    kept.add(torch.tensor(0.5), 3, torch.tensor([20, 0, 10]), torch.tensor([2, 0, 1]), torch.zeros(1))
+    losses, predictions, labels, inputs = kept.arrays(np.array([2, 0, 1]))
+    assert (predictions.tolist(), labels.tolist()) == ([0, 10, 20], [0, 1, 2])
+    assert (losses.tolist(), inputs.tolist()) == ([0.5] * 3, [0.0])
+
+
+def test_outputs_that_are_no_tensors_are_refused_by_their_type():
     with pytest.raises(TypeError, match="there is a str among them"):
-        batches.arrays()
+        collected([(torch.ones(2), "text")] * 2)
 
 
 def test_batches_are_copied_to_the_host_once(mps):
-    batches = Batches(True)
-    for width in (4, 4, 6, 4):
-        batches.add((torch.ones(3, width, device="mps"), torch.ones(3, device="mps")))
+    widths = (4, 4, 6, 4)
+    batches = [(torch.ones(3, width, device="mps"), torch.ones(3, device="mps")) for width in widths]
     mps.reset()
-    batches.arrays()
+    collected(batches)
     report = mps.report()
     assert (report.blocking_reads, report.device_to_host) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("losses", "finite_only", "expected"),
+    [(None, True, None), ([1.0, np.nan], True, 1.0), ([1.0, np.inf], False, np.inf), ([np.inf], True, np.inf)],
+)
+def test_the_mean_loss_leaves_out_what_is_not_finite(losses, finite_only, expected):
+    assert mean_loss(None if losses is None else np.array(losses), finite_only) == expected

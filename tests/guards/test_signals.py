@@ -1,14 +1,13 @@
 """A SignalHandler notes the first signal and ends at the second; the command to resume is printed."""
 
 import os
-import pickle
 import signal
 import threading
 
 import pytest
 
 from mps_trainer.distributed import Processes
-from mps_trainer.guards.signals import IgnoringInterrupts, SignalHandler, how_to_go_on
+from mps_trainer.guards.signals import SignalHandler, how_to_go_on
 
 
 @pytest.fixture(autouse=True)
@@ -118,15 +117,6 @@ def test_a_forked_worker_leaves_interrupts_to_the_run_and_ends_by_sigterm(signum
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == status
         assert stop.signum is None
     assert capfd.readouterr().err == ""
-
-
-def test_a_worker_ignores_interrupts_and_is_still_prepared_as_its_user_asks():
-    prepare = pickle.loads(pickle.dumps(IgnoringInterrupts(then=print)))  # as for a worker that is spawned
-    seen = []
-    IgnoringInterrupts(seen.append)(3)
-    assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-    assert seen == [3]
-    assert prepare.then is print
 
 
 @pytest.mark.parametrize(

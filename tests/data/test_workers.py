@@ -1,15 +1,17 @@
-"""Workers that persist draw in each pass what belongs to it, whatever passes came before."""
+"""Tests that the draws of persistent workers depend on the pass, not on the passes before."""
 
 from __future__ import annotations
 
 import random
+import signal
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from mps_trainer.data.loader import close_workers, prepare_loader
+from mps_trainer.data.loader import prepare_loader
+from mps_trainer.data.workers import close_workers
 from mps_trainer.distributed import Processes
 
 
@@ -89,6 +91,16 @@ def test_a_run_that_begins_later_leaves_torchs_generator_where_it_was():
     assert torch.equal(torch.get_rng_state(), before)
     passes(loader_of(Draws()), 0)
     assert not torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_worker_ignores_interrupts_and_is_still_prepared_as_its_user_asks(persistent):
+    def prepare(worker):
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        random.seed(worker)
+
+    rows = passes(loader_of(Draws(), persistent_workers=persistent, worker_init_fn=prepare), 0)[0]
+    assert [rows[0][2], rows[2][2]] == [random.Random(worker).random() for worker in (0, 1)]
 
 
 @pytest.mark.acceptance

@@ -186,7 +186,7 @@ def test_nothing_is_guarded_on_the_cpu(make_trainer):
 
 
 def test_steps_between_two_logs_are_left_alone(mps, make_trainer, monkeypatch):
-    from mps_trainer.guards.memory_growth import MemoryGuard
+    from mps_trainer.guards.memory import MemoryGuard
 
     looks = []
     monkeypatch.setattr(MemoryGuard, "maybe_release", lambda self: looks.append(1))
