@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..arguments.precision import LAUNCHED
+from ..arguments.model import LAUNCHED
 from ..devices.facts import FALLBACK
 from ..devices.watermarks import HIGH, settle_low
 from .settings import LaunchSettings

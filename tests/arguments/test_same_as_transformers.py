@@ -13,11 +13,12 @@ import transformers
 
 import mps_trainer
 from mps_trainer import TrainingArguments
-from mps_trainer.arguments.deprecated import OLD_NAMES, DeprecatedArguments
+from mps_trainer.arguments.deprecated import DeprecatedArguments
 
 # field -> why it is not as in transformers
 DELIBERATE_DEFAULTS = {
     "output_dir": "the folder that None stands for is the default itself; None is accepted and means it",
+    "report_to": 'an explicit "none" asks for no HTML report either',
 }
 DELIBERATE_TYPES = {
     "output_dir": "it is never None once the arguments exist",
@@ -39,9 +40,9 @@ OURS_ONLY = {
     "memory_guard": "transformers leaves memory on mps to torch, which lets a Mac swap",
     "memory_fraction": "the limit of memory_guard",
     "report": "a run leaves report.html in output_dir",
-    "overwrite_output_dir": "scripts for earlier releases pass it; the Trainer needs no warning to honour it",
-    **{field.name: "deprecated" for field in dataclasses.fields(DeprecatedArguments)},
+    **{field.name: "removed from transformers" for field in dataclasses.fields(DeprecatedArguments)},
 }
+OLD_NAMES = {field.name for field in dataclasses.fields(DeprecatedArguments)}
 
 OURS = {field.name: field for field in dataclasses.fields(TrainingArguments)}
 THEIRS = {field.name: field for field in dataclasses.fields(transformers.TrainingArguments)}

@@ -49,4 +49,4 @@ def test_defaults_are_those_of_transformers():
     ours = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
     # False and None are one thing for a switch; output_dir=None is the folder that is the default here.
     different = {name for name in ours.keys() & theirs.keys() if (ours[name] or None) != (theirs[name] or None)}
-    assert different == {"output_dir"}
+    assert different == {"output_dir", "report_to"}
