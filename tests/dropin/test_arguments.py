@@ -13,12 +13,12 @@ import warnings
 import pytest
 import torch
 import transformers
-from mps_trainer.arguments.fields import declarations
 from transformers.trainer_pt_utils import AcceleratorConfig
 
 import mps_trainer
 from mps_trainer import MisconfigurationException, Trainer, TrainingArguments
 from mps_trainer.arguments.deprecated import DeprecatedArguments
+from mps_trainer.arguments.fields import declarations
 
 from .conftest import bert_classifier
 
