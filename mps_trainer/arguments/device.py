@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from ..devices.resolver import ACCEPTED
+from ..devices.accelerators import ACCELERATORS
 from .accelerator_config import accelerator_config
 from .fields import Accepts, NotSupported, option
 from .readers import read_any, read_device_request
@@ -55,7 +55,10 @@ class DeviceArguments:
 
     use_cpu: bool = option(False, "Train on the CPU, even if the machine has a GPU.")
     accelerator: str = option(
-        "auto", "Device to train on. A named device that cannot run is an error.", choices=list(ACCEPTED), kw_only=True
+        "auto",
+        "Device to train on. A named device that cannot run is an error.",
+        choices=["auto", *ACCELERATORS, "gpu"],
+        kw_only=True,
     )
     devices: Annotated[str, Accepts(read=read_device_request)] = option(
         "auto", "Number of devices, or auto. mps has one.", kw_only=True

@@ -213,7 +213,7 @@ def _report_facts(facts: MachineFacts, probes: Probes) -> dict[str, Any]:
         "chip": probes.sysctl_text(CHIP) if mac else probes.linux_chip() if linux else None,
         "cpu_bfloat16": cpu_bfloat16(probes),
         "model": probes.sysctl_text("hw.model") if mac else None,
-        "memory_bytes": (probes.sysctl("hw.memsize") if mac else None) or probes.memory(),
+        "memory_bytes": probes.memory(),
         "recommended_bytes": probes.recommended_bytes() if facts.mps_allocation_ok else None,
         "conda": "conda-meta" in probes.names_in(sys.prefix),
         # One folder for each GPU. A container without access to them may list them too.

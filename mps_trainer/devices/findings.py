@@ -1,24 +1,32 @@
 """Judges the facts of a machine: each finding has its remedy, the most helpful first.
 
-Pure, as deciding is: the facts of any machine can be judged on any other. This file has the findings about what a
-machine can train on, `settings.py` those about how it is set up.
+Pure, as deciding is: the facts of any machine can be judged on any other.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ..errors import MisconfigurationException
+from ..utils.amounts import format_bytes
 from ..utils.documentation import page
-from . import settings
-from .accelerators import CUDAAccelerator, MPSAccelerator, XPUAccelerator
+from .accelerators import ACCELERATORS, MPSAccelerator
 from .accelerators.base import Obstacle, torch_missing
+from .accelerators.gpu import GPUAccelerator
 from .accelerators.mps import MINIMUM_MACOS, dotted, minimum_macos, too_new_torch
-from .facts import MachineFacts, parse_version
-from .finding_type import ERROR, NOTE, SEVERITIES, WARNING, Finding
+from .facts import LAUNCHER_INTEGERS, MachineFacts, parse_version
 from .known_faults import faults_to_warn_of
+from .probes import FALLBACK, switched_on, unreadable_switch
 from .resolver import Decision, DeviceRequest, is_true, resolve
+from .watermarks import HIGH, LOW, MOST, Ratio, limits
+
+ERROR = "error"  # keeps training from the best device of the machine, or from running at all
+WARNING = "warning"  # training runs, and may go wrong or be cut short
+NOTE = "note"  # as it should be, and good to know
+SEVERITIES = (ERROR, WARNING, NOTE)
 
 # The oldest releases that setup.cfg takes.
 MINIMUM_TORCH = (2, 6)
@@ -28,6 +36,33 @@ NATIVE_CONDA = (
     "make a native environment: CONDA_SUBDIR=osx-arm64 conda create -n native python=3.11, then in it "
     "conda config --env --set subdir osx-arm64, and install torch and this package there"
 )
+
+_GIB = 1024**3
+# The smallest Macs have 8, and macOS takes about 3 of them.
+LITTLE_MEMORY = 8 * _GIB
+# Each checkpoint of a model of 100 million parameters takes 1.2 GB: the weights, and AdamW's two numbers for each.
+LITTLE_DISK = 5 * _GIB
+# To unset; torchrun's count of restarts means nothing without them.
+LAUNCHER = (*(name for name in LAUNCHER_INTEGERS if not name.startswith("TORCHELASTIC")), "MASTER_ADDR")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A finding about a machine with its remedy.
+
+    `what` and `remedy` are clauses without a full stop.
+    """
+
+    name: str  # for programs; stays the same from release to release
+    severity: str
+    what: str
+    remedy: str
+    details: tuple[str, ...] = ()
+    device: str | None = None  # the finding is why this one is not used
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns every field, in types that JSON has."""
+        return {**dataclasses.asdict(self), "details": list(self.details)}
 
 
 def findings(facts: MachineFacts) -> tuple[Finding, ...]:
@@ -91,9 +126,9 @@ def _mac_gpu(facts: MachineFacts) -> Finding | None:
 
 def _is_of_settings(facts: MachineFacts, obstacle: Obstacle) -> bool:
     """Returns True if the cause is an environment variable, which has a finding of its own."""
-    if settings.switch_unreadable(facts) and obstacle.name == "torch":
+    if _switch_unreadable(facts) and obstacle.name == "torch":
         return True
-    return "watermark ratio" in (facts.mps_allocation_error or "") and settings.refused_limits(facts) is not None
+    return "watermark ratio" in (facts.mps_allocation_error or "") and _refused_limits(facts) is not None
 
 
 def _torch_remedy(facts: MachineFacts, obstacle: Obstacle) -> str:
@@ -194,60 +229,39 @@ def _wrong_results(facts: MachineFacts) -> Finding | None:
 # --- other GPUs --------------------------------------------------------------------------------------------------
 
 
-def _cuda(facts: MachineFacts) -> Finding | None:
-    """Returns a finding for GPUs that NVIDIA's driver lists or a variable hides, and torch cannot use."""
-    if facts.system == "Darwin" or facts.torch_version is None or facts.cuda_count:
-        return None
-    obstacle = CUDAAccelerator.why_not(facts)
-    assert obstacle is not None
-    there = facts.nvidia_gpus or 0
-    if facts.cuda_built and "CUDA_VISIBLE_DEVICES" in facts.environment:
-        return Finding("cuda", ERROR if there else WARNING, obstacle.cause, obstacle.remedy, device="cuda")
-    if not there:
-        return None
-    driver = f"NVIDIA's driver lists {there} GPU{'s' if there > 1 else ''}"
-    if facts.cuda_built:
-        remedy = "see that `nvidia-smi` lists them and that the driver is new enough; a container needs --gpus all"
-        return Finding("cuda", ERROR, f"{driver}, and torch finds none", remedy, device="cuda")
-    remedy = "install a build with CUDA, as PyPI's for Linux is: python -m pip install --force-reinstall torch"
-    return Finding("cuda", ERROR, f"{driver}, and {obstacle.cause}", remedy, device="cuda")
-
-
-def _xpu(facts: MachineFacts) -> Finding | None:
-    """Returns a finding for an XPU build, which was chosen on purpose, that sees no GPU."""
-    if facts.system == "Darwin" or facts.torch_version is None or not facts.xpu_built or facts.xpu_count:
-        return None
-    obstacle = XPUAccelerator.why_not(facts)
-    assert obstacle is not None
-    remedy = obstacle.remedy.replace("lists one", "lists an Intel GPU")
-    return Finding("xpu", WARNING, obstacle.cause, remedy, device="xpu")
+def _idle_gpu(facts: MachineFacts) -> Finding | None:
+    """Returns a finding for a GPU beside mps that is there, or a build for it, and that torch cannot use."""
+    for kind, accelerator in ACCELERATORS.items():
+        obstacle = accelerator.why_not(facts)
+        if issubclass(accelerator, GPUAccelerator) and obstacle is not None and obstacle.name == kind:
+            severity = ERROR if obstacle.repairable else WARNING
+            return Finding(kind, severity, obstacle.cause, obstacle.remedy, device=kind)
+    return None
 
 
 def _asked_for_cpu(facts: MachineFacts) -> Finding | None:
     value = facts.environment.get("ACCELERATE_USE_CPU")
     if not is_true(value):
         return None
-    idle = next((a for a in (MPSAccelerator, CUDAAccelerator, XPUAccelerator) if a.why_not(facts) is None), None)
-    if idle is None:
+    idle = next((kind for kind, each in ACCELERATORS.items() if each.why_not(facts) is None), "cpu")
+    if idle == "cpu":
         return None
     return Finding(
         "asked-for-cpu",
         ERROR,
-        f"ACCELERATE_USE_CPU={value} is in the environment, so training leaves {idle.name()} idle, although it "
-        "works here",
+        f"ACCELERATE_USE_CPU={value} is in the environment, so training leaves {idle} idle, although it works here",
         "unset ACCELERATE_USE_CPU",
-        device=idle.name(),
+        device=idle,
     )
 
 
-def _idle_gpus(facts: MachineFacts) -> Finding | None:
-    device = trains_on(facts)
-    count = {"cuda": facts.cuda_count, "xpu": facts.xpu_count}.get(device or "", 0)
-    if count < 2:
+def _unused_gpus(facts: MachineFacts) -> Finding | None:
+    accelerator = ACCELERATORS[trains_on(facts) or "cpu"]
+    if (count := accelerator.count(facts)) < 2:
         return None
-    variable = "CUDA_VISIBLE_DEVICES" if device == "cuda" else "ZE_AFFINITY_MASK"
     what = f"{count} GPUs are here, and this release trains on one of them"
-    return Finding("idle-gpus", NOTE, what, f"the others are free for other runs: {variable}=1 chooses the second")
+    remedy = f"the others are free for other runs: {accelerator.visible_variable}=1 chooses the second"
+    return Finding("idle-gpus", NOTE, what, remedy)
 
 
 def _container_on_a_mac(facts: MachineFacts) -> Finding | None:
@@ -274,28 +288,210 @@ def _simulated(facts: MachineFacts) -> Finding | None:
     )
 
 
+# --- the switch for operators without a kernel -------------------------------------------------------------------
+
+
+def _switch_unreadable(facts: MachineFacts) -> bool:
+    """Returns True if a Mac's torch fails to load because of the switch."""
+    return facts.system == "Darwin" and unreadable_switch(facts.environment.get(FALLBACK))
+
+
+def _unreadable_switch_finding(facts: MachineFacts) -> Finding | None:
+    if not _switch_unreadable(facts):
+        return None
+    return Finding(
+        "unreadable-switch",
+        ERROR,
+        f"{FALLBACK}={facts.environment[FALLBACK]!r} is not a whole number, and with it torch fails to load on a Mac",
+        f"unset {FALLBACK}, or set it to 1",
+        device="mps",
+    )
+
+
+def _late_switch(facts: MachineFacts) -> Finding | None:
+    if not facts.fallback_set_too_late or not facts.mps_allocation_ok:
+        return None
+    return Finding(
+        "late-switch",
+        WARNING,
+        f"{FALLBACK} was set after torch was imported and has no effect, because torch reads it once, when loaded",
+        "set it in the shell, or at the top of the script before the first import of torch",
+    )
+
+
+def _switch_on(facts: MachineFacts) -> Finding | None:
+    on = switched_on(facts.environment.get(FALLBACK)) and not _switch_unreadable(facts)
+    if not on or facts.fallback_set_too_late or not facts.mps_allocation_ok:
+        return None
+    return Finding(
+        "switch-on",
+        NOTE,
+        f"{FALLBACK} is on: an operator without a kernel for mps runs slowly on the CPU, with copies in both "
+        "directions",
+        "find these operators with mps-trainer check SCRIPT; if there are none, unset the variable",
+    )
+
+
+# --- the limits of memory on mps ---------------------------------------------------------------------------------
+
+
+def _refused_limits(facts: MachineFacts) -> Finding | None:
+    """Returns a finding for a limit out of range, or a low one above the high one: torch refuses every allocation."""
+    if facts.system != "Darwin" or facts.mps_allocation_ok or not _limits_in(facts):
+        return None
+    high = Ratio(facts.environment.get(HIGH, "1.7")).value  # torch's own, in force when its allocator is made
+    low = limits(facts.environment)[1]
+    highest = high if 0 < high <= MOST else MOST
+    if HIGH in facts.environment and not 0 <= high <= MOST:
+        what = f"{HIGH}={facts.environment[HIGH]} is not between 0 and {MOST:g}"
+    elif LOW in facts.environment and not 0 <= low <= highest:
+        top = f"{HIGH}={facts.environment[HIGH]}" if HIGH in facts.environment and high > 0 else f"{highest:g}"
+        what = f"{LOW}={facts.environment[LOW]} is not between 0 and {top}"
+    else:
+        return None
+    return Finding(
+        "refused-limits",
+        ERROR,
+        f"{what}, so torch refuses every allocation on mps",
+        f"unset {' '.join(_limits_in(facts))}; memory_fraction=0.8 limits a run by itself",
+        device="mps",
+    )
+
+
+def _no_limit(facts: MachineFacts) -> Finding | None:
+    """Returns a finding for a high watermark of 0, as it is or because torch finds no number."""
+    if HIGH not in facts.environment or not facts.mps_allocation_ok:
+        return None
+    high = Ratio(facts.environment[HIGH])
+    if high.value != 0:
+        return None
+    read = "" if high.is_number else ", which is not a number and which torch reads as 0,"
+    return Finding(
+        "no-limit",
+        WARNING,
+        f"{HIGH}={high.text}{read} removes the memory limit on mps: a run that needs more memory swaps and can "
+        "freeze the Mac",
+        f"unset {HIGH}; a run then stops at the limit that Metal recommends (memory_fraction=1.0), and "
+        "auto_find_batch_size=True makes its batches fit",
+    )
+
+
+def _unclear_limits(facts: MachineFacts) -> Finding | None:
+    """Returns a finding for limits that torch reads in part, or a low one that it reads as 0."""
+    wrong = [f"{name}={facts.environment[name]}" for name in _limits_in(facts) if _misread(facts, name)]
+    if not wrong or not facts.mps_allocation_ok:
+        return None
+    read = ", ".join(f"{Ratio(text.partition('=')[2]).value:g}" for text in wrong)
+    return Finding(
+        "unclear-limits",
+        WARNING,
+        f"{' and '.join(wrong)}: torch reads {read}",
+        "give a number such as 0.8, or unset it",
+    )
+
+
+def _limits_beyond(facts: MachineFacts) -> Finding | None:
+    if HIGH not in facts.environment or not facts.mps_allocation_ok or not 1 < limits(facts.environment)[0] <= MOST:
+        return None
+    return Finding(
+        "limits-beyond",
+        NOTE,
+        f"{HIGH}={facts.environment[HIGH]} lets a run hold more than Metal recommends, and the Mac may swap",
+        f"unset {HIGH} if training is slow",
+    )
+
+
+def _limits_in(facts: MachineFacts) -> list[str]:
+    return [name for name in (HIGH, LOW) if name in facts.environment]
+
+
+def _misread(facts: MachineFacts, name: str) -> bool:
+    ratio = Ratio(facts.environment[name])
+    return not ratio.is_number and not (name == HIGH and ratio.value == 0)  # that is no_limit's
+
+
+# --- what a launcher left, memory, disk --------------------------------------------------------------------------
+
+
+def _several_processes(facts: MachineFacts) -> Finding | None:
+    if (facts.world_size or 1) == 1 or not facts.mps_allocation_ok:
+        return None
+    return Finding(
+        "several-processes",
+        ERROR,
+        f"WORLD_SIZE is {facts.world_size} in the environment, as torchrun sets it, and mps trains in one process",
+        f"start the script with python, without a launcher; if none was used: unset {' '.join(LAUNCHER)}",
+    )
+
+
+def _one_process_of_torchrun(facts: MachineFacts) -> Finding | None:
+    if facts.world_size != 1 and (facts.world_size is not None or facts.rank is None):
+        return None
+    return Finding(
+        "one-process",
+        NOTE,
+        "variables of torchrun are in the environment, for one process",
+        f"this is harmless; if no launcher was used: unset {' '.join(LAUNCHER)}",
+    )
+
+
+def _fast_math(facts: MachineFacts) -> Finding | None:
+    if not switched_on(facts.environment.get("PYTORCH_MPS_FAST_MATH")) or not facts.mps_allocation_ok:
+        return None
+    return Finding(
+        "fast-math",
+        NOTE,
+        "PYTORCH_MPS_FAST_MATH is on: Metal may assume that all numbers are finite, so a nan loss may go unnoticed",
+        "unset it if results look wrong",
+    )
+
+
+def _little_memory(facts: MachineFacts) -> Finding | None:
+    if facts.memory_bytes is None or facts.memory_bytes > LITTLE_MEMORY:
+        return None
+    shared = ", which the GPU shares with macOS and every program" if facts.mps_allocation_ok else ""
+    return Finding(
+        "little-memory",
+        WARNING,
+        f"this machine has {format_bytes(facts.memory_bytes)} of memory{shared}",
+        "set auto_find_batch_size=True, which halves batches that do not fit, and close other programs; "
+        f"{page('memory')} has more",
+    )
+
+
+def _little_disk(facts: MachineFacts) -> Finding | None:
+    if facts.cache_free_bytes is None or facts.cache_free_bytes >= LITTLE_DISK:
+        return None
+    return Finding(
+        "little-disk",
+        WARNING,
+        f"{format_bytes(facts.cache_free_bytes)} are free on the disk of {facts.cache_folder}, which holds models, "
+        "checkpoints and swap",
+        "free some disk space, or point HF_HOME, MPS_TRAINER_CACHE and --output_dir to another disk",
+    )
+
+
 CHECKS: tuple[Callable[[MachineFacts], Finding | None], ...] = (
     _torch,
     _mac_gpu,
-    settings.unreadable_switch,
-    settings.refused_limits,
+    _unreadable_switch_finding,
+    _refused_limits,
     _old_torch,
     _transformers,
-    _cuda,
+    _idle_gpu,
     _asked_for_cpu,
-    settings.several_processes,
+    _several_processes,
     _container_on_a_mac,
     _wrong_results,
-    settings.no_limit,
-    settings.late_switch,
-    _xpu,
-    settings.little_memory,
-    settings.little_disk,
-    settings.unclear_limits,
+    _no_limit,
+    _late_switch,
+    _little_memory,
+    _little_disk,
+    _unclear_limits,
     _simulated,
-    settings.switch_on,
-    settings.fast_math,
-    settings.limits_beyond,
-    settings.one_process_of_torchrun,
-    _idle_gpus,
+    _switch_on,
+    _fast_math,
+    _limits_beyond,
+    _one_process_of_torchrun,
+    _unused_gpus,
 )

@@ -65,12 +65,11 @@ def fallback_switch() -> bool:
     return bool(_watch.fallback_when_loaded(sys.modules) if "torch" in sys.modules else _watch._is_on())
 
 
-def physical_memory() -> int | None:
-    """Returns the bytes of the machine's memory; None where the system does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
+def physical_memory() -> int:
+    """Returns the bytes of the machine's memory."""
+    import psutil
+
+    return psutil.virtual_memory().total
 
 
 def _sysctl(name: str) -> bytes | None:
@@ -125,20 +124,20 @@ def _free_bytes(folder: str) -> int | None:
 
 def _linux_chip() -> str | None:
     """Returns the name of the processor; None where Linux does not say, as on arm64."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            names = (line.partition(":")[2].strip() for line in file if line.startswith("model name"))
-            return next(names, None)
-    except OSError:
-        return None
+    return _cpuinfo("model name")
 
 
 def _linux_cpu_flags() -> frozenset[str] | None:
     """Returns the instructions that the processor has beside the usual ones; None where Linux does not say."""
+    flags = _cpuinfo("flags", "Features")
+    return None if flags is None else frozenset(flags.split())
+
+
+def _cpuinfo(*names: str) -> str | None:
+    """Returns the first value of one of `names` in Linux's list of processors."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            lists = (line.partition(":")[2] for line in file if line.startswith(("flags", "Features")))
-            return next((frozenset(each.split()) for each in lists), None)
+            return next((line.partition(":")[2].strip() for line in file if line.startswith(names)), None)
     except OSError:
         return None
 
@@ -183,7 +182,7 @@ class Probes:
     import_torch: Callable[[], Any] = lambda: importlib.import_module("torch")
     fallback_when_torch_loaded: Callable[[], bool | None] = lambda: _watch.fallback_when_loaded(sys.modules)
     sysctl_text: Callable[[str], str | None] = sysctl_text
-    memory: Callable[[], int | None] = physical_memory
+    memory: Callable[[], int] = physical_memory
     version_of: Callable[[str], str | None] = _version_of
     free_bytes: Callable[[str], int | None] = _free_bytes
     names_in: Callable[[str], list[str]] = _names_in

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..devices import ACCELERATORS
 from ..errors import MisconfigurationException
 from ..utils.refusal import as_line, shown
 
-DEVICES = ("auto", "mps", "cuda", "xpu", "cpu")
+DEVICES = ("auto", *ACCELERATORS)
 PRECISIONS = ("no", "fp16", "bf16")
 MOST_PROCESSES = 1024  # on one machine; a slip of the finger has more
 MOST_MEMORY = 2  # as torch takes it

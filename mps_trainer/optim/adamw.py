@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.optim import optimizer as torch_optimizer
 
-from ..devices.kernels import fused_adamw_divides_gradients
+from ..devices.accelerators import ACCELERATORS
 
 _EPSILON = 1e-6  # what clip_grad_norm_ adds to the norm that it divides by
 _JOINED = 2**24  # elements: gradients are joined in pieces of at most this, so that little memory goes into it
@@ -73,7 +73,10 @@ class AdamW(torch.optim.AdamW):
         super().__init__(params, **settings)
         devices = [parameter.device for group in self.param_groups for parameter in group["params"]]
         # a kernel that ignores the divisor cannot clip, and a scaler of float16 has to look at found_inf by itself
-        self._step_supports_amp_scaling = all(map(fused_adamw_divides_gradients, devices[:1]))
+        self._step_supports_amp_scaling = all(
+            device.type in ACCELERATORS and ACCELERATORS[device.type].divides_gradients(torch.__version__)
+            for device in devices[:1]
+        )
 
     def clip_at_step(self, parameters: Iterable[torch.nn.Parameter], max_norm: float) -> torch.Tensor | None:
         """Makes the next step scale the gradients of `parameters` to a norm of at most `max_norm`.

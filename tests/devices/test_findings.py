@@ -12,8 +12,7 @@ import pytest
 
 from mps_trainer.cli.doctor import report, status
 from mps_trainer.cli.screen import screen
-from mps_trainer.devices.finding_type import NOTE, SEVERITIES
-from mps_trainer.devices.findings import CHECKS, MINIMUM_TORCH, MINIMUM_TRANSFORMERS, findings
+from mps_trainer.devices.findings import CHECKS, MINIMUM_TORCH, MINIMUM_TRANSFORMERS, NOTE, SEVERITIES, findings
 from mps_trainer.devices.recorded import read_facts
 from tests.devices.diagnosed import DIAGNOSED, FALLBACK, HIGH, INSTALLED, LOW
 from tests.devices.machines import MACHINES, mac, pc
