@@ -184,12 +184,23 @@ def read_devices(devices: Devices) -> int | str | list[int]:
 
 def torch_missing(facts: MachineFacts) -> Obstacle:
     """Returns the obstacle that a missing torch is for every kind of device."""
-    if facts.torch_error is None or facts.torch_error.startswith("ModuleNotFoundError: No module named 'torch'"):
-        cause, remedy = "torch is not installed in this Python", "install it: python -m pip install torch"
+    error = facts.torch_error or ""
+    if not error or error.startswith("ModuleNotFoundError: No module named 'torch'"):
+        remedy = "install torch: python -m pip install torch"
+        return Obstacle("torch is not installed in this Python", remedy, True, "torch")
+    if "incompatible architecture" in error:
+        remedy = (
+            f"reinstall torch for the architecture of this Python, {facts.machine}: "
+            "python -m pip install --force-reinstall --no-cache-dir torch"
+        )
+    elif error.startswith("AttributeError"):
+        remedy = (
+            "see where it comes from: `python -c 'import torch; print(torch)'`; if a file or folder of yours named "
+            "torch hides the real one, rename it"
+        )
     else:
-        cause = f"torch is installed but cannot be imported ({facts.torch_error})"
-        remedy = "reinstall it: python -m pip install --force-reinstall torch"
-    return Obstacle(cause, remedy, True, "torch")
+        remedy = "reinstall torch: python -m pip install --force-reinstall torch"
+    return Obstacle(f"torch is installed but cannot be imported ({error})", remedy, True, "torch")
 
 
 def no_devices(kind: str, devices: Devices) -> MisconfigurationException:

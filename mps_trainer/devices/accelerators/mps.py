@@ -34,6 +34,11 @@ NATIVE_PYTHON = (
     "`python -c 'import platform; print(platform.machine())'` then prints arm64"
 )
 
+NATIVE_CONDA = (
+    "make a native environment: CONDA_SUBDIR=osx-arm64 conda create -n native python=3.11, then in it "
+    "conda config --env --set subdir osx-arm64, and install torch and this package there"
+)
+
 
 class MPSAccelerator(Accelerator):
     """There is one such device in a machine, and no torch.distributed backend reaches it.
@@ -170,7 +175,7 @@ def _emulated(facts: MachineFacts) -> Obstacle:
     failure = f"; an allocation failed with: {facts.mps_allocation_error}" if facts.mps_allocation_error else ""
     return Obstacle(
         f"this Python{which} is an x86_64 build that Rosetta emulates on an Apple-silicon Mac{failure}",
-        NATIVE_PYTHON,
+        NATIVE_CONDA if facts.conda else NATIVE_PYTHON,
         True,
         "rosetta",
     )
