@@ -227,7 +227,8 @@ def _gpus(facts: MachineFacts) -> Iterator[Finding]:
         yield Finding(
             "container-on-a-mac",
             WARNING,
-            "this is a Linux container of Docker Desktop; if the machine is a Mac, its GPU cannot be reached from here",
+            "this is a Linux container of Docker Desktop; if the machine is a Mac, its GPU cannot be reached from "
+            "here",
             "train outside the container, with a Python for macOS",
             device="mps",
         )
@@ -312,7 +313,8 @@ def _switches(facts: MachineFacts) -> Iterator[Finding]:
         yield Finding(
             "fast-math",
             NOTE,
-            "PYTORCH_MPS_FAST_MATH is on: Metal may assume that all numbers are finite, so a nan loss may go unnoticed",
+            "PYTORCH_MPS_FAST_MATH is on: Metal may assume that all numbers are finite, so a nan loss may go "
+            "unnoticed",
             "unset it if results look wrong",
         )
 
@@ -331,8 +333,8 @@ def _room(facts: MachineFacts) -> Iterator[Finding]:
         yield Finding(
             "little-disk",
             WARNING,
-            f"{format_bytes(facts.cache_free_bytes)} are free on the disk of {facts.cache_folder}, which holds models, "
-            "checkpoints and swap",
+            f"{format_bytes(facts.cache_free_bytes)} are free on the disk of {facts.cache_folder}, which holds "
+            "models, checkpoints and swap",
             "free some disk space, or point HF_HOME, MPS_TRAINER_CACHE and --output_dir to another disk",
         )
 
