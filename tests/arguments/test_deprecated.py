@@ -60,16 +60,6 @@ def test_one_of_several_processes_warns(caught, monkeypatch):
         assert len(future_warnings(caught)) == warned
 
 
-def test_each_old_name_warns_for_itself(caught):
-    TrainingArguments(**{name: value for name, value, _, _ in OLD})
-    assert len(future_warnings(caught)) == len({name for name, _, _, _ in OLD}) == 7
-
-
-def test_the_old_strategy_is_checked_and_typed_like_the_new_one(caught):
-    args = TrainingArguments(evaluation_strategy="steps", save_steps=1000, load_best_model_at_end=True)
-    assert type(args.eval_strategy) is type(TrainingArguments().eval_strategy)
-
-
 @pytest.mark.parametrize("ratio", [0, 0.0, 0.1, 0.25, 0.999, 1, 1.0])
 def test_a_warmup_ratio_is_the_same_number_of_steps_as_ever(caught, ratio):
     args = TrainingArguments(warmup_ratio=ratio)
@@ -78,11 +68,6 @@ def test_a_warmup_ratio_is_the_same_number_of_steps_as_ever(caught, ratio):
 
 def test_a_number_of_warmup_steps_goes_before_the_ratio(caught):
     assert TrainingArguments(warmup_ratio=0.5, warmup_steps=20).warmup_steps == 20
-
-
-def test_the_old_and_the_new_name_may_agree(caught):
-    args = TrainingArguments(per_gpu_train_batch_size=4, per_device_train_batch_size=4)
-    assert args.per_device_train_batch_size == 4
 
 
 @pytest.mark.parametrize(("name", "value", "replacement", "held"), [row for row in OLD if row[0] != "logging_dir"])
@@ -100,17 +85,6 @@ def test_arguments_made_from_a_dictionary_do_not_warn_again(caught, name, value,
     caught.clear()
     assert TrainingArguments(**args.to_dict()) == args
     assert TrainingArguments(**json.loads(args.to_json_string())) == args
-    assert future_warnings(caught) == []
-
-
-@pytest.mark.parametrize("value", [True, False])
-def test_overwriting_the_output_folder_is_not_deprecated(caught, value):
-    assert TrainingArguments(overwrite_output_dir=value).overwrite_output_dir is value
-    assert future_warnings(caught) == []
-
-
-def test_nothing_warns_that_was_not_used(caught):
-    TrainingArguments(use_mps_device=False, no_cuda=False, evaluation_strategy=None, warmup_ratio=None)
     assert future_warnings(caught) == []
 
 
