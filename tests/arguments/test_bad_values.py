@@ -120,46 +120,23 @@ def test_a_bad_value_is_refused_by_name(name, value, accepted):
 
 
 NOT_NEGATIVE = [
-    "num_train_epochs",
-    "learning_rate",
-    "warmup_steps",
-    "weight_decay",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "max_grad_norm",
-    "label_smoothing_factor",
-    "neftune_noise_alpha",
-    "dataloader_num_workers",
-    "logging_steps",
-    "eval_steps",
-    "eval_delay",
-    "save_steps",
-    "save_total_limit",
-    "seed",
-    "data_seed",
-    "memory_fraction",
-]
+    "num_train_epochs", "learning_rate", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon",
+    "max_grad_norm", "label_smoothing_factor", "neftune_noise_alpha", "dataloader_num_workers", "logging_steps",
+    "eval_steps", "eval_delay", "save_steps", "save_total_limit", "seed", "data_seed", "memory_fraction",
+]  # fmt: skip
 POSITIVE = [
-    "per_device_train_batch_size",
-    "per_device_eval_batch_size",
-    "num_length_buckets",
-    "gradient_accumulation_steps",
-    "dataloader_prefetch_factor",
-    "eval_accumulation_steps",
-    "torch_empty_cache_steps",
-    "ddp_bucket_cap_mb",
+    "per_device_train_batch_size", "per_device_eval_batch_size", "num_length_buckets", "gradient_accumulation_steps",
+    "dataloader_prefetch_factor", "eval_accumulation_steps", "torch_empty_cache_steps", "ddp_bucket_cap_mb",
     "ddp_timeout",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("name", "below"), [*((name, -1) for name in NOT_NEGATIVE), *((name, 0) for name in POSITIVE)]
 )
 def test_a_number_below_the_range_is_refused(name, below):
-    with pytest.raises(
-        ValueError, match=rf"^{name}={below} is not accepted: it must be (at least|between) {below + 1}"
-    ):
+    says = rf"^{name}={below} is not accepted: it must be (at least|between) {below + 1}"
+    with pytest.raises(ValueError, match=says):
         TrainingArguments(**{name: below})
 
 
