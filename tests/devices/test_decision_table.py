@@ -67,24 +67,18 @@ UNAVAILABLE = [
     ("m1_macos_13_torch_2.10", "mps", "macOS 13.7.4 is too old", "'torch<2.9'"),
     ("m2_macos_14_torch_2.15", "mps", "torch 2.15.0 runs MPS from macOS 15.0 on", "update macOS to 15 or later, or"),
     ("m2_macos_14_torch_2.15", "mps", "macOS 14.7 is too old", "MPS on macOS 14: python -m pip install 'torch<2.15'"),
-    ("m2_macos_13_torch_2.15", "mps", "torch 2.15.0 runs MPS from macOS 15.0 on", "'torch<2.9'"),
     ("m3_torch_without_mps", "mps", "torch 2.15.0 was built without MPS", "--force-reinstall torch"),
     ("m3_torch_missing", "mps", "torch is not installed", "pip install torch"),
     ("m3_torch_broken", "mps", "dlopen(libtorch_cpu.dylib)", "--force-reinstall torch"),
     ("m3_sandboxed", "mps", "gives this process no Metal device", "outside any sandbox"),
     ("m3_memory_full", "mps", "Tried to allocate 256 bytes", "free some of this Mac's memory"),
     ("m1_rosetta_torch_without_mps", "mps", "/usr/local/bin/python3", "native arm64 Python"),
-    ("m2_rosetta_mps_built_not_available", "mps", "Rosetta emulates", "native arm64 Python"),
     ("m2_rosetta_torch_missing", "mps", "Rosetta emulates", "native arm64 Python"),
     ("m2_rosetta_old_macos", "mps", "Rosetta emulates", "native arm64 Python"),
     ("intel_mac", "mps", "Intel Mac", "Apple-silicon Mac"),
-    ("intel_mac_torch_missing", "mps", "Intel Mac", "Apple-silicon Mac"),
     ("github_macos_15", "mps", "virtual Mac: torch reports MPS, but an allocation on it failed", "real Apple-silicon"),
     ("virtual_mac_without_metal", "mps", "virtual Mac without a Metal device", "real Apple-silicon Mac"),
     ("linux", "mps", "this machine runs Linux", "Apple-silicon Mac"),
-    ("linux_8_cuda", "mps", "this machine runs Linux", "Apple-silicon Mac"),
-    ("linux_torch_missing", "mps", "this machine runs Linux", "Apple-silicon Mac"),
-    ("windows_1_cuda", "mps", "this machine runs Windows", "Apple-silicon Mac"),
     ("m3_macos_15", "cuda", "CUDA does not exist on macOS", "NVIDIA GPU"),
     ("m3_macos_15", "xpu", "no XPU build for macOS", "Intel Arc"),
     ("linux", "cuda", "built without CUDA", "CUDA build of torch"),
@@ -95,8 +89,6 @@ UNAVAILABLE = [
     ("linux_cuda_build_without_driver", "cuda", "no NVIDIA GPU", "nvidia-smi"),
     ("linux_cuda_hidden", "cuda", "CUDA_VISIBLE_DEVICES=''", "unset CUDA_VISIBLE_DEVICES"),
     ("linux_xpu_without_driver", "xpu", "no Intel GPU", "driver"),
-    ("linux_2_xpu", "cuda", "built without CUDA", "CUDA build of torch"),
-    ("windows", "cuda", "built without CUDA", "CUDA build of torch"),
 ]
 
 # machine, accelerator, device
@@ -107,15 +99,11 @@ EXPLICIT = [
     ("m3_macos_15", "cpu", "cpu"),
     ("m3_macos_15", "gpu", "mps"),
     ("m2_rosetta_that_works", "mps", "mps"),
-    ("m3_accelerate_not_cpu", "mps", "mps"),
-    ("intel_mac", "cpu", "cpu"),
     ("linux_1_cuda", "gpu", "cuda:0"),
     ("linux_8_cuda", "cuda", "cuda:0"),
-    ("linux_8_cuda", "cpu", "cpu"),
     ("linux_2_xpu", "gpu", "xpu:0"),
     ("linux_2_xpu", "xpu", "xpu:0"),
     ("linux_simulated_mps", "mps", "mps"),
-    ("windows_1_cuda", "cuda", "cuda:0"),
 ]
 
 
@@ -139,16 +127,6 @@ def test_an_accelerator_that_cannot_run_is_an_error_with_cause_and_remedy(machin
     assert remedy in caught.value.remedy
     assert message.index(caught.value.cause) < message.index(caught.value.remedy)
     assert "\n" not in message
-
-
-@pytest.mark.parametrize("machine", MACHINES)
-def test_rosetta_is_named_only_where_it_is_the_cause(machine):
-    facts = MACHINES[machine]
-    try:
-        text = str(resolve(DeviceRequest(accelerator="mps"), facts))
-    except DeviceUnavailableError as error:
-        text = str(error)
-    assert ("Rosetta" in text) == facts.rosetta
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -210,14 +188,6 @@ def test_the_cpu_switch_of_accelerate_is_honoured_and_named(machine, accelerator
     assert f"accelerator='{accelerator}' was ignored" in explicit.reason
 
 
-@pytest.mark.parametrize(("value", "device"), [(v, "cpu") for v in ("1", "true", "TRUE", "Yes", "on")] + [
-    (v, "mps") for v in ("0", "false", "False", "no", "off", "")
-])  # fmt: skip
-def test_values_of_the_cpu_switch_of_accelerate(value, device):
-    facts = mac("15.1", "2.15.0", environment={"ACCELERATE_USE_CPU": value})
-    assert resolve(DeviceRequest(), facts).type == device
-
-
 def test_mps_goes_before_cuda_and_cuda_before_xpu():
     everything = {"mps_built": True, "mps_available": True, "mps_allocation_ok": True, **CUDA_8, **XPU_2}
     assert resolve(DeviceRequest(), pc(**everything)).type == "mps"
@@ -274,3 +244,10 @@ def test_a_fallback_switch_set_too_late_is_noted_on_mps_alone():
     assert resolve(DeviceRequest(), pc(**late)).notes == ()
     in_time = {**late, "fallback_when_torch_loaded": True}
     assert resolve(DeviceRequest(), mac("15.1", "2.15.0", **in_time)).notes == ()
+
+
+@pytest.mark.parametrize("value", ["1", "TRUE", "Yes", " on "])
+def test_accelerates_switch_for_the_cpu_is_read_as_accelerate_reads_it(value):
+    for text, device in ((value, "cpu"), ("0", "mps"), ("False", "mps"), ("", "mps")):
+        facts = mac("15.1", "2.15.0", environment={"ACCELERATE_USE_CPU": text})
+        assert resolve(DeviceRequest(), facts).type == device
