@@ -7,6 +7,7 @@ arguments and keeps its value.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import os
@@ -19,7 +20,7 @@ from typing import Annotated, Any
 from ..devices.facts import process_number
 from ..errors import MisconfigurationException
 from .choices import IntervalStrategy
-from .fields import Accepts, Declaration, NoEffect, NotSupported, ReplacedBy, option
+from .fields import Accepts, Declaration, Deprecated, NotSupported, option
 from .readers import read_choice, read_path, refuse
 
 DROPPED_IN = "1.0"
@@ -33,42 +34,42 @@ class DeprecatedArguments:
     overwrite_output_dir: bool = option(
         False, "Train from the beginning even if output_dir has checkpoints of an earlier run."
     )
-    use_mps_device: Annotated[bool, ReplacedBy("accelerator", "mps")] = option(
+    use_mps_device: Annotated[bool, Deprecated("accelerator", "mps")] = option(
         False, "Deprecated: mps is the default where it is available; accelerator=mps requires it."
     )
-    no_cuda: Annotated[bool, ReplacedBy("use_cpu", True)] = option(False, "Deprecated: use use_cpu.")
+    no_cuda: Annotated[bool, Deprecated("use_cpu", True)] = option(False, "Deprecated: use use_cpu.")
     evaluation_strategy: Annotated[
-        str | None, Accepts(read=functools.partial(read_choice, IntervalStrategy)), ReplacedBy("eval_strategy")
+        str | None, Accepts(read=functools.partial(read_choice, IntervalStrategy)), Deprecated("eval_strategy")
     ] = option(None, "Deprecated: use eval_strategy.", choices=[choice.value for choice in IntervalStrategy])
-    per_gpu_train_batch_size: Annotated[int | None, ReplacedBy("per_device_train_batch_size")] = option(
+    per_gpu_train_batch_size: Annotated[int | None, Deprecated("per_device_train_batch_size")] = option(
         None, "Deprecated: use per_device_train_batch_size."
     )
-    per_gpu_eval_batch_size: Annotated[int | None, ReplacedBy("per_device_eval_batch_size")] = option(
+    per_gpu_eval_batch_size: Annotated[int | None, Deprecated("per_device_eval_batch_size")] = option(
         None, "Deprecated: use per_device_eval_batch_size."
     )
     warmup_ratio: float | None = option(None, "Deprecated: use warmup_steps with a value below 1.")
     logging_dir: Annotated[str | None, Accepts(read=read_path)] = option(
         None, "Deprecated: use the environment variable TENSORBOARD_LOGGING_DIR."
     )
-    adafactor: Annotated[bool, ReplacedBy("optim", "adafactor")] = option(False, "Deprecated: use optim=adafactor.")
-    group_by_length: Annotated[bool, ReplacedBy("train_sampling_strategy", "group_by_length")] = option(
+    adafactor: Annotated[bool, Deprecated("optim", "adafactor")] = option(False, "Deprecated: use optim=adafactor.")
+    group_by_length: Annotated[bool, Deprecated("train_sampling_strategy", "group_by_length")] = option(
         False, "Deprecated: use train_sampling_strategy=group_by_length."
     )
     include_inputs_for_metrics: bool = option(False, "Deprecated: use include_for_metrics=inputs.")
-    include_tokens_per_second: Annotated[bool, ReplacedBy("include_num_input_tokens_seen", "all")] = option(
+    include_tokens_per_second: Annotated[bool, Deprecated("include_num_input_tokens_seen", "all")] = option(
         False, "Deprecated: use include_num_input_tokens_seen, which also logs tokens per second."
     )
-    torchdynamo: Annotated[str | None, ReplacedBy("torch_compile_backend")] = option(
+    torchdynamo: Annotated[str | None, Deprecated("torch_compile_backend")] = option(
         None, "Deprecated: use torch_compile_backend."
     )
     dispatch_batches: bool | None = option(None, "Deprecated: use dispatch_batches in accelerator_config.")
     split_batches: bool | None = option(None, "Deprecated: use split_batches in accelerator_config.")
-    push_to_hub_model_id: Annotated[str | None, ReplacedBy("hub_model_id")] = option(
+    push_to_hub_model_id: Annotated[str | None, Deprecated("hub_model_id")] = option(
         None, "Deprecated: use hub_model_id."
     )
     push_to_hub_organization: str | None = option(None, "Deprecated: use hub_model_id as organization/name.")
-    push_to_hub_token: Annotated[str | None, ReplacedBy("hub_token")] = option(None, "Deprecated: use hub_token.")
-    tpu_metrics_debug: Annotated[bool, ReplacedBy("debug", ["tpu_metrics_debug"])] = option(
+    push_to_hub_token: Annotated[str | None, Deprecated("hub_token")] = option(None, "Deprecated: use hub_token.")
+    tpu_metrics_debug: Annotated[bool, Deprecated("debug", ["tpu_metrics_debug"])] = option(
         False, "Deprecated: refused; TPUs are not supported."
     )
     past_index: Annotated[
@@ -82,32 +83,32 @@ class DeprecatedArguments:
     tp_size: Annotated[
         int, NotSupported("each process of this release has the whole model", "Leave it out", unless=(0, 1))
     ] = option(0, "Deprecated: refused; tensor parallelism is not supported.")
-    save_safetensors: Annotated[bool, NoEffect()] = option(
+    save_safetensors: Annotated[bool, Deprecated()] = option(
         True, "Deprecated: no effect; weights are always saved as safetensors."
     )
-    fp16_backend: Annotated[str, NO_APEX, NoEffect()] = option(
+    fp16_backend: Annotated[str, NO_APEX, Deprecated()] = option(
         "auto", "Deprecated: no effect; autocast is torch's own."
     )
-    half_precision_backend: Annotated[str, NO_APEX, NoEffect()] = option(
+    half_precision_backend: Annotated[str, NO_APEX, Deprecated()] = option(
         "auto", "Deprecated: no effect; autocast is torch's own."
     )
-    fp16_opt_level: Annotated[str, NoEffect()] = option("O1", "Deprecated: no effect; it was for Apex.")
-    jit_mode_eval: Annotated[bool, NoEffect()] = option(
+    fp16_opt_level: Annotated[str, Deprecated()] = option("O1", "Deprecated: no effect; it was for Apex.")
+    jit_mode_eval: Annotated[bool, Deprecated()] = option(
         False, "Deprecated: use torch_compile; evaluation runs without it."
     )
-    use_ipex: Annotated[bool, NoEffect()] = option(
+    use_ipex: Annotated[bool, Deprecated()] = option(
         False, "Deprecated: no effect; torch includes the features of Intel's extension."
     )
-    tpu_num_cores: Annotated[int | None, NoEffect()] = option(None, "Deprecated: no effect; TPUs are not supported.")
-    mp_parameters: Annotated[str, NoEffect()] = option("", "Deprecated: no effect; it was for SageMaker.")
-    ray_scope: Annotated[str, NoEffect()] = option(
+    tpu_num_cores: Annotated[int | None, Deprecated()] = option(None, "Deprecated: no effect; TPUs are not supported.")
+    mp_parameters: Annotated[str, Deprecated()] = option("", "Deprecated: no effect; it was for SageMaker.")
+    ray_scope: Annotated[str, Deprecated()] = option(
         "last", "Deprecated: use the argument scope of hyperparameter_search."
     )
-    use_legacy_prediction_loop: Annotated[bool, NoEffect()] = option(
+    use_legacy_prediction_loop: Annotated[bool, Deprecated()] = option(
         False, "Deprecated: no effect; there is only one prediction loop."
     )
-    fsdp_min_num_params: Annotated[int, NoEffect()] = option(0, "Deprecated: use min_num_params in fsdp_config.")
-    fsdp_transformer_layer_cls_to_wrap: Annotated[str | None, NoEffect()] = option(
+    fsdp_min_num_params: Annotated[int, Deprecated()] = option(0, "Deprecated: use min_num_params in fsdp_config.")
+    fsdp_transformer_layer_cls_to_wrap: Annotated[str | None, Deprecated()] = option(
         None, "Deprecated: use transformer_layer_cls_to_wrap in fsdp_config."
     )
 
@@ -118,21 +119,21 @@ def apply_deprecated(args: Any, declared: Mapping[str, Declaration]) -> None:
     Raises:
         ValueError: if the old name and the new one ask for different things.
     """
+    defaults = {field.name: field.default for field in dataclasses.fields(args)}  # a subclass may have its own
     for name, field in declared.items():
         value = getattr(args, name)
-        if field.replaced is None or value == field.default:
+        if field.deprecated is None or value == defaults[name]:
             continue
         _warn(args, field)
-        setattr(args, name, field.default)
-        if isinstance(field.replaced, ReplacedBy):
-            new = declared[field.replaced.name]
-            meant = value if field.replaced.value is None else field.replaced.value
-            if (current := getattr(args, new.name)) not in (new.default, meant, []):
+        setattr(args, name, defaults[name])
+        if new := field.deprecated.by:
+            meant = value if field.deprecated.value is None else field.deprecated.value
+            if (current := getattr(args, new)) not in (defaults[new], meant, []):
                 raise MisconfigurationException(
-                    f"{name} sets {new.name}={meant!r}, but {new.name}={current!r} was given as well. Leave out "
-                    f"{name}, which is deprecated."
+                    f"{name} sets {new}={meant!r}, but {new}={current!r} was given as well. Leave out {name}, which "
+                    "is deprecated."
                 )
-            setattr(args, new.name, meant)
+            setattr(args, new, meant)
     if args.include_inputs_for_metrics:
         _warn(args, declared["include_inputs_for_metrics"])
         args.include_for_metrics = sorted({*args.include_for_metrics, "inputs"})
@@ -161,8 +162,9 @@ def apply_deprecated(args: Any, declared: Mapping[str, Declaration]) -> None:
 def _warn(args: Any, field: Declaration) -> None:
     if process_number():  # all of several processes have the same arguments
         return
+    ignored = " and ignored" if field.deprecated == Deprecated() else ""
     warnings.warn(
-        f"`{field.name}` is deprecated{' and ignored' if isinstance(field.replaced, NoEffect) else ''}, and will be "
+        f"`{field.name}` is deprecated{ignored}, and will be "
         f"removed in mps_trainer {DROPPED_IN}: {field.help.removeprefix('Deprecated: ')}",
         FutureWarning,
         stacklevel=_callers_level(args),

@@ -62,16 +62,14 @@ class NotSupported:
 
 
 @dataclass(frozen=True)
-class ReplacedBy:
-    """The field that a deprecated one has become, and the value it stands for; None for the same value."""
+class Deprecated:
+    """The field that a deprecated one has become, and the value it stands for; None for the same value.
 
-    name: str
+    Without `by`, the field is accepted and ignored.
+    """
+
+    by: str = ""
     value: Any = None
-
-
-@dataclass(frozen=True)
-class NoEffect:
-    """Marks a deprecated field that is accepted and ignored."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +77,13 @@ class Declaration:
     """Everything that the class says about a field."""
 
     name: str
-    default: Any
     help: str
     words: list[str] | None
     accepts: Accepts
     read: Callable[[str, Any], Any]
     optional: bool
     refused: tuple[NotSupported, ...]
-    replaced: ReplacedBy | NoEffect | None
+    deprecated: Deprecated | None
 
 
 def option(default: Any, help: str, *, kw_only: Any = dataclasses.MISSING, **metadata: Any) -> Any:
@@ -111,14 +108,13 @@ def _declaration(field: dataclasses.Field[Any], hint: Any) -> Declaration:
     accepts = next((mark for mark in marks if isinstance(mark, Accepts)), Accepts())
     return Declaration(
         name=field.name,
-        default=default_of(field),
         help=field.metadata.get("help", ""),
         words=field.metadata.get("choices"),
         accepts=accepts,
         read=accepts.read or reader_of(hint),
         optional=type(None) in typing.get_args(hint),
         refused=tuple(mark for mark in marks if isinstance(mark, NotSupported)),
-        replaced=next((mark for mark in marks if isinstance(mark, (ReplacedBy, NoEffect))), None),
+        deprecated=next((mark for mark in marks if isinstance(mark, Deprecated)), None),
     )
 
 

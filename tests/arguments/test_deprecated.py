@@ -96,6 +96,14 @@ class Extended(TrainingArguments):
         super().__post_init__()
 
 
+def test_an_old_name_goes_before_the_default_of_a_subclass(caught):
+    @dataclass
+    class WithOptimizer(TrainingArguments):
+        optim: str = "sgd"
+
+    assert WithOptimizer(adafactor=True).optim == "adafactor"
+
+
 def line_after(frame) -> int:
     return frame.f_lineno + 1
 
