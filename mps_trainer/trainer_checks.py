@@ -8,8 +8,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from .arguments import sharding
 from .checkpoints import shards
 from .distributed import Processes
@@ -110,12 +108,6 @@ def check_sharding(args: TrainingArguments, processes: Processes, model: Any, op
         raise MisconfigurationException(
             f"fsdp=True shards the model over several processes, and {only}. Start the script with torchrun "
             f"--nproc_per_node 2{' and --use_cpu' if args.device.type == 'mps' else ''}, or leave fsdp out."
-        )
-    from torch.distributed import fsdp
-
-    if not hasattr(fsdp, "fully_shard"):
-        raise MisconfigurationException(
-            f"fsdp=True needs torch 2.6 or newer, and this is {torch.__version__}. Update it, or leave fsdp out."
         )
     config: Any = args.fsdp_config
     if config.get("state_dict_type") == sharding.SHARDED:

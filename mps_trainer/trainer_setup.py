@@ -25,8 +25,18 @@ def apply_arguments(args: TrainingArguments) -> None:
         MisconfigurationException: if the accumulation steps are given twice.
     """
     seed_all(args)
-    set_log_level(args)
-    settle_accumulation(args)
+    level = args.get_process_log_level()
+    transformers_logging.set_verbosity(level)
+    if args.log_level != "passive":
+        logging.getLogger(__package__.partition(".")[0]).setLevel(level)
+    config: Any = args.accelerator_config
+    steps = (config.gradient_accumulation_kwargs or {}).get("num_steps")
+    if steps is not None and args.gradient_accumulation_steps > 1:
+        raise MisconfigurationException(
+            "The `AcceleratorConfig`'s `num_steps` is set but `gradient_accumulation_steps` is greater than 1: "
+            "both say how many batches make an update. Leave one of them out."
+        )
+    args.gradient_accumulation_steps = steps or args.gradient_accumulation_steps
     set_tf32(args.device, args.tf32)
 
 
@@ -36,32 +46,6 @@ def seed_all(args: TrainingArguments) -> None:
         enable_full_determinism(args.seed)
     else:
         set_seed(args.seed)
-
-
-def set_log_level(args: TrainingArguments) -> None:
-    """Sets the level of transformers' loggers, and of this package's if log_level names one."""
-    level = args.get_process_log_level()
-    transformers_logging.set_verbosity(level)
-    if args.log_level != "passive":
-        logging.getLogger(__package__.partition(".")[0]).setLevel(level)
-
-
-def settle_accumulation(args: TrainingArguments) -> None:
-    """Sets `gradient_accumulation_steps` from `num_steps` of the accumulation settings.
-
-    Raises:
-        MisconfigurationException: if both are given.
-    """
-    config: Any = args.accelerator_config
-    steps = (config.gradient_accumulation_kwargs or {}).get("num_steps")
-    if steps is None:
-        return
-    if args.gradient_accumulation_steps > 1:
-        raise MisconfigurationException(
-            "The `AcceleratorConfig`'s `num_steps` is set but `gradient_accumulation_steps` is greater than 1: "
-            "both say how many batches make an update. Leave one of them out."
-        )
-    args.gradient_accumulation_steps = steps
 
 
 def processing_class_of(processing_class: Any, tokenizer: Any) -> Any:

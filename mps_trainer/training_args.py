@@ -9,7 +9,6 @@ import json
 import logging
 import math
 import os
-import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,13 +18,16 @@ from typing import TYPE_CHECKING, Any
 from . import distributed
 from .arguments import checks, sharding
 from .arguments.choices import Choice, ParallelMode, of_transformers
-from .arguments.deprecated import OLD_NAMES, DeprecatedArguments, apply_deprecated
-from .arguments.fields import documented
-from .arguments.groups import ArgumentGroups
-from .arguments.precision import launched_precision
-from .arguments.reporting import NOT_ASKED
+from .arguments.data import DataArguments
+from .arguments.deprecated import DeprecatedArguments, apply_deprecated
+from .arguments.device import DeviceArguments, ParallelArguments
+from .arguments.fields import Declaration, declarations, documented
+from .arguments.model import ModelArguments, PrecisionArguments, launched_precision
+from .arguments.readers import read_json_of_library
+from .arguments.reporting import EvaluationArguments, ReportingArguments
+from .arguments.saving import CheckpointingArguments, HubArguments
 from .arguments.setters import Setters
-from .arguments.unsupported import refuse_what_cannot_be
+from .arguments.training import OptimizationArguments, RunArguments
 from .devices import Decision, DeviceRequest, gather_facts, resolve
 from .devices.watermarks import memory_limit
 
@@ -37,7 +39,21 @@ logger = logging.getLogger(__name__)
 
 @documented
 @dataclass
-class TrainingArguments(DeprecatedArguments, Setters, ArgumentGroups):
+class TrainingArguments(
+    DeprecatedArguments,
+    Setters,
+    DeviceArguments,
+    ParallelArguments,
+    HubArguments,
+    ModelArguments,
+    CheckpointingArguments,
+    EvaluationArguments,
+    ReportingArguments,
+    DataArguments,
+    PrecisionArguments,
+    OptimizationArguments,
+    RunArguments,  # the last base gives the first fields: output_dir may be passed by position
+):
     """All settings of a training run, with transformers' names, types and defaults.
 
     `HfArgumentParser` turns the fields into command-line flags and shows the `help` of each field. Building the
@@ -50,10 +66,13 @@ class TrainingArguments(DeprecatedArguments, Setters, ArgumentGroups):
     def __post_init__(self) -> None:
         self._settle_unset()
         self._launched_in = launched_precision(os.environ)
-        checks.coerce(self, _hints())
-        apply_deprecated(self)
+        declared = _declared(type(self))
+        checks.coerce(self, declared)
+        checks.refuse_unsupported(self, declared)
+        apply_deprecated(self, declared)
         self._derive()
-        self._read_dictionaries()
+        for name in set(self._VALID_DICT_FIELDS).difference(TrainingArguments._VALID_DICT_FIELDS):
+            setattr(self, name, read_json_of_library(name, getattr(self, name)))  # as transformers does
         self.check()
         if self._stands_in:
             _ = self.distributed_state
@@ -64,24 +83,21 @@ class TrainingArguments(DeprecatedArguments, Setters, ArgumentGroups):
         Raises:
             ValueError: for a value, or a combination of them, that cannot be right.
         """
-        checks.coerce(self, _hints())
+        declared = _declared(type(self))
+        checks.coerce(self, declared)
         if self.report_to is None or self.report_to == ["none"]:
             self.report_to = []
-        self._checked_report_to = self.report_to
-        checks.check_values(self)
+        checks.check_values(self, declared)
         checks.check_combinations(self)
-        refuse_what_cannot_be(self)
+        checks.refuse_unsupported(self, declared)
         sharding.settle(self)
-
-    def _read_dictionaries(self) -> None:
-        """Reads JSON in the fields that a subclass adds to `_VALID_DICT_FIELDS`, as transformers does."""
-        for name in set(self._VALID_DICT_FIELDS).difference(TrainingArguments._VALID_DICT_FIELDS):
-            setattr(self, name, checks.read_dictionary(name, getattr(self, name)))
 
     def _settle_unset(self) -> None:
         """Replaces None in fields that are never None afterwards, and merges fields with two names."""
-        if self.report_to in ("none", ["none"]) and self.report_to is not NOT_ASKED:
+        if self.report_to in ("none", ["none"]):
             self.report = False
+        if self.accelerator_config is None:
+            self.accelerator_config = {}
         for name in ("hub_token", "push_to_hub_token"):
             if getattr(self, name) in ("", f"<{name.upper()}>"):  # what to_dict() puts in the place of a token
                 setattr(self, name, None)
@@ -101,11 +117,7 @@ class TrainingArguments(DeprecatedArguments, Setters, ArgumentGroups):
         self.do_eval = self.do_eval or self.eval_strategy != "no"
         if self.eval_strategy == "steps" and not self.eval_steps:
             self.eval_steps = self.logging_steps
-        for field in ("logging_steps", "eval_steps", "save_steps"):
-            steps = getattr(self, field)
-            if steps is not None and steps >= 1 and steps == int(steps):
-                setattr(self, field, int(steps))
-        follows_a_metric = self.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
+        follows_a_metric = self.lr_scheduler_type in checks.FOLLOW_METRIC
         if (follows_a_metric or self.load_best_model_at_end) and self.metric_for_best_model is None:
             self.metric_for_best_model = "loss"
         if self.greater_is_better is None and self.metric_for_best_model is not None:
@@ -121,22 +133,16 @@ class TrainingArguments(DeprecatedArguments, Setters, ArgumentGroups):
 
     @property
     def writes_report(self) -> bool:
-        """Returns True if a run writes `report.html`.
-
-        False with `report=False`, and if `report_to` was emptied after construction, as a subclass may do in
-        `__post_init__`. An empty `report_to` at construction only means no tracker.
-        """
-        as_made = getattr(self, "_checked_report_to", self.report_to)  # arguments pickled earlier have none
-        emptied = self.report_to in ([], "none", ["none"]) and self.report_to is not as_made
-        return self.report and not emptied
+        """Returns True if a run writes `report.html`: also False if a subclass has set `report_to` to "none"."""
+        return self.report and self.report_to not in ("none", ["none"])
 
     def use_transformers_choices(self) -> None:
         """Replaces enum members with those of transformers' classes, which must be loaded by now.
 
         They are these members from the start if transformers was loaded before the arguments were built.
         """
-        for name in checks.CHOICES:
-            if isinstance(value := getattr(self, name), Choice):
+        for name, value in vars(self).items():
+            if isinstance(value, Choice):
                 setattr(self, name, of_transformers(value))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -301,10 +307,11 @@ class TrainingArguments(DeprecatedArguments, Setters, ArgumentGroups):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain values, with tokens replaced by their names and without unset old arguments."""
+        old = DeprecatedArguments.__dataclass_fields__
         values = {
             field.name: value
             for field in dataclasses.fields(self)
-            if field.init and ((value := getattr(self, field.name)) != field.default or field.name not in OLD_NAMES)
+            if field.init and ((value := getattr(self, field.name)) != field.default or field.name not in old)
         }
         return {name: f"<{name.upper()}>" if name.endswith("_token") else _plain(v) for name, v in values.items()}
 
@@ -327,9 +334,9 @@ class TrainingArguments(DeprecatedArguments, Setters, ArgumentGroups):
     __repr__ = __str__
 
 
-@functools.cache
-def _hints() -> dict[str, Any]:
-    return {name: hint for name, hint in typing.get_type_hints(TrainingArguments).items() if not name.startswith("_")}
+def _declared(kind: type) -> dict[str, Declaration]:
+    """Returns the fields of the class of this package that `kind` is or extends: scripts check their own."""
+    return declarations(next(each for each in kind.__mro__ if each.__module__.startswith(f"{__package__}.")))
 
 
 def _plain(value: Any) -> Any:

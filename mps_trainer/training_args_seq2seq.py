@@ -5,9 +5,9 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from .arguments.fields import documented, option
-from .errors import MisconfigurationException
+from .arguments.fields import Accepts, documented, option
 from .training_args import TrainingArguments
 
 
@@ -22,10 +22,12 @@ class Seq2SeqTrainingArguments(TrainingArguments):
 
     sortish_sampler: bool = option(False, "Has no effect; train_sampling_strategy=group_by_length sorts by length.")
     predict_with_generate: bool = option(False, "Evaluate and predict with generated text instead of logits.")
-    generation_max_length: int | None = option(
+    generation_max_length: Annotated[int | None, Accepts(ge=1)] = option(
         None, "Maximum length of generated text, in tokens. [the model's configuration]"
     )
-    generation_num_beams: int | None = option(None, "Number of beams. [the model's configuration]")
+    generation_num_beams: Annotated[int | None, Accepts(ge=1)] = option(
+        None, "Number of beams. [the model's configuration]"
+    )
     # A GenerationConfig as well; its class is not named here, because it needs torch.
     generation_config: str | Path | None = option(
         None, "Generation settings: a GenerationConfig, the path of one, or the name of a model on the hub."
@@ -33,12 +35,6 @@ class Seq2SeqTrainingArguments(TrainingArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("generation_max_length", "generation_num_beams"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise MisconfigurationException(
-                    f"{name}={value!r} is not accepted: it must be a whole number above 0."
-                )
         if self.sortish_sampler:
             warnings.warn(
                 "sortish_sampler=True has no effect. Use train_sampling_strategy='group_by_length'.",

@@ -8,7 +8,6 @@ are plain functions.
 from __future__ import annotations
 
 import dataclasses
-import sys
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,10 +15,9 @@ from docutils import nodes
 from docutils.parsers.rst import Directive
 from tables import table
 
+from mps_trainer import TrainingArguments
 from mps_trainer.arguments.deprecated import DeprecatedArguments
-from mps_trainer.arguments.fields import default_of
-from mps_trainer.arguments.groups import ArgumentGroups
-from mps_trainer.arguments.unsupported import REFUSALS
+from mps_trainer.arguments.fields import declarations, default_of, type_name
 
 _PREFIX = "Deprecated: "
 
@@ -36,40 +34,39 @@ class Row:
 
 
 def groups() -> dict[str, list[Row]]:
-    """The fields that are not deprecated, by the subject of the module that declares them, in its order."""
-    bases = list(reversed(ArgumentGroups.__bases__))
-    return {_subject(base): [_row(field) for field in dataclasses.fields(base)] for base in bases}
+    """The fields that are not deprecated, by the subject of the class that declares them, in its order."""
+    bases = [base for base in reversed(TrainingArguments.__bases__) if dataclasses.is_dataclass(base)]
+    rows = {base: [_row(field) for field in dataclasses.fields(base)] for base in bases}
+    return {
+        (base.__doc__ or "").rstrip("."): [row for row in each if not row.help.startswith(_PREFIX)]
+        for base, each in rows.items()
+    }
 
 
 def deprecated() -> list[Row]:
-    """The deprecated fields; `help` is what to use instead.
-
-    Raises ValueError for one whose help does not say so.
-    """
+    """The deprecated fields; `help` is what to use instead."""
     rows = [_row(field) for field in dataclasses.fields(DeprecatedArguments)]
-    for row in rows:
-        if not row.help.startswith(_PREFIX):
-            raise ValueError(f"The help of {row.name} has to begin with {_PREFIX!r}, and then name what replaces it.")
-    return [dataclasses.replace(row, help=row.help.removeprefix(_PREFIX)) for row in rows]
-
-
-def _subject(base: type) -> str:
-    """The first line of the docstring of the module that declares the group."""
-    return (sys.modules[base.__module__].__doc__ or base.__name__).strip().splitlines()[0].rstrip(".")
+    return [
+        dataclasses.replace(row, help=row.help.removeprefix(_PREFIX)) for row in rows if row.help.startswith(_PREFIX)
+    ]
 
 
 def _row(field: dataclasses.Field[Any]) -> Row:
     # The annotation as its author wrote it: resolved, an enum would show where it lives and not what it is.
-    return Row(field.name, str(field.type), repr(default_of(field)), field.metadata["help"], _status(field.name))
+    return Row(
+        field.name, type_name(str(field.type)), repr(default_of(field)), field.metadata["help"], _status(field.name)
+    )
 
 
 def _status(name: str) -> str:
     """Says whether the argument works, or which of its values are refused and why, in the check's words."""
-    refused = [refusal for refusal in REFUSALS if refusal.name == name]
+    refused = declarations(TrainingArguments)[name].refused
     if not refused:
         return "works"
-    reasons = " ".join(f"{refusal.values}: {refusal.why}. {refusal.instead}." for refusal in refused)
-    return f"refused, {reasons}" if all(refusal.values == "any" for refusal in refused) else f"works, but {reasons}"
+    reasons = " ".join(
+        f"{', '.join(refusal.values) or 'any'}: {refusal.why}. {refusal.instead}." for refusal in refused
+    )
+    return f"works, but {reasons}" if any(refusal.values for refusal in refused) else f"refused, {reasons}"
 
 
 class ArgumentsTable(Directive):

@@ -12,8 +12,8 @@ from glue_errors import UserError
 from glue_tasks import TASKS
 
 from mps_trainer import TrainingArguments
-from mps_trainer.arguments.checks import refuse
 from mps_trainer.arguments.data import parts_of_batch
+from mps_trainer.arguments.readers import refuse
 from mps_trainer.scripts.flags import OneLineParser, check_types, unknown_flag
 from mps_trainer.scripts.flags import given as flags_given
 

@@ -1,17 +1,18 @@
-"""Defines transformers' `AcceleratorConfig`, the settings of batches and processes, without torch."""
+"""Defines transformers' `AcceleratorConfig`, the settings of batches and processes, whose own module needs torch."""
 
 from __future__ import annotations
 
 import copy
 import json
-import os
 import sys
 from dataclasses import dataclass, fields
 from typing import Any
 
 from ..errors import MisconfigurationException, NotAnObjectError
-from ..utils.bounded_file import MOST_BYTES, read_text
 from ..utils.text import shown
+from .checks import coerce
+from .fields import declarations
+from .readers import read_mapping_or_file
 
 
 @dataclass(eq=False)
@@ -37,37 +38,11 @@ class AcceleratorConfig:
     gradient_accumulation_kwargs: dict[str, Any] | None = None
     use_configured_state: bool = False
 
-    @classmethod
-    def from_json_file(cls, json_file: str | os.PathLike) -> AcceleratorConfig:
-        """Raises MisconfigurationException if the file has no such settings."""
-        try:
-            values = json.loads(read_text(os.fspath(json_file), MOST_BYTES))
-        except (OSError, ValueError, RecursionError) as error:
-            raise MisconfigurationException(
-                f"accelerator_config={os.fspath(json_file)!r} cannot be read: {error}."
-            ) from error
-        return cls.from_dict(values, os.fspath(json_file))
-
-    @classmethod
-    def from_dict(cls, values: Any, source: str = "accelerator_config") -> AcceleratorConfig:
-        names = [field.name for field in fields(cls)]
-        if not isinstance(values, dict) or not set(values) <= set(names):
-            unknown = sorted(map(str, set(values) - set(names))) if isinstance(values, dict) else values
-            raise MisconfigurationException(
-                f"{source} has {shown(unknown)}, and may have {', '.join(names)}. Leave it out."
-            )
-        for name, value in values.items():
-            allowed: tuple[type, ...] = (bool, type(None)) if name == "dispatch_batches" else (bool,)
-            if name == "gradient_accumulation_kwargs":
-                allowed = (dict, type(None))
-            if not isinstance(value, allowed):
-                kind = " or ".join({dict: "a dictionary", bool: "true or false"}.get(a, "null") for a in allowed)
-                raise MisconfigurationException(f"{source}: {name}={value!r} is not accepted: it must be {kind}.")
-        return cls(**values)
-
     def to_dict(self) -> dict[str, Any]:
         """Returns the settings without `use_configured_state`, as in transformers."""
-        return {name: copy.deepcopy(value) for name, value in vars(self).items() if name != "use_configured_state"}
+        values = copy.deepcopy(vars(self))
+        del values["use_configured_state"]
+        return values
 
     def to_json_string(self) -> str:
         return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
@@ -82,45 +57,32 @@ class AcceleratorConfig:
     __hash__ = None  # type: ignore[assignment]
 
 
-def accelerator_config(value: Any) -> Any:
-    """Returns settings from None, a dictionary, JSON, the path of a JSON file, or an object with settings.
+def accelerator_config(name: str, value: Any) -> AcceleratorConfig:
+    """Returns settings from a dictionary, JSON, the path of a JSON file, or an object with settings.
 
     Raises:
         NotAnObjectError: for a class instead of an object.
         MisconfigurationException: for anything else.
     """
-    config = _read(value)
+    if isinstance(value, type):
+        raise NotAnObjectError(
+            f"Tried passing in a callable to `{name}`, the class {value.__name__}. Pass an object of it: "
+            f"{value.__name__}()."
+        )
+    known = [field.name for field in fields(AcceleratorConfig)]
+    if all(hasattr(value, each) for each in known):
+        value = {each: getattr(value, each) for each in known}
+    values = read_mapping_or_file(name, value)
+    if not set(values) <= set(known):
+        raise MisconfigurationException(
+            f"{name} has {shown(sorted(set(values) - set(known)))}, and may have {', '.join(known)}. Leave it out."
+        )
+    config = AcceleratorConfig(**values)
+    coerce(config, declarations(AcceleratorConfig))
     states = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
     if config.use_configured_state and not getattr(states, "_shared_state", None):
         raise MisconfigurationException(
-            "accelerator_config has use_configured_state=True, but Accelerate's state is not initialised. Please "
-            "define this beforehand, with accelerate.PartialState(), or leave it out: with one process it has no "
-            "effect."
+            f"{name} has use_configured_state=True, but Accelerate's state is not initialised. Please define this "
+            "beforehand, with accelerate.PartialState(), or leave it out: with one process it has no effect."
         )
     return config
-
-
-def _read(value: Any) -> Any:
-    if value is None:
-        return AcceleratorConfig()
-    if isinstance(value, type):
-        raise NotAnObjectError(
-            f"Tried passing in a callable to `accelerator_config`, the class {value.__name__}. Pass an object of it: "
-            f"{value.__name__}()."
-        )
-    if isinstance(value, str) and value.lstrip().startswith("{"):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise MisconfigurationException(f"accelerator_config={shown(value)} is not JSON: {error}.") from None
-    if isinstance(value, dict):
-        return AcceleratorConfig.from_dict(value)
-    if isinstance(value, (str, os.PathLike)) and "\0" not in os.fspath(value) and os.fspath(value):
-        return AcceleratorConfig.from_json_file(value)
-    names = [field.name for field in fields(AcceleratorConfig)]
-    if all(hasattr(value, name) for name in names):
-        return AcceleratorConfig.from_dict({name: getattr(value, name) for name in names})
-    raise MisconfigurationException(
-        f"accelerator_config={shown(value)} is not accepted: it must be a dictionary, the path of a JSON file, or an "
-        "AcceleratorConfig."
-    )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from ..errors import MisconfigurationException
-
 _Self = TypeVar("_Self", bound="Setters")
 
 
@@ -53,7 +51,6 @@ class Setters:
         loss_only: bool = False,
     ) -> _Self:
         """Sets when and how to evaluate; do_eval follows from the strategy."""
-        _require_steps(strategy, steps)
         return self._set(
             eval_strategy=strategy,
             do_eval=getattr(strategy, "value", strategy) != "no",
@@ -76,7 +73,6 @@ class Setters:
         on_each_node: bool = False,
     ) -> _Self:
         """Sets when to save checkpoints, and how many to keep."""
-        _require_steps(strategy, steps)
         return self._set(
             save_strategy=strategy, save_steps=steps, save_total_limit=total_limit, save_on_each_node=on_each_node
         )
@@ -93,7 +89,6 @@ class Setters:
         replica_level: str = "passive",
     ) -> _Self:
         """Sets when and where to log."""
-        _require_steps(strategy, steps)
         return self._set(
             logging_strategy=strategy,
             logging_steps=steps,
@@ -195,8 +190,3 @@ class Setters:
             vars(self).update(before)
             raise
         return self
-
-
-def _require_steps(strategy: str, steps: int) -> None:
-    if getattr(strategy, "value", strategy) == "steps" and steps == 0:
-        raise MisconfigurationException("Setting `strategy` as 'steps' requires a positive value for `steps`.")

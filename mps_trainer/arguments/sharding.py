@@ -7,23 +7,18 @@ file is either followed or answered.
 from __future__ import annotations
 
 import difflib
-import json
-import logging
 import os
 from collections.abc import Callable
 from typing import Any
 
 from ..errors import MisconfigurationException
-from ..utils.bounded_file import MOST_BYTES, read_text
-from ..utils.text import choice_text, shown
+from ..utils.text import choice_text
 from .choices import OptimizerNames
-
-logger = logging.getLogger(__name__)
+from .readers import FLAGS, read_any, read_flag, read_mapping_or_file, read_names, refuse
 
 FULL, SHARDED = "FULL_STATE_DICT", "SHARDED_STATE_DICT"
 BY_BLOCK, BY_SIZE, WHOLE = "TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"
 
-_FLAGS = {**dict.fromkeys(("true", "yes", "1"), True), **dict.fromkeys(("false", "no", "0"), False)}
 # option of `fsdp` -> what it stands for in `fsdp_config`
 _OPTIONS: dict[str, dict[str, Any]] = {
     "full_shard": {"reshard_after_forward": True},
@@ -66,13 +61,10 @@ def settle(args: Any) -> None:
         if isinstance(args.fsdp_config, os.PathLike):
             args.fsdp_config = os.fspath(args.fsdp_config)
         if args.fsdp_config is not None and not isinstance(args.fsdp_config, (dict, str)):
-            raise _refused("fsdp_config", args.fsdp_config, "a dictionary, JSON, or the path of a JSON file")
+            raise refuse("fsdp_config", args.fsdp_config, "a dictionary, JSON, or the path of a JSON file")
         return
-    config = _read(args.fsdp_config)
-    for name, value in options.items():
-        config.setdefault(name, value)
-    config = _checked(config)
-    args.fsdp, args.fsdp_config = True, {**_DEFAULTS, **config}
+    given = {} if args.fsdp_config in (None, "") else read_mapping_or_file("fsdp_config", args.fsdp_config)
+    args.fsdp, args.fsdp_config = True, {**_DEFAULTS, **options, **_checked(given)}
     _check_with_others(args)
 
 
@@ -110,10 +102,10 @@ def _asked(value: Any) -> tuple[Any, dict[str, Any]]:
         return value, {}
     words = value.split() if isinstance(value, str) else value
     if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
-        raise _refused("fsdp", value, f"true or false, or a list of {', '.join(_OPTIONS)}")
+        raise refuse("fsdp", value, f"true or false, or a list of {', '.join(_OPTIONS)}")
     words = [choice_text(word).lower() for word in words]
-    if len(words) == 1 and words[0] in _FLAGS:
-        return _FLAGS[words[0]], {}
+    if len(words) == 1 and words[0] in FLAGS:
+        return FLAGS[words[0]], {}
     meant: dict[str, Any] = {}
     for word in words:
         if word in _OF_FSDP1:
@@ -122,65 +114,29 @@ def _asked(value: Any) -> tuple[Any, dict[str, Any]]:
                 f"fsdp={word!r} is of FSDP1, which is not used here. Take fsdp=True, or {instead or 'full_shard'}."
             )
         if word not in _OPTIONS:
-            raise _refused("fsdp", value, f"true or false, or of {', '.join(_OPTIONS)}, with spaces between them")
+            raise refuse("fsdp", value, f"true or false, or of {', '.join(_OPTIONS)}, with spaces between them")
         for name, stands_for in _OPTIONS[word].items():
             if meant.setdefault(name, stands_for) != stands_for:
-                raise _refused("fsdp", value, "one of full_shard and shard_grad_op")
+                raise refuse("fsdp", value, "one of full_shard and shard_grad_op")
     return (True, meant) if words else (None, {})
 
 
-def _read(value: Any) -> dict[str, Any]:
-    """Returns the settings from a dictionary, JSON, or the path of a JSON file, with transformers' names."""
-    source = "fsdp_config"
-    if isinstance(value, (str, os.PathLike)) and os.fspath(value):
-        text = os.fspath(value)
-        if not text.lstrip().startswith("{"):
-            source = text
-            try:
-                text = read_text(text, MOST_BYTES)
-            except (OSError, ValueError) as error:
-                why = getattr(error, "strerror", None) or str(error)
-                raise MisconfigurationException(
-                    f"fsdp_config={source!r} cannot be read: {why}. Give it a dictionary, JSON, or the path of a JSON "
-                    "file."
-                ) from error
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise MisconfigurationException(f"{source} is not JSON: {error}. Correct it, or leave it out.") from error
-    if value is None or value == "":
-        return {}
-    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise MisconfigurationException(
-            f"{source} has {shown(value)}, and should have a JSON object, such as "
-            '{"state_dict_type": "SHARDED_STATE_DICT"}.'
-        )
-    return _without_prefix(value)
-
-
-def _without_prefix(given: dict[str, Any]) -> dict[str, Any]:
+def _checked(given: dict[str, Any]) -> dict[str, Any]:
     """Returns the settings with transformers' names. A name given with and without prefix must have one value."""
     config: dict[str, Any] = {}
-    for key, item in given.items():
+    for key, value in given.items():
         name = key.removeprefix("fsdp_")
-        if name in config and name in KEYS and KEYS[name](name, item) != KEYS[name](name, config[name]):
-            raise MisconfigurationException(
-                f"fsdp_config has {name}={given[name]!r} and fsdp_{name}={given['fsdp_' + name]!r}, which are one key "
-                "with two values. Leave one of them out."
-            )
-        config[name] = item
-    return config
-
-
-def _checked(config: dict[str, Any]) -> dict[str, Any]:
-    checked = {}
-    for name, value in config.items():
         if name not in KEYS:
             close = difflib.get_close_matches(name, KEYS, n=1)
             hint = f"Did you mean {close[0]}?" if close else f"Known are {', '.join(KEYS)}."
             raise MisconfigurationException(f"fsdp_config has an unknown key {name!r}. {hint}")
-        checked[name] = KEYS[name](name, value)
-    return checked
+        read = KEYS[name](f"fsdp_config: {name}", value)
+        if config.setdefault(name, read) != read:
+            raise MisconfigurationException(
+                f"fsdp_config has {name}={given[name]!r} and fsdp_{name}={given['fsdp_' + name]!r}, which are one key "
+                "with two values. Leave one of them out."
+            )
+    return config
 
 
 def _check_with_others(args: Any) -> None:
@@ -217,22 +173,11 @@ def _check_with_others(args: Any) -> None:
         )
 
 
-def _refused(name: str, value: Any, accepted: str) -> MisconfigurationException:
-    return MisconfigurationException(f"{name}={str(value)[:100]!r} is not accepted: it must be {accepted}.")
-
-
-def _flag(name: str, value: Any) -> bool:
-    flag = _FLAGS.get(str(value).lower())
-    if flag is None:
-        raise _refused(f"fsdp_config: {name}", value, "true or false")
-    return flag
-
-
 def _word(*words: str) -> Callable[[str, Any], str]:
     def read(name: str, value: Any) -> str:
         word = str(getattr(value, "name", value)).upper()
         if word not in words:
-            raise _refused(f"fsdp_config: {name}", value, "one of " + ", ".join(words))
+            raise refuse(name, value, "one of " + ", ".join(words))
         return word
 
     return read
@@ -241,7 +186,7 @@ def _word(*words: str) -> Callable[[str, Any], str]:
 def _version(name: str, value: Any) -> int:
     if str(value) != "2":
         raise MisconfigurationException(
-            f"fsdp_config: version={value!r} is not supported: this Trainer shards by PyTorch's FSDP2, which has "
+            f"{name}={value!r} is not supported: this Trainer shards by PyTorch's FSDP2, which has "
             "taken FSDP1's place. Leave it out."
         )
     return 2
@@ -249,21 +194,18 @@ def _version(name: str, value: Any) -> int:
 
 def _number(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise _refused(f"fsdp_config: {name}", value, "a whole number of at least 0")
+        raise refuse(name, value, "a whole number of at least 0")
     return value
 
 
 def _names(name: str, value: Any) -> list[str]:
-    names = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
-    if not isinstance(names, (list, tuple)) or not all(isinstance(item, str) and item for item in names):
-        raise _refused(f"fsdp_config: {name}", value, "the name of a class, or a list of them")
-    return list(names)
+    return read_names(name, [part.strip() for part in value.split(",")] if isinstance(value, str) else value)
 
 
 def _never(why: str) -> Callable[[str, Any], bool]:
     def read(name: str, value: Any) -> bool:
-        if _flag(name, value):
-            raise MisconfigurationException(f"fsdp_config: {name}=True is not supported: {why}. Leave it out.")
+        if read_flag(name, value):
+            raise MisconfigurationException(f"{name}=True is not supported: {why}. Leave it out.")
         return False
 
     return read
@@ -275,9 +217,9 @@ def _precision(name: str, value: Any) -> dict[str, Any]:
         return {"param_dtype": _format(name, value), "reduce_dtype": "float32"}
     known = ("param_dtype", "reduce_dtype", "output_dtype", "cast_forward_inputs")
     if not isinstance(value, dict) or not set(value) <= set(known):
-        raise _refused(f"fsdp_config: {name}", value, f"one of {', '.join(_FORMATS)}, or have {', '.join(known)}")
+        raise refuse(name, value, f"one of {', '.join(_FORMATS)}, or have {', '.join(known)}")
     return {
-        key: _flag(key, item) if key == "cast_forward_inputs" else item and _format(key, item)
+        key: read_flag(key, item) if key == "cast_forward_inputs" else item and _format(key, item)
         for key, item in value.items()
     }
 
@@ -286,15 +228,15 @@ def _format(name: str, value: Any) -> str:
     word = str(value).removeprefix("torch.")
     word = _FORMATS.get(word, word)
     if word not in _FORMATS.values():
-        raise _refused(f"fsdp_config: {name}", value, "one of " + ", ".join(_FORMATS))
+        raise refuse(name, value, "one of " + ", ".join(_FORMATS))
     return word
 
 
 KEYS: dict[str, Callable[[str, Any], Any]] = {
     "version": _version,
-    "reshard_after_forward": _flag,
-    "cpu_offload": _flag,
-    "activation_checkpointing": _flag,
+    "reshard_after_forward": read_flag,
+    "cpu_offload": read_flag,
+    "activation_checkpointing": read_flag,
     "state_dict_type": _word(FULL, SHARDED),
     "auto_wrap_policy": _word(BY_BLOCK, BY_SIZE, WHOLE),
     "transformer_layer_cls_to_wrap": _names,
@@ -304,5 +246,5 @@ KEYS: dict[str, Callable[[str, Any], Any]] = {
         "every process loads the model, from files that processes on one machine share in its cache"
     ),
     **dict.fromkeys(("xla", "xla_fsdp_v2"), _never("there is no TPU here")),
-    **dict.fromkeys(_WITHOUT_EFFECT, lambda name, value: value),
+    **dict.fromkeys(_WITHOUT_EFFECT, read_any),
 }

@@ -10,8 +10,8 @@ from transformers.trainer_callback import TrainerState
 
 from ..data.buckets import buckets_of
 from ..data.loader import length_of, num_examples
+from ..devices import ACCELERATORS
 from ..devices.facts import cpu_bfloat16
-from ..devices.precision_advice import precision_advice
 from ..training_args import TrainingArguments
 from ..utils.amounts import format_bytes
 from ..utils.overrides import Overrides
@@ -82,7 +82,7 @@ def announce(
         return
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     known = length_of(loader) is not None
-    advice = precision_advice(args.device.type, cpu_bfloat16())
+    advice = ACCELERATORS[args.device.type].precision_advice(cpu_bfloat16())
     precision = {"no": "as the model's weights"}.get(args.mixed_precision, f"autocast to {args.mixed_precision}")
     rows = {
         "Device": f"{args.device}: {args.decision.reason}",

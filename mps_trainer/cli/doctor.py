@@ -8,8 +8,7 @@ import shutil
 from typing import Any
 
 from ..devices.facts import MachineFacts, gather_all_facts
-from ..devices.finding_type import ERROR
-from ..devices.findings import decide, findings
+from ..devices.findings import ERROR, decide, findings
 from ..devices.recorded import WRITER, Recorded, names, read_facts
 from ..utils.refusal import WRONG_INPUT
 from ..version import __version__

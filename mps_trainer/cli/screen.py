@@ -7,11 +7,9 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-from ..devices.accelerators import MPSAccelerator
+from ..devices.accelerators import ACCELERATORS, MPSAccelerator
 from ..devices.facts import MachineFacts
-from ..devices.finding_type import ERROR, NOTE, Finding
-from ..devices.findings import decide, findings
-from ..devices.precision_advice import precision_advice
+from ..devices.findings import ERROR, NOTE, Finding, decide, findings
 from ..devices.probes import FALLBACK, switched_on, unreadable_switch
 from ..devices.watermarks import HIGH, LOW, limits
 from ..utils.amounts import format_bytes
@@ -93,7 +91,7 @@ def _rows(facts: MachineFacts, found: Sequence[Finding]) -> list[tuple[str, str]
         # another machine is no remedy for this one
         why = other.why if other.remedy.startswith("train on ") else f"{other.why}; {other.remedy}"
         rows.append((f"  not {other.name}", f"see {explained[other.name]}" if other.name in explained else why))
-    if decision is not None and (advice := precision_advice(decision.type, facts.cpu_bfloat16)) is not None:
+    if decision is not None and (advice := ACCELERATORS[decision.type].precision_advice(facts.cpu_bfloat16)):
         rows.append(("precision", advice))
     usable = MPSAccelerator.why_not(facts) is None
     if usable or (facts.system == "Darwin" and FALLBACK in facts.environment):

@@ -152,7 +152,7 @@ def gather_facts(
     a fact (`torch_version` None), not an error.
 
     That tensor is what makes torch read its memory limits from the environment, so on a Mac the lower one is put there
-    before where it would not fit: see `guards.watermarks`.
+    before where it would not fit: see `watermarks`.
 
     Args:
         memory_limit: the share of the recommended maximum to which memory will be limited; None for torch's own.
@@ -194,27 +194,18 @@ def gather_all_facts(probes: Probes | None = None, environ: MutableMapping[str, 
 
 def for_a_report(facts: MachineFacts, probes: Probes | None = None) -> MachineFacts:
     """Returns `facts`, gathered on this machine, with `gather_all_facts()`'s facts for a report added."""
-    more = _report_facts(facts, probes or Probes())
-    return MachineFacts(**{name: without_home(value) for name, value in {**vars(facts), **more}.items()})
-
-
-def _refuse_to_load() -> Any:
-    raise ValueError(f"it takes a whole number for {FALLBACK}")
-
-
-def _report_facts(facts: MachineFacts, probes: Probes) -> dict[str, Any]:
     from ..utils.home import cache_folder
 
-    mac = facts.system == "Darwin"
-    linux = facts.system == "Linux"
+    probes = probes or Probes()
+    mac, linux = facts.system == "Darwin", facts.system == "Linux"
     versions = {package: probes.version_of(package) for package in PACKAGES}
-    cache = cache_folder()
-    folder = None if cache is None else str(cache)
-    return {
+    folder = None if (cache := cache_folder()) is None else str(cache)
+    values = {
+        **vars(facts),
         "chip": probes.sysctl_text(CHIP) if mac else probes.linux_chip() if linux else None,
         "cpu_bfloat16": cpu_bfloat16(probes),
         "model": probes.sysctl_text("hw.model") if mac else None,
-        "memory_bytes": (probes.sysctl("hw.memsize") if mac else None) or probes.memory(),
+        "memory_bytes": probes.memory(),
         "recommended_bytes": probes.recommended_bytes() if facts.mps_allocation_ok else None,
         "conda": "conda-meta" in probes.names_in(sys.prefix),
         # One folder for each GPU. A container without access to them may list them too.
@@ -223,6 +214,11 @@ def _report_facts(facts: MachineFacts, probes: Probes) -> dict[str, Any]:
         "cache_free_bytes": None if folder is None else probes.free_bytes(folder),
         "packages": {package: version for package, version in versions.items() if version is not None},
     }
+    return MachineFacts(**{name: without_home(value) for name, value in values.items()})
+
+
+def _refuse_to_load() -> Any:
+    raise ValueError(f"it takes a whole number for {FALLBACK}")
 
 
 def without_home(value: Any) -> Any:
@@ -236,24 +232,16 @@ def without_home(value: Any) -> Any:
 
 
 def _platform_facts(probes: Probes) -> dict[str, Any]:
-    system = probes.system()
-    if system != "Darwin":
-        intel = probes.intel_gpus() if system == "Linux" else None
-        return {
-            "system": system,
-            "machine": probes.machine(),
-            "os_version": probes.release(),
-            "intel_gpus": intel,
-        }
-    virtual = probes.sysctl("kern.hv_vmm_present")
-    return {
-        "system": system,
-        "machine": probes.machine(),
-        "os_version": macos_version(probes.mac_version(), probes.release()),
+    facts: dict[str, Any] = {"system": probes.system(), "machine": probes.machine(), "os_version": probes.release()}
+    if facts["system"] == "Linux":
+        facts["intel_gpus"] = probes.intel_gpus()
+    if facts["system"] == "Darwin":
+        facts["os_version"] = macos_version(probes.mac_version(), probes.release())
         # platform.processor() says i386 and platform.machine() x86_64 under Rosetta, as on an Intel Mac; this differs.
-        "rosetta": probes.sysctl("sysctl.proc_translated") == 1,
-        "virtual_machine": None if virtual is None else virtual == 1,
-    }
+        facts["rosetta"] = probes.sysctl("sysctl.proc_translated") == 1
+        virtual = probes.sysctl("kern.hv_vmm_present")
+        facts["virtual_machine"] = None if virtual is None else virtual == 1
+    return facts
 
 
 def macos_version(reported: str, darwin_release: str) -> str:

@@ -1,33 +1,63 @@
 """Judges the facts of a machine: each finding has its remedy, the most helpful first.
 
-Pure, as deciding is: the facts of any machine can be judged on any other. This file has the findings about what a
-machine can train on, `settings.py` those about how it is set up.
+Pure, as deciding is: the facts of any machine can be judged on any other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ..errors import MisconfigurationException
+from ..utils.amounts import format_bytes
 from ..utils.documentation import page
-from . import settings
-from .accelerators import CUDAAccelerator, MPSAccelerator, XPUAccelerator
-from .accelerators.base import Obstacle, torch_missing
+from .accelerators import ACCELERATORS, MPSAccelerator
+from .accelerators.base import torch_missing
+from .accelerators.gpu import GPUAccelerator
 from .accelerators.mps import MINIMUM_MACOS, dotted, minimum_macos, too_new_torch
-from .facts import MachineFacts, parse_version
-from .finding_type import ERROR, NOTE, SEVERITIES, WARNING, Finding
+from .facts import LAUNCHER_INTEGERS, MachineFacts, parse_version
 from .known_faults import faults_to_warn_of
+from .probes import FALLBACK, switched_on, unreadable_switch
 from .resolver import Decision, DeviceRequest, is_true, resolve
+from .watermarks import HIGH, LOW, MOST, Ratio, limits
+
+ERROR = "error"  # keeps training from the best device of the machine, or from running at all
+WARNING = "warning"  # training runs, and may go wrong or be cut short
+NOTE = "note"  # as it should be, and good to know
+SEVERITIES = (ERROR, WARNING, NOTE)
 
 # The oldest releases that setup.cfg takes.
 MINIMUM_TORCH = (2, 6)
 MINIMUM_TRANSFORMERS = (5, 0)
 
-NATIVE_CONDA = (
-    "make a native environment: CONDA_SUBDIR=osx-arm64 conda create -n native python=3.11, then in it "
-    "conda config --env --set subdir osx-arm64, and install torch and this package there"
-)
+_GIB = 1024**3
+# The smallest Macs have 8, and macOS takes about 3 of them.
+LITTLE_MEMORY = 8 * _GIB
+# Each checkpoint of a model of 100 million parameters takes 1.2 GB: the weights, and AdamW's two numbers for each.
+LITTLE_DISK = 5 * _GIB
+# To unset; torchrun's count of restarts means nothing without them.
+LAUNCHER = (*(name for name in LAUNCHER_INTEGERS if not name.startswith("TORCHELASTIC")), "MASTER_ADDR")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A finding about a machine with its remedy.
+
+    `what` and `remedy` are clauses without a full stop.
+    """
+
+    name: str  # for programs; stays the same from release to release
+    severity: str
+    what: str
+    remedy: str
+    details: tuple[str, ...] = ()
+    device: str | None = None  # the finding is why this one is not used
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns every field, in types that JSON has."""
+        return {**dataclasses.asdict(self), "details": list(self.details)}
 
 
 def findings(facts: MachineFacts) -> tuple[Finding, ...]:
@@ -35,10 +65,12 @@ def findings(facts: MachineFacts) -> tuple[Finding, ...]:
 
     Within one severity the order is that of `CHECKS`, by what the remedy gains. () when all is well.
     """
-    found = [finding for check in CHECKS if (finding := check(facts)) is not None]
-    has_error = any(finding.severity == ERROR for finding in found)
-    if not has_error and (refused := _refused(facts)) is not None:
-        found.append(refused)
+    found = [finding for check in CHECKS for finding in check(facts)]
+    if not any(finding.severity == ERROR for finding in found):
+        decision, refusal = decide(facts)
+        if decision is None:
+            what, _, remedy = refusal.rstrip(".").rpartition(". ")
+            found.append(Finding("refused", ERROR, what, remedy))
     return tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
@@ -56,82 +88,68 @@ def trains_on(facts: MachineFacts) -> str | None:
     return None if decision is None else decision.type
 
 
-def _refused(facts: MachineFacts) -> Finding | None:
-    decision, refusal = decide(facts)
-    if decision is not None:
-        return None
-    what, _, remedy = refusal.rstrip(".").rpartition(". ")
-    return Finding("refused", ERROR, what, remedy)
+# --- torch, transformers and the GPU of a Mac --------------------------------------------------------------------
 
 
-# --- the GPU of a Mac --------------------------------------------------------------------------------------------
-
-
-def _mac_gpu(facts: MachineFacts) -> Finding | None:
-    """Returns a finding if torch cannot use a Mac's GPU or is slow on it."""
-    if facts.system != "Darwin":
-        return None
-    if facts.rosetta and facts.mps_allocation_ok:
-        obstacle: Obstacle | None = MPSAccelerator.why_not(replace(facts, mps_allocation_ok=False))
-        severity = WARNING
-    else:
-        obstacle = MPSAccelerator.why_not(facts)
-        severity = ERROR if obstacle and obstacle.repairable else WARNING
-    if obstacle is None or _is_of_settings(facts, obstacle):
-        return None
-    if facts.torch_version is None:
-        # On an Intel Mac there is no torch to install that would do.
-        severity = ERROR
-    remedy = NATIVE_CONDA if facts.rosetta and facts.conda else _torch_remedy(facts, obstacle)
-    what = obstacle.cause
-    if not facts.rosetta and facts.machine != "arm64":
-        what += f", and this package needs {dotted(MINIMUM_TORCH)}"
-    return Finding(obstacle.name, severity, what, remedy, device="mps")
-
-
-def _is_of_settings(facts: MachineFacts, obstacle: Obstacle) -> bool:
-    """Returns True if the cause is an environment variable, which has a finding of its own."""
-    if settings.switch_unreadable(facts) and obstacle.name == "torch":
-        return True
-    return "watermark ratio" in (facts.mps_allocation_error or "") and settings.refused_limits(facts) is not None
-
-
-def _torch_remedy(facts: MachineFacts, obstacle: Obstacle) -> str:
-    """Returns the obstacle's own remedy, or a better one where torch's error tells more."""
-    error = facts.torch_error or ""
-    if obstacle.name != "torch":
-        return obstacle.remedy
-    if "incompatible architecture" in error:
-        return (
-            f"reinstall torch for the architecture of this Python, {facts.machine}: "
-            "python -m pip install --force-reinstall --no-cache-dir torch"
-        )
-    if error.startswith("AttributeError"):
-        return (
-            "see where it comes from: `python -c 'import torch; print(torch)'`; if a file or folder of yours named "
-            "torch hides the real one, rename it"
-        )
-    return obstacle.remedy.replace("install it:", "install torch:")  # "reinstall" too
-
-
-def _torch(facts: MachineFacts) -> Finding | None:
-    """Returns a finding where torch is missing; `_mac_gpu` has a Mac's."""
-    if facts.system == "Darwin" or facts.torch_version is not None:
-        return None
-    obstacle = torch_missing(facts)
-    return Finding("torch", ERROR, obstacle.cause, _torch_remedy(facts, obstacle))
-
-
-def _old_torch(facts: MachineFacts) -> Finding | None:
+def _torch(facts: MachineFacts) -> Iterator[Finding]:
+    if facts.system != "Darwin" and facts.torch_version is None:
+        obstacle = torch_missing(facts)
+        yield Finding("torch", ERROR, obstacle.cause, obstacle.remedy)
+    if facts.system == "Darwin":
+        yield from _mac_gpu(facts)
     version = parse_version(facts.torch_version)
     x86_mac = facts.system == "Darwin" and facts.machine != "arm64"  # has no newer one
-    if not version or version >= MINIMUM_TORCH or x86_mac:
-        return None
-    return Finding(
-        "old-torch",
+    if () < version < MINIMUM_TORCH and not x86_mac:
+        what = f"torch {facts.torch_version} is older than {dotted(MINIMUM_TORCH)}, the oldest that this package takes"
+        yield Finding("old-torch", ERROR, what, _newer_torch(facts))
+
+
+def _mac_gpu(facts: MachineFacts) -> Iterator[Finding]:
+    """Yields findings if torch cannot use a Mac's GPU or is slow on it."""
+    unreadable = unreadable_switch(facts.environment.get(FALLBACK))
+    refused_limits = list(_refused_limits(facts))
+    obstacle = MPSAccelerator.why_not(facts)
+    severity = ERROR if obstacle and obstacle.repairable else WARNING
+    if facts.rosetta and facts.mps_allocation_ok:
+        obstacle, severity = MPSAccelerator.why_not(replace(facts, mps_allocation_ok=False)), WARNING
+    elif facts.torch_version is None:
+        severity = ERROR  # on an Intel Mac there is no torch to install that would do
+    if obstacle is not None and not (unreadable and obstacle.name == "torch") and not refused_limits:
+        intel = f", and this package needs {dotted(MINIMUM_TORCH)}" if obstacle.name == "intel-mac" else ""
+        yield Finding(obstacle.name, severity, obstacle.cause + intel, obstacle.remedy, device="mps")
+    if unreadable:
+        yield Finding(
+            "unreadable-switch",
+            ERROR,
+            f"{FALLBACK}={facts.environment[FALLBACK]!r} is not a whole number, and with it torch fails to load on a "
+            "Mac",
+            f"unset {FALLBACK}, or set it to 1",
+            device="mps",
+        )
+    yield from refused_limits
+
+
+def _refused_limits(facts: MachineFacts) -> Iterator[Finding]:
+    """Yields a finding for a limit out of range, or a low one above the high one: torch refuses every allocation."""
+    given = [name for name in (HIGH, LOW) if name in facts.environment]
+    if facts.mps_allocation_ok or not given:
+        return
+    high = Ratio(facts.environment.get(HIGH, "1.7")).value  # torch's own, in force when its allocator is made
+    low = limits(facts.environment)[1]
+    highest = high if 0 < high <= MOST else MOST
+    if HIGH in given and not 0 <= high <= MOST:
+        what = f"{HIGH}={facts.environment[HIGH]} is not between 0 and {MOST:g}"
+    elif LOW in given and not 0 <= low <= highest:
+        top = f"{HIGH}={facts.environment[HIGH]}" if HIGH in given and high > 0 else f"{highest:g}"
+        what = f"{LOW}={facts.environment[LOW]} is not between 0 and {top}"
+    else:
+        return
+    yield Finding(
+        "refused-limits",
         ERROR,
-        f"torch {facts.torch_version} is older than {dotted(MINIMUM_TORCH)}, the oldest that this package takes",
-        _newer_torch(facts),
+        f"{what}, so torch refuses every allocation on mps",
+        f"unset {' '.join(given)}; memory_fraction=0.8 limits a run by itself",
+        device="mps",
     )
 
 
@@ -148,29 +166,25 @@ def _newer_torch(facts: MachineFacts, least: tuple[int, ...] = MINIMUM_TORCH) ->
     return f"install a newer torch: python -m pip install -U 'torch>={dotted(least)}{last}'"
 
 
-def _transformers(facts: MachineFacts) -> Finding | None:
-    if not facts.packages:  # not asked
-        return None
-    version = facts.packages.get("transformers")
-    remedy = f"python -m pip install -U 'transformers>={dotted(MINIMUM_TRANSFORMERS)},<{MINIMUM_TRANSFORMERS[0] + 1}'"
+def _transformers(facts: MachineFacts) -> Iterator[Finding]:
+    version, oldest = facts.packages.get("transformers"), dotted(MINIMUM_TRANSFORMERS)
     if version is None:
-        return Finding(
-            "transformers", ERROR, "transformers is not installed in this Python", f"install transformers: {remedy}"
-        )
-    if () < parse_version(version) < MINIMUM_TRANSFORMERS:
-        oldest = dotted(MINIMUM_TRANSFORMERS)
+        what = "transformers is not installed in this Python"
+    else:
         what = f"transformers {version} is older than {oldest}, the oldest that this package takes"
-        return Finding("transformers", ERROR, what, f"install a newer transformers: {remedy}")
-    return None
+    # without packages nobody has looked
+    if facts.packages and (version is None or () < parse_version(version) < MINIMUM_TRANSFORMERS):
+        remedy = f"python -m pip install -U 'transformers>={oldest},<{MINIMUM_TRANSFORMERS[0] + 1}'"
+        yield Finding("transformers", ERROR, what, f"install transformers: {remedy}")
 
 
-def _wrong_results(facts: MachineFacts) -> Finding | None:
-    """Returns the known faults of this torch on this Mac, and the smallest update that ends all it can."""
+def _wrong_results(facts: MachineFacts) -> Iterator[Finding]:
+    """Yields the known faults of this torch on this Mac, and the smallest update that ends all it can."""
     if trains_on(facts) != "mps" or facts.system != "Darwin" or facts.mps_simulated:
-        return None
+        return
     faults = faults_to_warn_of(facts.torch_version, facts.os_version, facts.chip)
     if not faults:
-        return None
+        return
     torch = max((fault.torch_before for fault in faults if fault.torch_before), default=None)
     macos = max(
         (fault.macos_before for fault in faults if fault.macos_before and not fault.torch_before), default=None
@@ -182,7 +196,7 @@ def _wrong_results(facts: MachineFacts) -> Finding | None:
     where = f"macOS {facts.os_version}"
     if any(fault.chips for fault in faults):
         where = f"an {facts.chip} with {where}"
-    return Finding(
+    yield Finding(
         "wrong-results",
         WARNING,
         f"torch {facts.torch_version} on {where} is known to compute wrong results",
@@ -191,111 +205,147 @@ def _wrong_results(facts: MachineFacts) -> Finding | None:
     )
 
 
-# --- other GPUs --------------------------------------------------------------------------------------------------
+# --- other GPUs, processes ---------------------------------------------------------------------------------------
 
 
-def _cuda(facts: MachineFacts) -> Finding | None:
-    """Returns a finding for GPUs that NVIDIA's driver lists or a variable hides, and torch cannot use."""
-    if facts.system == "Darwin" or facts.torch_version is None or facts.cuda_count:
-        return None
-    obstacle = CUDAAccelerator.why_not(facts)
-    assert obstacle is not None
-    there = facts.nvidia_gpus or 0
-    if facts.cuda_built and "CUDA_VISIBLE_DEVICES" in facts.environment:
-        return Finding("cuda", ERROR if there else WARNING, obstacle.cause, obstacle.remedy, device="cuda")
-    if not there:
-        return None
-    driver = f"NVIDIA's driver lists {there} GPU{'s' if there > 1 else ''}"
-    if facts.cuda_built:
-        remedy = "see that `nvidia-smi` lists them and that the driver is new enough; a container needs --gpus all"
-        return Finding("cuda", ERROR, f"{driver}, and torch finds none", remedy, device="cuda")
-    remedy = "install a build with CUDA, as PyPI's for Linux is: python -m pip install --force-reinstall torch"
-    return Finding("cuda", ERROR, f"{driver}, and {obstacle.cause}", remedy, device="cuda")
-
-
-def _xpu(facts: MachineFacts) -> Finding | None:
-    """Returns a finding for an XPU build, which was chosen on purpose, that sees no GPU."""
-    if facts.system == "Darwin" or facts.torch_version is None or not facts.xpu_built or facts.xpu_count:
-        return None
-    obstacle = XPUAccelerator.why_not(facts)
-    assert obstacle is not None
-    remedy = obstacle.remedy.replace("lists one", "lists an Intel GPU")
-    return Finding("xpu", WARNING, obstacle.cause, remedy, device="xpu")
-
-
-def _asked_for_cpu(facts: MachineFacts) -> Finding | None:
+def _gpus(facts: MachineFacts) -> Iterator[Finding]:
+    """Yields findings for GPUs that are there, or a build for them, and that torch cannot use or is kept from."""
+    for kind, accelerator in ACCELERATORS.items():
+        obstacle = accelerator.why_not(facts)
+        if issubclass(accelerator, GPUAccelerator) and obstacle is not None and obstacle.name == kind:
+            severity = ERROR if obstacle.repairable else WARNING
+            yield Finding(kind, severity, obstacle.cause, obstacle.remedy, device=kind)
     value = facts.environment.get("ACCELERATE_USE_CPU")
-    if not is_true(value):
-        return None
-    idle = next((a for a in (MPSAccelerator, CUDAAccelerator, XPUAccelerator) if a.why_not(facts) is None), None)
-    if idle is None:
-        return None
-    return Finding(
-        "asked-for-cpu",
-        ERROR,
-        f"ACCELERATE_USE_CPU={value} is in the environment, so training leaves {idle.name()} idle, although it "
-        "works here",
-        "unset ACCELERATE_USE_CPU",
-        device=idle.name(),
-    )
+    idle = next((kind for kind, each in ACCELERATORS.items() if each.why_not(facts) is None), "cpu")
+    if is_true(value) and idle != "cpu":
+        what = (
+            f"ACCELERATE_USE_CPU={value} is in the environment, so training leaves {idle} idle, although it works here"
+        )
+        yield Finding("asked-for-cpu", ERROR, what, "unset ACCELERATE_USE_CPU", device=idle)
+    # Docker Desktop's kernel is named linuxkit
+    if "linuxkit" in facts.os_version and facts.machine in ("aarch64", "arm64"):
+        yield Finding(
+            "container-on-a-mac",
+            WARNING,
+            "this is a Linux container of Docker Desktop; if the machine is a Mac, its GPU cannot be reached from "
+            "here",
+            "train outside the container, with a Python for macOS",
+            device="mps",
+        )
 
 
-def _idle_gpus(facts: MachineFacts) -> Finding | None:
-    device = trains_on(facts)
-    count = {"cuda": facts.cuda_count, "xpu": facts.xpu_count}.get(device or "", 0)
-    if count < 2:
-        return None
-    variable = "CUDA_VISIBLE_DEVICES" if device == "cuda" else "ZE_AFFINITY_MASK"
-    what = f"{count} GPUs are here, and this release trains on one of them"
-    return Finding("idle-gpus", NOTE, what, f"the others are free for other runs: {variable}=1 chooses the second")
+def _processes(facts: MachineFacts) -> Iterator[Finding]:
+    unset = f"unset {' '.join(LAUNCHER)}"
+    if (facts.world_size or 1) > 1 and facts.mps_allocation_ok:
+        yield Finding(
+            "several-processes",
+            ERROR,
+            f"WORLD_SIZE is {facts.world_size} in the environment, as torchrun sets it, and mps trains in one process",
+            f"start the script with python, without a launcher; if none was used: {unset}",
+        )
+    if facts.world_size == 1 or (facts.world_size is None and facts.rank is not None):
+        what = "variables of torchrun are in the environment, for one process"
+        yield Finding("one-process", NOTE, what, f"this is harmless; if no launcher was used: {unset}")
+    accelerator = ACCELERATORS[trains_on(facts) or "cpu"]
+    if (count := accelerator.count(facts)) > 1:
+        what = f"{count} GPUs are here, and this release trains on one of them"
+        remedy = f"the others are free for other runs: {accelerator.visible_variable}=1 chooses the second"
+        yield Finding("idle-gpus", NOTE, what, remedy)
 
 
-def _container_on_a_mac(facts: MachineFacts) -> Finding | None:
-    """Returns a finding for an arm64 container of Docker Desktop, whose kernel is named linuxkit."""
-    if "linuxkit" not in facts.os_version or facts.machine not in ("aarch64", "arm64"):
-        return None
-    return Finding(
-        "container-on-a-mac",
-        WARNING,
-        "this is a Linux container of Docker Desktop; if the machine is a Mac, its GPU cannot be reached from here",
-        "train outside the container, with a Python for macOS",
-        device="mps",
-    )
+# --- environment variables on a machine with mps, memory, disk ---------------------------------------------------
 
 
-def _simulated(facts: MachineFacts) -> Finding | None:
-    if not facts.mps_simulated:
-        return None
-    return Finding(
-        "simulated",
-        NOTE,
-        "this mps device is simulated on the CPU; its speed says nothing about a Mac",
-        "run without mps_trainer.simulator to judge the real machine",
-    )
+def _limits(facts: MachineFacts) -> Iterator[Finding]:
+    """Yields findings for limits of memory that torch takes."""
+    ratios = {name: Ratio(facts.environment[name]) for name in (HIGH, LOW) if name in facts.environment}
+    if not facts.mps_allocation_ok or not ratios:
+        return
+    high = ratios.get(HIGH)
+    if high is not None and high.value == 0:
+        read = "" if high.is_number else ", which is not a number and which torch reads as 0,"
+        yield Finding(
+            "no-limit",
+            WARNING,
+            f"{HIGH}={high.text}{read} removes the memory limit on mps: a run that needs more memory swaps and can "
+            "freeze the Mac",
+            f"unset {HIGH}; a run then stops at the limit that Metal recommends (memory_fraction=1.0), and "
+            "auto_find_batch_size=True makes its batches fit",
+        )
+        del ratios[HIGH]
+    if high is not None and 1 < high.value <= MOST:
+        what = f"{HIGH}={high.text} lets a run hold more than Metal recommends, and the Mac may swap"
+        yield Finding("limits-beyond", NOTE, what, f"unset {HIGH} if training is slow")
+    if wrong := {name: ratio for name, ratio in ratios.items() if not ratio.is_number}:
+        given = " and ".join(f"{name}={ratio.text}" for name, ratio in wrong.items())
+        read = ", ".join(f"{ratio.value:g}" for ratio in wrong.values())
+        yield Finding(
+            "unclear-limits", WARNING, f"{given}: torch reads {read}", "give a number such as 0.8, or unset it"
+        )
 
 
-CHECKS: tuple[Callable[[MachineFacts], Finding | None], ...] = (
+def _switches(facts: MachineFacts) -> Iterator[Finding]:
+    if facts.mps_simulated:
+        yield Finding(
+            "simulated",
+            NOTE,
+            "this mps device is simulated on the CPU; its speed says nothing about a Mac",
+            "run without mps_trainer.simulator to judge the real machine",
+        )
+    if not facts.mps_allocation_ok:
+        return
+    if facts.fallback_set_too_late:
+        yield Finding(
+            "late-switch",
+            WARNING,
+            f"{FALLBACK} was set after torch was imported and has no effect, because torch reads it once, when loaded",
+            "set it in the shell, or at the top of the script before the first import of torch",
+        )
+    elif switched_on(facts.environment.get(FALLBACK)):
+        yield Finding(
+            "switch-on",
+            NOTE,
+            f"{FALLBACK} is on: an operator without a kernel for mps runs slowly on the CPU, with copies in both "
+            "directions",
+            "find these operators with mps-trainer check SCRIPT; if there are none, unset the variable",
+        )
+    if switched_on(facts.environment.get("PYTORCH_MPS_FAST_MATH")):
+        yield Finding(
+            "fast-math",
+            NOTE,
+            "PYTORCH_MPS_FAST_MATH is on: Metal may assume that all numbers are finite, so a nan loss may go "
+            "unnoticed",
+            "unset it if results look wrong",
+        )
+
+
+def _room(facts: MachineFacts) -> Iterator[Finding]:
+    if facts.memory_bytes is not None and facts.memory_bytes <= LITTLE_MEMORY:
+        shared = ", which the GPU shares with macOS and every program" if facts.mps_allocation_ok else ""
+        yield Finding(
+            "little-memory",
+            WARNING,
+            f"this machine has {format_bytes(facts.memory_bytes)} of memory{shared}",
+            "set auto_find_batch_size=True, which halves batches that do not fit, and close other programs; "
+            f"{page('memory')} has more",
+        )
+    if facts.cache_free_bytes is not None and facts.cache_free_bytes < LITTLE_DISK:
+        yield Finding(
+            "little-disk",
+            WARNING,
+            f"{format_bytes(facts.cache_free_bytes)} are free on the disk of {facts.cache_folder}, which holds "
+            "models, checkpoints and swap",
+            "free some disk space, or point HF_HOME, MPS_TRAINER_CACHE and --output_dir to another disk",
+        )
+
+
+CHECKS: tuple[Callable[[MachineFacts], Iterator[Finding]], ...] = (
     _torch,
-    _mac_gpu,
-    settings.unreadable_switch,
-    settings.refused_limits,
-    _old_torch,
     _transformers,
-    _cuda,
-    _asked_for_cpu,
-    settings.several_processes,
-    _container_on_a_mac,
+    _gpus,
     _wrong_results,
-    settings.no_limit,
-    settings.late_switch,
-    _xpu,
-    settings.little_memory,
-    settings.little_disk,
-    settings.unclear_limits,
-    _simulated,
-    settings.switch_on,
-    settings.fast_math,
-    settings.limits_beyond,
-    settings.one_process_of_torchrun,
-    _idle_gpus,
+    _limits,
+    _switches,
+    _room,
+    _processes,
 )

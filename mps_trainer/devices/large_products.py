@@ -51,23 +51,14 @@ def concerns(torch_version: str, chip: str | None) -> bool:
     return is_chip(chip, M1_AND_M2) and parse_version(torch_version) < MENDED_IN_2D
 
 
-def wide_layers(layers: Mapping[str, Layer]) -> list[str]:
-    """Returns the names of the layers whose size makes a product wrong in any batch of 16 tokens or more."""
-    return [
-        name
-        for name, layer in layers.items()
-        if max(layer.inputs, layer.outputs) >= INNER and min(layer.inputs, layer.outputs) >= OUTER
-    ]
-
-
 def warning_of_width(layers: Mapping[str, Layer], torch_version: str) -> str | None:
     """Returns the warning for a model, before it is trained where `concerns` is true; None if it needs none."""
-    names = wide_layers(layers)
+    sizes = {name: sorted((layer.inputs, layer.outputs)) for name, layer in layers.items()}
+    names = [name for name, (narrow, wide) in sizes.items() if wide >= INNER and narrow >= OUTER]
     if not names:
         return None
-    layer = layers[names[0]]
-    size = max(layer.inputs, layer.outputs)
-    if layer.outputs == size:
+    size = sizes[names[0]][1]
+    if layers[names[0]].outputs == size:
         return _warning(f"Gradients that come through {_first(names)} ({size:,} outputs)", torch_version)
     return _warning(f"Outputs of {_first(names)} ({size:,} inputs)", torch_version)
 

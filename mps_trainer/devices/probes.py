@@ -11,7 +11,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,42 +35,37 @@ class _TorchLoadWatch:
     loading (transformers does that). The first look-up of a module inside torch says that the load is under way.
     """
 
-    def __init__(self, environ: Mapping[str, str], modules: Mapping[str, Any]) -> None:
-        self._environ = environ
-        # With torch in memory already, the switch as it stands now is the best evidence there is.
-        self._seen: bool | None = self._is_on() if "torch" in modules else None
-
-    def _is_on(self) -> bool:
-        return switched_on(self._environ.get(FALLBACK))
+    # With torch in memory already, the switch as it stands now is the best evidence there is.
+    seen: bool | None = switched_on(os.environ.get(FALLBACK)) if "torch" in sys.modules else None
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
         if fullname == "torch":
-            self._seen = self._is_on()
+            self.seen = switched_on(os.environ.get(FALLBACK))
         elif fullname.startswith("torch."):
             # A new list, because the import system is iterating over the old one and would skip the next finder.
             sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
-        return None
-
-    def fallback_when_loaded(self, modules: Mapping[str, Any]) -> bool | None:
-        return self._seen if "torch" in modules else None
 
 
-_watch = _TorchLoadWatch(os.environ, sys.modules)
+_watch = _TorchLoadWatch()
 if "torch" not in sys.modules:
     sys.meta_path.insert(0, _watch)
 
 
+def fallback_when_torch_loaded() -> bool | None:
+    """Returns True if PYTORCH_ENABLE_MPS_FALLBACK was on when torch was loaded; None before that."""
+    return _watch.seen if "torch" in sys.modules else None
+
+
 def fallback_switch() -> bool:
     """Returns True if PYTORCH_ENABLE_MPS_FALLBACK was on when torch was loaded, or is on before it is."""
-    return bool(_watch.fallback_when_loaded(sys.modules) if "torch" in sys.modules else _watch._is_on())
+    return bool(_watch.seen) if "torch" in sys.modules else switched_on(os.environ.get(FALLBACK))
 
 
-def physical_memory() -> int | None:
-    """Returns the bytes of the machine's memory; None where the system does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
+def physical_memory() -> int:
+    """Returns the bytes of the machine's memory."""
+    import psutil
+
+    return psutil.virtual_memory().total
 
 
 def _sysctl(name: str) -> bytes | None:
@@ -125,20 +120,20 @@ def _free_bytes(folder: str) -> int | None:
 
 def _linux_chip() -> str | None:
     """Returns the name of the processor; None where Linux does not say, as on arm64."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            names = (line.partition(":")[2].strip() for line in file if line.startswith("model name"))
-            return next(names, None)
-    except OSError:
-        return None
+    return _cpuinfo("model name")
 
 
 def _linux_cpu_flags() -> frozenset[str] | None:
     """Returns the instructions that the processor has beside the usual ones; None where Linux does not say."""
+    flags = _cpuinfo("flags", "Features")
+    return None if flags is None else frozenset(flags.split())
+
+
+def _cpuinfo(*names: str) -> str | None:
+    """Returns the first value of one of `names` in Linux's list of processors."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            lists = (line.partition(":")[2] for line in file if line.startswith(("flags", "Features")))
-            return next((frozenset(each.split()) for each in lists), None)
+            return next((line.partition(":")[2].strip() for line in file if line.startswith(names)), None)
     except OSError:
         return None
 
@@ -181,9 +176,9 @@ class Probes:
     mac_version: Callable[[], str] = lambda: platform.mac_ver()[0]
     sysctl: Callable[[str], int | None] = sysctl_int
     import_torch: Callable[[], Any] = lambda: importlib.import_module("torch")
-    fallback_when_torch_loaded: Callable[[], bool | None] = lambda: _watch.fallback_when_loaded(sys.modules)
+    fallback_when_torch_loaded: Callable[[], bool | None] = fallback_when_torch_loaded
     sysctl_text: Callable[[str], str | None] = sysctl_text
-    memory: Callable[[], int | None] = physical_memory
+    memory: Callable[[], int] = physical_memory
     version_of: Callable[[str], str | None] = _version_of
     free_bytes: Callable[[str], int | None] = _free_bytes
     names_in: Callable[[str], list[str]] = _names_in

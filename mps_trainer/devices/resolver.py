@@ -13,14 +13,10 @@ from ..errors import DeviceUnavailableError, MisconfigurationException
 from ..utils.text import counted
 from .accelerators import ACCELERATORS, Accelerator, Devices, MPSAccelerator
 from .accelerators.base import read_devices, torch_missing
-from .distributed_backends import refuse_backend, refuse_processes
 from .facts import FALLBACK, MachineFacts
 
 if TYPE_CHECKING:
     import torch
-
-GPUS = tuple(name for name in ACCELERATORS if name != "cpu")
-ACCEPTED = ("auto", *ACCELERATORS, "gpu")
 
 
 @dataclass(frozen=True)
@@ -55,7 +51,7 @@ class Rejected:
 class Decision:
     """The device of this process and the reasons. `str()` is for people, `to_dict()` for machines."""
 
-    type: str  # "mps", "cuda", "xpu" or "cpu"
+    type: str  # as torch names it: "mps", "cuda", "xpu" or "cpu"
     index: int | None  # None for mps and cpu, which have one device
     reason: str
     rejected: tuple[Rejected, ...] = ()
@@ -102,8 +98,8 @@ def resolve(request: DeviceRequest, facts: MachineFacts) -> Decision:
     """
     choice = _choose(request, facts)
     chosen = ACCELERATORS[choice.name]
-    refuse_backend(chosen, request.ddp_backend)
-    refuse_processes(chosen, facts)
+    _refuse_backend(chosen, request.ddp_backend)
+    _refuse_processes(chosen, facts)
     return Decision(
         type=choice.name,
         index=_index(chosen, request.devices, facts),
@@ -116,6 +112,42 @@ def resolve(request: DeviceRequest, facts: MachineFacts) -> Decision:
         local_rank=facts.local_rank or 0,
         restarts=facts.torchelastic_restart_count or 0,
         meeting_point=f"tcp://{facts.master_addr}:{facts.master_port}" if facts.slurm else None,
+    )
+
+
+def _refuse_backend(chosen: type[Accelerator], backend: str | None) -> None:
+    """Raises MisconfigurationException if `backend`, a `ddp_backend`, cannot be used on the chosen device."""
+    if backend is None or backend in chosen.backends:
+        return
+    if not chosen.backends:
+        raise _one_process_only(f"ddp_backend={backend!r} was requested")
+    needs = " or ".join(name for name, kind in ACCELERATORS.items() if backend in kind.backends)
+    why = f"it needs {needs}" if needs else "no accelerator of this package uses it"
+    raise MisconfigurationException(
+        f"ddp_backend={backend!r} cannot be used on {chosen.kind}: {why}. "
+        f"Take one of {', '.join(map(repr, chosen.backends))}, or leave ddp_backend out."
+    )
+
+
+def _refuse_processes(chosen: type[Accelerator], facts: MachineFacts) -> None:
+    """Raises MisconfigurationException if the processes that a launcher started cannot train on the chosen device."""
+    processes = facts.world_size or 1
+    if processes == 1 or chosen.kind == "cpu":
+        return
+    if not chosen.backends:
+        raise _one_process_only(f"The launcher started {processes} processes (WORLD_SIZE={processes})")
+    if facts.local_rank is None:
+        raise MisconfigurationException(
+            f"WORLD_SIZE is {processes} and LOCAL_RANK is not set, so this process cannot tell which "
+            f"{chosen.label} is its own. Start with torchrun, which sets both, or unset WORLD_SIZE."
+        )
+
+
+def _one_process_only(what: str) -> MisconfigurationException:
+    return MisconfigurationException(
+        f"{what}, and the device is mps: mps trains on one device in one process, because a Mac has one GPU and no "
+        f"torch.distributed backend reaches it. Either run the script with plain python, without a launcher and "
+        f"without ddp_backend, or train with several processes on the CPU: use_cpu=True with ddp_backend='gloo'."
     )
 
 
@@ -162,10 +194,11 @@ def _choose(request: DeviceRequest, facts: MachineFacts) -> _Choice:
 
 def _asked_accelerator(request: DeviceRequest) -> str:
     asked = request.accelerator
-    if not isinstance(asked, str) or asked.lower() not in ACCEPTED:
+    accepted = ("auto", *ACCELERATORS, "gpu")
+    if not isinstance(asked, str) or asked.lower() not in accepted:
         raise MisconfigurationException(
             f"accelerator={asked!r} is not an accelerator this package knows. "
-            f"Take one of {', '.join(map(repr, ACCEPTED))}."
+            f"Take one of {', '.join(map(repr, accepted))}."
         )
     return asked.lower()
 
@@ -183,7 +216,7 @@ def _cpu(facts: MachineFacts, asked: str, why: str, switch: str) -> _Choice:
 
 
 def _first_usable(asked: str, facts: MachineFacts) -> _Choice:
-    names = tuple(ACCELERATORS) if asked == "auto" else GPUS
+    names = [name for name in ACCELERATORS if asked == "auto" or name != "cpu"]
     for name in names:
         if ACCELERATORS[name].why_not(facts) is None:
             reason = f"accelerator={asked!r} takes the first usable of {', '.join(names)}"
@@ -222,18 +255,16 @@ def _rejected(name: str, choice: _Choice, facts: MachineFacts) -> Rejected:
 
 
 def _index(chosen: type[Accelerator], devices: Devices, facts: MachineFacts) -> int | None:
-    """Returns the index of this process's device; None for mps and cpu, of which there is one."""
+    """Returns the index of this process's device; None for a kind of which a machine has one."""
     asked = read_devices(devices)
     count = chosen.count(facts)
     wanted = chosen.choose_devices(devices, count)
-    if chosen is MPSAccelerator:
-        return None
     one_each = asked in ("auto", 1)  # every process takes the one of its local rank
     processes = facts.world_size or 1
     local_size = processes if facts.local_world_size is None else min(facts.local_world_size, processes)
     if not one_each and len(wanted) != local_size:
         raise _wrong_number(chosen, devices, len(wanted), local_size)
-    if chosen.name() == "cpu":
+    if not chosen.indexed:
         return None
     rank = facts.local_rank or 0
     if one_each and rank >= count:
@@ -253,13 +284,13 @@ def _at_most(count: int, facts: MachineFacts) -> str:
 def _wrong_number(
     chosen: type[Accelerator], devices: Devices, wanted: int, local_size: int
 ) -> MisconfigurationException:
-    units = counted(wanted, "process", "processes") if chosen.name() == "cpu" else counted(wanted, "device")
+    units = counted(wanted, "process", "processes") if chosen.kind == "cpu" else counted(wanted, "device")
     if local_size == 1:
         started = "one process was started, which trains on one device"
     else:
         started = f"the launcher started {local_size} processes on this machine, each of which trains on one device"
     return MisconfigurationException(
-        f"devices={devices!r} asks for {units} on {chosen.name()}, and {started}. Start one process for each: "
+        f"devices={devices!r} asks for {units} on {chosen.kind}, and {started}. Start one process for each: "
         f"torchrun --nproc_per_node {wanted} SCRIPT, or ask for devices=1."
     )
 
@@ -284,7 +315,7 @@ def _notes(choice: _Choice, facts: MachineFacts) -> tuple[str, ...]:
     if choice.name == "mps" and facts.rosetta:
         notes.append("this Python is an x86_64 build that Rosetta emulates; a native arm64 Python is faster.")
     idle = ACCELERATORS[choice.name].count(facts) - 1
-    if choice.name in ("cuda", "xpu") and (facts.world_size or 1) == 1 and idle > 0:
+    if ACCELERATORS[choice.name].indexed and (facts.world_size or 1) == 1 and idle > 0:
         notes.append(
             f"{idle} more {choice.name} device{'s' if idle > 1 else ''} would stay idle; "
             f"torchrun --nproc_per_node {idle + 1} SCRIPT trains on all of them."

@@ -58,9 +58,7 @@ def settle_low(environ: MutableMapping[str, str], high: float | None = None) -> 
     Args:
         high: the high watermark that will be set later. One in `environ` goes before it.
     """
-    try:
-        high = float(environ.get(HIGH, high if high is not None else _HIGH))
-    except ValueError:
-        return  # torch says so
-    if LOW not in environ and 0 < high < _HIGH:
+    if HIGH in environ:
+        high = Ratio(environ[HIGH]).value
+    if high is not None and LOW not in environ and 0 < high < _HIGH:
         environ[LOW] = f"{high * _LOW / _HIGH:.2f}"

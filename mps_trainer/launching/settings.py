@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..arguments.precision import LAUNCHED
+from ..arguments.model import LAUNCHED
 from ..devices import ACCELERATORS
 from ..devices.facts import FALLBACK
 from ..devices.watermarks import HIGH, settle_low

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..devices.accelerators import ACCELERATORS
+from ..devices.accelerators.cpu import SLOW_BFLOAT16
 from ..devices.facts import cpu_bfloat16
-from ..devices.kernels import scales_gradients
-from ..devices.precision_advice import SLOW_BFLOAT16
 from ..distributed.ddp import inside
 from ..distributed.sharded import is_sharded
 from ..errors import MisconfigurationException
@@ -168,7 +168,7 @@ def set_tf32(device: torch.device, wanted: bool | None) -> None:
 
 
 def _require(dtype: torch.dtype, device: torch.device) -> None:
-    if dtype is torch.float16 and not scales_gradients(device):
+    if dtype is torch.float16 and not ACCELERATORS[device.type].scales_gradients(torch.__version__):
         raise MisconfigurationException(
             f"fp16=True, but torch {torch.__version__} has no gradient scaler for mps, which came with torch 2.8. "
             "Install a newer one: python -m pip install -U 'torch>=2.8'; or use bf16=True (from macOS 14 on), or "

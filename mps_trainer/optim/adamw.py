@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.optim import optimizer as torch_optimizer
 
-from ..devices.kernels import fused_adamw_divides_gradients
+from ..devices.accelerators import ACCELERATORS
 
 _JOINED = 2**24  # elements: gradients are joined in pieces of at most this, so that little memory goes into it
 _ALONE = 2**22  # elements from which on a gradient is not worth copying
@@ -60,7 +60,10 @@ class AdamW(torch.optim.AdamW):
         super().__init__(params, **settings)
         devices = [parameter.device for group in self.param_groups for parameter in group["params"]]
         # a kernel that ignores the divisor cannot clip, and a scaler of float16 has to look at found_inf by itself
-        self._step_supports_amp_scaling = all(map(fused_adamw_divides_gradients, devices[:1]))
+        self._step_supports_amp_scaling = all(
+            device.type in ACCELERATORS and ACCELERATORS[device.type].divides_gradients(torch.__version__)
+            for device in devices[:1]
+        )
 
     @torch.no_grad()
     def clip_at_step(self, gradients: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor | None:

@@ -11,6 +11,7 @@ from transformers import optimization as their_optimization
 from transformers.trainer_pt_utils import LayerWiseDummyOptimizer, LayerWiseDummyScheduler, get_parameter_names
 
 from ..arguments.choices import OptimizerNames, SchedulerType
+from ..devices import ACCELERATORS
 from ..distributed.fsdp import is_shard
 from ..errors import MisconfigurationException, MissingPackageError, UnknownSettingError
 from ..training_args import TrainingArguments
@@ -20,15 +21,6 @@ from .adamw import AdamW
 logger = logging.getLogger(__name__)
 
 _NO_DECAY_NAMES = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
-# Devices whose AdamW is one kernel over all parameters. On mps it is not torch's default, and without it AdamW goes
-# through the parameters one by one (586 operators a step instead of 268 for a BERT of two layers).
-_FUSED_DEVICES = {"mps", "cuda", "xpu", "cpu"}
-_REFUSED: dict[str, str] = {
-    OptimizerNames.ADAMW_TORCH_XLA: "it is for TPUs, which are not supported",
-    OptimizerNames.ADAMW_TORCH_NPU_FUSED: "it is for Ascend NPUs, which are not supported",
-    OptimizerNames.LOMO: "it updates the weights inside of the backward pass, which this Trainer does not do",
-    OptimizerNames.ADALOMO: "it updates the weights inside of the backward pass, which this Trainer does not do",
-}
 _IN_8_BITS = frozenset(("adamw_8bit", "adamw_bnb_8bit", "ademamix_8bit", "lion_8bit", "rmsprop_bnb_8bit"))
 # GreedyLR is not in the first releases of transformers 5.
 _FOLLOW_METRIC = (torch.optim.lr_scheduler.ReduceLROnPlateau, getattr(their_optimization, "GreedyLR", ()))
@@ -75,12 +67,6 @@ class _Settings(dict):
 
 def class_and_settings(args: TrainingArguments, model: nn.Module | None = None) -> tuple[Any, dict[str, Any]]:
     """Returns the class, or factory, that `args.optim` names and its settings, as transformers does."""
-    reason = _REFUSED.get(args.optim)
-    if reason is not None:
-        raise MisconfigurationException(
-            f"optim='{choice_text(args.optim)}' is not supported: {reason}. Use optim='adamw_torch_fused', or "
-            "'adafactor' to save memory."
-        )
     reason = _why_not_on(args.device.type, choice_text(args.optim))
     if reason is not None:
         raise MisconfigurationException(
@@ -101,7 +87,7 @@ def class_and_settings(args: TrainingArguments, model: nn.Module | None = None) 
         raise MisconfigurationException(
             f"optim='{choice_text(args.optim)}' with optim_args={args.optim_args!r} cannot be used: {error}"
         ) from error
-    if args.optim == OptimizerNames.ADAMW_TORCH_FUSED and args.device.type not in _FUSED_DEVICES:
+    if args.optim == OptimizerNames.ADAMW_TORCH_FUSED and not ACCELERATORS[args.device.type].fused_adamw:
         settings.pop("fused", None)
     return kind, settings
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import typing
 from typing import Any, NoReturn
 
 from transformers import HfArgumentParser
 
-from ..arguments.checks import coerce, refuse
+from ..arguments.checks import coerce
+from ..arguments.fields import declarations
+from ..arguments.readers import refuse
 from ..errors import MisconfigurationException
 from ..utils.text import did_you_mean
 
@@ -57,7 +58,8 @@ def check_types(arguments: Any) -> None:
     Raises:
         ValueError: for a value that has no reading as that type, and for text that is no name and no path.
     """
-    coerce(arguments, typing.get_type_hints(type(arguments)))
+    kind: Any = type(arguments)
+    coerce(arguments, declarations(kind))
     for each in dataclasses.fields(arguments):
         value = getattr(arguments, each.name)
         if isinstance(value, str) and (

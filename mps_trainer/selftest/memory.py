@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..devices import ACCELERATORS
 from ..devices.watermarks import HIGH, memory_limit
 from ..guards.memory import free_unused, measure
 from ..guards.out_of_memory import DeviceOutOfMemoryError
@@ -16,7 +17,6 @@ from .results import CheckFailed, CheckSkipped
 
 ROOM = 256 * 2**20  # bytes above what the process holds: plenty for the tiny model
 PIECE, PIECES = 64 * 2**20, 4
-_SYNCHRONIZED = ("mps", "cuda", "xpu")
 
 
 class Greedy(nn.Module):
@@ -56,7 +56,7 @@ def limited(lab: Lab) -> tuple[str, dict[str, Any]]:
 
 def given_back(lab: Lab) -> tuple[str, dict[str, Any]]:
     """Checks that torch releases the memory of deleted tensors to the system when the guard asks for it."""
-    if lab.device.type not in _SYNCHRONIZED:
+    if ACCELERATORS[lab.device.type].torch_module() is None:
         raise CheckSkipped(f"torch has no memory cache on {lab.device.type}")
     free_unused(lab.device)
     before = _held(lab.device)

@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ..devices import ACCELERATORS
-from ..devices.kernels import scales_gradients
 from .lab import Lab, losses
 from .results import CheckFailed, CheckSkipped
 
@@ -46,7 +47,7 @@ def in_format(lab: Lab, name: str) -> tuple[str, dict[str, Any]]:
         raise CheckSkipped(
             "bfloat16 on mps came with macOS 14" if old else f"{lab.device.type} does not compute in {name}"
         )
-    if name == "fp16" and not scales_gradients(lab.device):
+    if name == "fp16" and not ACCELERATORS[lab.device.type].scales_gradients(torch.__version__):
         raise CheckSkipped("the gradient scaler for mps came with torch 2.8")
     return _compare(lab, TOLERANCES[name], **{name: True})
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from ..arguments.precision import LAUNCHED
+from ..arguments.model import LAUNCHED
 from ..devices import DeviceRequest, gather_facts, resolve
 from ..devices.facts import apple_chip, for_a_report
 from ..devices.known_faults import faults_to_warn_of

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import json
 import math
 import os
+import typing
 import warnings
 from pathlib import Path
 
@@ -14,11 +16,18 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mps_trainer import TrainingArguments
-from mps_trainer.arguments.checks import CHOICES, WORDS
+from mps_trainer.arguments.fields import declarations
 
 NAMES = [field.name for field in dataclasses.fields(TrainingArguments)]
+CHOICES = {
+    name: kind
+    for name, hint in typing.get_type_hints(TrainingArguments).items()
+    for kind in typing.get_args(hint)
+    if isinstance(kind, enum.EnumMeta)
+}
 KNOWN_WORDS = sorted(
-    {word for words in WORDS.values() for word in words} | {c.value for e in CHOICES.values() for c in e}
+    {word for field in declarations(TrainingArguments).values() for word in field.words or ()}
+    | {choice.value for kind in CHOICES.values() for choice in kind}
 )
 
 numbers = (

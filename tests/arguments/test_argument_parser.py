@@ -14,7 +14,6 @@ import pytest
 from transformers import HfArgumentParser
 
 from mps_trainer import TrainingArguments
-from mps_trainer.arguments.checks import CHOICES, WORDS
 
 
 @dataclass
@@ -136,11 +135,6 @@ def test_the_arguments_of_a_run_can_be_written_down_and_parsed_again(tmp_path):
     assert HfArgumentParser(TrainingArguments).parse_json_file(str(tmp_path / "args.json"))[0] == args
 
 
-def test_an_unknown_name_in_a_file_is_refused():
-    with pytest.raises(ValueError, match="learning_rat'"):
-        HfArgumentParser(TrainingArguments).parse_dict({"learning_rat": 1e-3})
-
-
 def test_a_subclass_with_more_fields_and_a_post_init_is_parsed():
     args = parse("--extra", "3", "--save_strategy", "no", kind=Extended)
     assert (args.extra, args.doubled, args.learning_rate, args.save_strategy) == (3, 6, 1e-3, "no")
@@ -176,28 +170,9 @@ def test_help_shows_every_field_with_its_text():
         assert " ".join(text.split()) in shown, name
 
 
-@pytest.mark.parametrize("name", [*CHOICES, *WORDS])
+@pytest.mark.parametrize("name", ["eval_strategy", "optim", "train_sampling_strategy", "log_level", "ddp_backend"])
 def test_a_wrong_choice_is_one_line_of_argparse_and_exit_2(name, capsys):
     with pytest.raises(SystemExit) as stopped:
         parse(f"--{name}", "bogus")
     assert stopped.value.code == 2
     assert capsys.readouterr().err.splitlines()[-1].split(": ", 1)[1].startswith("error: argument --" + name)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("seed", "abc"), ("learning_rate", "fast"), ("do_train", "maybe"), ("save_total_limit", "all")]
-)
-def test_text_for_a_number_is_one_line_of_argparse_and_exit_2(name, value, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        parse(f"--{name}", value)
-    assert stopped.value.code == 2
-    assert capsys.readouterr().err.splitlines()[-1].split(": ", 1)[1].startswith("error: argument --" + name)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("learning_rate", "-1"), ("max_steps", "0"), ("devices", "two"), ("lr_scheduler_kwargs", "{")]
-)
-def test_a_wrong_value_is_a_value_error_of_one_line(name, value):
-    with pytest.raises(ValueError, match=f"^{name}=") as refusal:
-        parse(f"--{name}", value)
-    assert "\n" not in str(refusal.value)

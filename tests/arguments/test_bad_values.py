@@ -21,119 +21,61 @@ SINGLE = [
     # below the range, above it, or outside every range
     ("max_steps", -2, "at least 1, or -1 to train for num_train_epochs"),
     ("max_steps", 0, "at least 1"),
-    ("num_train_epochs", -1, "at least 0"),
-    ("learning_rate", -5e-5, "at least 0"),
-    ("weight_decay", -0.01, "at least 0"),
     ("adam_beta1", 1.0, "at least 0 and below 1"),
-    ("adam_beta2", -0.1, "at least 0 and below 1"),
-    ("adam_epsilon", -1e-8, "at least 0"),
-    ("max_grad_norm", -1.0, "at least 0"),
-    ("warmup_steps", -1, "at least 0"),
     ("label_smoothing_factor", 1.1, "between 0 and 1"),
-    ("gradient_accumulation_steps", 0, "at least 1"),
-    ("per_device_train_batch_size", 0, "at least 1"),
-    ("per_device_eval_batch_size", -8, "at least 1"),
-    ("logging_steps", -1, "at least 0"),
-    ("eval_steps", -1, "at least 0"),
-    ("save_steps", -500, "at least 0"),
-    ("eval_delay", -1, "at least 0"),
-    ("save_total_limit", -1, "at least 0"),
-    ("eval_accumulation_steps", 0, "at least 1"),
-    ("dataloader_num_workers", -1, "at least 0"),
     ("dataloader_num_workers", 1_000_000, "at most "),
     ("dataloader_num_workers", 2**62, "at most "),
-    ("ddp_timeout", 0, "between 1 and 1000000000"),
     ("ddp_timeout", 10**15, "between 1 and 1000000000"),
-    ("seed", -1, "between 0 and 4294967295"),
     ("seed", 2**32, "between 0 and 4294967295"),
-    ("data_seed", -1, "between 0 and"),
     ("logging_steps", 0, "above 0 with logging_strategy='steps'"),
     ("save_steps", 0, "above 0 with save_strategy='steps'"),
     # not a number of the kind
     ("torch_empty_cache_steps", 1.0, "a whole number, not written as a fraction"),
-    ("torch_empty_cache_steps", 0.5, "a whole number"),
-    ("torch_empty_cache_steps", "none", "a whole number"),
-    ("torch_empty_cache_steps", 0, "at least 1"),
     ("logging_steps", 2.5, STEPS_OR_FRACTION),
-    ("eval_steps", 1.5, STEPS_OR_FRACTION),
-    ("save_steps", 10.1, STEPS_OR_FRACTION),
     ("learning_rate", NAN, "a finite number"),
     ("learning_rate", "fast", "a finite number"),
-    ("learning_rate", "", "a finite number"),
     ("learning_rate", True, "a finite number"),
     ("learning_rate", [5e-5], "a finite number"),
-    ("learning_rate", {}, "a finite number"),
     ("learning_rate", None, "a finite number"),
     ("learning_rate", 10**400, "a finite number"),
     ("num_train_epochs", INF, "a finite number"),
-    ("max_grad_norm", "inf", "a finite number"),
     ("weight_decay", 1j, "a finite number"),
     ("seed", 42.5, "a whole number"),
     ("seed", "abc", "a whole number"),
-    ("seed", None, "a whole number"),
     ("max_steps", "1.5", "a whole number"),
     ("max_steps", False, "a whole number"),
-    ("per_device_train_batch_size", "many", "a whole number"),
-    ("per_device_train_batch_size", (8,), "a whole number"),
-    ("save_total_limit", "none", "a whole number"),
-    ("local_rank", None, "a whole number"),
     # neither true nor false
     ("do_train", 2, "true or false"),
     ("do_train", "maybe", "true or false"),
-    ("do_train", None, "true or false"),
-    ("use_cpu", [], "true or false"),
     ("fp16", 1.0, "true or false"),
-    ("disable_tqdm", "none", "true or false"),
-    ("use_mps_device", "mps", "true or false"),
     # not one of the words
     ("eval_strategy", "sometimes", "one of no, steps, epoch"),
     ("eval_strategy", "best", "one of no, steps, epoch"),
     ("eval_strategy", True, "one of no, steps, epoch"),
-    ("eval_strategy", None, "one of no, steps, epoch"),
-    ("eval_strategy", ["steps"], "one of no, steps, epoch"),
     ("evaluation_strategy", "sometimes", "one of no, steps, epoch"),
-    ("save_strategy", "never", "one of no, steps, epoch, best"),
-    ("logging_strategy", "best", "one of no, steps, epoch"),
     ("lr_scheduler_type", "zigzag", "one of linear, cosine"),
-    ("lr_scheduler_type", False, "one of linear, cosine"),
     ("optim", "adamw_hf", "one of adamw_torch, adamw_torch_fused"),
     ("train_sampling_strategy", "sorted", "one of random, sequential"),
     ("log_level", "loud", "one of detail, debug"),
-    ("log_level_replica", 30, "must be text"),
     ("dataloader_multiprocessing_context", "thread", "one of fork, spawn, forkserver"),
     ("ddp_backend", "smoke_signals", "one of nccl, gloo, mpi, ccl, xccl"),
     ("accelerator", "tpu", "one of auto, mps, cuda, xpu, cpu, gpu"),
     ("accelerator", None, "must be text"),
-    ("log_level", None, "must be text"),
     ("devices", "two", "Accepted are 'auto', a number"),
-    ("devices", 1.5, "Accepted are 'auto', a number"),
-    ("devices", {}, "Accepted are 'auto', a number"),
     ("devices", [-1], "Accepted are 'auto', a number"),
     # text, paths, lists and JSON
-    ("run_name", 7, "must be text"),
     ("metric_for_best_model", 1, "must be text"),
-    ("metric_for_best_model", ["f1"], "must be text"),
     ("output_dir", "", PATH),
     ("output_dir", 5, PATH),
-    ("output_dir", False, PATH),
-    ("output_dir", [], PATH),
     ("output_dir", b"run", PATH),
     ("output_dir", "a\0b", PATH),
     ("output_dir", "\ud800", PATH),
-    ("resume_from_checkpoint", 3, PATH),
-    ("logging_dir", {}, PATH),
     ("label_names", {"labels": 1}, "a list of names"),
-    ("label_names", [1], "a list of names"),
     ("report_to", 1, "a list of names"),
-    ("report_to", [None], "a list of names"),
-    ("report_to", False, "a list of names"),
     ("report_to", "", "a list of names"),
     ("lr_scheduler_kwargs", "num_cycles=2", "a JSON object"),
     ("lr_scheduler_kwargs", "[1]", "a dictionary"),
-    ("lr_scheduler_kwargs", [], "a dictionary"),
     ("lr_scheduler_kwargs", {1: 2}, "a dictionary whose keys are text"),
-    ("activation_checkpointing_kwargs", "{", "a JSON object"),
-    ("activation_checkpointing", "perhaps", "true or false"),
     # right only together with something else
     ("dataloader_prefetch_factor", 2, WORKERS),
     ("dataloader_persistent_workers", True, WORKERS),
@@ -177,6 +119,27 @@ def test_a_bad_value_is_refused_by_name(name, value, accepted):
     assert "\n" not in message
 
 
+NOT_NEGATIVE = [
+    "num_train_epochs", "learning_rate", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon",
+    "max_grad_norm", "label_smoothing_factor", "neftune_noise_alpha", "dataloader_num_workers", "logging_steps",
+    "eval_steps", "eval_delay", "save_steps", "save_total_limit", "seed", "data_seed", "memory_fraction",
+]  # fmt: skip
+POSITIVE = [
+    "per_device_train_batch_size", "per_device_eval_batch_size", "num_length_buckets", "gradient_accumulation_steps",
+    "dataloader_prefetch_factor", "eval_accumulation_steps", "torch_empty_cache_steps", "ddp_bucket_cap_mb",
+    "ddp_timeout",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "below"), [*((name, -1) for name in NOT_NEGATIVE), *((name, 0) for name in POSITIVE)]
+)
+def test_a_number_below_the_range_is_refused(name, below):
+    says = rf"^{name}={below} is not accepted: it must be (at least|between) {below + 1}"
+    with pytest.raises(ValueError, match=says):
+        TrainingArguments(**{name: below})
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -217,29 +180,18 @@ def test_a_file_where_the_output_folder_should_be_is_refused(tmp_path, below):
 # field, value, what it becomes: each has one reading only
 ACCEPTED = [
     ("learning_rate", "2e-5", 2e-5),  # YAML has it as text, for want of a dot
-    ("learning_rate", " 3e-5 ", 3e-5),
-    ("learning_rate", np.float32(0.5), 0.5),
     ("learning_rate", 1, 1),
-    ("num_train_epochs", "3", 3.0),
-    ("max_steps", "100", 100),
     ("max_steps", 100.0, 100),
     ("max_steps", "1e3", 1000),
-    ("max_steps", np.int64(7), 7),
     ("data_seed", str(2**53 + 1), 2**53 + 1),  # exact, though no float is
     ("data_seed", np.int64(2**53 + 1), 2**53 + 1),
     ("eval_strategy", False, "no"),  # YAML's bare no
-    ("save_strategy", False, "no"),
-    ("logging_strategy", False, "no"),
     ("do_train", "true", True),
-    ("do_train", "No", False),
-    ("do_train", "y", True),
     ("do_train", 1, True),
     ("do_train", np.False_, False),
-    ("disable_tqdm", "yes", True),
     ("logging_steps", 10.0, 10),
     ("logging_steps", "0.1", 0.1),
     ("save_total_limit", None, None),
-    ("save_total_limit", "2", 2),
     ("output_dir", Path("run"), "run"),
     ("output_dir", None, "trainer_output"),
     ("resume_from_checkpoint", Path("run/checkpoint-5"), "run/checkpoint-5"),
@@ -249,16 +201,11 @@ ACCEPTED = [
     ("lr_scheduler_kwargs", {"num_cycles": 2}, {"num_cycles": 2}),
     ("label_names", "labels", ["labels"]),
     ("label_names", ("start", "end"), ["start", "end"]),
-    ("label_names", [], []),
     ("report_to", None, []),
     ("report_to", "none", []),
-    ("report_to", ("tensorboard",), ["tensorboard"]),
     ("devices", [0], [0]),
-    ("devices", 1, 1),
     ("devices", "0,1", "0,1"),
     ("devices", None, None),
-    ("max_grad_norm", 0, 0),
-    ("adam_beta1", 0, 0),
 ]
 
 
@@ -276,12 +223,6 @@ def test_workers_are_bounded_by_the_processors(monkeypatch):
         TrainingArguments(dataloader_num_workers=129)
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert TrainingArguments(dataloader_num_workers=64).dataloader_num_workers == 64
-
-
-def test_a_home_folder_is_expanded(monkeypatch):
-    monkeypatch.setenv("HOME", "/home/ada")
-    assert TrainingArguments(output_dir="~/run").output_dir == "/home/ada/run"
-    assert TrainingArguments(output_dir=Path("~/run")).output_dir == "/home/ada/run"
 
 
 def test_saving_less_often_than_evaluating_is_fine_when_it_is_a_multiple():

@@ -17,18 +17,12 @@ from mps_trainer.devices import (
     CPUAccelerator,
     CUDAAccelerator,
     DeviceRequest,
-    MachineFacts,
     XPUAccelerator,
     resolve,
 )
 from tests.devices.machines import CUDA_1, MACHINES, XPU_2, mac, pc
 
 KINDS = list(ACCELERATORS.values())
-
-
-def test_the_order_of_choice_is_the_order_of_the_table():
-    assert list(ACCELERATORS) == ["mps", "cuda", "xpu", "cpu"]
-    assert [kind.name() for kind in KINDS] == list(ACCELERATORS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -102,15 +96,6 @@ def test_the_memory_figures_of_mps_are_those_of_torch(monkeypatch):
     assert stats["mps_recommended_max_bytes"] == 3
 
 
-def test_precisions():
-    assert MPSAccelerator.precisions(mac("14.0", "2.9.0")) == ("fp32", "fp16", "bf16")
-    assert MPSAccelerator.precisions(mac("13.6", "2.8.0")) == ("fp32", "fp16")
-    assert MPSAccelerator.precisions(MACHINES["linux_simulated_mps"]) == ("fp32", "fp16", "bf16")
-    assert "fp64" in CUDAAccelerator.precisions(pc(**CUDA_1))
-    assert "bf16" in XPUAccelerator.precisions(pc(**XPU_2))
-    assert "fp64" in CPUAccelerator.precisions(pc())
-
-
 @pytest.mark.parametrize(("machine", "name"), [("m3_macos_15", "mps"), ("linux_8_cuda", "cuda:0"), ("linux", "cpu")])
 def test_a_decision_gives_a_torch_device_and_json(machine, name):
     decision = resolve(DeviceRequest(), MACHINES[machine])
@@ -119,13 +104,6 @@ def test_a_decision_gives_a_torch_device_and_json(machine, name):
     assert data["device"] == name
     assert data["type"] == decision.type
     assert [other["name"] for other in data["rejected"]] == [other.name for other in decision.rejected]
-
-
-def test_facts_and_decisions_cannot_be_changed():
-    with pytest.raises(AttributeError):
-        MachineFacts().system = "Darwin"
-    with pytest.raises(AttributeError):
-        resolve(DeviceRequest(), MACHINES["linux"]).type = "mps"
 
 
 def test_the_error_survives_a_process_boundary():
@@ -148,3 +126,33 @@ def test_an_object_passes_for_lightnings_own_once_lightning_is_loaded(monkeypatc
     module.MPSAccelerator = Theirs
     monkeypatch.setitem(sys.modules, module.__name__, module)
     assert isinstance(MPSAccelerator(), Theirs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "facts", "formats"),
+    [
+        (MPSAccelerator, mac("14.0", "2.9.0"), ("fp32", "fp16", "bf16")),
+        (MPSAccelerator, mac("13.6", "2.8.0"), ("fp32", "fp16")),
+        (MPSAccelerator, MACHINES["linux_simulated_mps"], ("fp32", "fp16", "bf16")),
+        (CUDAAccelerator, pc(**CUDA_1), ("fp32", "fp16", "bf16", "fp64")),
+        (XPUAccelerator, pc(**XPU_2), ("fp32", "fp16", "bf16")),
+        (CPUAccelerator, pc(), ("fp32", "fp16", "bf16", "fp64")),
+    ],
+)
+def test_precisions_depend_on_device_and_system(kind, facts, formats):
+    assert kind.precisions(facts) == formats
+
+
+@pytest.mark.parametrize(
+    ("kind", "torch_version", "scales", "divides"),
+    [
+        (MPSAccelerator, "2.7.1", False, False),
+        (MPSAccelerator, "2.8.0", True, False),
+        (MPSAccelerator, "2.13.0", True, True),
+        (CUDAAccelerator, "2.6.0", True, True),
+        (XPUAccelerator, "2.13.0", True, False),
+    ],
+)
+def test_gradient_scaling_depends_on_device_and_torch(kind, torch_version, scales, divides):
+    assert kind.scales_gradients(torch_version) is scales
+    assert kind.divides_gradients(torch_version) is divides

@@ -10,7 +10,7 @@ import pytest
 from mps_trainer import DeviceUnavailableError, MisconfigurationException, TrainingArguments
 from mps_trainer.devices import ACCELERATORS, DeviceRequest, resolve
 from mps_trainer.devices.accelerators.mps import NATIVE_PYTHON
-from tests.devices.machines import CUDA_8, MACHINES, XPU_2, mac, pc, under_torchrun
+from tests.devices.machines import CUDA_8, MACHINES, XPU_2, mac, pc
 
 # machine -> the device that accelerator="auto" gets
 AUTO = {
@@ -67,24 +67,18 @@ UNAVAILABLE = [
     ("m1_macos_13_torch_2.10", "mps", "macOS 13.7.4 is too old", "'torch<2.9'"),
     ("m2_macos_14_torch_2.15", "mps", "torch 2.15.0 runs MPS from macOS 15.0 on", "update macOS to 15 or later, or"),
     ("m2_macos_14_torch_2.15", "mps", "macOS 14.7 is too old", "MPS on macOS 14: python -m pip install 'torch<2.15'"),
-    ("m2_macos_13_torch_2.15", "mps", "torch 2.15.0 runs MPS from macOS 15.0 on", "'torch<2.9'"),
     ("m3_torch_without_mps", "mps", "torch 2.15.0 was built without MPS", "--force-reinstall torch"),
     ("m3_torch_missing", "mps", "torch is not installed", "pip install torch"),
     ("m3_torch_broken", "mps", "dlopen(libtorch_cpu.dylib)", "--force-reinstall torch"),
     ("m3_sandboxed", "mps", "gives this process no Metal device", "outside any sandbox"),
     ("m3_memory_full", "mps", "Tried to allocate 256 bytes", "free some of this Mac's memory"),
     ("m1_rosetta_torch_without_mps", "mps", "/usr/local/bin/python3", "native arm64 Python"),
-    ("m2_rosetta_mps_built_not_available", "mps", "Rosetta emulates", "native arm64 Python"),
     ("m2_rosetta_torch_missing", "mps", "Rosetta emulates", "native arm64 Python"),
     ("m2_rosetta_old_macos", "mps", "Rosetta emulates", "native arm64 Python"),
     ("intel_mac", "mps", "Intel Mac", "Apple-silicon Mac"),
-    ("intel_mac_torch_missing", "mps", "Intel Mac", "Apple-silicon Mac"),
     ("github_macos_15", "mps", "virtual Mac: torch reports MPS, but an allocation on it failed", "real Apple-silicon"),
     ("virtual_mac_without_metal", "mps", "virtual Mac without a Metal device", "real Apple-silicon Mac"),
     ("linux", "mps", "this machine runs Linux", "Apple-silicon Mac"),
-    ("linux_8_cuda", "mps", "this machine runs Linux", "Apple-silicon Mac"),
-    ("linux_torch_missing", "mps", "this machine runs Linux", "Apple-silicon Mac"),
-    ("windows_1_cuda", "mps", "this machine runs Windows", "Apple-silicon Mac"),
     ("m3_macos_15", "cuda", "CUDA does not exist on macOS", "NVIDIA GPU"),
     ("m3_macos_15", "xpu", "no XPU build for macOS", "Intel Arc"),
     ("linux", "cuda", "built without CUDA", "CUDA build of torch"),
@@ -95,8 +89,6 @@ UNAVAILABLE = [
     ("linux_cuda_build_without_driver", "cuda", "no NVIDIA GPU", "nvidia-smi"),
     ("linux_cuda_hidden", "cuda", "CUDA_VISIBLE_DEVICES=''", "unset CUDA_VISIBLE_DEVICES"),
     ("linux_xpu_without_driver", "xpu", "no Intel GPU", "driver"),
-    ("linux_2_xpu", "cuda", "built without CUDA", "CUDA build of torch"),
-    ("windows", "cuda", "built without CUDA", "CUDA build of torch"),
 ]
 
 # machine, accelerator, device
@@ -107,21 +99,12 @@ EXPLICIT = [
     ("m3_macos_15", "cpu", "cpu"),
     ("m3_macos_15", "gpu", "mps"),
     ("m2_rosetta_that_works", "mps", "mps"),
-    ("m3_accelerate_not_cpu", "mps", "mps"),
-    ("intel_mac", "cpu", "cpu"),
     ("linux_1_cuda", "gpu", "cuda:0"),
     ("linux_8_cuda", "cuda", "cuda:0"),
-    ("linux_8_cuda", "cpu", "cpu"),
     ("linux_2_xpu", "gpu", "xpu:0"),
     ("linux_2_xpu", "xpu", "xpu:0"),
     ("linux_simulated_mps", "mps", "mps"),
-    ("windows_1_cuda", "cuda", "cuda:0"),
 ]
-
-
-def test_every_machine_has_an_expectation():
-    assert set(AUTO) | {row[0] for row in NOTHING_TRAINS} == set(MACHINES)
-    assert len(MACHINES) >= 25
 
 
 @pytest.mark.parametrize(("machine", "device"), AUTO.items())
@@ -144,16 +127,6 @@ def test_an_accelerator_that_cannot_run_is_an_error_with_cause_and_remedy(machin
     assert remedy in caught.value.remedy
     assert message.index(caught.value.cause) < message.index(caught.value.remedy)
     assert "\n" not in message
-
-
-@pytest.mark.parametrize("machine", MACHINES)
-def test_rosetta_is_named_only_where_it_is_the_cause(machine):
-    facts = MACHINES[machine]
-    try:
-        text = str(resolve(DeviceRequest(accelerator="mps"), facts))
-    except DeviceUnavailableError as error:
-        text = str(error)
-    assert ("Rosetta" in text) == facts.rosetta
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -203,16 +176,6 @@ def test_an_unknown_accelerator_is_refused_with_the_accepted_ones(accelerator):
 
 
 @pytest.mark.parametrize(
-    ("machine", "accelerator"), [("m3_macos_15", "mps"), ("linux_8_cuda", "cuda"), ("linux", "gpu")]
-)
-def test_use_cpu_goes_before_an_accelerator_and_says_so(machine, accelerator):
-    decision = resolve(DeviceRequest(accelerator=accelerator, use_cpu=True), MACHINES[machine])
-    assert decision.type == "cpu"
-    assert decision.reason.startswith("use_cpu=True asks for the CPU")
-    assert f"the request for accelerator='{accelerator}' was ignored" in decision.reason
-
-
-@pytest.mark.parametrize(
     ("machine", "accelerator"), [("m3_accelerate_cpu", "mps"), ("linux_8_cuda_accelerate_cpu", "cuda")]
 )
 def test_the_cpu_switch_of_accelerate_is_honoured_and_named(machine, accelerator):
@@ -223,14 +186,6 @@ def test_the_cpu_switch_of_accelerate_is_honoured_and_named(machine, accelerator
     explicit = resolve(DeviceRequest(accelerator=accelerator), MACHINES[machine])
     assert explicit.type == "cpu"
     assert f"accelerator='{accelerator}' was ignored" in explicit.reason
-
-
-@pytest.mark.parametrize(("value", "device"), [(v, "cpu") for v in ("1", "true", "TRUE", "Yes", "on")] + [
-    (v, "mps") for v in ("0", "false", "False", "no", "off", "")
-])  # fmt: skip
-def test_values_of_the_cpu_switch_of_accelerate(value, device):
-    facts = mac("15.1", "2.15.0", environment={"ACCELERATE_USE_CPU": value})
-    assert resolve(DeviceRequest(), facts).type == device
 
 
 def test_mps_goes_before_cuda_and_cuda_before_xpu():
@@ -255,26 +210,6 @@ def test_the_text_puts_the_choice_first_and_names_each_candidate_once(machine):
     for other in decision.rejected:
         assert other.why in str(decision)
         assert other.remedy in str(decision)
-
-
-@pytest.mark.parametrize(
-    ("machine", "request_", "name", "why", "remedy"),
-    [
-        ("m3_macos_15", DeviceRequest(), "cpu", "available, but mps comes first", "accelerator='cpu' chooses it"),
-        ("linux_1_cuda", DeviceRequest(), "cpu", "available, but cuda comes first", "accelerator='cpu' chooses it"),
-        ("m3_macos_15", DeviceRequest("cpu"), "mps", "accelerator='cpu' asks for", "accelerator='mps' chooses it"),
-        ("m3_macos_15", DeviceRequest(use_cpu=True), "mps", "use_cpu=True", "without use_cpu"),
-        ("m3_accelerate_cpu", DeviceRequest(), "mps", "ACCELERATE_USE_CPU=True", "without ACCELERATE_USE_CPU"),
-        ("linux_simulated_mps", DeviceRequest("mps"), "cpu", "accelerator='mps' was requested", "accelerator='cpu'"),
-    ],
-)  # fmt: skip
-def test_a_candidate_that_works_but_was_passed_over_says_what_chooses_it(machine, request_, name, why, remedy):
-    decision = resolve(request_, MACHINES[machine])
-    (other,) = [other for other in decision.rejected if other.name == name]
-    assert other.why.startswith("available, but ")
-    assert why in other.why
-    assert remedy in other.remedy
-    assert not other.repairable
 
 
 def test_a_mac_whose_gpu_stays_idle_says_so():
@@ -303,10 +238,6 @@ def test_a_run_says_why_the_gpu_stays_idle_and_what_to_do(machine, monkeypatch, 
     assert obstacle.remedy[1:] in said
 
 
-def test_training_on_mps_under_rosetta_is_noted():
-    assert any("Rosetta" in note for note in resolve(DeviceRequest(), MACHINES["m2_rosetta_that_works"]).notes)
-
-
 def test_a_fallback_switch_set_too_late_is_noted_on_mps_alone():
     late = {"environment": {"PYTORCH_ENABLE_MPS_FALLBACK": "1"}, "fallback_when_torch_loaded": False}
     assert "PYTORCH_ENABLE_MPS_FALLBACK" in str(resolve(DeviceRequest(), mac("15.1", "2.15.0", **late)))
@@ -315,8 +246,8 @@ def test_a_fallback_switch_set_too_late_is_noted_on_mps_alone():
     assert resolve(DeviceRequest(), mac("15.1", "2.15.0", **in_time)).notes == ()
 
 
-def test_idle_gpus_are_noted_with_the_way_to_use_them():
-    (note,) = resolve(DeviceRequest(), MACHINES["linux_8_cuda"]).notes
-    assert note.startswith("7 more cuda devices")
-    assert "torchrun --nproc_per_node 8" in note
-    assert resolve(DeviceRequest(), under_torchrun(MACHINES["linux_8_cuda"], 8)).notes == ()
+@pytest.mark.parametrize("value", ["1", "TRUE", "Yes", " on "])
+def test_accelerates_switch_for_the_cpu_is_read_as_accelerate_reads_it(value):
+    for text, device in ((value, "cpu"), ("0", "mps"), ("False", "mps"), ("", "mps")):
+        facts = mac("15.1", "2.15.0", environment={"ACCELERATE_USE_CPU": text})
+        assert resolve(DeviceRequest(), facts).type == device

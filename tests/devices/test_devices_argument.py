@@ -9,7 +9,7 @@ import torch
 from transformers import HfArgumentParser
 
 from mps_trainer import DeviceUnavailableError, MisconfigurationException, TrainingArguments
-from mps_trainer.devices import CPUAccelerator, CUDAAccelerator, DeviceRequest, MPSAccelerator, resolve
+from mps_trainer.devices import DeviceRequest, MPSAccelerator, resolve
 from tests.devices.machines import MACHINES, under_torchrun
 
 ONE_MPS = ["auto", None, 1, "1", -1, "-1", [0], (0,), "0,"]
@@ -30,24 +30,12 @@ def test_anything_but_one_mps_device_is_refused(devices):
         resolve(DeviceRequest(accelerator="mps", devices=devices), MACHINES["m3_macos_15"])
 
 
-def test_two_mps_devices_are_refused_for_the_reason_that_there_is_one():
-    with pytest.raises(MisconfigurationException, match=r"there is one mps device.*Ask for devices=1"):
-        MPSAccelerator.parse_devices(2)
-
-
 @pytest.mark.parametrize(
     ("devices", "name"),
     [("auto", "cuda:0"), (None, "cuda:0"), (1, "cuda:0"), ("1", "cuda:0"), ([3], "cuda:3"), ("3,", "cuda:3")],
 )
 def test_one_process_takes_one_cuda_device(devices, name):
     assert resolve(DeviceRequest(devices=devices), MACHINES["linux_8_cuda"]).name == name
-
-
-@pytest.mark.parametrize("devices", [2, "2", 8, -1, [0, 1], "0,1"], ids=repr)
-def test_several_cuda_devices_in_one_process_are_refused_with_torchrun_as_the_way_on(devices):
-    number = {-1: 8, 8: 8}.get(devices if isinstance(devices, int) else 0, 2)
-    with pytest.raises(MisconfigurationException, match=rf"one process.*torchrun --nproc_per_node {number} "):
-        resolve(DeviceRequest(devices=devices), MACHINES["linux_8_cuda"])
 
 
 def test_all_devices_of_a_machine_with_one_is_that_one():
@@ -77,13 +65,6 @@ def test_one_process_on_the_cpu(devices):
     assert decision.index is None
 
 
-def test_several_processes_on_the_cpu_are_refused_with_torchrun_as_the_way_on():
-    with pytest.raises(MisconfigurationException, match=r"4 processes on cpu.*torchrun --nproc_per_node 4 "):
-        resolve(DeviceRequest(accelerator="cpu", devices=4), MACHINES["linux"])
-    with pytest.raises(MisconfigurationException, match="torchrun"):
-        resolve(DeviceRequest(accelerator="cpu", devices=10**12), MACHINES["linux"])
-
-
 def test_the_cpu_has_no_indices():
     with pytest.raises(MisconfigurationException, match="names GPUs by index"):
         resolve(DeviceRequest(accelerator="cpu", devices=[0]), MACHINES["linux"])
@@ -96,24 +77,6 @@ def test_the_number_of_devices_may_stay_in_the_script_under_torchrun():
         assert resolve(DeviceRequest(devices=devices), facts).name == name
     cpu = under_torchrun(MACHINES["linux"], 4, local_rank=3)
     assert resolve(DeviceRequest(devices=4), cpu).name == "cpu"
-
-
-@pytest.mark.parametrize("devices", [4, [0], -1], ids=repr)
-def test_a_number_of_devices_that_contradicts_torchrun_is_refused(devices):
-    with pytest.raises(MisconfigurationException, match="launcher started 2 processes"):
-        resolve(DeviceRequest(devices=devices), under_torchrun(MACHINES["linux_8_cuda"], 2))
-
-
-def test_numbers_of_devices_in_the_vocabulary_of_lightning():
-    assert CUDAAccelerator.choose_devices("auto", 4) == [0, 1, 2, 3]
-    assert CUDAAccelerator.choose_devices(2, 4) == [0, 1]
-    assert CUDAAccelerator.choose_devices("1,3", 4) == [1, 3]
-    assert CPUAccelerator.parse_devices("3") == 3
-
-
-def test_a_device_named_twice_is_refused():
-    with pytest.raises(MisconfigurationException, match="names a device twice"):
-        CUDAAccelerator.choose_devices([0, 0], 4)
 
 
 # --- the same through TrainingArguments, on a machine that has mps -----------------------------------------------

@@ -12,10 +12,9 @@ import pytest
 
 from mps_trainer.cli.doctor import report, status
 from mps_trainer.cli.screen import screen
-from mps_trainer.devices.finding_type import NOTE, SEVERITIES
-from mps_trainer.devices.findings import CHECKS, MINIMUM_TORCH, MINIMUM_TRANSFORMERS, findings
+from mps_trainer.devices.findings import CHECKS, MINIMUM_TORCH, MINIMUM_TRANSFORMERS, NOTE, SEVERITIES, findings
 from mps_trainer.devices.recorded import read_facts
-from tests.devices.diagnosed import DIAGNOSED, FALLBACK, HIGH, INSTALLED, LOW
+from tests.devices.diagnosed import DIAGNOSED, FALLBACK, HIGH, LOW
 from tests.devices.machines import MACHINES, mac, pc
 
 FACTS = {**MACHINES, **{name: row.facts for name, row in DIAGNOSED.items()}}
@@ -34,10 +33,11 @@ def test_the_first_remedy_is_the_one_that_gains_most(row):
         assert first.startswith("Nothing to fix. Training runs on ")
 
 
-def test_there_are_enough_machines_and_every_check_has_found_something():
-    assert len([row for row in DIAGNOSED.values() if row.findings]) >= 25
-    silent = [check.__name__ for check in CHECKS if not any(check(row.facts) for row in DIAGNOSED.values())]
-    assert silent == []
+def test_every_finding_is_found_on_some_machine():
+    source = Path(CHECKS[0].__code__.co_filename).read_text(encoding="utf-8")
+    names = set(re.findall(r'Finding\(\s*"([a-z-]+)"', source))
+    assert len(names) > 15
+    assert names <= {name for row in DIAGNOSED.values() for name in row.findings.split()}
 
 
 @pytest.mark.parametrize("name", FACTS)
@@ -117,12 +117,6 @@ def test_each_other_device_is_explained_once():
     assert printed.count("gives this process no Metal device") == 1
 
 
-def test_a_simulated_device_is_said_to_be_one():
-    lines = screen(MACHINES["linux_simulated_mps"]).splitlines()
-    assert lines[0] == "Nothing to fix. Training runs on mps, simulated on the CPU."
-    assert any(re.match(r"device +mps, simulated on the CPU: ", line) for line in lines)
-
-
 @pytest.mark.parametrize(
     ("environment", "loaded_with", "said"),
     [
@@ -166,11 +160,6 @@ def test_the_remedy_for_wrong_results_ends_all_of_them():
 def test_variables_for_mps_are_nothing_to_a_machine_without_it():
     environment = {FALLBACK: "true", HIGH: "much", "PYTORCH_MPS_FAST_MATH": "1"}
     assert findings(pc("2.15.0", environment=environment)) == ()
-
-
-def test_transformers_is_missed_only_where_it_was_looked_for():
-    assert findings(mac("15.5", "2.15.0", packages={})) == ()
-    assert findings(mac("15.5", "2.15.0", packages=INSTALLED)) == ()
 
 
 def test_the_oldest_versions_are_those_of_the_package():

@@ -19,29 +19,19 @@ ON_M1 = {177116, 195163}
     [
         ("2.6.0", "14.5", "Apple M3", {165257, *BEFORE_2_11} - {174861, 184180}),
         ("2.8.0", "15.6", "Apple M3", {161640, 163597, 180201, *BEFORE_2_11}),
-        ("2.8.0", "14.7.1", "Apple M3", {161640, 163597, 165257, *BEFORE_2_11}),
         ("2.10.0", "15.0", "Apple M4 Max", {180201, *BEFORE_2_11}),
         ("2.11.0", "26.3", "Apple M3", {176767, 180201, 184180, *BEFORE_2_13}),
-        ("2.12.0", "26.4", "Apple M3", {184180, *BEFORE_2_13}),
         ("2.13.0", "15.5", "Apple M1", {*ON_M1, *BEFORE_2_14}),
-        ("2.13.0", "26.5", "Apple M2 Ultra", {*ON_M1, *BEFORE_2_14}),
         ("2.13.0+cpu", "26.5", "Apple M3 Pro", BEFORE_2_14),
         ("2.13.0", "26.5", "Apple M5 Max", {180776, *BEFORE_2_14}),
-        ("2.13.0", "26.5", "Apple M1 (Virtual)", {*ON_M1, 192934, *BEFORE_2_14}),
         ("2.13.0", "26.0", "Apple M1 Max", {*ON_M1, 192934, *BEFORE_2_14}),
-        ("2.13.0", "15.7", "Apple M1 (Virtual)", {*ON_M1, *BEFORE_2_14}),
         ("2.13.0", "27.0", "Apple M1", {*ON_M1, 180201, 197796, *BEFORE_2_14}),
-        ("2.13.0", "27.0", "Apple M4", {180201, 197796, *BEFORE_2_14}),
-        ("2.13.0", "26.5", None, BEFORE_2_14),
         ("2.14.0", "26.6", "Apple M1", {195163, 192934, *BEFORE_2_15}),
         ("2.14.1", "26.6", "Apple M1", {195163, *BEFORE_2_15}),
-        ("2.14.1", "14.7", "Apple M3", BEFORE_2_15),
         ("2.15.0", "26.6", "Apple M2 Pro", {195163}),
         ("2.15.0", "27.0", "Apple M4", {180201}),
-        ("2.15.0", "26.6", "Apple M4", set()),
         ("2.8.0", "", "Apple M1", set()),
         (None, "15.0", "Apple M1", set()),
-        ("nightly", "15.0", "Apple M1", set()),
     ],
 )
 def test_a_machine_has_the_faults_within_whose_bounds_it_is(torch, macos, chip, issues):
@@ -54,9 +44,7 @@ def test_a_machine_has_the_faults_within_whose_bounds_it_is(torch, macos, chip, 
         ("2.9.0", "14.5", {194082}),
         ("2.10.0", "14.5", {175191, 189565, 194082}),
         ("2.12.0", "26.6", {175191, 189565, 194082, 189495, 192212}),
-        ("2.13.0", "26.6", {189565, 194082, 189495, 192212}),
         ("2.13.0", "14.5", {189565, 194082, 189495}),
-        ("2.14.0", "26.6", set()),
         ("2.15.0", "26.6", set()),
     ],
 )
@@ -64,13 +52,6 @@ def test_faults_that_no_ordinary_run_meets_are_known_without_a_warning(torch, ma
     silent = set(known_faults(torch, macos)) - set(faults_to_warn_of(torch, macos))
     in_any = {195404, 127676, 197636, 189960, 190791, 3267}
     assert {fault.issue for fault in silent} == issues | in_any
-
-
-def test_what_the_issue_asks_for_is_there():
-    issues = {issue for fault in KNOWN_FAULTS for issue in (fault.issue, *fault.also)}
-    large_products = {177116, 183535, 193487, 195012, 195163}
-    assert issues >= large_products | {187521, 180201, 197796, 176767, 170360, 195404, 195910, 127676}
-    assert 189855 not in issues  # about the speed of decoding
 
 
 def test_an_issue_of_another_project_is_named_as_such():
@@ -84,11 +65,6 @@ def test_each_is_bounded_or_harmless_and_says_what_to_do(fault):
     assert f"{fault.what} ({fault.thread}): {fault.remedy}" == str(fault)
     assert not fault.what.endswith(".")
     assert not fault.remedy.endswith(".")
-
-
-def test_bounds_are_in_order():
-    assert KnownFault(1, "", "", torch_from=(2, 8), torch_before=(2, 9)).concerns((2, 8), (15, 0), None)
-    assert not KnownFault(1, "", "", torch_from=(2, 8), torch_before=(2, 9)).concerns((2, 9), (15, 0), None)
 
 
 @pytest.mark.parametrize(

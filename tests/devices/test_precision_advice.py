@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from mps_trainer.cli.screen import screen
+from mps_trainer.devices import ACCELERATORS
 from mps_trainer.devices.facts import MachineFacts, cpu_bfloat16
-from mps_trainer.devices.precision_advice import precision_advice
 from mps_trainer.devices.probes import Probes
 from mps_trainer.model import precision
 
@@ -49,7 +49,7 @@ def test_a_system_without_cpuinfo(monkeypatch):
     ],
 )
 def test_the_advice(kind, has, begin):
-    advice = precision_advice(kind, has)
+    advice = ACCELERATORS[kind].precision_advice(has)
     assert (advice is None) if begin is None else advice.startswith(begin)
 
 

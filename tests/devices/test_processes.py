@@ -1,4 +1,4 @@
-"""torchrun's processes, on each kind of device."""
+"""torchrun's processes and torch.distributed's backends, on each kind of device."""
 
 from __future__ import annotations
 
@@ -50,12 +50,6 @@ def test_each_process_takes_the_gpu_of_its_local_rank(machine, kind):
         assert decision.index == local_rank
 
 
-@pytest.mark.parametrize("machine", ["linux_1_cuda", "windows_1_cuda", "linux_2_xpu"])
-def test_more_processes_than_gpus_are_refused(machine):
-    with pytest.raises(MisconfigurationException, match=r"LOCAL_RANK is 2 .*torchrun --nproc_per_node \d"):
-        resolve(DeviceRequest(), under_torchrun(MACHINES[machine], 3, local_rank=2))
-
-
 def test_several_processes_without_local_rank_are_refused_on_gpus():
     facts = replace(MACHINES["linux_8_cuda"], world_size=2, rank=1)
     with pytest.raises(MisconfigurationException, match="LOCAL_RANK is not set"):
@@ -66,3 +60,34 @@ def test_two_machines_with_eight_gpus_each():
     facts = replace(MACHINES["linux_8_cuda"], world_size=16, rank=11, local_rank=3, local_world_size=8)
     decision = resolve(DeviceRequest(devices=8), facts)
     assert (decision.name, decision.world_size, decision.rank) == ("cuda:3", 16, 11)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl", "mpi", "ccl", "xccl", "hccl"])
+def test_no_backend_reaches_mps(backend):
+    with pytest.raises(ValueError, match=rf"ddp_backend='{backend}'.*{BOTH_WAYS_ON}"):
+        resolve(DeviceRequest(ddp_backend=backend), MACHINES["m3_macos_15"])
+
+
+@pytest.mark.parametrize(
+    ("machine", "backend"),
+    [("linux", "gloo"), ("linux", "mpi"), ("linux", "ccl"), ("linux_8_cuda", "nccl"), ("linux_8_cuda", "gloo"),
+     ("linux_2_xpu", "xccl"), ("linux_2_xpu", "ccl"), ("windows_1_cuda", "gloo")],
+)  # fmt: skip
+def test_backends_that_reach_the_device_are_taken(machine, backend):
+    assert resolve(DeviceRequest(ddp_backend=backend), MACHINES[machine])
+
+
+@pytest.mark.parametrize(
+    ("machine", "backend", "words"),
+    [
+        ("linux", "nccl", "it needs cuda. Take one of 'gloo', 'mpi', 'ccl'"),
+        ("linux", "xccl", "it needs xpu."),
+        ("linux_8_cuda", "ccl", "it needs xpu or cpu. Take one of 'nccl', 'gloo'"),
+        ("linux", "smoke-signals", "no accelerator of this package uses it"),
+    ],
+)
+def test_backends_that_do_not_reach_the_device_are_refused(machine, backend, words):
+    with pytest.raises(MisconfigurationException) as caught:
+        resolve(DeviceRequest(ddp_backend=backend), MACHINES[machine])
+    assert f"ddp_backend='{backend}' cannot be used on" in str(caught.value)
+    assert words in str(caught.value)

@@ -39,10 +39,10 @@ def test_a_run_does_not_ask_what_only_a_report_wants():
 
 def mac_report(**changes):
     return mac_probes(
-        {"hw.memsize": 18 * 1024**3},
+        {},
         **{
             "sysctl_text": {"machdep.cpu.brand_string": "Apple M3 Pro", "hw.model": "Mac15,6"}.get,
-            "memory": lambda: 1,
+            "memory": lambda: 18 * 1024**3,
             "version_of": {"torch": "2.9.0", "transformers": "5.0.0"}.get,
             "free_bytes": lambda folder: 7,
             "names_in": lambda folder: [],

@@ -8,7 +8,6 @@ import pytest
 
 from mps_trainer import DeviceUnavailableError, MisconfigurationException
 from mps_trainer.devices import DeviceRequest, resolve
-from mps_trainer.devices.resolver import is_true
 from tests.devices.machines import MACHINES, pc, under_torchrun
 
 
@@ -46,11 +45,6 @@ def test_devices_are_as_many_as_processes(machine, devices, processes, asks):
     )
 
 
-def test_one_process_on_the_cpu_of_two_is_named_in_the_singular():
-    said = refusal(DeviceRequest(devices=[2], accelerator="gpu"), under_torchrun(MACHINES["linux_8_cuda"], 2))
-    assert "asks for 1 device on cuda, and the launcher started 2 processes" in said
-
-
 def test_more_processes_than_gpus_are_refused_with_the_number_that_fits():
     facts = under_torchrun(MACHINES["linux_1_cuda"], 3, local_rank=1)
     assert refusal(DeviceRequest(), facts) == (
@@ -71,16 +65,6 @@ def test_processes_on_several_machines_need_a_device_each_on_their_own():
     assert "the launcher started 2 processes on this machine" in refusal(DeviceRequest(devices=4), facts)
 
 
-def test_several_processes_without_their_ranks_are_refused():
-    facts = replace(MACHINES["linux_8_cuda"], world_size=2)
-    assert refusal(DeviceRequest(), facts) == (
-        "WORLD_SIZE is 2 and LOCAL_RANK is not set, so this process cannot tell which CUDA GPU is its own. Start with "
-        "torchrun, which sets both, or unset WORLD_SIZE."
-    )
-    assert resolve(DeviceRequest(), replace(MACHINES["linux_8_cuda"], world_size=1)).name == "cuda:0"
-    assert resolve(DeviceRequest(), replace(MACHINES["linux"], world_size=2)).name == "cpu"
-
-
 ONE_PROCESS = (
     ", and the device is mps: mps trains on one device in one process, because a Mac has one GPU and no "
     "torch.distributed backend reaches it. Either run the script with plain python, without a launcher and without "
@@ -95,12 +79,6 @@ def test_mps_takes_no_backend_and_one_process():
         "The launcher started 2 processes (WORLD_SIZE=2)" + ONE_PROCESS
     )
     assert resolve(DeviceRequest(), under_torchrun(mac, 1)).name == "mps"
-
-
-def test_a_backend_of_other_devices_is_refused_with_those_of_this_one():
-    assert refusal(DeviceRequest(ddp_backend="mpi"), MACHINES["linux_8_cuda"]) == (
-        "ddp_backend='mpi' cannot be used on cuda: it needs cpu. Take one of 'nccl', 'gloo', or leave ddp_backend out."
-    )
 
 
 @pytest.mark.parametrize(
@@ -185,29 +163,6 @@ def test_what_cannot_run_is_rejected_with_cause_and_remedy_and_whether_it_can_be
     assert not rejected(DeviceRequest(), MACHINES["linux"])["mps"][2]
 
 
-def test_without_any_gpu_each_is_named():
-    with pytest.raises(DeviceUnavailableError) as refused:
-        resolve(DeviceRequest(accelerator="gpu"), MACHINES["linux"])
-    error, others = refused.value, rejected(DeviceRequest(), MACHINES["linux"])
-    assert error.cause == "; ".join(f"{name}: {others[name][0]}" for name in ("mps", "cuda", "xpu"))
-    assert error.remedy == "; ".join(f"{name}: {others[name][1]}" for name in ("mps", "cuda", "xpu"))
-    assert str(error) == (
-        f"accelerator='gpu' was requested, and no GPU can be used here. {error.cause}. What to do: {error.remedy}; or "
-        "take accelerator='cpu'."
-    )
-
-
-@pytest.mark.parametrize("machine", ["linux_torch_missing", "m2_rosetta_torch_missing", "m3_torch_missing"])
-@pytest.mark.parametrize("request_", [DeviceRequest(), DeviceRequest(use_cpu=True)])
-def test_without_torch_nothing_trains_and_rosetta_is_named_first_where_it_is_there(machine, request_):
-    with pytest.raises(DeviceUnavailableError) as refused:
-        resolve(request_, MACHINES[machine])
-    error = refused.value
-    assert str(error) == f"Nothing can be trained here: {error.cause}. What to do: {error.remedy}."
-    assert ("Rosetta" in error.cause) is ("rosetta" in machine)
-    assert ("arm64" in error.remedy) is ("rosetta" in machine)
-
-
 NOTES = {
     "m3_macos_15": [],
     "linux_simulated_mps": ["this mps device is simulated on the CPU; its speed says nothing about a Mac."],
@@ -242,21 +197,3 @@ def test_the_launchers_numbers_are_those_of_the_decision():
     assert resolve(DeviceRequest(), replace(facts, slurm=True)).meeting_point == "tcp://127.0.0.1:29500"
     alone = resolve(DeviceRequest(), pc())
     assert (alone.world_size, alone.rank, alone.local_rank, alone.restarts) == (1, 0, 0, 0)
-
-
-@pytest.mark.parametrize("value", ["1", "true", "T", " yes ", "Y", "on", "True"])
-def test_what_accelerate_takes_for_true(value):
-    assert is_true(value)
-
-
-@pytest.mark.parametrize("value", [None, "", "0", "false", "no", "off", "2"])
-def test_what_accelerate_takes_for_false(value):
-    assert not is_true(value)
-
-
-def test_an_unknown_accelerator_is_refused_with_those_there_are():
-    for asked in ("tpu", None, 3):
-        said = refusal(DeviceRequest(accelerator=asked), MACHINES["linux"])
-        assert said.startswith(f"accelerator={asked!r} is not an accelerator this package knows. Take one of 'auto', ")
-        assert "'mps'" in said
-        assert said.endswith("'.")

@@ -100,12 +100,9 @@ def test_the_tasks_of_the_own_node_are_counted(tasks, node, here):
     [
         ("node03", "node03"),
         ("node[03-05,07],gpu1", "node03"),
-        ("node[7]", "node7"),
         ("node[007-009]", "node007"),
-        ("gpu1,node[03-05]", "gpu1"),
         ("rack[1-2]node[04-05,9]", "rack1node04"),
         ("c[1,3]-ib.cluster.org,d4", "c1-ib.cluster.org"),
-        ("ip-10-0-0-3,ip-10-0-0-4", "ip-10-0-0-3"),
     ],
 )
 def test_the_first_host_of_a_list_is_where_the_processes_meet(nodes, first):
@@ -124,8 +121,6 @@ def test_jobs_and_steps_meet_at_ports_of_their_own_that_no_connection_takes():
     ("name", "value", "said"),
     [
         ("SLURM_STEP_NUM_TASKS", "seven", "is 'seven', which is not a whole number of at least 1"),
-        ("SLURM_STEP_NUM_TASKS", "0", "is '0', which is not a whole number of at least 1"),
-        ("SLURM_PROCID", "", "is '', which is not a whole number of at least 0"),
         ("SLURM_PROCID", "7", "is '7', which is not a number below the 7 of SLURM_STEP_NUM_TASKS"),
         ("SLURM_PROCID", None, "SLURM_PROCID is not set"),
         ("SLURM_LOCALID", "-1", "is '-1'"),
@@ -133,9 +128,6 @@ def test_jobs_and_steps_meet_at_ports_of_their_own_that_no_connection_takes():
         ("SLURM_STEP_TASKS_PER_NODE", "2(x3", "is '2(x3', which is not a list of numbers such as 2(x3),1"),
         ("SLURM_STEP_TASKS_PER_NODE", "2(x2)", "is '2(x2)', which is not a number for each node, and this is node 2"),
         ("SLURM_STEP_NODELIST", "node[03-05", "is 'node[03-05', which is not a list of hosts"),
-        ("SLURM_STEP_NODELIST", "node[a-b]", "is 'node[a-b]'"),
-        ("SLURM_STEP_NODELIST", "", "is ''"),
-        ("SLURM_STEP_NODELIST", None, "SLURM_STEP_NODELIST is not set"),
         ("SLURM_JOB_ID", "4711_2", "is '4711_2'"),
         ("MASTER_PORT", "http", "is 'http'"),
     ],

@@ -116,7 +116,7 @@ class Quiet(TrainingArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        self.report_to = []
+        self.report_to = "none"
 
 
 def test_no_trackers_assigned_later_are_a_word_against_a_report():
@@ -126,7 +126,7 @@ def test_no_trackers_assigned_later_are_a_word_against_a_report():
     assert not copy.deepcopy(Quiet("out")).writes_report
     for again in (copy.deepcopy, lambda args: pickle.loads(pickle.dumps(args)), replace):
         assert again(TrainingArguments("out")).writes_report
-    for value in ("none", ["none"], []):
+    for value in ("none", ["none"]):
         args = TrainingArguments("out", report_to=["tensorboard"])
         args.report_to = value
         assert not args.writes_report

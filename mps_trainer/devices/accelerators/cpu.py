@@ -13,6 +13,14 @@ from .host import host_stats
 if TYPE_CHECKING:
     import torch
 
+# Of a step of MiniLM with 16 texts of 64 tokens on one thread (torch 2.13, an AMD EPYC with AVX512-BF16, 2026-11-23):
+# 1.07 s in float32 and 0.60 s under autocast to bfloat16. With `ONEDNN_MAX_CPU_ISA`, which hides instructions,
+# bfloat16 took 2.28 s instead of 1.28 s (AVX-512 without BF16), and 12.8 s instead of 1.16 s (AVX2).
+SLOW_BFLOAT16 = (
+    "this processor has no instructions for bfloat16, and takes 1.8 times as long as in float32 with AVX-512, "
+    "11 times with AVX2"
+)
+
 
 class CPUAccelerator(Accelerator):
     """The CPU: "devices" counts processes, as in Lightning."""
@@ -20,6 +28,7 @@ class CPUAccelerator(Accelerator):
     kind = "cpu"
     label = "CPU"
     backends = ("gloo", "mpi", "ccl")
+    indexed = False
 
     @classmethod
     def why_not(cls, facts: MachineFacts) -> Obstacle | None:
@@ -32,6 +41,14 @@ class CPUAccelerator(Accelerator):
     @classmethod
     def precisions(cls, facts: MachineFacts) -> tuple[str, ...]:
         return () if cls.why_not(facts) else ("fp32", "fp16", "bf16", "fp64")
+
+    @classmethod
+    def precision_advice(cls, cpu_bfloat16: bool | None) -> str | None:
+        if cpu_bfloat16 is None:
+            return None
+        if cpu_bfloat16:
+            return "bf16=True is faster: this processor has instructions for bfloat16, and takes 0.6 of the time"
+        return f"float32 is faster: {SLOW_BFLOAT16}"
 
     @classmethod
     def choose_devices(cls, devices: Devices, count: int = 1) -> Sequence[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..facts import MachineFacts
-from .base import Obstacle, torch_missing
+from .base import Obstacle
 from .gpu import GPUAccelerator
 
 
@@ -11,32 +11,44 @@ class CUDAAccelerator(GPUAccelerator):
     kind = "cuda"
     label = "CUDA GPU"
     backends = ("nccl", "gloo")
+    visible_variable = "CUDA_VISIBLE_DEVICES"
+    not_on_macos = Obstacle("CUDA does not exist on macOS", "train on a Linux or Windows machine with an NVIDIA GPU")
 
     @classmethod
-    def why_not(cls, facts: MachineFacts) -> Obstacle | None:
-        if facts.system == "Darwin":
-            return Obstacle("CUDA does not exist on macOS", "train on a Linux or Windows machine with an NVIDIA GPU")
-        if facts.torch_version is None:
-            return torch_missing(facts)
-        if not facts.cuda_built:
+    def not_built(cls, facts: MachineFacts) -> Obstacle:
+        cause = f"torch {facts.torch_version} was built without CUDA"
+        if facts.nvidia_gpus:
             return Obstacle(
-                f"torch {facts.torch_version} was built without CUDA",
-                "on a machine with an NVIDIA GPU install a CUDA build of torch (the selector on pytorch.org has the "
-                "command)",
+                f"{_driver(facts)}, and {cause}",
+                "install a build with CUDA, as PyPI's for Linux is: python -m pip install --force-reinstall torch",
+                True,
+                cls.kind,
             )
-        if facts.cuda_count:
-            return None
-        hidden = facts.environment.get("CUDA_VISIBLE_DEVICES")
-        if hidden is not None:
-            return Obstacle(f"CUDA_VISIBLE_DEVICES={hidden!r} leaves no GPU visible", "unset CUDA_VISIBLE_DEVICES")
-        return Obstacle("torch finds no NVIDIA GPU", "check that `nvidia-smi` lists one; if not, install its driver")
+        return Obstacle(
+            cause,
+            "on a machine with an NVIDIA GPU install a CUDA build of torch (the selector on pytorch.org has the "
+            "command)",
+        )
 
     @classmethod
-    def count(cls, facts: MachineFacts) -> int:
-        return 0 if cls.why_not(facts) else facts.cuda_count
+    def none_found(cls, facts: MachineFacts) -> Obstacle:
+        if (hidden := cls.hidden(facts, bool(facts.nvidia_gpus))) is not None:
+            return hidden
+        if facts.nvidia_gpus:
+            return Obstacle(
+                f"{_driver(facts)}, and torch finds none",
+                "see that `nvidia-smi` lists them and that the driver is new enough; a container needs --gpus all",
+                True,
+                cls.kind,
+            )
+        return Obstacle("torch finds no NVIDIA GPU", "check that `nvidia-smi` lists one; if not, install its driver")
 
     @classmethod
     def precisions(cls, facts: MachineFacts) -> tuple[str, ...]:
         # bfloat16 works on every card and is fast from compute capability 8.0 on; asking which one this is would
         # create a context on the GPU, in processes that may not use it.
         return () if cls.why_not(facts) else ("fp32", "fp16", "bf16", "fp64")
+
+
+def _driver(facts: MachineFacts) -> str:
+    return f"NVIDIA's driver lists {facts.nvidia_gpus} GPU{'' if facts.nvidia_gpus == 1 else 's'}"

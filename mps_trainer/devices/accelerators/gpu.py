@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from .base import Accelerator
+from ..facts import MachineFacts
+from .base import Accelerator, Obstacle, torch_missing
 from .host import host_stats
 
 if TYPE_CHECKING:
@@ -12,7 +13,46 @@ if TYPE_CHECKING:
 
 
 class GPUAccelerator(Accelerator):
-    """One process trains on one of them; torchrun starts a process for each."""
+    """One process trains on one of them; torchrun starts a process for each.
+
+    `facts` have `{kind}_built`, whether torch is a build for this kind, and `{kind}_count`, the number that torch
+    finds.
+    """
+
+    not_on_macos: ClassVar[Obstacle]
+
+    @classmethod
+    def not_built(cls, facts: MachineFacts) -> Obstacle:
+        """Returns the obstacle that a torch without this kind of device is."""
+        raise NotImplementedError
+
+    @classmethod
+    def none_found(cls, facts: MachineFacts) -> Obstacle:
+        """Returns the obstacle for a torch that finds no such device."""
+        raise NotImplementedError
+
+    @classmethod
+    def why_not(cls, facts: MachineFacts) -> Obstacle | None:
+        if facts.system == "Darwin":
+            return cls.not_on_macos
+        if facts.torch_version is None:
+            return torch_missing(facts)
+        if not getattr(facts, f"{cls.kind}_built"):
+            return cls.not_built(facts)
+        return None if getattr(facts, f"{cls.kind}_count") else cls.none_found(facts)
+
+    @classmethod
+    def hidden(cls, facts: MachineFacts, there: bool = False) -> Obstacle | None:
+        """Returns the obstacle that the variable which chooses among the devices is, or None if it is not set."""
+        value = facts.environment.get(cls.visible_variable)
+        if value is None:
+            return None
+        cause = f"{cls.visible_variable}={value!r} leaves no GPU visible"
+        return Obstacle(cause, f"unset {cls.visible_variable}", there, cls.kind)
+
+    @classmethod
+    def count(cls, facts: MachineFacts) -> int:
+        return 0 if cls.why_not(facts) else getattr(facts, f"{cls.kind}_count")
 
     @classmethod
     def get_device_stats(cls, device: Any) -> dict[str, Any]:

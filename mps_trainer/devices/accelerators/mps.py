@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from ...errors import MisconfigurationException
 from ..facts import MachineFacts, parse_version
 from .base import Accelerator, Devices, Obstacle, no_devices, read_devices, torch_missing
 from .host import host_stats
-from .lightning import count_as_lightnings
 
 if TYPE_CHECKING:
     import torch
@@ -18,12 +18,25 @@ if TYPE_CHECKING:
 # Apple's page on torch 1.12 (developer.apple.com/metal/pytorch).
 MINIMUM_MACOS = (((2, 15), (15, 0)), ((2, 9), (14, 0)), ((2, 5), (13, 0)), ((1, 12), (12, 3)))
 
+# Where `lightning.Trainer`, `lightning.Fabric` and the older package's Trainer have their class for mps.
+_LIGHTNINGS = (
+    "lightning.pytorch.accelerators.mps",
+    "lightning.fabric.accelerators.mps",
+    "pytorch_lightning.accelerators.mps",
+    "lightning_fabric.accelerators.mps",
+)
+
 OTHER_VIRTUAL_MACS = "some virtual ones, such as GitHub's macos-15 runners, run small models on mps"
 
 NATIVE_PYTHON = (
     "install a native arm64 Python, for example Miniforge's MacOSX-arm64 installer or Homebrew under /opt/homebrew, "
     "make a new environment with it and install torch there; "
     "`python -c 'import platform; print(platform.machine())'` then prints arm64"
+)
+
+NATIVE_CONDA = (
+    "make a native environment: CONDA_SUBDIR=osx-arm64 conda create -n native python=3.11, then in it "
+    "conda config --env --set subdir osx-arm64, and install torch and this package there"
 )
 
 
@@ -37,9 +50,15 @@ class MPSAccelerator(Accelerator):
     kind = "mps"
     label = "mps device"
     backends = ()  # several processes are refused for as long as there is none
+    indexed = False
 
     def __init__(self) -> None:
-        count_as_lightnings(type(self))
+        # Lightning's Trainer takes objects of its abstract class Accelerator only, and trains on the CPU with those
+        # that are not of its MPSAccelerator (`_choose_strategy`, 2.6), with which another class may be registered.
+        for name in _LIGHTNINGS:
+            theirs = getattr(sys.modules.get(name), "MPSAccelerator", None)
+            if theirs is not None:
+                theirs.register(type(self))
 
     @classmethod
     def why_not(cls, facts: MachineFacts) -> Obstacle | None:
@@ -82,6 +101,15 @@ class MPSAccelerator(Accelerator):
         # Metal has no double; bfloat16 came with macOS 14.
         old = facts.system == "Darwin" and parse_version(facts.os_version) < (14, 0)
         return ("fp32", "fp16") if old else ("fp32", "fp16", "bf16")
+
+    @classmethod
+    def scales_gradients(cls, torch_version: str) -> bool:
+        # before 2.8 it asked for float64, and its kernels were missing (pytorch pull request 150255)
+        return parse_version(torch_version) >= (2, 8)
+
+    @classmethod
+    def divides_gradients(cls, torch_version: str) -> bool:
+        return parse_version(torch_version) >= (2, 13)  # before, it ignored both (pytorch pull request 186360)
 
     @classmethod
     def parse_devices(cls, devices: Devices) -> list[int]:
@@ -147,7 +175,7 @@ def _emulated(facts: MachineFacts) -> Obstacle:
     failure = f"; an allocation failed with: {facts.mps_allocation_error}" if facts.mps_allocation_error else ""
     return Obstacle(
         f"this Python{which} is an x86_64 build that Rosetta emulates on an Apple-silicon Mac{failure}",
-        NATIVE_PYTHON,
+        NATIVE_CONDA if facts.conda else NATIVE_PYTHON,
         True,
         "rosetta",
     )

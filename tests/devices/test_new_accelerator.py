@@ -1,0 +1,89 @@
+"""An accelerator that is added to the table is taken by all that chooses, describes, saves and measures devices."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mps_trainer import MisconfigurationException
+from mps_trainer.checkpoints.rng import rng_state, set_rng
+from mps_trainer.devices import ACCELERATORS, Accelerator, DeviceRequest, MachineFacts, Obstacle, resolve
+from mps_trainer.devices.findings import findings, trains_on
+from mps_trainer.launching.questions import _cannot_compute
+from tests.devices.machines import pc, under_torchrun
+
+
+class PretendedAccelerator(Accelerator):
+    kind = "tpu_like"
+    label = "TPU"
+    backends = ("tpuccl",)
+    visible_variable = "VISIBLE_TPUS"
+    generator = torch.tensor([1, 2, 3])
+
+    @classmethod
+    def why_not(cls, facts: MachineFacts) -> Obstacle | None:
+        return None if facts.machine == "tpu" else Obstacle("there is no TPU", "rent one")
+
+    @classmethod
+    def count(cls, facts: MachineFacts) -> int:
+        return 0 if cls.why_not(facts) else 4
+
+    @classmethod
+    def precisions(cls, facts: MachineFacts) -> tuple[str, ...]:
+        return () if cls.why_not(facts) else ("fp32", "bf16")
+
+    @classmethod
+    def get_device_stats(cls, device: object) -> dict[str, int]:
+        return {"tpu_like_allocated_bytes": 7}
+
+    @classmethod
+    def torch_module(cls) -> SimpleNamespace:
+        return SimpleNamespace(
+            get_rng_state=cls.generator.clone, set_rng_state=cls.generator.copy_, empty_cache=lambda: None
+        )
+
+
+@pytest.fixture(autouse=True)
+def table():
+    cpu = ACCELERATORS.pop("cpu")
+    ACCELERATORS.update(tpu_like=PretendedAccelerator, cpu=cpu)
+    yield
+    del ACCELERATORS["tpu_like"]
+
+
+TPU = pc(machine="tpu")
+
+
+def test_resolver_takes_a_new_accelerator():
+    for asked in ("auto", "gpu", "tpu_like"):
+        decision = resolve(DeviceRequest(accelerator=asked), TPU)
+        assert (decision.name, decision.type) == ("tpu_like:0", "tpu_like")
+    assert resolve(DeviceRequest(), under_torchrun(TPU, 4, local_rank=2)).name == "tpu_like:2"
+    assert "3 more tpu_like devices would stay idle" in str(resolve(DeviceRequest(), TPU))
+    assert "not tpu_like: there is no TPU; rent one." in str(resolve(DeviceRequest(), pc()))
+    with pytest.raises(MisconfigurationException, match="it needs tpu_like"):
+        resolve(DeviceRequest(use_cpu=True, ddp_backend="tpuccl"), TPU)
+
+
+def test_doctor_and_questions_know_a_new_accelerator():
+    assert trains_on(TPU) == "tpu_like"
+    (finding,) = findings(TPU)
+    assert finding.remedy.endswith("VISIBLE_TPUS=1 chooses the second")
+    assert _cannot_compute("bf16", "tpu_like", TPU) is None
+    assert _cannot_compute("fp16", "tpu_like", TPU) == "tpu_like does not compute in fp16 here. Take no or bf16."
+
+
+def test_random_numbers_of_a_new_accelerator_are_saved_and_restored():
+    saved = rng_state()
+    PretendedAccelerator.generator.zero_()
+    set_rng(saved)
+    assert PretendedAccelerator.generator.tolist() == [1, 2, 3]
+
+
+def test_figures_of_a_new_accelerator_are_logged():
+    from mps_trainer import DeviceStatsMonitor
+
+    args = SimpleNamespace(device=SimpleNamespace(type="tpu_like"))
+    assert DeviceStatsMonitor()._figures(args) == {"tpu_like_allocated_bytes": 7}
