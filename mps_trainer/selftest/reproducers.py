@@ -129,7 +129,7 @@ def linear_and_gradient(weight: Tensor, x: Tensor, gradient: Tensor) -> Results:
     for _ in range(3):
         there = x.detach().requires_grad_()
         y = F.linear(there, weight / 32)
-        results += [("the output", y), ("the gradient", *torch.autograd.grad(y, there, gradient))]
+        results += [("the output", y), ("the gradient", torch.autograd.grad(y, there, gradient)[0])]
     return results
 
 
@@ -173,7 +173,7 @@ def dropout_in_lstm(device: torch.device) -> str | None:
 def strided_kernel(x: Tensor, weight: Tensor, gradient: Tensor) -> Results:
     """Convolves with a slice of a larger weight, and computes its gradients."""
     y = F.conv2d(x.requires_grad_(), weight[:, :, 1])
-    return [("the output", y), ("the gradient", *torch.autograd.grad(y, x, gradient))]
+    return [("the output", y), ("the gradient", torch.autograd.grad(y, x, gradient)[0])]
 
 
 def strided_scatter(source: Tensor) -> Tensor:
@@ -247,7 +247,8 @@ def broadcast_gradients(*weights: Tensor) -> Results:
     results = []
     for weight, shape in zip(weights, ((64, 16), (4, 64, 16), (4, 64, 16)), strict=True):
         x = torch.ones(shape, device=weight.device, requires_grad=True)
-        results.append((f"the gradient of an input of {shape}", *torch.autograd.grad(F.linear(x, weight).sum(), x)))
+        gradient = torch.autograd.grad(F.linear(x, weight).sum(), x)[0]
+        results.append((f"the gradient of an input of {shape}", gradient))
     return results
 
 
