@@ -31,8 +31,8 @@ _RIGHT_OF_LONG_ATTENTION = 1e-2  # a right one is off by 3e-3, the result's own 
 _CHILD_SECONDS = 60
 
 GIB = 2**30
-MOST_BATCHES = 2**16  # as 16 bits count them
-MOST_SIGNED, MOST_UNSIGNED = 2**31, 2**32  # elements, as 32 bits count them
+MOST_BATCHES = 2**16  # 16 bits count so many
+MOST_SIGNED, MOST_UNSIGNED = 2**31, 2**32  # 32 bits count so many elements
 
 
 def compared(
@@ -103,7 +103,7 @@ def in_a_process(issue: int) -> Reproducer:
 
 def large_products(device: torch.device) -> str | None:
     """Sums 32,767 numbers and more, with other numbers right behind the operands, which must not count."""
-    # from torch 2.14 on, sums of exactly 32,767 and 32,768 are what is left of the fault
+    # From torch 2.14 on, the fault is left in sums of exactly 32,767 and 32,768 numbers, which are not tested then.
     for inner in (40_000, *(() if parse_version(torch.__version__) >= MENDED_IN_2D else (INNER,))):
         a, b = _numbers((32, inner), (inner, 32))
         on_device, other = _before_large_numbers(a, device), _before_large_numbers(b, device)
@@ -326,7 +326,7 @@ REPRODUCERS: dict[int, Reproducer] = {  # by issue
     197796: in_a_process(197796),
     195404: embedding_gradients,
     127676: dropout_again,
-    193571: skipped("needs a command that fails on the GPU"),  # which may disturb other programs
+    193571: skipped("needs a command that fails on the GPU"),  # running it may disturb other programs
     190056: dropout_in_lstm,
     188756: large_embedding,
     184180: compared(attention_with_shared_mask, *3 * [(2, 4, 8, 64)]),
