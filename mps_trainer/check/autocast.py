@@ -77,7 +77,7 @@ def overridden(kernels: Mapping[str, Callable], key: str) -> Iterator[None]:
     """Replaces kernels of torch's operators under a dispatch key inside, in the whole process."""
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*[Oo]verrid")  # which is the purpose
+        warnings.filterwarnings("ignore", message=".*[Oo]verrid")  # overriding is the purpose
         for name, kernel in kernels.items():
             library.impl(name, kernel, key)
     try:

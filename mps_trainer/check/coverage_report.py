@@ -14,8 +14,8 @@ from .mps_kernels import compiles_graphs
 from .source import SourceLine
 from .table import Support
 
-_LINES_SHOWN = 3  # of a library, unless the table is to be verbose
-_NAMES_SHOWN = 3  # in the verdict
+_LINES_SHOWN = 3  # a table that is not verbose shows so many lines of a library
+_NAMES_SHOWN = 3  # the verdict names so many operators
 # File, text of the condition, and what turns the wait off.
 _KNOWN = [
     (
@@ -29,7 +29,7 @@ _KNOWN = [
         "mps_trainer's Trainer does not have this wait: import mps_trainer.replace_transformers.",
     ),
 ]
-_WIDTHS = (12, 32, 24, 29)  # of the four columns; 100 with the gaps between them
+_WIDTHS = (12, 32, 24, 29)  # the four columns have 100 characters with the gaps between them
 
 
 @dataclass(frozen=True)

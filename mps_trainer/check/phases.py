@@ -71,7 +71,7 @@ class Phases:
         original = nn.Module.__call__
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if self._depth == 0 and not self.in_backward():  # in a backward pass: activations computed again
+            if self._depth == 0 and not self.in_backward():  # a backward pass only computes activations again
                 self._begin(module, args, kwargs)
             self._depth += 1
             try:

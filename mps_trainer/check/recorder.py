@@ -33,7 +33,7 @@ class Recorder:
         self.table = table
         self.fallback = fallback
         self.own_trainer = False  # True for a step of this package's Trainer
-        self.notes: dict[str, None] = {}  # in order, each once
+        self.notes: dict[str, None] = {}  # a dictionary keeps their order, and each once
         self._operators: dict[tuple[str, str], _Count] = {}
         self._reads: Counter[tuple[str, str, SourceLine | None]] = Counter()
         self._dtypes: dict[tuple[str, SourceLine | None], DtypeProblem] = {}

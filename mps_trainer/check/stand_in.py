@@ -58,7 +58,7 @@ def stand_in_for(trainer: Trainer, copied: Callable[[Any, Memo], Any] = copied) 
     args.gradient_accumulation_steps = min(args.gradient_accumulation_steps, _MOST_ACCUMULATION)
     args.dataloader_num_workers, args.dataloader_prefetch_factor = 0, None
     args.dataloader_persistent_workers = False
-    memo: Memo = {}  # of one copy for all, so that an optimizer's copy has the parameters of the model's
+    memo: Memo = {}  # one for all copies, so that the optimizer's has the parameters of the model's
     for name, value in vars(trainer).items():
         if isinstance(value, nn.Module):
             setattr(stand_in, name, copied(value, memo))
@@ -70,7 +70,7 @@ def stand_in_for(trainer: Trainer, copied: Callable[[Any, Memo], Any] = copied) 
         vars(stand_in).pop(name, None)
     stand_in._mt_loss = UpdateLoss(stand_in)
     stand_in._mt_transfer = BatchTransfer(args.device)
-    stand_in._mt_attention_masks = AttentionMasks(args.device, applies=True)  # as on mps
+    stand_in._mt_attention_masks = AttentionMasks(args.device, applies=True)  # mps applies them
     # The one callback that transformers warns without; it does nothing but ask for logs and checkpoints.
     handler = CallbackHandler([DefaultFlowCallback], stand_in.model, stand_in.processing_class, None, None)
     stand_in._mt_events = Events(stand_in)

@@ -157,7 +157,7 @@ def _evaluation_batches(trainer: Any) -> Iterator[Any]:
         return iter(())
     try:
         return iter(trainer.get_eval_dataloader())
-    except ValueError:  # of sentence-transformers, which asks for an eval_dataset there
+    except ValueError:  # sentence-transformers raises it without an eval_dataset
         return iter(())
 
 

@@ -30,7 +30,7 @@ _FALLS_BACK_BEFORE: dict[str, tuple[int, ...] | None] = {
 COMPOSITE_KEYS = ("CompositeExplicitAutogradNonFunctional", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
 
 _KINDS = ("native", "composite", "cpu")
-_FORMAT = 4  # of the file in the cache, and of what counts as native in it
+_FORMAT = 4  # changes with the file in the cache and with the rules for native operators
 
 
 class Support(str, Enum):

@@ -51,7 +51,8 @@ class Tracer:
         self.float64_is_of_the_cpu = False  # within functions that count in float64 on the CPU alone
         self.factory_on_device: bool | None = None  # within a Python call of a factory: whether it names a device
         self._expanding: list[Any] = []
-        self._lines: dict[int, SourceLine | None] = {}  # of the forward calls, by their autograd node
+        # The lines of forward calls, by the number of their autograd node.
+        self._lines: dict[int, SourceLine | None] = {}
         self._stack: contextlib.ExitStack | None = None
         self._mode = _Operators(self)
 
@@ -133,7 +134,7 @@ class Tracer:
         with contextlib.ExitStack() as stack:
             if support in _ON_DEVICE and waits_for_device(func, args, kwargs, self.residency.on_device):
                 self.read(func.name())
-                stack.enter_context(self.having(reads_are_free=True))  # those of its parts are the same wait
+                stack.enter_context(self.having(reads_are_free=True))  # reads of its parts are the same wait
             result = self._record_and_run(func, args, kwargs, on_device, line)
         results = tensors_in(result)
         if tensors and not any(tensor.dtype in REFUSED_DTYPES for tensor in on_device):
@@ -191,7 +192,7 @@ class Tracer:
             or self.phases.in_backward_of_torch()
         ):
             return  # torch's own kernels and gradients that add up in float64 do so on the CPU alone
-        if not inside("amp/grad_scaler.py"):  # it asks whether the device is mps
+        if not inside("amp/grad_scaler.py"):  # the scaler avoids float64 on mps
             self.recorder.dtype(f"result of {func.name()}", made, f"Ask for {half(made.dtype)} here.", line)
 
     def _line(self) -> SourceLine | None:

@@ -48,7 +48,7 @@ def estimate(trainer: Trainer, batches: int = BATCHES, tell: Callable[[str], Non
     rng = rng_state()
     try:
         with as_on_mps(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of steps that are not the user's
+            warnings.simplefilter("ignore")  # the user does not run these steps
             tell("the step")
             batch, by_kind = _first(trainer, batches)
             offered = remedies_for(trainer, batch.examples)
@@ -98,7 +98,7 @@ def _result(trainer: Trainer, batch: Batch, remedy: Remedy, tell: Callable[[str]
         batch = replace(batch, inputs=trainer.split_batch(batch.inputs, 1)[0])
     try:
         peak = measure_step(trainer, batch, remedy.apply, accumulates=remedy.needs_one_example)
-    except Exception as error:  # of PEFT, of a model that cannot checkpoint
+    except Exception as error:  # PEFT raises many, and so do models that cannot checkpoint
         logger.info("Not computed: %s (%s)", remedy.text, error)
         return None
     return RemedyResult(remedy.text, sum(peak.values()))

@@ -88,7 +88,7 @@ def measure_step(
     """
     stand_in = _stand_in(trainer)
     if change is not None:
-        with fake_mode(), MemoryTracker():  # which answers where a fake tensor has no value
+        with fake_mode(), MemoryTracker():  # the tracker answers for values that fake tensors lack
             change(stand_in)
     prepare = stand_in._prepare_inputs
     stand_in._prepare_inputs = lambda inputs: map_tensors(prepare(inputs), fake_with_values)  # type: ignore[method-assign]

@@ -31,8 +31,8 @@ _RIGHT_OF_LONG_ATTENTION = 1e-2  # a right one is off by 3e-3, the result's own 
 _CHILD_SECONDS = 60
 
 GIB = 2**30
-MOST_BATCHES = 2**16  # as 16 bits count them
-MOST_SIGNED, MOST_UNSIGNED = 2**31, 2**32  # elements, as 32 bits count them
+MOST_BATCHES = 2**16  # 16 bits count so many
+MOST_SIGNED, MOST_UNSIGNED = 2**31, 2**32  # 32 bits count so many elements
 
 
 def compared(
@@ -103,7 +103,7 @@ def in_a_process(issue: int) -> Reproducer:
 
 def large_products(device: torch.device) -> str | None:
     """Sums 32,767 numbers and more, with other numbers right behind the operands, which must not count."""
-    # from torch 2.14 on, sums of exactly 32,767 and 32,768 are what is left of the fault
+    # From torch 2.14 on, the fault is left in sums of exactly 32,767 and 32,768 numbers, which are not tested then.
     for inner in (40_000, *(() if parse_version(torch.__version__) >= MENDED_IN_2D else (INNER,))):
         a, b = _numbers((32, inner), (inner, 32))
         on_device, other = _before_large_numbers(a, device), _before_large_numbers(b, device)
@@ -129,7 +129,7 @@ def linear_and_gradient(weight: Tensor, x: Tensor, gradient: Tensor) -> Results:
     for _ in range(3):
         there = x.detach().requires_grad_()
         y = F.linear(there, weight / 32)
-        results += [("the output", y), ("the gradient", *torch.autograd.grad(y, there, gradient))]
+        results += [("the output", y), ("the gradient", torch.autograd.grad(y, there, gradient)[0])]
     return results
 
 
@@ -173,7 +173,7 @@ def dropout_in_lstm(device: torch.device) -> str | None:
 def strided_kernel(x: Tensor, weight: Tensor, gradient: Tensor) -> Results:
     """Convolves with a slice of a larger weight, and computes its gradients."""
     y = F.conv2d(x.requires_grad_(), weight[:, :, 1])
-    return [("the output", y), ("the gradient", *torch.autograd.grad(y, x, gradient))]
+    return [("the output", y), ("the gradient", torch.autograd.grad(y, x, gradient)[0])]
 
 
 def strided_scatter(source: Tensor) -> Tensor:
@@ -247,7 +247,8 @@ def broadcast_gradients(*weights: Tensor) -> Results:
     results = []
     for weight, shape in zip(weights, ((64, 16), (4, 64, 16), (4, 64, 16)), strict=True):
         x = torch.ones(shape, device=weight.device, requires_grad=True)
-        results.append((f"the gradient of an input of {shape}", *torch.autograd.grad(F.linear(x, weight).sum(), x)))
+        gradient = torch.autograd.grad(F.linear(x, weight).sum(), x)[0]
+        results.append((f"the gradient of an input of {shape}", gradient))
     return results
 
 
@@ -325,7 +326,7 @@ REPRODUCERS: dict[int, Reproducer] = {  # by issue
     197796: in_a_process(197796),
     195404: embedding_gradients,
     127676: dropout_again,
-    193571: skipped("needs a command that fails on the GPU"),  # which may disturb other programs
+    193571: skipped("needs a command that fails on the GPU"),  # running it may disturb other programs
     190056: dropout_in_lstm,
     188756: large_embedding,
     184180: compared(attention_with_shared_mask, *3 * [(2, 4, 8, 64)]),

@@ -63,16 +63,19 @@ def built(sources: Path, name: str) -> Path:
     if library in _failures:
         raise SimulatorUnavailableError(_failures[library])
     if not library.exists():
-        with _lock(library.parent):
-            try:
+        try:
+            with _lock(library.parent):
                 if not library.exists():  # another process may have built it while this one waited
                     _build(library, sources)
-            except (SimulatorUnavailableError, OSError) as error:
-                why = str(error)
-                if isinstance(error, OSError):
-                    why = f"The simulated mps device cannot be built in {library.parent}: {error.strerror or error}."
-                _failures[library] = why
-                raise SimulatorUnavailableError(why) from error
+        except (SimulatorUnavailableError, OSError) as error:
+            why = str(error)
+            if isinstance(error, OSError):
+                why = (
+                    f"The simulated mps device cannot be built in {library.parent}: {error.strerror or error}. Set "
+                    "MPS_TRAINER_CACHE to a folder that can be written."
+                )
+            _failures[library] = why
+            raise SimulatorUnavailableError(why) from error
     return library
 
 
@@ -134,15 +137,8 @@ def _lock(folder: Path) -> Iterator[None]:
     """Holds a lock for one process at a time; the system releases it when that process dies."""
     import fcntl
 
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = (folder / "lock").open("w", encoding="utf-8")
-    except OSError as error:
-        raise SimulatorUnavailableError(
-            f"The simulated mps device cannot be built in {folder}: {error.strerror}. Set MPS_TRAINER_CACHE to a "
-            f"folder that can be written."
-        ) from error
-    with handle:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w", encoding="utf-8") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 

@@ -10,6 +10,8 @@ from transformers.trainer_callback import TrainerCallback
 
 from .session import SimulatedMPS
 
+_COUNTERS = ("blocking_reads", "host_to_device", "device_to_host", "bytes_live")
+
 
 @dataclass(frozen=True)
 class StepFigures:
@@ -52,11 +54,6 @@ class SimulationCallback(TrainerCallback):
         return statistics.median(getattr(figures, name) for figures in self.steps)
 
     def _totals(self) -> dict[str, int]:
-        counters = self.device.counters()
-        operators = counters["operators"].values()
-        totals = {
-            name: counters[name] for name in ("blocking_reads", "host_to_device", "device_to_host", "bytes_live")
-        }
-        totals["operators"] = sum(calls for calls, _, _ in operators)
-        totals["new_graphs"] = sum(graphs for _, graphs, _ in operators)
-        return totals
+        report = self.device.report()
+        totals = {name: getattr(report, name) for name in _COUNTERS}
+        return {**totals, "operators": report.operator_calls, "new_graphs": report.graphs}

@@ -168,7 +168,7 @@ class _Compiler:
         import torch._inductor.utils as utils
 
         fresh_cache = getattr(utils, "fresh_cache", None) or utils.fresh_inductor_cache
-        log = logging.getLogger("torch._inductor.utils")  # it would say that the GPU is small
+        log = logging.getLogger("torch._inductor.utils")  # it would warn that the GPU is small
         level = log.level
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()

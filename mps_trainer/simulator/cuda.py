@@ -41,8 +41,8 @@ def hide_cuda() -> None:
     path = built(SOURCES, MODULE)
     try:
         libraries = torch_folder() / "lib"
-        ctypes.CDLL(str(libraries / "libtorch_global_deps.so"), mode=ctypes.RTLD_GLOBAL)  # as torch begins
-        ctypes.CDLL(str(libraries / "libtorch.so"))  # with its own hooks, which those of higher priority replace
+        ctypes.CDLL(str(libraries / "libtorch_global_deps.so"), mode=ctypes.RTLD_GLOBAL)  # torch begins with it
+        ctypes.CDLL(str(libraries / "libtorch.so"))  # has torch's own hooks, which hooks of higher priority replace
         _library = ctypes.CDLL(str(path))
     except OSError as error:
         raise SimulatorUnavailableError(
@@ -50,7 +50,7 @@ def hide_cuda() -> None:
             "the library again."
         ) from error
     if _has_gpu():
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # for what asks the driver, and for processes that this one starts
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # hides the GPU from the driver's callers and from child processes
 
 
 def hide_unused_cuda() -> None:

@@ -55,7 +55,7 @@ class SimulationReport:
     device_to_host_bytes: int
     bytes_live: int
     bytes_peak: int
-    bytes_held: int  # with what torch keeps for later
+    bytes_held: int  # includes what torch keeps for later
     operators: tuple[OperatorCalls, ...]  # most calls first
     places: tuple[Place, ...]  # most often first
 

@@ -1,6 +1,5 @@
 """Each benchmark in its quick form, from the command line to the JSON."""
 
-import importlib.util
 import json
 import os
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from benchmarks import distributed, glue, learning, libraries, mrpc, overhead, simulated, startup, worker
+from benchmarks import distributed, glue, learning, libraries, mrpc, simulated, startup, worker
 from benchmarks.__main__ import main, run
 from benchmarks.benchmark import Options
 from benchmarks.rounds import alternate, middles
@@ -43,10 +42,6 @@ def check(result, name, entries, figures):
     assert set(result["rounds"][0]) == set(result["middles"]) == set(result["labels"]) == set(entries)
     for row in result["middles"].values():
         assert figures <= row.keys()
-
-
-def test_a_step_is_timed_without_the_warm_up():
-    assert overhead.milliseconds_per_step([0, 5, 9, 10, 12, 15], warm_up=2) == pytest.approx(2000)
 
 
 @pytest.mark.acceptance
@@ -197,23 +192,6 @@ def test_a_watched_script_is_counted(monkeypatch):
     assert measured["parameters"] == model.num_parameters() - looked_up * config["hidden_size"]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("lightning") is not None, reason="lightning is installed")
-def test_without_anybody_to_measure_a_benchmark_is_skipped(benchmarks_here):
-    result, _ = benchmarks_here("overhead", "--peers", "lightning")
-    assert "lightning: lightning not installed" in result["skipped"]
-
-
-def test_what_does_not_measure_the_peers_asked_for_is_skipped(benchmarks_here):
-    result, _ = benchmarks_here("memory", "--peers", "transformers")
-    assert "transformers" in result["skipped"]
-
-
-def test_without_the_libraries_their_benchmark_is_skipped_with_what_to_install(benchmarks_here, monkeypatch):
-    monkeypatch.setattr(libraries, "NEEDED", ("no_such_library",))
-    result, _ = benchmarks_here("libraries")
-    assert result["skipped"] == "Not installed: no_such_library. Run: pip install -e '.[libraries]'"
-
-
 @pytest.mark.acceptance
 def test_libraries(benchmarks):
     pytest.importorskip("trl")
@@ -236,11 +214,19 @@ def test_language(benchmarks):
     assert ours == pytest.approx(theirs, abs=1e-4)
 
 
-@pytest.mark.parametrize("name", ["mrpc", "learning"])
-def test_without_the_data_a_benchmark_is_skipped_with_what_to_do(benchmarks_here, name, tmp_path):
-    result, page = benchmarks_here(name, "--data", str(tmp_path / "nowhere"))
-    assert "--data" in result["skipped"]
-    assert str(tmp_path / "nowhere") in result["skipped"]
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["memory", "--peers", "transformers"], "transformers"),
+        (["libraries"], "Not installed: no_such_library. Run: pip install -e '.[libraries]'"),
+        (["mrpc", "--data", "nowhere"], "--data"),
+        (["learning", "--data", "nowhere"], "--data"),
+    ],
+)
+def test_what_cannot_be_measured_is_skipped_with_what_to_do(benchmarks_here, monkeypatch, arguments, said):
+    monkeypatch.setattr(libraries, "NEEDED", ("no_such_library",))
+    result, page = benchmarks_here(*arguments)
+    assert said in result["skipped"]
     assert f"Skipped: {result['skipped']}" in page
 
 

@@ -45,19 +45,10 @@ def test_a_section_says_what_was_aimed_at_who_is_absent_and_where_it_ran():
     assert "quick" not in text
 
 
-def test_a_quick_run_says_that_it_is_no_measurement():
-    assert "no figure here is a measurement" in report.section({**RESULT, "quick": True})
-
-
 def test_what_was_not_measured_is_a_dash_and_not_a_zero():
     result = copy.deepcopy(RESULT)
     del result["middles"]["ours"]["ms"], result["ratios"]["ours"]
     assert report.table(result)[-1] == "| mps_trainer | – | – | 0.5000 |"
-
-
-def test_a_skipped_benchmark_is_named_with_its_reason():
-    skipped = {"name": "mrpc", "title": "MRPC", "quick": False, "skipped": "There is no data."}
-    assert "## MRPC\n\nSkipped: There is no data." in report.page([skipped, RESULT], {})
 
 
 def test_charts_are_drawn_for_bars_and_for_lines(tmp_path):
@@ -70,8 +61,3 @@ def test_charts_are_drawn_for_bars_and_for_lines(tmp_path):
     drawn = charts.draw([RESULT, series, skipped], tmp_path)
     assert drawn == {"overhead": "overhead.png", "memory": "memory.png"}
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in drawn.values())
-
-
-def test_a_note_of_whoever_measured_is_shown():
-    assert "- Note: the machine was busy\n" in report.section({**RESULT, "note": "the machine was busy"})
-    assert "Note" not in report.section(RESULT)

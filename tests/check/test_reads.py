@@ -9,122 +9,34 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from mps_trainer.check import BlockingRead, CoverageReport, Tracer, trace
 from mps_trainer.check.source import SourceLine
-from tests import installed_torch
 
+from . import waits
 from .conftest import reads
+from .waits import FREE, WAITING, Given
 
 DEVICE = torch.device("cpu")  # which stands for mps
-ON_DEVICE = torch.randn(4, 3)
-MASK = ON_DEVICE > 0
-ROWS = torch.tensor([0, 2])
+GIVEN = Given("cpu")
 
 
 def values() -> torch.Tensor:
-    return ON_DEVICE.clone()
-
-
-def on_host() -> torch.Tensor:
-    return torch.ones(3)
-
-
-def put(index: object, value: object) -> None:
-    values()[index] = value
-
-
-def fused_adamw(rate: float | torch.Tensor) -> None:
-    weight = values()
-    moments = [torch.zeros_like(ON_DEVICE)], [torch.zeros_like(ON_DEVICE)], [], [torch.ones_like(ON_DEVICE.sum())]
-    rates = {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "eps": 1e-8, "amsgrad": False, "maximize": False}
-    torch._fused_adamw_([weight], [ON_DEVICE], *moments, lr=rate, **rates)
-
-
-# In torch 2.15 this is masked_fill_, and in 2.13 it was not.
-PUT_A_NUMBER = {"put a number where a mask says": lambda: put(MASK, 0.0)}
-IS_MASKED_FILL = installed_torch() >= (2, 14)
-
-WAITING = {
-    ".item()": lambda: values().sum().item(),
-    "float()": lambda: float(values().sum()),
-    "if tensor": lambda: 1 if values().sum() else 0,
-    "tensor in tensor": lambda: ROWS[0] in ROWS,
-    ".tolist()": lambda: values().tolist(),
-    ".cpu()": lambda: values().cpu(),
-    '.to("cpu")': lambda: values().to("cpu"),
-    '.to(device="cpu")': lambda: values().to(device="cpu", dtype=torch.float16),
-    ".numpy()": lambda: values().numpy(),
-    "numpy.asarray()": lambda: np.asarray(values()),
-    "repr()": lambda: repr(values()),
-    "format()": lambda: f"{values().sum():.3f}",
-    "nonzero": lambda: values().nonzero(),
-    "where with one argument": lambda: torch.where(MASK),
-    "masked_select": lambda: values().masked_select(MASK),
-    "index with a mask": lambda: values()[MASK],
-    "put tensors where a mask says": lambda: put(MASK, ON_DEVICE[MASK.nonzero(as_tuple=True)]),
-    **({} if IS_MASKED_FILL else PUT_A_NUMBER),
-    "unique": lambda: ROWS.unique(),
-    "repeat_interleave": lambda: ROWS.repeat_interleave(ROWS),
-    "equal": lambda: torch.equal(values(), ON_DEVICE),
-    "allclose": lambda: torch.allclose(values(), ON_DEVICE),
-    "one_hot, classes not given": lambda: F.one_hot(ROWS),
-    "copy to a host tensor": lambda: torch.zeros(4, 3).copy_(ON_DEVICE),
-    "masked_fill with a tensor": lambda: values().masked_fill(MASK, ON_DEVICE.sum()),
-    "index_fill with a tensor": lambda: values().index_fill(0, ROWS, ON_DEVICE.sum()),
-    "masked_scatter": lambda: values().masked_scatter(MASK, ON_DEVICE),
-    "bernoulli with a tensor without dimensions": lambda: values().bernoulli_(ON_DEVICE.new_full((), 0.5)),
-    "normal with a tensor": lambda: torch.normal(0.0, ON_DEVICE.abs()),
-    "fused AdamW with a tensor": lambda: fused_adamw(torch.full((), 0.1, device=DEVICE)),
-    "to a device": lambda: on_host().to(DEVICE),
-    "to a device, by keyword": lambda: on_host().to(device=DEVICE, dtype=torch.float16),
-    "copy of a host tensor": lambda: values()[0].copy_(on_host()),
-    "tensor of numbers on a device": lambda: torch.tensor([1.0, 2.0], device=DEVICE),
-    "new_tensor": lambda: values().new_tensor([1.0]),
-}
+    return GIVEN.copy()
 
 
 @pytest.mark.parametrize("how", WAITING)
 def test_a_wait_is_found(how):
-    found = trace(WAITING[how]).blocking_reads
+    found = trace(WAITING[how], GIVEN).blocking_reads
     # One of the cases needs a second operation that waits, to have something to put.
     assert [read.calls for read in found] == [1] or how.startswith("put tensors"), found
     assert found[-1].where is not None
-    assert found[-1].where.file == __file__
-
-
-FREE = {
-    "index with integers": lambda: values()[ROWS],
-    "put with integers": lambda: put(ROWS, 0.0),
-    **(PUT_A_NUMBER if IS_MASKED_FILL else {}),
-    "put a tensor of the host where a mask says": lambda: put(MASK, torch.tensor(0.0)),
-    "index with a list": lambda: (values()[[0, 2]], values()[[True, False, True, True]]),
-    "masked_fill": lambda: values().masked_fill(MASK, 0.0),
-    "where with three arguments": lambda: torch.where(MASK, ON_DEVICE, 0.0),
-    "repeat_interleave, size given": lambda: ROWS.repeat_interleave(ROWS, output_size=2),
-    "one_hot, classes given": lambda: F.one_hot(ROWS, 3),
-    "shape": lambda: [float(size) for size in values().shape],
-    "topk": lambda: values().topk(2),
-    "of a host tensor": lambda: torch.tensor([1.0, 2.0]).sum().item(),
-    "of a host factory": lambda: torch.zeros(3).tolist(),
-    "masked_fill with a tensor of the host": lambda: values().masked_fill(MASK, torch.tensor(0.0)),
-    "bernoulli with a tensor": lambda: torch.bernoulli(ON_DEVICE.sigmoid()),
-    "lerp with a tensor": lambda: values().lerp(ON_DEVICE, ON_DEVICE.sum()),
-    "index_copy": lambda: values().index_copy(0, ROWS, ON_DEVICE[:2]),
-    "multinomial": lambda: torch.multinomial(ON_DEVICE.softmax(-1), 1),
-    "fused AdamW with a number": lambda: fused_adamw(0.1),
-    "to another number format": lambda: values().to(torch.float16),
-    "to the device where it is": lambda: values().to(DEVICE),
-    "to a device without waiting": lambda: (on_host().to(DEVICE, non_blocking=True), on_host().to(DEVICE, None, True)),
-    "copy of a host tensor without waiting": lambda: values()[0].copy_(on_host(), non_blocking=True),
-    "zeros on a device": lambda: torch.zeros(2, device=DEVICE),
-}
+    assert found[-1].where.file == waits.__file__
 
 
 @pytest.mark.parametrize("how", FREE)
 def test_what_waits_for_nothing_is_not_reported(how):
-    assert reads(trace(FREE[how])) == []
+    assert reads(trace(FREE[how], GIVEN)) == []
 
 
 def test_what_was_read_back_is_free_afterwards():

@@ -189,49 +189,31 @@ def test_gradients_that_differ_from_time_to_time_show(mps):
 # The check.
 
 
-def test_a_wrong_result_fails_the_check_with_its_issue(mps, results, monkeypatch):
-    monkeypatch.setitem(REPRODUCERS, 177116, lambda device: "mm is wrong")
+UNKNOWN = " (not known for this machine: please report it)"
+
+
+@pytest.mark.parametrize(
+    ("issue", "known", "status", "text"),
+    [
+        (177116, None, "failed", f"pytorch issue 177116: wrong{UNKNOWN}"),
+        (177116, KNOWN_FAULTS, "failed", "pytorch issue 177116: wrong"),
+        (175191, None, "failed", f"pytorch issue 175191: wrong{UNKNOWN}"),  # which needs no warning where it is known
+        (195404, None, "passed", "known, and harmless or rare: pytorch 195404 (wrong)"),
+        (195163, KNOWN_FAULTS, "passed", "known on this machine, and no update fixes it: pytorch 195163 (wrong)"),
+    ],
+)
+def test_a_fault_that_shows_fails_unless_it_is_known_and_stays(mps, results, monkeypatch, issue, known, status, text):
+    if known is not None:
+        monkeypatch.setattr(faults, "known_faults", lambda *machine: known)
+    monkeypatch.setitem(REPRODUCERS, issue, lambda device: "wrong")
     check = results(CHECK)[CHECK]
-    assert check.status == "failed"
-    assert check.text == "pytorch issue 177116: mm is wrong (not known for this machine: please report it)"
-    assert check.figures["pytorch 177116"] == "mm is wrong"
-    assert check.figures["pytorch 195163"] == "absent"
-
-
-def test_a_fault_that_is_known_here_is_not_to_be_reported(mps, results, monkeypatch):
-    monkeypatch.setattr(faults, "known_faults", lambda *machine: KNOWN_FAULTS)
-    monkeypatch.setitem(REPRODUCERS, 177116, lambda device: "mm is wrong")
-    assert results(CHECK)[CHECK].text == "pytorch issue 177116: mm is wrong"
-
-
-def test_a_harmless_fault_passes_and_is_named(mps, results, monkeypatch):
-    monkeypatch.setitem(REPRODUCERS, 195404, lambda device: "the last bits differ")
-    check = results(CHECK)[CHECK]
-    assert check.status == "passed"
-    assert check.text.startswith(f"{RUN - 1} of {len(REPRODUCERS)} do not show; ")
-    assert "; known, and harmless or rare: pytorch 195404 (the last bits differ); could not" in check.text
-
-
-def test_a_fault_without_a_warning_fails_the_check_where_it_is_not_known(mps, results, monkeypatch):
-    monkeypatch.setitem(REPRODUCERS, 175191, lambda device: "scatter_ is wrong")
-    check = results(CHECK)[CHECK]
-    assert check.status == "failed"
-    assert check.text == "pytorch issue 175191: scatter_ is wrong (not known for this machine: please report it)"
-
-
-def test_what_this_machine_cannot_run_is_named_with_the_reason(mps, results):
-    text = results(CHECK)[CHECK].text
-    assert "pytorch 197636 (needs 12 GiB of a Mac's GPU memory)" in text
-    assert "mlx 3267 (needs a command that stops the display for seconds)" in text
-
-
-def test_a_known_fault_that_no_update_ends_passes_and_is_named(mps, results, monkeypatch):
-    monkeypatch.setattr(faults, "apple_chip", lambda: "Apple M1")
-    monkeypatch.setattr(faults, "known_faults", lambda *machine: [f for f in KNOWN_FAULTS if f.issue == 195163])
-    monkeypatch.setitem(REPRODUCERS, 195163, lambda device: "bmm is wrong")
-    check = results(CHECK)[CHECK]
-    assert check.status == "passed"
-    assert "do not show; known on this machine, and no update fixes it: pytorch 195163 (bmm is wrong); " in check.text
+    assert check.status == status
+    assert check.figures[f"pytorch {issue}"] == "wrong"
+    if status == "failed":
+        assert check.text == text
+    else:
+        assert check.text.startswith(f"{RUN - 1} of {len(REPRODUCERS)} do not show; {text}; could not be tested: ")
+        assert "pytorch 197636 (needs 12 GiB of a Mac's GPU memory)" in check.text
 
 
 def test_what_this_torch_cannot_run_is_named(mps, results, monkeypatch):

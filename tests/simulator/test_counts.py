@@ -9,78 +9,32 @@ import torch
 from torch import nn
 
 from mps_trainer.simulator import SimulatedMPS
-
-
-def fused_adamw(tensor: torch.Tensor, rate: float | torch.Tensor) -> None:
-    weight = tensor.clone()
-    moments = [torch.zeros_like(tensor)], [torch.zeros_like(tensor)], [], [torch.ones_like(tensor.sum())]
-    rates = {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "eps": 1e-8, "amsgrad": False, "maximize": False}
-    torch._fused_adamw_([weight], [tensor], *moments, lr=rate, **rates)
+from tests.check.waits import FREE, WAITING, Given
 
 
 def calls(device: SimulatedMPS) -> dict[str, int]:
     return {operator.name: operator.calls for operator in device.report().operators}
 
 
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda tensor: tensor.sum().item(),
-        lambda tensor: bool(tensor.sum() > 0),
-        lambda tensor: float(tensor.sum()),
-        lambda tensor: tensor.cpu(),
-        lambda tensor: tensor.to("cpu"),
-        lambda tensor: tensor.tolist(),
-        lambda tensor: tensor.nonzero(),
-        lambda tensor: tensor[tensor > 0],
-        lambda tensor: tensor.masked_select(tensor > 0),
-        lambda tensor: tensor.unique(),
-        lambda tensor: torch.ones(4).copy_(tensor),
-        lambda tensor: torch.ones(4).to("mps"),
-        lambda tensor: torch.tensor([1, 2], device="mps"),
-        lambda tensor: tensor.copy_(torch.zeros(4)),
-        lambda tensor: tensor.masked_fill_(tensor > 0, tensor.sum()),
-        lambda tensor: tensor.index_fill(0, (tensor > 0).long(), tensor.sum()),
-        lambda tensor: tensor.masked_scatter(tensor > 0, tensor),
-        lambda tensor: tensor.bernoulli_(tensor.mean()),
-        lambda tensor: torch.normal(0.0, tensor),
-        lambda tensor: tensor.repeat_interleave(tensor.long()),
-        lambda tensor: torch.equal(tensor, tensor + 1),
-        lambda tensor: fused_adamw(tensor, torch.full((), 0.1, device="mps")),
-    ],
-)
-def test_waiting_for_the_device_is_one_blocking_read(mps, read):
-    tensor = torch.ones(4, device="mps")
+# A tensor of the device has no values for NumPy and is printed by several reads, and one case waits twice.
+OTHERWISE = (".numpy()", "numpy.asarray()", "repr()", "format()", "put tensors where a mask says")
+# The device counts the copies of indices and values that are on the host.
+OF_THE_HOST = ("index with a list", "put a tensor of the host where a mask says")
+
+
+@pytest.mark.parametrize("how", [how for how in WAITING if how not in OTHERWISE])
+def test_waiting_for_the_device_is_one_blocking_read(mps, how):
+    given = Given("mps")
     mps.reset()
-    read(tensor)
+    WAITING[how](given)
     assert mps.report().blocking_reads == 1
 
 
-@pytest.mark.parametrize(
-    "compute",
-    [
-        lambda tensor: tensor.sum() > 0,
-        lambda tensor: torch.where(tensor > 0, tensor, tensor + 1),
-        lambda tensor: tensor.masked_fill(tensor > 0, 2.0),
-        lambda tensor: tensor[torch.tensor([1, 2])],
-        lambda tensor: tensor.to("cpu", non_blocking=True),
-        lambda tensor: tensor.copy_(torch.zeros(4), non_blocking=True),
-        lambda tensor: torch.zeros(4).to("mps", non_blocking=True),
-        lambda tensor: nn.functional.cross_entropy(tensor[None], torch.ones(1, dtype=torch.long, device="mps")),
-        lambda tensor: tensor.masked_fill(tensor > 0, torch.tensor(2.0)),
-        lambda tensor: tensor.bernoulli_(tensor),
-        lambda tensor: tensor.lerp(tensor, tensor.sum()),
-        lambda tensor: tensor.index_copy(0, (tensor > 0).long(), tensor),
-        lambda tensor: tensor.multinomial(2),
-        lambda tensor: tensor.repeat_interleave(tensor.long(), output_size=4),
-        lambda tensor: fused_adamw(tensor, 0.1),
-        lambda tensor: tensor.shape,
-    ],
-)
-def test_work_that_stays_on_the_device_blocks_nothing(mps, compute):
-    tensor = torch.ones(4, device="mps")
+@pytest.mark.parametrize("how", [how for how in FREE if how not in OF_THE_HOST])
+def test_work_that_stays_on_the_device_blocks_nothing(mps, how):
+    given = Given("mps")
     mps.reset()
-    compute(tensor)
+    FREE[how](given)
     assert mps.report().blocking_reads == 0
 
 

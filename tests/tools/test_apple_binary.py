@@ -24,26 +24,27 @@ from .tiny import CODE_AT, POINTERS_AT, STRINGS_AT, Code, add, adrp, library, wh
 # Code
 
 
-def test_an_address_in_two_instructions_is_found():
-    code = Code().take_address(1, STRINGS_AT + 0x12).end()
-    assert list(decode(code.to_bytes(), CODE_AT)) == [Reference(CODE_AT + 4, STRINGS_AT + 0x12)]
-
-
-def test_other_instructions_may_stand_between_the_two():
+def code_of(*words: int) -> Code:
     code = Code()
-    code.words += [adrp(8, CODE_AT, STRINGS_AT), adrp(9, CODE_AT + 4, POINTERS_AT), add(1, 8, 0x20)]
-    assert list(decode(code.to_bytes(), CODE_AT)) == [Reference(CODE_AT + 8, STRINGS_AT + 0x20)]
+    code.words += words
+    return code
 
 
-def test_an_address_before_the_code_is_found():
-    code = Code(0x2_0000_4000).take_address(1, 0x1_0000_9010)
-    assert [found.address for found in decode(code.to_bytes(), code.start)] == [0x1_0000_9010]
-
-
-def test_an_addition_to_an_unknown_register_is_no_address():
-    code = Code()
-    code.words += [add(1, 8, 0x20)]
-    assert list(decode(code.to_bytes(), CODE_AT)) == []
+@pytest.mark.parametrize(
+    ("code", "addresses"),
+    [
+        (Code().take_address(1, STRINGS_AT + 0x12).end(), [STRINGS_AT + 0x12]),
+        (
+            code_of(adrp(8, CODE_AT, STRINGS_AT), adrp(9, CODE_AT + 4, POINTERS_AT), add(1, 8, 0x20)),
+            [STRINGS_AT + 0x20],
+        ),
+        (Code(0x2_0000_4000).take_address(1, 0x1_0000_9010), [0x1_0000_9010]),
+        (code_of(add(1, 8, 0x20)), []),
+    ],
+    ids=["two instructions", "others between them", "before the code", "unknown register"],
+)
+def test_addresses_in_instructions_are_found(code, addresses):
+    assert [found.address for found in decode(code.to_bytes(), code.start)] == addresses
 
 
 def test_a_register_is_unknown_after_a_call_and_one_that_calls_keep_is_not():
@@ -169,11 +170,6 @@ def test_each_registration_is_found_with_its_kernel():
         "aten::exp": "fp32",
         "aten::dot": "promote",
     }
-
-
-def test_another_device_can_be_asked_about():
-    (found,) = registrations(torch_library(), device="CPU")
-    assert (found.operator, found.key, found.policy) == ("aten::exp", "AutocastCPU", "promote")
 
 
 def test_a_registration_whose_name_cannot_be_read_is_an_error():
