@@ -97,7 +97,7 @@ class _Examples:
         Raises:
             Exception: if torch refuses the saved settings, such as a rate below 0.
         """
-        like = parameter.dim(), parameter.dtype, parameter.device
+        like = _example_shape(parameter), parameter.dtype, parameter.device
         if (id(group), like) not in self._made:
             self._made[id(group), like] = self._step(group, *like) if self._can_step(own, *like) else {}
         return self._made[id(group), like]
@@ -109,13 +109,21 @@ class _Examples:
             return False
         return True
 
-    def _step(self, settings: dict[str, Any], dim: int, dtype: torch.dtype, device: torch.device) -> Mapping[str, Any]:
-        parameter = torch.nn.Parameter(torch.zeros([2] * dim, dtype=dtype, device=device))
+    def _step(self, settings: dict[str, Any], shape: tuple, dtype: torch.dtype, device: Any) -> Mapping[str, Any]:
+        parameter = torch.nn.Parameter(torch.zeros(shape, dtype=dtype, device=device))
         parameter.grad = torch.zeros_like(parameter)
         names = inspect.signature(self._kind).parameters.keys() & settings.keys() - {"params"}
         optimizer = self._kind([parameter], **{name: settings[name] for name in names})
-        optimizer.step()
+        step = self._kind.step
+        if getattr(step, "hooked", False):  # hooks for all optimizers are not called for this one
+            step = step.__wrapped__
+        step(optimizer)
         return optimizer.state[parameter]
+
+
+def _example_shape(parameter: Any) -> tuple[int, ...]:
+    """Returns a shape that no counter has, which a parameter without dimensions would share with it."""
+    return (2,) * max(parameter.dim(), 1)
 
 
 def _check_like(example: Any, name: str, value: Any, index: int, parameter: Any) -> None:
@@ -127,12 +135,12 @@ def _check_like(example: Any, name: str, value: Any, index: int, parameter: Any)
         raise ValueError(f"the state of parameter {index} has no {name}")
     if is_tensor and (value.layout != torch.strided or value.is_nested or value.is_quantized or value.is_meta):
         raise ValueError(f"{name} of parameter {index} is not a dense tensor")
-    shape = list(example.shape) if torch.is_tensor(example) else []
+    shape = tuple(example.shape) if torch.is_tensor(example) else ()
     if not shape or example.numel() == 1:
         number = value.item() if is_tensor and value.numel() == 1 and value.dim() <= 1 else value
         if not fits(number, Amount):
             raise ValueError(f"{name} of parameter {index} is {shown(number)}")
-    elif shape == [2] * parameter.dim():
+    elif shape == _example_shape(parameter):
         if not is_tensor or value.shape != parameter.shape:
             found = list(value.shape) if is_tensor else []
             raise ValueError(

@@ -65,14 +65,6 @@ def test_a_model_alone_is_written_without_optimizer_and_generators(saver, traine
     assert names(saver.folder()) == ["manifest.json", "trainer_state.json"]
 
 
-def test_states_are_written_under_their_names_and_a_scaler_only_where_there_is_one(saver, tmp_path):
-    saver.save_states(str(tmp_path), "optimizer.pt", "scheduler.pt")
-    saver.save_states(str(tmp_path), "scaler.pt")
-    assert names(tmp_path) == ["optimizer.pt", "scheduler.pt"]
-    saver.load_states(None, "optimizer.pt")  # without a checkpoint there is nothing to load
-    saver.load_states(str(tmp_path), "optimizer.pt", "scheduler.pt", "scaler.pt")
-
-
 @pytest.mark.parametrize(("resumed_at", "stale"), [(None, [2, 4, 6]), (4, [6])])
 def test_checkpoints_of_later_steps_than_the_one_resumed_from_are_stale(saver, tmp_path, resumed_at, stale):
     run_dir = with_checkpoints(tmp_path, 2, 4, 6)

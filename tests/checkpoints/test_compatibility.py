@@ -88,6 +88,20 @@ def test_schedule_that_has_run_takes_the_state_of_one_that_has_not():
         require_belonging({**new.state_dict(), "T_i": 0}, run)
 
 
+@pytest.mark.parametrize("kind", [AdamW, torch.optim.NAdam, torch.optim.Adagrad])
+def test_parameter_without_dimensions_may_have_a_momentum_below_0(kind):
+    def of(parameter):
+        optimizer = kind([parameter], lr=0.1)
+        parameter.grad = -torch.ones_like(parameter)
+        optimizer.step()
+        return optimizer
+
+    saved = of(torch.nn.Parameter(torch.tensor(1.0)))
+    require_belonging(saved.state_dict(), of(torch.nn.Parameter(torch.tensor(1.0))))
+    with pytest.raises(ValueError, match="has the shape"):
+        require_belonging(saved.state_dict(), of(torch.nn.Parameter(torch.ones(3))))
+
+
 def test_unknown_part_checks_its_own_state():
     require_belonging([1, 2], object())
 

@@ -96,27 +96,6 @@ def test_it_is_written_again_only_if_a_listed_file_was(make_checkpoint):
     assert manifest.fault(str(folder)) is None
 
 
-contents = st.dictionaries(st.text("abc", min_size=1, max_size=3), st.binary(max_size=40), min_size=1, max_size=4)
-
-
-@settings(max_examples=60, deadline=None)
-@given(contents, st.data())
-def test_every_change_to_every_file_is_found(files, data):
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "trainer_state.json").write_text('{"global_step": 1}')
-        for file, content in files.items():
-            (folder / file).write_bytes(content)
-        manifest.write(name, 1, 1)
-        assert manifest.fault(name) is None
-        changed = data.draw(st.sampled_from(sorted(files)))
-        other = data.draw(st.binary(max_size=40).filter(lambda content: content != files[changed]))
-        (folder / changed).write_bytes(other)
-        assert changed in manifest.fault(name)
-        (folder / changed).write_bytes(files[changed])
-        assert manifest.fault(name) is None
-
-
 nested = st.recursive(
     st.none() | st.integers() | st.text(),
     lambda inner: st.dictionaries(st.sampled_from(["files", "size", "sha256", "a"]), inner),
