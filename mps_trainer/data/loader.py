@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -118,9 +117,9 @@ class PrefetchIterator(Iterator[Any]):
             self._next()
         if self._before_first is not None:
             self._before_first()
-        before = pickle.dumps(rng_state())
+        before = _comparable_rng_state()
         self._load()
-        self.draws = pickle.dumps(rng_state()) != before
+        self.draws = _comparable_rng_state() != before
 
     def __next__(self) -> Any:
         if self._batches is None:
@@ -155,6 +154,12 @@ class PrefetchIterator(Iterator[Any]):
         except Exception as error:
             explain_loading(error, self.loader, self._batches)
             raise
+
+
+def _comparable_rng_state() -> tuple[Any, ...]:
+    state = rng_state()
+    _, keys, position, *_ = state["numpy"]
+    return state["python"], keys.tobytes(), position, state["cpu"].numpy().tobytes()
 
 
 def prepare_loader(

@@ -18,7 +18,7 @@ class UnsplittableBatchError(ValueError):
 def examples_in(batch: Any) -> int:
     """Returns the number of examples in `batch`: the first dimension that its tensors have in common.
 
-    A first dimension of 1 is that of something which all examples share.
+    A tensor with a first dimension of 1 is one that all examples share.
 
     Raises:
         UnsplittableBatchError: if there is no such dimension.
@@ -34,10 +34,10 @@ def examples_in(batch: Any) -> int:
 
 
 def split(batch: Any, most: int) -> list[Any]:
-    """Splits `batch` into the fewest parts of at most `most` examples, of nearly equal size.
+    """Splits `batch` into the fewest microbatches of at most `most` examples, of nearly equal size.
 
-    Tensors, arrays and lists with an entry for each example are cut, as views of what they are cut from; anything else
-    goes into every part. Dictionaries, lists and tuples keep their type.
+    Tensors, arrays and lists with an entry for each example are sliced, as views; anything else goes into every
+    microbatch. Dictionaries, lists and tuples keep their type.
 
     Raises:
         UnsplittableBatchError: if `batch` has more examples and cannot be cut.
@@ -45,23 +45,23 @@ def split(batch: Any, most: int) -> list[Any]:
     size = examples_in(batch)
     count = max(-(-size // most), 1)
     shares = [evenly(range(size), number, count) for number in range(count)]
-    return [_part(batch, share.start, share.stop, size) for share in shares]
+    return [_slice(batch, share.start, share.stop, size) for share in shares]
 
 
-def _part(data: Any, start: int, end: int, size: int) -> Any:
+def _slice(data: Any, start: int, end: int, size: int) -> Any:
     if isinstance(data, (torch.Tensor, np.ndarray)):
-        return _part_of_array(data, start, end, size)
+        return _slice_of_array(data, start, end, size)
     if isinstance(data, Mapping):
-        return type(data)({key: _part(value, start, end, size) for key, value in data.items()})  # type: ignore[call-arg]
+        return type(data)({key: _slice(value, start, end, size) for key, value in data.items()})  # type: ignore[call-arg]
     if not isinstance(data, (list, tuple)):
         return data
     if len(data) == size and not any(array.shape[0] == size for array in _arrays(data, nested=True)):
         return data[start:end]  # an entry for each example
-    parts = [_part(value, start, end, size) for value in data]
-    return type(data)(*parts) if hasattr(data, "_fields") else type(data)(parts)
+    slices = [_slice(value, start, end, size) for value in data]
+    return type(data)(*slices) if hasattr(data, "_fields") else type(data)(slices)
 
 
-def _part_of_array(array: Any, start: int, end: int, size: int) -> Any:
+def _slice_of_array(array: Any, start: int, end: int, size: int) -> Any:
     if not array.shape or (array.shape[0] == 1 and size > 1):
         return array
     if array.shape[0] != size:

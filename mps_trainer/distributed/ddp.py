@@ -68,17 +68,17 @@ def zero_gradient_backward(
     if not fsdp.is_sharded(model):
         with forward():
             model(**inputs)
-            loss = nothing_of(model)
+            loss = zero_loss(model)
         backward(loss)
         return
-    # each block waits for that of the others, in both directions: what they compute is computed here
-    with fsdp.adding_nothing(model):
+    # each block waits for the other processes in forward and backward, so this one computes the same blocks
+    with fsdp.zeroed_gradients(model):
         with forward():
             loss = compute_loss(model, inputs).sum()
         backward(loss)
 
 
-def nothing_of(model: nn.Module) -> torch.Tensor:
+def zero_loss(model: nn.Module) -> torch.Tensor:
     """Returns a loss of 0 with a gradient of 0 for every trainable parameter of `model`."""
-    parts = [parameter.sum() for parameter in model.parameters() if parameter.requires_grad]
-    return torch.stack([part.float() for part in parts]).sum() * 0.0
+    sums = [parameter.sum().float() for parameter in model.parameters() if parameter.requires_grad]
+    return torch.stack(sums).sum() * 0.0

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# their parameters are used without them being called
+# FSDP does not gather these, because their parameters are used without a call of their forward
 _NOT_CALLED = (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList, nn.ParameterDict)
 
 
@@ -48,7 +48,7 @@ def sharded(
         recompute_settings: settings of `torch.utils.checkpoint.checkpoint`, for `activation_checkpointing`.
 
     Raises:
-        MisconfigurationException: if it has not the blocks that the arguments name, or torch cannot shard it.
+        MisconfigurationException: if it lacks the blocks that the arguments name, or torch cannot shard it.
     """
     if is_sharded(model):
         return model
@@ -65,7 +65,7 @@ def sharded(
         )
     for unit in (*blocks, model):
         _require_one_format(unit)
-    _begin_alike(model, args.device)
+    _broadcast_weights(model, args.device)
     if config.get("activation_checkpointing"):
         _recompute(blocks, recompute_settings)
     mesh = init_device_mesh(args.device.type, (processes.size,))
@@ -75,7 +75,7 @@ def sharded(
     try:
         for block in blocks:
             fully_shard(block, reshard_after_forward=after, mp_policy=_precision(args, True), **settings)
-        # what is in no block stays whole from the first use in a step to the last
+        # the layers outside of blocks stay gathered from their first use in a step to the last
         fully_shard(model, mp_policy=_precision(args, False), **settings)
     except (ValueError, NotImplementedError, AssertionError, RuntimeError) as error:
         raise MisconfigurationException(
@@ -116,8 +116,8 @@ def _precision(args: TrainingArguments, is_block: bool) -> Any:
 def find_blocks(model: nn.Module, config: dict[str, Any]) -> list[nn.Module]:
     """Returns the modules of `model` that are gathered one at a time, inner ones first.
 
-    One with a parameter that is also another's, such as the embedding of a head that is tied to it, is left out: it
-    is whole for as long as any of them needs it.
+    A module that shares a parameter with another, such as the embedding of a tied head, is left out: the parameter
+    stays gathered for as long as one of them needs it.
 
     Raises:
         MisconfigurationException: if the model has no module of a class that is named.
@@ -147,7 +147,7 @@ def _by_class(model: nn.Module, names: list[str] | None) -> list[nn.Module]:
 
 
 def _by_size(model: nn.Module, least: int) -> list[nn.Module]:
-    """Modules with at least `least` parameters that are not in a smaller one of them."""
+    """Returns the modules with at least `least` parameters beside those of smaller such modules."""
     found: list[nn.Module] = []
     seen: set[nn.Module] = set()
 
@@ -192,7 +192,7 @@ def _require_one_format(module: nn.Module) -> None:
 # Around torch's work
 
 
-def _begin_alike(model: nn.Module, device: torch.device) -> None:
+def _broadcast_weights(model: nn.Module, device: torch.device) -> None:
     """Broadcasts the weights and buffers of the first process, in contiguous memory as torch requires."""
     import torch.distributed as dist
 
@@ -238,10 +238,10 @@ def no_sync(model: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def adding_nothing(model: Any) -> Iterator[None]:
+def zeroed_gradients(model: Any) -> Iterator[None]:
     """Makes forward and backward passes inside produce gradients of 0 for each parameter.
 
-    A loss of 0 would not: where an activation is infinite or no number, 0 times it is none either.
+    A loss of 0 would not: 0 times an activation that is infinite or nan is nan.
     """
     handles: list[Any] = []
 

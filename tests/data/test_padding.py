@@ -116,6 +116,8 @@ TENSORS = {
 
 
 def test_what_is_not_as_long_as_the_tokens_stays(tokenizer):
+    plain = PadToBucket(stacked(TENSORS), BUCKETS)([])
+    assert plain["input_ids"].tolist() == [[1] * 5 + [0] * 3] * 2  # without a tokenizer zeros, on the right
     batch = PadToBucket(stacked(TENSORS), BUCKETS, tokenizer)([])
     shapes = {name: tuple(tensor.shape) for name, tensor in batch.items()}
     assert shapes == {
@@ -129,27 +131,18 @@ def test_what_is_not_as_long_as_the_tokens_stays(tokenizer):
     assert (batch["input_ids"][:, 5:] == tokenizer.pad_token_id).all()
 
 
-def test_without_a_tokenizer_zeros_are_put_on_the_right():
-    batch = PadToBucket(stacked(TENSORS), BUCKETS)([])
-    assert batch["input_ids"].tolist() == [[1] * 5 + [0] * 3] * 2
+IDS = torch.ones(2, 9, dtype=torch.long)
+UNPADDABLE = {
+    "no mask": {"input_ids": IDS},
+    "no ids": {"attention_mask": IDS},
+    "several texts for each example": {"input_ids": IDS.expand(2, 2, 9), "attention_mask": IDS.expand(2, 2, 9)},
+    "mask of pairs of tokens": {"input_ids": IDS, "attention_mask": torch.ones(2, 1, 9, 9)},
+}
 
 
-@pytest.mark.parametrize("missing", ["attention_mask", "input_ids"])
-def test_batch_whose_padding_could_not_be_told_stays(missing):
-    batch = {name: tensor for name, tensor in TENSORS.items() if name != missing}
-    assert_same(PadToBucket(stacked(batch), BUCKETS)([]), batch)
-
-
-def test_batch_of_several_texts_for_each_example_stays(tokenizer):
-    batch = {"input_ids": torch.ones(2, 3, 9, dtype=torch.long), "attention_mask": torch.ones(2, 3, 9)}
-    padded = PadToBucket(lambda _: dict(batch), LengthBuckets((16,)), tokenizer)([])
-    assert padded["input_ids"].shape == (2, 3, 9)
-
-
-def test_batch_with_a_mask_of_pairs_of_tokens_stays(tokenizer):
-    batch = {"input_ids": torch.ones(2, 9, dtype=torch.long), "attention_mask": torch.ones(2, 1, 9, 9)}
-    padded = PadToBucket(lambda _: dict(batch), LengthBuckets((16,)), tokenizer)([])
-    assert padded["input_ids"].shape == (2, 9)
+@pytest.mark.parametrize("batch", UNPADDABLE.values(), ids=UNPADDABLE.keys())
+def test_batch_whose_padding_could_not_be_told_stays(tokenizer, batch):
+    assert_same(PadToBucket(stacked(batch), LengthBuckets((16,)), tokenizer)([]), batch)
 
 
 def test_batch_without_names_stays():

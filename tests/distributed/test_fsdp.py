@@ -15,9 +15,7 @@ from transformers import (
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.distributed.fsdp import _require_one_format, find_blocks
-from mps_trainer.distributed.full_state import full_state_dict
-from mps_trainer.distributed.sharded import class_of, is_sharded
-from tests.conftest import Classifier, assert_same_weights
+from tests.conftest import Classifier
 
 SIZES = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 32}
 
@@ -76,10 +74,3 @@ def test_parameters_of_two_formats_in_one_block_are_refused():
         _require_one_format(model)
     model.head.requires_grad_(False)
     _require_one_format(model)
-
-
-def test_what_is_not_sharded_is_itself():
-    model = Classifier()
-    assert not is_sharded(model)
-    assert class_of(model) is Classifier
-    assert_same_weights(full_state_dict(model), model.state_dict())

@@ -188,12 +188,3 @@ def test_numbers_wait_as_long_for_the_others_as_gradients_do(joined, monkeypatch
     monkeypatch.setattr(torch.distributed, "new_group", lambda **settings: made.append(settings))
     _ = distributed.Processes.of(TrainingArguments(ddp_timeout=60)).group
     assert made == [{"backend": "gloo", "timeout": timedelta(minutes=1)}]
-
-
-@pytest.mark.parametrize(("is_first", "order"), [(True, ["block", "barrier"]), (False, ["barrier", "block"])])
-def test_the_barrier_stands_before_the_block_of_the_others_and_after_that_of_the_first(monkeypatch, is_first, order):
-    events = []
-    monkeypatch.setattr(torch.distributed, "barrier", lambda: events.append("barrier"))
-    with distributed.first(is_first, "work"):
-        events.append("block")
-    assert events == order

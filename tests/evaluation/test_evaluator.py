@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from mps_trainer import MisconfigurationException
 from tests.conftest import accuracy, examples, logged
@@ -52,29 +51,6 @@ def test_prediction_without_labels_has_no_loss(make_trainer):
     }
 
 
-def test_outputs_of_different_lengths_are_padded_with_the_ignored_label(make_trainer):
-    class Echo(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(()))
-
-        def forward(self, tokens, labels=None):
-            return {"loss": self.scale * 1.0, "logits": tokens * self.scale}
-
-    def collate(rows):
-        longest = max(len(row) for row in rows)
-        padded = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
-        return {"tokens": padded, "labels": padded}
-
-    trainer = make_trainer(
-        {"model": Echo(), "data_collator": collate},
-        per_device_eval_batch_size=1,
-        remove_unused_columns=False,
-    )
-    output = trainer.predict([[1, 2], [3, 4, 5]])
-    assert output.predictions.tolist() == [[1, 2, -100], [3, 4, 5]]
-
-
 @pytest.mark.parametrize("batches", [None, 1, 2])
 def test_moving_outputs_to_host_memory_early_changes_nothing(make_trainer, batches):
     trainer = make_trainer({"compute_metrics": accuracy}, eval_accumulation_steps=batches)
@@ -111,12 +87,6 @@ def test_evaluation_leaves_the_model_in_eval_mode_and_the_next_step_does_not(mak
     trainer.train()
     assert trained == [True, True]
     assert not trainer.model.training
-
-
-def test_metric_that_does_not_exist_is_named_with_those_that_do(make_trainer):
-    trainer = make_trainer(max_steps=1, eval_strategy="steps", eval_steps=1, metric_for_best_model="f1")
-    with pytest.raises(MisconfigurationException, match=r"metric_for_best_model='f1' is not among.*eval_loss"):
-        trainer.train()
 
 
 def test_evaluation_without_a_dataset_is_refused(make_trainer):

@@ -594,7 +594,7 @@ def begin_update_with_padding(trainer, count):
 
 @pytest.fixture
 def padded(monkeypatch):
-    monkeypatch.setattr(losses, "shares_of", lambda loader: loader.share)
+    monkeypatch.setattr(losses, "distributed_sampler", lambda loader: loader.share)
     return begin_update_with_padding
 
 
