@@ -150,7 +150,7 @@ def test_an_optimizer_does_on_mps_what_it_does_on_the_cpu(name, tmp_path):
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_an_optimizer_that_is_not_supported_is_refused(name, tmp_path):
     with pytest.raises(MisconfigurationException, match=f"optim='{name}' is not supported: .* Use "):
-        mps_trainer.Trainer.get_optimizer_cls_and_kwargs(SimpleNamespace(optim=name, optim_args=None))
+        mps_trainer.TrainingArguments(str(tmp_path), optim=name)
 
 
 @pytest.mark.parametrize("name", ["galore_adamw", "adamw_8bit", "schedule_free_adamw", "grokadamw", "stable_adamw"])
