@@ -87,7 +87,8 @@ def class_and_settings(args: TrainingArguments, model: nn.Module | None = None) 
         raise MisconfigurationException(
             f"optim='{choice_text(args.optim)}' with optim_args={args.optim_args!r} cannot be used: {error}"
         ) from error
-    if args.optim == OptimizerNames.ADAMW_TORCH_FUSED and not ACCELERATORS[args.device.type].fused_adamw:
+    accelerator = ACCELERATORS.get(args.device.type)
+    if args.optim == OptimizerNames.ADAMW_TORCH_FUSED and not (accelerator and accelerator.fused_adamw):
         settings.pop("fused", None)
     return kind, settings
 
