@@ -107,17 +107,18 @@ def noisy_embeddings(model: nn.Module, alpha: float | None) -> Iterator[None]:
             f"neftune_noise_alpha={alpha}, but {type(model).__name__} has no get_input_embeddings(), so the Trainer "
             "does not know where to add noise. Leave it out, or give the model that method."
         )
-    hook = get().register_forward_hook(lambda module, _, output: add_noise(output, alpha) if module.training else None)
+
+    def add_noise(module: nn.Module, _: Any, embeddings: torch.Tensor) -> torch.Tensor | None:
+        if not module.training:
+            return None
+        bound = alpha / math.sqrt(embeddings.size(1) * embeddings.size(2))
+        return embeddings + torch.zeros_like(embeddings).uniform_(-bound, bound)
+
+    hook = get().register_forward_hook(add_noise)
     try:
         yield
     finally:
         hook.remove()
-
-
-def add_noise(embeddings: torch.Tensor, alpha: float) -> torch.Tensor:
-    """Returns `embeddings`, batch x length x width, plus uniform noise of at most alpha / sqrt(length * width)."""
-    bound = alpha / math.sqrt(embeddings.size(1) * embeddings.size(2))
-    return embeddings + torch.zeros_like(embeddings).uniform_(-bound, bound)
 
 
 def _use_liger_kernels(model: nn.Module, config: dict[str, bool] | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import logging
 from typing import Any
 
@@ -45,76 +46,60 @@ def parameter_groups(model: nn.Module, decay: list[str], weight_decay: float) ->
     ]
 
 
-class _Settings(dict):
+class _Settings(collections.UserDict):
     """`optim_args` by name; remembers which of them were asked for."""
 
     def __init__(self, given: dict[str, str]) -> None:
-        super().__init__(given)
         self.asked: set[Any] = set()
+        super().__init__(given)
 
     def __contains__(self, name: object) -> bool:
         self.asked.add(name)
         return super().__contains__(name)
 
-    def get(self, name: Any, default: Any = None) -> Any:
+    def __getitem__(self, name: Any) -> Any:
         self.asked.add(name)
-        return super().get(name, default)
-
-    def pop(self, name: Any, *default: Any) -> Any:
-        self.asked.add(name)
-        return super().pop(name, *default)
+        return super().__getitem__(name)
 
 
 def class_and_settings(args: TrainingArguments, model: nn.Module | None = None) -> tuple[Any, dict[str, Any]]:
     """Returns the class, or factory, that `args.optim` names and its settings, as transformers does."""
-    reason = _why_not_on(args.device.type, choice_text(args.optim))
-    if reason is not None:
+    optim = choice_text(args.optim)
+    # bitsandbytes 0.50 would begin to train: it keeps the states of small weights in 32 bits and out of pages, and
+    # fails at the first weight of 4,096 numbers (8 bits) or of 100,000 (pages).
+    if args.device.type == "mps" and (optim.startswith("paged_") or optim in _IN_8_BITS):
+        pages, bits = (
+            "its states need CUDA's paged memory",
+            "bitsandbytes has no kernel for mps that updates states in 8 bits",
+        )
         raise MisconfigurationException(
-            f"optim='{choice_text(args.optim)}' does not work on {args.device.type}: {reason}. Use "
+            f"optim='{optim}' does not work on mps: {pages if optim.startswith('paged_') else bits}. Use "
             "optim='adamw_torch_fused', whose states are small where only adapters are trained, or 'adafactor' to "
             "save memory."
         )
+    pairs = [part.partition("=") for part in (args.optim_args or "").replace(" ", "").split(",") if part]
+    if not all(name and value and "=" not in value for name, _, value in pairs):
+        raise MisconfigurationException(
+            f"optim_args={args.optim_args!r} cannot be read: it must be name=value, separated by commas, such as "
+            "'momentum=0.9,nesterov=true'."
+        )
     try:
-        kind, settings = _from_transformers(args, model, _parse(args.optim_args))
+        kind, settings = _from_transformers(args, model, {name: value for name, _, value in pairs})
     except ImportError as error:
         raise MissingPackageError(
-            f"optim='{choice_text(args.optim)}' cannot be used here: {error} Or use one that torch alone provides, "
-            "such as optim='adamw_torch_fused'."
+            f"optim='{optim}' cannot be used here: {error} Or use one that torch alone provides, such as "
+            "optim='adamw_torch_fused'."
         ) from error
     except MisconfigurationException:
         raise
     except ValueError as error:
         raise MisconfigurationException(
-            f"optim='{choice_text(args.optim)}' with optim_args={args.optim_args!r} cannot be used: {error}"
+            f"optim='{optim}' with optim_args={args.optim_args!r} cannot be used: {error}"
         ) from error
     accelerator = ACCELERATORS.get(args.device.type)
     if args.optim == OptimizerNames.ADAMW_TORCH_FUSED and not (accelerator and accelerator.fused_adamw):
         settings.pop("fused", None)
     return kind, settings
-
-
-def _why_not_on(device: str, optim: str) -> str | None:
-    """Returns why bitsandbytes 0.50 does not have the optimizer on the device, or None if it does.
-
-    It would begin to train: it keeps the states of small weights in 32 bits and out of pages, and fails at the first
-    weight of 4,096 numbers (8 bits) or of 100,000 (pages).
-    """
-    if device != "mps":
-        return None
-    if optim.startswith("paged_"):
-        return "its states need CUDA's paged memory"
-    return "bitsandbytes has no kernel for mps that updates states in 8 bits" if optim in _IN_8_BITS else None
-
-
-def _parse(optim_args: str | None) -> dict[str, str]:
-    parts = [part for part in (optim_args or "").replace(" ", "").split(",") if part]
-    pairs = [part.partition("=") for part in parts]
-    if not all(name and value and "=" not in value for name, _, value in pairs):
-        raise MisconfigurationException(
-            f"optim_args={optim_args!r} cannot be read: it must be name=value, separated by commas, such as "
-            "'momentum=0.9,nesterov=true'."
-        )
-    return {name: value for name, _, value in pairs}
 
 
 def _from_transformers(args: Any, model: Any, optim_args: dict[str, str]) -> tuple[Any, dict[str, Any]]:
@@ -164,18 +149,14 @@ def make_optimizer(
         kind = AdamW  # the same with fewer kernels
     optimizer = kind(what, **settings)
     if "bitsandbytes" in str(kind) and settings.get("optim_bits") == 8:
-        _keep_embeddings_at_32_bits(model)
+        import bitsandbytes
+
+        # at 8 bits, embeddings train unstably; bitsandbytes exempts its own
+        manager = bitsandbytes.optim.GlobalOptimManager.get_instance()
+        for module in model.modules():
+            if isinstance(module, nn.Embedding):
+                manager.register_module_override(module, "weight", {"optim_bits": 32})
     return optimizer
-
-
-def _keep_embeddings_at_32_bits(model: nn.Module) -> None:
-    """Keeps the state for embeddings at 32 bits: at 8 bits training is unstable (bitsandbytes does so for its own)."""
-    import bitsandbytes
-
-    manager = bitsandbytes.optim.GlobalOptimManager.get_instance()
-    for module in model.modules():
-        if isinstance(module, nn.Embedding):
-            manager.register_module_override(module, "weight", {"optim_bits": 32})
 
 
 def groups_of(optimizer: Any) -> list[dict[str, Any]]:
