@@ -52,16 +52,12 @@ def test_other_devices_ask_for_processes_instead(answering):
     [
         (PC, ("gpu", "", "", ""), "'gpu' is not valid: device is one of auto"),
         (PC, ("mps", "", "", ""), "mps cannot run here: this machine runs Linux"),
-        (PC, ("", "half", "", ""), "mixed_precision is one of no, fp16, bf16"),
         (
             replace(MAC, os_version="13.6", torch_version="2.8.0"),
             ("", "bf16", "", "", ""),
             "mps does not compute in bf16 here.",
         ),
         (GPUS, ("", "", "3", ""), "Take at most 2"),
-        (GPUS, ("", "", "many", ""), "num_processes is a whole number"),
-        (MAC, ("", "", "perhaps", "", ""), "mps_fallback is true or false (yes or no)"),
-        (MAC, ("", "", "", "80%", ""), "memory_fraction is a number from 0"),
     ],
 )
 def test_an_invalid_answer_is_explained_and_asked_again(answering, facts, answers, says):

@@ -1,0 +1,31 @@
+"""Tests which model is the one under adapters."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from mps_trainer.model.introspection import base_model
+
+peft = pytest.importorskip("peft")
+LORA = peft.LoraConfig(target_modules=["q_proj"], r=2)
+
+
+@pytest.fixture
+def llama():
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=16, **sizes))
+
+
+def test_base_model_is_the_model_under_the_adapters_of_peft(llama):
+    assert base_model(peft.get_peft_model(llama, LORA)) is llama
+    assert base_model(llama) is llama
+
+
+def test_base_model_of_a_mixed_model_is_the_one_under_its_adapters(llama):
+    assert base_model(peft.get_peft_model(llama, LORA, mixed=True)) is llama
+
+
+def test_base_model_with_adapters_of_transformers_keeps_its_head(llama):
+    llama.add_adapter(LORA)
+    assert base_model(llama) is llama
