@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 # The logger whose level scripts for transformers set, and whose lines they and their users look for.
 _transformers_logger = logging.getLogger("transformers.trainer")
 
-# Numbers that an optimizer keeps for each parameter that is trained, by what its name in `optim` begins with; others: 0
+# Numbers that an optimizer keeps for each trained parameter, by what its name in `optim` begins with; others keep none
 _KEPT = {"adam": 2.0, "nadam": 2.0, "radam": 2.0, "lion": 1.0, "rmsprop": 1.0, "adagrad": 1.0}
 
 

@@ -149,7 +149,7 @@ def test_an_evaluation_after_training_is_in_the_report(report_of, tmp_path):
 
 
 class Reads(TrainerCallback):
-    """Keeps the page as it is after each step."""
+    """Keeps the page or the record as it is after each step."""
 
     def __init__(self, path):
         self.path, self.pages = path, []
@@ -179,6 +179,13 @@ def test_an_open_page_loads_itself_again_while_the_run_lasts(make_trainer, tmp_p
 def test_a_page_is_written_at_most_in_a_hundredth_of_the_time(make_trainer, tmp_path, monkeypatch):
     reads = read_run(make_trainer, tmp_path, monkeypatch, cost=1e9)
     assert "1 of 4 steps" in reads.pages[3]
+
+
+def test_a_checkpoint_writes_the_record_for_a_run_that_may_be_killed(make_trainer, tmp_path):
+    reads = Reads(tmp_path / "run" / NAME)
+    make_trainer({"callbacks": [reads]}, report=True, max_steps=4, **SAVING).train()
+    assert reads.pages[1] == ""
+    assert json.loads(reads.pages[2])["outcome"] == {"kind": "running", "text": "", "step": 2, "max_steps": 4}
 
 
 def test_a_run_that_is_resumed_goes_on_in_its_record(report_of, tmp_path):
