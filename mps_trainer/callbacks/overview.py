@@ -24,9 +24,8 @@ logger = logging.getLogger(__name__)
 # The logger whose level scripts for transformers set, and whose lines they and their users look for.
 _transformers_logger = logging.getLogger("transformers.trainer")
 
-# Numbers that an optimizer keeps for each parameter that is trained, by what its name in `optim` begins with.
-_KEPT = {"adamw": 2.0, "adam": 2.0, "nadam": 2.0, "radam": 2.0, "lion": 1.0, "rmsprop": 1.0, "adagrad": 1.0}
-_KEPT |= {"sgd": 0.0, "adafactor": 0.0}
+# Numbers that an optimizer keeps for each trained parameter, by what its name in `optim` begins with; others keep none
+_KEPT = {"adam": 2.0, "nadam": 2.0, "radam": 2.0, "lion": 1.0, "rmsprop": 1.0, "adagrad": 1.0}
 
 
 def first_lines(args: Any, state: Any, model: Any, loader: Any) -> list[str]:

@@ -101,7 +101,7 @@ def texts_of(dataset: Any, rows: Sequence[int], decode: Callable[..., str] | Non
     try:
         for row in rows:
             example: Any = plain[row] if row < len(plain) else None
-            ids = example.get("input_ids") if isinstance(example, Mapping) else None
+            ids: Any = example.get("input_ids") if isinstance(example, Mapping) else None
             ids = ids.tolist() if hasattr(ids, "tolist") else ids
             is_text = isinstance(ids, list) and all(isinstance(each, int) for each in ids)
             texts.append(str(decode(ids[:_TOKENS], skip_special_tokens=True)) if is_text else "")

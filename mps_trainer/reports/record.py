@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -81,7 +82,7 @@ class RunRecord:
         return self.sessions[-1].offset + self.sessions[-1].seconds if self.sessions else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        values = {each.name: getattr(self, each.name) for each in _SAVED}
+        values = {name: getattr(self, name) for name in _KINDS}
         values["history"] = _fewer_logs(self.history)
         values["sessions"] = [vars(session) for session in self.sessions]
         values["events"] = [vars(event) for event in self.events]
@@ -89,91 +90,24 @@ class RunRecord:
 
     @classmethod
     def from_dict(cls, data: Any) -> RunRecord:
-        """Reads the result of `to_dict()`. Raises ValueError for other data, with a clause that says what is wrong."""
+        """Reads the result of `to_dict()`, which may be of a later release or edited by hand.
+
+        Values of another kind than a page shows count as unknown.
+
+        Raises:
+            ValueError: for other data, with a clause that says what is wrong.
+        """
         if not isinstance(data, dict):
             raise ValueError("it holds no JSON object")
         if data.get("format") != FORMAT:
             raise ValueError(f"its format is {data.get('format')!r}, and this release reads {FORMAT}")
-        values: dict[str, Any] = {}
-        for each in _SAVED:
-            if each.name not in data:
-                continue
-            kind = {"name": str, "history": list, "sessions": list, "events": list}.get(each.name, dict)
-            if not isinstance(data[each.name], kind):
-                raise ValueError(f"its {each.name} is {type(data[each.name]).__name__} and not {kind.__name__}")
-            values[each.name] = data[each.name] if kind is not dict else _known_values(each.name, data[each.name])
+        values = {name: value for name, value in _known(data, _KINDS).items() if name in _KINDS}
         if "name" not in values or "outcome" not in values:
             raise ValueError("it names no run and no outcome")
-        changed = values.get("changed", {}).items()
-        values["changed"] = {name: both for name, both in changed if isinstance(both, list) and len(both) == 2}
-        values["history"] = read_history(values.get("history", []))
-        try:
-            values["sessions"] = [_session(entry) for entry in values.get("sessions", [])]
-            values["events"] = [_checked(Event(**entry), _OF_EVENT) for entry in values.get("events", [])]
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"its sessions or events are not as they were written ({error})") from error
-        return cls(**values)
-
-
-_SAVED = [each for each in fields(RunRecord) if each.name != "source"]
-_NUMBER = (int, float)
-# The values that pages show, by their part of the record. One of another kind counts as unknown: the file may be of a
-# later release, or edited by hand.
-_KINDS: dict[str, dict[str, Any]] = {
-    "outcome": {"kind": str, "text": str, "step": _NUMBER, "max_steps": _NUMBER},
-    "best": {"metric": _NUMBER, "step": _NUMBER, "name": str, "checkpoint": str},
-    "device": {"device": str, "type": str, "reason": str, "rejected": list, "notes": list, "world_size": _NUMBER},
-    "model": {"class": str, "parameters": _NUMBER, "trained": _NUMBER, "operations_per_token": _NUMBER},
-    "data": {
-        **dict.fromkeys(("batch", "batch_per_device", "accumulation", "processes", "examples"), _NUMBER),
-        **{"sampling": str, "buckets": list, "padded": list, "lengths": dict},
-    },
-    "origin": dict.fromkeys(("command", "commit", "dataset", "base_model"), str),
-    "classification": {"classes": list, "confusion": list, "mistakes": list, "examples": _NUMBER, "wrong": _NUMBER},
-    "fallback": {"text": str, "operators": list, "shapes": _NUMBER},
-    "environment": {"packages": dict, "environment": dict, "memory_bytes": _NUMBER, "chip": str, "model": str},
-}
-# The names that each row of a list must have
-_ROWS = {
-    "rejected": ("name",),
-    "padded": ("length", "batches", "real", "tokens"),
-    "operators": ("name",),
-    "mistakes": ("label", "predicted", "confidence"),
-}
-_OF_SESSION = dict.fromkeys(("first_step", "offset", "begun", "seconds"), _NUMBER) | {"marks": list}
-_OF_EVENT = {"kind": str, "step": _NUMBER, "seconds": _NUMBER, "text": str, "took": _NUMBER}
-
-
-def _is(value: Any, kind: Any) -> bool:
-    return is_finite(value) if kind is _NUMBER else isinstance(value, kind)
-
-
-def _known_values(part: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values of a part of a record without those of another kind than pages show."""
-    kinds = _KINDS.get(part, {})
-    kept = {name: value for name, value in values.items() if name not in kinds or _is(value, kinds[name])}
-    for name in kept.keys() & _ROWS.keys():
-        rows = [row for row in kept[name] if isinstance(row, dict) and all(key in row for key in _ROWS[name])]
-        kept[name] = [row for row in rows if name != "padded" or all(map(is_finite, row.values()))]
-    return kept
-
-
-def _checked(made: Any, kinds: dict[str, Any]) -> Any:
-    """Returns a session or an event; raises TypeError for values of another kind."""
-    for name, kind in kinds.items():
-        if not _is(getattr(made, name), kind):
-            raise TypeError(f"{name} is {str(getattr(made, name))[:40]}")
-    return made
-
-
-def _session(entry: Any) -> Session:
-    session: Session = _checked(Session(**entry), _OF_SESSION)
-    for mark in session.marks:
-        if not isinstance(mark, list) or len(mark) <= RESIDENT or None in mark[: SECONDS + 1]:
-            raise TypeError("a mark has no step or time")
-        if not all(value is None or is_finite(value) for value in mark):
-            raise TypeError("a mark has something other than numbers")
-    return session
+        for name, kind in (("sessions", Session), ("events", Event)):
+            rows = values.get(name, [])
+            values[name] = [kind(**{field.name: row[field.name] for field in fields(kind)}) for row in rows]
+        return cls(**{**values, "history": read_history(values.get("history", []))})
 
 
 def is_number(value: Any) -> bool:
@@ -183,6 +117,64 @@ def is_number(value: Any) -> bool:
 def is_finite(value: Any) -> bool:
     """Returns True for a number that a chart has a place for."""
     return is_number(value) and abs(value) < 1e300
+
+
+def _is_mark(value: Any) -> bool:
+    has_columns = isinstance(value, list) and len(value) > RESIDENT and all(map(is_finite, value[:LIVE]))
+    return has_columns and all(size is None or is_finite(size) for size in value[LIVE:])
+
+
+# The kinds of the values that pages show: types, or functions that tell whether a value will do. A list has the kind
+# of its rows.
+_KINDS: dict[str, Any] = {
+    "name": str,
+    "outcome": {"kind": str, "text": str, "step": is_finite, "max_steps": is_finite},
+    "history": list,
+    "sessions": [
+        {"first_step": is_finite, "offset": is_finite, "begun": is_finite, "seconds": is_finite, "marks": [_is_mark]}
+    ],
+    "events": [{"kind": str, "step": is_finite, "seconds": is_finite, "text": str, "took": is_finite}],
+    "best": {"metric": is_finite, "step": is_finite, "name": str, "checkpoint": str},
+    "device": {"device": str, "reason": str, "rejected": [{"name": str}], "notes": list, "world_size": is_finite},
+    "model": {"parameters": is_finite, "trained": is_finite, "operations_per_token": is_finite},
+    "data": {
+        **dict.fromkeys(("batch", "batch_per_device", "accumulation", "processes", "examples"), is_finite),
+        **{"sampling": str, "buckets": list, "lengths": dict},
+        "padded": [dict.fromkeys(("length", "batches", "real", "tokens"), is_finite)],
+    },
+    "origin": dict.fromkeys(("command", "commit", "dataset", "base_model"), str),
+    "classification": {
+        **{"examples": is_finite, "wrong": is_finite, "classes": list, "confusion": list},
+        "mistakes": [{"label": str, "predicted": str, "confidence": is_finite}],
+    },
+    "fallback": {"text": str, "operators": [{"name": str}], "shapes": is_finite},
+    "arguments": dict,
+    "changed": dict,
+    "environment": {"packages": dict, "environment": dict, "memory_bytes": is_finite},
+}
+
+
+def _known(value: Any, kind: Any) -> Any:
+    """Returns `value` without the values in it that are of another kind than `kind`, and the rows that miss one.
+
+    Raises:
+        TypeError: if it is of another kind itself.
+    """
+    if isinstance(kind, dict) and isinstance(value, dict):
+        known = {}
+        for name, each in value.items():
+            with contextlib.suppress(TypeError):
+                known[name] = _known(each, kind[name]) if name in kind else each
+        return known
+    if isinstance(kind, list) and isinstance(value, list):
+        rows, needed = [], set(kind[0]) if isinstance(kind[0], dict) else set()
+        for row in value:
+            with contextlib.suppress(TypeError):
+                rows.append(_known(row, kind[0]))
+        return [row for row in rows if needed.issubset(row)]
+    if isinstance(value, kind) if isinstance(kind, type) else callable(kind) and kind(value):
+        return value
+    raise TypeError
 
 
 def read_history(entries: list[Any]) -> list[dict[str, Any]]:
@@ -291,23 +283,23 @@ def _from_state(path: str) -> RunRecord:
     folder = os.path.dirname(os.path.abspath(path))
     if _CHECKPOINT.fullmatch(os.path.basename(folder)):
         folder = os.path.dirname(folder)
-    history = read_history(state["log_history"])
-    ended = any("train_runtime" in entry for entry in history)
-    numbers = {name: value for name, value in state.items() if is_number(value)}
-    best = {"metric": numbers.get("best_metric"), "step": numbers.get("best_global_step")}
-    return RunRecord(
-        name=os.path.basename(folder) or folder,
-        outcome={
-            "kind": FINISHED if ended else UNKNOWN,
-            "text": "",
-            "step": numbers.get("global_step", 0),
-            "max_steps": numbers.get("max_steps", 0),
-        },
-        history=history,
-        best=best if "best_metric" in numbers else {},
-        data={"batch_per_device": numbers["train_batch_size"]} if "train_batch_size" in numbers else {},
-        source=os.path.relpath(path, folder),
+    has_ended = any(isinstance(entry, dict) and "train_runtime" in entry for entry in state["log_history"])
+    record = RunRecord.from_dict(
+        {
+            "format": FORMAT,
+            "name": os.path.basename(folder) or folder,
+            "outcome": {
+                "kind": FINISHED if has_ended else UNKNOWN,
+                "step": state.get("global_step"),
+                "max_steps": state.get("max_steps"),
+            },
+            "history": state["log_history"],
+            "best": {"metric": state.get("best_metric"), "step": state.get("best_global_step")},
+            "data": {"batch_per_device": state.get("train_batch_size")},
+        }
     )
+    record.source = os.path.relpath(path, folder)
+    return record
 
 
 def load_json(path: str) -> Any:

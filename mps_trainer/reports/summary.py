@@ -210,8 +210,8 @@ def environment(record: RunRecord) -> dict[str, str]:
     versions = {**found.get("packages", {}), "torch": found.get("torch_version")}
     versions = {"mps_trainer": found.get("mps_trainer"), **{name: versions.get(name) for name in PACKAGES}}
     system = "macOS" if found.get("system") == "Darwin" else str(found.get("system") or "")
-    memory = f"{format_bytes(found['memory_bytes'])} of memory" if "memory_bytes" in found else ""
-    machine = (found.get("chip"), found.get("model"), memory)
+    memory = found.get("memory_bytes")
+    machine = (found.get("chip"), found.get("model"), f"{format_bytes(memory)} of memory" if memory else "")
     variables = ", ".join(f"{name}={value}" for name, value in found.get("environment", {}).items())
     facts |= {
         "packages": ", ".join(f"{name} {version}" for name, version in versions.items() if version),

@@ -143,6 +143,16 @@ def test_origin_has_the_best_checkpoint(record):
     }
 
 
+def test_environment_leaves_out_what_is_not_known(record):
+    record.environment = {"mps_trainer": "0.1", "packages": {"numpy": "2.3"}, "memory_bytes": None, "chip": None}
+    facts = summary.environment(record)
+    assert facts["packages"] == "mps_trainer 0.1, numpy 2.3"
+    assert "machine" not in facts
+    record.environment |= {"memory_bytes": 2**34, "chip": "Apple M4", "system": "Darwin", "os_version": "26.1"}
+    facts = summary.environment(record)
+    assert (facts["machine"], facts["system"]) == ("Apple M4, 16.0 GiB of memory", "macOS 26.1")
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [(0.123456, "0.1235"), (12345.6, "12,346"), (3.0, "3"), (2e-5, "2e-05"), (math.nan, "nan"), (math.inf, "inf")],
