@@ -113,7 +113,7 @@ def given_loss(outputs, labels, num_items_in_batch=None):
     return nn.functional.cross_entropy(outputs.logits, labels, reduction="sum") / num_items_in_batch
 
 
-# name: model, data, overrides of the subclass, arguments
+# Each entry has the model and its data, the overrides of the subclass, and arguments.
 CLASSIFIER, CAUSAL = (bert_classifier, sentences), (gpt2, texts)
 LOSSES = {
     "weighted": (CLASSIFIER, {"compute_loss": weighted_loss}, {}),
