@@ -12,6 +12,10 @@ import mps_trainer
 
 from .pairs import make
 
+pytestmark = pytest.mark.skipif(
+    not hasattr(transformers.Trainer, "_finalize_training"), reason="The page is about transformers 5.23."
+)
+
 
 class Squares(nn.Module):
     """A model without num_items_in_batch. The loss is the mean of its batch."""

@@ -66,6 +66,7 @@ def signature(method) -> list[tuple]:
     return [(each.name, each.kind, each.default) for each in inspect.signature(method).parameters.values()]
 
 
+@pytest.mark.skipif(not hasattr(TheirTrainer, "_finalize_training"), reason="The methods are transformers 5.23's.")
 @TRAINERS
 def test_methods_have_signatures_of_transformers(ours, theirs):
     methods = {name for name in dir(theirs) if not name.startswith("__") and callable(getattr(theirs, name))}
