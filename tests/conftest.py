@@ -9,8 +9,8 @@ import signal
 from collections.abc import Iterator
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# Threads of several test processes that wait for each other by spinning take minutes for what takes seconds. The order
-# of sums, which some tests compare with another library's to the last digits, depends on their number, too.
+# Threads of several test processes that spin while they wait take minutes instead of seconds. The order of sums, which
+# some tests compare with another library's to the last digits, depends on the number of threads, too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from mps_trainer.simulator import SimulatedMPS, SimulatorUnavailableError, simulated_mps  # before torch: hides CUDA
@@ -27,7 +27,7 @@ from tests.tiers import TierRules
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(TierRules())
-    # as in a terminal: a shell that runs the tests in the background has them ignore SIGINT
+    # A shell that runs the tests in the background has them ignore SIGINT, unlike a terminal.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -41,7 +41,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test marked every_device runs on the CPU and on the simulated mps device."""
+    """Runs a test marked every_device on the CPU and on the simulated mps device."""
     if metafunc.definition.get_closest_marker("every_device") is not None:
         metafunc.fixturenames.insert(0, "device")
         metafunc.parametrize("device", ["cpu", "mps"], indirect=True)
@@ -49,23 +49,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @contextlib.contextmanager
 def on_device(name: str, **settings: object) -> Iterator[SimulatedMPS | None]:
-    """Inside, the machine has what `name` says: "cpu", or "mps", simulated with `settings`, or the test is skipped."""
+    """Simulates an mps device with `settings` if `name` is "mps", or skips the test where it cannot."""
     if name == "cpu":
         yield None
         return
-    try:
-        simulated = simulated_mps(**settings)
-        mps = simulated.__enter__()
-    except SimulatorUnavailableError as error:
-        pytest.skip(str(error))
     with contextlib.ExitStack() as stack:
-        stack.push(simulated)
+        try:
+            mps = stack.enter_context(simulated_mps(**settings))
+        except SimulatorUnavailableError as error:
+            pytest.skip(str(error))
         yield mps
 
 
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The device that `make_args` trains on: the CPU, and for a test marked every_device also an mps device.
+    """Returns the device that `make_args` trains on: the CPU, and for a test marked every_device also mps.
 
     `every_device(same_draws_as_cpu=True)` lets the device draw the CPU's random numbers, for comparison with it.
     """
@@ -77,13 +75,13 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def mps() -> Iterator[SimulatedMPS | None]:
-    """The simulated device, for what only it can tell."""
+    """Returns the simulated device, which counts operators, copies and waits."""
     with on_device("mps") as simulated:
         yield simulated
 
 
 class Classifier(nn.Module):
-    """Two classes from four numbers; with dropout, so that a run depends on the random numbers it draws."""
+    """A classifier of four numbers with dropout, so that a run depends on the random numbers it draws."""
 
     def __init__(self, dropout: float = 0.1) -> None:
         super().__init__()
@@ -100,7 +98,7 @@ class Classifier(nn.Module):
 
 
 def examples(count: int, seed: int = 0) -> list[dict[str, object]]:
-    """Points in four dimensions; the label says whether their sum is positive."""
+    """Returns points in four dimensions. The label says whether their sum is positive."""
     points = torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))
     return [{"x": point, "labels": int(point.sum() > 0)} for point in points]
 
@@ -120,9 +118,9 @@ def make_model():
 
 @pytest.fixture
 def make_args(tmp_path, request):
-    """Arguments for a run into a folder of the test's own, quiet unless a test says otherwise.
+    """`make_args(**settings)` returns quiet arguments for a run into a folder of the test.
 
-    On the CPU, or on the simulated device in a test that has one.
+    The run is on the CPU, or on the simulated device in a test that has one.
     """
     on_mps = "mps" in request.fixturenames or request.getfixturevalue("device") == "mps"
 
@@ -135,7 +133,10 @@ def make_args(tmp_path, request):
 
 @pytest.fixture
 def make_trainer(make_args, make_model):
-    """A Trainer of the small classifier on 40 examples; `trainer=` settings go to the Trainer, others to its args."""
+    """`make_trainer(trainer, **settings)` returns a Trainer of the small classifier on 40 examples.
+
+    `trainer` has arguments of the Trainer, and `settings` fields of its TrainingArguments.
+    """
 
     def make(trainer: dict | None = None, **settings: object) -> Trainer:
         given = {"train_dataset": examples(40), "eval_dataset": examples(24, seed=1), **(trainer or {})}
@@ -152,7 +153,7 @@ def weights(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def assert_same_weights(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
-    """Equal in every bit."""
+    """Asserts that weights are equal in every bit."""
     assert first.keys() == second.keys()
     different = [name for name in first if not torch.equal(first[name], second[name])]
     assert not different

@@ -1,4 +1,4 @@
-"""Edits to files that a hypothesis strategy draws: bytes, values in JSON, YAML and torch.save's files, other files."""
+"""Edits files as a hypothesis strategy draws: bytes, values in JSON, YAML and torch.save's files, whole files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLAIN = [
 ]  # fmt: skip
 _DOUBLED: list[Any] = [0]
 for _ in range(20):
-    _DOUBLED = [_DOUBLED, _DOUBLED]  # written as a few aliases
+    _DOUBLED = [_DOUBLED, _DOUBLED]  # YAML writes it as a few aliases
 IN_YAML = [b"x", {1}, datetime.date(2024, 1, 1), {1: 2}, {(1, 2): 3}, {None: 1}, _DOUBLED]
 TENSORS = [
     b"x", (), (1, 2), 1j, {1}, torch.zeros(()), torch.zeros(2), torch.zeros(2).to_sparse(), torch.ones(1).bool(),
@@ -57,7 +57,7 @@ def edit_bytes(draw: Any, content: bytes) -> bytes:
 
 
 def edit_content(draw: Any, path: Path) -> None:
-    """Edits a value in the file at `path`, or its bytes where an edit before has left none that can be read."""
+    """Edits a value in the file at `path`, or its bytes if an earlier edit has made it unreadable."""
     is_text = path.suffix in (".json", ".yaml")
     try:
         if is_text:
@@ -76,7 +76,7 @@ def edit_content(draw: Any, path: Path) -> None:
 
 
 def exchange(draw: Any, path: Path) -> None:
-    """Puts something other than a file, or another file, in place of the one at `path`."""
+    """Replaces the file at `path` by another file or by something that is no file."""
     others = sorted(other for other in path.parent.iterdir() if other.is_file())
     how = draw(st.sampled_from(["nothing", "pipe", "folder", "link", "loop", "empty", "other"]))
     content = draw(st.sampled_from(others)).read_bytes() if how == "other" else b""
@@ -92,7 +92,7 @@ def exchange(draw: Any, path: Path) -> None:
 
 
 def mutate(draw: Any, folder: Path) -> None:
-    """Edits one file in `folder`, in one of the ways above."""
+    """Edits one file in `folder`."""
     path = draw(st.sampled_from(sorted(path for path in folder.iterdir() if path.is_file())))
     ways = [exchange, lambda draw, path: path.write_bytes(edit_bytes(draw, path.read_bytes()))]
     if path.suffix in (".json", ".yaml", ".pt", ".pth"):

@@ -1,4 +1,4 @@
-"""The tiers of the tests, and the rule of the default one: its tests start no Python of their own.
+"""Selects a tier of the tests, and forbids those of the default tier to start a Python.
 
 A new interpreter imports torch and transformers again, which takes longer than most tests do. `docs/testing.md`
 explains the tiers.
@@ -17,7 +17,6 @@ import pytest
 from mps_trainer.simulator import SimulatorUnavailableError
 from mps_trainer.simulator.build import build_device
 
-TIERS = ("project", "integration", "acceptance")  # besides the default one, which has no marker
 # Folders with tests of the documentation, the workflows and the packages of this project.
 OF_PROJECT = ("docs", "release")
 # Fixtures that start servers or interpreters: a test that uses one belongs to the integration tier.

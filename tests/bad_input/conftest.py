@@ -72,7 +72,7 @@ def run(tmp_path, monkeypatch, capfd, finished_run):
     def run_it(case):
         capfd.readouterr()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of other libraries, about what was given before it is refused
+            warnings.simplefilter("ignore")  # other libraries warn before the refusal
             status = main_of(case.program)(list(case.command))
         return status, capfd.readouterr().err
 

@@ -1,17 +1,28 @@
-"""The model and the dataset that the pages use: a very small BERT and eight sentences."""
+"""The model and the dataset that the pages use, and the modules that make the pages."""
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from transformers import BertConfig, BertForSequenceClassification
+
+from .pages import ROOT
+
+
+@pytest.fixture
+def extension(monkeypatch) -> Callable[[str], ModuleType]:
+    """`extension(name)` imports a module of docs/_ext."""
+    monkeypatch.syspath_prepend(ROOT / "docs" / "_ext")
+    return importlib.import_module
 
 
 @pytest.fixture
 def bert():
-    from transformers import BertConfig, BertForSequenceClassification
-
     torch.manual_seed(0)
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     return BertForSequenceClassification(BertConfig(vocab_size=32, max_position_embeddings=16, **sizes))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from xml.etree import ElementTree
 
 import pytest
@@ -16,18 +15,13 @@ OF_OTHER_ROOMS = {"training_args_seq2seq", "trainer_seq2seq", "trainer_setup", "
 
 
 @pytest.fixture
-def house(monkeypatch):
-    monkeypatch.setattr(sys, "path", [str(ROOT / "docs" / "_ext"), *sys.path])
-    import house
-
-    return house
+def house(extension):
+    return extension("house")
 
 
 @pytest.fixture
-def imports(house):
-    import imports
-
-    return imports
+def imports(extension):
+    return extension("imports")
 
 
 def test_every_folder_and_module_is_in_one_room(house):

@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
 from mps_trainer import MachineFacts
 from mps_trainer.selftest import CheckResult, SelftestReport
 
-from .pages import ROOT
-
 FACTS = MachineFacts(system="Darwin", os_version="15.5", machine="arm64", chip="Apple M3 Pro", memory_bytes=18 * 2**30)
 REPORT = SelftestReport(
-    device="mps",
-    simulated=False,
-    versions={"torch": "2.13.0", "mps_trainer": "0.1.0"},
-    decision={},
-    facts=FACTS.to_dict(),
-    known_faults=(),
+    device="mps", simulated=False, versions={"torch": "2.13.0", "mps_trainer": "0.1.0"}, decision={},
+    facts=FACTS.to_dict(), known_faults=(), seconds=2.0,
     checks=(CheckResult("losses", "passed", "", 1.0), CheckResult("bf16", "failed", "", 1.0)),
-    seconds=2.0,
-).to_dict()
+).to_dict()  # fmt: skip
 
 
 @pytest.fixture
-def selftests(monkeypatch):
-    monkeypatch.setattr(sys, "path", [str(ROOT / "docs" / "_ext"), *sys.path])
-    import selftests
-
-    return selftests
+def selftests(extension):
+    return extension("selftests")
 
 
 @pytest.fixture

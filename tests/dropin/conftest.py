@@ -46,6 +46,12 @@ class Library:
         return trainer
 
 
+@pytest.fixture(params=[transformers, mps_trainer], ids=["transformers", "mps_trainer"])
+def library(request, tmp_path: Path) -> Library:
+    """Each of the two packages, for what both have to do alike."""
+    return Library(request.param, tmp_path)
+
+
 @pytest.fixture
 def both(tmp_path: Path) -> Callable[[Callable[[Library], Any]], tuple[Any, Any]]:
     """`both(run)` returns what `run(library)` returns with transformers and with this package, from the same seeds."""

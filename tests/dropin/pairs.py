@@ -8,6 +8,8 @@ from torch import nn
 
 import mps_trainer
 
+from .conftest import Library
+
 
 class Net(nn.Module):
     """A classifier with every kind of normalisation, under names that do and do not say so."""
@@ -39,17 +41,16 @@ def rows(count: int = 32) -> list[dict]:
 
 def make(package, folder, trainer: dict | None = None, kind: type | None = None, **settings):
     """Returns a Trainer of `package`."""
-    settings = {
-        **{"use_cpu": True, "disable_tqdm": True, "report_to": "none", "save_strategy": "no"},
-        **{"per_device_train_batch_size": 4, "max_steps": 5, "logging_steps": 1, "learning_rate": 1e-2},
-        **{"weight_decay": 0.1, "adam_beta1": 0.8, "adam_beta2": 0.98, "adam_epsilon": 1e-6, **settings},
+    defaults = {
+        **{"per_device_train_batch_size": 4, "max_steps": 5, "learning_rate": 1e-2, "weight_decay": 0.1},
+        **{"adam_beta1": 0.8, "adam_beta2": 0.98, "adam_epsilon": 1e-6},
     }
-    args = package.TrainingArguments(output_dir=str(folder), **settings)
     given = {"train_dataset": rows(), "eval_dataset": rows(8), **(trainer or {})}
     if "model" not in given and "model_init" not in given:
         torch.manual_seed(0)
         given["model"] = Net()
-    return (kind or package.Trainer)(args=args, **given)
+    model = given.pop("model", None)
+    return Library(package, folder).trainer(model, kind=kind, trainer=given, **{**defaults, **settings})
 
 
 def both(folder, kind=None, **how):

@@ -46,6 +46,8 @@ GIVEN = {
 @pytest.mark.parametrize("given", [True, False])
 def test_setter_sets_fields_of_transformers(name, given, tmp_path):
     assert sorted(GIVEN) == SETTERS
+    if name == "set_training" and "activation_checkpointing" not in THEIRS:
+        pytest.skip("transformers 5.20, the last for Python 3.10, calls it gradient_checkpointing")
     settings = GIVEN[name] if given or name == "set_push_to_hub" else {}
     ours, theirs = (kind(str(tmp_path), use_cpu=True) for kind in (TrainingArguments, transformers.TrainingArguments))
     before = {field: getattr(ours, field) for field in THEIRS}

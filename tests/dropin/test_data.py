@@ -133,7 +133,7 @@ def sampled_by(make) -> type:
 
 
 class Before5:
-    """As subclasses for transformers before 5 write it."""
+    """Overrides the sampler as subclasses for transformers before 5 do."""
 
     def _get_train_sampler(self, *args):
         return RandomSampler(self.train_dataset, replacement=True, num_samples=SIZE)

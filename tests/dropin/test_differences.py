@@ -12,7 +12,9 @@ import mps_trainer
 
 from .pairs import make
 
-HERE_AND_THERE = pytest.mark.parametrize("package", [mps_trainer, transformers], ids=lambda package: package.__name__)
+pytestmark = pytest.mark.skipif(
+    not hasattr(transformers.Trainer, "_finalize_training"), reason="The page is about transformers 5.23."
+)
 
 
 class Squares(nn.Module):
@@ -30,51 +32,47 @@ def numbers(count: int) -> list[dict]:
     return [{"x": torch.tensor([float(n)]), "labels": 0} for n in range(count)]
 
 
-@HERE_AND_THERE
-def test_unequal_batches_of_an_update_weigh_by_examples_here(tmp_path, package):
+def test_unequal_batches_of_an_update_weigh_by_examples_here(library):
     given = {"model": Squares(), "train_dataset": numbers(6), "eval_dataset": None}
     settings = {"gradient_accumulation_steps": 2, "train_sampling_strategy": "sequential", "max_steps": 1}
-    trainer = make(package, tmp_path, given, **settings)
+    trainer = make(library.module, library.folder, given, **settings)
     trainer.train()
     of_batches = [(0 + 1 + 4 + 9) / 4, (16 + 25) / 2]
-    expected = {mps_trainer: (0 + 1 + 4 + 9 + 16 + 25) / 6, transformers: sum(of_batches) / 2}[package]
+    expected = {mps_trainer: (0 + 1 + 4 + 9 + 16 + 25) / 6, transformers: sum(of_batches) / 2}[library.module]
     assert trainer.state.log_history[0]["loss"] == pytest.approx(expected)
 
 
-@HERE_AND_THERE
-def test_create_optimizer_and_scheduler_is_called_here_only(tmp_path, package):
-    class Own(package.Trainer):
+def test_create_optimizer_and_scheduler_is_called_here_only(library):
+    class Own(library.module.Trainer):
         def create_optimizer_and_scheduler(self, num_training_steps):
             called.append(num_training_steps)
             super().create_optimizer_and_scheduler(num_training_steps)
 
     called: list[int] = []
     given = {"model": Squares(), "train_dataset": numbers(6)}
-    make(package, tmp_path, given, kind=Own, max_steps=1).train()
-    assert called == {mps_trainer: [1], transformers: []}[package]
+    make(library.module, library.folder, given, kind=Own, max_steps=1).train()
+    assert called == {mps_trainer: [1], transformers: []}[library.module]
 
 
-@HERE_AND_THERE
 @pytest.mark.parametrize("count", [8, 10])
-def test_eval_loss_of_seq2seq_trainer_weighs_by_examples_here(tmp_path, package, count):
+def test_eval_loss_of_seq2seq_trainer_weighs_by_examples_here(library, count):
     torch.manual_seed(0)
     sizes = {"vocab_size": 64, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
     model = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0, initializer_factor=5.0)).eval()
     rows = [{name: torch.randint(3, 64, (5,)) for name in ("input_ids", "labels")} for _ in range(count)]
-    args = package.Seq2SeqTrainingArguments(
-        str(tmp_path), per_device_eval_batch_size=4, use_cpu=True, disable_tqdm=True, report_to="none"
+    args = library.module.Seq2SeqTrainingArguments(
+        str(library.folder), per_device_eval_batch_size=4, use_cpu=True, disable_tqdm=True, report_to="none"
     )
-    loss = package.Seq2SeqTrainer(model, args, eval_dataset=rows).evaluate()["eval_loss"]
+    loss = library.module.Seq2SeqTrainer(model, args, eval_dataset=rows).evaluate()["eval_loss"]
     with torch.no_grad():
         each = [model(**{name: ids[None] for name, ids in row.items()}).loss.item() for row in rows]
     batches = [each[begin : begin + 4] for begin in range(0, count, 4)]
     of_batches = sum(sum(batch) / len(batch) for batch in batches) / len(batches)
-    assert loss == pytest.approx(sum(each) / count if package is mps_trainer else of_batches, rel=1e-5)
+    assert loss == pytest.approx(sum(each) / count if library.is_ours else of_batches, rel=1e-5)
     assert (of_batches == pytest.approx(sum(each) / count, rel=1e-5)) == (count == 8)
 
 
-@HERE_AND_THERE
-def test_best_weights_of_vit_are_all_restored_here(tmp_path, package):
+def test_best_weights_of_vit_are_all_restored_here(library):
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     model = ViTForImageClassification(ViTConfig(**sizes, image_size=8, patch_size=4, num_labels=2))
@@ -84,9 +82,9 @@ def test_best_weights_of_vit_are_all_restored_here(tmp_path, package):
     given["compute_metrics"] = lambda prediction: {"score": next(scores)}
     settings = {"max_steps": 2, "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
     settings |= {"load_best_model_at_end": True, "metric_for_best_model": "score"}
-    trainer = make(package, tmp_path, given, **settings)
+    trainer = make(library.module, library.folder, given, **settings)
     trainer.train()
     assert trainer.state.best_global_step == 1
-    best = ViTForImageClassification.from_pretrained(tmp_path / "checkpoint-1").state_dict()
+    best = ViTForImageClassification.from_pretrained(library.folder / "checkpoint-1").state_dict()
     restored = [name for name, weights in model.state_dict().items() if torch.equal(weights, best[name])]
-    assert (len(restored), len(best)) == {mps_trainer: (40, 40), transformers: (8, 40)}[package]
+    assert (len(restored), len(best)) == {mps_trainer: (40, 40), transformers: (8, 40)}[library.module]

@@ -52,13 +52,13 @@ class StandIn:
 
 
 @pytest.fixture
-def hub(monkeypatch):
+def fake_hub(monkeypatch):
     return StandIn(monkeypatch)
 
 
-def run_with(library, hub, model=None, **settings):
-    hub.uploads.clear()
-    hub.repositories.clear()
+def run_with(library, fake_hub, model=None, **settings):
+    fake_hub.uploads.clear()
+    fake_hub.repositories.clear()
     pushing = {"push_to_hub": True, "hub_model_id": "tiny", "hub_always_push": True, "hub_token": "secret"}
     steps = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
     data = {"train_dataset": sentences()}
@@ -71,34 +71,34 @@ STRATEGIES = ["end", "every_save", "checkpoint", "all_checkpoints"]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_hub_strategy_uploads_files_of_transformers(both, hub, strategy):
+def test_hub_strategy_uploads_files_of_transformers(both, fake_hub, strategy):
     def run(library):
-        trainer = run_with(library, hub, hub_strategy=strategy, hub_private_repo=True, hub_revision="branch")
+        trainer = run_with(library, fake_hub, hub_strategy=strategy, hub_private_repo=True, hub_revision="branch")
         trainer.save_model()
         trainer.push_to_hub(tags=["small"], dataset="made up")
-        return trainer.hub_model_id, list(hub.repositories), list(hub.uploads)
+        return trainer.hub_model_id, list(fake_hub.repositories), list(fake_hub.uploads)
 
     theirs, ours = both(run)
     checkpoints = [upload[-1] for upload in ours[2] if upload[1].endswith("checkpoint")]
     assert bool(checkpoints) == strategy.endswith(("checkpoint", "checkpoints"))
     for files in checkpoints:
-        files.remove("manifest.json")  # theirs have neither
+        files.remove("manifest.json")  # theirs lack both
         files.remove("loop_state.json")
     assert ours == theirs
     assert len(ours[2]) == {"end": 2, "every_save": 4}.get(strategy, 6)
 
 
-def test_uploads_of_epochs_have_messages_of_transformers(both, hub):
+def test_uploads_of_epochs_have_messages_of_transformers(both, fake_hub):
     def run(library):
-        run_with(library, hub, save_strategy="epoch", max_steps=-1, num_train_epochs=2)
-        return list(hub.uploads)
+        run_with(library, fake_hub, save_strategy="epoch", max_steps=-1, num_train_epochs=2)
+        return list(fake_hub.uploads)
 
     theirs, ours = both(run)
     assert ours == theirs
     assert ours[0][1] == "Training in progress, epoch 1"
 
 
-def test_no_upload_starts_while_another_runs(both, hub):
+def test_no_upload_starts_while_another_runs(both, fake_hub):
     def run(library):
         begun = []
 
@@ -107,28 +107,28 @@ def test_no_upload_starts_while_another_runs(both, hub):
                 begun.append(state.global_step)
 
             def on_train_end(self, args, state, control, **kwargs):
-                hub.gate.set()
+                fake_hub.gate.set()
 
-        hub.gate.clear()
+        fake_hub.gate.clear()
         data = {"train_dataset": sentences(), "callbacks": [Opens()]}
-        hub.uploads.clear()
+        fake_hub.uploads.clear()
         settings = {"push_to_hub": True, "save_strategy": "steps", "save_steps": 1, "max_steps": 3}
         library.trainer(bert_classifier(), trainer=data, **settings).train()
-        return [upload[1] for upload in hub.uploads], begun
+        return [upload[1] for upload in fake_hub.uploads], begun
 
     theirs, ours = both(run)
     assert ours == theirs == (["Training in progress, step 1"], [1])
 
 
-def test_nothing_is_uploaded_without_push_to_hub(hub, tmp_path):
-    run_with(Library(mps_trainer, tmp_path), hub, push_to_hub=False)
-    assert hub.uploads == hub.repositories == []
+def test_nothing_is_uploaded_without_push_to_hub(fake_hub, tmp_path):
+    run_with(Library(mps_trainer, tmp_path), fake_hub, push_to_hub=False)
+    assert fake_hub.uploads == fake_hub.repositories == []
 
 
-def test_failed_uploads_are_warned_of_and_training_goes_on(hub, tmp_path, caplog):
-    hub.fails = True
+def test_failed_uploads_are_warned_of_and_training_goes_on(fake_hub, tmp_path, caplog):
+    fake_hub.fails = True
     with caplog.at_level(logging.WARNING, "mps_trainer"):
-        trainer = run_with(Library(mps_trainer, tmp_path), hub, hub_strategy="every_save")
+        trainer = run_with(Library(mps_trainer, tmp_path), fake_hub, hub_strategy="every_save")
     assert trainer.state.global_step == 4
     assert (tmp_path / "checkpoint-4").is_dir()
     assert caplog.text.count("An upload to me/tiny failed: the hub is gone") == 2  # at the next save, and at the end

@@ -6,29 +6,23 @@ import logging
 
 import pytest
 import torch
-import transformers
 from torch.utils.data import DataLoader, SequentialSampler
 
 import mps_trainer
 from tests.conftest import Classifier, examples
+from tests.dropin.conftest import Library
 from tests.dropin.test_data import BATCH, SIZE, Bag, Stream, pad, rows, table
 
-PACKAGES = (transformers, mps_trainer)
-BOTH = pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
 
-
-def make(package, folder, override=object, data=None, model=None, collator=pad, strategy=None, given=None, **settings):
-    args = package.TrainingArguments(
-        output_dir=str(folder), per_device_train_batch_size=BATCH, per_device_eval_batch_size=BATCH, use_cpu=True,
-        report_to="none", disable_tqdm=True, **settings,
-    )  # fmt: skip
+def make(library, override=object, data=None, model=None, collator=pad, strategy=None, given=None, **settings):
+    sizes = {"per_device_train_batch_size": BATCH, "per_device_eval_batch_size": BATCH}
+    args = library.args(**{**sizes, **settings})
     if strategy is not None:
         args.train_sampling_strategy = strategy
-    bases = (package.Trainer,) if override is object else (override, package.Trainer)
+    kind = library.module.Trainer
+    kind = kind if override is object else type("Subclass", (override, kind), {})
     data = rows() if data is None else data
-    return type("Subclass", bases, {})(
-        model or Bag(), args, collator, **{"train_dataset": data, "eval_dataset": data, **(given or {})}
-    )
+    return kind(model or Bag(), args, collator, **{"train_dataset": data, "eval_dataset": data, **(given or {})})
 
 
 def seen(loader) -> list[list[int]]:
@@ -37,36 +31,36 @@ def seen(loader) -> list[list[int]]:
 
 @pytest.mark.parametrize("strategy", ["random", "sequential", "group_by_length"])
 @pytest.mark.parametrize("data", [rows, table, Stream], ids=lambda data: data.__name__)
-def test_evaluation_order_is_that_of_transformers(tmp_path, strategy, data):
-    theirs, ours = (make(each, tmp_path, data=data(), strategy=strategy, max_steps=2) for each in PACKAGES)
-    assert seen(ours.get_eval_dataloader()) == seen(theirs.get_eval_dataloader())
-    assert seen(ours.get_test_dataloader(data())) == seen(theirs.get_test_dataloader(data()))
+def test_evaluation_order_is_that_of_transformers(both, strategy, data):
+    def run(library):
+        trainer = make(library, data=data(), strategy=strategy, max_steps=2)
+        return seen(trainer.get_eval_dataloader()), seen(trainer.get_test_dataloader(data()))
+
+    theirs, ours = both(run)
+    assert ours == theirs
 
 
-def test_train_loader_iterated_by_hand_has_order_of_transformers(tmp_path):
-    torch.manual_seed(7)
-    theirs = make(transformers, tmp_path).get_train_dataloader()
-    torch.manual_seed(7)
-    ours = make(mps_trainer, tmp_path).get_train_dataloader()
-    for _ in range(3):
-        assert seen(ours) == seen(theirs)
-    for loader in (theirs, ours):
+def test_train_loader_iterated_by_hand_has_order_of_transformers(both):
+    def run(library):
+        trainer = make(library)
+        torch.manual_seed(7)
+        loader = trainer.get_train_dataloader()
+        assert isinstance(loader, DataLoader)
+        orders = [seen(loader) for _ in range(3)]
         loader.set_epoch(1)
-    assert seen(ours) == seen(theirs)
-    assert isinstance(ours, DataLoader)
-    assert (len(ours), ours.total_batch_size) == (len(theirs), theirs.total_batch_size)
-    assert ours.total_dataset_length == theirs.total_dataset_length
+        return [*orders, seen(loader)], len(loader), loader.total_batch_size, loader.total_dataset_length
+
+    theirs, ours = both(run)
+    assert ours == theirs
 
 
-@BOTH
-def test_lowered_batch_size_reaches_the_train_loader(tmp_path, package):
-    trainer = make(package, tmp_path)
+def test_lowered_batch_size_reaches_the_train_loader(library):
+    trainer = make(library)
     trainer._train_batch_size = 2
     assert len(trainer.get_train_dataloader()) == SIZE // 2
 
 
-@BOTH
-def test_signature_columns_of_subclass_are_kept(tmp_path, package):
+def test_signature_columns_of_subclass_are_kept(library):
     class Named:
         def _set_signature_columns_if_needed(self):
             if self._signature_columns is None:
@@ -79,12 +73,11 @@ def test_signature_columns_of_subclass_are_kept(tmp_path, package):
             kept.update(*items)
             return pad(items)
 
-        seen(make(package, tmp_path, Named, data, collator=collate, max_steps=2).get_train_dataloader())
+        seen(make(library, Named, data, collator=collate, max_steps=2).get_train_dataloader())
         assert kept == {"input_ids", "labels", "idx"}
 
 
-@BOTH
-def test_overridden_hooks_of_loaders_are_called(tmp_path, package):
+def test_overridden_hooks_of_loaders_are_called(library):
     calls = []
 
     class Hooked:
@@ -104,7 +97,7 @@ def test_overridden_hooks_of_loaders_are_called(tmp_path, package):
             calls.append(("loader", description, batch_size, *more))
             return super()._get_dataloader(dataset, description, batch_size, **more)
 
-    trainer = make(package, tmp_path, Hooked, table())
+    trainer = make(library, Hooked, table())
     trainer.get_train_dataloader()
     trainer.get_eval_dataloader(rows())
     assert calls == [
@@ -121,11 +114,10 @@ def test_train_sampler_override_of_transformers_4_takes_no_dataset(tmp_path):
         def _get_train_sampler(self):
             return SequentialSampler(self.train_dataset)
 
-    assert seen(make(mps_trainer, tmp_path, Before).get_train_dataloader())[0] == [0, 1, 2, 3]
+    assert seen(make(Library(mps_trainer, tmp_path), Before).get_train_dataloader())[0] == [0, 1, 2, 3]
 
 
-@BOTH
-def test_list_of_batches_may_be_the_train_loader(tmp_path, package):
+def test_list_of_batches_may_be_the_train_loader(library):
     class Listed:
         def get_train_dataloader(self):
             return [pad(rows()[i : i + 2]) for i in range(0, 6, 2)]
@@ -133,30 +125,28 @@ def test_list_of_batches_may_be_the_train_loader(tmp_path, package):
         def num_examples(self, dataloader):
             return 6
 
-    trainer = make(package, tmp_path, Listed, num_train_epochs=2, given={"train_dataset": None})
+    trainer = make(library, Listed, num_train_epochs=2, given={"train_dataset": None})
     trainer.train()
     assert trainer.model.seen == [[0, 1], [2, 3], [4, 5]] * 2
 
 
-@BOTH
 @pytest.mark.parametrize("persistent", [True, False])
-def test_evaluation_loader_is_kept_only_if_its_workers_persist(tmp_path, package, persistent):
+def test_evaluation_loader_is_kept_only_if_its_workers_persist(library, persistent):
     settings = {"dataloader_num_workers": 1, "dataloader_persistent_workers": persistent}
-    trainer = make(package, tmp_path, given={"eval_dataset": {"a": rows(), "b": rows(6)}}, **settings)
+    trainer = make(library, given={"eval_dataset": {"a": rows(), "b": rows(6)}}, **settings)
     assert (trainer.get_eval_dataloader("a") is trainer.get_eval_dataloader("a")) == persistent
     assert trainer.get_eval_dataloader("a") is not trainer.get_eval_dataloader("b")
     assert len(trainer.get_eval_dataloader("b").dataset) == 6
 
 
 def test_persistent_loader_of_one_dataset_does_not_serve_another(tmp_path):
-    trainer = make(mps_trainer, tmp_path, dataloader_num_workers=1, dataloader_persistent_workers=True)
+    trainer = make(Library(mps_trainer, tmp_path), dataloader_num_workers=1, dataloader_persistent_workers=True)
     assert len(trainer.get_eval_dataloader().dataset) == SIZE
     assert len(trainer.get_eval_dataloader(rows(6)).dataset) == 6
 
 
-@BOTH
-def test_num_examples_counts_dataset_or_batches(tmp_path, package):
-    trainer = make(package, tmp_path)
+def test_num_examples_counts_dataset_or_batches(library):
+    trainer = make(library)
     assert trainer.num_examples(trainer.get_train_dataloader()) == SIZE
     assert trainer.num_examples([1, 2, 3]) == 3 * BATCH
 
@@ -169,9 +159,8 @@ def test_num_tokens_counts_input_ids():
     assert mps_trainer.Trainer.num_tokens([{"x": torch.ones(2)}]) == 0
 
 
-@BOTH
-def test_missing_datasets_are_a_value_error(tmp_path, package):
-    trainer = make(package, tmp_path, given={"train_dataset": None, "eval_dataset": None})
+def test_missing_datasets_are_a_value_error(library):
+    trainer = make(library, given={"train_dataset": None, "eval_dataset": None})
     for get in (trainer.get_train_dataloader, trainer.get_eval_dataloader):
         with pytest.raises(ValueError, match=r"train_dataset|eval_dataset"):
             get()
@@ -179,7 +168,7 @@ def test_missing_datasets_are_a_value_error(tmp_path, package):
 
 def test_stream_is_not_grouped_by_length_with_a_warning(tmp_path, caplog):
     grouped, plain = (
-        make(mps_trainer, tmp_path, data=Stream(), strategy=strategy, max_steps=2)
+        make(Library(mps_trainer, tmp_path), data=Stream(), strategy=strategy, max_steps=2)
         for strategy in ("group_by_length", "random")
     )
     with caplog.at_level(logging.WARNING):
@@ -187,25 +176,22 @@ def test_stream_is_not_grouped_by_length_with_a_warning(tmp_path, caplog):
     assert "group_by_length" in caplog.text
 
 
-@BOTH
-def test_examples_without_length_cannot_be_grouped(tmp_path, package):
-    trainer = make(package, tmp_path, data=examples(8), model=Classifier(), strategy="group_by_length")
+def test_examples_without_length_cannot_be_grouped(library):
+    trainer = make(library, data=examples(8), model=Classifier(), strategy="group_by_length")
     with pytest.raises(ValueError, match="'input_ids'"):
         trainer.get_train_dataloader()
 
 
-@BOTH
-def test_lengths_are_those_of_first_input_of_processing_class(tmp_path, package):
+def test_lengths_are_those_of_first_input_of_processing_class(library):
     class Reader:
         model_input_names = ("sounds",)
 
     data = [{"sounds": [0] * (1 + i % 7), "input_ids": [i], "labels": 0} for i in range(SIZE)]
-    trainer = make(package, tmp_path, data=data, strategy="group_by_length", given={"processing_class": Reader()})
+    trainer = make(library, data=data, strategy="group_by_length", given={"processing_class": Reader()})
     assert list(trainer._get_train_sampler().lengths) == [1 + i % 7 for i in range(SIZE)]
 
 
-@BOTH
-def test_bucket_sampler_works_in_own_loader(tmp_path, package):
+def test_bucket_sampler_works_in_own_loader(library):
     data = [{"input_ids": [1] * (3 + i * 7 % 30), "labels": 0} for i in range(SIZE)]
     lengths = [len(row["input_ids"]) for row in data]
     made = mps_trainer.BucketBatchSampler(lengths, BATCH, num_buckets=2)
@@ -225,7 +211,7 @@ def test_bucket_sampler_works_in_own_loader(tmp_path, package):
         def forward(self, input_ids, attention_mask, labels=None):
             return super().forward(input_ids, labels)
 
-    make(package, tmp_path, Bucketed, data=data, model=Masked(), num_train_epochs=2).train()
+    make(library, Bucketed, data=data, model=Masked(), num_train_epochs=2).train()
     expected = mps_trainer.BucketBatchSampler(lengths, BATCH, num_buckets=2)
     order = [[lengths[i] for i in batch] for _ in range(2) for batch in expected]
     assert [batch["attention_mask"].sum(1).tolist() for batch in batches] == order

@@ -18,13 +18,13 @@ TRAINERS = pytest.mark.parametrize(
 )
 # Names without the prefix that transformers 5.23 does not have: documented here, or transformers' until lately.
 WITHOUT_PREFIX = {
-    "end",  # documented in docs/distributed.md
+    "end",  # docs/distributed.md documents it
     "ignore_keys_for_eval",
-    "loss_is_scaled_for_ga",  # documented with compute_loss
-    "num_tokens",  # transformers 4
-    "split_batch",  # documented with auto_find_batch_size
-    "tokenizer",  # transformers 4
-    "_rotate_checkpoints",  # transformers 4
+    "loss_is_scaled_for_ga",  # the docstring of compute_loss documents it
+    "num_tokens",  # transformers 4 has it
+    "split_batch",  # docs/batch-size.md documents it
+    "tokenizer",  # transformers 4 has it
+    "_rotate_checkpoints",  # transformers 4 has it
 }
 
 
@@ -66,6 +66,7 @@ def signature(method) -> list[tuple]:
     return [(each.name, each.kind, each.default) for each in inspect.signature(method).parameters.values()]
 
 
+@pytest.mark.skipif(not hasattr(TheirTrainer, "_finalize_training"), reason="The methods are transformers 5.23's.")
 @TRAINERS
 def test_methods_have_signatures_of_transformers(ours, theirs):
     methods = {name for name in dir(theirs) if not name.startswith("__") and callable(getattr(theirs, name))}

@@ -185,7 +185,7 @@ def test_galore_without_target_modules_is_refused(tmp_path):
 
 
 def test_optimizers_work_without_trainer_optimizer_module(tmp_path, monkeypatch):
-    assert transformers.Trainer  # of this release, which imports that module, is loaded before it is gone
+    assert transformers.Trainer  # it imports the module, so it has to be loaded before the module is gone
     monkeypatch.setitem(sys.modules, "transformers.trainer_optimizer", None)
     monkeypatch.delattr(transformers, "trainer_optimizer", raising=False)
     trainer = make(mps_trainer, tmp_path, **optim_settings("sgd"))

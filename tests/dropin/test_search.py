@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-import transformers
 from torch import nn
 from transformers.hyperparameter_search import ALL_HYPERPARAMETER_SEARCH_BACKENDS
 
 import mps_trainer
+
+from .conftest import Library
 
 optuna = pytest.importorskip("optuna")
 
@@ -33,12 +34,10 @@ def space(trial) -> dict[str, object]:
     }
 
 
-def make(library, folder, model_init=lambda: Regression(), **settings):
-    settings = {"eval_strategy": "epoch", "save_strategy": "epoch", "report_to": "none", **settings}
-    args = library.TrainingArguments(
-        output_dir=str(folder), use_cpu=True, disable_tqdm=True, num_train_epochs=2, **settings
-    )
-    return library.Trainer(args=args, model_init=model_init, train_dataset=POINTS, eval_dataset=POINTS)
+def make(library, model_init=lambda: Regression(), **settings):
+    settings = {"eval_strategy": "epoch", "save_strategy": "epoch", "num_train_epochs": 2, **settings}
+    data = {"model_init": model_init, "train_dataset": POINTS, "eval_dataset": POINTS}
+    return library.trainer(trainer=data, **settings)
 
 
 def search(trainer, **settings):
@@ -46,24 +45,22 @@ def search(trainer, **settings):
     return trainer.hyperparameter_search(**settings)
 
 
-def test_search_finds_best_run_of_transformers_in_same_folders(tmp_path):
-    runs, names = [], []
-    for library in (transformers, mps_trainer):
-        folder = tmp_path / library.__name__
-        runs.append(search(make(library, folder), hp_name=lambda trial: f"try-{trial.number}"))
-        names.append(sorted(str(path.relative_to(folder)) for path in folder.glob("*/checkpoint-*")))
-    theirs, ours = runs
+def test_search_finds_best_run_of_transformers_in_same_folders(both):
+    def run(library):
+        best = search(make(library), hp_name=lambda trial: f"try-{trial.number}")
+        return best, sorted(str(path.relative_to(library.folder)) for path in library.folder.glob("*/checkpoint-*"))
+
+    (theirs, their_folders), (ours, our_folders) = both(run)
     assert (ours.run_id, ours.hyperparameters) == (theirs.run_id, theirs.hyperparameters)
     assert ours.objective == pytest.approx(theirs.objective, abs=1e-4)
-    assert names[0] == names[1]
-    assert len(names[0]) == 8  # two epochs of four trials
+    assert our_folders == their_folders
+    assert len(our_folders) == 8  # two epochs of four trials
 
 
-@pytest.mark.parametrize("library", [transformers, mps_trainer])
-def test_search_continues_after_pruned_trial(tmp_path, library):
+def test_search_continues_after_pruned_trial(library):
     study = optuna.storages.InMemoryStorage()
     search(
-        make(library, tmp_path, save_strategy="no"),
+        make(library, save_strategy="no"),
         pruner=optuna.pruners.ThresholdPruner(upper=1e-9, n_warmup_steps=0),
         compute_objective=lambda metrics: 0.0 if len(study.get_all_trials(0)) == 1 else metrics["eval_loss"],
         storage=study,
@@ -77,7 +74,7 @@ def test_search_without_model_init_is_refused(tmp_path):
     with pytest.raises(RuntimeError, match="model_init"):
         mps_trainer.Trainer(model=Regression(), args=args).hyperparameter_search(backend="optuna")
     with pytest.raises(RuntimeError, match="0 or 1 argument"):
-        make(mps_trainer, tmp_path, model_init=lambda first, second: Regression())
+        make(Library(mps_trainer, tmp_path), model_init=lambda first, second: Regression())
 
 
 @pytest.mark.parametrize("backend", [None, "optuna"])
@@ -85,11 +82,11 @@ def test_search_without_backend_is_refused_in_one_line(tmp_path, monkeypatch, ba
     for kind in ALL_HYPERPARAMETER_SEARCH_BACKENDS.values():
         monkeypatch.setattr(kind, "is_available", staticmethod(lambda: False))
     with pytest.raises(mps_trainer.MisconfigurationException, match=r"pip install.*optuna") as caught:
-        make(mps_trainer, tmp_path).hyperparameter_search(backend=backend)
+        make(Library(mps_trainer, tmp_path)).hyperparameter_search(backend=backend)
     assert "\n" not in str(caught.value)
 
 
 def test_unknown_field_of_search_is_ignored_with_a_warning(tmp_path, caplog):
-    best = search(make(mps_trainer, tmp_path), n_trials=1, hp_space=lambda trial: {"depth": 3, "seed": 5})
+    best = search(make(Library(mps_trainer, tmp_path)), n_trials=1, hp_space=lambda trial: {"depth": 3, "seed": 5})
     assert "depth" in caplog.text
     assert best.hyperparameters == {}

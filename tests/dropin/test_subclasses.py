@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import IterableDataset
+from transformers import Trainer as TheirTrainer
 from transformers import TrainerCallback
 from transformers.trainer_pt_utils import metrics_format
 
@@ -113,7 +114,7 @@ def given_loss(outputs, labels, num_items_in_batch=None):
     return nn.functional.cross_entropy(outputs.logits, labels, reduction="sum") / num_items_in_batch
 
 
-# name: model, data, overrides of the subclass, arguments
+# Each entry has the model and its data, the overrides of the subclass, and arguments.
 CLASSIFIER, CAUSAL = (bert_classifier, sentences), (gpt2, texts)
 LOSSES = {
     "weighted": (CLASSIFIER, {"compute_loss": weighted_loss}, {}),
@@ -134,6 +135,8 @@ LOSSES = {
 @pytest.mark.parametrize("name", LOSSES)
 def test_own_loss_gives_same_logs_and_no_warning(assert_same_runs, name):
     (model, rows), members, settings = LOSSES[name]
+    if not all(hasattr(TheirTrainer, member) for member in members):
+        pytest.skip("transformers 5.20, the last for Python 3.10, has no loss_is_scaled_for_ga")
 
     def run(library):
         trainer = library.trainer(

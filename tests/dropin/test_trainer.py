@@ -108,7 +108,7 @@ def test_overridden_autocast_context_is_entered(make_trainer):
     trainer = make_trainer({"kind": Within}, bf16=True)
     with trainer.compute_loss_context_manager():
         assert inside == ["in"]
-        assert not torch.is_autocast_enabled("cpu")  # which is around the model's forward alone
+        assert not torch.is_autocast_enabled("cpu")  # autocast is around the model's forward alone
     assert inside == ["in", "out"]
 
 

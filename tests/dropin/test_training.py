@@ -63,7 +63,7 @@ LANGUAGE = {
 
 @pytest.mark.parametrize("settings", LANGUAGE.values(), ids=LANGUAGE.keys())
 def test_language_model_has_same_logs(assert_same_runs, settings):
-    ours = assert_same_runs(lambda library: trained(library, gpt2(), texts, **settings))
+    ours = assert_same_runs(lambda library: trained(library, gpt2(), texts, evaluate=True, **settings))
     assert not ours.model.get_input_embeddings()._forward_hooks
 
 

@@ -43,7 +43,7 @@ def test_minilm_learns_mrpc(out):
         *("--save_strategy", "no", "--output_dir", out),
     ]
     # The order of sums, and with it the outcome, depends on the number of threads: on the same machine 332 of the 408
-    # examples are right with two threads, 322 with one. Two is what people have at least.
+    # examples are right with two threads, 322 with one. Every machine has two.
     threads = {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}
     environment = {**os.environ, **threads, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     subprocess.run([str(word) for word in command], cwd=EXAMPLE, env=environment, check=True)

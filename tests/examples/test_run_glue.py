@@ -23,7 +23,7 @@ SHORT = ("--max_steps", 4, "--max_train_samples", 64, "--max_eval_samples", 32, 
 def test_task_trains_evaluates_and_predicts(run_glue, out, task):
     status, _, errors = run_glue("--task_name", task, "--embedded", "--do_train", "--do_eval", "--do_predict", *SHORT)
     assert status == 0, errors
-    assert "\r" not in errors  # nobody sees bars here
+    assert "\r" not in errors  # there are no bars without a terminal
     results = read(out / "all_results.json")
     expected = {f"eval_{name}" for name in METRICS.get(task, {"accuracy"})} | {"eval_loss", "eval_samples"}
     if task == "mnli":

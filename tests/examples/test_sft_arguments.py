@@ -24,7 +24,7 @@ def settled(kind, *, facts, monkeypatch, use_peft=True, bf16=None, fp16=False, d
     monkeypatch.setattr(sft_arguments, "gather_facts", lambda: facts)
     model = SimpleNamespace(use_peft=use_peft, dtype=dtype, lora_target_modules=layers)
     training = SimpleNamespace(
-        bf16=not fp16 if bf16 is None else bf16,  # as TRL fills it in
+        bf16=not fp16 if bf16 is None else bf16,  # TRL fills it in so
         fp16=fp16,
         packing=packing,
         train_sampling_strategy="bucket_by_length",
@@ -39,7 +39,7 @@ def settled(kind, *, facts, monkeypatch, use_peft=True, bf16=None, fp16=False, d
     [
         ("mps", "macOS 26", {}, True, "bfloat16"),
         ("mps", "macOS 13", {}, False, "float32"),
-        ("mps", "macOS 13", {"bf16": True}, True, "bfloat16"),  # the Trainer refuses it, with what to do
+        ("mps", "macOS 13", {"bf16": True}, True, "bfloat16"),  # the Trainer refuses it
         ("mps", "macOS 26", {"bf16": False}, False, "float32"),
         ("mps", "macOS 26", {"fp16": True}, False, "float32"),
         ("mps", "macOS 26", {"use_peft": False}, True, "float32"),

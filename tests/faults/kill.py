@@ -30,7 +30,7 @@ from . import training
 from .training import MET
 
 LEFT_OVER = "tmp-checkpoint-*"
-MOST_KILLS = 3  # in a trial
+MOST_KILLS = 3  # per trial
 FINDS_OUT = 60  # seconds, twice the ddp_timeout of the runs
 
 

@@ -28,7 +28,7 @@ SCRIPT = Path(__file__).with_name("train.py")
         ("setfit", "setfit", []),
     ],
 )
-def test_a_trainer_of_a_library_is_checked(library, name, trainer, tmp_path):
+def test_check_traces_trainer_of_library(library, name, trainer, tmp_path):
     for needed in (library, "datasets"):
         if importlib.util.find_spec(needed) is None:
             pytest.skip(f"{needed} is not installed: pip install -e '.[libraries]'")
@@ -41,7 +41,7 @@ def test_a_trainer_of_a_library_is_checked(library, name, trainer, tmp_path):
     assert "Keep the value on the device" not in ended.stdout  # the waits are the libraries'
     found = json.loads(report.read_text())
     assert {use["phase"] for use in found["operators"]} >= {"forward", "backward", "optimizer", "evaluation"}
-    expected = {library, "transformers"} | ({"accelerate"} if trainer else set())  # which copies stock's batches
+    expected = {library, "transformers"} | ({"accelerate"} if trainer else set())  # stock's Trainer copies with it
     assert {read["where"]["library"] for read in found["blocking_reads"]} <= expected
     if name == "sft":
         assert "inside trl" in ended.stdout

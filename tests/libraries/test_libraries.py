@@ -24,11 +24,11 @@ TRAINERS = {
     "setfit": ["setfit"],
 }
 ON_MPS = ["sft", "bi_encoder"]
-# with transformers' Trainer an evaluation on a CPU with bfloat16 instructions ends the training of 4-bit weights
+# On transformers' Trainer, an evaluation on a CPU with bfloat16 instructions ends the training of 4-bit weights.
 ALONE = ["sft_4bit"] if importlib.util.find_spec("bitsandbytes") else []
-IN_BF16 = ["sft", "grpo", "bi_encoder"]  # the default of TRL
-# measured, so different each time
-OWN_FILES = ("loop_state.json", "manifest.json")  # in checkpoints, beside those of transformers
+IN_BF16 = ["sft", "grpo", "bi_encoder"]  # TRL's default
+OWN_FILES = ("loop_state.json", "manifest.json")  # checkpoints have them beside transformers' files
+# Names with these words are measured, and differ from run to run.
 TIMES = ("runtime", "per_second", "step_time")
 
 missing = [name for name in (*TRAINERS, "datasets", "peft") if importlib.util.find_spec(name) is None]
@@ -43,7 +43,7 @@ def begin(folder: Path, *words: str) -> subprocess.Popen:
     folder.mkdir(exist_ok=True)
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(SCRIPT), str(folder), *words]
-    with (folder / "stderr").open("w") as stderr:  # and no pipe, at which one waits while the other is read
+    with (folder / "stderr").open("w") as stderr:  # a pipe would block one process while the other is read
         return subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL, stderr=stderr)
 
 
@@ -64,19 +64,19 @@ def numbers(logs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def assert_same_figures(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """Losses, gradient norms and metrics of the run, the resumed run and the evaluation."""
+    """Compares losses, gradient norms and metrics of the run, the resumed run and the evaluation."""
     assert len(ours["logs"]) == len(theirs["logs"]) >= 6
     for part in ("logs", "resumed"):
         for mine, other in zip(numbers(ours[part]), numbers(theirs[part]), strict=True):
             if part == "resumed":
-                # of the whole run here, and of the steps since the checkpoint with transformers, divided by all steps
+                # It is of the whole run here; transformers divides the steps since the checkpoint by all steps.
                 mine.pop("train_loss", None), other.pop("train_loss", None)
             assert mine == pytest.approx(other, abs=1e-4)
     assert numbers([ours["metrics"]]) == [pytest.approx(each, abs=1e-4) for each in numbers([theirs["metrics"]])]
 
 
-# One test for all of them, so that xdist starts the two processes once.
-def test_they_train_as_with_transformers_own_trainer(tmp_path, subtests):
+# This is one test for all trainers, so that xdist starts the two processes once.
+def test_trainers_equal_those_on_transformers_own_trainer(tmp_path, subtests):
     names = [name for each in TRAINERS.values() for name in each] + [f"{name}@bf16" for name in IN_BF16]
     on_mps = [*ON_MPS, *ALONE] if can_simulate() else []
     first, second = tmp_path / "ours", tmp_path / "theirs"

@@ -34,8 +34,7 @@ STEPS |= {"eval_steps": 1, "save_strategy": "steps", "save_steps": 2}
 
 @pytest.fixture(scope="module", autouse=True)
 def as_on_a_mac():
-    """Registers bitsandbytes' kernels for mps, which it does itself where mps is there as it is imported, and keeps
-    torch.compile, which it tries in each of them, from generating Metal that nothing here compiles."""
+    """Registers bitsandbytes' kernels for mps, as its import does on a Mac, and switches torch.compile off in them."""
     import bitsandbytes.backends.mps.ops  # noqa: F401
 
     with torch.compiler.set_stance("force_eager"):
@@ -44,7 +43,7 @@ def as_on_a_mac():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A folder with a Llama of two layers in float32."""
+    """Returns a folder with a Llama of two layers in float32."""
     place = tmp_path_factory.mktemp("llama")
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -67,7 +66,7 @@ def adapted(model: Any, **settings: Any) -> Any:
 
 
 def texts(count: int) -> list[dict[str, Any]]:
-    """Runs of words that follow each other."""
+    """Returns runs of consecutive tokens."""
     starts = torch.randint(1, 100, (count,), generator=torch.Generator().manual_seed(0)).tolist()
     return [
         {"input_ids": list(range(start, start + 12)), "labels": list(range(start, start + 12))} for start in starts
@@ -84,7 +83,7 @@ def trainer_of(make_args, tmp_path):
 
 
 def logits(model: Any) -> torch.Tensor:
-    """The logits of a text, on the CPU in float32."""
+    """Returns the logits of a text, on the CPU in float32."""
     model.eval()
     ids = torch.tensor([texts(1)[0]["input_ids"]], device=model.device)
     with torch.no_grad():
@@ -99,16 +98,16 @@ def adapter(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.every_device(same_draws_as_cpu=True)
 @pytest.mark.parametrize("kind", KINDS)
-def test_training_is_that_of_the_dequantized_model_and_resumes_bit_for_bit(kind, folder, trainer_of, tmp_path, device):
+def test_training_equals_dequantized_model_and_resumes_exactly(kind, folder, trainer_of, tmp_path, device):
     trainer = trainer_of(adapted(load(folder, KINDS[kind])))
     assert {parameter.device.type for parameter in trainer.model.parameters()} == {device}
     trainer.train()
     plain = trainer_of(adapted(load(folder, KINDS[kind]).dequantize().float()), "plain")
     plain.train()
-    # on mps, bitsandbytes rounds the activations to 8 bits too; on the CPU it dequantizes the weights in training
+    # On mps, bitsandbytes rounds the activations to 8 bits too. On the CPU it dequantizes the weights in training, and
+    # rounds the activations in evaluations alone.
     close = 2e-2 if (kind, device) == ("int8", "mps") else 1e-4
     for figure in ("loss", "grad_norm", "eval_loss"):
-        # and rounds the activations in evaluations alone
         loose = 1e-2 if kind == "int8" and figure == "eval_loss" else close
         assert logged(trainer, figure) == pytest.approx(logged(plain, figure), rel=max(close, loose)), figure
     assert logged(trainer, "loss")[-1] < logged(trainer, "loss")[0]
@@ -122,7 +121,7 @@ def test_training_is_that_of_the_dequantized_model_and_resumes_bit_for_bit(kind,
 
 @pytest.mark.every_device
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_trained_adapter_is_merged_saved_and_loaded_again(kind, folder, trainer_of, tmp_path, device):
+def test_adapter_is_merged_saved_and_loaded(kind, folder, trainer_of, tmp_path, device):
     from peft import PeftModel
 
     trainer = trainer_of(adapted(load(folder, KINDS[kind]), lora_dropout=0.0))
@@ -131,14 +130,14 @@ def test_a_trained_adapter_is_merged_saved_and_loaded_again(kind, folder, traine
     trained = logits(trainer.model)
     largest = trained.abs().max()
     merged = trainer.model.merge_and_unload()
-    # rounded to 4 or 8 bits again
+    # The merged weights are rounded to 4 or 8 bits again.
     assert (logits(merged) - trained).abs().max() < (0.02 if kind == "int8" else 0.3) * largest
     merged.save_pretrained(tmp_path / "merged")
-    # a CPU with bfloat16 instructions rounds the scales, now that there is no Trainer
+    # A CPU with bfloat16 instructions rounds the scales, now that there is no Trainer.
     loaded = load(tmp_path / "merged", None, device_map={"": device})
     assert (logits(loaded) - logits(merged)).abs().max() < 0.02 * largest
 
-    # and into the weights as they were before, which rounds nothing
+    # Merging into the weights as they were before rounds nothing.
     whole = PeftModel.from_pretrained(load(folder, None), tmp_path / "run" / "checkpoint-4").merge_and_unload()
     whole.save_pretrained(tmp_path / "whole")
     predicting = trainer_of(load(tmp_path / "whole", None), "predicting")
@@ -147,16 +146,16 @@ def test_a_trained_adapter_is_merged_saved_and_loaded_again(kind, folder, traine
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_adapters_it_is_refused_as_by_transformers(kind, folder, trainer_of):
-    with pytest.raises(ValueError, match=r"purely quantized models. Please attach trainable adapters") as caught:
+def test_model_without_adapters_is_refused_as_by_transformers(kind, folder, trainer_of):
+    with pytest.raises(ValueError, match="attach trainable adapters") as caught:
         trainer_of(load(folder, KINDS[kind]))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.every_device
 @pytest.mark.parametrize("kind", KINDS)
-def test_with_what_people_set_beside_it(kind, folder, trainer_of, tmp_path, device):
-    """kbit preparation, bf16, gradient checkpointing, the best model at the end, weights already on the device."""
+def test_common_settings_work_with_quantization(kind, folder, trainer_of, tmp_path, device):
+    """These are k-bit preparation, bf16, gradient checkpointing, the best model, and weights on the device."""
     from peft import prepare_model_for_kbit_training
 
     settings = dict(KINDS[kind])
@@ -179,7 +178,7 @@ def test_with_what_people_set_beside_it(kind, folder, trainer_of, tmp_path, devi
 
 
 def with_a_head(folder: Path, place: Path, *, tied: bool) -> Path:
-    """A folder with the model, its head tied to the embeddings or not."""
+    """Saves the model with its head tied to the embeddings or not, and returns its folder."""
     config = json.loads((folder / "config.json").read_text())
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**config, "tie_word_embeddings": tied}))
@@ -192,8 +191,8 @@ ALL_LAYERS = {"llm_int8_skip_modules": ["nothing"]}
 
 @pytest.mark.every_device
 @pytest.mark.parametrize("head", ["tied", "apart", "quantized"])
-def test_the_loss_in_chunks_is_that_of_the_logits(head, folder, trainer_of, tmp_path, monkeypatch):
-    """A quantized head has no weight to compute chunks with, so its logits are computed."""
+def test_chunked_loss_equals_plain_loss(head, folder, trainer_of, tmp_path, monkeypatch):
+    """The logits of a quantized head are computed, because it has no weight for chunks."""
     monkeypatch.setattr("mps_trainer.model.patches.deferred_logits.CHUNK", 0)
     place = with_a_head(folder, tmp_path / "model", tied=head == "tied")
     losses = {}
@@ -208,19 +207,19 @@ def test_the_loss_in_chunks_is_that_of_the_logits(head, folder, trainer_of, tmp_
 
 
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
-def test_a_quantized_head_that_is_tied_is_refused(kind, folder, trainer_of, tmp_path):
+def test_tied_quantized_head_is_refused(kind, folder, trainer_of, tmp_path):
     model = load(with_a_head(folder, tmp_path / "model", tied=True), {**KINDS[kind], **ALL_LAYERS})
-    with pytest.raises(ValueError, match=r"Name the head in llm_int8_skip_modules") as caught:
+    with pytest.raises(ValueError, match="llm_int8_skip_modules") as caught:
         trainer_of(adapted(model, target_modules=["q_proj"]))
     assert "\n" not in str(caught.value)
 
 
-def test_evaluation_in_half_precision_moves_8_bit_layers(folder, trainer_of, mps):
+def test_bf16_full_eval_works_with_8_bit_layers(folder, trainer_of, mps):
     trainer = trainer_of(adapted(load(folder, KINDS["int8"])), bf16_full_eval=True)
     assert math.isfinite(trainer.evaluate()["eval_loss"])
 
 
-def test_8_bit_layers_tell_once_of_their_cast(folder, trainer_of, mps, caplog):
+def test_8_bit_layers_warn_once_of_their_cast(folder, trainer_of, mps, caplog):
     from mps_trainer.model import quantized
 
     quantized._told.clear()
@@ -230,12 +229,12 @@ def test_8_bit_layers_tell_once_of_their_cast(folder, trainer_of, mps, caplog):
     assert len(casts) == 1
 
 
-def test_weights_in_the_layout_of_inference_are_refused(folder, trainer_of):
+def test_weights_in_inference_layout_are_refused(folder, trainer_of):
     import bitsandbytes
 
     if not bitsandbytes.functional.has_avx512bf16():
         pytest.skip("this processor has no bfloat16 instructions (AVX512-BF16)")
     model = load(folder, NF4)
     logits(model)
-    with pytest.raises(ValueError, match=r"Load the model again, and give it to the Trainer before"):
+    with pytest.raises(ValueError, match="Load the model again"):
         trainer_of(adapted(model))

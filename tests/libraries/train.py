@@ -11,6 +11,7 @@ the libraries takes longer than the training.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import random
@@ -48,7 +49,7 @@ RUN = {
     "per_device_train_batch_size": 4, "per_device_eval_batch_size": 4, "disable_tqdm": True,
 }  # fmt: skip
 TRL = {"gradient_checkpointing": False}
-# the word after @ and what sentence-transformers is told, which looks for a device before there is a Trainer
+# The device that sentence-transformers is given, by the word after @: it looks for one before there is a Trainer.
 DEVICES, KIND = {"": "cpu", "bf16": "cpu", "mps": "mps", "default": None}, ""
 
 
@@ -135,55 +136,50 @@ def sft_4bit() -> Any:
     )
 
 
-def dpo() -> Any:
-    from trl import DPOConfig, DPOTrainer
+def of_trl(name: str, make_row: Any, model: Any = llama, module: str = "trl", **settings: Any) -> Any:
+    """Returns a trainer of TRL. `reward_funcs` goes to it, other settings to its configuration."""
+    library = importlib.import_module(module)
+    given = {"reward_funcs": settings.pop("reward_funcs")} if "reward_funcs" in settings else {}
+    args = getattr(library, f"{name}Config")(**RUN, **TRL, **settings)
+    trainer = getattr(library, f"{name}Trainer")
+    return trainer(model(), args=args, processing_class=tokenizer(), **given, **of_data(make_row))
 
-    args = DPOConfig(**RUN, **TRL, max_length=32)
-    return DPOTrainer(llama(), args=args, processing_class=tokenizer(), **of_data(preferences))
+
+def dpo() -> Any:
+    return of_trl("DPO", preferences, max_length=32)
 
 
 def orpo() -> Any:
-    from trl.experimental.orpo import ORPOConfig, ORPOTrainer
-
-    args = ORPOConfig(**RUN, **TRL, max_length=32)
-    return ORPOTrainer(llama(), args=args, processing_class=tokenizer(), **of_data(preferences))
+    return of_trl("ORPO", preferences, module="trl.experimental.orpo", max_length=32)
 
 
 def kto() -> Any:
-    from trl import KTOConfig, KTOTrainer
+    def rated() -> dict[str, Any]:
+        return {"prompt": text(), "completion": " " + text(), "label": DRAW.random() < 0.5}
 
-    data = of_data(lambda: {"prompt": text(), "completion": " " + text(), "label": DRAW.random() < 0.5})
-    args = KTOConfig(**RUN, **TRL, max_length=32)
-    return KTOTrainer(llama(), args=args, processing_class=tokenizer(), **data)
+    return of_trl("KTO", rated, max_length=32)
 
 
 def reward() -> Any:
-    from trl import RewardConfig, RewardTrainer
+    def model() -> Any:
+        return llama(transformers.LlamaForSequenceClassification, num_labels=1)
 
-    model = llama(transformers.LlamaForSequenceClassification, num_labels=1)
-    data = of_data(lambda: {"chosen": text(), "rejected": text()})
-    args = RewardConfig(**RUN, **TRL, max_length=32)
-    return RewardTrainer(model, args=args, processing_class=tokenizer(), **data)
+    return of_trl("Reward", lambda: {"chosen": text(), "rejected": text()}, model, max_length=32)
 
 
 def length_reward(completions: Any, **_: Any) -> list[float]:
     return [float(len(set(completion)) + len(completion)) for completion in completions]
 
 
-def grpo() -> Any:
-    from trl import GRPOConfig, GRPOTrainer
+GENERATED = {"reward_funcs": length_reward, "num_generations": 2, "max_completion_length": 8}
 
-    args = GRPOConfig(**RUN, **TRL, num_generations=2, max_completion_length=8)
-    data = of_data(lambda: {"prompt": text()})
-    return GRPOTrainer(llama(), reward_funcs=length_reward, args=args, processing_class=tokenizer(), **data)
+
+def grpo() -> Any:
+    return of_trl("GRPO", lambda: {"prompt": text()}, **GENERATED)
 
 
 def rloo() -> Any:
-    from trl import RLOOConfig, RLOOTrainer
-
-    args = RLOOConfig(**RUN, **TRL, num_generations=2, max_completion_length=8)
-    data = of_data(lambda: {"prompt": text()})
-    return RLOOTrainer(llama(), reward_funcs=length_reward, args=args, processing_class=tokenizer(), **data)
+    return of_trl("RLOO", lambda: {"prompt": text()}, **GENERATED)
 
 
 def bi_encoder() -> Any:
@@ -234,21 +230,10 @@ def setfit() -> Any:
 
 
 TRAINERS = {
-    made.__name__: made
-    for made in (
-        sft,
-        sft_lora,
-        sft_4bit,
-        dpo,
-        orpo,
-        kto,
-        reward,
-        grpo,
-        rloo,
-        bi_encoder,
-        cross_encoder,
-        sparse,
-        setfit,
+    trainer.__name__: trainer
+    for trainer in (
+        *(sft, sft_lora, sft_4bit, dpo, orpo, kto, reward, grpo, rloo),
+        *(bi_encoder, cross_encoder, sparse, setfit),
     )
 }
 
@@ -299,7 +284,7 @@ def main() -> None:
         os.chdir(folder / name)
         with contextlib.ExitStack() as stack:
             if KIND == "mps":
-                # the CPU's random numbers, for dropout; and none of bitsandbytes' kernels generated for Metal
+                # Dropout draws the CPU's random numbers, and bitsandbytes generates no kernels for Metal.
                 stack.enter_context(simulated_mps(same_draws_as_cpu=True))
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             found = train(trainer)

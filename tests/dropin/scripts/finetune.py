@@ -41,7 +41,7 @@ MODELS = {
 
 @dataclass
 class Choices:
-    """The task, the model and the data."""
+    """Names the task, the model and the data."""
 
     task: str = field(metadata={"choices": list(MODELS), "help": "What to learn."})
     model_folder: str = field(metadata={"help": "Configuration, and a tokenizer where there is text."})

@@ -1,0 +1,134 @@
+"""The reference pages have every public name, argument, command and check."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import re
+
+import pytest
+
+from mps_trainer import TrainingArguments
+from mps_trainer.cli import COMMANDS, _parser
+from mps_trainer.selftest import CHECKS, CheckResult
+from mps_trainer.selftest.numbers import TOLERANCES
+from mps_trainer.selftest.results import table as table_of_checks
+
+from .pages import ROOT, all_blocks
+
+API, COMMANDS_PAGE, SELFTEST = (
+    (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("api", "commands", "selftest")
+)
+PUBLIC = ("mps_trainer", "mps_trainer.check", "mps_trainer.simulator", "mps_trainer.selftest")
+NAMES = {module.__name__.rpartition(".")[2] for module in COMMANDS}
+
+
+def listed() -> set[str]:
+    """Returns the objects of the directives, with their modules."""
+    found, module = set(), "mps_trainer"
+    for line in API.splitlines():
+        if (current := re.match(r"\.\. currentmodule:: (\S+)", line)) is not None:
+            module = current[1]
+        elif (directive := re.match(r"\.\. (?:auto\w+|py:data):: (\S+)", line)) is not None:
+            name = directive[1]
+            found.add(name if name.startswith("mps_trainer.") else f"{module}.{name}")
+    return found
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_public_names_are_listed(module):
+    names = {f"{module}.{name}" for name in importlib.import_module(module).__all__ if name != "__version__"}
+    assert names - listed() == set()
+
+
+@pytest.mark.parametrize("name", sorted(listed()))
+def test_listed_names_exist_with_docstrings(name):
+    module, _, attribute = name.rpartition(".")
+    found = getattr(importlib.import_module(module), attribute)
+    assert inspect.getdoc(found) if not inspect.isclass(found) else found.__doc__
+
+
+def test_fields_are_in_one_table_each(extension):
+    current = [row.name for rows in extension("arguments_table").groups().values() for row in rows]
+    names = current + [row.name for row in extension("arguments_table").deprecated()]
+    assert sorted(names) == sorted(field.name for field in dataclasses.fields(TrainingArguments))
+
+
+def test_rows_have_defaults_and_help_of_fields(extension):
+    rows = {row.name: row for group in extension("arguments_table").groups().values() for row in group}
+    for field in dataclasses.fields(TrainingArguments):
+        if field.name in rows:
+            missing = field.default is dataclasses.MISSING
+            assert rows[field.name].default == repr(field.default_factory() if missing else field.default)
+            assert rows[field.name].help == field.metadata["help"]
+            assert rows[field.name].help
+
+
+def test_deprecated_fields_name_their_successors(extension):
+    instead = {row.name: row.help for row in extension("arguments_table").deprecated()}
+    assert instead["no_cuda"] == "use use_cpu."
+    assert "Deprecated" not in " ".join(instead.values())
+
+
+@pytest.fixture
+def page(extension):
+    """Returns the commands of the page by name."""
+    return {command.name: command for command in extension("commands_table").commands()}
+
+
+def test_commands_have_sections(page):
+    assert page.keys() == {"", *NAMES}
+
+
+def flags_in(help: str) -> set[str]:
+    """Returns the flags at the beginnings of the entries of argparse's list."""
+    lines = re.findall(r"^  (-.*)$", help, re.MULTILINE)
+    return {flag for line in lines for flag in re.findall(r"(?:^|, )(--?[a-z][\w-]*)", line.split("  ")[0])}
+
+
+def test_sections_have_options_of_help(page):
+    (below,) = (action for action in _parser()._actions if action.dest == "command")
+    for name, parser in below.choices.items():
+        shown = {flag for called, _ in page[name].options for flag in re.findall(r"--?[a-z][\w-]*", called)}
+        assert shown == flags_in(parser.format_help()) - {"-h", "--help"}
+
+
+def test_help_texts_have_no_placeholders(page):
+    texts = [text for command in page.values() for _, text in command.options]
+    assert texts
+    assert not [text for text in texts if "%" in text]
+    assert "(default: 1)" in dict(page["check"].options)["--batches BATCHES"]
+
+
+def test_commands_are_in_the_table():
+    table = COMMANDS_PAGE.split("| `mps-trainer` |")[1].split("\n\n")[0]
+    first = [line.split("|")[1] for line in table.splitlines()[2:]]
+    assert set(re.findall(r"`(\w+)", " ".join(first))) == NAMES
+
+
+def test_checks_are_described():
+    rows = SELFTEST.split("## Checks")[1].split("\n## ")[0]
+    named = [name for row in re.findall(r"^\| (`.*?`) \|", rows, re.MULTILINE) for name in re.findall(r"`(.*?)`", row)]
+    assert named == list(CHECKS)
+
+
+def test_shown_screen_has_all_checks():
+    (screen,) = all_blocks(kind="selftest")
+    heading = table_of_checks([CheckResult(name, "passed", "", 0.0) for name in CHECKS])[0]
+    rows = screen.text.split(f"\n{heading}\n")[1].split("\n\n")[0]
+    width = heading.index("result")
+    assert [line[:width].strip() for line in rows.splitlines() if line[:width].strip()] == list(CHECKS)
+
+
+def test_shown_tolerances_are_those_of_checks():
+    rows = SELFTEST.split("## Tolerances")[1].split("\n## ")[0]
+    allowed = {float(value) for value in re.findall(r"\| (\d+e-\d+) \|$", rows, re.MULTILINE)}
+    assert allowed == {tolerance.relative for tolerance in TOLERANCES.values()}
+
+
+def test_options_are_in_the_table():
+    (subparsers,) = (action for action in _parser()._actions if action.dest == "command")
+    options = {word for action in subparsers.choices["selftest"]._actions for word in action.option_strings}
+    rows = SELFTEST.split("| option |")[1].split("\n\n")[0]
+    assert {word for word in options if word.startswith("--")} - {"--help"} == set(re.findall(r"`(--\w+)", rows))
