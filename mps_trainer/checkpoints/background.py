@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from ..utils.nested import tensors_in
 
 _JOINED = 32 << 20  # bytes of small tensors that come over together: each copy waits for the device
+_THREAD = "mps_trainer checkpoint"
 T = TypeVar("T")
 
 
@@ -20,8 +21,6 @@ class Background(Generic[T]):
 
     The thread ends with the process, whatever it is doing: what it writes must not matter until it is finished.
     """
-
-    _of_process: ClassVar[set[threading.Thread]] = set()
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -38,8 +37,7 @@ class Background(Generic[T]):
             except BaseException as error:
                 self._error = error
 
-        self._thread = threading.Thread(target=run, name="checkpoint", daemon=True)
-        self._of_process.add(self._thread)
+        self._thread = threading.Thread(target=run, name=_THREAD, daemon=True)
         self._thread.start()
 
     def wait(self) -> T | None:
@@ -50,7 +48,6 @@ class Background(Generic[T]):
         """
         if self._thread is not None:
             self._thread.join()
-            self._of_process.discard(self._thread)
             self._thread = None
         result, error, self._result, self._error = self._result, self._error, None, None
         if error is not None:
@@ -61,11 +58,12 @@ class Background(Generic[T]):
         """Returns the result of a finished task or raises its error; does not wait for a running one."""
         return self.wait() if self._thread is not None and not self._thread.is_alive() else None
 
-    @classmethod
-    def wait_for_all(cls) -> None:
+    @staticmethod
+    def wait_for_all() -> None:
         """Waits for all tasks of this process. An interrupted run leaves its task behind."""
-        while cls._of_process:
-            cls._of_process.pop().join()
+        for thread in threading.enumerate():
+            if thread.name == _THREAD:
+                thread.join()
 
 
 def on_host(value: Any) -> Any:

@@ -174,7 +174,8 @@ class Checkpoints:
 
     def _gather(self) -> dict[str, Any]:
         trainer, args, processes = self._trainer, self._trainer.args, self._trainer._mt_processes
-        with_training, gathered = not args.save_only_model, {}
+        with_training = not args.save_only_model
+        gathered: dict[str, Any] = {}
         if trainer._mt_run is not None and with_training:
             gathered[LOOP_STATE] = processes.gather(trainer._mt_run.run_state.state_dict())
         if processes.is_distributed and with_training:

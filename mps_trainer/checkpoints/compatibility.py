@@ -60,7 +60,8 @@ def _check_optimizer(saved: Any, optimizer: torch.optim.Optimizer) -> None:
     if sizes[0] != sizes[1] or len(indices) != len(set(indices)):
         raise ValueError("it belongs to a model with a different number of parameters")
     is_torchs = type(optimizer).__module__.partition(".")[0] in ("torch", "mps_trainer")
-    examples = _Examples(optimizer)
+    kind = next(each for each in type(optimizer).__mro__ if each.__module__.startswith("torch."))
+    examples: dict[tuple, Mapping[str, Any]] = {}
     for group, mine in zip(groups, own, strict=True):
         for name, value in mine.items():
             is_setting = not isinstance(value, bool) and isinstance(value, (int, float, tuple))
@@ -75,50 +76,44 @@ def _check_optimizer(saved: Any, optimizer: torch.optim.Optimizer) -> None:
             if not isinstance(state, dict):
                 raise ValueError(f"the state of parameter {index} is not a dictionary")
             if is_torchs:  # a foreign subclass may keep what it likes: GaLore's momenta have another shape
-                for name, example in examples.of(parameter, group, mine).items():
+                shape = _example_shape(parameter)
+                key = (id(group), shape, parameter.dtype, parameter.device)
+                if key not in examples:
+                    examples[key] = _example_state(kind, group, mine, shape, like=parameter)
+                for name, example in examples[key].items():
                     _check_like(example, name, state.get(name), index, parameter)
     for index in saved["state"]:
         if index not in indices and (is_torchs or not isinstance(index, str)):
             raise ValueError(f"it has a state for parameter {shown(index)}, which this model does not have")
 
 
-class _Examples:
-    """Makes examples of the state that torch's optimizer keeps for a parameter."""
+def _example_state(
+    kind: Any, saved: dict[str, Any], own: dict[str, Any], shape: tuple[int, ...], like: Any
+) -> Mapping[str, Any]:
+    """Returns the state that one step of torch's optimizer makes for a small parameter, with `saved` settings.
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._kind: Any = next(kind for kind in type(optimizer).__mro__ if kind.__module__.startswith("torch."))
-        self._made: dict[tuple, Mapping[str, Any]] = {}
+    Empty for an optimizer that cannot step so with its `own` settings: LBFGS needs a closure.
 
-    def of(self, parameter: Any, group: dict[str, Any], own: dict[str, Any]) -> Mapping[str, Any]:
-        """Returns the state that one step with the saved settings of `group` makes for a small parameter.
+    Raises:
+        Exception: if torch refuses the saved settings, such as a rate below 0.
+    """
+    step: Any = kind.step
+    if getattr(step, "hooked", False):  # hooks for all optimizers are not called for this one
+        step = step.__wrapped__
 
-        Empty for an optimizer that cannot step so with the settings of the run.
-
-        Raises:
-            Exception: if torch refuses the saved settings, such as a rate below 0.
-        """
-        like = _example_shape(parameter), parameter.dtype, parameter.device
-        if (id(group), like) not in self._made:
-            self._made[id(group), like] = self._step(group, *like) if self._can_step(own, *like) else {}
-        return self._made[id(group), like]
-
-    def _can_step(self, settings: dict[str, Any], *like: Any) -> bool:
-        try:
-            self._step(settings, *like)
-        except Exception:  # LBFGS needs a closure, SparseAdam sparse gradients
-            return False
-        return True
-
-    def _step(self, settings: dict[str, Any], shape: tuple, dtype: torch.dtype, device: Any) -> Mapping[str, Any]:
-        parameter = torch.nn.Parameter(torch.zeros(shape, dtype=dtype, device=device))
+    def state_after_step(settings: dict[str, Any]) -> Mapping[str, Any]:
+        parameter = torch.nn.Parameter(torch.zeros(shape, dtype=like.dtype, device=like.device))
         parameter.grad = torch.zeros_like(parameter)
-        names = inspect.signature(self._kind).parameters.keys() & settings.keys() - {"params"}
-        optimizer = self._kind([parameter], **{name: settings[name] for name in names})
-        step = self._kind.step
-        if getattr(step, "hooked", False):  # hooks for all optimizers are not called for this one
-            step = step.__wrapped__
+        names = inspect.signature(kind).parameters.keys() & settings.keys() - {"params"}
+        optimizer = kind([parameter], **{name: settings[name] for name in names})
         step(optimizer)
         return optimizer.state[parameter]
+
+    try:
+        state_after_step(own)
+    except Exception:
+        return {}
+    return state_after_step(saved)
 
 
 def _example_shape(parameter: Any) -> tuple[int, ...]:

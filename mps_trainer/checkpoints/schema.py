@@ -138,15 +138,15 @@ def check(path: str, value: Any, kind: Any) -> None:
     """Raises MisconfigurationException if `value`, from the file at `path`, is not of type `kind`."""
     try:
         msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        raise damaged(path, error) from error
+    except (msgspec.ValidationError, UnicodeError) as error:  # UTF-8 has no half of a surrogate pair, and JSON has
+        raise damaged(path, ValueError(str(error))) from error
 
 
 def fits(value: Any, kind: Any) -> bool:
     """Returns True if `value` is of type `kind`."""
     try:
         msgspec.convert(value, kind)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeError):
         return False
     return True
 

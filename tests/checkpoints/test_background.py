@@ -59,7 +59,6 @@ def test_another_run_of_the_process_waits_for_what_is_still_being_written_and_fo
     assert done == ["written"]
     background.start(lambda: None)
     background.wait()
-    assert Background._of_process == set()  # what has ended is not kept
 
 
 def test_work_does_not_keep_the_process_alive():

@@ -170,7 +170,7 @@ def test_it_is_written_beside_training_only_where_that_is_safe(make_trainer, mon
         manifest, "commit", lambda *args: (threads.add(threading.current_thread().name), commit(*args))
     )
     make_trainer(trainer, **SAVING, **settings).train()
-    assert threads == ({"checkpoint"} if beside else {threading.main_thread().name})
+    assert threads == ({"mps_trainer checkpoint"} if beside else {threading.main_thread().name})
 
 
 def test_not_where_a_second_copy_would_crowd_the_memory(make_trainer, monkeypatch):

@@ -168,6 +168,7 @@ def test_generators_that_do_not_take_their_states_are_refused(refused, saved, ch
         ("total_flos", float("inf")),
         ("best_metric", HUGE),
         ("max_steps", "many"),
+        ("total_flos", "\ud800"),
         ("trial_params", 3),
         ("is_hyper_param_search", "yes"),
         ("best_model_checkpoint", "a\0b"),
