@@ -173,3 +173,17 @@ def test_the_argument_that_turns_a_wait_off_is_named(library):
 )
 def test_the_library_of_a_line(file, library):
     assert SourceLine(file, 1).library == library
+
+
+def test_a_wait_in_the_script_keeps_its_advice_beside_one_in_a_library(library):
+    module = library(READS)
+
+    def step() -> None:
+        values().sum().item()  # one's own
+        module.twice(values().sum())
+
+    report = trace(step)
+    rows = report.table()
+    assert [read.where.library for read in report.blocking_reads] == [None, "mended", "mended"]
+    assert rows.index("Keep the value") < rows.index("inside mended")
+    assert rows.count("Keep the value") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 import torch
@@ -156,3 +157,7 @@ def test_the_steps_of_the_page_compile_whole(mps, name):
     assert counted.failures == ()
     assert counted.graph_breaks == ()
     assert counted.total < counted.eager
+
+
+def test_json_has_all_of_it():
+    assert json.loads(json.dumps(COUNTED.to_dict()))["total"] == 8

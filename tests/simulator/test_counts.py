@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 
 import pytest
@@ -200,3 +201,10 @@ def test_threads_can_read_at_the_same_time(mps):
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(work, tensors)) == [0, 2, 4, 6]
     assert mps.report().blocking_reads == 4 * 21
+
+
+def test_totals_are_in_the_data(mps):
+    squares(3).mm(squares(3)).add(1).add(1)
+    data = json.loads(json.dumps(mps.report().to_dict()))
+    assert data["operator_calls"] == sum(operator["calls"] for operator in data["operators"])
+    assert data["graphs"] == sum(operator["graphs"] for operator in data["operators"]) == 1

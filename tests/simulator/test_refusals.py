@@ -210,3 +210,8 @@ def test_second_device_at_once_is_refused(mps):
 def test_bad_amount_of_memory_is_refused(memory):
     with pytest.raises(MisconfigurationException, match="is not an amount of memory"), simulated_mps(memory=memory):
         pass
+
+
+def test_lstm_on_two_devices_is_refused(mps):
+    with pytest.raises(RuntimeError, match="not at the same device"):
+        nn.LSTM(2, 2)(torch.ones(1, 1, 2, device="mps"))

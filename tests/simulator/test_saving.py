@@ -64,3 +64,8 @@ def test_safetensors_are_saved_and_loaded(mps, tmp_path):
     assert {tensor.device.type for tensor in on_device.values()} == {"mps"}
     assert_same_weights(dict(layer.state_dict()), on_device)
     assert_same_weights(dict(nn.Module.state_dict(layer.cpu())), load_file(path))
+
+
+def test_storages_of_the_cpu_are_as_before_outside_the_block():
+    assert torch.UntypedStorage(4).nbytes() == 4
+    assert "__new__" not in vars(torch.UntypedStorage)

@@ -166,3 +166,17 @@ def test_pinned_memory_is_memory_of_the_host(mps):
     del pinned
     assert not torch.ones(2).is_pinned()
     assert mps.report().bytes_live == 0
+
+
+def test_result_may_be_written_into_a_view(mps):
+    whole = torch.zeros(2, 4, device="mps")
+    torch.add(torch.ones(2, 2, device="mps"), 1, out=whole[:, ::2])
+    assert whole.tolist() == [[2, 0, 2, 0], [2, 0, 2, 0]]
+
+
+def test_parameters_move_in_place(mps):
+    layer = torch.nn.Linear(2, 2)
+    weight = layer.weight
+    assert layer.to("mps").weight is weight
+    assert weight.is_mps
+    assert not layer.cpu().weight.is_mps
