@@ -36,7 +36,7 @@ def loss_and_grads(loss_of, inputs):
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
-def test_it_is_the_plain_loss(chunks, reduction, bias):
+def test_chunked_loss_equals_plain_loss(chunks, reduction, bias):
     def plain(hidden, weight, bias=None):
         return cross_entropy(linear(hidden, weight, bias), target, reduction=reduction)
 

@@ -9,8 +9,6 @@ from transformers import (
     BertForSequenceClassification,
     GPT2Config,
     GPT2ForSequenceClassification,
-    T5Config,
-    T5ForConditionalGeneration,
     masking_utils,
 )
 
@@ -123,10 +121,3 @@ def test_a_mask_that_the_model_changes_counts(mps, make_args):
     Trainer(model, make_args(max_steps=1), train_dataset=examples).train()
     assert torch.isinf(seen[0][..., 4:]).all()
     assert not seen[0][..., :4].any()
-
-
-def test_an_encoder_decoder_trains(mps, make_args):
-    config = T5Config(vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
-    rows = [{**{name: row[i] for name, row in batch(True).items()}, "labels": torch.arange(4)} for i in range(4)]
-    trainer = Trainer(T5ForConditionalGeneration(config), make_args(max_steps=2), train_dataset=rows)
-    assert trainer.train().training_loss > 0

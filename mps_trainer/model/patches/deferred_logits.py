@@ -325,22 +325,15 @@ class DeferredLogits(torch.Tensor):
                 f"The logits of a language model do not support {func.name()} while they are computed late. Use the "
                 "operation that is not in place, or train with chunked_cross_entropy=False."
             )
-        stand_ins = {}
-
-        def plain(logits: DeferredLogits) -> torch.Tensor:
-            layout = logits.shape, logits.stride(), logits.storage_offset()
-            found = logits._numbers.compute().as_strided(*layout)
-            stand_ins[id(found)] = logits, found
-            return found
-
-        args, kwargs = tree_map_only(cls, plain, (args, kwargs))
-        result = func(*args, **kwargs)
-        # what changes logits in place returns them
-        return tree_map_only(torch.Tensor, lambda one: stand_ins.get(id(one), (one,))[0], result)
+        args, kwargs = tree_map_only(cls, lambda one: one._plain(), (args, kwargs))
+        return func(*args, **kwargs)
 
     def is_watched(self) -> bool:
         """Returns True if something waits for the gradient of the logits themselves."""
         return bool(self._numbers.watchers)
+
+    def _plain(self) -> torch.Tensor:
+        return self._numbers.compute().as_strided(self.shape, self.stride(), self.storage_offset())
 
     def _deferred(self, func: Any, args: Any, kwargs: dict[str, Any]) -> DeferredLogits | None:
         """Returns what `func`, a view or a copy, makes of logits that are not computed; None if it has to compute."""
