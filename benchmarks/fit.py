@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from mps_trainer import Trainer, TrainingArguments
-from mps_trainer.fit import macs
 from mps_trainer.fit.fake_models import models_are_fake
+from mps_trainer.fit.fit_report import GIB, smallest_for
+from mps_trainer.fit.fit_report import SIZES as MACS
 from mps_trainer.fit.step import as_on_mps, largest_batch, measure_step
 
 WORDS, LENGTH, ROWS, RANK = 151936, 1024, 2, 16
-GIB = 2**30
 COMMON: dict[str, Any] = {"vocab_size": WORDS, "head_dim": 128, "num_key_value_heads": 8}
 _NAMES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 SIZES: dict[str, dict[str, Any]] = {
@@ -80,8 +80,8 @@ def main() -> None:
 
 
 def _on(peak: int) -> str:
-    size = macs.smallest_for(peak)
-    return f"more than {macs.SIZES[-1]} GB" if size is None else f"{size} GB"
+    size = smallest_for(peak)
+    return f"more than {MACS[-1]} GB" if size is None else f"{size} GB"
 
 
 if __name__ == "__main__":

@@ -257,7 +257,9 @@ class Trainer:
         if (report := self._mt_events.report) is not None:
             report.expect(run_dir, resume_from, draws=run_dir == self.args.output_dir)
         with absent_named(self._mt_what_comes), explained(self, TRAINING), prepared_for_training(self):
-            output = TrainingRun(self, trial, resume_from).run()
+            run = TrainingRun(self, trial, resume_from)
+            with run.signals:
+                output = run.train()
         if self.args.auto_find_batch_size:  # what was found, for those who ask afterwards, as in transformers
             self._train_batch_size = self.state.train_batch_size or self._train_batch_size
         return output

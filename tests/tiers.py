@@ -1,4 +1,4 @@
-"""The three tiers of the tests, and the rule of the default one: its tests start no Python of their own.
+"""The tiers of the tests, and the rule of the default one: its tests start no Python of their own.
 
 A new interpreter imports torch and transformers again, which takes longer than most tests do. `docs/testing.md`
 explains the tiers.
@@ -17,7 +17,9 @@ import pytest
 from mps_trainer.simulator import SimulatorUnavailableError
 from mps_trainer.simulator.build import build_device
 
-TIERS = ("integration", "acceptance")  # besides the default one, which has no marker
+TIERS = ("project", "integration", "acceptance")  # besides the default one, which has no marker
+# Folders with tests of the project's documentation, workflows and packages, which the behaviour of the code cannot break.
+OF_PROJECT = ("docs", "release")
 # Fixtures that start servers or interpreters: a test that uses one belongs to the integration tier.
 STARTING_FIXTURES = frozenset({"benchmarks", "benchmarks_here", "hub", "made_by", "run_python", "wheel"})
 PROGRAMS = ("mps-trainer", "torchrun")
@@ -46,7 +48,7 @@ class TierRules:
         expression = config.getoption("markexpr")
         tiers = [tier_of(item) for item in items]
         for item, tier in zip(items, tiers, strict=True):
-            if tier == "integration":
+            if tier in ("integration", "project"):
                 item.add_marker(tier)
         left_out = [item for item, tier in zip(items, tiers, strict=True) if tier and tier not in expression]
         items[:] = [item for item, tier in zip(items, tiers, strict=True) if not tier or tier in expression]
@@ -66,11 +68,13 @@ class TierRules:
 
 
 def tier_of(item: pytest.Item) -> str:
-    """Returns "integration", "acceptance", or "" for the default tier."""
+    """Returns "project", "integration", "acceptance", or "" for the default tier."""
     if item.get_closest_marker("acceptance") is not None:
         return "acceptance"
     starts = STARTING_FIXTURES.intersection(getattr(item, "fixturenames", ()))
-    return "integration" if starts or item.get_closest_marker("integration") is not None else ""
+    if starts or item.get_closest_marker("integration") is not None:
+        return "integration"
+    return "project" if item.path.parent.name in OF_PROJECT else ""
 
 
 def starts_python(command: object) -> bool:

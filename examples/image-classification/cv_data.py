@@ -11,7 +11,7 @@ import numpy as np
 from cv_pixels import Settings, random_view, to_pixels, whole_view
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.utils.refusal import sentence
+from mps_trainer.utils.text import sentence
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 LABELLED = re.compile(r"(.+)_\d+")

@@ -14,7 +14,7 @@ from cv_pixels import Settings
 from mps_trainer import MisconfigurationException
 from mps_trainer.scripts.loading import errors_about, reports_kept_back, require_folder_or_name, require_own_weights
 from mps_trainer.scripts.reach import go_offline_if_unreachable
-from mps_trainer.utils.refusal import sentence
+from mps_trainer.utils.text import sentence
 
 SMALL = {
     "embedding_size": 32,

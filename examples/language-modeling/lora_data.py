@@ -11,7 +11,7 @@ from typing import Any
 from lora_arguments import DataArguments
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.utils.refusal import sentence
+from mps_trainer.utils.text import sentence
 
 HELD_BACK = 0.1  # of the blocks, where there is no validation_file
 

@@ -10,7 +10,7 @@ from lora_data import Blocks, read_texts
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.scripts.loading import errors_about, reports_kept_back, require_own_weights
-from mps_trainer.utils.refusal import sentence
+from mps_trainer.utils.text import sentence
 
 TINY = {
     "hidden_size": 64,

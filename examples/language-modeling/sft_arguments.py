@@ -9,7 +9,7 @@ from mps_trainer import MisconfigurationException
 from mps_trainer.devices import ACCELERATORS, gather_facts
 from mps_trainer.scripts.flags import unknown_flag
 from mps_trainer.scripts.loading import require_dataset, require_folder_or_name, require_packages
-from mps_trainer.utils.refusal import sentence
+from mps_trainer.utils.text import sentence
 
 NAME = "run_sft.py"
 # None is settled in `settle`: by the device, the model and the data.

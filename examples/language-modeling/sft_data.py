@@ -10,7 +10,7 @@ from typing import Any
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.scripts.loading import BUILDERS, load_splits
-from mps_trainer.utils.refusal import sentence, shown
+from mps_trainer.utils.text import sentence, shown
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 A_LINE = 'A line is like {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}.'

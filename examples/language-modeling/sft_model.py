@@ -10,7 +10,7 @@ from sft_data import INSTEAD, is_chat
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.scripts.loading import errors_about, require_packages
-from mps_trainer.utils.refusal import sentence
+from mps_trainer.utils.text import sentence
 
 UNMARKED = (
     "The chat template of {name} does not mark what the assistant says, and TRL knows none for it that does. "

@@ -9,7 +9,7 @@ from typing import Any
 from glue_errors import UserError
 
 from mps_trainer.utils.bounded_file import MOST_BYTES, read_text
-from mps_trainer.utils.refusal import sentence
+from mps_trainer.utils.text import sentence
 
 SUFFIXES = (".json", ".yaml", ".yml")
 

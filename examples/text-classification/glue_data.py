@@ -17,8 +17,8 @@ from glue_tasks import TASKS
 from glue_text import LONGEST_TEXT, fault_of
 from glue_tsv import LARGEST_SCORE, load_folder
 
-from mps_trainer.utils.refusal import sentence
 from mps_trainer.utils.terminal import on_terminal
+from mps_trainer.utils.text import sentence
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict

@@ -12,7 +12,7 @@ from glue_table import Table
 from glue_tasks import GlueTask
 from glue_text import fault_of
 
-from mps_trainer.utils.refusal import sentence
+from mps_trainer.utils.text import sentence
 
 LARGEST_SCORE = 3.4e38  # beyond it float32, which scores are kept in, has only infinity
 

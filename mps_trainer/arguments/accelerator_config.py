@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import MisconfigurationException, NotAnObjectError
 from ..utils.bounded_file import MOST_BYTES, read_text
-from ..utils.refusal import shown
+from ..utils.text import shown
 
 
 @dataclass(eq=False)

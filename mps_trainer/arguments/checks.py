@@ -16,8 +16,8 @@ from enum import Enum
 from typing import Any
 
 from ..devices.accelerators.base import read_devices
-from ..utils.refusal import shown
 from ..utils.size import MOST_ITEMS, is_too_large, parts_of_value
+from ..utils.text import shown
 from .accelerator_config import accelerator_config
 from .choices import DebugOption, IntervalStrategy, SchedulerType, of_transformers
 from .fields import Bounds, bounds_of

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import MisconfigurationException
 from ..utils.bounded_file import MOST_BYTES, read_text
-from ..utils.refusal import shown
+from ..utils.text import choice_text, shown
 from .choices import OptimizerNames
 
 logger = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ def _asked(value: Any) -> tuple[Any, dict[str, Any]]:
     words = value.split() if isinstance(value, str) else value
     if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
         raise _refused("fsdp", value, f"true or false, or a list of {', '.join(_OPTIONS)}")
-    words = [str(getattr(word, "value", word)).lower() for word in words]
+    words = [choice_text(word).lower() for word in words]
     if len(words) == 1 and words[0] in _FLAGS:
         return _FLAGS[words[0]], {}
     meant: dict[str, Any] = {}

@@ -15,6 +15,7 @@ from ..devices.precision_advice import precision_advice
 from ..training_args import TrainingArguments
 from ..utils.amounts import format_bytes
 from ..utils.overrides import Overrides
+from ..utils.text import choice_text
 
 if TYPE_CHECKING:
     from ..loop.plan import StepPlan
@@ -157,7 +158,7 @@ def checkpoint_size(args: Any, model: Any) -> int:
     saved = trained if hasattr(model, "peft_config") else [*parameters, *model.buffers()]
     size = float(sum(tensor.numel() * tensor.element_size() for tensor in saved))
     if not args.save_only_model:
-        name = str(getattr(args.optim, "value", args.optim))
+        name = choice_text(args.optim)
         kept = next((kept for begin, kept in _KEPT.items() if name.startswith(begin)), 0.0)
         kept = 1.0 if name == "sgd" and "momentum" in (args.optim_args or "") else kept
         bytes_each = 1 if "8bit" in name else 4

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..reports.record import NAME, PAGE, RunRecord, read, replace
-from ..utils.refusal import sentence
+from ..utils.text import sentence
 from .overview import examples_in_step
 
 if TYPE_CHECKING:

@@ -27,12 +27,7 @@ _INSTEAD_ON_MPS: dict[str, tuple[str, ...]] = {
 }
 _CONVOLUTIONS = {
     "aten::convolution": ("aten::_mps_convolution", "aten::_mps_convolution_transpose"),
-    "aten::convolution_overrideable": ("aten::_mps_convolution", "aten::_mps_convolution_transpose"),
     "aten::convolution_backward": ("aten::mps_convolution_backward", "aten::mps_convolution_transpose_backward"),
-    "aten::convolution_backward_overrideable": (
-        "aten::mps_convolution_backward",
-        "aten::mps_convolution_transpose_backward",
-    ),
 }
 
 
@@ -44,8 +39,8 @@ def instead_on_mps(
     `singular_values_only`: the function of torch that was called wants no singular vectors.
     """
     name = func.name()
-    if name in _CONVOLUTIONS:
-        return (_CONVOLUTIONS[name][bool(_argument(func, "transposed", args, kwargs))],)
+    if (convolution := name.removesuffix("_overrideable")) in _CONVOLUTIONS:
+        return (_CONVOLUTIONS[convolution][bool(_argument(func, "transposed", args, kwargs))],)
     by_hand = "aten::linalg_svd" in always_falls_back(torch.__version__)
     if by_hand and name.startswith("aten::_linalg_svd") and not singular_values_only:
         return ("aten::linalg_svd",)  # registered by hand above the operator that it is made of on the CPU
@@ -73,7 +68,7 @@ def waits_for_device(func: Any, args: tuple, kwargs: dict[str, Any], on_device: 
     `on_device(tensor)` is True for a tensor on the device.
     """
     name = func.name()
-    if name in _INDEXED:
+    if func._schema.name in _INDEXED:
         return _waits_for_mask(name, args, kwargs, on_device)
     if name == "aten::repeat_interleave.Tensor":
         return _argument(func, "output_size", args, kwargs) is None
@@ -87,15 +82,9 @@ def waits_for_device(func: Any, args: tuple, kwargs: dict[str, Any], on_device: 
 
 
 _WAITING_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-# Tagged because the size of the result depends on arguments that are numbers of the host.
+# The tag of these is for arguments that are numbers of the host: the size of the result depends on them.
 _NO_WAIT = {"aten::linalg_lstsq", "aten::linalg_lstsq.out"}
-_INDEXED = {
-    "aten::index.Tensor",
-    "aten::index.Tensor_out",
-    "aten::index_put",
-    "aten::index_put_",
-    "aten::_index_put_impl_",
-}
+_INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 
 
 def _waits_for_mask(name: str, args: tuple, kwargs: dict[str, Any], on_device: Any) -> bool:

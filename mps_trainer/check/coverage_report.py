@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 from ..devices.probes import FALLBACK
+from ..utils.text import counted
 from .mps_kernels import compiles_graphs
 from .source import SourceLine
 from .table import Support
@@ -185,7 +186,12 @@ class CoverageReport:
             if read.where is None or read.where.library is None:
                 remedy = "The host waits for the device here. Keep the value on the device, and read it once per log."
                 rows.append(
-                    ("waits", f"{read.what}\n({read.phase}, {_times(read.calls)})", _where(read.where), remedy)
+                    (
+                        "waits",
+                        f"{read.what}\n({read.phase}, {counted(read.calls, 'call')})",
+                        _where(read.where),
+                        remedy,
+                    )
                 )
             else:
                 inside.setdefault((read.where.library, self._argument(read.where)), []).append(read)
@@ -200,7 +206,7 @@ class CoverageReport:
 
     def _operator_row(self, use: OperatorUse) -> tuple[str, ...]:
         shapes = f", {use.distinct_shapes} shapes" if use.distinct_shapes > 1 else ""
-        what = f"{use.name}\n({use.phase}, {_times(use.calls)}{shapes})"
+        what = f"{use.name}\n({use.phase}, {counted(use.calls, 'call')}{shapes})"
         return (use.support.value, what, _where(use.where), self._remedy(use))
 
     def _remedy(self, use: OperatorUse) -> str:
@@ -217,7 +223,7 @@ class CoverageReport:
         for support in (Support.NATIVE, Support.COMPOSITE):
             uses = self.with_support(support)
             names = {use.name for use in uses}
-            counts.append(f"{len(names)} {support.value} ({_times(sum(use.calls for use in uses))})")
+            counts.append(f"{len(names)} {support.value} ({counted(sum(use.calls for use in uses), 'call')})")
         lines = [f"Operators: {', '.join(counts)}; {self.graphs} graphs to compile."]
         if self.batch_shapes:
             lines.append(f"Batch shapes in training: {len(self.batch_shapes)}; mps compiles its graphs for each.")
@@ -242,10 +248,6 @@ def _listed(names: list[str]) -> str:
     return ", ".join(distinct[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def _times(calls: int) -> str:
-    return f"{calls} call{'' if calls == 1 else 's'}"
-
-
 def _where(where: SourceLine | None) -> str:
     if where is None:
         return ""
@@ -259,7 +261,7 @@ def _dtype_row(problem: DtypeProblem) -> tuple[str, ...]:
 
 
 def _product_row(product: LargeProduct) -> tuple[str, ...]:
-    what = f"{product.name}\n({product.phase}, {_times(product.calls)}, sums of {product.inner:,} numbers)"
+    what = f"{product.name}\n({product.phase}, {counted(product.calls, 'call')}, sums of {product.inner:,} numbers)"
     remedy = "On M1 and M2: install torch 2.14 or later (pytorch issue 177116)."
     if product.batched:
         remedy = "On M1 and M2: sum fewer than 32,767 numbers, or make it a 2-D product (pytorch issue 195163)."
@@ -271,7 +273,7 @@ def _library_row(library: str, remedy: str, reads: list[BlockingRead], verbose: 
     shown = lines if verbose else lines[:_LINES_SHOWN]
     calls = sum(read.calls for read in reads)
     phases = ", ".join(dict.fromkeys(read.phase for read in reads))
-    what = f"{_times(calls)} at {len(lines)} line{'' if len(lines) == 1 else 's'}\n({phases})"
+    what = f"{counted(calls, 'call')} at {counted(len(lines), 'line')}\n({phases})"
     where = [f"inside {library}", *map(_within_library, shown)]
     if len(lines) > len(shown):
         where.append(f"and {len(lines) - len(shown)} more (verbose)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -38,19 +39,21 @@ _READS = {
 }
 # Each makes a tensor of values of the host, which a copy that blocks brings to the device.
 _COPYING_FACTORIES = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor}
-# On the CPU, and there only, these look at the values to check them.
-_CHECKED_ON_CPU = {torch.nn.functional.one_hot}
-# On the CPU these count in float64, from torch 2.14 on, and on mps in float32.
-_FLOAT64_ON_CPU = {torch.quantile, torch.nanquantile, Tensor.quantile, Tensor.nanquantile}
-# These want no singular vectors. The operator below them fails, where torch.linalg.svd is registered to fall back.
-_SINGULAR_VALUES = {
-    torch.linalg.svdvals,
-    torch.linalg.cond,
-    torch.linalg.norm,
-    torch.linalg.matrix_norm,
-    torch.linalg.matrix_rank,
-    torch.norm,
-    torch.nuclear_norm,
+# The attribute of the tracer that is True inside each of these.
+_INSIDE = {
+    # On the CPU these count in float64, from torch 2.14 on, and on mps in float32.
+    torch.quantile: "float64_is_of_the_cpu",
+    torch.nanquantile: "float64_is_of_the_cpu",
+    Tensor.quantile: "float64_is_of_the_cpu",
+    Tensor.nanquantile: "float64_is_of_the_cpu",
+    # These want no singular vectors. The operator below them fails, where torch.linalg.svd is registered to fall back.
+    torch.linalg.svdvals: "singular_values_only",
+    torch.linalg.cond: "singular_values_only",
+    torch.linalg.norm: "singular_values_only",
+    torch.linalg.matrix_norm: "singular_values_only",
+    torch.linalg.matrix_rank: "singular_values_only",
+    torch.norm: "singular_values_only",
+    torch.nuclear_norm: "singular_values_only",
 }
 
 
@@ -81,15 +84,10 @@ class HostCalls(TorchFunctionMode):
         if func is Tensor.new_tensor:
             on_device = kwargs.get("device") is not None or self.tracer.residency.on_device(args[0])
             return self._make(func, args, kwargs, on_device)
-        if func in _CHECKED_ON_CPU:
-            return self._checked(func, args, kwargs)
-        if func in _FLOAT64_ON_CPU:
-            with self.tracer.having(float64_is_of_the_cpu=True):
-                return func(*args, **kwargs)
-        if func in _SINGULAR_VALUES:
-            with self.tracer.having(singular_values_only=True):
-                return func(*args, **kwargs)
-        return func(*args, **kwargs)
+        if func is torch.nn.functional.one_hot:
+            return self._one_hot(args, kwargs)
+        with self.tracer.having(**{_INSIDE[func]: True}) if func in _INSIDE else contextlib.nullcontext():
+            return func(*args, **kwargs)
 
     def _read(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Records a read; what comes back as a tensor is a copy on the host, as it would be."""
@@ -146,13 +144,13 @@ class HostCalls(TorchFunctionMode):
                 tracer.recorder.moved(tensor, current_line())
         return result
 
-    def _checked(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        tracer = self.tracer
+    def _one_hot(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Records a read without `num_classes`; the values are checked on the CPU alone."""
         classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
-        if classes == -1 and tracer.residency.on_device(args[0]):
-            tracer.read("one_hot without num_classes")
-        with tracer.having(reads_are_free=True):
-            return func(*args, **kwargs)
+        if classes == -1 and self.tracer.residency.on_device(args[0]):
+            self.tracer.read("one_hot without num_classes")
+        with self.tracer.having(reads_are_free=True):
+            return torch.nn.functional.one_hot(*args, **kwargs)
 
 
 def _target(args: tuple, kwargs: dict[str, Any]) -> Any:

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ..devices.large_products import Product
 from .coverage_report import BlockingRead, CoverageReport, DtypeProblem, LargeProduct, OperatorUse
-from .residency import named_tensors, storage_key
+from .residency import named_tensors, storage_of
 from .source import SourceLine
 from .table import OperatorTable, Support
 
@@ -37,8 +38,8 @@ class Recorder:
         self._reads: Counter[tuple[str, str, SourceLine | None]] = Counter()
         self._dtypes: dict[tuple[str, SourceLine | None], DtypeProblem] = {}
         self._products: dict[tuple[str, str, SourceLine | None], LargeProduct] = {}
-        self._named: set[tuple[int | None, str]] = set()  # storages and names that need no other name
-        self._moved: dict[int | None, SourceLine | None] = {}
+        self._named = WeakIdKeyDictionary()  # by storage: the names that it has already
+        self._moved = WeakIdKeyDictionary()  # by storage: the line that moved it
         self._batches: dict[tuple[tuple[str, str], ...], None] = {}
 
     def support(self, name: str) -> Support:
@@ -86,22 +87,24 @@ class Recorder:
         if not self._is_new(tensor, name):
             return
         where = None
-        if (key := storage_key(tensor)) in self._moved:  # noted without a name when it was moved
-            where = self._moved.pop(key)
+        if (storage := storage_of(tensor)) in self._moved:  # noted without a name when it was moved
+            where = self._moved.pop(storage)
             self._dtypes.pop((MOVED, where), None)
         remedy = remedy or f"Make it {half(tensor.dtype)} in the dataset or the collator."
         self.dtype(f"column {name} of the batch{origin}", tensor, remedy, where, fails)
 
     def _is_new(self, tensor: torch.Tensor, name: str) -> bool:
-        seen = (storage_key(tensor), name)
-        is_new = seen not in self._named
-        self._named.add(seen)
+        if (storage := storage_of(tensor)) is None:
+            return True
+        names = self._named.setdefault(storage, set())
+        is_new = name not in names
+        names.add(name)
         return is_new
 
     def moved(self, tensor: torch.Tensor, where: SourceLine | None) -> None:
         """Records a copy to the device of a tensor in a format that mps does not have."""
-        if (key := storage_key(tensor)) is not None:
-            self._moved[key] = where
+        if (storage := storage_of(tensor)) is not None:
+            self._moved[storage] = where
         self.dtype(MOVED, tensor, f"Cast it on the host first: .to(torch.{half(tensor.dtype)}).", where)
 
     def batch(self, shapes: Iterable[tuple[str, torch.Tensor]]) -> None:

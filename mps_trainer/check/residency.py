@@ -11,10 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
-
-# Dead storages are forgotten when as many as this were noted since the last time.
-_SWEEP_EVERY = 20_000
+from torch.utils.weak import WeakIdKeyDictionary
 
 
 class Residency:
@@ -22,37 +19,24 @@ class Residency:
 
     def __init__(self, default: bool) -> None:
         self.default = default
-        # By address. The weak reference keeps the address from being given to another storage.
-        self._known: dict[int, tuple[StorageWeakRef, bool]] = {}
-        self._until_sweep = _SWEEP_EVERY
+        self._known = WeakIdKeyDictionary()  # by storage
 
     def on_device(self, tensor: torch.Tensor) -> bool:
-        key = storage_key(tensor)
-        if key is None:
-            return True  # sparse ones and the like: made by operators from tensors of the step
-        known = self._known.get(key)
-        return self.default if known is None else known[1]
+        storage = storage_of(tensor)
+        # Those without a storage, such as sparse ones, were made by operators from tensors of the step.
+        return storage is None or self._known.get(storage, self.default)
 
     def put(self, tensors: Iterable[torch.Tensor], on_device: bool) -> None:
         """Records that `tensors` are on the device, or that they are not."""
         for tensor in tensors:
-            key = storage_key(tensor)
-            if key is None:
-                continue
-            if (known := self._known.get(key)) is not None:
-                self._known[key] = (known[0], on_device)
-                continue
-            self._known[key] = (StorageWeakRef(tensor.untyped_storage()), on_device)
-            self._until_sweep -= 1
-            if self._until_sweep <= 0:
-                self._known = {key: known for key, known in self._known.items() if not known[0].expired()}
-                self._until_sweep = _SWEEP_EVERY
+            if (storage := storage_of(tensor)) is not None:
+                self._known[storage] = on_device
 
 
-def storage_key(tensor: torch.Tensor) -> int | None:
-    """Returns the address of the tensor's storage; None for a tensor that has none."""
+def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """Returns the storage, which views of the tensor share; None for a tensor that has none."""
     try:
-        return tensor.untyped_storage()._cdata
+        return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
         return None
 

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import tempfile
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 from ..devices.facts import parse_version
 from ..utils.home import cache_folder
@@ -32,6 +29,7 @@ _FALLS_BACK_BEFORE: dict[str, tuple[int, ...] | None] = {
 # Where the dispatcher looks for a kernel when a device has none of its own, in its order.
 COMPOSITE_KEYS = ("CompositeExplicitAutogradNonFunctional", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
 
+_KINDS = ("native", "composite", "cpu")
 _FORMAT = 4  # of the file in the cache, and of what counts as native in it
 
 
@@ -74,14 +72,8 @@ class OperatorTable:
             return registered
         return Support.FALLS_BACK if fallback else Support.FAILS
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> OperatorTable:
-        return cls(
-            str(data["torch_version"]), *(frozenset(map(str, data[kind])) for kind in ("native", "composite", "cpu"))
-        )
 
-
-@lru_cache
+@cache
 def always_falls_back(torch_version: str) -> frozenset[str]:
     """Returns the operators that this torch runs on the CPU with the fallback switch on or off."""
     version = parse_version(torch_version)
@@ -109,30 +101,24 @@ def _has_kernel(name: str, key: str) -> bool:
         return False
 
 
-@lru_cache(maxsize=1)
+@cache
 def operator_table() -> OperatorTable:
     """Returns the table of the installed torch, from the cache folder or, the first time, parsed (about a second)."""
     import torch
 
-    build = (torch.version.git_version or "unknown")[:12]
-    if (cache := cache_folder()) is None:
+    if (folder := cache_folder()) is None:
         return parse_operator_table()
-    path = cache / f"operators-{_FORMAT}-{torch.__version__}-{build}.json"
+    build = (torch.version.git_version or "unknown")[:12]
+    path = folder / f"operators-{_FORMAT}-{torch.__version__}-{build}.json"
     try:
-        return OperatorTable.from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError):
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        return OperatorTable(str(kept["torch_version"]), *(frozenset(map(str, kept[kind])) for kind in _KINDS))
+    except (OSError, ValueError, KeyError, TypeError):  # none, or one that a process is writing or left unfinished
         table = parse_operator_table()
     with contextlib.suppress(OSError):  # a read-only home costs the next process a second, and nothing else
-        _write_whole(path, json.dumps(vars(table), default=sorted))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(vars(table), default=sorted), encoding="utf-8")
     return table
-
-
-def _write_whole(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(temporary, path)
 
 
 def parse_operator_table(folder: Path | None = None, torch_version: str | None = None) -> OperatorTable:
@@ -156,7 +142,7 @@ def parse_operator_table(folder: Path | None = None, torch_version: str | None =
     dense = parsed.backend_indices[DispatchKey.CPU]
     sparse = [parsed.backend_indices[key] for key in (DispatchKey.SparseMPS, DispatchKey.SparseCsrMPS)]
     by_name = {str(function.func.name): function for function in parsed.native_functions}
-    kinds: dict[str, set[str]] = {"native": set(), "composite": set(), "cpu": set()}
+    kinds: dict[str, set[str]] = {kind: set() for kind in _KINDS}
     for name, function in by_name.items():
         delegate = function.structured_delegate
         may_be_by_hand = is_installed and f"aten::{name}" not in always_falls_back(torch.__version__)
@@ -173,4 +159,4 @@ def parse_operator_table(folder: Path | None = None, torch_version: str | None =
             kind = "cpu"
         kinds[kind].add(f"aten::{name}")
     version = torch_version or torch.__version__
-    return OperatorTable(version, *(frozenset(kinds[kind]) for kind in ("native", "composite", "cpu")))
+    return OperatorTable(version, *map(frozenset, kinds.values()))

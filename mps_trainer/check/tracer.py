@@ -119,16 +119,13 @@ class Tracer:
             result = func(*args, **kwargs)
             self.residency.put(tensors_in(result), False)
             return result
-        if func._schema.name == "aten::copy_" and not self.residency.on_device(tensors[0]):
-            self.read("copy to a host tensor")
-            return func(*args, **kwargs)
-        if (
-            func._schema.name == "aten::copy_"
-            and isinstance(given[1], torch.Tensor)
-            and not self.residency.on_device(given[1])
-            and not kwargs.get("non_blocking", args[2:] == (True,))
-        ):
-            self.read("copy of a host tensor")
+        if func._schema.name == "aten::copy_":
+            if not self.residency.on_device(tensors[0]):
+                self.read("copy to a host tensor")
+                return func(*args, **kwargs)
+            blocks = not kwargs.get("non_blocking", args[2:] == (True,))
+            if blocks and isinstance(given[1], torch.Tensor) and not self.residency.on_device(given[1]):
+                self.read("copy of a host tensor")
         line = self._line()
         on_device = [tensor for tensor in tensors if self.residency.on_device(tensor)]
         self.recorder.product(func.name(), self.phases.now(), tensors, line)
@@ -243,14 +240,15 @@ class _Operators(TorchDispatchMode):
         self.tracer = tracer
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if any(_takes_apart(kind) for kind in types):
+        if any(has_own_dispatch(kind) for kind in types):
             return NotImplemented  # the tensor subclass first says what it is made of
         if not isinstance(func, torch._ops.OpOverload):
             return func(*args, **(kwargs or {}))
         return self.tracer.run(func, args, kwargs or {})
 
 
-def _takes_apart(kind: type) -> bool:
+def has_own_dispatch(kind: type) -> bool:
+    """Returns True for a tensor subclass that handles operators itself."""
     own = getattr(kind, "__torch_dispatch__", None)
     return own is not None and own is not torch._C._disabled_torch_dispatch_impl and kind is not torch.Tensor
 

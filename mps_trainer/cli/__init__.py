@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from ..errors import MisconfigurationException
-from ..utils.refusal import INTERRUPTED, did_you_mean, refuse, refuse_unforeseen
+from ..utils.refusal import INTERRUPTED, refuse, refuse_unforeseen
 from ..utils.terminal import let_go
+from ..utils.text import did_you_mean
 from ..version import __version__
 from . import check, config, doctor, env, example, fit, launch, report, run, selftest, simulate
 from .completion import SHELLS, PrintCompletion

@@ -14,7 +14,8 @@ from ..launching.config_file import check_target, file_to_write, in_force, load,
 from ..launching.environment import set_aside
 from ..launching.questions import questionnaire
 from ..launching.settings import DEFAULTS, NAMES, InForce, LaunchSettings
-from ..utils.refusal import WRONG_INPUT, as_line
+from ..utils.refusal import WRONG_INPUT
+from ..utils.text import as_line
 from .completion import completes
 
 UNCHANGED = "Nothing was written."

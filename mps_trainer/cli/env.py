@@ -9,7 +9,7 @@ from typing import Any
 from ..devices.facts import PACKAGES, MachineFacts, gather_all_facts
 from ..devices.findings import decide, findings
 from ..utils.amounts import format_bytes
-from ..utils.refusal import as_line
+from ..utils.text import as_line
 from ..version import __version__
 from .screen import chip, python, system
 

@@ -11,7 +11,8 @@ from ..launching.config_file import in_force
 from ..launching.environment import environment
 from ..launching.processes import become, check_machine, check_module, command_line, torchrun
 from ..launching.settings import DEFAULTS, PRECISIONS, InForce, LaunchSettings, typed
-from ..utils.refusal import WRONG_INPUT, as_line
+from ..utils.refusal import WRONG_INPUT
+from ..utils.text import as_line
 from .completion import completes
 from .script import add_rest, check_script
 

@@ -15,7 +15,7 @@ from ..devices.precision_advice import precision_advice
 from ..devices.probes import FALLBACK, switched_on, unreadable_switch
 from ..devices.watermarks import HIGH, LOW, limits
 from ..utils.amounts import format_bytes
-from ..utils.refusal import as_line
+from ..utils.text import as_line
 
 NARROWEST, WIDEST = 60, 100
 TALLEST = 40  # lines

@@ -10,12 +10,14 @@ from typing import Any
 
 from transformers.trainer_utils import RemoveColumnsCollator
 
+from ..model.introspection import base_model
+
 logger = logging.getLogger(__name__)
 
 
 def signature_columns(model: Any, label_names: list[str]) -> list[str]:
     """Returns the names that columns of a batch may have: forward()'s arguments and the labels' names."""
-    arguments = list(inspect.signature(_base_model(model).forward).parameters)
+    arguments = list(inspect.signature(base_model(model).forward).parameters)
     return list(dict.fromkeys([*arguments, "label", "label_ids", *label_names]))
 
 
@@ -59,13 +61,3 @@ class ColumnRemover(RemoveColumnsCollator):
     @functools.cached_property
     def _known(self) -> frozenset[str]:
         return frozenset(self.signature_columns)
-
-
-def _base_model(model: Any) -> Any:
-    """Returns the model under adapters; `model` itself if it has none."""
-    if hasattr(model, "get_base_model"):
-        return model.get_base_model()
-    peft = sys.modules.get("peft")
-    if peft is not None and isinstance(model, peft.PeftMixedModel):  # the one kind without get_base_model
-        return model.base_model.model
-    return model

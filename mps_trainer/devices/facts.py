@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import MisconfigurationException
+from ..utils.text import first_line
 from .probes import FALLBACK, Probes, switched_on, sysctl_text, unreadable_switch
 from .slurm import slurm_facts
 from .watermarks import settle_low
@@ -274,17 +275,12 @@ def macos_version(reported: str, darwin_release: str) -> str:
     return f"{major}.{max(minor - 1, 0)}" if darwin <= 22 else f"{major}.{minor}"
 
 
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].strip() if lines else type(error).__name__
-
-
 def _torch_facts(probes: Probes) -> dict[str, Any]:
     try:
         torch = probes.import_torch()
         version = str(torch.__version__)
     except Exception as error:  # a broken installation raises OSError, AttributeError and worse
-        return {"torch_version": None, "torch_error": f"{type(error).__name__}: {_first_line(error)}"}
+        return {"torch_version": None, "torch_error": f"{type(error).__name__}: {first_line(error)}"}
     facts: dict[str, Any] = {"torch_version": version}
     facts.update(_mps_facts(torch))
     facts["cuda_built"] = bool(torch.version.cuda or getattr(torch.version, "hip", None))
@@ -306,7 +302,7 @@ def _mps_facts(torch: Any) -> dict[str, Any]:
             torch.ones(1, device="mps").item()
             facts["mps_allocation_ok"] = True
         except Exception as error:
-            facts["mps_allocation_error"] = _first_line(error)
+            facts["mps_allocation_error"] = first_line(error)
     return facts
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import MisconfigurationException
 from ..utils.bounded_file import MOST_BYTES, read_text
+from ..utils.text import as_line
 from ..version import __version__
 from .facts import LAUNCHER_INTEGERS, MachineFacts
 
@@ -40,7 +41,9 @@ def read_facts(path: str) -> Recorded:
     report = content if "facts" in content else {"facts": content}
     writer = report.get(WRITER, "")
     if not isinstance(writer, str):
-        raise _refused(path, f'its "{WRITER}" is {_shown(writer)}, and should be the version that wrote it')
+        raise _refused(
+            path, f'its "{WRITER}" is {as_line(json.dumps(writer), 60)}, and should be the version that wrote it'
+        )
     data = report["facts"]
     if not isinstance(data, dict):
         raise _refused(path, f'its "facts" are {_kind(data)}, and should be an object')
@@ -82,10 +85,10 @@ def _check(path: str, name: str, value: Any, kind: Any) -> None:
     has_texts = type(value) is not dict or all(type(text) is str for text in value.values())
     if type(value) not in accepted or not has_texts:
         should = " or ".join(_NAMES[option] for option in accepted)
-        raise _refused(path, f'its "{name}" is {_shown(value)}, and should be {should}')
+        raise _refused(path, f'its "{name}" is {as_line(json.dumps(value), 60)}, and should be {should}')
     least = LAUNCHER_INTEGERS.get(name.upper(), 0)
     if type(value) is int and value < least:
-        raise _refused(path, f'its "{name}" is {_shown(value)}, and should be at least {least}')
+        raise _refused(path, f'its "{name}" is {as_line(json.dumps(value), 60)}, and should be at least {least}')
 
 
 def _release(version: str) -> tuple[int, ...]:
@@ -101,11 +104,6 @@ def names(keys: tuple[str, ...]) -> str:
 
 def _kind(value: Any) -> str:
     return {dict: "an object", list: "a list", str: "a text", type(None): "null"}.get(type(value), "a single value")
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _refused(path: str, why: str) -> MisconfigurationException:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DeviceUnavailableError, MisconfigurationException
+from ..utils.text import counted
 from .accelerators import ACCELERATORS, Accelerator, Devices, MPSAccelerator
 from .accelerators.base import read_devices, torch_missing
 from .distributed_backends import refuse_backend, refuse_processes
@@ -237,8 +238,8 @@ def _index(chosen: type[Accelerator], devices: Devices, facts: MachineFacts) -> 
     rank = facts.local_rank or 0
     if one_each and rank >= count:
         raise MisconfigurationException(
-            f"LOCAL_RANK is {rank} (counted from 0), and this machine has {count} usable {chosen.label}"
-            f"{'' if count == 1 else 's'}. Start no more processes than that: {_at_most(count, facts)}."
+            f"LOCAL_RANK is {rank} (counted from 0), and this machine has "
+            f"{counted(count, f'usable {chosen.label}')}. Start no more processes than that: {_at_most(count, facts)}."
         )
     return rank if one_each else wanted[rank if local_size > 1 else 0]
 
@@ -252,16 +253,14 @@ def _at_most(count: int, facts: MachineFacts) -> str:
 def _wrong_number(
     chosen: type[Accelerator], devices: Devices, wanted: int, local_size: int
 ) -> MisconfigurationException:
-    unit = "process" if chosen.name() == "cpu" else "device"
-    plural = "" if wanted == 1 else "es" if unit == "process" else "s"
+    units = counted(wanted, "process", "processes") if chosen.name() == "cpu" else counted(wanted, "device")
     if local_size == 1:
         started = "one process was started, which trains on one device"
     else:
         started = f"the launcher started {local_size} processes on this machine, each of which trains on one device"
     return MisconfigurationException(
-        f"devices={devices!r} asks for {wanted} {unit}{plural} on "
-        f"{chosen.name()}, and {started}. Start one process for each: torchrun --nproc_per_node {wanted} SCRIPT, "
-        f"or ask for devices=1."
+        f"devices={devices!r} asks for {units} on {chosen.name()}, and {started}. Start one process for each: "
+        f"torchrun --nproc_per_node {wanted} SCRIPT, or ask for devices=1."
     )
 
 

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..arguments.sharding import BY_SIZE, WHOLE
 from ..errors import MisconfigurationException
+from ..utils.text import first_line
 from . import Processes
 from .sharded import class_of, is_sharded
 
@@ -77,7 +78,7 @@ def sharded(
         fully_shard(model, mp_policy=_precision(args, False), **settings)
     except (ValueError, NotImplementedError, AssertionError, RuntimeError) as error:
         raise MisconfigurationException(
-            f"fsdp=True, but PyTorch cannot shard {class_of(model).__name__}: {str(error).splitlines()[0]} Leave fsdp "
+            f"fsdp=True, but PyTorch cannot shard {class_of(model).__name__}: {first_line(error)} Leave fsdp "
             "out, or name other blocks with transformer_layer_cls_to_wrap in fsdp_config."
         ) from error
     if hasattr(model, "generate"):

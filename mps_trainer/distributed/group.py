@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..devices import ACCELERATORS
 from ..errors import MisconfigurationException
-from ..utils.refusal import sentence
+from ..utils.text import sentence
 from . import rank_monitor
 
 if TYPE_CHECKING:

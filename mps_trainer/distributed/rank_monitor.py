@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 from ..errors import AnotherProcessFailedError, DifferentExchangesError, explain, explanation_of
-from ..utils.refusal import sentence
+from ..utils.text import sentence
 
 EVERY = 1.0  # seconds between two looks at the store
 PATIENCE = 5.0  # seconds that a process has to answer

@@ -12,6 +12,7 @@ from torch import nn
 from transformers import GenerationConfig
 
 from ..errors import MisconfigurationException
+from ..utils.text import first_line
 
 
 def load_generation_config(gen_config_arg: str | Path | GenerationConfig) -> GenerationConfig:
@@ -29,7 +30,7 @@ def load_generation_config(gen_config_arg: str | Path | GenerationConfig) -> Gen
             config = GenerationConfig.from_pretrained(str(path.parent if name else gen_config_arg), name)
         except (OSError, ValueError) as error:
             raise MisconfigurationException(
-                f"generation_config={str(gen_config_arg)!r} cannot be read: {str(error).splitlines()[0]} Name a "
+                f"generation_config={str(gen_config_arg)!r} cannot be read: {first_line(error)} Name a "
                 "folder with a generation_config.json, the file itself, or a model on the hub."
             ) from error
     try:

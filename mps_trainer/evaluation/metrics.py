@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..utils.refusal import shown
+from ..utils.text import shown
 
 
 def plain(value: Any) -> Any:

@@ -6,11 +6,11 @@ import logging
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..checkpoints.rng import rng_state, set_rng
 from ..errors import MisconfigurationException
-from ..utils.refusal import sentence
+from ..utils.text import sentence
 from .fit_report import FitReport, RemedyResult
 from .quantized import QuantizedLinear
 from .remedies import Remedy, remedies_for, together
@@ -95,14 +95,10 @@ def _result(trainer: Trainer, batch: Batch, remedy: Remedy, tell: Callable[[str]
     """Returns the memory with a remedy; None if the model does not support it."""
     tell(remedy.text)
     if remedy.needs_one_example:
-        batch = replace(batch, inputs=_first_of(trainer, batch.inputs))
+        batch = replace(batch, inputs=trainer.split_batch(batch.inputs, 1)[0])
     try:
         peak = measure_step(trainer, batch, remedy.apply, accumulates=remedy.needs_one_example)
     except Exception as error:  # of PEFT, of a model that cannot checkpoint
         logger.info("Not computed: %s (%s)", remedy.text, error)
         return None
     return RemedyResult(remedy.text, sum(peak.values()))
-
-
-def _first_of(trainer: Trainer, inputs: Any) -> Any:
-    return trainer.split_batch(inputs, 1)[0]

@@ -16,18 +16,11 @@ from .quantized import quantize, size_and_format
 
 # What from_pretrained is told about the files with the weights, and what its configuration has to know of it.
 _OF_FILES = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder", "proxies")
-_OF_LOADING = (
-    *("low_cpu_mem_usage", "device_map", "max_memory", "offload_folder", "offload_buffers", "state_dict", "variant"),
-    *(
-        "use_safetensors",
-        "weights_only",
-        "ignore_mismatched_sizes",
-        "trust_remote_code",
-        "disable_mmap",
-        "use_kernels",
-    ),
-    *("key_mapping", "_commit_hash", "_from_auto", "_from_pipeline", "adapter_kwargs", "generation_config"),
-)
+_OF_LOADING = """
+    low_cpu_mem_usage device_map max_memory offload_folder offload_buffers state_dict variant use_safetensors
+    weights_only ignore_mismatched_sizes trust_remote_code disable_mmap use_kernels key_mapping _commit_hash
+    _from_auto _from_pipeline adapter_kwargs generation_config
+"""
 
 
 @contextlib.contextmanager
@@ -104,7 +97,7 @@ def _from_pretrained(cls: Any, name: Any, *args: Any, config: Any = None, **kwar
 
     dtype = kwargs.pop("dtype", None) or kwargs.pop("torch_dtype", None) or "auto"
     quantization, with_info = kwargs.pop("quantization_config", None), kwargs.pop("output_loading_info", False)
-    kwargs = {key: value for key, value in kwargs.items() if key not in _OF_LOADING}
+    kwargs = {key: value for key, value in kwargs.items() if key not in _OF_LOADING.split()}
     of_files = {key: kwargs.pop(key) for key in _OF_FILES if key in kwargs}
     if isinstance(config, transformers.PreTrainedConfig):
         config = copy.deepcopy(config)
@@ -116,21 +109,17 @@ def _from_pretrained(cls: Any, name: Any, *args: Any, config: Any = None, **kwar
     quantization = quantization or getattr(config, "quantization_config", None)
     model = cls._from_config(config, *args, dtype=dtype, **kwargs).eval()
     if quantization is not None:
-        _quantize(model, quantization)
+        how = size_and_format(quantization)
+        if how is None:
+            raise MisconfigurationException(
+                f"{type(quantization).__name__} quantizes weights by another method than bitsandbytes, and the memory "
+                "of that method is not known. Run the estimate without it."
+            )
+        with fake_mode():
+            quantize(model, *how)
     if not with_info:
         return model
     return model, {"missing_keys": set(), "unexpected_keys": set(), "mismatched_keys": set(), "error_msgs": []}
-
-
-def _quantize(model: Any, config: Any) -> None:
-    how = size_and_format(config)
-    if how is None:
-        raise MisconfigurationException(
-            f"{type(config).__name__} quantizes weights by another method than bitsandbytes, and the memory of that "
-            "method is not known. Run the estimate without it."
-        )
-    with fake_mode():
-        quantize(model, *how)
 
 
 def _without_means(resize: Callable) -> Callable:

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import (
-    FakeTensor,
-    FakeTensorMode,
-    in_kernel_invocation_manager,
-    unset_fake_temporarily,
-)
-from torch.utils._pytree import tree_map_only
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 
-from ..utils.nested import tensors_in
-
-_CPU, _META = torch.device("cpu"), torch.device("meta")
+_CPU = torch.device("cpu")
 
 
 @cache
@@ -45,115 +37,6 @@ def fake_of(tensor: torch.Tensor) -> torch.Tensor:
 def _in_format(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     new = fake_of(torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="meta"))
     return nn.Parameter(new, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
-
-
-def quickly(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Returns what `func` makes of fake tensors, faster than they do by themselves.
-
-    The layers of a model are alike, so most operators have had arguments of the same shapes before. The result of one
-    that neither changes its arguments nor returns a part of them is remembered by the shapes, strides and formats of
-    its arguments, and by the other arguments.
-
-    Raises:
-        NotImplementedError: for an operator that has to have values or a device.
-    """
-    key = _key(func, args, kwargs) if _is_pure(func) else None
-    if key is not None and (known := _results.get(key)) is not None:
-        return _made_again(known)
-    mode = fake_mode()
-    with in_kernel_invocation_manager(mode):
-        result = func(*args, **kwargs)
-    if key is not None and (remembered := _remembered(result, (*args, *kwargs.values()))) is not None:
-        _results[key] = remembered
-    if isinstance(result, torch.Tensor):
-        return _wrapped(result, mode)
-    return tree_map_only(torch.Tensor, lambda each: _wrapped(each, mode), result)
-
-
-_Form = tuple[torch.Size, tuple[int, ...], torch.dtype]  # shape, strides and format of a tensor
-_results: dict[Any, tuple[type, tuple[_Form | None, ...]]] = {}  # the kind of a result, and its tensors
-
-
-@cache
-def _is_pure(func: Any) -> bool:
-    """Returns True for an operator of torch's whose schema says that its results share no memory with anything."""
-    schema = func._schema
-    return (
-        func.namespace == "aten"
-        and all(each.alias_info is None for each in (*schema.arguments, *schema.returns))
-        and bool(schema.returns)
-    )
-
-
-def _key(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Returns what the form of an operator's result depends on; None if that is more than can be told."""
-    parts: list[Any] = [func, torch.get_default_dtype()]
-    if not (_add(parts, args) and _add(parts, kwargs.values()) and _add(parts, kwargs)):
-        return None
-    return tuple(parts)
-
-
-def _add(parts: list[Any], values: Iterable[Any]) -> bool:
-    for each in values:
-        if isinstance(each, torch.Tensor):
-            if type(each) is not FakeTensor or each.layout is not torch.strided or each.dtype.is_complex:
-                return False
-            parts += (FakeTensor, each.shape, each.stride(), each.dtype)
-        elif isinstance(each, list | tuple):
-            parts += (list, len(each))
-            if not _add(parts, each):
-                return False
-        elif isinstance(each, _PLAIN):
-            parts += (type(each), each)  # 1, 1.0 and True are equal, and make results of different formats
-        else:
-            return False
-    return True
-
-
-_PLAIN = (int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
-
-
-def _remembered(result: Any, given: Iterable[Any]) -> tuple[type, tuple[_Form | None, ...]] | None:
-    """Returns the forms of an operator's results; None if one is no tensor, or shares its memory with another.
-
-    Args:
-        given: the arguments. `_unsafe_view` has the memory of one, which its schema does not say.
-    """
-    forms: list[_Form | None] = []
-    storages = {tensor.untyped_storage()._cdata for tensor in tensors_in(list(given))}
-    for one in result if type(result) in (tuple, list) else (result,):
-        if one is None:
-            forms.append(None)
-            continue
-        if not isinstance(one, torch.Tensor) or one.layout is not torch.strided or one.storage_offset():
-            return None
-        storage = one.untyped_storage()
-        if storage._cdata in storages:
-            return None
-        storages.add(storage._cdata)
-        with in_kernel_invocation_manager(fake_mode()):
-            made = torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=_META)
-        if made.untyped_storage().nbytes() != storage.nbytes():
-            return None
-        forms.append((one.shape, one.stride(), one.dtype))
-    return type(result) if type(result) in (tuple, list) else torch.Tensor, tuple(forms)
-
-
-def _made_again(known: tuple[type, tuple[_Form | None, ...]]) -> Any:
-    kind, forms = known
-    results = [None if form is None else _fake(*form) for form in forms]
-    return results[0] if kind is torch.Tensor else kind(results)
-
-
-def _fake(shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    mode = fake_mode()
-    with in_kernel_invocation_manager(mode):
-        meta = torch.empty_strided(shape, strides, dtype=dtype, device=_META)
-    return FakeTensor(mode, meta, _CPU)
-
-
-def _wrapped(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    return tensor if isinstance(tensor, FakeTensor) else FakeTensor(mode, tensor, _CPU)
 
 
 def fake_copy(value: Any, memo: dict[int, Any]) -> Any:
@@ -198,9 +81,8 @@ def modules_convert_fakes() -> Iterator[None]:
     def converted(old: torch.Tensor, fn: Callable[[Any], Any]) -> torch.Tensor:
         if id(old) not in made:
             with torch.no_grad():
-                dtype = fn(
-                    torch.empty(0, dtype=old.dtype)
-                ).dtype  # on a device that is there, as the script's has to be
+                # The device of this tensor exists, as the script's has to.
+                dtype = fn(torch.empty(0, dtype=old.dtype)).dtype
             new = old if dtype is old.dtype else _in_format(old, dtype)
             made[id(old)] = old, new
         return made[id(old)][1]

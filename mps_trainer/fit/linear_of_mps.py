@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import torch
+
+from ..check.autocast import overridden
 
 
 class _Linear(torch.autograd.Function):
@@ -36,14 +36,6 @@ def _linear(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     return hidden @ weight if bias is None else hidden @ weight + bias
 
 
-@contextlib.contextmanager
-def linear_of_mps() -> Iterator[None]:
+def linear_of_mps() -> contextlib.AbstractContextManager[None]:
     """Replaces the CPU's `linear` inside, in the whole process."""
-    library = torch.library.Library("aten", "IMPL")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*[Oo]verrid")  # which is the purpose
-        library.impl("linear", _linear, "AutogradCPU")
-    try:
-        yield
-    finally:
-        library._destroy()
+    return overridden({"linear": _linear}, "AutogradCPU")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
@@ -13,15 +12,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..check.tracer import has_own_dispatch
 from ..errors import MisconfigurationException
-from .fake_tensors import quickly
+from ..utils.nested import tensors_in
 from .known_values import are_known, keep_values, spoil, values_of, with_values
 
 WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, LOGITS = "weights", "gradients", "optimizer", "activations", "logits"
 KINDS = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, LOGITS)
 _ATEN = torch.ops.aten
-_CPU, _META = torch.device("cpu"), torch.device("meta")
-_DEVICE = torch.ops.prim.device.default
 
 
 class MemoryTracker(TorchDispatchMode):
@@ -46,54 +44,42 @@ class MemoryTracker(TorchDispatchMode):
         self.peak: dict[str, int] = {}
         self._words = words
         self._now: Counter[str] = Counter()
-        self._total = self._most = 0
-        self._storages: dict[int, tuple[str, int]] = {}  # kind and bytes, by the storage's address
-        self._watched: dict[int, weakref.ref] = {}
+        self._storages: dict[int, tuple[str, int, weakref.ref]] = {}  # kind and bytes, by the storage's address
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if func is _DEVICE and isinstance(args[0], FakeTensor):  # most of all that is asked
+        if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):  # a third of all calls
             return args[0].fake_device
-        if any(kind is not FakeTensor and _takes_apart(kind) for kind in types):
+        if any(kind is not FakeTensor and has_own_dispatch(kind) for kind in types):
             return NotImplemented  # the tensor subclass first says what it is made of
-        kwargs = kwargs or {}
-        result = self._run(func, args, kwargs)
-        for each in _tensors_in((result,)):
+        result = self._run(func, args, kwargs or {})
+        for each in tensors_in(result):
             if isinstance(each, FakeTensor):
-                self._count(each, self._kind_of(each))
+                is_logits = self.kind is ACTIVATIONS and each.dim() and each.shape[-1] == self._words
+                self._count(each, LOGITS if is_logits else self.kind)
         return result
 
     def _run(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        given = [*_tensors_in(args), *_tensors_in(kwargs.values())]
+        given = list(tensors_in((args, kwargs)))
         if given and not any(isinstance(each, FakeTensor) for each in given):
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
         known = (bool(given) or _takes_device(func)) and are_known(func, given)
         if func in _WITHOUT_VALUES:
             return with_values(func, args, kwargs) if known else _WITHOUT_VALUES[func](*args, **kwargs)
-        result = self._formed(func, args, kwargs, given)
+        result = func(*args, **kwargs)
         if known:
             keep_values(func, args, kwargs, result)
         elif func._schema.is_mutable:
             spoil(func, args)
         return result
 
-    def _formed(self, func: Any, args: tuple, kwargs: dict[str, Any], given: list[torch.Tensor]) -> Any:
-        if all(isinstance(each, FakeTensor) for each in given) and kwargs.get("device") in (None, _CPU):
-            kwargs_of_meta = {name: value for name, value in kwargs.items() if name != "device"}
-            if not given:
-                kwargs_of_meta["device"] = _META
-            if given or _takes_device(func):
-                with contextlib.suppress(NotImplementedError):
-                    return quickly(func, args, kwargs_of_meta)
-        return func(*args, **kwargs)
-
     def belongs(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
         """Counts these tensors as of this kind, also those that were counted as of another."""
         for tensor in tensors:
             key = tensor.untyped_storage()._cdata
             if key in self._storages:
-                old, size = self._storages[key]
-                self._storages[key] = kind, size
+                old, size, reference = self._storages[key]
+                self._storages[key] = kind, size, reference
                 self._now[old] -= size
                 self._now[kind] += size
             else:
@@ -101,54 +87,26 @@ class MemoryTracker(TorchDispatchMode):
 
     def forget_peak(self) -> None:
         """Begins again with what exists now."""
-        self._most, self.peak = self._total, dict(self._now)
-
-    def _kind_of(self, tensor: torch.Tensor) -> str:
-        is_logits = self.kind is ACTIVATIONS and tensor.dim() and tensor.shape[-1] == self._words
-        return LOGITS if is_logits else self.kind
+        self.peak = dict(self._now)
 
     def _count(self, tensor: torch.Tensor, kind: str) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._storages:
             return
-        size = storage.nbytes()
-        self._storages[key] = kind, size
-        self._watched[key] = weakref.ref(storage, lambda _: self._freed(key))
-        self._now[kind] += size
-        self._total += size
-        if self._total > self._most:
+        self._storages[key] = kind, storage.nbytes(), weakref.ref(storage, lambda _: self._freed(key))
+        self._now[kind] += storage.nbytes()
+        if self._now.total() > sum(self.peak.values()):
             self.forget_peak()
 
     def _freed(self, key: int) -> None:
-        kind, size = self._storages.pop(key)
-        del self._watched[key]
+        kind, size, _ = self._storages.pop(key)
         self._now[kind] -= size
-        self._total -= size
-
-
-# torch hides this from its compiler, at each of the 50,000 calls of a step. Nothing here is ever compiled.
-_dispatch: Any = MemoryTracker.__torch_dispatch__
-_dispatch.__wrapped__.__dynamo_disable = _dispatch.__wrapped__
-
-
-def _tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Yields the tensors among the arguments or the results of an operator, also those in lists."""
-    for each in values:
-        if isinstance(each, torch.Tensor):
-            yield each
-        elif isinstance(each, list | tuple):
-            yield from _tensors_in(each)
 
 
 @cache
 def _takes_device(func: Any) -> bool:
     return any(argument.name == "device" for argument in func._schema.arguments)
-
-
-def _takes_apart(kind: type) -> bool:
-    own = getattr(kind, "__torch_dispatch__", None)
-    return own is not None and own is not torch._C._disabled_torch_dispatch_impl
 
 
 def _number(tensor: torch.Tensor) -> bool | int | float:

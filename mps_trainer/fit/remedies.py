@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ..model.activation_checkpointing import enable_activation_checkpointing
 from ..model.introspection import base_model
 from ..model.precision import MixedPrecision
 from .fake_tensors import fake_of, make_fake
@@ -23,7 +24,7 @@ RANK = 8
 
 @dataclass(frozen=True)
 class Remedy:
-    """One thing to do.
+    """A change that saves memory.
 
     Attributes:
         text: what to write, in arguments of the Trainer where there are some.
@@ -43,7 +44,8 @@ def remedies_for(trainer: Trainer, examples: int | None) -> list[Remedy]:
         examples: in a batch; None if it cannot be split.
     """
     args, model = trainer.args, trainer.model
-    adapted, is_quantized = _has_adapters(model), any(isinstance(each, QuantizedLinear) for each in model.modules())
+    adapted = hasattr(model, "peft_config")
+    is_quantized = any(isinstance(each, QuantizedLinear) for each in model.modules())
     in_float32 = any(each.dtype is torch.float32 and not each.requires_grad for each in model.parameters())
     lora = not adapted and _takes_lora(model)
     found = []
@@ -88,8 +90,6 @@ def _chunk(stand_in: Trainer) -> None:
 
 
 def _checkpoint(stand_in: Trainer) -> None:
-    from ..model.activation_checkpointing import enable_activation_checkpointing
-
     stand_in.args.activation_checkpointing = stand_in.args.gradient_checkpointing = True
     enable_activation_checkpointing(stand_in.model, stand_in.args)
 
@@ -114,7 +114,8 @@ def _adapt_in_bfloat16(stand_in: Trainer) -> None:
 
 
 def _adapt_in_4_bits(stand_in: Trainer) -> None:
-    _quantize(stand_in.model)
+    stand_in.model.to(torch.bfloat16)
+    quantize(stand_in.model, BYTES[4], torch.bfloat16)
     _adapt(stand_in)
 
 
@@ -122,7 +123,8 @@ def _freeze_in_bfloat16(stand_in: Trainer) -> None:
     for module in stand_in.model.modules():
         for name, weight in module._parameters.items():
             if weight is not None and weight.dtype is torch.float32 and not weight.requires_grad:
-                module._parameters[name] = _frozen(weight)
+                frozen = fake_of(torch.empty(weight.shape, dtype=torch.bfloat16, device="meta"))
+                module._parameters[name] = nn.Parameter(frozen, requires_grad=False)
 
 
 def _freeze_in_4_bits(stand_in: Trainer) -> None:
@@ -135,20 +137,7 @@ def _freeze_in_4_bits(stand_in: Trainer) -> None:
                 setattr(module, name, QuantizedLinear(child, BYTES[4], torch.bfloat16))
 
 
-def _quantize(model: nn.Module) -> None:
-    model.to(torch.bfloat16)
-    quantize(model, BYTES[4], torch.bfloat16)
-
-
 _OF_WEIGHTS = (_adapt, _adapt_in_bfloat16, _adapt_in_4_bits, _freeze_in_bfloat16, _freeze_in_4_bits)
-
-
-def _frozen(weight: nn.Parameter) -> nn.Parameter:
-    return nn.Parameter(fake_of(torch.empty(weight.shape, dtype=torch.bfloat16, device="meta")), requires_grad=False)
-
-
-def _has_adapters(model: nn.Module) -> bool:
-    return hasattr(model, "peft_config")
 
 
 def _takes_lora(model: nn.Module) -> bool:

@@ -88,7 +88,7 @@ def measure_step(
     """
     stand_in = _stand_in(trainer)
     if change is not None:
-        with fake_mode(), MemoryTracker():  # which also makes fake tensors faster
+        with fake_mode(), MemoryTracker():  # which answers where a fake tensor has no value
             change(stand_in)
     prepare = stand_in._prepare_inputs
     stand_in._prepare_inputs = lambda inputs: map_tensors(prepare(inputs), fake_with_values)  # type: ignore[method-assign]
@@ -98,19 +98,18 @@ def measure_step(
         run = TrainingRun(stand_in)
         divisors = stand_in._mt_loss.divisors([batch.inputs])
         stack.enter_context(fake_mode())
-        for module in _modules(stand_in):
-            tracker.belongs([*module.parameters(), *module.buffers()], WEIGHTS)
+        for value in vars(stand_in).values():
+            if isinstance(value, nn.Module):  # the model, or another one such as a reference model
+                tracker.belongs([*value.parameters(), *value.buffers()], WEIGHTS)
         stack.enter_context(HostReads())
         stack.enter_context(tracker)
         trained = [each for each in stand_in.model.parameters() if each.requires_grad]
-        _make_gradients(trained)
-        tracker.belongs([each.grad for each in trained if each.grad is not None], GRADIENTS)
+        _make_gradients(trained, tracker)
         tracker.kind = OPTIMIZER
         stand_in.optimizer.step()  # makes its state
         run.gradients.clear()
         if accumulates or _accumulated(trainer) > 1:
-            _make_gradients(trained)
-            tracker.belongs([each.grad for each in trained if each.grad is not None], GRADIENTS)
+            _make_gradients(trained, tracker)
         for parameter in trained:
             parameter.register_post_accumulate_grad_hook(lambda each: tracker.belongs([each.grad], GRADIENTS))
         tracker.forget_peak()
@@ -140,14 +139,10 @@ def as_on_mps() -> Iterator[None]:
         yield
 
 
-def _modules(trainer: Trainer) -> list[nn.Module]:
-    """Returns the model and other modules of the Trainer, such as a reference model."""
-    return [value for value in vars(trainer).values() if isinstance(value, nn.Module)]
-
-
-def _make_gradients(parameters: list[nn.Parameter]) -> None:
+def _make_gradients(parameters: list[nn.Parameter], tracker: MemoryTracker) -> None:
     for parameter in parameters:
         parameter.grad = torch.empty_like(parameter)
+        tracker.belongs([parameter.grad], GRADIENTS)
 
 
 def _vocabulary(model: nn.Module) -> int | None:

@@ -12,6 +12,7 @@ import torch
 
 from ..errors import MisconfigurationException
 from ..utils.amounts import format_bytes
+from ..utils.text import choice_text
 from .memory_table import MemoryTable, measure
 
 # How torch's allocators say it. Those of cuda and xpu have a type of their own besides.
@@ -152,7 +153,7 @@ def remedies_for(run: RunDescription, doing: str, memory: MemoryTable) -> list[s
 def _for_training(run: RunDescription, memory: MemoryTable) -> list[tuple[float, str]]:
     """Returns remedies, each with an estimate of the bytes that it saves."""
     args, model, size = run.args, run.model, run.batch_size
-    optim = str(getattr(args.optim, "value", args.optim))
+    optim = choice_text(args.optim)
     trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     # before the first update the gradients and the optimizer's state are still to come
     state = max(memory.optimizer, 2 * trained if "adam" in optim and not memory.optimizer else 0)

@@ -14,7 +14,7 @@ from ..checkpoints.folders import LOCK, UNFINISHED
 from ..checkpoints.state import read_state
 from ..errors import MisconfigurationException
 from ..reports import record
-from ..utils.refusal import sentence
+from ..utils.text import first_line, sentence
 
 if TYPE_CHECKING:
     from transformers.utils.hub import PushInProgress
@@ -48,7 +48,7 @@ def create_repository(args: TrainingArguments, token: str | None = None, private
         if getattr(error.response, "status_code", None) not in (401, 403):
             raise
         raise MisconfigurationException(
-            f"The hub does not let this token make or write to {name}: {str(error).strip().splitlines()[0]} "
+            f"The hub does not let this token make or write to {name}: {first_line(error)} "
             "Log in with `hf auth login` or give hub_token a token that may write, or leave out push_to_hub."
         ) from error
     except (OSError, ValueError) as error:  # no connection, no token, no such name

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import MisconfigurationException
 from ..utils.home import in_home
-from ..utils.refusal import shown
+from ..utils.text import shown
 from .settings import PRECISIONS, InForce, LaunchSettings, checked
 
 # A file with one of these is Accelerate's.

@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import MisconfigurationException
 from ..utils.bounded_file import read_bytes
 from ..utils.home import in_home, named
-from ..utils.refusal import sentence
+from ..utils.text import sentence
 from .accelerate_file import accelerate_file, is_accelerates, take_over
 from .settings import DEFAULTS, InForce, LaunchSettings, read_settings
 

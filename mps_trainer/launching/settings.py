@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MisconfigurationException
-from ..utils.refusal import as_line, shown
+from ..utils.text import shown
 
 DEVICES = ("auto", "mps", "cuda", "xpu", "cpu")
 PRECISIONS = ("no", "fp16", "bf16")
@@ -70,9 +70,11 @@ def read_settings(values: Mapping[Any, Any], where: str) -> LaunchSettings:
     """
     for name in values:
         if name not in NAMES:
-            near = difflib.get_close_matches(_shown(name).strip("'"), NAMES, n=1)
+            near = difflib.get_close_matches(shown(name, 60).strip("'"), NAMES, n=1)
             instead = f"Did you mean {near[0]}?" if near else f"The settings are {', '.join(NAMES)}."
-            raise MisconfigurationException(f"{where} has the key {_shown(name)}, which is not a setting. {instead}")
+            raise MisconfigurationException(
+                f"{where} has the key {shown(name, 60)}, which is not a setting. {instead}"
+            )
     return LaunchSettings(**{name: checked(name, value, where) for name, value in values.items()})
 
 
@@ -84,7 +86,7 @@ def checked(name: str, value: Any, where: str) -> Any:
         value = "no"  # YAML reads the bare word as false
     if (reading := _READINGS[name](value)) is not None:
         return reading
-    raise MisconfigurationException(f"{where} has {name}: {_shown(value)}. {explain(name)}")
+    raise MisconfigurationException(f"{where} has {name}: {shown(value, 60)}. {explain(name)}")
 
 
 def explain(name: str) -> str:
@@ -103,7 +105,7 @@ def typed(name: str, text: str) -> Any:
         value = _number(value, int if name == "num_processes" else float)
     reading = None if value is None else _READINGS[name](value)
     if reading is None:
-        raise MisconfigurationException(f"{_shown(text.strip())} is not valid: {explain(name)}")
+        raise MisconfigurationException(f"{shown(text.strip(), 60)} is not valid: {explain(name)}")
     return reading
 
 
@@ -112,10 +114,6 @@ def _number(text: str, kind: Callable[[str], Any]) -> Any:
         return kind(text) if text.isascii() and len(text) < 20 else None
     except ValueError:
         return None
-
-
-def _shown(value: Any) -> str:
-    return as_line(shown(value), 60)
 
 
 def _one_of(words: tuple[str, ...]) -> Callable[[Any], Any]:

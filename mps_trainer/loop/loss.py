@@ -73,14 +73,36 @@ def predicts_next_token(model: nn.Module) -> bool:
 
 def count_items(batch: Any, label_names: list[str], shifted: bool) -> int | None:
     """Returns the labels in a batch that enter its loss; its examples if the labels are on a device."""
+    labels = _labels_in_loss(batch, shifted, ["labels", *label_names])
+    if labels is None or labels.device.type != "cpu":
+        return find_batch_size(batch) if isinstance(batch, Mapping) else None
+    return labels.numel() if labels.is_floating_point() else int(labels.ne(IGNORED_LABEL).sum())
+
+
+def items_of(batches: list[Any], shifted: bool) -> torch.Tensor | None:
+    """Returns the number of labels of all batches that count, on their own device; None if a batch has no "labels".
+
+    Args:
+        shifted: True if the loss predicts the next token, so that the first label of each row is not a target.
+    """
+    counts = []
+    for batch in batches:
+        if (labels := _labels_in_loss(batch, shifted)) is None:
+            return None
+        counts.append(labels.ne(IGNORED_LABEL).sum())
+    return sum(counts[1:], counts[0]) if counts else None
+
+
+def _labels_in_loss(batch: Any, shifted: bool, names: Sequence[str] = ("labels",)) -> torch.Tensor | None:
+    """Returns the labels that enter the loss of a batch: those that are shifted already, if it has such labels."""
     if not isinstance(batch, Mapping):
         return None
-    labels = next((batch[name] for name in ["labels", *label_names] if name in batch), None)
-    if not isinstance(labels, torch.Tensor) or labels.device.type != "cpu":
-        return find_batch_size(batch)
-    if shifted and labels.dim() > 1:
-        labels = labels[..., 1:]
-    return labels.numel() if labels.is_floating_point() else int(labels.ne(IGNORED_LABEL).sum())
+    if isinstance(batch.get("shift_labels"), torch.Tensor):
+        return batch["shift_labels"]
+    labels = next((batch[name] for name in names if name in batch), None)
+    if not isinstance(labels, torch.Tensor):
+        return None
+    return labels[..., 1:] if shifted and labels.dim() > 1 else labels
 
 
 class LossSurface(Protocol):
@@ -88,6 +110,7 @@ class LossSurface(Protocol):
 
     args: Any
     model: Any
+    model_wrapped: Any
     label_names: list[str]
     compute_loss_func: Any
     label_smoother: Any
@@ -118,7 +141,7 @@ RULES: dict[str, LossRule] = {
     "compute_loss_func": LossRule(lambda loss: True, lambda loss: True),
     "label_smoother": LossRule(lambda loss: loss.is_accepted, lambda loss: loss.is_accepted and _SMOOTHER_NORMALISES),
     "model": LossRule(
-        lambda loss: loss.is_accepted and loss.probe.is_used is not False, lambda loss: bool(loss.probe.is_used)
+        lambda loss: loss.is_accepted and loss.model_uses_items is not False, lambda loss: bool(loss.model_uses_items)
     ),
 }
 
@@ -127,14 +150,14 @@ class UpdateLoss:
     """Makes the losses of the batches of an update add up to the mean over all their items.
 
     Attributes:
-        probe: whether the model uses the number of items.
-        divisor: of the loss of the batch whose step comes next.
+        divisor: the divisor for the loss of the batch whose step comes next.
+        model_uses_items: True if the model's forward() computes with the number of items; None until the first batch.
     """
 
     def __init__(self, trainer: LossSurface) -> None:
         self.trainer = trainer
-        self.probe: NumItemsProbe = NumItemsProbe(trainer.model)
         self.divisor: SupportsFloat = 1.0
+        self.model_uses_items: bool | None = None
         self._computed_by = "subclass"  # the key of RULES for the last loss
         self._watches = True  # until a batch has shown whether a subclass uses the number of items
         self._watched: _Watched | None = None
@@ -199,12 +222,28 @@ class UpdateLoss:
         return None if unknown else torch.tensor(int(total))
 
     def divisors(self, batches: list[Any]) -> Sequence[SupportsFloat | None]:
-        """Returns the divisor for the loss of each batch of an update; None for one without items and loss."""
+        """Returns the divisor for the loss of each batch of an update; None for one without items and loss.
+
+        The gradients of several processes are averaged. With these divisors the average is the gradient of the mean
+        over the items of all processes, or of this one without `average_tokens_across_devices`.
+        """
         processes = self.trainer._mt_processes
         if not processes.is_distributed:
             return divisors(self.counts(batches)) if len(batches) > 1 else [1.0]
-        average = self.trainer.args.average_tokens_across_devices
-        return divisors_of_all(self.counts(batches), self._padding(len(batches)), processes, average)
+        padding = self._padding(len(batches))
+        counts = [0 if i in padding else count for i, count in enumerate(self.counts(batches))]
+        if not self.trainer.args.average_tokens_across_devices:
+            return divisors(counts)
+        items, with_loss = sum(count or 0 for count in counts), len(counts) - len(padding)
+        totals = processes.sum_later([counts.count(None), items, with_loss])
+        if all(
+            count for i, count in enumerate(counts) if i not in padding
+        ):  # each has a loss, whatever the others say
+            return [SharedDivisor(count, totals, processes.size) if count else None for count in counts]
+        unknown, total, number = totals()
+        if unknown or not total:
+            counts, total = [0 if i in padding else 1 for i in range(len(counts))], number
+        return [total / (count * processes.size) if count else None for count in counts]
 
     def _padding(self, count: int) -> set[int]:
         """Returns the positions of padding batches, which have no loss here, among the first `count` of the update."""
@@ -218,23 +257,42 @@ class UpdateLoss:
         """Begins a batch, and returns the number of items for compute_loss.
 
         The first batch watches if a subclass's compute_loss uses the number, because the class does not say so.
+        Compiled code cannot be watched: it is traced once.
         """
-        self._computed_by = "subclass"
-        says_nothing = self.trainer.loss_is_scaled_for_ga is None and self.trainer._mt_overrides.has("compute_loss")
-        if not (self._watches and says_nothing and self.is_accepted and isinstance(num_items, torch.Tensor)):
+        self._computed_by, trainer = "subclass", self.trainer
+        says_nothing = trainer.loss_is_scaled_for_ga is None and trainer._mt_overrides.has("compute_loss")
+        may_watch = self._watches and self.is_accepted and not hasattr(trainer.model_wrapped, "_orig_mod")
+        if num_items is None or not (says_nothing and may_watch):
             return num_items
-        self._watches, self._watched = False, num_items.clone().as_subclass(_Watched)
+        self._watches, self._watched = False, _Watched.copy(num_items)
         return self._watched
 
     def stop_watching(self) -> None:
         """Assumes that losses use the number of items. Needed where tensors are fake and cannot be watched."""
-        self.probe.is_used, self._watches = True, False
+        self.model_uses_items, self._watches = True, False
 
     def forward(self, model: nn.Module, inputs: Mapping[str, Any], num_items: Any) -> Any:
-        """Returns the outputs of `model`, which gets the number of items if it accepts it."""
-        if num_items is None or not self.is_accepted:
+        """Returns the outputs of `model`, which gets the number of items if it accepts it and uses it.
+
+        The first batch watches if it uses the number, with the model as it is before `torch.compile`.
+        """
+        if num_items is None or not self.is_accepted or self.model_uses_items is False:
             return model(**inputs)
-        return self.probe.forward(model, inputs, num_items)
+        if self.model_uses_items is None:
+            items = torch.as_tensor(num_items)
+            if is_sharded(model):  # FSDP would move it to the device of the inputs, and so use it
+                items = items.to(
+                    next((each.device for each in inputs.values() if torch.is_tensor(each)), items.device)
+                )
+            watched = _Watched.copy(items)
+            outputs = getattr(model, "_orig_mod", model)(**inputs, num_items_in_batch=watched)
+            self.model_uses_items = watched.was_used
+            return outputs
+        # the losses of transformers take a plain number as well, which need not travel to the device
+        is_on_host = not isinstance(num_items, torch.Tensor) or num_items.device.type == "cpu"
+        if is_on_host and type(base_model(model)).__module__.startswith("transformers."):
+            num_items = int(num_items)
+        return model(**inputs, num_items_in_batch=num_items)
 
     def loss_of(self, model: nn.Module, outputs: Any, inputs: Mapping[str, Any], labels: Any, num_items: Any) -> Any:
         """Returns the loss of a batch from the outputs of the model.
@@ -307,30 +365,6 @@ class SharedDivisor:
         return (batches if unknown else items / self.items) / self.processes
 
 
-def divisors_of_all(
-    counts: list[int | None], padding: set[int], processes: Processes, average_tokens: bool
-) -> Sequence[SupportsFloat | None]:
-    """Returns the divisor for the loss of each batch of an update, where several processes average their gradients.
-
-    The average is then the mean over the items of all of them.
-
-    Args:
-        counts: the items in each batch; None where that cannot be told.
-        padding: positions of the batches that are another process's, and have no loss here.
-        average_tokens: each process has the mean over its own items instead, if this is False.
-    """
-    counts = [0 if i in padding else count for i, count in enumerate(counts)]
-    if not average_tokens:
-        return divisors(counts)
-    totals = processes.sum_later([counts.count(None), sum(count or 0 for count in counts), len(counts) - len(padding)])
-    if all(count for i, count in enumerate(counts) if i not in padding):  # they have a loss, whatever the others say
-        return [SharedDivisor(count, totals, processes.size) if count else None for count in counts]
-    unknown, total, number = totals()
-    if unknown or not total:
-        counts, total = [0 if i in padding else 1 for i in range(len(counts))], number
-    return [total / (count * processes.size) if count else None for count in counts]
-
-
 def divisors(items: list[int | None]) -> list[float | None]:
     """Returns the divisor for the loss of each batch of an update; their sum is then the mean over all their items.
 
@@ -343,71 +377,15 @@ def divisors(items: list[int | None]) -> list[float | None]:
     return [total / count if count else None for count in items]
 
 
-def items_of(batches: list[Any], shifted: bool) -> torch.Tensor | None:
-    """Returns the labels of all batches that count, on their own device; None if a batch has no "labels".
-
-    Args:
-        shifted: whether the first label of each row is no target. Labels that are shifted already go first.
-    """
-    total: torch.Tensor | None = None
-    for batch in batches:
-        labels = _labels(batch, shifted)
-        if labels is None:
-            return None
-        count = labels.ne(IGNORED_LABEL).sum()
-        total = count if total is None else total + count
-    return total
-
-
-def _labels(batch: Any, shifted: bool) -> torch.Tensor | None:
-    if not isinstance(batch, Mapping):
-        return None
-    if isinstance(batch.get("shift_labels"), torch.Tensor):
-        return batch["shift_labels"]
-    labels = batch.get("labels")
-    if not isinstance(labels, torch.Tensor):
-        return None
-    return labels[..., 1:] if shifted and labels.dim() > 1 else labels
-
-
-class NumItemsProbe:
-    """Detects in the first batch if a model uses the number of items.
-
-    Args:
-        model: one that accepts arguments of the loss.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.is_used: bool | None = None
-        # the losses of transformers take a plain number as well, which need not travel to the device
-        self._takes_number = type(base_model(model)).__module__.startswith("transformers.")
-
-    def forward(self, model: nn.Module, inputs: Mapping[str, Any], items: torch.Tensor | int) -> Any:
-        """Outputs of `model` for `inputs` and `items`."""
-        if self.is_used is False:
-            return model(**inputs)
-        if self.is_used:
-            given = int(items) if self._takes_number and _in_host_memory(items) else items
-            return model(**inputs, num_items_in_batch=given)
-        items = torch.as_tensor(items)
-        if is_sharded(model):  # which would move it to the device of the others, and so use it
-            items = items.to(next((each.device for each in inputs.values() if torch.is_tensor(each)), items.device))
-        # a copy: `mps-trainer check` takes what a model is given for something on the device
-        watched = items.clone().as_subclass(_Watched)
-        # compiled code is traced once and would not tell
-        outputs = getattr(model, "_orig_mod", model)(**inputs, num_items_in_batch=watched)
-        self.is_used = watched.was_used
-        return outputs
-
-
-def _in_host_memory(items: torch.Tensor | int) -> bool:
-    return not isinstance(items, torch.Tensor) or items.device.type == "cpu"
-
-
 class _Watched(torch.Tensor):
     """A number that records if anything was computed with it."""
 
     was_used = False
+
+    @classmethod
+    def copy(cls, items: torch.Tensor | int) -> _Watched:
+        """Returns a copy: `mps-trainer check` takes what a model is given for something on the device."""
+        return torch.as_tensor(items).clone().as_subclass(cls)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -12,8 +12,41 @@ from ..distributed import Processes
 from ..guards.numbers import NumberWatch
 
 _OF_A_NUMBER = 16  # bytes: the storage of a loss that stands for itself
-_FIXED = ("device", "processes", "skip_nonfinite", "watch")  # attributes of a meter that no loss changes
-_KEPT = 512  # losses after which they are joined to one tensor, so that a long wait for a log keeps few small tensors
+_KEPT = 512  # numbers after which they are joined to one tensor, so that a long wait for a log keeps few small tensors
+
+
+class _Unread:
+    """Holds numbers on the device that nobody has read yet, each with the step and the learning rate of its update."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.joined: list[torch.Tensor] = []
+        self.numbers: list[torch.Tensor] = []
+        self.steps: list[int] = []
+        self.rates: list[float | None] = []
+
+    def add(self, number: torch.Tensor, step: int, rate: float | None = None) -> None:
+        if number.untyped_storage().nbytes() > _OF_A_NUMBER:
+            number = number.clone()  # a part of something large, which would be kept for its sake
+        self.numbers.append(number)
+        self.steps.append(step)
+        self.rates.append(rate)
+        if len(self.numbers) == _KEPT:
+            self.joined, self.numbers = self.vectors(), []
+
+    def vectors(self) -> list[torch.Tensor]:
+        """Returns all numbers in few vectors of float32; numbers of one format are cast together."""
+        if not self.numbers:
+            return self.joined
+        kind = self.numbers[0].dtype, self.numbers[0].device
+        if all((each.dtype, each.device) == kind and each.dim() == 0 for each in self.numbers):
+            return [*self.joined, torch.stack(self.numbers).detach().to(device=self.device, dtype=torch.float32)]
+        return [*self.joined, torch.stack([_as_number(each, self.device) for each in self.numbers])]
+
+    def copy(self) -> _Unread:
+        copied = _Unread(self.device)
+        vars(copied).update({name: list(value) for name, value in vars(self).items() if isinstance(value, list)})
+        return copied
 
 
 class LossMeter:
@@ -45,51 +78,26 @@ class LossMeter:
 
     def reset(self, step: int) -> None:
         """Counts from the step after `step` on."""
-        self._sum = np.float32(0.0)  # of what was read since the last log
-        self._joined: list[torch.Tensor] = []
-        self._losses: list[torch.Tensor] = []
-        self._steps: list[int] = []  # of all losses that are not in `_sum`
-        self._joined_norms: list[torch.Tensor] = []
-        self._norms: list[torch.Tensor] = []
-        self._norm_steps: list[int] = []  # of all norms that were not read
-        self._rates: list[float | None] = []  # of the same steps
+        self._sum = np.float32(0.0)  # of the losses that were read since the last log
+        self._losses, self._norms = _Unread(self.device), _Unread(self.device)
         self.total = 0.0  # of all readings
         self.first_step = self.last_read_step = step
 
     def add(self, loss: torch.Tensor, step: int) -> None:
         """Adds one batch's part of the loss of the update after `step`."""
-        if loss.untyped_storage().nbytes() > _OF_A_NUMBER:
-            loss = loss.clone()  # a part of something large, which would be kept for its sake
-        self._losses.append(loss)
-        self._steps.append(step)
-        if len(self._losses) == _KEPT:
-            self._joined.append(self._join(self._losses))
-            self._losses = []
+        self._losses.add(loss, step)
 
     def add_norm(self, norm: torch.Tensor | float | None, step: int, rate: float | None) -> None:
         """Adds the norm of the gradients of the update that follows `step`, and its learning rate."""
-        if not isinstance(norm, torch.Tensor):
-            if norm is not None:
-                self.watch.look((), (), (float(norm),), (step,), (rate,))
-            return
-        if norm.untyped_storage().nbytes() > _OF_A_NUMBER:
-            norm = norm.clone()
-        self._norms.append(norm)
-        self._norm_steps.append(step)
-        self._rates.append(rate)
-        if len(self._norms) == _KEPT:
-            self._joined_norms.append(self._join(self._norms))
-            self._norms = []
+        if isinstance(norm, torch.Tensor):
+            self._norms.add(norm, step, rate)
+        elif norm is not None:
+            self.watch.look((), (), (float(norm),), (step,), (rate,))
 
     def read_norm(self, norm: torch.Tensor | float | None, step: int) -> float | None:
         """Returns the gradient norm of an update before its step. The same sync reads its losses."""
-        if not isinstance(norm, torch.Tensor):
-            self.add_norm(norm, step, None)
-            self._drain(None)
-            return norm
         value = self._drain(norm)
-        assert value is not None
-        self.watch.look((), (), (value,), (step,), (None,))
+        self.add_norm(value, step, None)
         return value
 
     def read(self, step: int, grad_norm: torch.Tensor | float | None) -> tuple[float, float | None]:
@@ -114,14 +122,15 @@ class LossMeter:
         self._drain(None)
         return torch.tensor(float(self._sum), device=self.device)
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> tuple[Any, ...]:
         """Returns a copy of what was added, for `restore`. Reads nothing from the device."""
-        kept = {name: value for name, value in vars(self).items() if name not in _FIXED}
-        return {name: list(value) if isinstance(value, list) else value for name, value in kept.items()}
+        unread = self._losses.copy(), self._norms.copy()
+        return self._sum, self.total, self.first_step, self.last_read_step, *unread
 
-    def restore(self, saved: dict[str, Any]) -> None:
+    def restore(self, saved: tuple[Any, ...]) -> None:
         """Returns to what `snapshot` returned."""
-        vars(self).update({name: list(value) if isinstance(value, list) else value for name, value in saved.items()})
+        self._sum, self.total, self.first_step, self.last_read_step, losses, norms = saved
+        self._losses, self._norms = losses.copy(), norms.copy()
 
     def state_dict(self) -> dict[str, Any]:
         self._drain(None)
@@ -140,36 +149,32 @@ class LossMeter:
 
     def _drain(self, grad_norm: torch.Tensor | float | None) -> float | None:
         """Reads losses and `grad_norm` from the device into `_sum` in one sync, and checks that they are finite."""
-        values = [*self._joined, *self._parts(self._losses), *self._joined_norms, *self._parts(self._norms)]
-        is_among = bool(self._norms) and grad_norm is self._norms[-1]
+        losses, norms, self._losses, self._norms = (
+            self._losses,
+            self._norms,
+            _Unread(self.device),
+            _Unread(self.device),
+        )
+        vectors = [*losses.vectors(), *norms.vectors()]
+        is_among = bool(norms.numbers) and grad_norm is norms.numbers[-1]
         if isinstance(grad_norm, torch.Tensor) and not is_among:
-            values.append(self._as_number(grad_norm).reshape(1))
-        numbers = torch.cat(values).tolist() if values else []
+            vectors.append(_as_number(grad_norm, self.device).reshape(1))
+        numbers = torch.cat(vectors).tolist() if vectors else []
         if isinstance(grad_norm, torch.Tensor):
             grad_norm = numbers[-1] if is_among else numbers.pop()
-        losses, norms = numbers[: len(self._steps)], numbers[len(self._steps) :]
+        read, of_norms = numbers[: len(losses.steps)], numbers[len(losses.steps) :]
         with np.errstate(all="ignore"):  # an overflow is what the device would have had
-            for number, step in zip(losses, self._steps, strict=True):
+            for number, step in zip(read, losses.steps, strict=True):
                 if self.skip_nonfinite and not math.isfinite(number):
                     self._sum += self._sum / np.float32(1 + step - self.last_read_step)
                 else:
                     self._sum += np.float32(number)
-        self.watch.look(losses, self._steps, norms, self._norm_steps, self._rates)
-        self._joined, self._losses, self._steps = [], [], []
-        self._joined_norms, self._norms, self._norm_steps, self._rates = [], [], [], []
+        self.watch.look(read, losses.steps, of_norms, norms.steps, norms.rates)
         return grad_norm  # type: ignore[return-value]
 
-    def _parts(self, numbers: list[torch.Tensor]) -> list[torch.Tensor]:
-        return [self._join(numbers)] if numbers else []
 
-    def _join(self, numbers: list[torch.Tensor]) -> torch.Tensor:
-        """Returns `numbers` as one vector in float32; numbers of one format are cast together."""
-        kind = numbers[0].dtype, numbers[0].device
-        if all((each.dtype, each.device) == kind and each.dim() == 0 for each in numbers):
-            return torch.stack(numbers).detach().to(device=self.device, dtype=torch.float32)
-        return torch.stack([self._as_number(each) for each in numbers])
-
-    def _as_number(self, loss: torch.Tensor) -> torch.Tensor:
-        if loss.dtype == torch.float32 and loss.dim() == 0 and loss.device == self.device and not loss.requires_grad:
-            return loss
-        return loss.detach().to(device=self.device, dtype=torch.float32).reshape(())
+def _as_number(number: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Returns a detached scalar of float32 on `device`."""
+    if number.dtype == torch.float32 and number.dim() == 0 and number.device == device and not number.requires_grad:
+        return number
+    return number.detach().to(device=device, dtype=torch.float32).reshape(())

@@ -159,28 +159,18 @@ class StopOnNan:
 
     def _checkpoint(self, step: int) -> tuple[str | None, str]:
         """Returns the folder to resume from and a sentence about it."""
-        if self.trainer._mt_processes.all_reduce_max([not _are_finite(self.model)])[
-            0
-        ]:  # each process asks its own shards
+        parameters = [local(each) for each in self.model.parameters() if each.is_floating_point()]  # own shards
+        is_damaged = not all(bool(torch.isfinite(each).all()) for each in parameters)
+        if self.trainer._mt_processes.all_reduce_max([is_damaged])[0]:
             # saved now, they could push out a checkpoint that is worth more
             self.checkpointing.wait()
-            newest = self.checkpointing.newest()
-            return newest, f"The weights after step {step} are not finite either, so they were not saved."
+            why = f"The weights after step {step} are not finite either, so they were not saved."
+            return self.checkpointing.newest(), why
         self.checkpointing.save()
         if not self.trainer.args.should_save:
             return None, "The main process has saved a checkpoint of the previous step."
         self.checkpointing.wait()
         folder = self.checkpointing.folder()
-        return (
-            (folder, f"{folder} holds the state before this step.")
-            if os.path.isdir(folder)
-            else (None, "No checkpoint is left.")
-        )
-
-
-def _are_finite(model: nn.Module) -> bool:
-    return all(
-        bool(torch.isfinite(local(parameter)).all())
-        for parameter in model.parameters()
-        if parameter.is_floating_point()
-    )
+        if not os.path.isdir(folder):
+            return None, "No checkpoint is left."
+        return folder, f"{folder} holds the state before this step."

@@ -150,15 +150,8 @@ class TrainingRun:
 
     # Training
 
-    def run(self) -> TrainOutput:
-        """Trains to the end of the plan, or until a callback or a signal stops it."""
-        with self.signals:
-            result = self.train()
-            self.preemption.end_if_signalled(self._log_before_stop)
-        return result
-
     def train(self) -> TrainOutput:
-        """Trains epoch by epoch and update by update, with logs, evaluations and saves."""
+        """Trains to the end of the plan, or until a callback stops it. Inside `signals`, a signal stops it too."""
         if not self.begin():
             return self.finish()
         first_epoch, first_batch = self.run_state.epoch, self.run_state.batches
@@ -394,7 +387,9 @@ class TrainingRun:
             self.save_and_end()
         self.checkpointing.save_again()
         self.trainer._mt_processes.wait()  # for what the first one has written
-        return self.trainer._finalize_training(self.trial, self.num_train_samples, self.start_time)
+        output = self.trainer._finalize_training(self.trial, self.num_train_samples, self.start_time)
+        self.preemption.end_if_signalled(self._log_before_stop)
+        return output
 
     def metrics(self, num_train_samples: float, start_time: float) -> dict[str, float]:
         """Returns speed, operations and mean loss of the steps since the run began or resumed.

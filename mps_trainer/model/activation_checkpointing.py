@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
-from ..utils.refusal import shown
+from ..utils.text import shown
 
 
 def enable_activation_checkpointing(model: nn.Module, args: TrainingArguments) -> None:

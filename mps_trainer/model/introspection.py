@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import Any
 
 import torch
@@ -15,13 +16,12 @@ from ..errors import MisconfigurationException
 def base_model(model: Any) -> Any:
     """Returns the model under PEFT's adapters and torch's replica, or `model` itself."""
     model = inside(model)
-    if not hasattr(model, "peft_config"):
-        return model
-    get = getattr(model, "get_base_model", None)
-    if get is not None:
-        return get()
-    inner = getattr(model, "base_model", model)  # a mixed model of PEFT has no such method
-    return getattr(inner, "model", inner)
+    if hasattr(model, "get_base_model"):
+        return model.get_base_model()
+    peft = sys.modules.get("peft")
+    if peft is not None and isinstance(model, peft.PeftMixedModel):  # the one kind without get_base_model
+        return model.base_model.model
+    return model
 
 
 def accepts_loss_kwargs(model: nn.Module) -> bool:

@@ -19,6 +19,7 @@ from ..distributed.ddp import inside
 from ..distributed.sharded import is_sharded
 from ..errors import MisconfigurationException
 from ..utils.nested import map_tensors
+from ..utils.text import first_line
 
 logger = logging.getLogger(__name__)
 
@@ -204,7 +205,7 @@ def _require(dtype: torch.dtype, device: torch.device) -> None:
         why = "this GPU is older than Ampere"
         torch.ones(1, dtype=dtype, device=device) * 2
     except (RuntimeError, TypeError) as error:  # mps before macOS 14 refuses bfloat16 with a TypeError
-        supported, why = False, str(error).splitlines()[0]
+        supported, why = False, first_line(error)
     if not supported:
         other = "fp16" if flag == "bf16" else "bf16"
         raise MisconfigurationException(

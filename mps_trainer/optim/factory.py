@@ -14,6 +14,7 @@ from ..arguments.choices import OptimizerNames, SchedulerType
 from ..distributed.fsdp import is_shard
 from ..errors import MisconfigurationException, MissingPackageError, UnknownSettingError
 from ..training_args import TrainingArguments
+from ..utils.text import choice_text
 from .adamw import AdamW
 
 logger = logging.getLogger(__name__)
@@ -77,13 +78,13 @@ def class_and_settings(args: TrainingArguments, model: nn.Module | None = None) 
     reason = _REFUSED.get(args.optim)
     if reason is not None:
         raise MisconfigurationException(
-            f"optim='{_word(args.optim)}' is not supported: {reason}. Use optim='adamw_torch_fused', or 'adafactor' "
-            "to save memory."
+            f"optim='{choice_text(args.optim)}' is not supported: {reason}. Use optim='adamw_torch_fused', or "
+            "'adafactor' to save memory."
         )
-    reason = _why_not_on(args.device.type, _word(args.optim))
+    reason = _why_not_on(args.device.type, choice_text(args.optim))
     if reason is not None:
         raise MisconfigurationException(
-            f"optim='{_word(args.optim)}' does not work on {args.device.type}: {reason}. Use "
+            f"optim='{choice_text(args.optim)}' does not work on {args.device.type}: {reason}. Use "
             "optim='adamw_torch_fused', whose states are small where only adapters are trained, or 'adafactor' to "
             "save memory."
         )
@@ -91,14 +92,14 @@ def class_and_settings(args: TrainingArguments, model: nn.Module | None = None) 
         kind, settings = _from_transformers(args, model, _parse(args.optim_args))
     except ImportError as error:
         raise MissingPackageError(
-            f"optim='{_word(args.optim)}' cannot be used here: {error} Or use one that torch alone provides, such as "
-            "optim='adamw_torch_fused'."
+            f"optim='{choice_text(args.optim)}' cannot be used here: {error} Or use one that torch alone provides, "
+            "such as optim='adamw_torch_fused'."
         ) from error
     except MisconfigurationException:
         raise
     except ValueError as error:
         raise MisconfigurationException(
-            f"optim='{_word(args.optim)}' with optim_args={args.optim_args!r} cannot be used: {error}"
+            f"optim='{choice_text(args.optim)}' with optim_args={args.optim_args!r} cannot be used: {error}"
         ) from error
     if args.optim == OptimizerNames.ADAMW_TORCH_FUSED and args.device.type not in _FUSED_DEVICES:
         settings.pop("fused", None)
@@ -116,11 +117,6 @@ def _why_not_on(device: str, optim: str) -> str | None:
     if optim.startswith("paged_"):
         return "its states need CUDA's paged memory"
     return "bitsandbytes has no kernel for mps that updates states in 8 bits" if optim in _IN_8_BITS else None
-
-
-def _word(choice: Any) -> str:
-    """Returns an argument's value as a string, whether it is an enum's member or a string."""
-    return str(getattr(choice, "value", choice))
 
 
 def _parse(optim_args: str | None) -> dict[str, str]:
@@ -152,13 +148,13 @@ def _from_transformers(args: Any, model: Any, optim_args: dict[str, str]) -> tup
     handler = theirs._OPTIMIZER_HANDLERS.get(args.optim)
     if handler is None:
         raise MisconfigurationException(
-            f"optim='{_word(args.optim)}' is not in the installed release of transformers."
+            f"optim='{choice_text(args.optim)}' is not in the installed release of transformers."
         )
     kind, settings = handler(context)
     unread = [name for name in optim_args if name not in given.asked and name not in settings]
     if unread:
         logger.warning(
-            "optim_args: optim='%s' has no %s here, which is ignored.", _word(args.optim), ", ".join(unread)
+            "optim_args: optim='%s' has no %s here, which is ignored.", choice_text(args.optim), ", ".join(unread)
         )
     return kind, settings
 
@@ -249,11 +245,11 @@ def make_scheduler(args: TrainingArguments, optimizer: torch.optim.Optimizer, st
         logger.warning(
             "lr_scheduler_kwargs=%s is ignored: lr_scheduler_type='%s' has no settings.",
             args.lr_scheduler_kwargs,
-            _word(args.lr_scheduler_type),
+            choice_text(args.lr_scheduler_type),
         )
     try:
         return their_optimization.get_scheduler(
-            _word(args.lr_scheduler_type),
+            choice_text(args.lr_scheduler_type),
             optimizer=optimizer,
             num_warmup_steps=args.get_warmup_steps(steps),
             num_training_steps=steps,
@@ -261,7 +257,7 @@ def make_scheduler(args: TrainingArguments, optimizer: torch.optim.Optimizer, st
         )
     except (TypeError, ValueError) as error:
         raise UnknownSettingError(
-            f"lr_scheduler_type='{_word(args.lr_scheduler_type)}' cannot be created with "
+            f"lr_scheduler_type='{choice_text(args.lr_scheduler_type)}' cannot be created with "
             f"lr_scheduler_kwargs={args.lr_scheduler_kwargs}: {error}. Give only settings of this schedule."
         ) from error
 

@@ -9,7 +9,7 @@ from typing import Any
 import pygal
 from pygal.style import Style
 
-from ..utils.refusal import as_line
+from ..utils.text import as_line
 from .curves import Chart, Curve, thinned
 from .formatting import duration, number
 from .record import RunRecord

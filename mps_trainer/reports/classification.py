@@ -10,7 +10,7 @@ import numpy as np
 
 from ..checkpoints.rng import rng_state, set_rng
 from ..data.columns import is_table
-from ..utils.refusal import as_line
+from ..utils.text import as_line
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from enum import EnumMeta
 from typing import Any
 
 from ..devices.facts import without_home
-from ..utils.refusal import LONGEST, as_line
+from ..utils.text import LONGEST, as_line, choice_text
 
 NOT_SHOWN = "..."
 
@@ -64,7 +64,7 @@ def shown(value: Any, rule: Rule | None) -> Any:
         with contextlib.suppress(Exception):
             action.type(text)
             return value
-    elif text in (str(getattr(choice, "value", choice)) for choice in choices):
+    elif text in map(choice_text, choices):
         return value
     elif is_text and not choices:
         return value if isinstance(value, (int, float)) else readable(text)

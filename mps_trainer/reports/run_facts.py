@@ -17,7 +17,7 @@ from ..data.lengths import lengths_in_column
 from ..devices.facts import without_home
 from ..distributed.sharded import class_of
 from ..training_args import TrainingArguments
-from ..utils.refusal import as_line
+from ..utils.text import as_line
 from .redaction import NOT_SHOWN, Rule, own_class, readable, shown
 
 _MOST_BATCHES = 20_000  # of an epoch, whose lengths are looked at: a hundredth of a second

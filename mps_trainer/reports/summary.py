@@ -9,6 +9,7 @@ from typing import Any
 
 from ..devices.facts import PACKAGES
 from ..utils.amounts import format_bytes
+from ..utils.text import counted
 from . import curves
 from .formatting import date, duration, metric_name, number
 from .record import (
@@ -150,7 +151,7 @@ def origin(record: RunRecord) -> dict[str, str]:
 def event_counts(record: RunRecord) -> list[str]:
     """Returns the number of checkpoints and of evaluations, as "2 evaluations"."""
     counts = {kind: sum(event.kind == kind for event in record.events) for kind in ("checkpoint", "evaluation")}
-    return [f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in counts.items() if count]
+    return [counted(count, kind) for kind, count in counts.items() if count]
 
 
 def hidden_values(record: RunRecord) -> tuple[int, int]:

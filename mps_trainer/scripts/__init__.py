@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..devices.facts import process_number
 from ..errors import CheckpointError, MisconfigurationException, explanation_of
-from ..utils.refusal import FAILED, INTERRUPTED, refuse, refuse_unforeseen, sentence
+from ..utils.refusal import FAILED, INTERRUPTED, refuse, refuse_unforeseen
 from ..utils.terminal import lost_output_ignored, on_terminal
+from ..utils.text import sentence
 
 if TYPE_CHECKING:
     from ..training_args import TrainingArguments

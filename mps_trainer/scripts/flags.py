@@ -11,7 +11,7 @@ from transformers import HfArgumentParser
 
 from ..arguments.checks import coerce, refuse
 from ..errors import MisconfigurationException
-from ..utils.refusal import did_you_mean
+from ..utils.text import did_you_mean
 
 
 class OneLineParser(HfArgumentParser):

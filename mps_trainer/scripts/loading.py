@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MisconfigurationException
-from ..utils.refusal import sentence
+from ..utils.text import sentence
 
 HELD_BACK = 0.1  # of the rows, where a dataset has no split to evaluate on
 BUILDERS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}  # for a file, by its ending

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..devices.facts import apple_chip
 from ..devices.known_faults import KNOWN_FAULTS, known_faults
-from ..utils.refusal import sentence
+from ..utils.text import sentence
 from .lab import Lab
 from .reproducers import REPRODUCERS
 from .results import CheckFailed, CheckSkipped

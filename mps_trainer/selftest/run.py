@@ -20,7 +20,7 @@ from ..devices.facts import apple_chip, for_a_report
 from ..devices.known_faults import faults_to_warn_of
 from ..devices.watermarks import memory_limit
 from ..errors import MisconfigurationException
-from ..utils.refusal import sentence
+from ..utils.text import sentence
 from ..version import __version__
 from .faults import reproduced
 from .lab import Lab

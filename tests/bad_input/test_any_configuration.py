@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from mps_trainer import MisconfigurationException, TrainingArguments, scripts
 from mps_trainer.launching.config_file import check_target, load
 from mps_trainer.launching.environment import variables
-from mps_trainer.utils.refusal import as_line
+from mps_trainer.utils.text import as_line
 from tests import HUNG_AFTER
 from tests.edits import mutate
 

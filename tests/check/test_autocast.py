@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from mps_trainer.check import Tracer, trace
-from mps_trainer.check.autocast_list import autocast_list
+from mps_trainer.check.autocast import autocast_list
 
 from .conftest import names
 

@@ -123,7 +123,7 @@ def test_a_damaged_cache_file_is_written_anew(cache, content):
     file.write_text(content, encoding="utf-8")
     operator_table.cache_clear()
     assert operator_table() == whole
-    assert OperatorTable.from_dict(json.loads(file.read_text(encoding="utf-8"))) == whole
+    assert json.loads(file.read_text(encoding="utf-8"))["native"] == sorted(whole.native)
 
 
 def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from glue_tsv import read_rows, read_split
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from mps_trainer.utils.refusal import as_line
+from mps_trainer.utils.text import as_line
 
 HEADER = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
 STSB = "sentence1\tsentence2\tscore\n"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -72,20 +76,20 @@ def test_values_that_there_are_not(tracker):
         tensor.unique()
 
 
-def test_quick_operators_give_what_torch_gives(tracker):
-    """Format and strides, with a number, a list and a view among the arguments."""
-    real = KIB[:24].view(4, 6)
-    fake = fake_of(real)
-    for function in (
-        lambda x: x.t() * 2.5,
-        lambda x: torch.cat([x, x.bfloat16()]),
-        lambda x: x.half().softmax(-1),
-        lambda x: torch.nn.functional.layer_norm(x, (6,)),
-        lambda x: x.unsqueeze(0).expand(3, -1, -1).transpose(0, 2),
-        lambda x: x.sum(1, keepdim=True) > 0,
-    ):
-        with torch._subclasses.fake_tensor.unset_fake_temporarily():
-            expected = function(real)
-        found = function(fake)
-        assert (found.shape, found.dtype, found.stride()) == (expected.shape, expected.dtype, expected.stride())
-        assert found.device.type == "cpu"
+@pytest.mark.integration
+def test_the_simulated_device_can_be_added_after_a_fake_step():
+    code = """
+from mps_trainer.simulator import SimulatorUnavailableError, simulated_mps
+import torch
+from mps_trainer.fit.fake_tensors import fake_mode, fake_of
+with fake_mode():
+    (fake_of(torch.ones(2, requires_grad=True)) * 2).sum().backward()
+try:
+    with simulated_mps():
+        print(torch.ones(2, device="mps").sum().item())
+except SimulatorUnavailableError:
+    print("unavailable")
+"""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=300)
+    assert ran.stdout.strip() in ("2.0", "unavailable"), ran.stderr

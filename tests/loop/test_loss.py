@@ -1,5 +1,8 @@
-"""The loss of a model's outputs, and its share in the loss of an update."""
+"""The loss of a model's outputs, and its part in the loss of an update, in one process and in several."""
 
+from __future__ import annotations
+
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -8,8 +11,11 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM, T5Config
 from transformers import T5ForConditionalGeneration as T5
 
+from mps_trainer import Trainer
+from mps_trainer.distributed import Processes
+from mps_trainer.loop import loss as losses
 from mps_trainer.loop.loss import (
-    NumItemsProbe,
+    UpdateLoss,
     count_items,
     divisors,
     items_of,
@@ -17,6 +23,8 @@ from mps_trainer.loop.loss import (
     predicts_next_token,
     shifts_labels,
 )
+from mps_trainer.loop.run import TrainingRun
+from mps_trainer.utils.overrides import Overrides
 
 LOSS = torch.tensor(0.5)
 
@@ -119,6 +127,23 @@ def test_labels_that_are_no_tensor_or_not_in_host_memory_count_as_examples():
     assert count_items({"labels": torch.tensor([1, -100])}, [], shifted=True) == 1  # flat ones are not shifted
 
 
+def stub(**settings):
+    """Returns what `UpdateLoss` reads of a Trainer."""
+    defaults = {
+        "args": SimpleNamespace(average_tokens_across_devices=True),
+        "model": nn.Linear(1, 1),
+        "model_wrapped": None,
+        "label_names": ["labels"],
+        "compute_loss_func": None,
+        "label_smoother": None,
+        "loss_is_scaled_for_ga": None,
+        "model_accepts_loss_kwargs": True,
+        "_mt_overrides": Overrides(),
+        "_mt_processes": Processes(0, 1),
+    }
+    return SimpleNamespace(**{**defaults, **settings})
+
+
 class Takes(nn.Module):
     """Divides by the items, if it is told to."""
 
@@ -146,39 +171,469 @@ class Compiled(nn.Module):
 
 @pytest.mark.parametrize("items", [8, torch.tensor(8)], ids=["number", "tensor"])
 @pytest.mark.parametrize("divides", [True, False])
-def test_the_first_batch_tells_whether_a_model_divides_by_the_items(divides, items):
+def test_the_first_batch_shows_whether_a_model_divides_by_the_items(divides, items):
     model = Takes(divides)
-    probe = NumItemsProbe(model)
-    assert probe.is_used is None
+    loss = UpdateLoss(stub(model=model))
+    assert loss.model_uses_items is None
     expected = torch.tensor([1.0 if divides else 8.0])
     for _ in range(3):
-        assert torch.equal(probe.forward(model, {"x": torch.tensor([8.0])}, items), expected)
-        assert probe.is_used is divides
+        assert torch.equal(loss.forward(model, {"x": torch.tensor([8.0])}, items), expected)
+        assert loss.model_uses_items is divides
     assert [each is None for each in model.given] == [False, not divides, not divides]
     if divides:
         assert model.given[1:] == [items, items]
 
 
-def test_a_model_of_transformers_is_given_a_number_that_need_not_travel_to_the_device():
+def test_a_model_that_only_looks_at_the_items_does_not_use_them():
+    class Looks(nn.Module):
+        def forward(self, x, num_items_in_batch):
+            assert (num_items_in_batch.device, num_items_in_batch.shape) == (x.device, ())
+            assert not num_items_in_batch.is_floating_point()
+
+    loss = UpdateLoss(stub())
+    loss.forward(Looks(), {"x": torch.ones(4)}, torch.tensor(8))
+    assert loss.model_uses_items is False
+
+
+def test_a_model_of_transformers_gets_a_plain_number_from_the_host_and_the_tensor_from_a_device():
     given = []
     model = small(LlamaForCausalLM)
-    probe = NumItemsProbe(model)
     inner = model.forward
     model.forward = lambda *args, num_items_in_batch=None, **kwargs: (
-        given.append(type(num_items_in_batch)),
+        given.append(num_items_in_batch),
         inner(*args, num_items_in_batch=num_items_in_batch, **kwargs),
     )[1]
+    loss, values = UpdateLoss(stub(model=model)), []
     tokens = {"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.tensor([[1, 2, 3]])}
-    losses = [probe.forward(model, tokens, torch.tensor(4))["loss"] for _ in range(2)]
-    assert probe.is_used
-    assert given[1] is int
-    torch.testing.assert_close(losses[0], losses[1])
+    for items in (torch.tensor(4), torch.tensor(4), 4):
+        values.append(loss.forward(model, tokens, items)["loss"])
+    on_device = {name: tensor.to("meta") for name, tensor in tokens.items()}
+    loss.forward(model.to("meta"), on_device, torch.empty((), device="meta"))
+    assert loss.model_uses_items
+    assert [type(each) for each in given[1:3]] == [int, int]
+    assert given[3].is_meta
+    torch.testing.assert_close(values[0], values[1])
 
 
 def test_the_first_batch_of_compiled_code_is_run_uncompiled():
     model = Compiled(Takes(True))
-    probe = NumItemsProbe(model)
-    probe.forward(model, {"x": torch.tensor([8.0])}, torch.tensor(8))
-    assert (probe.is_used, model.calls) == (True, 0)
-    probe.forward(model, {"x": torch.tensor([8.0])}, torch.tensor([8.0]))
+    loss = UpdateLoss(stub(model=model))
+    loss.forward(model, {"x": torch.tensor([8.0])}, torch.tensor(8))
+    assert (loss.model_uses_items, model.calls) == (True, 0)
+    loss.forward(model, {"x": torch.tensor([8.0])}, torch.tensor([8.0]))
     assert model.calls == 1
+
+
+class Others:
+    """Stands in for the processes of a run: what is summed over them is what this one has and `theirs`."""
+
+    is_distributed = True
+
+    def __init__(self, theirs=(), size: int = 2) -> None:
+        self.theirs, self.size, self.asked, self.awaited = list(theirs), size, 0, 0
+
+    def sum(self, numbers):
+        return self.sum_later(numbers)()
+
+    def sum_later(self, numbers):
+        self.asked += 1
+
+        def answer():
+            self.awaited += 1
+            return [mine + other for mine, other in zip(numbers, self.theirs, strict=True)]
+
+        return answer
+
+
+@pytest.fixture
+def among(make_trainer, monkeypatch):
+    """Makes a Trainer that believes to be one of several processes."""
+
+    def make(others: Others, trainer=None, **settings):
+        trainer = make_trainer(trainer, **settings)
+        monkeypatch.setattr(trainer, "_mt_processes", others)
+        return trainer
+
+    return make
+
+
+def batch(*labels: int) -> dict[str, torch.Tensor]:
+    return {"labels": torch.tensor(labels)}
+
+
+def divisors_of(trainer, *batches):
+    return [None if each is None else float(each) for each in trainer._mt_loss.divisors(list(batches))]
+
+
+def test_one_process_weighs_its_batches_by_their_items(make_trainer):
+    trainer = make_trainer()
+    assert trainer._mt_loss.divisors([batch(1, 1, -100)]) == [1.0]
+    assert trainer._mt_loss.divisors([batch(1, 1, 1), batch(1, -100)]) == [pytest.approx(4 / 3), 4.0]
+
+
+def test_the_average_over_processes_is_the_mean_over_the_items_of_all(among):
+    others = Others(theirs=[0, 6, 2])  # unknown, items, batches
+    found = among(others)._mt_loss.divisors([batch(1, 1, 1), batch(1, -100)])
+    assert (others.asked, others.awaited) == (1, 0)  # the answer travels while the forward pass runs
+    assert [float(each) for each in found] == [10 / (3 * 2), 10 / (1 * 2)]
+
+
+def test_a_batch_with_items_counts_as_any_other_if_another_process_cannot_count(among):
+    others = Others(theirs=[1, 7, 2])
+    assert divisors_of(among(others), batch(1, 1, 1), batch(1)) == [4 / 2, 4 / 2]
+
+
+@pytest.mark.parametrize("theirs", [[1, 0, 2], [0, 0, 2]])
+def test_batches_count_the_same_where_one_process_cannot_count_or_none_has_an_item(among, theirs):
+    mine = [batch(-100), batch(-100, -100)]
+    assert among(Others(theirs=theirs))._mt_loss.divisors(mine) == [4 / (1 * 2), 4 / (1 * 2)]
+
+
+def test_each_process_weighs_for_itself_if_it_is_asked_to(among):
+    others = Others()
+    trainer = among(others, average_tokens_across_devices=False)
+    assert trainer._mt_loss.divisors([batch(1, 1, 1), batch(1, -100)]) == [pytest.approx(4 / 3), 4.0]
+    assert others.asked == 0
+
+
+def test_a_batch_without_items_has_no_share(among):
+    assert divisors_of(among(Others(theirs=[0, 2, 1])), batch(-100, -100), batch(1, 1)) == [None, 4 / (2 * 2)]
+
+
+def items(trainer, *batches):
+    return trainer.get_batch_samples(iter(batches), len(batches), trainer.args.device)[1]
+
+
+def test_items_are_summed_over_all_processes(among):
+    others = Others(theirs=[5.0, 0, 1])
+    trainer = among(others)
+    assert items(trainer, batch(1, 1, 1)) is None  # nobody asks for them
+    assert others.asked == 0
+    trainer.model_accepts_loss_kwargs = True
+    assert torch.equal(items(trainer, batch(1, 1, 1)), torch.tensor(8))
+
+
+def test_items_are_unknown_if_one_process_does_not_know_them(among):
+    trainer = among(Others(theirs=[5.0, 1, 1]))
+    trainer.model_accepts_loss_kwargs = True
+    assert items(trainer, batch(1, 1, 1)) is None
+    trainer = among(Others(theirs=[5.0, 0, 1]))
+    trainer.model_accepts_loss_kwargs = True
+    assert items(trainer, {"x": torch.ones(3)}) is None
+
+
+@pytest.mark.parametrize("theirs", [0, 1])
+def test_items_are_asked_for_until_no_process_uses_them(among, theirs):
+    others = Others(theirs=[0.0, 1, theirs])
+    trainer = among(others)
+    trainer.model_accepts_loss_kwargs = True
+    items(trainer, batch(1))
+    assert others.asked == 1  # this process may use them until its first loss
+    trainer._mt_loss.model_uses_items = False
+    items(trainer, batch(1))
+    items(trainer, batch(1))
+    assert others.asked == 2 + theirs
+
+
+def test_items_are_asked_for_again_from_the_step_on_in_which_a_callback_sets_a_loss(among):
+    others = Others(theirs=[5.0, 0, 0])
+    trainer = among(others)
+    trainer.model_accepts_loss_kwargs = True
+    trainer._mt_loss._all_ignore_items = True
+    assert items(trainer, batch(1, 1, 1)).item() == 3
+    trainer.compute_loss_func = lambda outputs, labels, num_items_in_batch: None
+    assert items(trainer, batch(1, 1, 1)).item() == 8
+
+
+def test_a_run_asks_again_if_its_loss_uses_the_items(make_trainer):
+    trainer = make_trainer(max_steps=1)
+    trainer._mt_loss._all_ignore_items = True  # by an earlier run, whose loss may have been another one
+    trainer.train()
+    assert not trainer._mt_loss._all_ignore_items
+
+
+@pytest.mark.parametrize("name", ["_get_num_items_in_batch", "compute_loss"])
+def test_items_are_always_asked_for_if_a_method_that_may_use_them_is_overridden(among, name):
+    others = Others(theirs=[5.0, 0, 0])
+    kind = type("Own", (Trainer,), {name: lambda self, *_: torch.tensor(3)})
+    trainer = among(others, trainer={"kind": kind})
+    trainer.model_accepts_loss_kwargs = True
+    trainer._mt_loss.model_uses_items = False
+    for asked in (1, 2):
+        assert items(trainer, batch(1, 1, 1)).item() == 8
+        assert others.asked == asked
+
+
+def test_items_stay_those_of_this_process_if_it_is_asked_to(among):
+    trainer = among(Others(), average_tokens_across_devices=False)
+    trainer.model_accepts_loss_kwargs = True
+    assert torch.equal(items(trainer, batch(1, 1, 1)), torch.tensor(3))
+
+
+class Counts(nn.Module):
+    """Its loss is normalised over the items that it is given."""
+
+    accepts_loss_kwargs = True
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x, labels=None, num_items_in_batch=None, **kwargs):
+        logits = self.layer(x)
+        if labels is None:
+            return {"logits": logits}
+        loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
+        return {"loss": loss / (len(labels) if num_items_in_batch is None else num_items_in_batch), "logits": logits}
+
+
+def test_a_smoothed_loss_is_normalised_over_the_items_of_the_update_where_the_model_takes_them(make_trainer):
+    trainer = make_trainer({"model": Counts()}, label_smoothing_factor=0.2)
+    assert trainer.model_accepts_loss_kwargs
+    inputs = {"x": torch.randn(4, 4), "labels": torch.tensor([0, 1, 1, -100])}
+    logits = trainer.model(inputs["x"])["logits"]
+    total = nn.functional.cross_entropy(logits, inputs["labels"], label_smoothing=0.2, reduction="sum")
+    for items, divisor in ((12, 12), (None, 3)):
+        loss = trainer.compute_loss(trainer.model, dict(inputs), num_items_in_batch=items)
+        torch.testing.assert_close(loss, total / divisor)
+        assert trainer._mt_loss.is_normalised(items) is (items is not None)
+
+
+def test_a_smoothed_loss_is_the_mean_of_its_batch_where_the_model_takes_no_items(make_trainer):
+    trainer = make_trainer(label_smoothing_factor=0.2)
+    inputs = {"x": torch.randn(4, 4), "labels": torch.tensor([0, 1, 1, 0])}
+    logits = trainer.model.eval()(inputs["x"])["logits"]
+    loss = trainer.compute_loss(trainer.model, dict(inputs), num_items_in_batch=12)
+    torch.testing.assert_close(loss, nn.functional.cross_entropy(logits, inputs["labels"], label_smoothing=0.2))
+    assert not trainer._mt_loss.is_normalised(12)
+
+
+def test_a_process_that_has_nothing_to_learn_adds_nothing(make_trainer):
+    trainer = make_trainer()
+    batch = {"x": torch.full((2, 4), float("inf")), "labels": torch.tensor([0, 1])}
+    TrainingRun(trainer).zero_gradient_backward(batch, None)
+    gradients = [parameter.grad for parameter in trainer.model.parameters()]
+    assert all(gradient is not None and not gradient.any() for gradient in gradients)
+
+
+class OwnLoss(Trainer):
+    """Has a loss of its own, which says nothing of what it is divided by."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return model(**inputs)["loss"]
+
+
+def test_a_loss_of_a_subclass_counts_as_normalised_where_the_model_takes_items(make_trainer, monkeypatch):
+    trainer = make_trainer({"model": Counts(), "kind": OwnLoss})
+    assert trainer._mt_loss.is_normalised(8)
+    assert not trainer._mt_loss.is_normalised(None)
+    monkeypatch.setattr(OwnLoss, "loss_is_scaled_for_ga", False)
+    assert not trainer._mt_loss.is_normalised(8)
+
+
+class Divides(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return model(**inputs)["loss"] / num_items_in_batch
+
+
+class Hands(Divides):
+    """Hands everything on, without a name for it."""
+
+    def compute_loss(self, *args, **kwargs):
+        return Divides.compute_loss(self, *args, **kwargs)
+
+
+class Measures(OwnLoss):
+    """Uses the number in its own words, inside another function."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return (lambda loss: loss / num_items_in_batch)(model(**inputs)["loss"])
+
+
+class Ignores(Divides):
+    def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+        return model(**inputs)["loss"]
+
+
+class Inherits(Divides):
+    """Leaves the loss to the Trainer, and the number to the model."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return Trainer.compute_loss(self, model, inputs, return_outputs, num_items_in_batch)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize(
+    ("kind", "ignores"),
+    [(Divides, False), (Hands, False), (Measures, False), (Inherits, False), (Ignores, True), (OwnLoss, True)],
+)
+def test_a_run_warns_once_of_a_loss_that_ignores_the_number_of_items(make_trainer, kind, ignores, accumulation):
+    settings = {"max_steps": 2, "gradient_accumulation_steps": accumulation}
+    trainer = make_trainer({"model": Counts(), "kind": kind}, **settings)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        trainer.train()
+    warned = [str(each.message) for each in told if "num_items_in_batch" in str(each.message)]
+    assert len(warned) == (ignores and accumulation > 1)
+    for text in warned:
+        assert f"{kind.__name__}.compute_loss is assumed to divide by num_items_in_batch" in text
+        assert "If it returns the mean of its batch, accumulated losses are too large: " in text
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_class_that_says_how_its_loss_is_normalised_is_not_warned(make_trainer, declared):
+    kind = type("Says", (OwnLoss,), {"loss_is_scaled_for_ga": declared})
+    trainer = make_trainer({"model": Counts(), "kind": kind}, max_steps=1, gradient_accumulation_steps=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.train()
+    assert trainer._mt_loss.is_normalised(8) is declared
+
+
+OUTPUTS, LABELS = {"loss": torch.tensor(6.0)}, torch.tensor([1])
+
+
+class TestWithoutATrainer:
+    @pytest.mark.parametrize("accepted", [True, False])
+    @pytest.mark.parametrize("used", [None, True, False])
+    def test_a_models_loss_is_normalised_if_the_model_used_the_items(self, accepted, used):
+        loss = UpdateLoss(stub(model_accepts_loss_kwargs=accepted))
+        loss.model_uses_items, loss.divisor = used, 2
+        loss.begin_batch(8)
+        value = loss.loss_of(loss.trainer.model, OUTPUTS, {}, None, 8)
+        assert loss.may_use_items is (accepted and used is not False)
+        assert loss.scaled(value, 8) == (6 if used else 3)
+        assert loss.scaled(value, None) == 3
+
+    def test_a_function_of_the_users_is_normalised_if_it_is_given_the_items(self):
+        given = []
+
+        def function(outputs, labels, num_items_in_batch):
+            given.append(num_items_in_batch)
+            return outputs["loss"]
+
+        loss = UpdateLoss(stub(compute_loss_func=function, model_accepts_loss_kwargs=False, label_smoother="unused"))
+        loss.divisor = 2
+        assert loss.may_use_items
+        assert loss.scaled(loss.loss_of(loss.trainer.model, OUTPUTS, {}, LABELS, 8), 8) == 6
+        assert loss.scaled(loss.loss_of(loss.trainer.model, OUTPUTS, {}, LABELS, None), None) == 3
+        assert given == [8, None]
+
+    @pytest.mark.parametrize(("accepted", "normalises"), [(True, True), (False, True), (True, False)])
+    def test_a_smoother_gets_the_items_where_it_and_the_model_accept_them(self, monkeypatch, accepted, normalises):
+        monkeypatch.setattr(
+            losses, "_SMOOTHER_NORMALISES", normalises
+        )  # False in the first releases of transformers 5
+        given, both = [], accepted and normalises
+
+        def smoother(outputs, labels, shift_labels, num_items_in_batch=None):
+            given.append(num_items_in_batch)
+            return outputs["loss"]
+
+        loss = UpdateLoss(stub(label_smoother=smoother, model_accepts_loss_kwargs=accepted))
+        loss.divisor, loss.model_uses_items = 2, False
+        assert loss.may_use_items is accepted
+        assert loss.scaled(loss.loss_of(loss.trainer.model, OUTPUTS, {}, LABELS, 8), 8) == (6 if both else 3)
+        assert given == [8 if both else None]
+        assert loss.scaled(loss.loss_of(loss.trainer.model, OUTPUTS, {}, None, 8), 8) == 3  # the model's own loss
+
+    @pytest.mark.filterwarnings("ignore:.*is assumed to divide")
+    @pytest.mark.parametrize("accepted", [True, False])
+    def test_a_subclass_is_taken_to_divide_where_its_model_accepts_the_items(self, accepted):
+        loss = UpdateLoss(stub(model_accepts_loss_kwargs=accepted, _mt_overrides=Overrides(["compute_loss"])))
+        loss.divisor, loss.model_uses_items = 2, False
+        assert loss.may_use_items
+        loss.loss_of(loss.trainer.model, OUTPUTS, {}, None, 8)  # in the batch before
+        loss.begin_batch(8)
+        assert loss.scaled(OUTPUTS["loss"], 8) == (6 if accepted else 3)
+        assert loss.scaled(OUTPUTS["loss"], None) == 3
+
+    @pytest.mark.parametrize("name", ["compute_loss", "training_step", "get_batch_samples"])
+    def test_a_subclass_that_replaces_a_method_around_the_loss_may_use_the_items(self, name):
+        loss = UpdateLoss(stub(_mt_overrides=Overrides([name])))
+        loss.model_uses_items = False
+        assert loss.may_use_items
+
+    @pytest.mark.parametrize("declared", [True, False])
+    def test_what_a_class_declares_comes_first(self, declared):
+        loss = UpdateLoss(stub(loss_is_scaled_for_ga=declared))
+        loss.divisor, loss.model_uses_items = 2, not declared
+        value = loss.loss_of(loss.trainer.model, OUTPUTS, {}, None, 8)
+        assert loss.scaled(value, 8) == loss.scaled(value, None) == (6 if declared else 3)
+
+    @pytest.mark.parametrize(("average", "expected"), [(True, 12), (False, 6)])
+    def test_a_normalised_loss_is_a_sum_over_the_processes_whose_gradients_are_averaged(self, average, expected):
+        args = SimpleNamespace(average_tokens_across_devices=average)
+        loss = UpdateLoss(stub(args=args, _mt_processes=Processes(0, 2), loss_is_scaled_for_ga=True))
+        assert loss.scaled(OUTPUTS["loss"], 8) == expected
+
+    def test_only_the_first_batch_of_a_silent_subclass_is_watched(self):
+        loss = UpdateLoss(stub(_mt_overrides=Overrides(["compute_loss"])))
+        items = torch.tensor(8)
+        assert loss.begin_batch(None) is None
+        assert type(loss.begin_batch(items)) is not torch.Tensor
+        assert loss.begin_batch(items) is items
+        assert type(UpdateLoss(stub(_mt_overrides=Overrides(["compute_loss"]))).begin_batch(8)) is not int
+        compiled = stub(_mt_overrides=Overrides(["compute_loss"]), model_wrapped=Compiled(nn.Linear(1, 1)))
+        assert UpdateLoss(compiled).begin_batch(items) is items  # traced code would not tell
+        silent = UpdateLoss(stub(_mt_overrides=Overrides(["compute_loss"])))
+        silent.stop_watching()
+        assert silent.begin_batch(items) is items
+        assert silent.model_uses_items
+        for settings in ({}, {"loss_is_scaled_for_ga": True}, {"model_accepts_loss_kwargs": False}):
+            overrides = Overrides(["compute_loss"] if settings else [])
+            assert UpdateLoss(stub(_mt_overrides=overrides, **settings)).begin_batch(items) is items
+
+
+def begin_update_with_padding(trainer, count):
+    """Begins an update in which the last batch of `count` is another process's, and so is the first of the next."""
+    loader = SimpleNamespace(share=SimpleNamespace(padding_batches=[4 + count - 1, 4 + count]))
+    trainer._mt_loss.begin_run(loader)
+    trainer._mt_loss.begin_update(4)
+
+
+@pytest.fixture
+def padded(monkeypatch):
+    monkeypatch.setattr(losses, "shares_of", lambda loader: loader.share)
+    return begin_update_with_padding
+
+
+def test_a_batch_of_another_process_counts_there(among, padded):
+    trainer = among(Others(theirs=[0, 5, 2]))
+    padded(trainer, 2)
+    assert divisors_of(trainer, batch(1, 1, 1), batch(1, 1)) == [8 / (3 * 2), None]
+
+
+def test_batches_that_count_the_same_leave_out_those_of_another_process(among, padded):
+    trainer = among(Others(theirs=[1, 0, 2]))
+    padded(trainer, 2)
+    assert trainer._mt_loss.divisors([batch(-100), batch(-100)]) == [3 / (1 * 2), None]
+
+
+def test_items_of_an_update_leave_out_those_of_another_process(among, padded):
+    trainer = among(Others(theirs=[5.0, 0, 1]))
+    trainer.model_accepts_loss_kwargs = True
+    padded(trainer, 2)
+    batches, items = trainer.get_batch_samples(iter([batch(1, 1, 1), batch(1, 1), batch(1)]), 2, torch.device("cpu"))
+    assert len(batches) == 2
+    assert items.item() == 8
+    padded(trainer, 1)
+    _, items = trainer.get_batch_samples(iter([batch(1, 1)]), 1, torch.device("cpu"))
+    assert items.item() == 5  # none of its own
+
+
+def test_items_are_counted_for_one_process_alone(make_trainer):
+    trainer = make_trainer({"model": Counts()})
+    batches, items = trainer.get_batch_samples(iter([batch(1, 1, -100), batch(1)]), 4, torch.device("cpu"))
+    assert len(batches) == 2
+    assert items.item() == 3
+
+
+def test_a_model_that_divides_by_the_items_has_a_loss_that_is_normalised(make_trainer):
+    trainer = make_trainer({"model": Counts()})
+    inputs = {"x": torch.randn(2, 4), "labels": torch.tensor([0, 1])}
+    whole = trainer.compute_loss(trainer.model, inputs)
+    assert not trainer._mt_loss.is_normalised(None)
+    share = trainer.compute_loss(trainer.model, inputs, num_items_in_batch=8)
+    assert trainer._mt_loss.is_normalised(8)
+    torch.testing.assert_close(share, whole * 2 / 8)

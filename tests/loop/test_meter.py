@@ -42,7 +42,7 @@ def test_state_carries_the_sum_between_logs_over():
 def test_a_loss_that_is_part_of_something_large_does_not_keep_it():
     meter = LossMeter(torch.device("cpu"), True)
     meter.add(torch.ones(1000)[3], 0)
-    assert meter._losses[0].untyped_storage().nbytes() == 4
+    assert meter._losses.numbers[0].untyped_storage().nbytes() == 4
     assert meter.read(1, None)[0] == 1.0
 
 

@@ -158,15 +158,15 @@ def test_what_needs_gigabytes_runs_on_macs_that_have_them(mps, issue, gib, monke
 
 
 def test_a_weight_that_torch_refuses_ends_no_process(monkeypatch):
-    def refused(device):
+    def refused(x, weight):
         raise RuntimeError("mat2 must be a matrix, got 1-D tensor")
 
-    def failed(device):
+    def failed(x, weight):
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setattr(reproducers, "weight_of_one_dimension_here", refused)
+    monkeypatch.setattr(reproducers.F, "linear", refused)
     assert REPRODUCERS[189565](torch.device("cpu")) is None
-    monkeypatch.setattr(reproducers, "weight_of_one_dimension_here", failed)
+    monkeypatch.setattr(reproducers.F, "linear", failed)
     with pytest.raises(RuntimeError, match="no such kernel"):
         REPRODUCERS[189565](torch.device("cpu"))
 
@@ -254,7 +254,7 @@ def on_a_mac(monkeypatch):
 
     def ends(status: int, out: str = "", error: str = "") -> None:
         def run(command, **settings):
-            assert "transposed_weight_here" in command[-1]
+            assert "ENDING_PROCESSES[197796]" in command[-1]
             return subprocess.CompletedProcess(command, status, out, error)
 
         monkeypatch.setattr(reproducers.subprocess, "run", run)

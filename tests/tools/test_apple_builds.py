@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mps_trainer.check.autocast_list import autocast_list
+from mps_trainer.check.autocast import autocast_list
 from mps_trainer.check.table import always_falls_back
 from tools.apple_binary.compare import Comparison, compare_wheel
 from tools.apple_binary.macho import MachO

@@ -2,27 +2,7 @@
 
 import pytest
 
-from mps_trainer.utils.refusal import as_line, refuse, sentence, wants_traceback
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("two\nlines\r\n and\x85more\u2028", "two lines and more"),
-        ("\x1b[2J\x07", "\\x1b[2J\\x07"),
-        ("half \ud800", "half \\ud800"),
-        ("épée 日本", "épée 日本"),
-        ("x" * 5000, "x" * 997 + "..."),
-    ],
-)
-def test_any_text_is_one_line_that_a_terminal_can_show(text, line):
-    assert as_line(text) == line
-
-
-def test_a_message_is_a_sentence_and_an_error_without_one_is_its_type():
-    assert sentence(ValueError("no such\nthing")) == "no such thing."
-    assert sentence(ValueError("Done.")) == "Done."
-    assert sentence(KeyError()) == "KeyError."
+from mps_trainer.utils.refusal import refuse, wants_traceback
 
 
 @pytest.mark.parametrize(("value", "wanted"), [(None, False), ("", False), ("0", False), ("1", True), ("true", True)])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...errors import MisconfigurationException
+from ...utils.text import counted
 from ..facts import MachineFacts, gather_facts
 
 if TYPE_CHECKING:
@@ -71,8 +72,8 @@ class Accelerator:
         enough = wanted <= count if isinstance(wanted, int) else max(wanted) < count
         if not count or not enough:
             raise MisconfigurationException(
-                f"devices={devices!r} was requested with accelerator={cls.kind!r}, and this machine has {count} "
-                f"usable {cls.label}{'' if count == 1 else 's'}. {_ask_for_at_most(count)}"
+                f"devices={devices!r} was requested with accelerator={cls.kind!r}, and this machine has "
+                f"{counted(count, f'usable {cls.label}')}. {_ask_for_at_most(count)}"
             )
         return list(range(wanted)) if isinstance(wanted, int) else wanted
 

@@ -1,0 +1,58 @@
+"""Tests the texts of messages of one line."""
+
+import pytest
+
+from mps_trainer.utils.text import as_line, choice_text, counted, did_you_mean, first_line, sentence, shown
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("two\nlines\r\n and\x85more\u2028", "two lines and more"),
+        ("\x1b[2J\x07", "\\x1b[2J\\x07"),
+        ("half \ud800", "half \\ud800"),
+        ("épée 日本", "épée 日本"),
+        ("x" * 5000, "x" * 997 + "..."),
+    ],
+)
+def test_as_line_is_one_line_that_a_terminal_can_show(text, line):
+    assert as_line(text) == line
+
+
+@pytest.mark.parametrize(
+    ("error", "first", "whole"),
+    [
+        (ValueError("no such\nthing"), "no such", "no such thing."),
+        (ValueError("Done."), "Done.", "Done."),
+        (KeyError(), "KeyError", "KeyError."),
+    ],
+)
+def test_error_without_a_message_is_its_type(error, first, whole):
+    assert (first_line(error), sentence(error)) == (first, whole)
+
+
+def test_shown_is_short_whatever_the_value():
+    assert shown("a") == "'a'"
+    assert shown({"a": [1, None]}, 60) == "{'a': [1, None]}"
+    assert shown(10**5000) == "<a number of 16610 bits>"
+    nested = [0]
+    for _ in range(40):
+        nested = [nested] * 40
+    for value in (nested, "x" * 5000, [10**5000] * 50, {"x" * 5000: 1}, object):
+        assert 0 < len(shown(value, 60)) <= 60
+
+
+def test_counted_is_singular_for_one():
+    assert [counted(number, "call") for number in (0, 1, 2)] == ["0 calls", "1 call", "2 calls"]
+    assert counted(2, "process", "processes") == "2 processes"
+
+
+def test_choice_text_of_an_enum_is_its_value():
+    from transformers.training_args import OptimizerNames
+
+    assert choice_text(OptimizerNames.SGD) == choice_text("sgd") == "sgd"
+
+
+def test_did_you_mean_names_the_nearest_word():
+    assert did_you_mean("--bf61", ["--bf16", "--fp16"]) == " Did you mean --bf16?"
+    assert did_you_mean("--else", ["--bf16"]) == ""
