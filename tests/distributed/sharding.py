@@ -36,6 +36,15 @@ def spread(folder: str, config: dict[str, Any] | None = None, **settings: Any) -
     return arguments(folder, **{"learning_rate": 1e-3, **sharding, **settings})
 
 
+def make(
+    folder: str, config: Any = None, model: Any = None, rows: Any = None, collate: Any = padded, **given: Any
+) -> Any:
+    """Returns a Trainer of a small language model on sentences; `given` are its arguments and theirs."""
+    own = {name: given.pop(name) for name in ("callbacks", "eval_dataset") if name in given}
+    rows = sentences(41, labels=False) if rows is None else rows
+    return Trainer(gpt() if model is None else model, spread(folder, config, **given), collate, rows, **own)
+
+
 def came_of(trainer: Trainer, **more: Any) -> dict[str, Any]:
     return {
         "losses": logged(trainer, "loss"),
@@ -77,21 +86,10 @@ def sharded_tokens(folder: str) -> dict[str, Any]:
         def on_substep_end(self, args: Any, state: Any, control: Any, model: Any, **kwargs: Any) -> None:
             apart.append(all(parameter.grad is None for parameter in model.parameters()))
 
-    trainer = Trainer(
-        gpt(),
-        spread(
-            folder,
-            gradient_accumulation_steps=2,
-            max_grad_norm=0.5,
-            eval_strategy="steps",
-            eval_steps=20,
-            per_device_eval_batch_size=2,
-        ),
-        data_collator=padded,
-        train_dataset=sentences(41, labels=False),
-        eval_dataset=sentences(9, labels=False),
-        callbacks=[Between()],
-    )
+    trainer = make(
+        folder, gradient_accumulation_steps=2, max_grad_norm=0.5, eval_strategy="steps", eval_steps=20,
+        per_device_eval_batch_size=2, eval_dataset=sentences(9, labels=False), callbacks=[Between()],
+    )  # fmt: skip
     trainer.train()
     after = trainer.evaluate()["eval_loss"]
     own, whole = held(trainer)
@@ -110,14 +108,8 @@ def sharded_without_a_label_in_one_process(folder: str) -> dict[str, Any]:
         batch["labels"][torch.tensor([row["ignored"] for row in rows])] = -100
         return batch
 
-    trainer = Trainer(
-        gpt(),
-        spread(
-            folder, gradient_accumulation_steps=3, train_sampling_strategy="sequential", remove_unused_columns=False
-        ),
-        data_collator=collate,
-        train_dataset=rows,
-    )
+    settings = {"train_sampling_strategy": "sequential", "remove_unused_columns": False}
+    trainer = make(folder, rows=rows, collate=collate, gradient_accumulation_steps=3, **settings)
     trainer.train()
     return came_of(trainer)
 
@@ -129,12 +121,7 @@ def sharded_and_computed_again(folder: str) -> dict[str, Any]:
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
     quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model = BertForMaskedLM(BertConfig(vocab_size=64, max_position_embeddings=64, **sizes, **quiet))
-    trainer = Trainer(
-        model,
-        spread(folder, {"activation_checkpointing": True, "reshard_after_forward": False}),
-        data_collator=padded,
-        train_dataset=sentences(41, labels=False),
-    )
+    trainer = make(folder, {"activation_checkpointing": True, "reshard_after_forward": False}, model)
     trainer.train()
     return came_of(trainer, blocks=blocks_of(trainer.model))
 
@@ -162,9 +149,7 @@ def sharded_by_size(folder: str) -> dict[str, Any]:
 
 @scenario
 def sharded_and_described(folder: str) -> dict[str, Any]:
-    trainer = Trainer(
-        small_bert(), spread(folder, max_steps=1), data_collator=padded, train_dataset=sentences(16, labels=True)
-    )
+    trainer = make(folder, model=small_bert(), rows=sentences(16, labels=True), max_steps=1)
     trainer.train()
     trainer.create_model_card()
     trainer._mt_processes.wait()
@@ -206,13 +191,7 @@ def sharded_in_bfloat16(folder: str) -> dict[str, Any]:
             block = next(module for module in model.modules() if type(module).__name__.endswith("GPT2Block"))
             block.mlp.register_forward_hook(lambda module, given, out: seen.append(module.c_fc.weight.dtype))
 
-    trainer = Trainer(
-        gpt(),
-        spread(folder, bf16=True, max_steps=30, learning_rate=1e-2),
-        data_collator=padded,
-        train_dataset=sentences(40, labels=False),
-        callbacks=[Look()],
-    )
+    trainer = make(folder, bf16=True, max_steps=30, learning_rate=1e-2, callbacks=[Look()])
     trainer.train()
     kept = {parameter.dtype for parameter in trainer.model.parameters()}
     return came_of(trainer, used=set(seen), kept=kept)
@@ -220,19 +199,14 @@ def sharded_in_bfloat16(folder: str) -> dict[str, Any]:
 
 def saved(folder: str, kind: str, resume: Any = None, **settings: Any) -> dict[str, Any]:
     """A run with dropout that evaluates, saves, and goes back to its best weights."""
-    trainer = Trainer(
-        gpt(dropout=0.1),
-        spread(
-            folder, {"state_dict_type": kind},
-            **{
-                "max_steps": 8, "gradient_accumulation_steps": 2, "save_strategy": "steps", "save_steps": 2,
-                "eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True, "save_total_limit": 3,
-                "learning_rate": 1e-2, "max_grad_norm": 0.5, **settings,
-            },
-        ),
-        data_collator=padded,
-        train_dataset=sentences(43, labels=False),
+    trainer = make(
+        folder, {"state_dict_type": kind}, gpt(dropout=0.1), sentences(43, labels=False),
         eval_dataset=sentences(7, labels=False),
+        **{
+            "max_steps": 8, "gradient_accumulation_steps": 2, "save_strategy": "steps", "save_steps": 2,
+            "eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True, "save_total_limit": 3,
+            "learning_rate": 1e-2, "max_grad_norm": 0.5, **settings,
+        },
     )  # fmt: skip
     trainer.train(resume_from_checkpoint=resume)
     return came_of(trainer, best=trainer.state.best_model_checkpoint)
@@ -251,12 +225,8 @@ def sharded_run_resumed(folder: str) -> dict[str, Any]:
 
 def continued(folder: str, kind: str = FULL, resume: str | None = None, **settings: Any) -> dict[str, Any]:
     """Without dropout, which several processes draw differently."""
-    trainer = Trainer(
-        gpt(),
-        spread(folder, {"state_dict_type": kind}, max_steps=12, max_grad_norm=0.5, **settings),
-        data_collator=padded,
-        train_dataset=sentences(43, labels=False),
-    )
+    rows = sentences(43, labels=False)
+    trainer = make(folder, {"state_dict_type": kind}, rows=rows, max_steps=12, max_grad_norm=0.5, **settings)
     trainer.train(resume_from_checkpoint=resume)
     return came_of(trainer)
 
@@ -317,20 +287,12 @@ def sharded_on_a_full_disk(folder: str) -> dict[str, Any]:
 
 @scenario
 def sharded_until_it_is_no_number(folder: str) -> dict[str, Any]:
-    rows = sentences(40, labels=False)
-
     class Breaks(TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, model: Any, **kwargs: Any) -> None:
             if state.global_step == 3:
                 model.lm_head.register_forward_hook(lambda module, given, out: out * float("nan"))
 
-    trainer = Trainer(
-        gpt(),
-        spread(folder, stop_on_nan=True, max_steps=6),
-        data_collator=padded,
-        train_dataset=rows,
-        callbacks=[Breaks()],
-    )
+    trainer = make(folder, stop_on_nan=True, max_steps=6, callbacks=[Breaks()])
     try:
         trainer.train()
     except NonFiniteLossError as error:
@@ -342,19 +304,11 @@ def sharded_until_it_is_no_number(folder: str) -> dict[str, Any]:
 def sharded_optimizers(folder: str) -> dict[str, Any]:
     made = {}
     for optim in ("adamw_torch", "sgd", "adagrad", "rmsprop"):
-        trainer = Trainer(
-            small_bert(),
-            spread(os.path.join(folder, optim), max_steps=4, optim=optim, save_strategy="steps", save_steps=2),
-            data_collator=padded,
-            train_dataset=sentences(24, labels=True),
-        )
+        place, rows = os.path.join(folder, optim), sentences(24, labels=True)
+        settings = {"max_steps": 4, "optim": optim, "save_strategy": "steps", "save_steps": 2}
+        trainer = make(place, model=small_bert(), rows=rows, **settings)
         trainer.train()
-        again = Trainer(
-            small_bert(),
-            spread(os.path.join(folder, optim), max_steps=4, optim=optim),
-            data_collator=padded,
-            train_dataset=sentences(24, labels=True),
-        )
-        again.train(resume_from_checkpoint=os.path.join(folder, optim, "checkpoint-2"))
+        again = make(place, model=small_bert(), rows=rows, **settings)
+        again.train(resume_from_checkpoint=os.path.join(place, "checkpoint-2"))
         made[optim] = {"losses": np.array(logged(trainer, "loss")), "again": np.array(logged(again, "loss"))}
     return made

@@ -15,7 +15,7 @@ from mps_trainer import Trainer
 from mps_trainer.distributed.full_state import full_state_dict
 from tests.conftest import Classifier, examples, logged
 from tests.distributed.scenarios import SCENARIOS, arguments, scenario
-from tests.distributed.sharding import gpt, padded, sentences, spread
+from tests.distributed.sharding import make, sentences
 
 STEPS = {"max_steps": 9, "eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 2}
 
@@ -45,28 +45,22 @@ def replica(folder: str, callback: TrainerCallback) -> Trainer:
 
 
 def shards(folder: str, callback: TrainerCallback) -> Trainer:
-    return Trainer(
-        gpt(),
-        spread(folder, {"state_dict_type": "SHARDED_STATE_DICT"}, **STEPS),
-        data_collator=padded,
-        train_dataset=sentences(43, labels=False),
-        eval_dataset=sentences(43, labels=False),
-        callbacks=[callback],
-    )
+    config, rows = {"state_dict_type": "SHARDED_STATE_DICT"}, sentences(43, labels=False)
+    return make(folder, config, rows=rows, eval_dataset=rows, callbacks=[callback], **STEPS)
 
 
-def stopped(folder: str, make: Any, event: str, number: int) -> dict[str, Any]:
+def stopped(folder: str, kind: Any, event: str, number: int) -> dict[str, Any]:
     """A run that is left alone; one with the signal; and the one that goes on from where that has ended."""
-    whole = make(f"{folder}-whole", SignalToOne(event, 0))
+    whole = kind(f"{folder}-whole", SignalToOne(event, 0))
     whole.train()
     ended = None
     callback = SignalToOne(event, number)
-    first = make(folder, callback)
+    first = kind(folder, callback)
     try:
         first.train()
     except SystemExit as end:
         ended = end.code
-    again = make(folder, SignalToOne(event, 0))
+    again = kind(folder, SignalToOne(event, 0))
     again.train(resume_from_checkpoint=True)
     return {
         "ended": ended,
