@@ -31,7 +31,9 @@ def total_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     few = devices == {"cpu"} and sum(gradient.numel() for gradient in gradients) <= _JOINED_ON_CPU
     if len(kinds) != 1 or not (few or devices == {"mps"}):
         return torch.nn.utils.get_total_norm(gradients)
-    pieces, joined, size = [], [], 0
+    pieces: list[torch.Tensor] = []
+    joined: list[torch.Tensor] = []
+    size = 0
     for gradient in gradients:
         if gradient.numel() >= _ALONE:
             pieces.append(gradient)
@@ -109,7 +111,8 @@ class AdamW(torch.optim.AdamW):
             if not lists[0]:
                 continue
             # a kernel takes parameters of one device and number format
-            for (parameters, *others, steps), _ in self._group_tensors_by_device_and_dtype(lists).values():
+            alike: Any = self._group_tensors_by_device_and_dtype(lists)
+            for (parameters, *others, steps), _ in alike.values():
                 counts, steps = self._join(parameters, steps)
                 counts.add_(1)
                 torch._fused_adamw_(

@@ -66,7 +66,8 @@ def attention(
 ) -> torch.Tensor:
     """Returns what `torch.nn.functional.scaled_dot_product_attention` does; its arguments are that function's."""
     scores = (query * (1 / math.sqrt(query.size(-1)) if scale is None else scale)) @ key.transpose(-2, -1)
-    softmax, seen = torch.softmax, None
+    softmax: Any = torch.softmax
+    seen = None
     if mask is not None and mask.dtype is torch.bool:
         seen = mask.any(-1, keepdim=True)
         mask = torch.zeros(mask.shape, dtype=scores.dtype).masked_fill_(~mask, torch.finfo(scores.dtype).min)
