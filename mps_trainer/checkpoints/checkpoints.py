@@ -155,6 +155,7 @@ class Checkpoints:
                 # the Trainer may have begun another run when the thread ends, so the thread reads copies only
                 state = _copied(state)
                 kept = {folder, self._absolute(state.best_model_checkpoint)}
+                self._unsaved = None  # an earlier failure does not keep this save's on_save
                 rotate = functools.partial(self._remove_old, kept, args.save_total_limit, args.overwrite_output_dir)
 
             def work() -> _Result | None:
@@ -220,8 +221,8 @@ class Checkpoints:
             if trainer.args.push_to_hub and not writes_shards(trainer.model, trainer.args):
                 trainer._push_from_checkpoint(result.folder)
             return
-        whole = folders.find_checkpoints(self.run_dir)
-        left = f"The last one is {whole[-1]}." if whole else "There is none."
+        newest = self.newest()
+        left = "There is none." if newest is None else f"The last one is {newest}."
         logger.error(
             "%s could not be saved: %s. %s Training continues. Free some disk space or allow writing before the "
             "next checkpoint is due.",

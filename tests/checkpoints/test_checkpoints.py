@@ -223,6 +223,22 @@ def test_a_checkpoint_that_was_not_saved_is_not_the_best(saver, trainer, tmp_pat
     assert trainer.notes == [("fault", f"{folder} could not be saved: the disk is full. {left.format(folder)}")]
 
 
+def test_a_failed_save_does_not_name_a_checkpoint_of_another_run(saver, trainer, tmp_path):
+    with_checkpoints(tmp_path, 9)
+    saver.find_stale(None)
+    saver._note_result(module._Result(str(tmp_path / "checkpoint-3"), None, "the disk is full"))
+    assert saver.unsaved().endswith("There is none.")
+
+
+def test_a_background_save_after_a_failed_one_calls_on_save(saver, trainer, tmp_path):
+    saver._note_result(module._Result(str(tmp_path / "checkpoint-2"), None, "the disk is full"))
+    trainer._mt_run, trainer.state.global_step = FakeRun(), 3
+    saver.write()
+    saver.fire_on_save()
+    saver.wait()
+    assert [kind for kind, _ in trainer.notes] == ["fault", "checkpoint"]
+
+
 def test_a_thread_that_outlives_its_run_rotates_by_the_settings_of_that_run(
     saver, trainer, args, make_args, tmp_path, monkeypatch
 ):
