@@ -52,7 +52,8 @@ def _check_keywords(given: Any) -> None:
             problem = f"{name}={shown(value)}, which must be true or false."
     if problem is None:
         try:
-            with warnings.catch_warnings(action="ignore"):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
                 checkpoint(torch.clone, torch.zeros((), device="cpu", requires_grad=True), **given)
         except (TypeError, ValueError) as error:
             problem = f"values that torch.utils.checkpoint refuses: {error}"

@@ -115,7 +115,8 @@ class AdamW(torch.optim.AdamW):
             for (parameters, *others, steps), _ in alike.values():
                 counts, steps = self._join(parameters, steps)
                 counts.add_(1)
-                torch._fused_adamw_(
+                update: Any = torch._fused_adamw_
+                update(
                     parameters,
                     *others,
                     steps,

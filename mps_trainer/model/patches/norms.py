@@ -24,7 +24,8 @@ from ..introspection import is_transformed
 
 def norms_in_few_kernels(model: nn.Module, applies: bool) -> contextlib.AbstractContextManager[None]:
     """Inside, the RMS norms of `model` that are like Llama's have such gradients, if it `applies`."""
-    norms = [one for one in model.modules() if applies and "forward" not in vars(one) and is_rms_norm(type(one))]
+    modules: Any = model.modules() if applies else ()
+    norms = [one for one in modules if "forward" not in vars(one) and is_rms_norm(type(one))]
     return attributes_replaced((norm, "forward", MethodType(forward, norm)) for norm in norms)
 
 

@@ -125,7 +125,7 @@ def forward(self: Any, hidden_states: torch.Tensor, attention_mask: Any = None, 
     """Computes the forward pass of the last layer."""
     is_known_mask = attention_mask is None or (isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 4)
     if kwargs.pop(_FIRST_ONLY, False) and is_known_mask and kwargs.get("past_key_values") is None:
-        compute = functools.partial(_first_token, self, **kwargs)
+        compute: Any = functools.partial(_first_token, self, **kwargs)
         if self.gradient_checkpointing and self.training and _CHECKPOINTS_IN_FORWARD:
             compute = functools.partial(self._gradient_checkpointing_func, compute)
         return compute(hidden_states, attention_mask, *args)
