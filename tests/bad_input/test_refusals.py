@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import run_glue
 
@@ -83,11 +85,11 @@ def test_traceback_is_shown_on_request_before_the_line(run, case, monkeypatch):
     ids=["run_glue.py", "mps-trainer"],
 )
 def test_unforeseen_error_is_one_line_with_hint(run, monkeypatch, module, name, program, words):
-    monkeypatch.setattr(module, name, lambda *args, **kwargs: 1 / 0)
+    monkeypatch.setattr(module, name, mock.Mock(side_effect=ZeroDivisionError("division\nby zero")))
     case = Case("", words, "", program=program)
     run.prepare(case)
     status, errors = run(case)
     assert status == 1
-    assert errors.startswith(f"{program}: error: ZeroDivisionError: ")
+    assert errors.startswith(f"{program}: error: ZeroDivisionError: division by zero. ")
     assert "MPS_TRAINER_TRACEBACK=1" in errors
     assert errors.count("\n") == 1
