@@ -107,9 +107,10 @@ class AdamW(torch.optim.AdamW):
             self._init_group(group, *lists)
             if not lists[0]:
                 continue
-            # a kernel takes parameters of one device and number format
-            alike: Any = self._group_tensors_by_device_and_dtype(lists)
-            for (parameters, *others, steps), _ in alike.values():
+            alike: Any = [(lists, None)]
+            if len({(each.device, each.dtype) for each in lists[0]}) > 1:  # a kernel takes parameters of one kind
+                alike = self._group_tensors_by_device_and_dtype(lists).values()
+            for (parameters, *others, steps), _ in alike:
                 counts, steps = self._join(parameters, steps)
                 counts.add_(1)
                 update: Any = torch._fused_adamw_

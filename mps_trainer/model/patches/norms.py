@@ -24,9 +24,9 @@ from ..introspection import is_transformed
 
 def norms_in_few_kernels(model: nn.Module, applies: bool) -> contextlib.AbstractContextManager[None]:
     """Inside, the RMS norms of `model` that are like Llama's have such gradients, if it `applies`."""
-    modules: Any = model.modules() if applies else ()
-    norms = [one for one in modules if "forward" not in vars(one) and is_rms_norm(type(one))]
-    return attributes_replaced((norm, "forward", MethodType(forward, norm)) for norm in norms)
+    norms: list[tuple[nn.Module, Any]] = [(one, type(one)) for one in model.modules() if applies]
+    norms = [(one, kind) for one, kind in norms if "forward" not in vars(one) and is_rms_norm(kind)]
+    return attributes_replaced((norm, "forward", MethodType(forward, norm)) for norm, _ in norms)
 
 
 def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
