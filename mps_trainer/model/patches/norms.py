@@ -4,7 +4,7 @@ torch has a kernel for the RMS norm on mps, but none for its gradient, so that `
 of as many operators as transformers' own where a gradient is needed. Here that forward pass is transformers', number
 for number, and the gradient is written out. Evaluation uses torch's kernel, which rounds once.
 
-Gain, by `python -m benchmarks.patches`: a step of a Llama of two layers has 230 operators, without this 265. A forward
+Gain, by `python -m benchmarks.patches`: a step of a Llama of two layers has 231 operators, without this 266. A forward
 pass without gradients has 66, without this 91 (tests/model/test_llama_operators.py).
 """
 
@@ -24,9 +24,9 @@ from ..introspection import is_transformed
 
 def norms_in_few_kernels(model: nn.Module, applies: bool) -> contextlib.AbstractContextManager[None]:
     """Inside, the RMS norms of `model` that are like Llama's have such gradients, if it `applies`."""
-    modules: Any = model.modules() if applies else ()
-    norms = [one for one in modules if "forward" not in vars(one) and is_rms_norm(type(one))]
-    return attributes_replaced((norm, "forward", MethodType(forward, norm)) for norm in norms)
+    norms: list[tuple[nn.Module, Any]] = [(one, type(one)) for one in model.modules() if applies]
+    norms = [(one, kind) for one, kind in norms if "forward" not in vars(one) and is_rms_norm(kind)]
+    return attributes_replaced((norm, "forward", MethodType(forward, norm)) for norm, _ in norms)
 
 
 def forward(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
