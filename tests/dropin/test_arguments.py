@@ -175,7 +175,7 @@ def test_accelerator_config_takes_all_forms(tmp_path, how):
         ("{", "JSON"),
         (7, "dictionary"),
         (AcceleratorConfig, "callable"),
-        ({"use_configured_state": "yes"}, "use_configured_state"),
+        ({"use_configured_state": "perhaps"}, "use_configured_state"),
     ],
 )
 def test_invalid_accelerator_config_is_refused(value, message):
