@@ -12,7 +12,6 @@ from mps_trainer import DeviceRequest, Trainer, TrainingArguments, cli, resolve
 from mps_trainer.cli.env import listing
 from mps_trainer.cli.screen import screen
 from mps_trainer.devices.findings import findings
-from mps_trainer.launching import processes
 from tests.devices.diagnosed import DIAGNOSED
 from tests.launching.test_processes import MAC
 
@@ -78,7 +77,7 @@ def on_mac(monkeypatch, tmp_path):
     for name in ("HF_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.setattr(cli.config, "gather_facts", lambda: MAC)
-    monkeypatch.setattr(processes, "gather_facts", lambda environ: MAC)
+    monkeypatch.setattr(cli.launch, "gather_facts", lambda environ: MAC)
     return {block.label: unwrapped(block.text) for block in all_blocks(kind="screen")}
 
 
