@@ -10,7 +10,6 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 from transformers import training_args, utils
 
@@ -31,6 +30,8 @@ def stop_at_first_step(batches: int) -> Iterator[None]:
 
     The exception carries the report, and the Trainer or None.
     """
+    from unittest import mock  # here, because it imports asyncio
+
     run_trace = check.trace
 
     def train_ours(trainer: Trainer, *args: Any, **kwargs: Any) -> None:

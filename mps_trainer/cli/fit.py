@@ -10,7 +10,6 @@ import os
 import sys
 from collections import defaultdict
 from typing import Any
-from unittest import mock
 
 from ..errors import MisconfigurationException
 from ..launching.settings import USE_CPU
@@ -44,6 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the script until it trains and prints what its step needs; returns 0, 1 or 2 as the help says."""
     check_paths(arguments)
     os.environ[USE_CPU] = "true"  # also on a Mac: nothing of the script needs the device
+    from unittest import mock  # here, because it imports asyncio
+
     from .. import trainer_seq2seq  # noqa: F401 (so that the next import prints only its own line)
     from ..fit import estimate
     from ..fit.fake_models import models_are_fake
