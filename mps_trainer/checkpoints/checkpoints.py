@@ -158,14 +158,8 @@ class Checkpoints:
                 self._unsaved = None  # an earlier failure does not keep this save's on_save
                 rotate = functools.partial(self._remove_old, kept, args.save_total_limit, args.overwrite_output_dir)
 
-            def work() -> _Result | None:
-                error = self._write_checkpoint(folder, state, gathered.get(LOOP_STATE), writer)
-                if writer.write_shards is not None and not trainer._mt_processes.is_first:
-                    return None
-                if error is None:
-                    rotate()
-                return _Result(folder, best_before, error)
-
+            positions = gathered.get(LOOP_STATE)
+            work = functools.partial(self._write_checkpoint, writer, folder, state, positions, best_before, rotate)
             if writer.in_background:
                 self._background.start(work)
             elif (result := work()) is not None:
@@ -188,9 +182,15 @@ class Checkpoints:
         return gathered
 
     def _write_checkpoint(
-        self, folder: str, state: TrainerState, positions: list[dict[str, Any]] | None, writer: Writer
-    ) -> str | None:
-        """Writes a checkpoint. Returns in all processes why the disk of one did not take it, or None."""
+        self,
+        writer: Writer,
+        folder: str,
+        state: TrainerState,
+        positions: list[dict[str, Any]] | None,
+        best_before: str | None,
+        rotate: Callable[[], None],
+    ) -> _Result | None:
+        """Writes a checkpoint, then removes old ones. Returns the result in the first of the processes that write."""
         processes = Processes() if writer.write_shards is None else self._trainer._mt_processes
         unfinished = os.path.join(self.run_dir, f"{folders.UNFINISHED}{state.global_step}")
 
@@ -204,14 +204,17 @@ class Checkpoints:
             if positions:
                 with open(os.path.join(unfinished, LOOP_STATE), "w", encoding="utf-8") as file:
                     json.dump({"processes": positions}, file, indent=2)
-            manifest.commit(unfinished, folder, state.global_step, folders.next_save(self.run_dir))
+            folders.commit(unfinished, folder, state.global_step)
 
         write_shards = None if writer.write_shards is None else functools.partial(writer.write_shards, unfinished)
+        error = None
         for work in (begin if processes.is_first else None, write_shards, finish if processes.is_first else None):
-            error = _attempt(work, unfinished, processes)
-            if error is not None:
-                return error
-        return None
+            error = error or _attempt(work, unfinished, processes)
+        if not processes.is_first:
+            return None
+        if error is None:
+            rotate()
+        return _Result(folder, best_before, error)
 
     def _note_result(self, result: _Result) -> None:
         """Uploads a checkpoint that was written. Logs the error of one that was not; it is not the best then."""

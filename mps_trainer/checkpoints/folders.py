@@ -1,4 +1,4 @@
-"""Finds a run's checkpoint folders, selects the one to resume from, and removes old ones."""
+"""Puts checkpoints in place, finds them, selects the one to resume from, and removes old ones."""
 
 from __future__ import annotations
 
@@ -16,12 +16,32 @@ logger = logging.getLogger(__name__)
 
 LOCK = ".mps_trainer.lock"
 UNFINISHED = "tmp-checkpoint-"
+_REPLACED = ".replaced"  # ends the name of a checkpoint while another of its step takes its place
 _LEFT_OVER = re.compile(r"tmp-checkpoint-(?:([0-9]+)(\.replaced)?|removed-checkpoint-[0-9]+)")
 _FOLDER = re.compile(r"checkpoint-(0|[1-9][0-9]*)")  # int() reads 0004 and ٩ as the steps of other folders
 
 
 def checkpoint_folder(output_dir: str, step: int) -> str:
     return os.path.join(output_dir, f"checkpoint-{step}")
+
+
+def commit(unfinished: str, folder: str, step: int) -> None:
+    """Turns `unfinished` into the checkpoint `folder`: writes the manifest, flushes to disk, then renames.
+
+    Raises:
+        OSError: if the disk is full or fails; `folder` is as it was then.
+    """
+    manifest.write(unfinished, step, next_save(os.path.dirname(folder)))
+    for path, _, names in os.walk(unfinished):
+        for name in (*names, "."):
+            manifest.flush(os.path.join(path, name))
+    replaced = f"{unfinished}{_REPLACED}"
+    if os.path.isdir(folder):
+        os.rename(folder, replaced)
+    os.rename(unfinished, folder)
+    manifest.flush(os.path.dirname(os.path.abspath(folder)))
+    shutil.rmtree(replaced, ignore_errors=True)
+    manifest.note_intact(folder)
 
 
 def step_of(folder: str) -> int:

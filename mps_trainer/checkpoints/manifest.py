@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import stat
 import sys
 import time
@@ -23,7 +22,6 @@ from .files import damaged, read_json
 NAME = "manifest.json"
 STATE = "trainer_state.json"  # every checkpoint has one
 WEIGHTS = "model.safetensors"
-REPLACED = ".replaced"  # ends the name of a checkpoint while another of its step takes its place
 _VERSION = 1
 _ARCHIVES = (".pt", ".pth", ".bin")  # torch.save writes a zip file
 _IS_WEIGHTS = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")
@@ -33,32 +31,14 @@ _IS_READ = re.compile(
 _intact: dict[str, tuple] = {}  # folders without a fault, as they were then: a large checkpoint is not read twice
 
 
-def commit(unfinished: str, folder: str, step: int, save: int) -> None:
-    """Turns `unfinished` into the checkpoint `folder`: writes the manifest, flushes to disk, then renames.
+def write(folder: str, step: int, save: int) -> None:
+    """Writes the manifest of the files in `folder`. It replaces an existing manifest in one step.
 
     Args:
         step: the step of the run.
         save: the number of the save among those into the same output folder, from 1. It orders checkpoints, which
             the clock does not where it was set back, and the step does not after another run.
-
-    Raises:
-        OSError: if the disk is full or fails; `folder` is as it was then.
     """
-    write(unfinished, step, save)
-    for path, _, names in os.walk(unfinished):
-        for name in (*names, "."):
-            flush(os.path.join(path, name))
-    replaced = f"{unfinished}{REPLACED}"
-    if os.path.isdir(folder):
-        os.rename(folder, replaced)
-    os.rename(unfinished, folder)
-    flush(os.path.dirname(os.path.abspath(folder)))
-    shutil.rmtree(replaced, ignore_errors=True)
-    _intact[folder] = _signature(folder)
-
-
-def write(folder: str, step: int, save: int) -> None:
-    """Writes the manifest of the files in `folder`. It replaces an existing manifest in one step."""
     files = {name: {"size": os.path.getsize(path), "sha256": checksum(path)} for name, path in _files(folder)}
     unfinished = os.path.join(folder, f"{NAME}.tmp")
     content = {"version": _VERSION, "step": step, "save": save, "written": time.time(), "files": files}
@@ -76,7 +56,12 @@ def renew(folder: str, step: int) -> None:
         with contextlib.suppress(MisconfigurationException):  # not read(), which refuses what a callback has added
             number = read_json(path).get("save")
         write(folder, step, number if schema.fits(number, schema.Size) else 1)
-        _intact[folder] = _signature(folder)
+        note_intact(folder)
+
+
+def note_intact(folder: str) -> None:
+    """Remembers that the files in `folder` are those of its manifest."""
+    _intact[folder] = _signature(folder)
 
 
 def flush(path: str) -> None:

@@ -135,7 +135,9 @@ class TrainingRun:
             trials.set_state(trainer.state, trainer._trial, trainer.hp_name)
 
     def resume(self, folder: str) -> None:
-        """Loads weights, optimizer, schedule, position and generators from a checkpoint.
+        """Loads weights, optimizer, schedule and position from a checkpoint.
+
+        The random numbers are restored once the loader stands where it stood (see `ResumedRng`).
 
         Raises:
             MisconfigurationException: if the checkpoint is damaged, or not one of this model and optimizer.
@@ -313,7 +315,10 @@ class TrainingRun:
         )
 
     def update_weights(self) -> None:
-        """Clips, steps the optimizer, then its schedule, and clears the gradients."""
+        """Clips, steps the optimizer, then its schedule, and clears the gradients.
+
+        The fused AdamW clips within its step; then `_clip_grad_norm` only measures the norm.
+        """
         trainer, state, step = self.trainer, self.run_state, self.trainer.state.global_step
         self.signals.ask(self.data_rng.may_stop)
         clipped = trainer._clip_grad_norm(self.model) if self.args.max_grad_norm else None

@@ -12,7 +12,7 @@ import torch
 from transformers.trainer_callback import TrainerCallback, TrainerState
 
 from mps_trainer.checkpoints import checkpoints as module
-from mps_trainer.checkpoints import loading, manifest
+from mps_trainer.checkpoints import folders, loading, manifest
 from mps_trainer.checkpoints.checkpoints import Checkpoints
 from mps_trainer.distributed import Processes
 
@@ -244,8 +244,8 @@ def test_a_thread_that_outlives_its_run_rotates_by_the_settings_of_that_run(
 ):
     opened = threading.Event()
 
-    commit = manifest.commit
-    monkeypatch.setattr(manifest, "commit", lambda *args: (opened.wait(20), commit(*args)))
+    commit = folders.commit
+    monkeypatch.setattr(folders, "commit", lambda *args: (opened.wait(20), commit(*args)))
     with_checkpoints(tmp_path, 2, 4, 6)
     saver.find_stale(4)
     trainer._mt_run, args.save_total_limit = FakeRun(), 2

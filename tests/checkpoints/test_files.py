@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.checkpoints import files, manifest, schema
+from mps_trainer.checkpoints import files, folders, manifest, schema
 from mps_trainer.checkpoints.files import damaged, read_safetensors, read_tensors, shown
 
 
@@ -173,7 +173,7 @@ def test_a_file_system_that_cannot_do_so_is_asked_for_less(tmp_path, monkeypatch
     monkeypatch.setattr(os, "fsync", lambda descriptor: asked.append(os.fstat(descriptor).st_ino))
     (tmp_path / "new" / "inner").mkdir(parents=True)
     (tmp_path / "new" / "inner" / "file").write_text("x")
-    manifest.commit(str(tmp_path / "new"), str(tmp_path / "checkpoint-1"), 1, 1)
+    folders.commit(str(tmp_path / "new"), str(tmp_path / "checkpoint-1"), 1)
     places = [tmp_path, *(tmp_path / "checkpoint-1" / name for name in (".", "inner", "inner/file", manifest.NAME))]
     assert set(asked) == {place.stat().st_ino for place in places}
 
