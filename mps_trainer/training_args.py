@@ -87,6 +87,7 @@ class TrainingArguments(
         checks.coerce(self, declared)
         if self.report_to is None or self.report_to == ["none"]:
             self.report_to = []
+        self._checked_report_to = self.report_to
         checks.check_values(self, declared)
         checks.check_combinations(self)
         checks.refuse_unsupported(self, declared)
@@ -133,8 +134,13 @@ class TrainingArguments(
 
     @property
     def writes_report(self) -> bool:
-        """Returns True if a run writes `report.html`: also False if a subclass has set `report_to` to "none"."""
-        return self.report and self.report_to not in ("none", ["none"])
+        """Returns True if a run writes `report.html`.
+
+        False with `report=False`, and where `report_to` was emptied once the arguments were made, as a subclass may
+        do in `__post_init__`.
+        """
+        checked = getattr(self, "_checked_report_to", self.report_to)  # older pickles lack it
+        return self.report and (self.report_to is checked or self.report_to not in ([], "none", ["none"]))
 
     def use_transformers_choices(self) -> None:
         """Replaces enum members with those of transformers' classes, which must be loaded by now.

@@ -109,7 +109,7 @@ class Quiet(TrainingArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        self.report_to = "none"
+        self.report_to = []
 
 
 def test_a_report_is_written_unless_trackers_are_refused():
@@ -122,7 +122,7 @@ def test_a_report_is_written_unless_trackers_are_refused():
         assert again(TrainingArguments("out")).writes_report
         assert not again(Quiet("out")).writes_report
     args = TrainingArguments("out", report_to=["tensorboard"])
-    for value in ("none", ["none"]):  # assigned later
+    for value in ("none", ["none"], []):  # assigned later
         args.report_to = value
         assert not args.writes_report
 
