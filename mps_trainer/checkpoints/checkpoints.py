@@ -84,7 +84,7 @@ class Checkpoints:
             self._trainer._save_checkpoint(self._trainer._mt_run.model, self._trainer._mt_run.trial)
             self.wait()
             self.fire_on_save()
-        self._fire_complete()  # of a save by an override that has not called on_save
+        self._fire_complete()  # an override's save may not have called on_save
 
     def poll(self) -> None:
         """Notes that the checkpoint in the background is written; raises its error. Does not wait for it."""

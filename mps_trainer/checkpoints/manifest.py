@@ -1,4 +1,4 @@
-"""Commits a checkpoint: the list of its files with checksums, a flush, a rename. Finds what is damaged since."""
+"""Lists the files of a checkpoint with their checksums, and finds files that were damaged later."""
 
 from __future__ import annotations
 

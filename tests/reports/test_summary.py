@@ -1,4 +1,4 @@
-"""What a page says of a record, in words and numbers."""
+"""Tests the words and numbers that a page shows of a record."""
 
 from __future__ import annotations
 
