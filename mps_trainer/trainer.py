@@ -32,8 +32,9 @@ from .callbacks import RunReport, all_callbacks, call_first_who_add_to_logs, jit
 from .callbacks.events import Events, ReportingHandler
 from .checkpoints import folders, loading, writers
 from .checkpoints.checkpoints import Checkpoints
-from .checkpoints.loading import OPTIMIZER, SCALER, SCHEDULER, restore_rng
+from .checkpoints.loading import OPTIMIZER, SCALER, SCHEDULER
 from .checkpoints.output_folder import make_folder, own_run_folder
+from .checkpoints.rng import restore_rng
 from .data import dataloaders
 from .data.buckets import BucketBatchSampler, LengthBuckets, buckets_of
 from .data.columns import ColumnRemover, is_table, signature_columns, without_unused_columns
@@ -257,6 +258,8 @@ class Trainer:
             report.expect(run_dir, resume_from, draws=run_dir == self.args.output_dir)
         with absent_named(self._mt_what_comes), explained(self, TRAINING), prepared_for_training(self):
             run = TrainingRun(self, trial, resume_from)
+            if resume_from is not None:
+                run.resume(resume_from)
             with run.signals:
                 output = run.train()
         if self.args.auto_find_batch_size:  # what was found, for those who ask afterwards, as in transformers
@@ -431,7 +434,7 @@ class Trainer:
             model.train()
             set_mode(self.optimizer, training=True)
         inputs = self._prepare_inputs(inputs)
-        given_items = self._mt_loss.begin_batch(num_items_in_batch)
+        given_items = self._mt_loss.start_batch(num_items_in_batch)
         with self.compute_loss_context_manager():
             loss = self.compute_loss(model, inputs, num_items_in_batch=given_items)
         every = self.args.torch_empty_cache_steps

@@ -21,9 +21,9 @@ from ..errors import CheckpointError
 from . import folders, loading, manifest
 from .background import Background
 from .files import why_not_written
-from .loading import LOOP_STATE, OPTIMIZER, SCALER, SCHEDULER, rng_file
+from .loading import LOOP_STATE, OPTIMIZER, SCALER, SCHEDULER
 from .manifest import STATE, WEIGHTS
-from .rng import rng_state
+from .rng import rng_file, rng_state
 from .surface import SavingTrainer
 from .writers import Writer, save_states, writer_for, writes_shards
 
@@ -283,7 +283,7 @@ class Checkpoints:
     def _rng(self) -> dict[str, Any]:
         """Returns the states of this process's generators, and those that its loader drew from."""
         run = self._trainer._mt_run
-        return rng_state() if run is None else {**rng_state(), **run.data_rng.state_dict()}
+        return rng_state() if run is None else run.rng.state_dict()
 
     # Loading
 

@@ -1,4 +1,4 @@
-"""Loads what a checkpoint holds: weights, optimizer, schedule, scaler, generators, position, state.
+"""Loads what a checkpoint holds: weights, optimizer, schedule, scaler, position, state.
 
 Names and contents of the files are transformers', so that either library resumes the checkpoints of the other;
 loop_state.json is this package's own.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -25,7 +24,7 @@ from . import manifest, schema, shards
 from .compatibility import require_belonging
 from .files import damaged, is_there, read_safetensors, read_tensors
 from .manifest import STATE, WEIGHTS, weight_files
-from .rng import numpy_globals, require_valid, set_rng
+from .rng import read_rng, rng_files
 
 logger = logging.getLogger(__name__)
 
@@ -156,55 +155,6 @@ def load_states(owners: Mapping[str, Any], folder: str) -> None:
                 f"{path} does not belong to this run: {why}. Resume with the model and optimizer that it was saved "
                 "from, or train from the beginning."
             ) from error
-
-
-# Generators
-
-
-def rng_file(rank: int, size: int) -> str:
-    """Returns the name of the file of process `rank` of `size`."""
-    return "rng_state.pth" if size == 1 else f"rng_state_{rank}.pth"
-
-
-def rng_files(checkpoint: str) -> list[str]:
-    """Returns the files of the generators, one for each process that wrote `checkpoint`."""
-    several = [name for name in os.listdir(checkpoint) if re.fullmatch(r"rng_state_\d+\.pth", name)]
-    return sorted(several, key=lambda name: (len(name), name)) or [rng_file(0, 1)]
-
-
-def read_rng(checkpoint: str, rank: int = 0, size: int = 1) -> dict[str, Any] | None:
-    """Returns the generators' states of process `rank` in `checkpoint`; None without such a file.
-
-    Where another number of processes made it, this one continues with the generators of one of them.
-
-    Raises:
-        MisconfigurationException: for a damaged file.
-    """
-    files = rng_files(checkpoint)
-    made_by, path = len(files), os.path.join(checkpoint, files[rank % len(files)])
-    if not is_there(path):
-        return None
-    if made_by != size and rank == 0:
-        logger.warning(
-            "%s was written by %s, and this run has %d: weights, optimizer and position in the epoch are restored, "
-            "but random numbers such as those of dropout differ from the original run.",
-            checkpoint, "1 process" if made_by == 1 else f"{made_by} processes", size,
-        )  # fmt: skip
-    state: dict[str, Any] = read_tensors(path, allowed=numpy_globals())
-    try:
-        require_valid(state)
-    except Exception as error:
-        why = (
-            f"{error.args[0]} is missing" if isinstance(error, KeyError) else f"a generator rejects its state: {error}"
-        )
-        raise damaged(path, ValueError(why)) from error
-    return state
-
-
-def restore_rng(checkpoint: str, rank: int = 0, size: int = 1) -> None:
-    """Sets the generators to the states of process `rank` in `checkpoint`, if it has them."""
-    if (state := read_rng(checkpoint, rank, size)) is not None:
-        set_rng(state)
 
 
 # Position and state

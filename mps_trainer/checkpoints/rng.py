@@ -1,21 +1,27 @@
-"""Gets and sets the states of all random number generators of this process, of every kind of device."""
+"""Gets, sets and reads the states of all random number generators of a process, of every kind of device."""
 
 from __future__ import annotations
 
-import contextlib
+import logging
+import os
 import random
+import re
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
 from ..devices.accelerators import ACCELERATORS
+from .files import damaged, is_there, read_tensors
 
-# Entries beside the generators' states, which `DataRngState` saves; transformers ignores them.
+logger = logging.getLogger(__name__)
+
+# Entries beside the generators' states, which `loop.rng.RunRng` saves; transformers ignores them.
 ORDER_SEED = "order_seed"  # of the loader's order
 BEFORE_EPOCH = "before_epoch"  # states before the epoch drew its order and its workers' seed
 BEFORE_WAITING = "before_waiting"  # states before the batch ahead was loaded; None if no batch is loaded ahead
+OF_LOADING = (ORDER_SEED, BEFORE_EPOCH, BEFORE_WAITING)
 
 
 def rng_state() -> dict[str, Any]:
@@ -47,64 +53,7 @@ def _device_modules() -> Iterator[tuple[str, Any]]:
             yield kind, module
 
 
-class LoadsRng(Protocol):
-    """A Trainer, for its method that restores the generators."""
-
-    def _load_rng_state(self, checkpoint: str | None) -> None: ...
-
-
-class ResumedRng:
-    """Restores the generators from the checkpoint that a run resumes from, once.
-
-    The moment is when the loader stands where it stood at the checkpoint: at the begin or the end of an epoch, or once
-    the batches of the epoch that the run has trained on are loaded again. Until then, loading draws from the states
-    that it drew from in the first run (see `DataRngState`).
-    """
-
-    def __init__(self, trainer: LoadsRng) -> None:
-        self._trainer = trainer
-        self._folder = ""
-        self._states: dict[str, Any] | None = None
-        self._is_as_saved = True
-
-    @property
-    def is_pending(self) -> bool:
-        """Returns True until the generators are restored."""
-        return self._states is not None
-
-    def resume_from(self, folder: str, states: dict[str, Any] | None) -> None:
-        """Sets the states to restore, read from the checkpoint `folder`; None for a checkpoint without them."""
-        self._folder, self._states = folder, states
-
-    def restore(self) -> None:
-        """Restores the generators from the checkpoint, once."""
-        if self._states is not None and self._is_as_saved:
-            self._trainer._load_rng_state(self._folder)
-        elif self._states is not None:
-            set_rng(self._states)
-        self._states = None
-
-    @contextlib.contextmanager
-    def drawing_ahead(self) -> Iterator[None]:
-        """Restores the generators inside. Draws inside advance the states that are restored later."""
-        if self._states is None:
-            yield
-            return
-        set_rng(self._states)
-        yield
-        self._states = {**self._states, **rng_state()}
-        self._is_as_saved = False
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the states before the next draw."""
-        return rng_state() if self._states is None else self._states
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Sets the generators."""
-        set_rng(state)
-
-
-def require_valid(state: dict[str, Any]) -> None:
+def _require_valid(state: dict[str, Any]) -> None:
     """Raises an error for states that a generator rejects, now or in a later draw.
 
     They say so only when they are set, so they are, and set back: this costs less than a millisecond.
@@ -123,8 +72,57 @@ def require_valid(state: dict[str, Any]) -> None:
         set_rng(before)
 
 
-def numpy_globals() -> list[Any]:
+def _numpy_globals() -> list[Any]:
     """Returns the constructors, of plain data, that rebuild the array of NumPy's generator."""
     from numpy._core import multiarray
 
     return [multiarray._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.uint32))]
+
+
+# The files
+
+
+def rng_file(rank: int, size: int) -> str:
+    """Returns the name of the file of process `rank` of `size`."""
+    return "rng_state.pth" if size == 1 else f"rng_state_{rank}.pth"
+
+
+def rng_files(checkpoint: str) -> list[str]:
+    """Returns the files of the generators, one for each process that wrote `checkpoint`."""
+    several = [name for name in os.listdir(checkpoint) if re.fullmatch(r"rng_state_\d+\.pth", name)]
+    return sorted(several, key=lambda name: (len(name), name)) or [rng_file(0, 1)]
+
+
+def read_rng(checkpoint: str, rank: int = 0, size: int = 1) -> dict[str, Any] | None:
+    """Returns the generators' states of process `rank` in `checkpoint`; None without such a file.
+
+    Where another number of processes made it, this one continues with the generators of one of them.
+
+    Raises:
+        MisconfigurationException: for a damaged file.
+    """
+    files = rng_files(checkpoint)
+    made_by, path = len(files), os.path.join(checkpoint, files[rank % len(files)])
+    if not is_there(path):
+        return None
+    if made_by != size and rank == 0:
+        logger.warning(
+            "%s was written by %s, and this run has %d: weights, optimizer and position in the epoch are restored, "
+            "but random numbers such as those of dropout differ from the original run.",
+            checkpoint, "1 process" if made_by == 1 else f"{made_by} processes", size,
+        )  # fmt: skip
+    state: dict[str, Any] = read_tensors(path, allowed=_numpy_globals())
+    try:
+        _require_valid(state)
+    except Exception as error:
+        why = (
+            f"{error.args[0]} is missing" if isinstance(error, KeyError) else f"a generator rejects its state: {error}"
+        )
+        raise damaged(path, ValueError(why)) from error
+    return state
+
+
+def restore_rng(checkpoint: str, rank: int = 0, size: int = 1) -> None:
+    """Sets the generators to the states of process `rank` in `checkpoint`, if it has them."""
+    if (state := read_rng(checkpoint, rank, size)) is not None:
+        set_rng(state)

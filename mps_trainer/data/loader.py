@@ -56,7 +56,7 @@ class EpochLoader(DataLoader):
     def __iter__(self) -> PrefetchIterator:  # type: ignore[override]
         return PrefetchIterator(self)
 
-    def begin(self) -> Iterator[Any]:
+    def iterate_once(self) -> Iterator[Any]:
         """Returns the batches of one pass, without prefetching."""
         self.set_epoch(self.iteration)
         self.end_of_dataloader = False
@@ -112,7 +112,7 @@ class PrefetchIterator(Iterator[Any]):
 
     def start(self) -> None:
         """Loads the first batch."""
-        self._batches = self.loader.begin()
+        self._batches = self.loader.iterate_once()
         for _ in range(self._skip):
             self._next()
         if self._before_first is not None:

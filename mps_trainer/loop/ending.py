@@ -23,8 +23,8 @@ def ending_in_order(trainer: TrainerSurface) -> Iterator[None]:
         run = trainer._mt_run
         if run is not None:
             if isinstance(error, RuntimeError):
-                run.data_rng.explain(error)
-            run.data_rng.close()
+                run.rng.explain(error)
+            run.rng.close()
         close_display(events.handler.callbacks)
         if not isinstance(error, KeyboardInterrupt):  # an interrupt must not wait
             with contextlib.suppress(Exception):
@@ -35,7 +35,7 @@ def ending_in_order(trainer: TrainerSurface) -> Iterator[None]:
         raise
     finally:
         if (run := trainer._mt_run) is not None:
-            run.data_rng.close()  # a run may end within an epoch; its workers would be killed when Python exits
+            run.rng.close()  # a run may end within an epoch; its workers would be killed when Python exits
             close_workers(run.loader)
 
 

@@ -161,14 +161,14 @@ class UpdateLoss:
         self._computed_by = "subclass"  # the key of RULES for the last loss
         self._watches = True  # until a batch has shown whether a subclass uses the number of items
         self._watched: _Watched | None = None
-        self.begin_run(None)
+        self.start_run(None)
 
-    def begin_run(self, loader: Any) -> None:
+    def start_run(self, loader: Any) -> None:
         """Begins a run with the batches of `loader`."""
         self._loader, self._start = loader, 0
         self._all_ignore_items = False
 
-    def begin_update(self, start: int) -> None:
+    def start_update(self, start: int) -> None:
         """Begins the update after the first `start` batches of the epoch."""
         self._start = start
 
@@ -253,7 +253,7 @@ class UpdateLoss:
 
     # The loss of a batch
 
-    def begin_batch(self, num_items: Any) -> Any:
+    def start_batch(self, num_items: Any) -> Any:
         """Begins a batch, and returns the number of items for compute_loss.
 
         The first batch watches if a subclass's compute_loss uses the number, because the class does not say so.

@@ -54,15 +54,15 @@ class BatchHistory:
 
     def __init__(self, loader: Any, plan: StepPlan, is_plain: bool) -> None:
         self.loader, self.plan, self.is_plain = loader, plan, is_plain
-        self._begun: list[tuple[int, int, int]] = []
+        self._starts: list[tuple[int, int, int]] = []
 
-    def begin(self, epoch: int, step: int, done: int) -> None:
+    def start_epoch(self, epoch: int, step: int, done: int) -> None:
         """Records that the update after `step` begins with the batch `done` of `epoch`."""
-        self._begun.append((step, epoch, done))
+        self._starts.append((step, epoch, done))
 
     def origin(self, step: int) -> BatchOrigin:
         """Returns the batches of the update after `step`."""
-        start, epoch, done = max((begun for begun in self._begun if begun[0] <= step), default=(step, 0, 0))
+        start, epoch, done = max((each for each in self._starts if each[0] <= step), default=(step, 0, 0))
         first = done + (step - start) * self.plan.accumulation
         count = self.plan.batches_in_update(first)
         rows = rows_of_batches(self.loader, epoch, first, count) if self.is_plain else None
@@ -125,7 +125,7 @@ class StopOnNan:
         self.reporter, self.checkpointing = reporter, checkpointing
         self._before: dict[str, Any] = {}
 
-    def begin_update(self) -> None:
+    def take_snapshot(self) -> None:
         """Records the state of the run before an update, before any of its batches is loaded."""
         self._before = self.run_state.snapshot(before_loading=True)
 

@@ -13,12 +13,10 @@ from typing import Any, NoReturn, SupportsFloat
 from transformers.trainer_utils import TrainOutput, speed_metrics
 
 from ..callbacks.overview import announce
-from ..checkpoints.loading import read_position, read_rng
-from ..checkpoints.rng import ResumedRng
+from ..checkpoints.loading import read_position
 from ..checkpoints.surface import WRITERS
 from ..data.batch_checks import BatchCheck
 from ..data.buckets import buckets_of
-from ..data.data_rng import DataRngState
 from ..distributed.ddp import no_sync, zero_gradient_backward
 from ..guards.signals import SignalHandler
 from ..model.introspection import base_model, check_trainable
@@ -30,9 +28,10 @@ from .microbatches import MicrobatchSplitter
 from .nonfinite import BatchHistory, NonFiniteReporter, StopOnNan
 from .plan import StepPlan
 from .preemption import EvaluationLeftError, PreemptionHandler
+from .rng import RunRng
 from .run_state import RunState
 from .surface import TrainerSurface
-from .trainer_state import begin_state
+from .trainer_state import init_state
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ class TrainingRun:
         epochs, _, self.num_examples, self.num_train_samples, self.update_size, _, max_steps = values
         self.plan = dataclasses.replace(StepPlan.of(self.loader, args), epochs=epochs, max_steps=max_steps)
         self._prepare_model_and_optimizer()
-        self._begin_trainer_state()
+        self._init_trainer_state()
         self.checkpointing = trainer._mt_checkpoints
         self.checkpointing.find_stale(None if resume_from is None else trainer.state.global_step)
         if args.save_async and args.save_strategy != "no":
@@ -78,10 +77,10 @@ class TrainingRun:
             "steps that do not wait for the loss", "_maybe_log_save_evaluate"
         )
         self.batch_check = BatchCheck(base_model(self.model))
-        self.data_rng, self.resumed_rng = DataRngState(self.loader), ResumedRng(trainer)
+        self.rng = RunRng(trainer, self.loader)
         scaled = trainer._mt_precision.scaler is not None
         self.meter = LossMeter(args.device, args.logging_nan_inf_filter, scaled, trainer._mt_processes)
-        self.run_state = RunState(trainer, self.model, self.plan, self.meter, self.data_rng, self.resumed_rng)
+        self.run_state = RunState(trainer, self.model, self.plan, self.meter, self.rng)
         self.gradients = Gradients(trainer, self.model)
         self.signals = SignalHandler(args.save_on_signal, trainer._mt_processes)
         self.preemption = PreemptionHandler(trainer, self.signals, self.run_state, self.checkpointing)
@@ -97,9 +96,7 @@ class TrainingRun:
                 trainer, self.run_state, self.model, self.gradients, self.nonfinite, self.checkpointing
             )
         trainer._mt_run = self
-        trainer._mt_loss.begin_run(self.loader)
-        if resume_from is not None:
-            self.resume(resume_from)
+        trainer._mt_loss.start_run(self.loader)
         trainer._mt_tokens_before = trainer.state.num_input_tokens_seen
 
     # The start
@@ -118,10 +115,10 @@ class TrainingRun:
         handler = trainer.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
 
-    def _begin_trainer_state(self) -> None:
+    def _init_trainer_state(self) -> None:
         """Initialises `trainer.state` for a new run, or from the checkpoint."""
         trainer = self.trainer
-        begin_state(
+        init_state(
             trainer,
             self.resume_from,
             self.plan.max_steps,
@@ -137,24 +134,21 @@ class TrainingRun:
     def resume(self, folder: str) -> None:
         """Loads weights, optimizer, schedule and position from a checkpoint.
 
-        The random numbers are restored once the loader stands where it stood (see `ResumedRng`).
+        The random numbers are restored once the loader stands where it stood (see `RunRng`).
 
         Raises:
             MisconfigurationException: if the checkpoint is damaged, or not one of this model and optimizer.
         """
-        self.resume_from = folder
+        self.resume_from, processes = folder, self.trainer._mt_processes
         self.checkpointing.load(folder)
-        processes = self.trainer._mt_processes
-        saved = read_rng(folder, processes.rank, processes.size)
         self.run_state.load_state_dict(read_position(folder, processes.rank, processes.size))
-        self.resumed_rng.resume_from(folder, saved)
-        self.data_rng.load_state_dict(saved)
+        self.rng.resume(folder)
 
     # Training
 
     def train(self) -> TrainOutput:
         """Trains to the end of the plan, or until a callback stops it. Inside `signals`, a signal stops it too."""
-        if not self.begin():
+        if not self.start():
             return self.finish()
         first_epoch, first_batch = self.run_state.epoch, self.run_state.batches
         for epoch in range(first_epoch, self.plan.epochs):
@@ -173,7 +167,7 @@ class TrainingRun:
                 break
         return self.finish()
 
-    def begin(self) -> bool:
+    def start(self) -> bool:
         """Announces the run, and makes up for what a signal prevented in the run that this one resumes.
 
         Returns:
@@ -198,7 +192,7 @@ class TrainingRun:
         if self.args.eval_on_start and self.resume_from is None:
             self.preemption.evaluate_at_start(self.trial)
         if was_postponed := self.preemption.request_postponed():
-            with self.resumed_rng.drawing_ahead():  # an evaluation draws, too
+            with self.rng.drawing_ahead():  # an evaluation draws, too
                 self.log_evaluate_save()
         state, control = self.run_state, self.trainer.control
         # the checkpoint of the last step of an epoch is made before the epoch's end
@@ -214,7 +208,7 @@ class TrainingRun:
             self.splitter.end_step(batches)
 
     def end_epoch(self) -> None:
-        self.resumed_rng.restore()
+        self.rng.restore()
         self.run_state.epoch_has_ended = True
         self.events.fire("on_epoch_end")
         self.log_evaluate_save()
@@ -223,17 +217,14 @@ class TrainingRun:
         """Yields the batches of the epoch after the first `done`, an update's at a time, with their items."""
         if self.args.ignore_data_skip:
             done = 0
-        if not done:
-            self.resumed_rng.restore()  # before the epoch draws its own random numbers
-        self.history.begin(epoch, self.trainer.state.global_step, done)
-        self.begin_update(done)
-        is_first = True
-        batches = self.data_rng.begin(epoch, skip=done, restore_rng=self.resumed_rng.restore)
+        self.history.start_epoch(epoch, self.trainer.state.global_step, done)
+        batches: Iterator[Any] | None = None
         while self.trainer.state.global_step < self.plan.max_steps:
+            self.start_update(done)
+            if batches is None:
+                batches = self.rng.epoch(epoch, skip=done)
             stops = self.signals.signum is not None or self.stop_on_nan is not None
-            self.data_rng.watch(self.may_save() or stops)
-            if not is_first:
-                self.begin_update(done)
+            self.rng.watch(self.may_save() or stops)
             number = self.plan.batches_in_update(done)
             try:
                 group, num_items = self.trainer.get_batch_samples(batches, number, self.args.device)
@@ -241,27 +232,27 @@ class TrainingRun:
                 if self.signals.signum is None:
                     raise
                 self.save_without_batch(done)  # the signal has ended a worker
-            self.resumed_rng.restore()  # of a checkpoint that transformers wrote, as late as transformers does
+            self.rng.restore()  # of a checkpoint that transformers wrote, as late as transformers does
             if not group:
                 break
-            done, is_first = done + len(group), False
+            done += len(group)
             self.run_state.epoch, self.run_state.batches = epoch, done
             yield group, num_items
         if not done and self.trainer.state.global_step < self.plan.max_steps:
             logger.warning("The training dataset gave no batch in epoch %d: training stops here.", epoch)
             self.trainer.control.should_training_stop = True
 
-    def begin_update(self, done: int) -> None:
+    def start_update(self, done: int) -> None:
         self.run_state.update_start = done
-        self.trainer._mt_loss.begin_update(done)
+        self.trainer._mt_loss.start_update(done)
         if self.stop_on_nan is not None:
-            self.stop_on_nan.begin_update()
+            self.stop_on_nan.take_snapshot()
 
     def save_without_batch(self, done: int) -> NoReturn:
         """Saves and ends the run if the next batch cannot be loaded, after `done` batches of an epoch."""
         if not done:  # back to the end of the epoch before it
             self.run_state.epoch_has_ended = True
-            self.data_rng.restore_epoch_start()
+            self.rng.restore_epoch_start()
         self.save_and_end()
 
     def may_save(self) -> bool:
@@ -320,7 +311,7 @@ class TrainingRun:
         The fused AdamW clips within its step; then `_clip_grad_norm` only measures the norm.
         """
         trainer, state, step = self.trainer, self.run_state, self.trainer.state.global_step
-        self.signals.ask(self.data_rng.may_stop)
+        self.signals.ask(self.rng.may_stop)
         clipped = trainer._clip_grad_norm(self.model) if self.args.max_grad_norm else None
         state.grad_norm = trainer._get_grad_norm(self.model, grad_norm=clipped)
         if self.stop_on_nan is not None:
@@ -340,7 +331,7 @@ class TrainingRun:
     def log_evaluate_save(self) -> None:
         """Logs, evaluates and saves as the callbacks requested after a step or an epoch."""
         self.checkpointing.poll()
-        self.signals.agree(self.data_rng.may_stop)
+        self.signals.agree(self.rng.may_stop)
         if self.preemption.should_end:  # if not, they may after the step to come
             self.save_and_end()
         trainer, state = self.trainer, self.run_state

@@ -8,10 +8,9 @@ import torch
 from torch import nn
 
 from ..checkpoints.loading import EXAMPLES_AT_A_TIME
-from ..checkpoints.rng import ResumedRng
-from ..data.data_rng import DataRngState
 from .meter import LossMeter
 from .plan import StepPlan
+from .rng import RunRng
 from .surface import TrainerSurface
 
 
@@ -37,11 +36,9 @@ class RunState:
         model: nn.Module,
         plan: StepPlan,
         meter: LossMeter,
-        data_rng: DataRngState,
-        resumed_rng: ResumedRng,
+        rng: RunRng,
     ) -> None:
-        self.trainer, self.model, self.plan, self.meter = trainer, model, plan, meter
-        self.data_rng, self.resumed_rng = data_rng, resumed_rng
+        self.trainer, self.model, self.plan, self.meter, self.rng = trainer, model, plan, meter, rng
         self.update_start = 0
         self.examples_at_a_time = trainer._mt_examples_at_a_time
         self.grad_norm: torch.Tensor | float | None = None
@@ -87,20 +84,18 @@ class RunState:
             "counts": (trainer.current_flos, trainer.state.num_input_tokens_seen),
             "logs": len(trainer.state.log_history),
             "meter": self.meter.snapshot(),
-            "rng": self.resumed_rng.state_dict(),
+            "rng": self.rng.snapshot(with_loading=before_loading),
+            "before_loading": before_loading,
             "buffers": _buffers(self.model) if with_buffers else [],
         }
         if before_loading:
-            saved["data_rng"] = self.data_rng.state_dict()
             saved["position"] = (self.epoch, self.batches, not self.update_start)
         return saved
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Returns to the state that `snapshot` returned."""
         trainer = self.trainer
-        if "data_rng" in saved:
-            self.data_rng.load_state_dict(saved["data_rng"])
-        self.resumed_rng.load_state_dict(saved["rng"])
+        self.rng.load_snapshot(saved["rng"], with_loading=saved["before_loading"])
         self.epoch, self.batches, self.epoch_has_ended = saved["position"]
         trainer.current_flos, trainer.state.num_input_tokens_seen = saved["counts"]
         del trainer.state.log_history[saved["logs"] :]  # in place, because a callback may hold the list

@@ -34,7 +34,7 @@ def new_state(events: Events) -> TrainerState:
     return state
 
 
-def begin_state(trainer: TrainerSurface, resume_from: str | None, max_steps: int, **settings: Any) -> None:
+def init_state(trainer: TrainerSurface, resume_from: str | None, max_steps: int, **settings: Any) -> None:
     """Initialises the state of the Trainer for a new run, or from the checkpoint `resume_from`.
 
     Args:

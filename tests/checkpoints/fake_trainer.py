@@ -11,6 +11,7 @@ from torch import nn
 from transformers.trainer_callback import CallbackHandler
 
 from mps_trainer.callbacks.events import Events
+from mps_trainer.checkpoints.rng import rng_state
 from mps_trainer.distributed import Processes
 from mps_trainer.evaluation.metrics import SavableLogs
 from mps_trainer.utils.overrides import Overrides
@@ -53,5 +54,5 @@ class FakeRun:
 
     def __init__(self, model: Any = None) -> None:
         self.model, self.trial = model, None
-        self.data_rng = SimpleNamespace(state_dict=lambda: {"order_seed": 7})
+        self.rng = SimpleNamespace(state_dict=lambda: {**rng_state(), "order_seed": 7})
         self.run_state = SimpleNamespace(state_dict=lambda: {"epoch": 1})

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.checkpoints.loading import read_rng, rng_file, rng_files
-from mps_trainer.checkpoints.rng import rng_state, set_rng
+from mps_trainer.checkpoints.rng import read_rng, rng_file, rng_files, rng_state, set_rng
 from mps_trainer.devices.accelerators import ACCELERATORS
 
 

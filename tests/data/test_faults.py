@@ -238,7 +238,7 @@ def test_workers_that_need_more_files_than_may_be_open_are_explained(make_traine
     resource = pytest.importorskip("resource")
     trainer = make_trainer(max_steps=2, dataloader_num_workers=32)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    iterator = EpochLoader.begin
+    iterator = EpochLoader.iterate_once
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     def begin(loader):
@@ -250,7 +250,7 @@ def test_workers_that_need_more_files_than_may_be_open_are_explained(make_traine
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
-    monkeypatch.setattr(EpochLoader, "begin", begin)
+    monkeypatch.setattr(EpochLoader, "iterate_once", begin)
     explanation = fault(trainer, OSError)[1]
     assert explanation.startswith("Too many files are open: this process may open ")
     assert "and 32 workers need more" in explanation

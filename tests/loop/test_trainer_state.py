@@ -11,7 +11,7 @@ from transformers.trainer_callback import CallbackHandler, EarlyStoppingCallback
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.callbacks.events import Events
-from mps_trainer.loop.trainer_state import begin_state, load_callbacks
+from mps_trainer.loop.trainer_state import init_state, load_callbacks
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ EARLY = {"args": {"early_stopping_patience": 9}, "attributes": {"early_stopping_
 
 
 def test_a_new_run_is_at_step_0_with_what_the_callbacks_keep(events, make_args):
-    begin_state(trainer(events, make_args(logging_steps=3), pytest.fail), None, 10, is_hyper_param_search=True)
+    init_state(trainer(events, make_args(logging_steps=3), pytest.fail), None, 10, is_hyper_param_search=True)
     state = events.state
     assert (state.global_step, state.epoch, state.max_steps, state.logging_steps) == (0, 0, 10, 3)
     assert state.is_hyper_param_search
@@ -53,7 +53,7 @@ def test_a_new_run_is_at_step_0_with_what_the_callbacks_keep(events, make_args):
 
 def test_a_resumed_run_is_where_its_checkpoint_was_and_reads_past_unknown_names(events, make_args, checkpoint):
     folder = checkpoint(stateful_callbacks={"EarlyStoppingCallback": EARLY}, of_another_release=1, max_steps=99)
-    begin_state(trainer(events, make_args(), lambda: load_callbacks(events)), folder, 10)
+    init_state(trainer(events, make_args(), lambda: load_callbacks(events)), folder, 10)
     assert (events.state.global_step, events.state.epoch, events.state.max_steps) == (4, 0.5, 10)
     assert events.state.log_history == [{"loss": 1.0, "step": 4}]
     [callback] = events.handler.callbacks
@@ -62,7 +62,7 @@ def test_a_resumed_run_is_where_its_checkpoint_was_and_reads_past_unknown_names(
 
 
 def test_callbacks_that_are_not_to_go_on_keep_their_own_state(events, make_args, checkpoint):
-    begin_state(trainer(events, make_args()), checkpoint(stateful_callbacks={"EarlyStoppingCallback": EARLY}), 10)
+    init_state(trainer(events, make_args()), checkpoint(stateful_callbacks={"EarlyStoppingCallback": EARLY}), 10)
     kept = events.stateful_callbacks()["EarlyStoppingCallback"]
     assert kept["args"]["early_stopping_patience"] == 3
     assert events.state.stateful_callbacks["EarlyStoppingCallback"] == kept
@@ -75,7 +75,7 @@ def test_the_best_checkpoint_is_looked_for_in_its_place_then_beside(events, make
     found = {"its place": best, "beside": tmp_path / "run" / "checkpoint-2", "nowhere": None}[where]
     if found is not None:
         found.mkdir(parents=True)
-    begin_state(trainer(events, make_args()), folder, 10)
+    init_state(trainer(events, make_args()), folder, 10)
     state = events.state
     assert state.best_model_checkpoint == (None if found is None else str(found))
     assert (state.best_metric, state.best_global_step) == ((None, None) if found is None else (0.5, 2))
@@ -93,7 +93,7 @@ def test_a_relative_best_checkpoint_is_that_of_the_run_that_is_resumed(
         (tmp_path / "elsewhere", folder, str(tmp_path / "run" / "checkpoint-2")),
     ]:
         monkeypatch.chdir(working_folder)
-        begin_state(trainer(events, make_args()), resumed, 10)
+        init_state(trainer(events, make_args()), resumed, 10)
         assert events.state.best_model_checkpoint == expected
 
 
@@ -104,7 +104,7 @@ def test_a_state_that_a_callback_does_not_take_is_refused_by_name(events, make_a
         match=f"^{re.escape(folder)}/trainer_state.json is damaged and cannot be read: EarlyStoppingCallback "
         r"cannot load its state: early_stopping_patience is 'x'\. Resume",
     ):
-        begin_state(trainer(events, make_args(), lambda: load_callbacks(events)), folder, 10)
+        init_state(trainer(events, make_args(), lambda: load_callbacks(events)), folder, 10)
 
 
 def test_the_state_of_a_callback_that_is_not_there_is_told(events, caplog):

@@ -122,7 +122,7 @@ def test_losses_that_are_the_same_and_teach_nothing_are_a_failure():
 
 
 def test_draws_that_are_not_restored_show(results, monkeypatch):
-    for module in ("checkpoints.loading", "checkpoints.rng", "data.data_rng"):
+    for module in ("checkpoints.rng", "loop.rng"):
         monkeypatch.setattr(f"mps_trainer.{module}.set_rng", lambda state: None)
     check = results(RESUMED[0])[RESUMED[0]]
     assert check.status == "failed"

@@ -1,0 +1,165 @@
+"""Resumes the random numbers of a run: those of training, and those from which its batches are loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from ..checkpoints.rng import BEFORE_EPOCH, BEFORE_WAITING, OF_LOADING, ORDER_SEED, read_rng, rng_state, set_rng
+from ..data.faults import explain_worker
+from ..data.loader import PrefetchIterator, epoch_batches, order_of
+from ..distributed import Processes
+
+logger = logging.getLogger(__name__)
+
+
+class LoadsRng(Protocol):
+    """A Trainer, for its method that restores the generators."""
+
+    _mt_processes: Processes
+
+    def _load_rng_state(self, checkpoint: str | None) -> None: ...
+
+
+class RunRng:
+    """Owns the random states of a run, and starts its epochs.
+
+    Training and loading draw from the same generators, and loading is one batch ahead. A checkpoint therefore has
+    three states, and `epoch` and `restore` set them in the order in which the first run drew from them:
+
+    1. before the epoch: its order and its workers' seeds are drawn again;
+    2. before the batch that waits: the batches that were trained on are skipped, and this one is loaded again;
+    3. at the checkpoint: training draws the next number. `restore` sets it, once.
+
+    A checkpoint of transformers has the last one alone. As transformers does, the run then sets it when the batches of
+    its first update are loaded. Workers' generators cannot be read from this process: their batches are loaded again.
+    """
+
+    def __init__(self, trainer: LoadsRng, loader: Any) -> None:
+        self.loader = loader
+        self._trainer = trainer
+        self._folder: str | None = None  # whose states `restore` sets, through the Trainer; None: `_pending` as it is
+        self._pending: dict[str, Any] | None = None  # the states that `restore` sets; None once it has
+        self._loading: dict[str, Any] | None = None  # the saved states of loading, until an epoch starts from them
+        self._batches: Iterator[Any] | None = None
+        self._before_epoch: dict[str, Any] | None = None
+
+    # Resuming
+
+    def resume(self, folder: str) -> None:
+        """Reads the states of a checkpoint. The generators are set by `epoch` and `restore`."""
+        processes = self._trainer._mt_processes
+        self._folder, self._pending = folder, read_rng(folder, processes.rank, processes.size)
+        self._load_loading(self._pending)
+
+    def restore(self) -> None:
+        """Sets the generators to where they were at the checkpoint, once."""
+        if self._pending is not None and self._folder is not None:
+            self._trainer._load_rng_state(self._folder)
+        elif self._pending is not None:
+            set_rng(self._pending)
+        self._pending = None
+
+    @contextlib.contextmanager
+    def drawing_ahead(self) -> Iterator[None]:
+        """Restores the generators inside. Draws inside advance the states that `restore` sets later."""
+        if self._pending is None:
+            yield
+            return
+        set_rng(self._pending)
+        yield
+        self._folder, self._pending = None, {**self._pending, **rng_state()}
+
+    # The epochs
+
+    def epoch(self, epoch: int, skip: int) -> Iterator[Any]:
+        """Starts an epoch. Returns its batches without the first `skip`."""
+        if not skip:
+            self.restore()  # the epoch draws its own numbers
+        saved, self._loading = (self._loading or {} if skip else {}), None
+        before_epoch, waiting = saved.get(BEFORE_EPOCH), saved.get(BEFORE_WAITING)
+        if before_epoch is not None:
+            set_rng(before_epoch)
+            if skip and getattr(self.loader, "num_workers", 0):
+                logger.info(
+                    "Loading the first %d batches of the epoch again to restore the random state of the workers.", skip
+                )
+        self._before_epoch = before_epoch or rng_state()
+        before_first = None
+        if BEFORE_WAITING in saved:
+            before_first = self.restore if waiting is None else functools.partial(set_rng, waiting)
+        # a checkpoint of transformers does not have the states before the epoch: workers start anew, as there
+        self._batches = epoch_batches(self.loader, epoch, skip, before_first, load_skipped=before_epoch is not None)
+        if isinstance(self._batches, PrefetchIterator) and waiting is not None:
+            self._batches.start()
+            self.restore()
+        return self._batches
+
+    def restore_epoch_start(self) -> None:
+        """Sets the generators to where they were before the epoch, whose first batch failed to load."""
+        if self._before_epoch is not None:
+            set_rng(self._before_epoch)
+
+    def watch(self, wanted: bool) -> None:
+        """Records the generators' states before each batch if `wanted`, because a checkpoint may follow (0.04 ms).
+
+        They are always recorded where loading draws, which takes longer: a callback may save at any step.
+        """
+        if isinstance(self._batches, PrefetchIterator):
+            self._batches.records = wanted or self._batches.draws
+
+    @property
+    def may_stop(self) -> bool:
+        """Returns True if a run resumed from a checkpoint of this moment draws the same numbers."""
+        return not isinstance(self._batches, PrefetchIterator) or self._batches.is_resumable
+
+    def explain(self, error: Exception) -> None:
+        """Adds the number of the dead worker to `error` if a worker of the loader died."""
+        explain_worker(error, self._batches)
+
+    def close(self) -> None:
+        """Ends the pass over the loader."""
+        if isinstance(self._batches, PrefetchIterator):
+            self._batches.close()
+
+    # Saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the states of the generators now, and those of loading."""
+        return {**rng_state(), **self._loading_state()}
+
+    def snapshot(self, with_loading: bool) -> dict[str, Any]:
+        """Returns the states before the next draw; `with_loading` also those that loading drew from."""
+        drawn = rng_state() if self._pending is None else {**self._pending}
+        for name in OF_LOADING:
+            drawn.pop(name, None)
+        return {**drawn, **self._loading_state()} if with_loading else drawn
+
+    def load_snapshot(self, saved: dict[str, Any], with_loading: bool) -> None:
+        """Sets the generators. `with_loading` ends the pass over the loader, which then starts from `saved` again."""
+        if with_loading:
+            self._load_loading(saved)
+        set_rng(saved)
+
+    def _loading_state(self) -> dict[str, Any]:
+        if self._batches is None and self._loading is not None:  # the run has only just resumed from it
+            return self._loading
+        kept: dict[str, Any] = {BEFORE_EPOCH: self._before_epoch}
+        if (order := order_of(self.loader)) is not None:
+            kept[ORDER_SEED] = order.seed
+        if not isinstance(self._batches, PrefetchIterator):
+            kept[BEFORE_WAITING] = None
+        elif self._batches.before_waiting is not None:
+            kept[BEFORE_WAITING] = self._batches.before_waiting
+        return kept
+
+    def _load_loading(self, saved: dict[str, Any] | None) -> None:
+        """Ends the pass; the next starts from `saved`. Batches that were loaded ahead are dropped."""
+        self.close()
+        self._batches = None
+        self._loading = None if saved is None else {name: saved[name] for name in OF_LOADING if name in saved}
+        if self._loading and ORDER_SEED in self._loading and (order := order_of(self.loader)) is not None:
+            order.seed = self._loading[ORDER_SEED]
