@@ -76,6 +76,11 @@ def check_combinations(args: Any) -> None:
     for one, other in (("fp16", "bf16"), ("fp16_full_eval", "bf16_full_eval")):
         if getattr(args, one) and getattr(args, other):
             raise MisconfigurationException(f"{one}=True and {other}=True exclude each other: set one of them.")
+    if args.chunked_attention and args.torch_compile:
+        raise MisconfigurationException(
+            "chunked_attention=True does not go with torch_compile=True, which would compile each block of attention "
+            "anew for each length. Leave one of them out."
+        )
     if not {"inputs", "loss"}.issuperset(args.include_for_metrics):
         raise refuse("include_for_metrics", args.include_for_metrics, "a list of inputs and loss, or one of them")
     if args.dataloader_num_workers == 0:

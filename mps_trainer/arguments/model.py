@@ -53,6 +53,12 @@ class ModelArguments:
     chunked_cross_entropy: bool = option(
         True, "Compute the loss of a language model in chunks of logits, unless the logits are needed.", kw_only=True
     )
+    chunked_attention: bool | None = option(
+        None,
+        "Compute attention in blocks, in memory that grows with the length of a text instead of its square; true: "
+        "always, false: never. [on mps, for texts of 1,024 tokens or more]",
+        kw_only=True,
+    )
     fast_dropout: bool = option(
         False,
         "On the CPU, draw the random numbers of dropout for four elements at once; results differ from torch's "

@@ -12,6 +12,7 @@ from ..data.buckets import buckets_of
 from ..data.loader import length_of, num_examples
 from ..devices import ACCELERATORS
 from ..devices.facts import cpu_bfloat16
+from ..model.attention_in_models import describe_attention
 from ..training_args import TrainingArguments
 from ..utils.amounts import format_bytes
 from ..utils.overrides import Overrides
@@ -42,6 +43,7 @@ def first_lines(args: Any, state: Any, model: Any, loader: Any) -> list[str]:
         lambda: _batch(args, state),
         lambda: expected_checkpoints(args, state, model),
         lambda: buckets_of(loader),
+        lambda: describe_attention(model, args),
         lambda: (
             f"resumes after step {state.global_step} of {state.max_steps}, in epoch {state.epoch or 0:.2f}"
             if state.global_step
@@ -99,6 +101,8 @@ def announce(
         _transformers_logger.info("  %s = %s", name, value)
     if (buckets := buckets_of(loader)) is not None:
         _transformers_logger.info("  Length buckets: %s", buckets)
+    if (attention := describe_attention(model, args)) is not None:
+        _transformers_logger.info("  %s", attention.capitalize())
     _transformers_logger.info("  Checkpoints: %s", expected_checkpoints(args, state, model))
     for text in overrides.texts():
         _transformers_logger.info("  Off: %s", text)

@@ -92,7 +92,7 @@ class MemoryTracker(TorchDispatchMode):
     def _count(self, tensor: torch.Tensor, kind: str) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self._storages:
+        if key in self._storages or tensor.device.type == "meta":  # as the stand-ins of deferred logits are
             return
         self._storages[key] = kind, storage.nbytes(), weakref.ref(storage, lambda _: self._freed(key))
         self._now[kind] += storage.nbytes()

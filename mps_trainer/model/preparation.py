@@ -16,6 +16,7 @@ from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
 from ..utils.overrides import Overrides
 from .activation_checkpointing import enable_activation_checkpointing
+from .attention_in_models import attention_chunked, shortest_chunked
 from .introspection import base_model
 from .large_product_warning import told_of_large_products
 from .patches.contiguous import make_contiguous, warn_of_known_faults
@@ -80,6 +81,7 @@ def prepared_for_training(trainer: PreparedTrainer, device: torch.device | None 
         positions_made_once(model, few_kernels),
         norms_in_few_kernels(model, few_kernels),
         rotations_in_few_kernels(model, few_kernels),
+        attention_chunked(shortest_chunked(args, device)),
         told_of_large_products(model, device, apple_chip(), split=head),
         logits_deferred(head, device, apple_chip(), model_computes_loss, overrides),
         trainer._mt_precision.applied_to(model),

@@ -31,6 +31,7 @@ OURS_ONLY = {
     "accelerator": "the choice of the device",
     "devices": "the choice of the device",
     "chunked_cross_entropy": "the loss of language models without their logits",
+    "chunked_attention": "attention without the scores of all pairs of tokens",
     "fast_dropout": "transformers draws as torch does, so that losses are equal in every bit",
     "skip_unread_tokens": "transformers computes the last layer for all tokens, with dropout for each of them",
     "num_length_buckets": "for bucket_by_length, a strategy of our own",

@@ -10,6 +10,7 @@ Gain, by `python -m benchmarks.patches`: a step of a small BERT has 147 operator
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -52,7 +53,7 @@ class AttentionMasks:
                 return make(*args, **kwargs)
             if torch.compiler.is_compiling():
                 return make(*args, **kwargs)
-            if make is masking_utils.sdpa_mask and _is_padding_alone(kwargs):
+            if inspect.unwrap(make) is masking_utils.sdpa_mask and _is_padding_alone(kwargs):
                 return self._of_padding(kwargs)
             # only who may leave the mask out asks whether there is padding
             return make(*args, **{**kwargs, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})

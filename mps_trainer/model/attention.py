@@ -1,0 +1,183 @@
+"""Exact attention in linear memory, for training with long texts.
+
+With gradients, torch's attention on mps keeps the scores of all pairs of tokens for each head (its fused kernel has no
+backward pass there). Here the scores exist for one block of queries at a time: the forward pass keeps none of them,
+and the backward pass computes each block again. Blocks of keys that a causal mask or a sliding window hides from a
+whole block of queries are not computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .attention_masks import ChunkedMask, GivenMask
+
+ROWS = 256  # queries in a block
+BLOCK = 32 * 2**20  # bytes of a block's scores; three such tensors exist at a time
+
+
+def chunked_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: ChunkedMask | GivenMask,
+    scale: float,
+    dropout: float = 0.0,
+) -> torch.Tensor:
+    """Returns softmax(scale * query @ key.T) @ value without keeping the scores. Computes in float32 or float64.
+
+    Args:
+        query: of batch x heads x queries x size.
+        key, value: of batch x key heads x keys x size; each key head serves as many query heads as there are for it.
+        dropout: the share of weights that are dropped. The backward pass draws the same numbers again, from a seed
+            that torch's generator of the CPU gives, which no device has to be asked for.
+
+    Returns:
+        A tensor of batch x queries x heads x size, in the type of `query`.
+    """
+    seed = int(torch.randint(2**62, ())) if dropout else 0
+    out: torch.Tensor
+    with torch.autocast(query.device.type, enabled=False):
+        out = _ChunkedAttention.apply(query, key, value, mask, scale, dropout, seed)
+    return out
+
+
+class _ChunkedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any, scale: float, dropout: float, seed: int) -> Any:
+        out = query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
+        for block in _blocks(query, key, value, mask, scale, dropout, seed):
+            block.of(out.transpose(1, 2)).copy_(block.unflat(torch.bmm(block.dropped(), block.values)))
+        ctx.save_for_backward(query, key, value)
+        ctx.settings = mask, scale, dropout, seed
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Any) -> Any:
+        query, key, value = ctx.saved_tensors
+        mask, scale, dropout, seed = ctx.settings
+        grads = [torch.empty_like(each) for each in (query, key, value)]
+        sums: tuple[Any, Any] = (None, None)  # the gradients of the keys and values of the heads at hand
+        with torch.autocast(query.device.type, enabled=False):
+            for block in _blocks(query, key, value, mask, scale, dropout, seed):
+                if block.is_first:
+                    sums = torch.zeros_like(block.all_keys), torch.zeros_like(block.all_values)
+                of_key, of_value = (each[:, block.first : block.last] for each in sums)
+                out = block.flat(block.of(grad.transpose(1, 2)))
+                of_value.baddbmm_(block.dropped().transpose(1, 2), out)
+                weights = torch.bmm(out, block.values.transpose(1, 2))
+                if block.kept is not None:
+                    weights.mul_(block.kept)
+                scores = torch.ops.aten._softmax_backward_data(weights, block.weights, -1, weights.dtype)
+                del weights
+                of_key.baddbmm_(scores.transpose(1, 2), block.queries)
+                block.of(grads[0]).copy_(block.unflat(torch.bmm(scores, block.keys)).mul_(scale))
+                if block.is_last:
+                    for mine, summed in zip(grads[1:], sums, strict=True):
+                        mine[:, block.heads].copy_(summed.unflatten(0, (len(mine), -1)))
+        return *grads, None, None, None, None
+
+
+@dataclass
+class _Block:
+    """Some queries of some key heads, with the keys and values that they see.
+
+    Attributes:
+        heads, rows: the slices of key heads and of queries.
+        first, last: the range of keys.
+        queries: scaled, of (batch x key heads) x (queries of each key head) x size, like all that is flat.
+        weights: the softmax of the scores.
+        kept: 0 for a dropped weight, else what dropout multiplies it by; None without dropout.
+        is_first, is_last: among the blocks of its heads.
+    """
+
+    heads: slice
+    rows: slice
+    groups: int
+    first: int
+    last: int
+    queries: torch.Tensor
+    all_keys: torch.Tensor
+    all_values: torch.Tensor
+    weights: torch.Tensor
+    kept: torch.Tensor | None
+    is_first: bool
+    is_last: bool
+
+    @property
+    def keys(self) -> torch.Tensor:
+        return self.all_keys[:, self.first : self.last]
+
+    @property
+    def values(self) -> torch.Tensor:
+        return self.all_values[:, self.first : self.last]
+
+    def dropped(self) -> torch.Tensor:
+        return self.weights if self.kept is None else self.weights * self.kept
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns the block of a tensor of batch x heads x queries x size, with key heads x groups for its heads."""
+        return tensor.unflatten(1, (-1, self.groups))[:, self.heads, :, self.rows]
+
+    def flat(self, part: torch.Tensor) -> torch.Tensor:
+        return part.flatten(2, 3).flatten(0, 1).to(self.weights.dtype)
+
+    def unflat(self, part: torch.Tensor) -> torch.Tensor:
+        count = self.heads.stop - self.heads.start
+        return part.view(part.shape[0] // count, count, self.groups, self.rows.stop - self.rows.start, -1)
+
+
+def _blocks(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: ChunkedMask | GivenMask,
+    scale: float,
+    dropout: float,
+    seed: int,
+) -> Iterator[_Block]:
+    """Yields the blocks with their weights, in the same order and with the same dropout each time."""
+    batch, key_heads, kv_length, _ = key.shape
+    groups, q_length = query.shape[1] // key_heads, query.shape[2]
+    kind = torch.float64 if query.dtype is torch.float64 else torch.float32
+    rows, heads = _sizes(batch, key_heads, groups, q_length, kv_length, kind.itemsize)
+    generator = torch.Generator(query.device).manual_seed(seed) if dropout else None
+    grouped = query.unflatten(1, (key_heads, groups))
+    for head in starts(key_heads, heads):
+        here = slice(head, min(head + heads, key_heads))
+        keys, values = (each[:, here].flatten(0, 1).to(kind) for each in (key, value))
+        for start in starts(q_length, rows):
+            end = min(start + rows, q_length)
+            first, last = mask.keys(start, end)
+            queries = grouped[:, here, :, start:end].flatten(2, 3).flatten(0, 1).to(kind) * scale
+            scores = torch.bmm(queries, keys[:, first:last].transpose(1, 2))
+            shape = batch, here.stop - head, groups, end - start, last - first
+            weights = mask.softmax(scores.view(shape), start, first).view(scores.shape)
+            del scores
+            kept = None
+            if generator is not None:
+                kept = torch.empty_like(weights).bernoulli_(1 - dropout, generator=generator).div_(1 - dropout)
+            yield _Block(
+                here, slice(start, end), groups, first, last, queries, keys, values, weights, kept,
+                is_first=start == 0, is_last=end == q_length,
+            )  # fmt: skip
+
+
+def starts(length: int, size: int) -> Iterable[int]:
+    """Returns where blocks of `size` begin. `mps-trainer fit` computes the first and the last alone."""
+    return range(0, length, size)
+
+
+def _sizes(batch: int, key_heads: int, groups: int, q_length: int, kv_length: int, itemsize: int) -> tuple[int, int]:
+    """Returns the queries and the key heads of a block: as many as fit, fewer heads before fewer queries."""
+    rows = min(ROWS, q_length)
+    most = BLOCK // itemsize  # scores
+    heads = min(most // (batch * groups * rows * kv_length), key_heads)
+    if heads == 0:
+        return max(most // (batch * groups * kv_length), min(16, rows)), 1
+    return rows, heads

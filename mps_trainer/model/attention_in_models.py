@@ -1,0 +1,166 @@
+"""Gives transformers' models attention in chunks while they train, through its interfaces for attention and masks."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, masking_utils
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from ..errors import MisconfigurationException
+from ..training_args import TrainingArguments
+from .attention import chunked_attention
+from .attention_masks import ChunkedMask, GivenMask, reach_of
+
+logger = logging.getLogger(__name__)
+
+# Keys from which it is used on mps. Below, all scores need little memory, and it would take more operators. Processor
+# time of a causal layer on a CPU, by `python -m benchmarks attention`: 0.9 of torch's with 512, 0.5 with 1,024 tokens.
+SHORTEST = 1024
+KINDS = ("sdpa", "eager")  # of attention that it replaces
+# Arguments of attention functions that change the scores or ask for them, and what a model does that gives them.
+_UNSUPPORTED = {
+    "position_bias": "adds a position bias to the scores",
+    "softcap": "caps the scores",
+    "s_aux": "has attention sinks",
+    "sinks": "has attention sinks",
+    "indices": "chooses its keys",
+    "block_indices": "chooses its keys",
+    "cache": "reads keys from a paged cache",
+    "output_attentions": "returns attention weights",
+}
+
+
+def shortest_chunked(args: TrainingArguments, device: torch.device) -> int | None:
+    """Returns the number of keys from which a run on `device` attends in chunks; None for never."""
+    if args.chunked_attention is None:
+        return SHORTEST if device.type == "mps" and not args.torch_compile else None
+    return 1 if args.chunked_attention else None
+
+
+def describe_attention(model: Any, args: TrainingArguments) -> str | None:
+    """Returns a clause about attention in chunks; None if the run does not use it or no text of `model` is so long."""
+    shortest = shortest_chunked(args, args.device)
+    configs = [each.config for each in model.modules() if isinstance(each, PreTrainedModel)]
+    used = [each for each in configs if each._attn_implementation in KINDS]
+    longest = max((getattr(each, "max_position_embeddings", None) or sys.maxsize for each in used), default=0)
+    if shortest is None or longest < shortest:
+        return None
+    return "attention in chunks" + (f" for texts of {shortest:,} tokens or more" if shortest > 1 else "")
+
+
+@contextlib.contextmanager
+def attention_chunked(shortest: int | None) -> Iterator[None]:
+    """Makes transformers' models attend in chunks inside, while they train.
+
+    Args:
+        shortest: the number of keys from which they do; None for never.
+    """
+    if shortest is None:
+        yield
+        return
+    told: set[str] = set()
+    interfaces = ALL_MASK_ATTENTION_FUNCTIONS, ALL_ATTENTION_FUNCTIONS
+    before = [(functions, dict(functions._local_mapping)) for functions in interfaces]
+    for kind in KINDS:
+        ALL_MASK_ATTENTION_FUNCTIONS[kind] = _mask_function(ALL_MASK_ATTENTION_FUNCTIONS[kind], shortest)
+        ALL_ATTENTION_FUNCTIONS[kind] = _attention_function(ALL_ATTENTION_FUNCTIONS.get(kind), shortest, told)
+    try:
+        yield
+    finally:
+        for functions, mapping in before:
+            functions._local_mapping.clear()
+            functions._local_mapping.update(mapping)
+
+
+def _mask_function(plain: Callable, shortest: int) -> Callable:
+    @functools.wraps(plain)
+    def make_mask(**kwargs: Any) -> Any:
+        # a mask function that somebody gave may not take blocks of indices
+        if kwargs["kv_length"] < shortest or kwargs.get("use_vmap") or not torch.is_grad_enabled():
+            return plain(**kwargs)
+        visible, given = kwargs["mask_function"], kwargs.get("attention_mask")
+        length, offset = kwargs["kv_length"], kwargs.get("kv_offset", 0)
+        padding = masking_utils.prepare_padding_mask(given, length, offset)
+        if padding is not None:
+            visible = masking_utils.and_masks(visible, masking_utils.padding_mask_function(padding))
+        asked = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        return ChunkedMask(
+            visible, reach_of(visible), kwargs["batch_size"], kwargs["q_length"], length,
+            torch.device(kwargs["device"]), kwargs.get("q_offset", 0), offset,
+            functools.partial(plain, **{**kwargs, **asked}),
+        )  # fmt: skip
+
+    return make_mask
+
+
+def _attention_function(plain: Callable | None, shortest: int, told: set[str]) -> Callable:
+    def attend(
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: Any,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        is_causal: bool | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        mask = _mask_for(module, query, key, attention_mask, is_causal, shortest)
+        used = {name for name, each in kwargs.items() if each is not None and each is not False}
+        reason = next((text for name, text in _UNSUPPORTED.items() if name in used), "")
+        if mask is not None and not reason:
+            scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+            return chunked_attention(query, key, value, mask, scale, dropout), None
+        if mask is not None and reason not in told:
+            told.add(reason)
+            logger.warning(
+                "%s %s, so it uses its own attention, whose memory grows with the square of a text's length.",
+                type(module).__name__, reason,
+            )  # fmt: skip
+        if isinstance(attention_mask, ChunkedMask):
+            attention_mask = attention_mask.whole
+        own = plain or _eager_attention_of(module)
+        if is_causal is not None:
+            kwargs["is_causal"] = is_causal
+        return own(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
+
+    return attend
+
+
+def _mask_for(
+    module: nn.Module, query: torch.Tensor, key: torch.Tensor, given: Any, is_causal: bool | None, shortest: int
+) -> ChunkedMask | GivenMask | None:
+    """Returns the mask for attention in chunks; None where the model's own is to be used."""
+    if isinstance(given, ChunkedMask):
+        return given
+    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    # A reentrant checkpoint runs first without gradients, and must draw the same dropout both times. A decoder without
+    # gradients and without a mask generates: in training its mask is a `ChunkedMask`.
+    is_checkpointed = module.training and not (is_causal and given is None)
+    if key.shape[2] < shortest or not (torch.is_grad_enabled() or is_checkpointed):
+        return None
+    if given is not None:
+        return None if given.requires_grad or given.ndim != 4 else GivenMask(given)
+    visible = masking_utils.causal_mask_function if is_causal else masking_utils.bidirectional_mask_function
+    return ChunkedMask(visible, reach_of(visible), query.shape[0], query.shape[2], key.shape[2], query.device)
+
+
+def _eager_attention_of(module: nn.Module) -> Callable:
+    """Returns the function of a model's file that transformers uses for eager attention."""
+    for kind in type(module).__mro__:
+        own = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
+        if own is not None:
+            return own
+    raise MisconfigurationException(
+        f"The eager attention of {type(module).__name__} was not found: the file of the class has no "
+        "eager_attention_forward. Train with chunked_attention=False."
+    )

@@ -1,0 +1,167 @@
+"""Attention masks that are made for one block of queries and keys at a time, never of tokens x tokens."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from transformers import masking_utils
+
+_MOST_KEPT = 2**16  # elements of the edge of a plain mask, which is the same for all blocks
+
+
+class Reach(NamedTuple):
+    """How far a query sees: `ahead` keys after its own position, `behind` keys before it; None: to the end.
+
+    `is_plain` is True if it sees all keys in this range, and so does every other query of the batch in its own.
+    """
+
+    ahead: int | None = None
+    behind: int | None = None
+    is_plain: bool = True
+
+
+def reach_of(mask_function: Callable) -> Reach:
+    """Returns the reach of a mask function of transformers, as far as its parts are known.
+
+    Unknown parts are not plain and hide nothing for certain, which costs time alone: their blocks are computed.
+    """
+    unknown = Reach(is_plain=False)
+    if getattr(mask_function, "__module__", "") != masking_utils.__name__:
+        return unknown
+    if mask_function is masking_utils.causal_mask_function:
+        return Reach(ahead=0)
+    if mask_function is masking_utils.bidirectional_mask_function:
+        return Reach()
+    made_by, values = mask_function.__qualname__.partition(".")[0], inspect.getclosurevars(mask_function).nonlocals
+    if made_by == "sliding_window_overlay":
+        return Reach(behind=values["sliding_window"] - 1)
+    if made_by == "sliding_window_bidirectional_overlay":
+        return Reach(values["sliding_window"], values["sliding_window"])
+    if made_by == "chunked_overlay":
+        return Reach(values["chunk_size"] - 1, values["chunk_size"] - 1, is_plain=False)
+    if made_by == "remap_positions_for_packed_sequence":  # positions within a text follow each other, as its tokens do
+        return reach_of(values["mask_function"])._replace(is_plain=False)
+    if made_by == "and_masks":
+        parts = [reach_of(each) for each in values["mask_functions"]]
+        ahead = min((part.ahead for part in parts if part.ahead is not None), default=None)
+        behind = min((part.behind for part in parts if part.behind is not None), default=None)
+        return Reach(ahead, behind, all(part.is_plain for part in parts))
+    return unknown
+
+
+@dataclass
+class ChunkedMask:
+    """A mask that is made for one block at a time. Any other use of it makes the mask of tokens x tokens.
+
+    Args:
+        visible: transformers' mask function of batch, head, query and key indices.
+        reach: what is known of it.
+        q_offset, kv_offset: the positions of the first query and key.
+        make_whole: makes the mask of tokens x tokens that the model's own attention takes.
+    """
+
+    visible: Callable
+    reach: Reach
+    batch_size: int
+    q_length: int
+    kv_length: int
+    device: torch.device
+    q_offset: int = 0
+    kv_offset: int = 0
+    make_whole: Callable[[], torch.Tensor] | None = None
+    _kept: dict[Any, torch.Tensor] = field(default_factory=dict)
+
+    @functools.cached_property
+    def whole(self) -> torch.Tensor:
+        """The mask that the model's own attention takes."""
+        assert self.make_whole is not None
+        return self.make_whole()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.whole, name)
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return self.whole[index]
+
+    @classmethod
+    def __torch_function__(cls, function: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def whole(value: Any) -> Any:
+            return value.whole if isinstance(value, cls) else value
+
+        return function(*map(whole, args), **{name: whole(value) for name, value in (kwargs or {}).items()})
+
+    def keys(self, start: int, end: int) -> tuple[int, int]:
+        """Returns the range of keys that the queries from `start` to `end` may see; at least one key."""
+        shift = self.q_offset - self.kv_offset
+        first = 0 if self.reach.behind is None else min(max(start + shift - self.reach.behind, 0), self.kv_length - 1)
+        last = self.kv_length if self.reach.ahead is None else min(end + shift + self.reach.ahead, self.kv_length)
+        return first, max(last, first + 1)
+
+    def softmax(self, scores: torch.Tensor, start: int, first: int) -> torch.Tensor:
+        """Returns the softmax of the scores of visible keys; 0 for hidden ones. Changes `scores`.
+
+        Args:
+            scores: of batch x key heads x queries for each of these x queries x keys, which begin at the query `start`
+                and the key `first`.
+        """
+        end, last, lowest = start + scores.shape[-2], first + scores.shape[-1], torch.finfo(scores.dtype).min
+        if self.reach.is_plain and (self.reach.behind is None or self.q_length == self.kv_length):
+            for begin, stop in self._edges(start, end, first, last):
+                scores[..., begin - first : stop - first].masked_fill_(self._hidden(start, end, begin, stop), lowest)
+            return torch.softmax(scores, -1)
+        hidden = self._hidden(start, end, first, last)
+        weights = torch.softmax(scores.masked_fill_(hidden, lowest), -1)
+        return weights.masked_fill_(hidden, 0)  # for a query that sees no key, as torch's own attention does
+
+    def _edges(self, start: int, end: int, first: int, last: int) -> list[tuple[int, int]]:
+        """Returns the ranges of keys that some of the queries see, and others do not."""
+        shift, edges = self.q_offset - self.kv_offset, []
+        if self.reach.ahead is not None:  # the first query sees the fewest
+            edges.append((max(first, start + shift + self.reach.ahead + 1), last))
+        if self.reach.behind is not None:  # the last query sees the fewest
+            edges.append((first, min(last, end - 1 + shift - self.reach.behind)))
+        return [(begin, end) for begin, end in edges if begin < end]
+
+    def _hidden(self, start: int, end: int, first: int, last: int) -> torch.Tensor:
+        shift = self.q_offset - self.kv_offset
+        key = (start + shift - first, end - start, last - first)  # all that a plain mask depends on
+        if key in self._kept:
+            return self._kept[key]
+        index = functools.partial(torch.arange, device=self.device)
+        batch = index(self.batch_size)[:, None, None, None]
+        head = batch.new_zeros((1, 1, 1, 1))
+        queries = index(start + self.q_offset, end + self.q_offset)[:, None]
+        keys = index(first + self.kv_offset, last + self.kv_offset)
+        hidden = ~self.visible(batch, head, queries[None, None], keys[None, None, None])
+        hidden = hidden.reshape(hidden.shape[0], 1, *hidden.shape[1:])  # for the queries that share a key head
+        if self.reach.is_plain and (end - start) * (last - first) <= _MOST_KEPT:
+            self._kept[key] = hidden
+        return hidden
+
+
+@dataclass
+class GivenMask:
+    """A mask of tokens x tokens that the model made itself: True where a key is seen, or numbers to add."""
+
+    whole: torch.Tensor
+
+    def keys(self, start: int, end: int) -> tuple[int, int]:
+        return 0, self.whole.shape[-1]
+
+    def softmax(self, scores: torch.Tensor, start: int, first: int) -> torch.Tensor:
+        """See `ChunkedMask.softmax`."""
+        lowest, same = torch.finfo(scores.dtype).min, self.whole.shape[-2] == 1 or self.whole.stride(-2) == 0
+        rows = self.whole[..., :1, :] if same else self.whole[..., start : start + scores.shape[-2], :]
+        rows = rows[:, :, None]  # for the queries that share a key head
+        if rows.dtype is torch.bool:
+            scores.masked_fill_(~rows, lowest)
+        else:
+            scores.add_(rows.to(scores.dtype).clamp(min=lowest))  # of minus infinity alone softmax would make NaN
+        return torch.softmax(scores, -1)

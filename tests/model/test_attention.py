@@ -1,0 +1,238 @@
+"""Attention in chunks: equal to torch's for every kind of mask, in linear memory, and the same numbers again."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import masking_utils
+
+from mps_trainer.model import attention
+from mps_trainer.model.attention import chunked_attention
+from mps_trainer.model.attention_masks import ChunkedMask, GivenMask, Reach, reach_of
+
+CAUSAL = masking_utils.causal_mask_function
+TEXTS = torch.tensor([[0] * 3 + [1] * 5 + [2] * 4, [0] * 7 + [1] * 5])
+POSITIONS = torch.tensor([[*range(3), *range(5), *range(4)], [*range(7), *range(5)]])
+PADDING = torch.tensor([[False] * 4 + [True] * 8, [True] * 9 + [False] * 3])
+LENGTH = 12
+
+MASKS = {
+    "causal": CAUSAL,
+    "bidirectional": masking_utils.bidirectional_mask_function,
+    "window": masking_utils.sliding_window_causal_mask_function(4),
+    "window of both sides": masking_utils.sliding_window_bidirectional_mask_function(3),
+    "chunks": masking_utils.chunked_causal_mask_function(5, torch.tensor([0, 2])),
+    "padding": masking_utils.and_masks(
+        masking_utils.bidirectional_mask_function, masking_utils.padding_mask_function(PADDING)
+    ),
+    "causal with padding": masking_utils.and_masks(CAUSAL, masking_utils.padding_mask_function(PADDING)),
+    "packed": masking_utils.packed_sequence_compatibility_function(CAUSAL, POSITIONS, TEXTS),
+    "packed in a window": masking_utils.packed_sequence_compatibility_function(
+        masking_utils.sliding_window_causal_mask_function(3), POSITIONS, TEXTS
+    ),
+    "images": masking_utils.or_masks(CAUSAL, masking_utils.blockwise_overlay(torch.where(TEXTS == 1, 1, -1))),
+}
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(attention, "ROWS", 5)
+    monkeypatch.setattr(attention, "BLOCK", 5 * LENGTH * 2 * 2 * 8)
+
+
+def whole(visible, batch, queries, keys):
+    """Returns transformers' mask of tokens x tokens."""
+    arange = torch.arange
+    mask = visible(
+        arange(batch)[:, None, None, None],
+        torch.zeros(1, 1, 1, 1, dtype=torch.int64),
+        arange(queries)[None, None, :, None],
+        arange(keys)[None, None, None],
+    )
+    return mask.expand(batch, 1, queries, keys)
+
+
+def chunked(visible, batch, queries, keys):
+    return ChunkedMask(visible, reach_of(visible), batch, queries, keys, torch.device("cpu"))
+
+
+def tensors(batch=2, heads=4, key_heads=2, queries=LENGTH, keys=LENGTH, size=3, dtype=torch.float64, seed=0):
+    torch.manual_seed(seed)
+    shapes = (heads, queries), (key_heads, keys), (key_heads, keys)
+    return [torch.randn(batch, *shape, size, dtype=dtype, requires_grad=True) for shape in shapes]
+
+
+def plain(query, key, value, mask, scale):
+    """Returns attention that keeps all scores."""
+    with sdpa_kernel(SDPBackend.MATH):
+        out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=True)
+    return out.transpose(1, 2)
+
+
+def gradients(out, inputs):
+    torch.manual_seed(5)
+    return torch.autograd.grad(out, inputs, torch.randn(out.shape).to(out.dtype))
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_gradients_of_every_mask_are_those_of_finite_differences(name):
+    inputs = tensors()
+    mask = chunked(MASKS[name], 2, LENGTH, LENGTH)
+    assert torch.autograd.gradcheck(lambda *each: chunked_attention(*each, mask, 0.6), inputs)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_every_mask_equals_plain_attention(name):
+    inputs, visible = tensors(), MASKS[name]
+    seen = whole(visible, 2, LENGTH, LENGTH)
+    counts = seen.any(-1)[:, 0, :, None, None]  # what a query without a key gives is not defined
+    found = chunked_attention(*inputs, chunked(visible, 2, LENGTH, LENGTH), 0.6) * counts
+    expected = torch.where(counts, plain(*inputs, seen, 0.6), 0)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(gradients(found, inputs), gradients(expected, inputs))
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_reach_contains_all_that_is_visible(name):
+    reach, visible = reach_of(MASKS[name]), whole(MASKS[name], 2, LENGTH, LENGTH)
+    distance = torch.arange(LENGTH)[None] - torch.arange(LENGTH)[:, None]
+    within = torch.ones(LENGTH, LENGTH, dtype=torch.bool)
+    within &= distance <= (LENGTH if reach.ahead is None else reach.ahead)
+    within &= distance >= -(LENGTH if reach.behind is None else reach.behind)
+    assert not (visible & ~within).any()
+    assert not reach.is_plain or (visible == within).all()
+
+
+def test_parts_of_masks_that_are_not_computed_are_known():
+    """transformers has no public way to ask a mask for these: a change there shows here, and would cost time alone."""
+    known = {name: reach_of(mask) for name, mask in MASKS.items()}
+    assert known == {
+        "causal": Reach(0),
+        "bidirectional": Reach(),
+        "window": Reach(0, 3),
+        "window of both sides": Reach(3, 3),
+        "chunks": Reach(0, 4, False),
+        "padding": Reach(is_plain=False),
+        "causal with padding": Reach(0, None, False),
+        "packed": Reach(0, None, False),
+        "packed in a window": Reach(0, 2, False),
+        "images": Reach(is_plain=False),
+    }
+    assert reach_of(lambda batch, head, query, key: key <= query) == Reach(is_plain=False)
+
+
+def test_hidden_blocks_are_not_computed(monkeypatch):
+    sizes = []
+    product = torch.bmm
+    monkeypatch.setattr(attention, "BLOCK", 2**20)
+    monkeypatch.setattr(torch, "bmm", lambda one, other: sizes.append(other.shape[-1]) or product(one, other))
+    inputs = [each.detach() for each in tensors(heads=2, queries=20, keys=20)]
+    for visible, keys in ((MASKS["causal"], [5, 10, 15, 20]), (MASKS["window"], [5, 8, 8, 8])):
+        sizes.clear()
+        chunked_attention(*inputs, chunked(visible, 2, 20, 20), 1.0)
+        assert sizes[::2] == keys
+
+
+drawn = {
+    "heads": st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 1)]),
+    "lengths": st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    "batch": st.integers(1, 3),
+    "size": st.sampled_from([1, 4, 7]),
+    "rows": st.integers(1, 50),
+    "block": st.sampled_from([1, 2000, 10**6]),
+    "window": st.none() | st.integers(1, 50),
+    "is_causal": st.booleans(),
+    "padding": st.none() | st.integers(0, 2**16),
+    "dtype": st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16]),
+}
+
+
+@settings(max_examples=150, deadline=None)
+@given(**drawn)
+def test_any_shape_and_mask_equals_plain_attention(
+    heads, lengths, batch, size, rows, block, window, is_causal, padding, dtype
+):
+    queries, keys = lengths if not is_causal else (lengths[0], lengths[0])
+    parts = [CAUSAL if is_causal else masking_utils.bidirectional_mask_function]
+    if window is not None:
+        parts.append(masking_utils.sliding_window_bidirectional_overlay(window))
+    if padding is not None:
+        seen = torch.rand(batch, keys, generator=torch.Generator().manual_seed(padding)) < 0.7
+        parts.append(masking_utils.padding_mask_function(seen))
+    visible = masking_utils.and_masks(*parts)
+    inputs = tensors(batch, *heads, queries, keys, size, dtype)
+    seen = whole(visible, batch, queries, keys)
+    counts = seen.any(-1)[:, 0, :, None, None]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "ROWS", rows)
+        patch.setattr(attention, "BLOCK", block)
+        found = chunked_attention(*inputs, chunked(visible, batch, queries, keys), size**-0.5) * counts
+        found_gradients = gradients(found, inputs)
+
+    def reference(kind):
+        like = [each.detach().to(kind).requires_grad_() for each in inputs]
+        out = torch.where(counts, plain(*like, seen, size**-0.5), 0)
+        return [each.double() for each in (out, *gradients(out.to(dtype), like))]
+
+    exact = reference(torch.float64)
+    for ours, right, torchs in zip((found, *found_gradients), exact, reference(dtype), strict=True):
+        wrong = (ours.double() - right).abs().max()
+        if dtype in (torch.float32, torch.float64):
+            assert wrong <= 1e-5 * (1 + right.abs().max())
+        else:  # one unit in the last place more: where torch happens to round right, its error is 0
+            assert wrong <= 2 * (torchs - right).abs().max() + torch.finfo(dtype).eps * right.abs().max()
+
+
+def test_a_mask_that_the_model_made_is_taken_block_by_block():
+    inputs, seen = tensors(), whole(MASKS["causal with padding"], 2, LENGTH, LENGTH)
+    seen[0, 0, :4, 0] = True  # a key for each query
+    bias = torch.where(seen, torch.randn(2, 1, LENGTH, LENGTH, dtype=torch.float64), -torch.inf)
+    row = torch.where(PADDING, 0.0, -torch.inf)[:, None, None].expand(2, 1, LENGTH, LENGTH).double()
+    for mask in (seen, bias, row):
+        found, expected = chunked_attention(*inputs, GivenMask(mask), 0.6), plain(*inputs, mask, 0.6)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(gradients(found, inputs), gradients(expected, inputs))
+
+
+def test_dropout_drops_its_share_and_draws_the_same_again():
+    inputs, mask = tensors(heads=8, queries=60, keys=60), chunked(MASKS["bidirectional"], 2, 60, 60)
+
+    def dropped(*each):
+        torch.manual_seed(3)
+        return chunked_attention(*each, mask, 0.6, 0.3)
+
+    ones = [*inputs[:2], torch.ones_like(inputs[2])]
+    kept = dropped(*ones)
+    assert kept.mean().item() == pytest.approx(1, abs=0.03)
+    assert kept.std() > 0.02
+    small = tensors()
+    mask = chunked(MASKS["causal"], 2, LENGTH, LENGTH)
+    assert torch.autograd.gradcheck(dropped, small)  # which calls it again and again
+    assert not torch.equal(chunked_attention(*small, mask, 0.6, 0.3), chunked_attention(*small, mask, 0.6, 0.3))
+
+
+def test_memory_grows_with_the_length_alone():
+    """The largest tensor that a pass makes."""
+
+    class Largest(torch.utils._python_dispatch.TorchDispatchMode):
+        size = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **kwargs or {})
+            if isinstance(result, torch.Tensor):
+                self.size = max(self.size, result.numel())
+            return result
+
+    sizes = []
+    for length in (64, 128, 256):
+        inputs = tensors(1, 2, 2, length, length, 4)
+        with Largest() as largest:
+            gradients(chunked_attention(*inputs, chunked(CAUSAL, 1, length, length), 0.5), inputs)
+        sizes.append(largest.size)
+    assert all(later <= 2 * earlier for earlier, later in itertools.pairwise(sizes))

@@ -1,0 +1,300 @@
+"""Attention in chunks in models of transformers: the losses of their own attention, and what keeps to it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+    TrainerCallback,
+    ViTConfig,
+    ViTForImageClassification,
+)
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from mps_trainer import MisconfigurationException, TrainingArguments
+from mps_trainer.model import attention
+from mps_trainer.model import attention_in_models as in_models
+from mps_trainer.model.attention_masks import ChunkedMask, Reach
+from tests.conftest import assert_same_weights, logged, weights
+
+pytestmark = pytest.mark.every_device
+SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+WORDS, LENGTH = 32, 24
+
+
+def llama(kind=LlamaForCausalLM, config=LlamaConfig, **settings):
+    torch.manual_seed(0)
+    given = {"vocab_size": WORDS, "num_key_value_heads": 2, "max_position_embeddings": 64, **SIZES, **settings}
+    return kind(config(**given))
+
+
+def mistral():
+    return llama(MistralForCausalLM, MistralConfig, sliding_window=7)
+
+
+def bert(**settings):
+    torch.manual_seed(0)
+    none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return BertForMaskedLM(BertConfig(vocab_size=WORDS, max_position_embeddings=64, **SIZES, **{**none, **settings}))
+
+
+def vit():
+    torch.manual_seed(0)
+    return ViTForImageClassification(ViTConfig(image_size=20, patch_size=4, num_labels=2, **SIZES))
+
+
+def t5():
+    torch.manual_seed(0)
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.0}
+    return T5ForConditionalGeneration(T5Config(vocab_size=WORDS, decoder_start_token_id=0, pad_token_id=0, **sizes))
+
+
+def gemma2():
+    return llama(Gemma2ForCausalLM, Gemma2Config, head_dim=4, sliding_window=9)
+
+
+def texts(count=64, padding=False, packed=False):
+    tokens = torch.randint(1, WORDS, (count, LENGTH), generator=torch.Generator().manual_seed(0))
+    rows = [{"input_ids": row, "labels": row} for row in tokens]
+    for number, row in enumerate(rows):
+        if padding:
+            row["attention_mask"] = (torch.arange(LENGTH) < LENGTH - number % 7).long()
+        if packed:
+            first = 5 + number % 9
+            row["position_ids"] = torch.cat([torch.arange(first), torch.arange(LENGTH - first)])
+    return rows
+
+
+def images(count=64):
+    pixels = torch.randn(count, 3, 20, 20, generator=torch.Generator().manual_seed(0))
+    return [{"pixel_values": each, "labels": number % 2} for number, each in enumerate(pixels)]
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(attention, "ROWS", 8)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The masks of the attention that was computed in chunks."""
+    found = []
+    plain = in_models.chunked_attention
+
+    def noted(query, key, value, mask, *settings):
+        found.append(mask)
+        return plain(query, key, value, mask, *settings)
+
+    monkeypatch.setattr(in_models, "chunked_attention", noted)
+    return found
+
+
+@pytest.fixture
+def train(make_trainer):
+    def run(model, data, chunked, steps=4, trainer=None, **settings):
+        given = {"model": model, "train_dataset": data, "eval_dataset": data[:8], **(trainer or {})}
+        made = make_trainer(given, max_steps=steps, chunked_attention=chunked, learning_rate=1e-2, **settings)
+        made.train()
+        return made
+
+    return run
+
+
+def losses(trainer):
+    return logged(trainer, "loss") + logged(trainer, "grad_norm")
+
+
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [
+        (llama, texts()),
+        (llama, texts(padding=True)),
+        (llama, texts(packed=True)),
+        (mistral, texts()),
+        (mistral, texts(padding=True)),
+        (mistral, texts(packed=True)),
+        (bert, texts()),
+        (bert, texts(padding=True)),
+        (vit, images()),
+        (lambda: llama(attn_implementation="eager"), texts(padding=True)),
+        (lambda: bert(attn_implementation="eager"), texts(padding=True)),
+    ],
+)
+def test_losses_and_gradients_are_those_of_the_models_own_attention(train, calls, model, data):
+    plain = losses(train(model(), data, False))
+    assert not calls
+    assert losses(train(model(), data, True)) == pytest.approx(plain, rel=2e-5)
+    assert len(calls) == 2 * 4
+
+
+@pytest.mark.parametrize(("model", "data"), [(llama, texts(8)), (bert, texts(8, padding=True)), (vit, images(8))])
+def test_fifty_steps_have_the_same_losses(train, model, data):
+    plain = logged(train(model(), data, False, 50), "loss")
+    assert logged(train(model(), data, True, 50), "loss") == pytest.approx(plain, rel=1e-3)
+    assert plain[-1] < 0.9 * plain[0]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"gradient_checkpointing": True},
+        {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
+        {"gradient_accumulation_steps": 2},
+        {"bf16": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("model", [llama, bert])
+def test_it_goes_with_other_settings(train, calls, model, settings):
+    near = 0.03 if "bf16" in settings else 2e-5  # 8 bits
+    plain = losses(train(model(), texts(padding=True), False, **settings))
+    assert losses(train(model(), texts(padding=True), True, **settings)) == pytest.approx(plain, rel=near)
+    assert calls
+
+
+def test_float16_with_a_scaler(train, calls, device):
+    if device == "cpu":
+        pytest.skip("the CPU does not train in float16")
+    plain = losses(train(llama(), texts(), False, fp16=True))
+    assert losses(train(llama(), texts(), True, fp16=True)) == pytest.approx(plain, rel=0.03)
+    assert calls
+
+
+def test_adapters_train_the_same(train, calls):
+    peft = pytest.importorskip("peft")
+
+    def adapted():
+        model = llama()
+        return peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", r=2))
+
+    plain = losses(train(adapted(), texts(), False))
+    assert losses(train(adapted(), texts(), True)) == pytest.approx(plain, rel=2e-5)
+    assert calls
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_dropout_resumes_bit_identical(train, tmp_path, checkpointing):
+    def model():
+        return bert(attention_probs_dropout_prob=0.3)
+
+    settings = {"gradient_checkpointing": checkpointing}
+    whole = train(model(), texts(), True, 6, save_strategy="steps", save_steps=3, **settings)
+    resumed = model()
+    again = whole.__class__(resumed, whole.args, train_dataset=texts())
+    again.train(resume_from_checkpoint=f"{whole.args.output_dir}/checkpoint-3")
+    assert_same_weights(weights(whole.model), weights(resumed))
+
+
+def test_texts_in_one_row_do_not_see_each_other(train, calls):
+    """The logits of the second text are those that it has alone."""
+    model, first = llama(), 9
+    tokens = texts(1)[0]["input_ids"][None]
+    positions = torch.cat([torch.arange(first), torch.arange(LENGTH - first)])[None]
+    with in_models.attention_chunked(1):
+        both = model(input_ids=tokens, position_ids=positions, use_cache=False).logits[:, first:]
+    assert len(calls) == 2
+    torch.testing.assert_close(both, model(input_ids=tokens[:, first:]).logits)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"), [(gemma2, "caps the scores"), (t5, "adds a position bias to the scores")]
+)
+def test_what_it_cannot_do_stays_with_the_model_and_is_told_once(train, calls, caplog, model, reason):
+    data = texts()
+    plain = losses(train(model(), data, False))
+    caplog.clear()
+    assert losses(train(model(), data, True)) == pytest.approx(plain, rel=1e-6)
+    assert not calls
+    told = [record.getMessage() for record in caplog.records if record.name == in_models.__name__]
+    assert [reason in text and "its own attention" in text for text in told] == [True]
+
+
+def test_attention_weights_that_are_asked_for_come_from_the_models_own(calls):
+    model = llama(attn_implementation="eager")
+    given = texts(1)[0]["input_ids"][None]
+    with in_models.attention_chunked(1):
+        found = model(input_ids=given, output_attentions=True).attentions
+    assert not calls
+    assert [each.shape for each in found] == [(1, 4, LENGTH, LENGTH)] * 2
+
+
+def test_evaluation_and_generation_are_the_models_own(train, calls):
+    model = llama()
+
+    class Generates(TrainerCallback):
+        def on_step_end(self, args, state, control, model, **kwargs):
+            calls.clear()
+            with torch.no_grad():
+                model.generate(texts(1)[0]["input_ids"][None].to(model.device), max_new_tokens=2, do_sample=False)
+            assert not calls
+
+        def on_evaluate(self, *args, **kwargs):
+            assert not calls
+
+        def on_step_begin(self, *args, **kwargs):
+            calls.clear()
+
+    class Forgets(TrainerCallback):
+        def on_step_end(self, *args, **kwargs):
+            calls.clear()
+
+    train(model, texts(), True, 2, trainer={"callbacks": [Generates, Forgets]}, eval_strategy="steps", eval_steps=1)
+
+
+def test_the_interfaces_are_as_before_after_the_run(train):
+    before = dict(ALL_ATTENTION_FUNCTIONS), dict(ALL_MASK_ATTENTION_FUNCTIONS)
+    train(llama(), texts(), True, 1)
+    assert (dict(ALL_ATTENTION_FUNCTIONS), dict(ALL_MASK_ATTENTION_FUNCTIONS)) == before
+
+
+def test_by_default_it_is_for_long_texts_on_mps(train, calls, monkeypatch, device):
+    monkeypatch.setattr(in_models, "SHORTEST", LENGTH)
+    train(llama(), texts(), None, 1)
+    assert len(calls) == (2 if device == "mps" else 0)
+    calls.clear()
+    monkeypatch.setattr(in_models, "SHORTEST", LENGTH + 1)
+    train(llama(), texts(), None, 1)
+    assert not calls
+
+
+def test_the_first_lines_name_it(train, capsys, device):
+    described = {}
+    for chunked in (None, True, False):
+        trainer = train(llama(max_position_embeddings=4096), texts(), chunked, 1)
+        described[chunked] = in_models.describe_attention(trainer.model, trainer.args)
+    long = "attention in chunks for texts of 1,024 tokens or more"
+    assert described == {None: long if device == "mps" else None, True: "attention in chunks", False: None}
+    assert in_models.describe_attention(llama(), trainer.args) is None
+
+
+def test_a_model_without_transformers_attention_is_not_described(make_args, make_model):
+    assert in_models.describe_attention(make_model(), make_args(chunked_attention=True)) is None
+
+
+def test_other_uses_of_a_mask_make_it_whole():
+    mask = ChunkedMask(
+        lambda *index: index[3] <= index[2], Reach(0), 1, 4, 4, torch.device("cpu"),
+        make_whole=lambda: torch.ones(1, 1, 4, 4).tril(),
+    )  # fmt: skip
+    whole = torch.ones(1, 1, 4, 4).tril()
+    assert torch.equal(mask[:, :, 1:], whole[:, :, 1:])
+    assert torch.equal(torch.add(mask, other=1), whole + 1)
+    assert mask.ndim == 4
+
+
+def test_compiled_models_are_refused_or_left_alone():
+    with pytest.raises(MisconfigurationException, match="chunked_attention=True does not go with torch_compile=True"):
+        TrainingArguments("out", torch_compile=True, chunked_attention=True)
+    args = TrainingArguments("out", torch_compile=True)
+    assert in_models.shortest_chunked(args, torch.device("mps")) is None
