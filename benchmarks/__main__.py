@@ -28,6 +28,7 @@ NAMES = (
     "options",
     "libraries",
     "language",
+    "attention",
 )
 DATA = os.environ.get("MPS_TRAINER_REAL_DATA", str(ROOT.parent / "shared"))
 

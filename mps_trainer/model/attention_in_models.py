@@ -22,8 +22,9 @@ from .attention_masks import ChunkedMask, GivenMask, reach_of
 
 logger = logging.getLogger(__name__)
 
-# Keys from which it is used on mps. Below, all scores need little memory, and it would take more operators. Processor
-# time of a causal layer on a CPU, by `python -m benchmarks attention`: 0.9 of torch's with 512, 0.5 with 1,024 tokens.
+# Keys from which it is used on mps. Below, all scores need little memory, and blocks would take more operators. By
+# `python -m benchmarks attention`, processor time of causal attention on a CPU is 0.89 of torch's with 512 tokens,
+# 0.63 with 1,024 and 0.39 with 4,096.
 SHORTEST = 1024
 KINDS = ("sdpa", "eager")  # of attention that it replaces
 # Arguments of attention functions that change the scores or ask for them, and what a model does that gives them.
