@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..devices.large_products import product
 from .attention_masks import ChunkedMask, GivenMask
 
 ROWS = 256  # queries in a block
@@ -51,7 +52,7 @@ class _ChunkedAttention(torch.autograd.Function):
     def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any, scale: float, dropout: float, seed: int) -> Any:
         out = query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
         for block in _blocks(query, key, value, mask, scale, dropout, seed):
-            block.of(out.transpose(1, 2)).copy_(block.unflat(torch.bmm(block.dropped(), block.values)))
+            block.of(out.transpose(1, 2)).copy_(block.unflat(product(block.dropped(), block.values)))
         ctx.save_for_backward(query, key, value)
         ctx.settings = mask, scale, dropout, seed
         return out
@@ -76,7 +77,7 @@ class _ChunkedAttention(torch.autograd.Function):
                 scores = torch.ops.aten._softmax_backward_data(weights, block.weights, -1, weights.dtype)
                 del weights
                 of_key.baddbmm_(scores.transpose(1, 2), block.queries)
-                block.of(grads[0]).copy_(block.unflat(torch.bmm(scores, block.keys)).mul_(scale))
+                block.of(grads[0]).copy_(block.unflat(product(scores, block.keys)).mul_(scale))
                 if block.is_last:
                     for mine, summed in zip(grads[1:], sums, strict=True):
                         mine[:, block.heads].copy_(summed.unflatten(0, (len(mine), -1)))

@@ -1,8 +1,9 @@
 """M1 and M2 compute some large matrix products wrong. A model that has them is warned about."""
 
 import pytest
+import torch
 
-from mps_trainer.devices.large_products import Layer, Product, concerns, warning_of_tokens, warning_of_width
+from mps_trainer.devices.large_products import Layer, Product, concerns, product, warning_of_tokens, warning_of_width
 
 
 @pytest.mark.parametrize(
@@ -61,3 +62,11 @@ def test_a_batch_with_too_many_tokens_names_the_layers_that_learn():
     more = {**LAYERS, "model.k_proj": Layer(64, 64), "model.v_proj": Layer(64, 64)}
     assert "model.q_proj and 2 more layers, from" in warning_of_tokens(more, 40_000, "2.13.0")
     assert warning_of_tokens({"score": Layer(64, 2)}, 40_000, "2.13.0") is None
+
+
+@pytest.mark.parametrize("most", [None, 1, 3, 4, 10, 11])
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_a_product_in_parts_is_the_product(most, batch):
+    torch.manual_seed(0)
+    left, right = torch.randn(*batch, 5, 10), torch.randn(*batch, 10, 7)
+    torch.testing.assert_close(product(left, right, most), left @ right)

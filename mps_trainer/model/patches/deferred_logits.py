@@ -25,7 +25,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ...devices.large_products import INNER, concerns
+from ...devices.known_faults import M1_AND_M2, is_chip
+from ...devices.large_products import INNER, product
 from ...training_args import TrainingArguments
 from ...utils.attributes import attributes_replaced
 from ...utils.overrides import Overrides
@@ -59,7 +60,7 @@ def logits_deferred(
     """Makes `head` defer logits larger than a chunk in training mode inside, if only the model itself has them.
 
     Args:
-        chip: the Mac's. On those that compute long products wrong, the head's are split in any case.
+        chip: the Mac's. On those that compute long products wrong or slowly, the head's are split in any case.
         model_computes_loss: False if a function of the Trainer's computes the loss from the logits.
         overrides: a `compute_loss` of a subclass may do anything with the logits.
     """
@@ -68,7 +69,7 @@ def logits_deferred(
         return
     is_large = 4 * head.out_features * _TOKENS > CHUNK
     defers = is_large and model_computes_loss and overrides.allow("the loss without logits", "compute_loss")
-    faulty = device.type == "mps" and concerns(torch.__version__, chip) and head.out_features >= INNER
+    splits = device.type == "mps" and is_chip(chip, M1_AND_M2) and head.out_features >= INNER
     active = [head]  # neither copies of the head nor wrappers that others leave behind defer
 
     @functools.wraps(nn.Linear.forward)
@@ -77,16 +78,16 @@ def logits_deferred(
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         is_plain = torch.compiler.is_compiling() or not (self.training and torch.is_grad_enabled())
         fits = autocast is not None or input.dtype is self.weight.dtype  # if not, torch explains the mistake
-        if is_plain or self not in active or not fits or size == 0 or not (faulty or size > CHUNK):
+        if is_plain or self not in active or not fits or size == 0 or not (splits or size > CHUNK):
             return nn.Linear.forward(self, input)
-        layer = Head(self.weight, self.bias, INNER - 1 if faulty else None, autocast)
+        layer = Head(self.weight, self.bias, INNER - 1 if splits else None, autocast)
         if not defers:
             return layer.logits(input)
         meta = torch.empty(*input.shape[:-1], self.out_features, dtype=layer.dtype, device="meta")
         return layer.logits(input, lambda: DeferredLogits(_Numbers(input, layer, layer.dtype), meta))
 
     try:
-        with attributes_replaced([(head, "forward", MethodType(forward, head))] if defers or faulty else ()):
+        with attributes_replaced([(head, "forward", MethodType(forward, head))] if defers or splits else ()):
             yield
     finally:
         active.clear()
@@ -122,11 +123,7 @@ class Head(NamedTuple):
 
     def product(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Returns `rows @ weight`, as a sum of products over at most `most_words` words each."""
-        if self.most_words is None or len(weight) <= self.most_words:
-            return rows @ weight
-        parts = zip(rows.split(self.most_words, 1), weight.split(self.most_words), strict=True)
-        start = torch.zeros((), dtype=rows.dtype, device=rows.device)
-        return sum((part @ words for part, words in parts), start=start)
+        return product(rows, weight, self.most_words)
 
 
 class _Linear(torch.autograd.Function):
@@ -149,7 +146,7 @@ class _Linear(torch.autograd.Function):
         if needed[0]:
             of_hidden = ctx.product(rows, weight.to(ctx.dtype)).view(*grad.shape[:-1], -1)
         if needed[1]:
-            of_weight = rows.T @ hidden.reshape(-1, hidden.shape[-1]).to(ctx.dtype)
+            of_weight = ctx.product(rows.T, hidden.reshape(-1, hidden.shape[-1]).to(ctx.dtype))
         return of_hidden, of_weight, rows.sum(0) if needed[2] else None, None, None
 
 
