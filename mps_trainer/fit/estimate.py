@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 from ..checkpoints.rng import rng_state, set_rng
 from ..errors import MisconfigurationException
 from ..utils.text import sentence
-from .fit_report import FitReport, RemedyResult
+from .chips import CHIPS, least_seconds
+from .fit_report import SIZES, FitReport, RemedyResult, limit_of
+from .longest import longest_texts
 from .quantized import QuantizedLinear
 from .remedies import Remedy, remedies_for, together
-from .step import Batch, as_on_mps, largest_batch, measure_step
+from .step import Batch, StepCost, as_on_mps, largest_batch, measure_step
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
@@ -23,7 +25,12 @@ logger = logging.getLogger(__name__)
 BATCHES = 16
 
 
-def estimate(trainer: Trainer, batches: int = BATCHES, tell: Callable[[str], None] = lambda _: None) -> FitReport:
+def estimate(
+    trainer: Trainer,
+    batches: int = BATCHES,
+    tell: Callable[[str], None] = lambda _: None,
+    longest: bool = False,
+) -> FitReport:
     """Returns the memory of the Trainer's training step on mps, and the memory with each remedy.
 
     Runs steps of a copy whose tensors have shapes and no values, on any machine. The Trainer stays as it is. The copy
@@ -34,6 +41,7 @@ def estimate(trainer: Trainer, batches: int = BATCHES, tell: Callable[[str], Non
         trainer: an `mps_trainer.Trainer`.
         batches: the step has the largest of this many batches.
         tell: is called with what is being computed, before each step.
+        longest: also find the longest text that fits each Mac, which takes some twenty steps.
 
     Raises:
         MisconfigurationException: for another Trainer, without data, and if the step cannot run without values.
@@ -50,7 +58,9 @@ def estimate(trainer: Trainer, batches: int = BATCHES, tell: Callable[[str], Non
         with as_on_mps(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the user does not run these steps
             tell("the step")
-            batch, by_kind = _first(trainer, batches)
+            batch, cost = _first(trainer, batches)
+            limits = {size: limit_of(size) for size in SIZES}
+            texts = longest_texts(trainer, batch, limits.values(), tell) if longest else {}
             offered = remedies_for(trainer, batch.examples)
             whole = together(offered)
             results = [_result(trainer, batch, each, tell) for each in [*offered, *([] if whole is None else [whole])]]
@@ -68,12 +78,15 @@ def estimate(trainer: Trainer, batches: int = BATCHES, tell: Callable[[str], Non
         batch_shape=batch.shape,
         batches=batch.looked_at,
         accumulated=max(trainer.args.gradient_accumulation_steps, 1),
-        bytes_by_kind=by_kind,
-        remedies=tuple(each for each in results if each is not None and each.bytes_peak < sum(by_kind.values())),
+        bytes_by_kind=cost.bytes_by_kind,
+        remedies=tuple(each for each in results if each is not None and each.bytes_peak < cost.bytes_peak),
+        operations=cost.operations,
+        least_seconds={name: least_seconds(chip, cost) for name, chip in CHIPS.items()},
+        longest_texts={size: texts[limit] for size, limit in limits.items()} if longest else None,
     )
 
 
-def _first(trainer: Trainer, batches: int) -> tuple[Batch, dict[str, int]]:
+def _first(trainer: Trainer, batches: int) -> tuple[Batch, StepCost]:
     try:
         batch = largest_batch(trainer, batches)
     except ValueError as error:  # no data
@@ -97,8 +110,8 @@ def _result(trainer: Trainer, batch: Batch, remedy: Remedy, tell: Callable[[str]
     if remedy.needs_one_example:
         batch = replace(batch, inputs=trainer.split_batch(batch.inputs, 1)[0])
     try:
-        peak = measure_step(trainer, batch, remedy.apply, accumulates=remedy.needs_one_example)
+        cost = measure_step(trainer, batch, remedy.apply, accumulates=remedy.needs_one_example)
     except Exception as error:  # PEFT raises many, and so do models that cannot checkpoint
         logger.info("Not computed: %s (%s)", remedy.text, error)
         return None
-    return RemedyResult(remedy.text, sum(peak.values()))
+    return RemedyResult(remedy.text, cost.bytes_peak)

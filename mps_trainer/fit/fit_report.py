@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..utils.amounts import format_bytes
@@ -55,6 +55,9 @@ class FitReport:
         accumulated: batches in a step.
         bytes_by_kind: at the peak of the step: weights, gradients, optimizer, activations, logits.
         remedies: what each would leave, and all of them together.
+        operations: additions and multiplications of the step's matrix products and convolutions.
+        least_seconds: by chip, a time that the step cannot be faster than.
+        longest_texts: in tokens, by the GB of each Mac; None for a Mac on which no text fits. None if not asked for.
     """
 
     model: str
@@ -65,6 +68,9 @@ class FitReport:
     accumulated: int
     bytes_by_kind: dict[str, int]
     remedies: tuple[RemedyResult, ...]
+    operations: float = 0.0
+    least_seconds: dict[str, float] = field(default_factory=dict)
+    longest_texts: dict[int, int | None] | None = None
 
     @property
     def bytes_peak(self) -> int:
@@ -94,7 +100,7 @@ class FitReport:
 
     def table(self) -> str:
         """Returns the report as text, for a terminal."""
-        return "\n".join([*self._step(), "", *self._macs(), *self._remedies(), "", *_NOTES])
+        return "\n".join([*self._step(), "", *self._macs(), *self._remedies(), *self._times(), "", *_NOTES])
 
     def _step(self) -> list[str]:
         shape = " x ".join(map(str, self.batch_shape))
@@ -116,12 +122,15 @@ class FitReport:
 
     def _macs(self) -> list[str]:
         limits = [limit_of(size) for size in SIZES]
-        rows = (
+        rows = [
             ("Mac with", [f"{size} GB" for size in SIZES]),
             ("GPU memory", [f"{limit / GIB:.1f}" for limit in limits]),
             ("on some", [f"{higher / GIB:.1f}" if higher else "" for higher in map(higher_limit_of, SIZES)]),
             ("fits", ["yes" if self.bytes_peak <= limit else "no" for limit in limits]),
-        )
+        ]
+        if self.longest_texts is not None:
+            texts = [self.longest_texts.get(size) for size in SIZES]
+            rows.append(("longest", [f"{tokens:,}" if tokens else "none" for tokens in texts]))
         return [(f"{name:<11}" + "".join(f"{cell:>8}" for cell in cells)).rstrip() for name, cells in rows]
 
     def _remedies(self) -> list[str]:
@@ -134,17 +143,39 @@ class FitReport:
         ]
         return ["", "Peak with each of these changes:", *rows]
 
+    def _times(self) -> list[str]:
+        """Returns the table of least times, with a row for each generation of chips."""
+        generations = sorted({name.split()[0] for name in self.least_seconds})
+        kinds = ("", " Pro", " Max", " Ultra")
+        rows = [
+            f"{generation:<14}"
+            + "".join(f"{_seconds(self.least_seconds.get(generation + kind)):>9}" for kind in kinds)
+            for generation in generations
+        ]
+        if not rows:
+            return []
+        return [
+            "",
+            f"{'No faster than':<14}" + "".join(f"{kind.strip():>9}" for kind in kinds),
+            *map(str.rstrip, rows),
+        ]
+
 
 _NOTES = (
     "GPU memory is what Metal recommends at most, in GiB; on some Macs of this size it is more, which is not relied",
     "upon. `mps-trainer doctor` shows it on a Mac. The step is computed from the shapes of its tensors;",
-    "the allocator's cache, macOS and other programs are not included. Nothing was trained.",
+    "the allocator's cache, macOS and other programs are not included. Nothing was trained. The times are bounds from",
+    "the published peaks of each chip, for M5 from its memory alone, and no promise: steps on a Mac take longer.",
 )
 
 
 def _on(peak: int) -> str:
     size = smallest_for(peak)
     return f"more than {SIZES[-1]} GB" if size is None else f"from {size} GB"
+
+
+def _seconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds:.2g} s" if seconds < 10 else f"{seconds:,.0f} s"
 
 
 def _count(number: int) -> str:

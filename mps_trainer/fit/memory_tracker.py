@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from ..check.tracer import has_own_dispatch
 from ..errors import MisconfigurationException
@@ -36,12 +37,15 @@ class MemoryTracker(TorchDispatchMode):
     Attributes:
         kind: what new storages are for; activations in the beginning.
         peak: the bytes by kind at the moment when most existed.
+        operations: additions and multiplications of matrix products and convolutions.
     """
 
     def __init__(self, words: int | None = None) -> None:
         super().__init__()
         self.kind = ACTIVATIONS
         self.peak: dict[str, int] = {}
+        self.operations = 0.0
+        self._repeats = 1.0  # how often what runs now stands for itself
         self._words = words
         self._now: Counter[str] = Counter()
         self._storages: dict[int, tuple[str, int, weakref.ref]] = {}  # kind and bytes, by the storage's address
@@ -67,11 +71,23 @@ class MemoryTracker(TorchDispatchMode):
         if func in _WITHOUT_VALUES:
             return with_values(func, args, kwargs) if known else _WITHOUT_VALUES[func](*args, **kwargs)
         result = func(*args, **kwargs)
+        if (count := _operations_of(func)) is not None:
+            self.operations += self._repeats * count(*args, **kwargs, out_val=result)
         if known:
             keep_values(func, args, kwargs, result)
         elif func._schema.is_mutable:
             spoil(func, args)
         return result
+
+    def first_and_last(self, length: int, size: int) -> Iterator[int]:
+        """Yields where the first and the last block of `size` begin, for attention in chunks.
+
+        No other block takes more memory. Their operations stand for all: under a causal mask they grow evenly.
+        """
+        chosen, all_blocks = sorted({0, (length - 1) // size * size}), -(-length // size)
+        before, self._repeats = self._repeats, self._repeats * all_blocks / len(chosen)
+        yield from chosen
+        self._repeats = before
 
     def belongs(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
         """Counts these tensors as of this kind, also those that were counted as of another."""
@@ -84,6 +100,10 @@ class MemoryTracker(TorchDispatchMode):
                 self._now[kind] += size
             else:
                 self._count(tensor, kind)
+
+    def bytes_of(self, kind: str) -> int:
+        """Returns the bytes that exist now of a kind."""
+        return self._now[kind]
 
     def forget_peak(self) -> None:
         """Begins again with what exists now."""
@@ -102,6 +122,13 @@ class MemoryTracker(TorchDispatchMode):
     def _freed(self, key: int) -> None:
         kind, size, _ = self._storages.pop(key)
         self._now[kind] -= size
+
+
+@cache
+def _operations_of(func: Any) -> Callable[..., int] | None:
+    """Returns torch's count of operations for an operator, also for one in place; None for other operators."""
+    packet = func._overloadpacket
+    return flop_registry.get(packet) or flop_registry.get(getattr(_ATEN, packet.__name__.removesuffix("_"), None))
 
 
 @cache

@@ -76,10 +76,26 @@ def largest_batch(trainer: Trainer, most: int) -> Batch:
     return Batch(inputs, num_items, examples, shape, len(batches))
 
 
-def measure_step(
-    trainer: Trainer, batch: Batch, change: Change | None = None, accumulates: bool = False
-) -> dict[str, int]:
-    """Returns the peak memory of a training step in bytes, by purpose.
+@dataclass(frozen=True)
+class StepCost:
+    """What a step takes: bytes at the peak by purpose, operations on matrices, and bytes that it has to move.
+
+    The bytes moved are the least that a step can do with: a batch reads the weights of its matrix products forward and
+    backward, and the optimizer reads and writes its state, the gradients and what is trained.
+    """
+
+    bytes_by_kind: dict[str, int]
+    operations: float
+    bytes_moved: int
+
+    @property
+    def bytes_peak(self) -> int:
+        """Returns the peak memory of the step in bytes."""
+        return sum(self.bytes_by_kind.values())
+
+
+def measure_step(trainer: Trainer, batch: Batch, change: Change | None = None, accumulates: bool = False) -> StepCost:
+    """Returns the peak memory of a training step, and the least that it computes and moves.
 
     The step is one after the first: the optimizer has its state. With accumulation, the gradients of earlier batches
     exist. Nothing of the Trainer is changed, and nothing is computed: only shapes are. Call it inside `as_on_mps()`.
@@ -97,6 +113,7 @@ def measure_step(
     tracker = MemoryTracker(_vocabulary(stand_in.model))
     with contextlib.ExitStack() as stack:
         stack.enter_context(prepared_for_training(stand_in, _MPS))
+        stack.enter_context(attributes_replaced([(attention, "starts", tracker.first_and_last)]))
         run = TrainingRun(stand_in)
         divisors = stand_in._mt_loss.divisors([batch.inputs])
         stack.enter_context(fake_mode())
@@ -109,17 +126,29 @@ def measure_step(
         _make_gradients(trained, tracker)
         tracker.kind = OPTIMIZER
         stand_in.optimizer.step()  # makes its state
+        state = tracker.bytes_of(OPTIMIZER)
         run.gradients.clear()
         if accumulates or _accumulated(trainer) > 1:
             _make_gradients(trained, tracker)
         for parameter in trained:
             parameter.register_post_accumulate_grad_hook(lambda each: tracker.belongs([each.grad], GRADIENTS))
         tracker.forget_peak()
+        tracker.operations = 0.0
         tracker.kind = ACTIVATIONS
         run.forward_backward([batch.inputs], batch.num_items, divisors)
         tracker.kind = OPTIMIZER
         run.update_weights()
-    return tracker.peak
+        count = _accumulated(trainer)
+        moved = 2 * count * _read_by_products(stand_in.model) + 2 * (state + 2 * sum(each.nbytes for each in trained))
+    return StepCost(tracker.peak, count * tracker.operations, moved)
+
+
+def _read_by_products(model: nn.Module) -> int:
+    """Returns the bytes of the weights that matrix products read, each once: not those of tables to look up in."""
+    tables = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
+    heads = {id(each.weight) for each in model.modules() if isinstance(each, nn.Linear)}
+    weights = {id(each): each for each in model.parameters() if each.dim() > 1}
+    return sum(each.nbytes for key, each in weights.items() if key not in tables or key in heads)
 
 
 def _stand_in(trainer: Trainer) -> Trainer:
@@ -137,14 +166,8 @@ def _accumulated(trainer: Trainer) -> int:
 @contextlib.contextmanager
 def as_on_mps() -> Iterator[None]:
     """Makes attention, autocast and linear layers on the CPU behave as on mps."""
-    few_blocks = attributes_replaced([(attention, "starts", _first_and_last)])
-    with sdpa_kernel(SDPBackend.MATH), autocast_of_mps(), linear_of_mps(), modules_convert_fakes(), few_blocks:
+    with sdpa_kernel(SDPBackend.MATH), autocast_of_mps(), linear_of_mps(), modules_convert_fakes():
         yield
-
-
-def _first_and_last(length: int, size: int) -> list[int]:
-    """Returns where the first and the last block begin: no other takes more memory."""
-    return sorted({0, (length - 1) // size * size})
 
 
 def _make_gradients(parameters: list[nn.Parameter], tracker: MemoryTracker) -> None:

@@ -1,0 +1,132 @@
+"""The longest text that fits, and the time that a step cannot be faster than."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mps_trainer import MisconfigurationException, Trainer
+from mps_trainer.fit import estimate
+from mps_trainer.fit.chips import CHIPS, Chip, least_seconds
+from mps_trainer.fit.fit_report import SIZES
+from mps_trainer.fit.longest import MOST, STEP, longest, longest_texts
+from mps_trainer.fit.step import StepCost, as_on_mps, largest_batch, measure_step
+from tests.fit.test_estimate import LENGTH, image, llama, text, vit
+
+
+@given(
+    base=st.integers(0, 10**6),
+    linear=st.integers(1, 10**4),
+    square=st.integers(0, 50),
+    border=st.integers(0, 2 * MOST),
+    most=st.integers(1, MOST),
+)
+def test_longest_fits_and_the_next_does_not(base, linear, square, border, most):
+    measured = []
+
+    def peak(tokens):
+        assert tokens not in measured, "measured twice"
+        measured.append(tokens)
+        return base + linear * tokens + square * tokens**2
+
+    known = {}
+    limit = base + linear * border + square * border**2
+    shortest = min(STEP, most)
+    found = longest(
+        lambda tokens: known.setdefault(tokens, None) or known.__setitem__(tokens, peak(tokens)) or known[tokens],
+        limit,
+        shortest,
+        most,
+    )
+    if found is None:
+        assert border < shortest
+    else:
+        assert found <= border
+        assert found == most or found + max(STEP, found // 16) + STEP > border
+    assert len(measured) < 40
+
+
+def trainer_of(make_args, model, rows, **settings):
+    return Trainer(model, make_args(per_device_train_batch_size=2, **settings), train_dataset=rows)
+
+
+def test_report_names_the_longest_text_of_each_mac(make_args):
+    trainer = trainer_of(make_args, llama(max_position_embeddings=600), [text() for _ in range(4)])
+    report = estimate(trainer, longest=True)
+    assert report.longest_texts == dict.fromkeys(SIZES, 600)  # all positions of a small model
+    assert "longest" in report.table()
+    assert "longest" not in estimate(trainer).table()
+
+
+def test_a_limit_between_two_lengths_is_found(make_args):
+    trainer = trainer_of(make_args, llama(max_position_embeddings=4096), [text() for _ in range(4)])
+    with as_on_mps():
+        peaks = {}
+        for length in (1024, 1400):
+            longer = trainer_of(make_args, trainer.model, [text(length) for _ in range(2)])
+            peaks[length] = measure_step(longer, largest_batch(longer, 1)).bytes_peak
+        found = longest_texts(trainer, largest_batch(trainer, 1), [*peaks.values(), 0], lambda _: None)
+    assert found[peaks[1024]] == 1024
+    assert 1024 < found[peaks[1400]] <= 1400
+    assert found[0] is None
+
+
+def test_a_batch_without_tokens_is_refused(make_args):
+    trainer = trainer_of(make_args, vit(), [image() for _ in range(4)])
+    with pytest.raises(MisconfigurationException, match="--longest needs batches with input_ids"):
+        estimate(trainer, longest=True)
+
+
+def cost_of(make_args, **settings):
+    trainer = trainer_of(make_args, llama(), [text() for _ in range(4)], **settings)
+    with as_on_mps():
+        return trainer.model, measure_step(trainer, largest_batch(trainer, 1))
+
+
+def test_operations_are_those_of_the_products(make_args):
+    model, cost = cost_of(make_args)
+    config, tokens = model.config, 2 * LENGTH
+    width = config.hidden_size
+    projections = sum(each.weight.numel() for each in model.modules() if isinstance(each, torch.nn.Linear))
+    attention = 2 * config.num_hidden_layers * LENGTH * width  # scores and their sums, for each token
+    assert cost.operations == pytest.approx(3 * 2 * tokens * (projections + attention), rel=0.01)
+
+
+def test_operations_of_accumulated_batches_add_up(make_args):
+    _, once = cost_of(make_args)
+    model, twice = cost_of(make_args, gradient_accumulation_steps=2)
+    assert twice.operations == pytest.approx(2 * once.operations)
+    products = sum(each.weight.nbytes for each in model.modules() if isinstance(each, torch.nn.Linear))
+    assert twice.bytes_moved - once.bytes_moved == 2 * products
+
+
+@pytest.mark.parametrize("rows", [7, 16, LENGTH])
+def test_operations_of_attention_in_chunks_are_those_of_all_blocks(make_args, monkeypatch, rows):
+    """The forward pass of all blocks, their second one in the backward pass, and four products there."""
+    monkeypatch.setattr("mps_trainer.model.attention.ROWS", rows)
+    model, cost = cost_of(make_args, chunked_attention=True)
+    _, plain = cost_of(make_args)
+    blocks = [(start, min(start + rows, LENGTH)) for start in range(0, LENGTH, rows)]
+    pairs = sum((end - start) * end for start, end in blocks)
+    layers, width = model.config.num_hidden_layers, model.config.hidden_size
+    of_plain, of_chunks = 6 * 2 * LENGTH**2, 7 * 2 * pairs
+    expected = plain.operations + 2 * layers * width * (of_chunks - of_plain)  # of two texts
+    assert cost.operations == pytest.approx(expected, rel=0.01)
+
+
+def test_a_step_takes_at_least_the_longer_of_computing_and_moving():
+    cost = StepCost({}, operations=6e12, bytes_moved=10**11)
+    assert least_seconds(Chip(2.0, 100), cost) == 3.0
+    assert least_seconds(Chip(100.0, 50), cost) == 2.0
+    assert least_seconds(Chip(None, 50), cost) == 2.0
+
+
+def test_report_has_a_bound_for_each_chip(make_args):
+    report = estimate(trainer_of(make_args, llama(), [text() for _ in range(4)]))
+    assert report.least_seconds.keys() == CHIPS.keys()
+    assert report.to_dict()["least_seconds"] == report.least_seconds
+    lines = report.table().splitlines()
+    head = lines.index(next(line for line in lines if line.startswith("No faster than")))
+    assert [line.split()[0] for line in lines[head + 1 : head + 6]] == ["M1", "M2", "M3", "M4", "M5"]
