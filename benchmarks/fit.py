@@ -1,27 +1,37 @@
 """Computes which Macs the training steps of four language models fit on: `python -m benchmarks.fit`.
 
 The models have the sizes of Qwen3 with 0.6, 1.7, 4 and 8 billion parameters, and no memory for their weights. A step
-has two rows of 1,024 tokens and checkpoints its activations, as examples/language-modeling/run_sft.py does.
+has two rows of 1,024 tokens and checkpoints its activations, as examples/language-modeling/run_sft.py does. With
+`--longest`, the longest text that fits each Mac, one in a step.
 """
 
 from __future__ import annotations
 
+import contextlib
 import resource
+import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from mps_trainer import Trainer, TrainingArguments
 from mps_trainer.fit.fake_models import models_are_fake
-from mps_trainer.fit.fit_report import GIB, smallest_for
+from mps_trainer.fit.fit_report import GIB, limit_of, smallest_for
 from mps_trainer.fit.fit_report import SIZES as MACS
-from mps_trainer.fit.step import as_on_mps, largest_batch, measure_step
+from mps_trainer.fit.longest import longest_texts
+from mps_trainer.fit.step import Batch, as_on_mps, largest_batch, measure_step
 
-WORDS, LENGTH, ROWS, RANK = 151936, 1024, 2, 16
-COMMON: dict[str, Any] = {"vocab_size": WORDS, "head_dim": 128, "num_key_value_heads": 8}
+WORDS, POSITIONS, LENGTH, ROWS, RANK = 151936, 40960, 1024, 2, 16
+COMMON: dict[str, Any] = {
+    "vocab_size": WORDS,
+    "max_position_embeddings": POSITIONS,
+    "head_dim": 128,
+    "num_key_value_heads": 8,
+}
 _NAMES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 SIZES: dict[str, dict[str, Any]] = {
     "0.6 billion": dict(zip(_NAMES, (1024, 3072, 28, 16), strict=True)),
@@ -52,23 +62,45 @@ def model_of(size: str, way: str) -> Any:
     return model
 
 
-def peak_of(size: str, way: str) -> int:
-    """Returns the peak memory of the step in bytes."""
-    rows = [{"input_ids": row, "labels": row} for row in torch.zeros(ROWS, LENGTH, dtype=torch.long)]
+@contextlib.contextmanager
+def step_of(size: str, way: str, count: int) -> Iterator[tuple[Trainer, Batch]]:
+    """Gives a Trainer and its batch of `count` rows, inside what computes steps as on mps."""
+    rows = [{"input_ids": row, "labels": row} for row in torch.zeros(count, LENGTH, dtype=torch.long)]
     with tempfile.TemporaryDirectory() as folder, models_are_fake(), as_on_mps():
         settings: dict[str, Any] = {
-            "per_device_train_batch_size": ROWS,
+            "per_device_train_batch_size": count,
             "gradient_checkpointing": True,
             "bf16": True,
             "max_steps": 1,
         }
         args = TrainingArguments(folder, use_cpu=True, report_to="none", **settings)
         trainer = Trainer(model_of(size, way), args, train_dataset=rows)
-        return measure_step(trainer, largest_batch(trainer, 1)).bytes_peak
+        yield trainer, largest_batch(trainer, 1)
+
+
+def peak_of(size: str, way: str) -> int:
+    """Returns the peak memory of the step in bytes."""
+    with step_of(size, way, ROWS) as (trainer, batch):
+        return measure_step(trainer, batch).bytes_peak
+
+
+def print_longest() -> None:
+    """Prints the longest text that fits each Mac, for each model with LoRA."""
+    print("| parameters | weights | " + " | ".join(f"{mac} GB" for mac in MACS) + " |")
+    print("| --- | --- |" + " ---: |" * len(MACS))
+    for size in SIZES:
+        for way in WAYS[1:]:
+            with step_of(size, way, 1) as (trainer, batch):
+                texts = longest_texts(trainer, batch, map(limit_of, MACS), lambda _: None)
+            cells = [f"{tokens:,}" if tokens else "none" for tokens in texts.values()]
+            print(f"| {size} | {way.partition('in ')[2]} | " + " | ".join(cells) + " |", flush=True)
 
 
 def main() -> None:
     warnings.simplefilter("ignore")
+    if "--longest" in sys.argv:
+        print_longest()
+        return
     print("| parameters | " + " | ".join(WAYS) + " | seconds |")
     print("| --- |" + " ---: |" * (len(WAYS) + 1))
     for size in SIZES:

@@ -24,10 +24,9 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         help="estimate the memory of a training step",
         description="Run a script up to train() of this Trainer or transformers', and compute the memory of a "
         "training step on mps from the shapes of its tensors. The report shows the peak and its parts, the Macs on "
-        "which the step fits, the effect of gradient checkpointing, smaller batches, LoRA and more, and for each chip "
-        "a time that the step cannot be faster than. Nothing is "
-        "trained, and models of transformers are built without weights. The exit status is 0 if the step fits on one "
-        "of the listed Macs, 1 if on none, 2 if the script did not reach train().",
+        "which the step fits, the effect of remedies such as gradient checkpointing and LoRA, and the least time by "
+        "chip. Nothing is trained, and models of transformers are built without weights. The exit status is 0 if the "
+        "step fits on one of the listed Macs, 1 if on none, 2 if the script did not reach train().",
     )
     command.add_argument(
         "--batches",
@@ -35,9 +34,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         default=16,
         help="use the largest of this many training batches (default: %(default)s)",
     )
-    command.add_argument(
-        "--longest", action="store_true", help="also find the longest text that fits each Mac; takes some minutes"
-    )
+    command.add_argument("--longest", action="store_true", help="also find the longest text that fits each Mac")
     add_json(command)
     add_script(command)
     return command

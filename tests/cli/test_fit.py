@@ -57,7 +57,7 @@ def test_fit_of_a_script_for_no_mac_is_1_and_needs_no_memory(fit):
     assert result.returncode == 1, result.stderr
     assert "yes" not in result.stdout.split("fits", 1)[1].splitlines()[0]
     assert "weights        59.6 GiB" in result.stdout
-    assert result.stdout.rstrip().endswith("programs are not included. Nothing was trained.")
+    assert "Nothing was trained." in result.stdout
 
 
 @pytest.mark.parametrize(
