@@ -136,7 +136,7 @@ _KINDS: dict[str, Any] = {
     "events": [{"kind": str, "step": is_finite, "seconds": is_finite, "text": str, "took": is_finite}],
     "best": {"metric": is_finite, "step": is_finite, "name": str, "checkpoint": str},
     "device": {"device": str, "reason": str, "rejected": [{"name": str}], "notes": list, "world_size": is_finite},
-    "model": {"parameters": is_finite, "trained": is_finite, "operations_per_token": is_finite},
+    "model": {"parameters": is_finite, "trained": is_finite, "operations_per_token": is_finite, "attention": str},
     "data": {
         **dict.fromkeys(("batch", "batch_per_device", "accumulation", "processes", "examples"), is_finite),
         **{"sampling": str, "buckets": list, "lengths": dict},

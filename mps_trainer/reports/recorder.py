@@ -152,7 +152,7 @@ class Recorder:
             return
         model, loader, self._model, self._loader = self._model, self._loader, None, None  # not to keep them from going
         now.device = self._args.decision.to_dict()
-        now.model = run_facts.model_of(model)
+        now.model = run_facts.model_of(model, self._args)
         now.data = run_facts.data_of(self._args, loader, self._batch)
         now.arguments, now.changed = run_facts.arguments_of(self._args, self._rules)
         facts = for_a_report(gather_facts(environ=dict(os.environ)))

@@ -16,6 +16,7 @@ from ..data.buckets import buckets_of
 from ..data.samplers import lengths_in_column
 from ..devices.facts import without_home
 from ..distributed.sharded import class_of
+from ..model.attention_in_models import describe_attention
 from ..training_args import TrainingArguments
 from ..utils.text import as_line
 from .redaction import NOT_SHOWN, Rule, own_class, readable, shown
@@ -29,8 +30,11 @@ _FLAG = re.compile(r"--?[A-Za-z]?|--[\w.-]+")
 _NUMBER = re.compile(r"-[\d.]+(?:[eE][-+]?\d+)?")
 
 
-def model_of(model: Any) -> dict[str, Any]:
-    """Returns the class and the parameters of a model; `operations_per_token` where they can be estimated."""
+def model_of(model: Any, args: Any) -> dict[str, Any]:
+    """Returns the class and the parameters of a model; `operations_per_token` where they can be estimated.
+
+    `attention` says if a run with `args` does not compute it as the model does.
+    """
     parameters = list(model.parameters()) if hasattr(model, "parameters") else []
     known: dict[str, Any] = {
         "class": class_of(model).__name__,
@@ -38,6 +42,8 @@ def model_of(model: Any) -> dict[str, Any]:
         "trained": sum(p.numel() for p in parameters if p.requires_grad),
         "dtype": ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
     }
+    if hasattr(model, "modules") and (attention := describe_attention(model, args)) is not None:
+        known["attention"] = attention
     # the estimate that the Trainer's counter of operations makes, from which the number of tokens follows
     if getattr(model, "main_input_name", None) == "input_ids" and hasattr(model, "num_parameters"):
         known["operations_per_token"] = 6 * model.num_parameters(exclude_embeddings=True)

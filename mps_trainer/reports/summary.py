@@ -207,6 +207,7 @@ def environment(record: RunRecord) -> dict[str, str]:
         trained, parameters = model.get("trained"), model.get("parameters")
         some = "" if trained == parameters else f", {number(trained)} of them trained"
         facts["model"] = f"{model.get('class')}, {number(parameters)} parameters{some}, {model.get('dtype')}"
+        facts["attention"] = str(model.get("attention") or "").removeprefix("attention ")
     versions = {**found.get("packages", {}), "torch": found.get("torch_version")}
     versions = {"mps_trainer": found.get("mps_trainer"), **{name: versions.get(name) for name in PACKAGES}}
     system = "macOS" if found.get("system") == "Darwin" else str(found.get("system") or "")

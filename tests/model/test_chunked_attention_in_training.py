@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import (
@@ -276,6 +278,12 @@ def test_the_first_lines_name_it(train, capsys, device):
     long = "attention in chunks for texts of 1,024 tokens or more"
     assert described == {None: long if device == "mps" else None, True: "attention in chunks", False: None}
     assert in_models.describe_attention(llama(), trainer.args) is None
+
+
+def test_the_report_names_it(train):
+    trainer = train(llama(), texts(), True, 1, report=True)
+    page = (Path(trainer.args.output_dir) / "report.html").read_text()
+    assert '<th scope="row">attention</th><td>in chunks</td>' in page
 
 
 def test_a_model_without_transformers_attention_is_not_described(make_args, make_model):
