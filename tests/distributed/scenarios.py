@@ -159,6 +159,18 @@ def length_buckets(folder: str) -> dict[str, Any]:
 
 
 @scenario
+def attention_in_chunks(folder: str) -> dict[str, Any]:
+    trainer = Trainer(
+        small_gpt(),
+        arguments(folder, chunked_attention=True, learning_rate=1e-3),
+        data_collator=padded,
+        train_dataset=sentences(61, labels=False),
+    )
+    trainer.train()
+    return outcome(trainer)
+
+
+@scenario
 def tokens_are_what_is_averaged_over(folder: str) -> dict[str, Any]:
     """Also at the end of an epoch, where one of two processes has another's example."""
     trainer = Trainer(

@@ -16,6 +16,7 @@ ALIKE = [
     "batches_are_split",
     "a_loss_of_a_subclass",
     "length_buckets",
+    "attention_in_chunks",
     "a_stream",
     "tokens_are_what_is_averaged_over",
     "an_update_without_a_label_in_one_process",
