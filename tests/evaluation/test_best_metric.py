@@ -29,6 +29,7 @@ def number(name, value):
         (True, 0.5, 0.5, False),
         (False, 0.5, 0.6, False),
         (False, 0.5, 0.4, True),
+        (False, 0.5, 0.5, False),
         (True, float("nan"), 0.1, True),
         (True, 0.5, float("nan"), False),
     ],

@@ -3,6 +3,8 @@
 import os
 import random
 import signal
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import torch
 from transformers import TrainerCallback
 
 from mps_trainer.checkpoints.folders import find_checkpoints
+from mps_trainer.loop.preemption import PreemptionHandler
 from tests.checkpoints.test_resuming import without_times
 from tests.conftest import assert_same_weights, logged, weights
 from tests.guards.test_signals import default_handlers  # noqa: F401
@@ -211,3 +214,29 @@ def test_a_resumed_run_ends_where_what_was_postponed_asks_for_it(make_trainer, t
     resumed.train(resume_from_checkpoint=True)
     assert resumed.state.global_step == whole.state.global_step == (4 if where == "in an evaluation" else 5)
     assert without_times(whole.state.log_history) == without_times(resumed.state.log_history)
+
+
+def test_a_signal_after_the_best_weights_were_loaded_saves_none(make_trainer):
+    """They are those of an earlier step, whose checkpoint is there."""
+
+    class SavesNoLastStep(SignalAt):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_save &= state.global_step < state.max_steps
+
+    settings = {**SETTINGS, "eval_steps": 4, "max_steps": 11, "load_best_model_at_end": True}
+    trainer, _ = interrupted(make_trainer, SavesNoLastStep("on_train_end", 1), **settings)
+    assert [os.path.basename(each) for each in find_checkpoints(trainer.args.output_dir)][-1] == "checkpoint-8"
+
+
+@pytest.mark.parametrize(
+    ("size", "machines", "expected"),
+    [
+        (1, 1, []),
+        (4, 1, ["--nproc_per_node", "4"]),
+        (4, 2, ["--nnodes", "2", "--node_rank", "...", "--nproc_per_node", "2"]),
+    ],
+)
+def test_the_way_on_names_processes_and_machines(size, machines, expected):
+    trainer = SimpleNamespace(_mt_processes=SimpleNamespace(size=size))
+    started = PreemptionHandler(trainer, None, None, None)._launcher(machines)
+    assert started == [sys.executable, *(["-m", "torch.distributed.run"] if size > 1 else []), *expected]

@@ -516,3 +516,42 @@ def test_one_of_two_processes_goes_on_from_a_checkpoint_of_two_without_a_warning
     run.trainer._mt_processes = Processes(0, 3)
     run.resume(folder)
     assert "was written by 2 processes, and this run has 3" in caplog.text
+
+
+class NotesBatches(Trainer):
+    """Notes the labels of each batch, those that operations are counted for, and whether gradients are reduced."""
+
+    noted = counted = synced = ()
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        self.noted = (*self.noted, inputs["labels"].tolist())
+        if "accelerator" in vars(self):
+            self.synced = (*self.synced, self.accelerator.sync_gradients)
+        return super().training_step(model, inputs, num_items_in_batch)
+
+    def floating_point_ops(self, inputs):
+        self.counted = (*self.counted, inputs["labels"].tolist())
+        return 7
+
+
+def test_without_skipping_data_a_resumed_epoch_begins_again(make_trainer, tmp_path):
+    settings = {"max_steps": 3, "save_strategy": "steps", "save_steps": 2, "train_sampling_strategy": "sequential"}
+    make_trainer(**settings).train()
+    again = make_trainer({"kind": NotesBatches}, ignore_data_skip=True, **settings)
+    again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    assert again.noted == ([row["labels"] for row in examples(40)[:8]],)
+
+
+def test_operations_are_counted_of_each_batch(make_trainer):
+    trainer = make_trainer({"kind": NotesBatches}, max_steps=2, gradient_accumulation_steps=2)
+    trainer.train()
+    assert trainer.counted == trainer.noted
+    assert len(trainer.noted) == 4
+    assert trainer.state.total_flos == 4 * 7
+
+
+def test_accelerator_knows_the_last_batch_of_an_update(make_trainer):
+    trainer = make_trainer({"kind": NotesBatches}, max_steps=2, gradient_accumulation_steps=2)
+    _ = trainer.accelerator
+    trainer.train()
+    assert trainer.synced == (False, True, False, True)
