@@ -56,7 +56,8 @@ class _MappedFile:
         self._file: Any = safe_open(path, framework="pt")
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        return {name: self._stored(name) for name in self._file.keys()}
+        names: list[str] = self._file.keys()
+        return {name: self._stored(name) for name in names}
 
     def _stored(self, name: str) -> torch.Tensor:
         shape = self._file.get_slice(name).get_shape()

@@ -13,7 +13,6 @@ import transformers
 from torch import nn
 
 from mps_trainer import Trainer
-from mps_trainer.checkpoints import loading
 from mps_trainer.scripts.loading import straight_to_device
 from tests.conftest import examples
 
@@ -59,7 +58,8 @@ def size(model: nn.Module) -> int:
 def assert_loaded(model: nn.Module, saved: nn.Module) -> None:
     assert all(weight.device.type == "mps" for weight in model.parameters())
     for weight, expected in zip(model.parameters(), saved.parameters(), strict=True):
-        assert weight.dtype == expected.dtype and torch.equal(weight.cpu(), expected)
+        assert weight.dtype == expected.dtype
+        assert torch.equal(weight.cpu(), expected)
 
 
 @pytest.mark.parametrize("shard", ["100MB", "5GB"])
@@ -120,7 +120,8 @@ def test_threads_of_transformers_are_on_again_afterwards(monkeypatch):
     assert "HF_DEACTIVATE_ASYNC_LOAD" not in os.environ
     args.device = torch.device("cpu")
     with straight_to_device(args) as device:
-        assert device == {} and "HF_DEACTIVATE_ASYNC_LOAD" not in os.environ
+        assert device == {}
+        assert "HF_DEACTIVATE_ASYNC_LOAD" not in os.environ
 
 
 def test_model_init_makes_no_second_model(make_args, mps):
