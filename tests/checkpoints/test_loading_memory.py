@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 from pathlib import Path
@@ -26,6 +27,8 @@ class Peak:
 
     def __enter__(self) -> Peak:
         gc.collect()
+        torch.mps.empty_cache()
+        ctypes.CDLL(None).malloc_trim(0)  # else memory that earlier tests freed would be used without being seen
         Path("/proc/self/clear_refs").write_text("5")  # sets VmHWM to VmRSS
         self._start = self._resident("VmRSS")
         return self
