@@ -55,7 +55,7 @@ def prepare(image_args: ImageArguments, training_args: TrainingArguments) -> Job
     from transformers import set_seed
 
     set_seed(training_args.seed)  # before the model: a head that is new begins with random weights
-    model = load_model(image_args, images.labels)
+    model = load_model(image_args, images.labels, training_args)
     settings = read_settings(image_args, model)
     require_size(model, settings.size)
     source = "drawn shapes" if image_args.embedded else f"{Path(str(image_args.data_dir)).resolve().name} images"

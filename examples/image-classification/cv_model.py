@@ -12,7 +12,13 @@ from cv_arguments import ImageArguments
 from cv_pixels import Settings
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.scripts.loading import errors_about, reports_kept_back, require_folder_or_name, require_own_weights
+from mps_trainer.scripts.loading import (
+    errors_about,
+    reports_kept_back,
+    require_folder_or_name,
+    require_own_weights,
+    straight_to_device,
+)
 from mps_trainer.scripts.reach import go_offline_if_unreachable
 from mps_trainer.utils.text import sentence
 
@@ -32,7 +38,7 @@ INSTEAD = (
 logger = logging.getLogger("mps_trainer.examples")
 
 
-def load_model(image_args: ImageArguments, labels: tuple[str, ...]) -> Any:
+def load_model(image_args: ImageArguments, labels: tuple[str, ...], training_args: Any) -> Any:
     """Returns a model with a head for the labels and their names in its configuration."""
     name = image_args.model_name_or_path
     require_folder_or_name("model_name_or_path", name, "config.json and weights")
@@ -51,9 +57,10 @@ def load_model(image_args: ImageArguments, labels: tuple[str, ...]) -> Any:
     if getattr(config, "num_channels", 3) != 3:
         raise MisconfigurationException(f"The model {name} takes images of {config.num_channels} channels, not of 3.")
     with errors_about("model", name, INSTEAD), reports_kept_back():
-        model, loading = AutoModelForImageClassification.from_pretrained(
-            name, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **source
-        )
+        with straight_to_device(training_args) as device:
+            model, loading = AutoModelForImageClassification.from_pretrained(
+                name, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **source, **device
+            )
         if require_own_weights(model, loading, name):
             logger.warning("The head of %s was trained for other labels; a new one begins with random weights.", name)
     if image_args.freeze_backbone:
@@ -78,7 +85,7 @@ def require_size(model: Any, size: int) -> None:
 
     try:
         with torch.no_grad():
-            model.eval()(pixel_values=torch.zeros(1, 3, size, size))
+            model.eval()(pixel_values=torch.zeros(1, 3, size, size, device=model.device))
     except Exception as error:  # each model has its own way to say so
         raise MisconfigurationException(
             f"The model takes no images of {size} pixels: {sentence(error)} Leave --image_size out, or name another."

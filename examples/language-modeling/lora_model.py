@@ -9,7 +9,7 @@ from lora_arguments import DataArguments, ModelArguments
 from lora_data import Blocks, read_texts
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.scripts.loading import errors_about, reports_kept_back, require_own_weights
+from mps_trainer.scripts.loading import errors_about, reports_kept_back, require_own_weights, straight_to_device
 from mps_trainer.utils.text import sentence
 
 TINY = {
@@ -57,7 +57,7 @@ def make_tokenizer(texts: list[str]) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=END)
 
 
-def load_model(model_args: ModelArguments, tokenizer: Any) -> Any:
+def load_model(model_args: ModelArguments, tokenizer: Any, training_args: Any) -> Any:
     name = model_args.model_name_or_path
     if name is None:
         from transformers import LlamaConfig, LlamaForCausalLM
@@ -71,11 +71,11 @@ def load_model(model_args: ModelArguments, tokenizer: Any) -> Any:
     source = _source(model_args)
     with errors_about("configuration", name, INSTEAD):
         config = AutoConfig.from_pretrained(name, **source)
+    # in float32, whatever the files have: half precision is for --bf16, which keeps the weights that learn whole
+    settings = {"dtype": "float32", "ignore_mismatched_sizes": True, "output_loading_info": True, **source}
     with errors_about("model", name, INSTEAD), reports_kept_back():
-        # in float32, whatever the files have: half precision is for --bf16, which keeps the weights that learn whole
-        model, loading = AutoModelForCausalLM.from_pretrained(
-            name, config=config, dtype="float32", ignore_mismatched_sizes=True, output_loading_info=True, **source
-        )
+        with straight_to_device(training_args) as device:
+            model, loading = AutoModelForCausalLM.from_pretrained(name, config=config, **settings, **device)
         if require_own_weights(model, loading, name):
             raise ValueError("its weights are not of the shape that its config.json describes.")
     return model

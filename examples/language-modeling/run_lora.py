@@ -70,7 +70,7 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
 
     set_seed(training_args.seed)  # before the model: adapters begin with random weights
     tokenizer = load_tokenizer(model_args, data_args)
-    base = load_model(model_args, tokenizer)
+    base = load_model(model_args, tokenizer, training_args)
     blocks = load_blocks(data_args, tokenizer, context(base))
     prompt = prompt_ids(data_args, tokenizer, blocks, context(base))
     require_fitting(base, blocks, prompt)

@@ -9,7 +9,7 @@ from typing import Any
 from sft_data import INSTEAD, is_chat
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.scripts.loading import errors_about, require_packages
+from mps_trainer.scripts.loading import errors_about, require_packages, straight_to_device
 from mps_trainer.utils.text import sentence
 
 UNMARKED = (
@@ -50,15 +50,16 @@ def make_trainer(model_args: Any, training_args: Any, train: Any, held: Any) -> 
         settle_assistant_only_loss(training_args, tokenizer, name, is_chat(train))
     what = name or "the tiny model"
     try:
-        trainer = SFTTrainer(
-            model=model or name,
-            args=training_args,
-            train_dataset=train,
-            eval_dataset=held,
-            processing_class=tokenizer,
-            quantization_config=get_quantization_config(model_args),
-            peft_config=get_peft_config(model_args),
-        )
+        with straight_to_device(training_args):  # TRL's own device_map puts them there
+            trainer = SFTTrainer(
+                model=model or name,
+                args=training_args,
+                train_dataset=train,
+                eval_dataset=held,
+                processing_class=tokenizer,
+                quantization_config=get_quantization_config(model_args),
+                peft_config=get_peft_config(model_args),
+            )
     except (ValueError, TypeError, KeyError, ImportError, OSError, RuntimeError) as error:
         raise MisconfigurationException(f"SFTTrainer cannot train {what} on these rows: {sentence(error)}") from error
     for rows in (trainer.train_dataset, trainer.eval_dataset):

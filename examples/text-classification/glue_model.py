@@ -13,7 +13,13 @@ from glue_data import LabelledData
 from glue_errors import UserError
 from glue_table import highest
 
-from mps_trainer.scripts.loading import errors_about, reports_kept_back, require_folder_or_name, require_own_weights
+from mps_trainer.scripts.loading import (
+    errors_about,
+    reports_kept_back,
+    require_folder_or_name,
+    require_own_weights,
+    straight_to_device,
+)
 
 
 def check_names(model: ModelArguments) -> None:
@@ -57,7 +63,7 @@ def _check_tokenizer(tokenizer: Any) -> None:
         raise ValueError("it has no pad_token to fill up a batch with; name one in its tokenizer_config.json.")
 
 
-def load_model(model: ModelArguments, data: DataTrainingArguments, labelled: LabelledData) -> Any:
+def load_model(model: ModelArguments, data: DataTrainingArguments, labelled: LabelledData, training_args: Any) -> Any:
     """Returns a model with a head for the labels and their names in its configuration."""
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
@@ -72,9 +78,10 @@ def load_model(model: ModelArguments, data: DataTrainingArguments, labelled: Lab
     with _errors_about("configuration", model.config_name or name):
         config = AutoConfig.from_pretrained(model.config_name or name, **settings, **source)
     with _errors_about("model", name), reports_kept_back() as reports:
-        network, loading = AutoModelForSequenceClassification.from_pretrained(
-            name, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **source
-        )
+        with straight_to_device(training_args) as device:
+            network, loading = AutoModelForSequenceClassification.from_pretrained(
+                name, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **source, **device
+            )
         if require_own_weights(network, loading, name) and not model.ignore_mismatched_sizes:
             raise UserError(
                 f"The model {name} was trained for another number of labels. Add --ignore_mismatched_sizes to begin "

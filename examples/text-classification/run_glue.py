@@ -79,7 +79,7 @@ def prepare(model_args: ModelArguments, data_args: DataTrainingArguments, traini
 
     set_seed(training_args.seed)  # before the model: a head that is new begins with random weights
     tokenizer = load_tokenizer(model_args, data_args)
-    model = load_model(model_args, data_args, labelled)
+    model = load_model(model_args, data_args, labelled, training_args)
     with training_args.main_process_first(desc="tokenizing"):
         splits = tokenize(labelled, tokenizer, label_order(model, labelled), data_args, longest_input(model))
     require_fitting(model, splits, tokenizer)

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from ..errors import MisconfigurationException
+from .stored_tensors import open_tensors
 
 LARGEST_JSON = 256 << 20  # bytes: the log of two million steps
 MOST_VALUES = 10_000_000  # that many empty lists, the most that fit in these bytes, take 700 MB of memory
@@ -75,10 +75,14 @@ def read_tensors(path: str, allowed: list[Any] | None = None) -> Any:
 
 
 def read_safetensors(path: str) -> dict[str, torch.Tensor]:
-    """Raises MisconfigurationException for a damaged file."""
+    """Returns the tensors of a file, which are read when they are used.
+
+    Raises:
+        MisconfigurationException: for a damaged file.
+    """
     require_file(path)
     try:
-        return load_file(path)
+        return open_tensors(path)
     except Exception as error:
         raise damaged(path, error) from error
 

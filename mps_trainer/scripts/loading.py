@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from ..errors import MisconfigurationException
 from ..utils.text import sentence
@@ -100,6 +101,20 @@ def errors_about(what: str, name: str | None, instead: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise MisconfigurationException(f"The {what} {name} cannot be loaded: {sentence(error)} {instead}") from error
+
+
+@contextlib.contextmanager
+def straight_to_device(args: Any) -> Iterator[dict[str, Any]]:
+    """Yields the arguments with which `from_pretrained` puts weights on the device without a copy on the host.
+
+    On mps it loads one weight after the other inside: the threads of transformers crash there when they convert
+    weights to another number format (transformers issue 48029).
+    """
+    if args.device.type != "mps" or args.fsdp:
+        yield {}
+        return
+    with mock.patch.dict(os.environ, {"HF_DEACTIVATE_ASYNC_LOAD": "1"}):
+        yield {"device_map": args.device.type}
 
 
 def require_own_weights(network: Any, loading: dict[str, Any], name: str) -> list[str]:

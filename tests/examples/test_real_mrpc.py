@@ -26,7 +26,7 @@ def test_epoch_and_evaluation_have_few_shapes_and_little_padding(out):
     labelled = script.load_data(data_args, model_args)
     tokenizer = script.load_tokenizer(model_args, data_args)
     splits = script.tokenize(labelled, tokenizer, None, data_args)
-    model = script.load_model(model_args, data_args, labelled)
+    model = script.load_model(model_args, data_args, labelled, training_args)
     trainer = script.make_trainer(model, tokenizer, labelled, splits, data_args, training_args)
     batches = [*trainer.get_train_dataloader(), *trainer.get_eval_dataloader()]
     assert sum(len(batch["labels"]) for batch in batches) == len(splits["train"]) + len(splits["validation"])

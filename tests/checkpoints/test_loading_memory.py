@@ -1,0 +1,146 @@
+"""Measures the memory of host and simulated device together while weights are loaded, beside the weights' own."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from mps_trainer import Trainer
+from mps_trainer.scripts.loading import straight_to_device
+from tests.conftest import examples
+
+MOST = 1.2  # times the weights
+
+pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="measures as Linux does")
+
+
+class Peak:
+    """Measures the memory of the process, which includes the simulated device's, above what it was at the start."""
+
+    def __enter__(self) -> Peak:
+        gc.collect()
+        torch.mps.empty_cache()
+        ctypes.CDLL(None).malloc_trim(0)  # else memory that earlier tests freed would be used without being seen
+        Path("/proc/self/clear_refs").write_text("5")  # sets VmHWM to VmRSS
+        self._start = self._resident("VmRSS")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bytes = self._resident("VmHWM") - self._start
+
+    def _resident(self, field: str) -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:"))
+
+
+def llama(dtype: torch.dtype = torch.float32, layers: int = 6) -> nn.Module:
+    sizes = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": layers, "num_attention_heads": 4}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=6000, **sizes)).to(dtype)
+
+
+class Embeddings(nn.Module):
+    """A model with one weight of 160 MB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(40_000, 1024)
+
+
+def size(model: nn.Module) -> int:
+    return sum(weight.nbytes for weight in model.parameters())
+
+
+def assert_loaded(model: nn.Module, saved: nn.Module) -> None:
+    assert all(weight.device.type == "mps" for weight in model.parameters())
+    for weight, expected in zip(model.parameters(), saved.parameters(), strict=True):
+        assert weight.dtype == expected.dtype
+        assert torch.equal(weight.cpu(), expected)
+
+
+@pytest.mark.parametrize("shard", ["100MB", "5GB"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_resume_reads_weights_without_a_second_copy(make_args, mps, tmp_path, dtype, shard):
+    saved = llama(dtype)
+    saved.save_pretrained(tmp_path, max_shard_size=shard)
+    trainer = Trainer(llama(dtype), make_args())
+    with Peak() as peak:
+        trainer._load_from_checkpoint(str(tmp_path))
+    assert size(saved) + peak.bytes <= MOST * size(saved)
+    assert_loaded(trainer.model, saved)
+
+
+def test_large_embeddings_are_read_in_blocks(make_args, mps, tmp_path):
+    saved = Embeddings()
+    Trainer(saved, make_args(use_cpu=True)).save_model(str(tmp_path))
+    trainer = Trainer(Embeddings(), make_args())
+    with Peak() as peak:
+        trainer._load_from_checkpoint(str(tmp_path))
+    assert size(saved) + peak.bytes <= MOST * size(saved)
+    assert_loaded(trainer.model, saved)
+
+
+def test_best_model_is_loaded_without_a_second_copy(make_args, mps, tmp_path):
+    saved = llama()
+    saved.save_pretrained(tmp_path)
+    trainer = Trainer(llama(), make_args())
+    trainer.state.best_model_checkpoint = str(tmp_path)
+    from mps_trainer.checkpoints.checkpoints import Checkpoints
+
+    trainer._mt_checkpoints = Checkpoints(trainer, trainer.args.output_dir)
+    with Peak() as peak:
+        trainer._load_best_model()
+    assert size(saved) + peak.bytes <= MOST * size(saved)
+    assert_loaded(trainer.model, saved)
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("asked", ["auto", "float32"])
+def test_examples_load_straight_to_the_device(make_args, mps, tmp_path, stored, asked):
+    saved = llama(stored)
+    saved.save_pretrained(tmp_path)
+    load, args = transformers.LlamaForCausalLM.from_pretrained, make_args()
+    llama(layers=1).save_pretrained(tmp_path / "small")
+    load(tmp_path / "small", device_map="mps")  # imports what loading needs
+    with Peak() as peak, straight_to_device(args) as device:
+        model = Trainer(load(tmp_path, dtype=asked, **device), args).model
+    assert peak.bytes <= MOST * size(model)
+    assert_loaded(model, saved if asked == "auto" else saved.float())
+
+
+def test_threads_of_transformers_are_on_again_afterwards(monkeypatch):
+    args = SimpleNamespace(device=torch.device("mps"), fsdp=[])
+    monkeypatch.delenv("HF_DEACTIVATE_ASYNC_LOAD", raising=False)
+    with straight_to_device(args):
+        assert os.environ["HF_DEACTIVATE_ASYNC_LOAD"] == "1"
+    assert "HF_DEACTIVATE_ASYNC_LOAD" not in os.environ
+    args.device = torch.device("cpu")
+    with straight_to_device(args) as device:
+        assert device == {}
+        assert "HF_DEACTIVATE_ASYNC_LOAD" not in os.environ
+
+
+def test_model_init_makes_no_second_model(make_args, mps):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.large, self.head = nn.Linear(6000, 6000), nn.Linear(4, 2)
+            self.large.requires_grad_(False)
+
+        def forward(self, x, labels):
+            return {"loss": nn.functional.cross_entropy(self.head(x), labels)}
+
+    trainer = Trainer(args=make_args(max_steps=1), train_dataset=examples(8), model_init=Model)
+    gc.collect()
+    others = mps.counters()["bytes_live"] - size(trainer.model)  # of earlier tests
+    for _ in range(2):
+        mps.reset()
+        trainer.train()
+        assert mps.counters()["bytes_peak"] - others <= MOST * size(trainer.model)
