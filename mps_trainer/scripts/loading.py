@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from ..errors import MisconfigurationException
 from ..utils.text import sentence
@@ -103,6 +102,9 @@ def errors_about(what: str, name: str | None, instead: str) -> Iterator[None]:
         raise MisconfigurationException(f"The {what} {name} cannot be loaded: {sentence(error)} {instead}") from error
 
 
+_NO_THREADS = "HF_DEACTIVATE_ASYNC_LOAD"  # transformers reads it
+
+
 @contextlib.contextmanager
 def straight_to_device(args: Any) -> Iterator[dict[str, Any]]:
     """Yields the arguments with which `from_pretrained` puts weights on the device without a copy on the host.
@@ -113,8 +115,14 @@ def straight_to_device(args: Any) -> Iterator[dict[str, Any]]:
     if args.device.type != "mps" or args.fsdp:
         yield {}
         return
-    with mock.patch.dict(os.environ, {"HF_DEACTIVATE_ASYNC_LOAD": "1"}):
+    before = os.environ.get(_NO_THREADS)
+    os.environ[_NO_THREADS] = "1"
+    try:
         yield {"device_map": args.device.type}
+    finally:
+        del os.environ[_NO_THREADS]
+        if before is not None:
+            os.environ[_NO_THREADS] = before
 
 
 def require_own_weights(network: Any, loading: dict[str, Any], name: str) -> list[str]:
