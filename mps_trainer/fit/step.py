@@ -18,9 +18,9 @@ from ..check.stand_in import stand_in_for
 from ..data.split import UnsplittableBatchError, examples_in
 from ..errors import MisconfigurationException
 from ..loop.run import TrainingRun
-from ..model import attention
 from ..model.introspection import base_model
 from ..model.preparation import prepared_for_training
+from ..utils import blocks
 from ..utils.attributes import attributes_replaced
 from ..utils.nested import map_tensors, tensors_in
 from .fake_tensors import fake_copy, fake_mode, modules_convert_fakes
@@ -137,7 +137,7 @@ def _accumulated(trainer: Trainer) -> int:
 @contextlib.contextmanager
 def as_on_mps() -> Iterator[None]:
     """Makes attention, autocast and linear layers on the CPU behave as on mps."""
-    few_blocks = attributes_replaced([(attention, "starts", _first_and_last)])
+    few_blocks = attributes_replaced([(blocks, "starts", _first_and_last)])
     with sdpa_kernel(SDPBackend.MATH), autocast_of_mps(), linear_of_mps(), modules_convert_fakes(), few_blocks:
         yield
 
