@@ -165,7 +165,7 @@ def checkpoint_size(args: Any, model: Any) -> int:
         name = choice_text(args.optim)
         kept = next((kept for begin, kept in _KEPT.items() if name.startswith(begin)), 0.0)
         kept = 1.0 if name == "sgd" and "momentum" in (args.optim_args or "") else kept
-        bytes_each = 1 if "8bit" in name else 4
+        bytes_each = 1 if "8bit" in name else 0.5 if "4bit" in name else 4
         size += kept * bytes_each * sum(parameter.numel() for parameter in trained)
     return round(size)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..callbacks.events import Events
 from ..checkpoints.checkpoints import Checkpoints
@@ -18,6 +19,7 @@ from ..loop.loss import UpdateLoss
 from ..model.activation_checkpointing import enable_activation_checkpointing
 from ..model.patches.masks import AttentionMasks
 from ..model.precision import MixedPrecision
+from ..utils.nested import map_plain_tensors, tensors_in
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
@@ -29,6 +31,10 @@ Memo = dict[int, Any]  # the copies by the id of what was copied, as copy.deepco
 
 def copied(value: Any, memo: Memo) -> Any:
     """Returns a copy of a model or an optimizer on the CPU; raises MisconfigurationException for one that refuses."""
+    if isinstance(value, torch.optim.Optimizer):
+        for tensor in tensors_in(value.state):
+            if is_traceable_wrapper_subclass(tensor):  # torchao's cannot be copied
+                memo[id(tensor)] = map_plain_tensors(tensor, torch.clone)
     try:
         value = copy.deepcopy(value, memo)
     except Exception as error:  # a user's module may hold anything

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from ..utils.nested import tensors_in
+from ..utils.nested import map_plain_tensors, plain_tensors_in
 
 _JOINED = 32 << 20  # bytes of small tensors that come over together: each copy waits for the device
 _THREAD = "mps_trainer checkpoint"
@@ -71,18 +71,18 @@ def on_host(value: Any) -> Any:
 
     Dictionaries, lists and tuples are gone through; anything else that they hold is taken as it is.
     """
-    return _replaced(value, _copies(list({id(tensor): tensor for tensor in tensors_in(value)}.values())))
+    return _replaced(value, _copies(list({id(tensor): tensor for tensor in plain_tensors_in(value)}.values())))
 
 
 def nbytes(value: Any) -> int:
     """Returns the bytes that `on_host(value)` would take."""
-    storages = {_storage(tensor): tensor.untyped_storage() for tensor in tensors_in(value)}
+    storages = {_storage(tensor): tensor.untyped_storage() for tensor in plain_tensors_in(value)}
     return sum(storage.nbytes() for storage in storages.values())
 
 
 def _replaced(value: Any, copies: dict[int, torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
-        return copies[id(value)]
+        return map_plain_tensors(value, lambda tensor: copies[id(tensor)])
     if isinstance(value, Mapping):
         return {key: _replaced(item, copies) for key, item in value.items()}
     if isinstance(value, list):

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .files import shown
 from .schema import Amount, Count, Finite, OptimizerState, ScalerState, fits
@@ -128,7 +129,7 @@ def _check_like(example: Any, name: str, value: Any, index: int, parameter: Any)
         return
     if not is_tensor and not fits(value, float):
         raise ValueError(f"the state of parameter {index} has no {name}")
-    if is_tensor and (value.layout != torch.strided or value.is_nested or value.is_quantized or value.is_meta):
+    if is_tensor and not _is_dense(value):
         raise ValueError(f"{name} of parameter {index} is not a dense tensor")
     shape = tuple(example.shape) if torch.is_tensor(example) else ()
     if not shape or example.numel() == 1:
@@ -143,6 +144,12 @@ def _check_like(example: Any, name: str, value: Any, index: int, parameter: Any)
             )
         if not (value.is_floating_point() or parameter.is_complex()):
             raise ValueError(f"{name} of parameter {index} has the dtype {value.dtype}")
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    is_made_of_others = is_traceable_wrapper_subclass(tensor)  # as torchao's are
+    is_other = tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta
+    return not (is_made_of_others or is_other)
 
 
 def _check_schedule(saved: Any, schedule: Any) -> None:

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 
+from ..utils.nested import map_plain_tensors
+
 _CPU = torch.device("cpu")
 
 
@@ -47,7 +49,7 @@ def fake_copy(value: Any, memo: dict[int, Any]) -> Any:
     """
     for tensor in _tensors(value):
         if id(tensor) not in memo:
-            memo[id(tensor)] = fake_of(tensor)
+            memo[id(tensor)] = map_plain_tensors(tensor, fake_of)
     return copy.deepcopy(value, memo)
 
 

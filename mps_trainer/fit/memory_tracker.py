@@ -80,7 +80,7 @@ class MemoryTracker(TorchDispatchMode):
         return result
 
     def first_and_last(self, length: int, size: int) -> Iterator[int]:
-        """Yields where the first and the last block of `size` begin, for attention in chunks.
+        """Yields where the first and the last block of `size` begin, in place of `blocks.starts`.
 
         No other block takes more memory. Their operations stand for all: under a causal mask they grow evenly.
         """

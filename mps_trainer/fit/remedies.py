@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ..arguments.choices import OptimizerNames
 from ..model.activation_checkpointing import enable_activation_checkpointing
 from ..model.introspection import base_model
 from ..model.precision import MixedPrecision
@@ -59,6 +60,8 @@ def remedies_for(trainer: Trainer, examples: int | None) -> list[Remedy]:
         steps = args.gradient_accumulation_steps * examples
         text = f"per_device_train_batch_size=1, gradient_accumulation_steps={steps}"
         found.append(Remedy(text, lambda _: None, needs_one_example=True))
+    if not adapted and _takes_8_bits(trainer):
+        found.append(Remedy("optim='adamw_torch_8bit'", _optimize_in_8_bits))
     if lora:
         found.append(Remedy(f"LoRA (rank {RANK}) on all linear layers, with PEFT", _adapt))
         if _is_float32(model):
@@ -96,6 +99,11 @@ def _checkpoint(stand_in: Trainer) -> None:
 
 def _autocast(stand_in: Trainer) -> None:
     stand_in._mt_precision = MixedPrecision(stand_in.args.device, "bf16")
+
+
+def _optimize_in_8_bits(stand_in: Trainer) -> None:
+    stand_in.args.optim = OptimizerNames.ADAMW_TORCH_8BIT
+    stand_in.optimizer = None
 
 
 def _adapt(stand_in: Trainer) -> None:
@@ -138,6 +146,13 @@ def _freeze_in_4_bits(stand_in: Trainer) -> None:
 
 
 _OF_WEIGHTS = (_adapt, _adapt_in_bfloat16, _adapt_in_4_bits, _freeze_in_bfloat16, _freeze_in_4_bits)
+
+
+def _takes_8_bits(trainer: Trainer) -> bool:
+    """Returns True if the optimizer is torch's AdamW by an argument, and torchao is installed."""
+    is_adamw = trainer.args.optim in (OptimizerNames.ADAMW_TORCH, OptimizerNames.ADAMW_TORCH_FUSED)
+    by_argument = trainer.optimizer_cls_and_kwargs is None and trainer.optimizer is None
+    return is_adamw and by_argument and importlib.util.find_spec("torchao") is not None
 
 
 def _takes_lora(model: nn.Module) -> bool:

@@ -18,9 +18,9 @@ from ..check.stand_in import stand_in_for
 from ..data.split import UnsplittableBatchError, examples_in
 from ..errors import MisconfigurationException
 from ..loop.run import TrainingRun
-from ..model import attention
 from ..model.introspection import base_model
 from ..model.preparation import prepared_for_training
+from ..utils import blocks
 from ..utils.attributes import attributes_replaced
 from ..utils.nested import map_tensors, tensors_in
 from .fake_tensors import fake_copy, fake_mode, modules_convert_fakes
@@ -113,7 +113,7 @@ def measure_step(trainer: Trainer, batch: Batch, change: Change | None = None, a
     tracker = MemoryTracker(_vocabulary(stand_in.model))
     with contextlib.ExitStack() as stack:
         stack.enter_context(prepared_for_training(stand_in, _MPS))
-        stack.enter_context(attributes_replaced([(attention, "starts", tracker.first_and_last)]))
+        stack.enter_context(attributes_replaced([(blocks, "starts", tracker.first_and_last)]))
         run = TrainingRun(stand_in)
         divisors = stand_in._mt_loss.divisors([batch.inputs])
         stack.enter_context(fake_mode())

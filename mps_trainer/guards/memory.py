@@ -14,7 +14,7 @@ import torch
 
 from ..devices.watermarks import HIGH, memory_limit
 from ..utils.amounts import format_bytes
-from ..utils.nested import tensors_in
+from ..utils.nested import plain_tensors_in
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ def measure(device: torch.device, model: Any = None, optimizer: Any = None) -> M
         *_totals(device),
         model=_held([*parameters, *buffers], device),
         gradients=_held((p.grad for p in parameters if p.grad is not None), device),
-        optimizer=_held(tensors_in(state), device),
+        optimizer=_held(plain_tensors_in(state), device),
     )
 
 

@@ -8,13 +8,14 @@ whole block of queries are not computed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..devices.large_products import product
+from ..utils import blocks
 from .attention_masks import ChunkedMask, GivenMask
 
 ROWS = 256  # queries in a block
@@ -149,10 +150,10 @@ def _blocks(
     rows, heads = _sizes(batch, key_heads, groups, q_length, kv_length, kind.itemsize)
     generator = torch.Generator(query.device).manual_seed(seed) if dropout else None
     grouped = query.unflatten(1, (key_heads, groups))
-    for head in starts(key_heads, heads):
+    for head in blocks.starts(key_heads, heads):
         here = slice(head, min(head + heads, key_heads))
         keys, values = (each[:, here].flatten(0, 1).to(kind) for each in (key, value))
-        for start in starts(q_length, rows):
+        for start in blocks.starts(q_length, rows):
             end = min(start + rows, q_length)
             first, last = mask.keys(start, end)
             queries = grouped[:, here, :, start:end].flatten(2, 3).flatten(0, 1).to(kind) * scale
@@ -167,11 +168,6 @@ def _blocks(
                 here, slice(start, end), groups, first, last, queries, keys, values, weights, kept,
                 is_first=start == 0, is_last=end == q_length,
             )  # fmt: skip
-
-
-def starts(length: int, size: int) -> Iterable[int]:
-    """Returns where blocks of `size` begin. `mps-trainer fit` computes the first and the last alone."""
-    return range(0, length, size)
 
 
 def _sizes(batch: int, key_heads: int, groups: int, q_length: int, kv_length: int, itemsize: int) -> tuple[int, int]:

@@ -74,8 +74,8 @@ def class_and_settings(args: TrainingArguments, model: nn.Module | None = None) 
         )
         raise MisconfigurationException(
             f"optim='{optim}' does not work on mps: {pages if optim.startswith('paged_') else bits}. Use "
-            "optim='adamw_torch_fused', whose states are small where only adapters are trained, or 'adafactor' to "
-            "save memory."
+            "optim='adamw_torch_8bit', whose 8-bit states work on mps (pip install torchao), or 'adamw_torch_fused' "
+            "where only adapters are trained."
         )
     pairs = [part.partition("=") for part in (args.optim_args or "").replace(" ", "").split(",") if part]
     if not all(name and value and "=" not in value for name, _, value in pairs):
@@ -145,8 +145,11 @@ def make_optimizer(
     what: Any = groups
     for name in ("params", "model", "optimizer_dict"):
         what = settings.pop(name, what)
-    if kind is torch.optim.AdamW and settings.get("fused") and not any(map(is_shard, model.parameters())):
+    in_shards = any(map(is_shard, model.parameters()))
+    if kind is torch.optim.AdamW and settings.get("fused") and not in_shards:
         kind = AdamW  # the same with fewer kernels
+    elif kind.__module__.startswith("torchao.") and not in_shards:
+        kind = _uncompiled(kind, settings, model)
     optimizer = kind(what, **settings)
     if "bitsandbytes" in str(kind) and settings.get("optim_bits") == 8:
         import bitsandbytes
@@ -157,6 +160,15 @@ def make_optimizer(
             if isinstance(module, nn.Embedding):
                 manager.register_module_override(module, "weight", {"optim_bits": 32})
     return optimizer
+
+
+def _uncompiled(kind: Any, settings: dict[str, Any], model: nn.Module) -> Any:
+    """Returns the uncompiled kind of torchao's AdamW on mps and the CPU, and otherwise `kind`."""
+    if settings.get("amsgrad") or {each.device.type for each in model.parameters()} - {"mps", "cpu"}:
+        return kind
+    from . import low_bit
+
+    return low_bit.UNCOMPILED.get(kind, kind)
 
 
 def groups_of(optimizer: Any) -> list[dict[str, Any]]:

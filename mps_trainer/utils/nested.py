@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -15,6 +16,24 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (Mapping, list, tuple)):
         for part in value.values() if isinstance(value, Mapping) else value:
             yield from tensors_in(part)
+
+
+def plain_tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yields the tensors in `value`; for one that is made of others, such as codes and their scales, those others."""
+    for tensor in tensors_in(value):
+        if is_traceable_wrapper_subclass(tensor):
+            yield from plain_tensors_in([getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]])
+        else:
+            yield tensor
+
+
+def map_plain_tensors(tensor: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Returns `function(tensor)`; for one that is made of others, one of its class made of their results."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return function(tensor)
+    names, context = tensor.__tensor_flatten__()
+    parts = {name: map_plain_tensors(getattr(tensor, name), function) for name in names}
+    return type(tensor).__tensor_unflatten__(parts, context, tensor.size(), tensor.stride())
 
 
 def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -104,7 +104,8 @@ def test_optimizer_has_class_settings_and_effect_of_transformers(name, tmp_path)
     assert plain(settings) == plain(their_settings)
     if name == "galore_adamw_8bit":
         return  # its step needs CUDA
-    assert_same_training(ours, theirs)
+    with torch.compiler.set_stance("force_eager"):  # a compiler, which torchao would start, is another program
+        assert_same_training(ours, theirs)
     assert not torch.equal(ours.model.head.weight, make(mps_trainer, tmp_path).model.head.weight)  # it did train
 
 

@@ -125,8 +125,9 @@ def test_the_largest_batch_is_computed(make_args):
         assert measure_step(trainer, first).bytes_peak < measure_step(trainer, batch).bytes_peak
 
 
-def test_remedies_leave_less_and_are_those_not_in_use(make_args):
+def test_remedies_leave_less_and_are_those_not_in_use(make_args, monkeypatch):
     pytest.importorskip("peft")
+    monkeypatch.setattr("mps_trainer.fit.remedies._takes_8_bits", lambda _: False)  # tests/libraries has torchao
     rows = [text() for _ in range(16)]
     report = estimate(Trainer(llama(), make_args(per_device_train_batch_size=8), train_dataset=rows))
     left = {each.text: each.bytes_peak for each in report.remedies}

@@ -23,7 +23,7 @@ def refusal(args) -> str:
 def test_paged_and_8_bit_optimizers_are_refused_on_mps_in_one_line(optim, make_args, mps):
     text = refusal(make_args(optim=optim))
     assert text.startswith(f"optim='{optim}' does not work on mps: ")
-    assert "Use optim='adamw_torch_fused'" in text
+    assert "Use optim='adamw_torch_8bit'" in text
     assert "\n" not in text
 
 
