@@ -175,7 +175,12 @@ def _on(peak: int) -> str:
 
 
 def _seconds(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds:.2g} s" if seconds < 10 else f"{seconds:,.0f} s"
+    if seconds is None:
+        return ""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:,.0f} {unit}" if seconds >= 10 * size else f"{seconds / size:.1f} {unit}"
+    return "0 s"
 
 
 def _count(number: int) -> str:

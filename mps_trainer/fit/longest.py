@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
+from ..data.batch_checks import BatchCheck
 from ..errors import MisconfigurationException
 from ..model.introspection import base_model
 from ..utils.nested import map_tensors
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from ..trainer import Trainer
 
 STEP = 256  # tokens by which lengths differ
-MOST = 2**17  # tokens, for a model that does not limit its positions
+MOST = 2**17  # tokens, for a model that does not limit its positions (docs/fit.md names it)
 
 
 def longest_texts(
@@ -39,14 +40,15 @@ def longest_texts(
         raise MisconfigurationException(
             "--longest needs batches with input_ids of batch x length, and these have none."
         )
-    length = tokens.shape[1]
-    most = getattr(getattr(base_model(trainer.model), "config", None), "max_position_embeddings", None) or MOST
-    peaks: dict[int, int] = {}
+    model = base_model(trainer.model)
+    config = getattr(model, "config", None)
+    most = BatchCheck(model).positions or getattr(config, "max_position_embeddings", None) or MOST
+    shape, peaks = tokens.shape, dict[int, int]()
 
     def peak(tokens: int) -> int:
         if tokens not in peaks:
             tell(f"texts of {tokens:,} tokens")
-            inputs = map_tensors(batch.inputs, lambda each: _stretched(each, length, tokens))
+            inputs = map_tensors(batch.inputs, lambda each: _stretched(each, shape, tokens))
             peaks[tokens] = measure_step(trainer, replace(batch, inputs=inputs)).bytes_peak
         return peaks[tokens]
 
@@ -77,9 +79,8 @@ def longest(peak: Callable[[int], int], limit: int, shortest: int, most: int) ->
     return low
 
 
-def _stretched(tensor: Any, length: int, tokens: int) -> Any:
-    """Returns a tensor of batch x length x ... with `tokens` in place of the length; others as they are."""
-    if tensor.dim() < 2 or tensor.shape[1] != length:
+def _stretched(tensor: torch.Tensor, shape: torch.Size, tokens: int) -> torch.Tensor:
+    """Returns a tensor of integers of the texts' shape with `tokens` in place of their length; others as they are."""
+    if tensor.shape != shape or tensor.is_floating_point():
         return tensor
-    repeated = tensor.repeat(1, -(-tokens // length), *[1] * (tensor.dim() - 2))
-    return repeated[:, :tokens]
+    return tensor.repeat(1, -(-tokens // shape[1]))[:, :tokens]

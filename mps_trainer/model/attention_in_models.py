@@ -50,7 +50,8 @@ def shortest_chunked(args: TrainingArguments, device: torch.device) -> int | Non
 def describe_attention(model: Any, args: TrainingArguments) -> str | None:
     """Returns a clause about attention in chunks; None if the run does not use it or no text of `model` is so long."""
     shortest = shortest_chunked(args, args.device)
-    configs = [each.config for each in model.modules() if isinstance(each, PreTrainedModel)]
+    networks = [each for each in model.modules() if isinstance(each, PreTrainedModel)]
+    configs = [each.config for each in networks if each._can_set_attn_implementation()]  # others have their own
     used = [each for each in configs if each._attn_implementation in KINDS]
     longest = max((getattr(each, "max_position_embeddings", None) or sys.maxsize for each in used), default=0)
     if shortest is None or longest < shortest:
@@ -115,7 +116,9 @@ def _attention_function(plain: Callable | None, shortest: int, told: set[str]) -
         is_causal: bool | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        mask = _mask_for(module, query, key, attention_mask, is_causal, shortest)
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        causal = bool(causal) and query.shape[2] > 1 and plain is not None  # as in sdpa; eager has its mask alone
+        mask = _mask_for(module, query, key, attention_mask, causal, shortest)
         used = {name for name, each in kwargs.items() if each is not None and each is not False}
         reason = next((text for name, text in _UNSUPPORTED.items() if name in used), "")
         if mask is not None and not reason:
@@ -138,15 +141,14 @@ def _attention_function(plain: Callable | None, shortest: int, told: set[str]) -
 
 
 def _mask_for(
-    module: nn.Module, query: torch.Tensor, key: torch.Tensor, given: Any, is_causal: bool | None, shortest: int
+    module: nn.Module, query: torch.Tensor, key: torch.Tensor, given: Any, is_causal: bool, shortest: int
 ) -> ChunkedMask | GivenMask | None:
     """Returns the mask for attention in chunks; None where the model's own is to be used."""
     if isinstance(given, ChunkedMask):
         return given
-    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     # A reentrant checkpoint runs first without gradients, and must draw the same dropout both times. A decoder without
     # gradients and without a mask generates: in training its mask is a `ChunkedMask`.
-    is_checkpointed = module.training and not (is_causal and given is None)
+    is_checkpointed = module.training and not (getattr(module, "is_causal", True) and given is None)
     if key.shape[2] < shortest or not (torch.is_grad_enabled() or is_checkpointed):
         return None
     if given is not None:

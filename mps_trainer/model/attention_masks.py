@@ -54,7 +54,7 @@ def reach_of(mask_function: Callable) -> Reach:
     return unknown
 
 
-@dataclass
+@dataclass(eq=False)
 class ChunkedMask:
     """A mask that is made for one block at a time. Any other use of it makes the mask of tokens x tokens.
 
@@ -146,6 +146,23 @@ class ChunkedMask:
         return hidden
 
 
+def _of_whole(name: str) -> Callable:
+    """Returns an operator of a tensor for `ChunkedMask`, which computes it on the mask of tokens x tokens."""
+
+    def operator(self: ChunkedMask, *others: Any) -> Any:
+        return getattr(self.whole, name)(*(each.whole if isinstance(each, ChunkedMask) else each for each in others))
+
+    return operator
+
+
+for _name in (
+    *("lt", "le", "gt", "ge", "eq", "ne", "invert", "neg", "len", "and", "or", "add", "sub", "mul", "truediv"),
+    *("rand", "ror", "radd", "rsub", "rmul"),
+):
+    setattr(ChunkedMask, f"__{_name}__", _of_whole(f"__{_name}__"))
+ChunkedMask.__hash__ = object.__hash__  # type: ignore[method-assign]
+
+
 @dataclass
 class GivenMask:
     """A mask of tokens x tokens that the model made itself: True where a key is seen, or numbers to add."""
@@ -161,7 +178,9 @@ class GivenMask:
         rows = self.whole[..., :1, :] if same else self.whole[..., start : start + scores.shape[-2], :]
         rows = rows[:, :, None]  # for the queries that share a key head
         if rows.dtype is torch.bool:
-            scores.masked_fill_(~rows, lowest)
+            hidden = ~rows
+            scores.masked_fill_(hidden, lowest)
         else:
+            hidden = rows == -torch.inf
             scores.add_(rows.to(scores.dtype).clamp(min=lowest))  # of minus infinity alone softmax would make NaN
-        return torch.softmax(scores, -1)
+        return torch.softmax(scores, -1).masked_fill_(hidden, 0)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import RobertaConfig, RobertaForSequenceClassification
 
 from mps_trainer import MisconfigurationException, Trainer
 from mps_trainer.fit import estimate
@@ -71,6 +72,17 @@ def test_a_limit_between_two_lengths_is_found(make_args):
     assert found[peaks[1024]] == 1024
     assert 1024 < found[peaks[1400]] <= 1400
     assert found[0] is None
+
+
+@pytest.mark.parametrize("positions", [202, 300])
+def test_positions_and_labels_limit_no_text_wrongly(make_args, positions):
+    """RoBERTa's positions begin after two others; labels of several classes are no text, whatever their number."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = RobertaConfig(vocab_size=64, max_position_embeddings=positions, num_labels=LENGTH, **sizes)
+    rows = [{"input_ids": text()["input_ids"] % 60 + 2, "labels": torch.zeros(LENGTH)} for _ in range(4)]
+    report = estimate(trainer_of(make_args, RobertaForSequenceClassification(config), rows), longest=True)
+    assert report.longest_texts == dict.fromkeys(SIZES, positions - 2)
 
 
 def test_a_batch_without_tokens_is_refused(make_args):

@@ -9,6 +9,8 @@ import torch
 from transformers import (
     BertConfig,
     BertForMaskedLM,
+    BloomConfig,
+    BloomForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     LlamaConfig,
@@ -299,6 +301,30 @@ def test_other_uses_of_a_mask_make_it_whole():
     assert torch.equal(mask[:, :, 1:], whole[:, :, 1:])
     assert torch.equal(torch.add(mask, other=1), whole + 1)
     assert mask.ndim == 4
+    assert torch.equal(mask == 0, whole == 0)
+    assert torch.equal(1 - mask, 1 - whole)
+    assert len(mask) == 1
+
+
+def test_one_query_sees_all_keys_and_eager_attention_has_its_mask_alone(calls):
+    """As in sdpa_attention_forward and eager_attention_forward of transformers."""
+    query, keys = torch.randn(1, 2, 1, 4), torch.randn(2, 1, 2, 5, 4)
+    module = torch.nn.Module()
+    for kind in ("sdpa", "eager"):
+        for length in (1, 5):
+            given = query.expand(1, 2, length, 4).clone().requires_grad_()
+            mask = length == 5 and kind == "sdpa"
+            expected = torch.nn.functional.scaled_dot_product_attention(given, *keys, is_causal=mask).transpose(1, 2)
+            with in_models.attention_chunked(1):
+                found, _ = ALL_ATTENTION_FUNCTIONS[kind](module, given, *keys, None, is_causal=True)
+            torch.testing.assert_close(found, expected)
+    assert len(calls) == 4
+
+
+def test_models_with_attention_of_their_own_are_not_described(make_args):
+    torch.manual_seed(0)
+    model = BloomForCausalLM(BloomConfig(vocab_size=WORDS, hidden_size=16, n_layer=1, n_head=2))
+    assert in_models.describe_attention(model, make_args(chunked_attention=True)) is None
 
 
 def test_compiled_models_are_refused_or_left_alone():
