@@ -230,7 +230,7 @@ class Trainer:
         self.ignore_keys_for_eval = ignore_keys_for_eval
         if self.model_init is not None:
             trainer_setup.seed_all(self.args)
-            self._mt_forget_model()  # else two are in memory
+            trainer_setup.forget_model(self)  # else two are in memory
             self._mt_use_model(self.call_model_init(trial))
         self._hp_search_setup(trial)
         make_folder(self.args.output_dir)
@@ -305,13 +305,6 @@ class Trainer:
         config: Any = getattr(model, "config", None)
         if config is not None:
             config.use_cache = args.use_cache
-
-    def _mt_forget_model(self) -> None:
-        """Frees the model and the optimizer of an earlier run, before there is another model."""
-        trainer: Any = self
-        for owner in (trainer, trainer.callback_handler):
-            owner.model = owner.optimizer = owner.lr_scheduler = None
-        trainer.model_wrapped = None
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
         """Returns a new model from `model_init`, which takes no argument or the trial.

@@ -97,3 +97,10 @@ def label_smoother(args: TrainingArguments, model: nn.Module) -> LabelSmoother |
         )
         return None
     return LabelSmoother(args.label_smoothing_factor)
+
+
+def forget_model(trainer: Any) -> None:
+    """Frees the model and the optimizer of an earlier run, before there is another model."""
+    for owner in (trainer, trainer.callback_handler):
+        owner.model = owner.optimizer = owner.lr_scheduler = None
+    trainer.model_wrapped = None
