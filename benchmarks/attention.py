@@ -52,7 +52,8 @@ def measure(peer: str, length: int, heads: int, key_heads: int, size: int, times
         with sdpa_kernel(SDPBackend.MATH):
             return scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True).transpose(1, 2)
 
-    start, spent, gradients = highest(), [], []
+    start, spent = highest(), []
+    gradients: tuple[torch.Tensor, ...] = ()
     for _ in range(times + 1):
         begun = time.process_time()
         gradients = torch.autograd.grad(attend(*inputs), inputs, direction)
