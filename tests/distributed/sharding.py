@@ -154,7 +154,7 @@ def sharded_and_described(folder: str) -> dict[str, Any]:
     trainer.create_model_card()
     trainer._mt_processes.wait()
     with open(os.path.join(folder, "README.md"), encoding="utf-8") as file:
-        return {"card": file.read(), "model": model_of(trainer.model)}
+        return {"card": file.read(), "model": model_of(trainer.model, trainer.args)}
 
 
 class Overflows(Classifier):
