@@ -148,7 +148,7 @@ def _check_like(example: Any, name: str, value: Any, index: int, parameter: Any)
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    is_made_of_others = is_traceable_wrapper_subclass(tensor) and not is_shard(tensor)  # as torchao's are
+    is_made_of_others = is_traceable_wrapper_subclass(tensor) and not is_shard(tensor)  # torchao's states are
     is_other = tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta
     return not (is_made_of_others or is_other)
 

@@ -18,7 +18,7 @@ from .files import damaged, is_there, read_tensors
 logger = logging.getLogger(__name__)
 
 # Entries beside the generators' states, which `loop.rng.RunRng` saves; transformers ignores them.
-ORDER_SEED = "order_seed"  # of the loader's order
+ORDER_SEED = "order_seed"  # the seed of the loader's order
 BEFORE_EPOCH = "before_epoch"  # states before the epoch drew its order and its workers' seed
 BEFORE_WAITING = "before_waiting"  # states before the batch ahead was loaded; None if no batch is loaded ahead
 OF_LOADING = (ORDER_SEED, BEFORE_EPOCH, BEFORE_WAITING)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..trainer import Trainer
 
 STEP = 256  # tokens by which lengths differ
-MOST = 2**17  # tokens, for a model that does not limit its positions (docs/fit.md names it)
+MOST = 2**17  # tokens, for a model that does not limit its positions
 
 
 def longest_texts(

@@ -45,7 +45,7 @@ class MemoryTracker(TorchDispatchMode):
         self.kind = ACTIVATIONS
         self.peak: dict[str, int] = {}
         self.operations = 0.0
-        self._repeats = 1.0  # how often what runs now stands for itself
+        self._repeats = 1.0  # the number of blocks that the one at hand stands for
         self._words = words
         self._now: Counter[str] = Counter()
         self._storages: dict[int, tuple[str, int, weakref.ref]] = {}  # kind and bytes, by the storage's address
@@ -112,7 +112,7 @@ class MemoryTracker(TorchDispatchMode):
     def _count(self, tensor: torch.Tensor, kind: str) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self._storages or tensor.device.type == "meta":  # as the stand-ins of deferred logits are
+        if key in self._storages or tensor.device.type == "meta":  # the stand-ins of deferred logits need no memory
             return
         self._storages[key] = kind, storage.nbytes(), weakref.ref(storage, lambda _: self._freed(key))
         self._now[kind] += storage.nbytes()

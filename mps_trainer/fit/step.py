@@ -78,10 +78,11 @@ def largest_batch(trainer: Trainer, most: int) -> Batch:
 
 @dataclass(frozen=True)
 class StepCost:
-    """What a step takes: bytes at the peak by purpose, operations on matrices, and bytes that it has to move.
+    """Holds the cost of a step: bytes at the peak by purpose, operations on matrices, and bytes that it has to move.
 
-    The bytes moved are the least that a step can do with: a batch reads the weights of its matrix products forward and
-    backward, and the optimizer reads and writes its state, the gradients and what is trained.
+    The bytes moved are the least that a step can do with. Each batch reads the weights of its matrix products once;
+    the backward pass reads them again only where gradients pass through them. The optimizer reads and writes its
+    state, the gradients and what is trained.
     """
 
     bytes_by_kind: dict[str, int]
@@ -139,7 +140,7 @@ def measure_step(trainer: Trainer, batch: Batch, change: Change | None = None, a
         tracker.kind = OPTIMIZER
         run.update_weights()
         count = _accumulated(trainer)
-        moved = 2 * count * _read_by_products(stand_in.model) + 2 * (state + 2 * sum(each.nbytes for each in trained))
+        moved = count * _read_by_products(stand_in.model) + 2 * (state + 2 * sum(each.nbytes for each in trained))
     return StepCost(tracker.peak, count * tracker.operations, moved)
 
 

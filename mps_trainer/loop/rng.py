@@ -41,7 +41,7 @@ class RunRng:
     def __init__(self, trainer: LoadsRng, loader: Any) -> None:
         self.loader = loader
         self._trainer = trainer
-        self._folder: str | None = None  # whose states `restore` sets, through the Trainer; None: `_pending` as it is
+        self._folder: str | None = None  # the Trainer restores from it; None: `_pending` is set as it is
         self._pending: dict[str, Any] | None = None  # the states that `restore` sets; None once it has
         self._loading: dict[str, Any] | None = None  # the saved states of loading, until an epoch starts from them
         self._batches: Iterator[Any] | None = None

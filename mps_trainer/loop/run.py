@@ -232,7 +232,7 @@ class TrainingRun:
                 if self.signals.signum is None:
                     raise
                 self.save_without_batch(done)  # the signal has ended a worker
-            self.rng.restore()  # of a checkpoint that transformers wrote, as late as transformers does
+            self.rng.restore()  # transformers sets the states of its checkpoints as late
             if not group:
                 break
             done += len(group)

@@ -19,7 +19,7 @@ from ..utils import blocks
 from .attention_masks import ChunkedMask, GivenMask
 
 ROWS = 256  # queries in a block
-BLOCK = 32 * 2**20  # bytes of a block's scores; three such tensors exist at a time
+BLOCK = 32 * 2**20  # bytes of a block's scores; three such tensors exist at a time, more with dropout
 
 
 def chunked_attention(

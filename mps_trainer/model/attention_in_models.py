@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 # `python -m benchmarks attention`, processor time of causal attention on a CPU is 0.89 of torch's with 512 tokens,
 # 0.63 with 1,024 and 0.39 with 4,096.
 SHORTEST = 1024
-KINDS = ("sdpa", "eager")  # of attention that it replaces
+KINDS = ("sdpa", "eager")  # the kinds of attention that it replaces
 # Arguments of attention functions that change the scores or ask for them, and what a model does that gives them.
 _UNSUPPORTED = {
     "position_bias": "adds a position bias to the scores",

@@ -15,7 +15,7 @@ _MOST_KEPT = 2**16  # elements of the edge of a plain mask, which is the same fo
 
 
 class Reach(NamedTuple):
-    """How far a query sees: `ahead` keys after its own position, `behind` keys before it; None: to the end.
+    """Tells how far a query sees: `ahead` keys after its own position and `behind` before it; None: to the end.
 
     `is_plain` is True if it sees all keys in this range, and so does every other query of the batch in its own.
     """
