@@ -71,8 +71,8 @@ class DeviceArguments:
     )
     ddp_backend: str | None = option(
         None,
-        "Backend of torch.distributed for several processes. Not available with mps.",
-        choices=["nccl", "gloo", "mpi", "ccl", "xccl"],
+        "Backend of torch.distributed for several processes; mlx on mps, where no other works.",
+        choices=["nccl", "gloo", "mpi", "ccl", "xccl", "mlx"],
     )
     ddp_timeout: Annotated[int, Accepts(ge=1, le=10**9)] = option(  # timedelta ends at 10**14
         1800, "Timeout in seconds for collective operations."

@@ -17,6 +17,7 @@ from typing import Any
 
 from ..errors import MisconfigurationException
 from ..utils.text import first_line
+from .mlx_launch import mlx_launch_facts
 from .probes import FALLBACK, Probes, switched_on, sysctl_text, unreadable_switch
 from .slurm import slurm_facts
 from .watermarks import settle_low
@@ -35,7 +36,7 @@ RECORDED_VARIABLES = (
 )
 
 # What an issue has to name, and what training needs.
-PACKAGES = ("torch", "transformers", "datasets", "accelerate", "peft", "numpy", "safetensors")
+PACKAGES = ("torch", "transformers", "datasets", "accelerate", "peft", "numpy", "safetensors", "mlx")
 
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # of x86, the last of arm64; as /proc/cpuinfo has them
 CHIP = "machdep.cpu.brand_string"  # the sysctl with the name of a Mac's chip
@@ -90,6 +91,8 @@ class MachineFacts:
     master_port: int | None = None
     torchelastic_restart_count: int | None = None
     slurm: bool = False  # the processes are a step of Slurm, from which the numbers above are
+    mlx_launch: bool = False  # mlx.launch has started the processes, and the numbers above are from its variables
+    mlx: bool = False  # MLX is installed, over which several processes on mps exchange gradients; one does not ask
 
     # What only a report wants: gather_all_facts() fills it in, gather_facts() leaves it unknown.
     chip: str | None = None  # "Apple M3 Pro"; under Rosetta a Mac says "VirtualApple @ 2.50GHz"
@@ -163,6 +166,7 @@ def gather_facts(
     environ = os.environ if environ is None else environ
     launcher = _launcher_facts(environ)
     platform_facts = _platform_facts(probes)
+    launcher["mlx"] = (launcher["world_size"] or 1) > 1 and probes.version_of("mlx") is not None
     environment = {name: environ[name] for name in RECORDED_VARIABLES if name in environ}
     if platform_facts["system"] == "Darwin":
         settle_low(environ, memory_limit)
@@ -210,6 +214,7 @@ def for_a_report(facts: MachineFacts, probes: Probes | None = None) -> MachineFa
         "conda": "conda-meta" in probes.names_in(sys.prefix),
         # One folder for each GPU. A container without access to them may list them too.
         "nvidia_gpus": len(probes.names_in("/proc/driver/nvidia/gpus")) if linux else None,
+        "mlx": versions["mlx"] is not None,
         "cache_folder": folder,
         "cache_free_bytes": None if folder is None else probes.free_bytes(folder),
         "packages": {package: version for package, version in versions.items() if version is not None},
@@ -310,8 +315,8 @@ def _launcher_facts(environ: Mapping[str, str]) -> dict[str, Any]:
     _check_rank(facts, "RANK", "WORLD_SIZE")
     _check_rank(facts, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     if facts["rank"] is None:
-        step = slurm_facts(environ)
-        # WORLD_SIZE of another number than the step's is meant for something else, and 1 for a process of its own.
+        step = slurm_facts(environ) or mlx_launch_facts(environ)
+        # WORLD_SIZE of another number than the launcher's is meant for something else, and 1 for a process of its own.
         if step and facts["world_size"] in (None, step["world_size"]):
             facts.update(step)
     return facts

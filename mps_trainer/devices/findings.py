@@ -236,12 +236,14 @@ def _gpus(facts: MachineFacts) -> Iterator[Finding]:
 
 def _processes(facts: MachineFacts) -> Iterator[Finding]:
     unset = f"unset {' '.join(LAUNCHER)}"
-    if (facts.world_size or 1) > 1 and facts.mps_allocation_ok:
+    if (facts.world_size or 1) > 1 and facts.mps_allocation_ok and not facts.mlx:
         yield Finding(
             "several-processes",
             ERROR,
-            f"WORLD_SIZE is {facts.world_size} in the environment, as torchrun sets it, and mps trains in one process",
-            f"start the script with python, without a launcher; if none was used: {unset}",
+            f"WORLD_SIZE is {facts.world_size} in the environment, as torchrun sets it, and several processes on mps "
+            "exchange gradients over MLX, which is not installed",
+            "python -m pip install 'mps_trainer[several-macs]', or start the script with python, without a launcher; "
+            f"if none was used: {unset}",
         )
     if facts.world_size == 1 or (facts.world_size is None and facts.rank is not None):
         what = "variables of torchrun are in the environment, for one process"

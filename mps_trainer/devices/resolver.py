@@ -61,7 +61,7 @@ class Decision:
     rank: int = 0
     local_rank: int = 0
     restarts: int = 0  # how many times torchrun has started the processes again
-    meeting_point: str | None = None  # "tcp://host:port" in a step of Slurm; None leaves it to torchrun's variables
+    meeting_point: str | None = None  # "tcp://host:port" under srun and mlx.launch; None: torchrun's variables say it
 
     @property
     def name(self) -> str:
@@ -99,7 +99,7 @@ def resolve(request: DeviceRequest, facts: MachineFacts) -> Decision:
     choice = _choose(request, facts)
     chosen = ACCELERATORS[choice.name]
     _refuse_backend(chosen, request.ddp_backend)
-    _refuse_processes(chosen, facts)
+    _refuse_processes(chosen, request.ddp_backend, facts)
     return Decision(
         type=choice.name,
         index=_index(chosen, request.devices, facts),
@@ -111,7 +111,7 @@ def resolve(request: DeviceRequest, facts: MachineFacts) -> Decision:
         rank=facts.rank or 0,
         local_rank=facts.local_rank or 0,
         restarts=facts.torchelastic_restart_count or 0,
-        meeting_point=f"tcp://{facts.master_addr}:{facts.master_port}" if facts.slurm else None,
+        meeting_point=f"tcp://{facts.master_addr}:{facts.master_port}" if facts.slurm or facts.mlx_launch else None,
     )
 
 
@@ -119,36 +119,33 @@ def _refuse_backend(chosen: type[Accelerator], backend: str | None) -> None:
     """Raises MisconfigurationException if `backend`, a `ddp_backend`, cannot be used on the chosen device."""
     if backend is None or backend in chosen.backends:
         return
-    if not chosen.backends:
-        raise _one_process_only(f"ddp_backend={backend!r} was requested")
     needs = " or ".join(name for name, kind in ACCELERATORS.items() if backend in kind.backends)
     why = f"it needs {needs}" if needs else "no accelerator of this package uses it"
+    usable = f"{'one of ' * (len(chosen.backends) > 1)}{', '.join(map(repr, chosen.backends))}"
     raise MisconfigurationException(
-        f"ddp_backend={backend!r} cannot be used on {chosen.kind}: {why}. "
-        f"Take one of {', '.join(map(repr, chosen.backends))}, or leave ddp_backend out."
+        f"ddp_backend={backend!r} cannot be used on {chosen.kind}: {why}. Take {usable}, or leave ddp_backend out."
     )
 
 
-def _refuse_processes(chosen: type[Accelerator], facts: MachineFacts) -> None:
+def _refuse_processes(chosen: type[Accelerator], backend: str | None, facts: MachineFacts) -> None:
     """Raises MisconfigurationException if the processes that a launcher started cannot train on the chosen device."""
     processes = facts.world_size or 1
-    if processes == 1 or chosen.kind == "cpu":
+    if processes == 1:
         return
-    if not chosen.backends:
-        raise _one_process_only(f"The launcher started {processes} processes (WORLD_SIZE={processes})")
-    if facts.local_rank is None:
+    if "mlx" in (backend, *chosen.backends[:1]) and not facts.mlx:
+        need, remedy = f"ddp_backend={backend!r} needs MLX", "leave ddp_backend out"
+        if backend is None:
+            need, remedy = f"on {chosen.kind} they exchange gradients over MLX", "train on the CPU with use_cpu=True"
+        raise MisconfigurationException(
+            f"The launcher started {processes} processes, and {need}, which is not installed. On each machine: python "
+            "-m pip install 'mps_trainer[several-macs]'. Or start the script with plain python to train in one "
+            f"process, or {remedy}."
+        )
+    if facts.local_rank is None and chosen.indexed:
         raise MisconfigurationException(
             f"WORLD_SIZE is {processes} and LOCAL_RANK is not set, so this process cannot tell which "
             f"{chosen.label} is its own. Start with torchrun, which sets both, or unset WORLD_SIZE."
         )
-
-
-def _one_process_only(what: str) -> MisconfigurationException:
-    return MisconfigurationException(
-        f"{what}, and the device is mps: mps trains on one device in one process, because a Mac has one GPU and no "
-        f"torch.distributed backend reaches it. Either run the script with plain python, without a launcher and "
-        f"without ddp_backend, or train with several processes on the CPU: use_cpu=True with ddp_backend='gloo'."
-    )
 
 
 @dataclass(frozen=True)
@@ -314,6 +311,11 @@ def _notes(choice: _Choice, facts: MachineFacts) -> tuple[str, ...]:
         notes.append("this mps device is simulated on the CPU; its speed says nothing about a Mac.")
     if choice.name == "mps" and facts.rosetta:
         notes.append("this Python is an x86_64 build that Rosetta emulates; a native arm64 Python is faster.")
+    if choice.name == "mps" and (facts.local_world_size or 1) > 1 and not facts.mps_simulated:
+        notes.append(
+            f"{facts.local_world_size} processes share the one GPU of this Mac. One process with larger batches is "
+            "faster and needs less memory."
+        )
     idle = ACCELERATORS[choice.name].count(facts) - 1
     if ACCELERATORS[choice.name].indexed and (facts.world_size or 1) == 1 and idle > 0:
         notes.append(

@@ -42,6 +42,8 @@ def init_process_group(decision: Decision, backend: str | None, timeout: timedel
         backend = f"cpu:gloo,{decision.type}:{backend}"
     try:
         _join(decision, backend, timeout)
+    except MisconfigurationException:
+        raise
     except (ValueError, dist.DistNetworkError, dist.DistStoreError) as error:
         raise MisconfigurationException(
             f"Process {decision.rank} of {decision.world_size} cannot join the others: {sentence(error)} Start all of "
@@ -77,13 +79,15 @@ def _reaching(device: str, asked: str | None) -> str:
     """Returns the requested backend, or the first that this torch has for the device."""
     import torch.distributed as dist
 
+    names = ACCELERATORS[device].backends if asked is None else (asked.lower(),)
+    if "mlx" in names:
+        from . import mlx  # noqa: F401  adds the backend
     # A backend counts that torch was built with and that takes the device's tensors: either is said of others, too.
     able = [
         name
         for name, devices in dist.Backend.backend_capability.items()
         if device in devices and dist.is_backend_available(name)
     ]
-    names = ACCELERATORS[device].backends if asked is None else (asked.lower(),)
     for name in names:
         if name in able:
             return name

@@ -139,7 +139,7 @@ class Processes:
 
     @functools.cached_property
     def group(self) -> Any:
-        """The process group for tensors in host memory; None for the default one if its backend is gloo."""
+        """The process group for tensors in host memory; None for the default one if its backend takes them."""
         import torch.distributed as dist
 
-        return None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo", timeout=self.timeout)
+        return None if dist.get_backend() in ("gloo", "mlx") else dist.new_group(backend="gloo", timeout=self.timeout)

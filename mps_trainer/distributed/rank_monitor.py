@@ -24,13 +24,16 @@ from ..utils.text import sentence
 
 EVERY = 1.0  # seconds between two looks at the store
 PATIENCE = 5.0  # seconds that a process has to answer
-# words of gloo, the store and nccl about a connection that failed
-_SIGNS = ("gloo/", "gloo::", "ProcessGroupNCCL", "pair closure", "Wait timeout", "Operation timed out!", "by peer")
+# words of gloo, MLX, the store and nccl about a connection that failed
+_SIGNS = (
+    *("[ring]", "[jaccl]", "[mlx]", "gloo/", "gloo::", "ProcessGroupNCCL"),
+    *("pair closure", "Wait timeout", "Operation timed out!", "by peer"),
+)
 # files in which the main thread is while it waits for others; gradients are exchanged in the backward pass
 _WAITING = (
     *(os.path.join("torch", *path) for path in (("distributed", ""), ("nn", "parallel", "distributed.py"))),
     os.path.join("torch", "autograd", "graph.py"),
-    *(os.path.join("mps_trainer", "distributed", name) for name in ("processes.py", "group.py")),
+    *(os.path.join("mps_trainer", "distributed", name) for name in ("processes.py", "group.py", "mlx.py")),
 )
 # methods of the Trainer and its loop in which processes wait for each other; the first one that applies is named
 _PURPOSES = {

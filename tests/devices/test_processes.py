@@ -11,15 +11,30 @@ from mps_trainer.devices import DeviceRequest, resolve
 from tests.devices.machines import MACHINES, under_torchrun
 
 MPS_MACHINES = ["m1_macos_12.3", "m1_macos_13_torch_2.8", "m2_macos_14", "m3_macos_15", "m2_rosetta_that_works"]
-BOTH_WAYS_ON = r"one device in one process.*plain python.*use_cpu=True with ddp_backend='gloo'"
+WAYS_ON = r"not installed.*pip install 'mps_trainer\[several-macs\]'.*plain python.*use_cpu=True"
 
 
 @pytest.mark.parametrize("accelerator", ["auto", "mps", "gpu"])
 @pytest.mark.parametrize("machine", MPS_MACHINES)
-def test_two_processes_on_mps_are_refused_with_two_ways_on(machine, accelerator):
-    facts = under_torchrun(MACHINES[machine], 2)
-    with pytest.raises(ValueError, match=rf"started 2 processes \(WORLD_SIZE=2\).*{BOTH_WAYS_ON}"):
+def test_two_processes_on_mps_need_mlx(machine, accelerator):
+    facts = replace(under_torchrun(MACHINES[machine], 2), local_world_size=1)
+    with pytest.raises(ValueError, match=rf"started 2 processes, and on mps they.*{WAYS_ON}"):
         resolve(DeviceRequest(accelerator=accelerator), facts)
+    decision = resolve(DeviceRequest(accelerator=accelerator), replace(facts, mlx=True))
+    assert (decision.name, decision.world_size) == ("mps", 2)
+    assert not any("share the one GPU" in note for note in decision.notes)
+
+
+def test_processes_of_one_mac_share_its_gpu():
+    decision = resolve(DeviceRequest(), replace(under_torchrun(MACHINES["m3_macos_15"], 2), mlx=True))
+    assert "2 processes share the one GPU of this Mac" in decision.notes[0]
+
+
+def test_mlx_on_the_cpu_needs_mlx():
+    facts = under_torchrun(MACHINES["linux"], 2)
+    with pytest.raises(MisconfigurationException, match=r"ddp_backend='mlx' needs MLX, which.*leave ddp_backend out"):
+        resolve(DeviceRequest(ddp_backend="mlx"), facts)
+    assert resolve(DeviceRequest(ddp_backend="mlx"), replace(facts, mlx=True)).name == "cpu"
 
 
 @pytest.mark.parametrize("request_", [DeviceRequest(use_cpu=True), DeviceRequest(accelerator="cpu")])
@@ -63,9 +78,10 @@ def test_two_machines_with_eight_gpus_each():
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl", "mpi", "ccl", "xccl", "hccl"])
-def test_no_backend_reaches_mps(backend):
-    with pytest.raises(ValueError, match=rf"ddp_backend='{backend}'.*{BOTH_WAYS_ON}"):
+def test_no_other_backend_reaches_mps(backend):
+    with pytest.raises(ValueError, match=rf"ddp_backend='{backend}' cannot be used on mps.*Take 'mlx', or leave"):
         resolve(DeviceRequest(ddp_backend=backend), MACHINES["m3_macos_15"])
+    assert resolve(DeviceRequest(ddp_backend="mlx"), MACHINES["m3_macos_15"]).name == "mps"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +96,7 @@ def test_backends_that_reach_the_device_are_taken(machine, backend):
 @pytest.mark.parametrize(
     ("machine", "backend", "words"),
     [
-        ("linux", "nccl", "it needs cuda. Take one of 'gloo', 'mpi', 'ccl'"),
+        ("linux", "nccl", "it needs cuda. Take one of 'gloo', 'mpi', 'ccl', 'mlx'"),
         ("linux", "xccl", "it needs xpu."),
         ("linux_8_cuda", "ccl", "it needs xpu or cpu. Take one of 'nccl', 'gloo'"),
         ("linux", "smoke-signals", "no accelerator of this package uses it"),

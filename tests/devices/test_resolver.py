@@ -65,22 +65,6 @@ def test_processes_on_several_machines_need_a_device_each_on_their_own():
     assert "the launcher started 2 processes on this machine" in refusal(DeviceRequest(devices=4), facts)
 
 
-ONE_PROCESS = (
-    ", and the device is mps: mps trains on one device in one process, because a Mac has one GPU and no "
-    "torch.distributed backend reaches it. Either run the script with plain python, without a launcher and without "
-    "ddp_backend, or train with several processes on the CPU: use_cpu=True with ddp_backend='gloo'."
-)
-
-
-def test_mps_takes_no_backend_and_one_process():
-    mac = MACHINES["m3_macos_15"]
-    assert refusal(DeviceRequest(ddp_backend="gloo"), mac) == "ddp_backend='gloo' was requested" + ONE_PROCESS
-    assert refusal(DeviceRequest(), under_torchrun(mac, 2)) == (
-        "The launcher started 2 processes (WORLD_SIZE=2)" + ONE_PROCESS
-    )
-    assert resolve(DeviceRequest(), under_torchrun(mac, 1)).name == "mps"
-
-
 @pytest.mark.parametrize(
     ("request_", "machine", "reason"),
     [

@@ -158,7 +158,7 @@ def test_a_task_that_sees_one_gpu_of_several_is_told_how_to_see_all():
         resolve(DeviceRequest(), facts)
 
 
-def test_a_step_of_several_tasks_is_refused_on_mps():
+def test_a_step_of_several_tasks_needs_mlx_on_mps():
     facts = replace(MACHINES["m3_macos_15"], **slurm_facts(STEP))
-    with pytest.raises(MisconfigurationException, match=r"started 7 processes .*use_cpu=True"):
+    with pytest.raises(MisconfigurationException, match=r"started 7 processes, .*use_cpu=True"):
         resolve(DeviceRequest(), facts)

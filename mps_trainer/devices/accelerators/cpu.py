@@ -27,7 +27,7 @@ class CPUAccelerator(Accelerator):
 
     kind = "cpu"
     label = "CPU"
-    backends = ("gloo", "mpi", "ccl")
+    backends = ("gloo", "mpi", "ccl", "mlx")
     indexed = False
 
     @classmethod

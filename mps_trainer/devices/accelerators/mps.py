@@ -41,7 +41,7 @@ NATIVE_CONDA = (
 
 
 class MPSAccelerator(Accelerator):
-    """There is one such device in a machine, and no torch.distributed backend reaches it.
+    """There is one such device in a machine. The one backend of torch.distributed that reaches it is ours, over MLX.
 
     An object of it, made after lightning was imported, can be handed over:
     `lightning.Trainer(accelerator=MPSAccelerator())`.
@@ -49,7 +49,7 @@ class MPSAccelerator(Accelerator):
 
     kind = "mps"
     label = "mps device"
-    backends = ()  # several processes are refused for as long as there is none
+    backends = ("mlx",)
     indexed = False
 
     def __init__(self) -> None:
