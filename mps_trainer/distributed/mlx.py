@@ -47,13 +47,13 @@ class _Work(dist.Work):
 
     Args:
         run: exchanges host memory.
-        finish: copies the results to the device; None if they are where they belong.
+        copy_back: copies the results to the device; None if they are where they belong.
         outputs: the value of the future.
     """
 
-    def __init__(self, run: Callable[[], None], finish: Callable[[], None] | None, outputs: Any) -> None:
+    def __init__(self, run: Callable[[], None], copy_back: Callable[[], None] | None, outputs: Any) -> None:
         super().__init__()
-        self._run, self._finish, self._outputs = run, finish, outputs
+        self._run, self._copy_back, self._outputs = run, copy_back, outputs
         self._error: Exception | None = None
         self._has_run = threading.Event()
         self._done: Future = Future()
@@ -71,14 +71,17 @@ class _Work(dist.Work):
         self._error = self._error or error
         self._ran()
 
-    def wait(self, timeout: timedelta | None = None) -> bool:
+    def finish(self) -> None:
         """Waits for the collective and copies its results to the device. Raises the error of the collective."""
         self._has_run.wait()
-        if self._error is None and self._finish is not None:
-            self._finish()
-        self._finish = None
+        if self._error is None and self._copy_back is not None:
+            self._copy_back()
+        self._copy_back = None
         self._complete()
         self._value()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self.finish()
         return True
 
     def get_future(self) -> Future:
@@ -86,7 +89,7 @@ class _Work(dist.Work):
 
     def _ran(self) -> None:
         self._has_run.set()
-        if self._finish is None:
+        if self._copy_back is None:
             self._complete()
 
     def _complete(self) -> None:
@@ -261,7 +264,7 @@ class MLXProcessGroup(_ProcessGroup):
         work = _Work(run, store if is_on_device else None, outputs)
         engine.start(work)
         if is_on_device and torch._C._current_graph_task_id() != -1:  # in a backward pass
-            torch.autograd.Variable._execution_engine.queue_callback(lambda: work.wait() and None)
+            torch.autograd.Variable._execution_engine.queue_callback(work.finish)
         return work
 
     def _reduce(self, host: torch.Tensor, opts: Any) -> torch.Tensor:
