@@ -10,6 +10,7 @@ from typing import Any
 
 from .arguments import sharding
 from .checkpoints import shards
+from .devices import ACCELERATORS
 from .distributed import Processes
 from .errors import ConflictingOptimizersError, MisconfigurationException, MissingModelError, NotAnObjectError
 from .training_args import TrainingArguments
@@ -103,11 +104,15 @@ def check_sharding(args: TrainingArguments, processes: Processes, model: Any, op
             logger.warning("%s", sentence)
     if not args.fsdp:
         return
-    if not processes.is_distributed:
-        only = "mps trains in one process only" if args.device.type == "mps" else "this is one"
+    if "mlx" in (args.ddp_backend, *ACCELERATORS[args.device.type].backends[:1]):
         raise MisconfigurationException(
-            f"fsdp=True shards the model over several processes, and {only}. Start the script with torchrun "
-            f"--nproc_per_node 2{' and --use_cpu' if args.device.type == 'mps' else ''}, or leave fsdp out."
+            "fsdp=True shards the model with PyTorch's FSDP2, which runs neither on mps nor over MLX. Leave fsdp out: "
+            "each process then has a replica of the model. Adapters (LoRA) and gradient_checkpointing save memory."
+        )
+    if not processes.is_distributed:
+        raise MisconfigurationException(
+            "fsdp=True shards the model over several processes, and this is one. Start the script with torchrun "
+            "--nproc_per_node 2, or leave fsdp out."
         )
     config: Any = args.fsdp_config
     if config.get("state_dict_type") == sharding.SHARDED:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import queue
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -105,11 +106,12 @@ class _Work(dist.Work):
 class Engine:
     """Runs this process's collectives in one thread, and fails them in another if one takes longer than `timeout`.
 
-    MLX's collectives have no timeout. After a failure all further collectives fail.
+    MLX's collectives have no timeout. After a failure all further collectives fail, here and, because the connections
+    are shut down, in the other processes.
 
     Args:
         group: MLX's group of all processes.
-        sockets: its TCP connections, which are shut down at a timeout, so that the other processes fail as well.
+        sockets: its TCP connections.
         timeout: in seconds.
     """
 
@@ -137,7 +139,11 @@ class Engine:
     def run(self, operation: str, tensor: torch.Tensor) -> torch.Tensor:
         """Runs a collective of MLX. The result is in memory of its own."""
         result = getattr(mx.distributed, operation)(mx.array(tensor), group=self.group, stream=mx.cpu)
-        mx.eval(result)
+        try:
+            mx.eval(result)
+        except RuntimeError as error:
+            self._break(error)
+            raise
         return torch.from_dlpack(result)
 
     def to_device(self, target: torch.Tensor, source: torch.Tensor) -> None:
@@ -162,11 +168,15 @@ class Engine:
             time.sleep(min(1.0, self.timeout / 4))
             current = self._current
             if current is not None and time.monotonic() - current[1] > self.timeout:
-                self._failure = RuntimeError(f"[mlx] A collective took longer than ddp_timeout, {self.timeout:g} s.")
-                current[0].fail(self._failure)
-                for each in self._sockets:
-                    with contextlib.suppress(OSError):
-                        each.shutdown(2)
+                late = RuntimeError(f"[mlx] A collective took longer than ddp_timeout, {self.timeout:g} s.")
+                current[0].fail(late)
+                self._break(late)
+
+    def _break(self, error: Exception) -> None:
+        self._failure = error
+        for each in self._sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
 
 
 def _recorded_event() -> Any:
@@ -176,7 +186,7 @@ def _recorded_event() -> Any:
 
 
 class MLXProcessGroup(_ProcessGroup):
-    """All processes of a run, with the collectives of DistributedDataParallel, FSDP2 and objects."""
+    """All processes of a run, with the collectives of DistributedDataParallel and of objects."""
 
     def __init__(self, rank: int, size: int, engine: Engine) -> None:
         super().__init__(rank, size)

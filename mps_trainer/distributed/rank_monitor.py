@@ -123,6 +123,8 @@ class RankMonitor:
         if self._waits_for is not None:
             return True, self._waits_for
         frame = sys._current_frames()[threading.main_thread().ident or 0]
+        while frame.f_code.co_filename == threading.__file__ and frame.f_back is not None:
+            frame = frame.f_back
         is_waiting = any(file in frame.f_code.co_filename for file in _WAITING)
         return is_waiting, _purpose(traceback.walk_stack(frame)) if is_waiting else _place(frame, frame.f_lineno)
 

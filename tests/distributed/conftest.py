@@ -11,7 +11,7 @@ import pytest
 import torch
 from filelock import FileLock
 
-from tests.distributed.launch import run
+from tests.distributed.launch import environment, run
 
 WITH_FOUR = (
     "the_end_of_an_epoch_is_uneven",
@@ -25,19 +25,20 @@ WITH_FOUR = (
 
 @pytest.fixture(scope="session")
 def made_by(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Callable[[str], list[dict[str, Any]]]]:
-    """`made_by(2)(name)` is what each of two processes made of the scenario `name`.
+    """`made_by(2)(name)` is what each of two processes made of the scenario `name`, over gloo on the CPU.
 
     All scenarios are made at once, because a process takes seconds to start; test processes share what came of them.
     """
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
-    def made(size: int, *names: str) -> Callable[[str], list[dict[str, Any]]]:
-        folder = Path(shared, f"made-by-{size}")
+    def made(size: int, *names: str, **settings: str) -> Callable[[str], list[dict[str, Any]]]:
+        folder = Path(shared, "-".join(["made-by", str(size), *settings.values()]))
         with FileLock(f"{folder}.lock"):
             if not folder.exists():
                 folder.mkdir()
-                run(1, "-m", "tests.distributed.worker", str(size), str(folder), *names)
+                command = "-m", "tests.distributed.worker", str(size), str(folder), *names
+                run(1, *command, variables=lambda *place: {**environment(*place), **settings})
         return lambda name: [load(folder / f"{name}-{rank}.pt") for rank in range(size)]
 
     return made

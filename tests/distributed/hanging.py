@@ -1,4 +1,8 @@
-"""A run of three processes in which one sleeps for good in a callback, and one is stopped."""
+"""A run of three processes in which one sleeps for good in a callback, and one is stopped or killed.
+
+`python -m tests.distributed.hanging FOLDER`: processes 1 and 2 do not come to step 4. `... FOLDER RANK STEP`: that one
+process kills itself in that step.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,9 @@ import sys
 import time
 from typing import Any
 
+from mps_trainer import simulator  # before torch, so that its build for CUDA can simulate the device
+
+# isort: split
 from transformers import TrainerCallback
 
 from mps_trainer import Trainer
@@ -25,6 +32,18 @@ class StayAway(TrainerCallback):
             os.kill(os.getpid(), signal.SIGSTOP)
 
 
+class Die(TrainerCallback):
+    def __init__(self, rank: int, step: int) -> None:
+        self.rank, self.step = rank, step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step and args.process_index == self.rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 if __name__ == "__main__":
+    if os.environ.get("TRAINS_ON") == "mps":
+        simulator.activate()
+    callback = Die(*map(int, sys.argv[2:])) if sys.argv[2:] else StayAway()
     args = arguments(sys.argv[1], ddp_timeout=TIMEOUT)
-    Trainer(Classifier(), args, train_dataset=examples(43), callbacks=[StayAway()]).train()
+    Trainer(Classifier(), args, train_dataset=examples(43), callbacks=[callback]).train()

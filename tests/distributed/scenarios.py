@@ -19,7 +19,7 @@ from mps_trainer import MisconfigurationException, Trainer, TrainingArguments
 from mps_trainer.checkpoints.output_folder import only_run_in
 from tests.conftest import Classifier, accuracy, examples, logged, weights
 
-TOGETHER = 8  # examples in a batch of all processes
+TOGETHER = int(os.environ.get("TOGETHER", "8"))  # examples in a batch of all processes
 STEPS = 24  # of a run; four epochs of most
 
 SCENARIOS: dict[str, Callable[[str], dict[str, Any]]] = {}
@@ -37,7 +37,8 @@ def processes() -> int:
 def arguments(folder: str, **settings: Any) -> TrainingArguments:
     defaults = {
         "output_dir": folder,
-        "use_cpu": True,
+        "use_cpu": os.environ.get("TRAINS_ON") != "mps",
+        "ddp_backend": os.environ.get("DDP_BACKEND"),
         "disable_tqdm": True,
         "report_to": "none",
         "logging_steps": 1,
@@ -165,6 +166,23 @@ def attention_in_chunks(folder: str) -> dict[str, Any]:
         arguments(folder, chunked_attention=True, learning_rate=1e-3),
         data_collator=padded,
         train_dataset=sentences(61, labels=False),
+    )
+    trainer.train()
+    return outcome(trainer)
+
+
+@scenario
+def adapters_in_bfloat16(folder: str) -> dict[str, Any]:
+    """LoRA under autocast."""
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(0)
+    model = get_peft_model(small_gpt(), LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["c_attn"]))
+    trainer = Trainer(
+        model,
+        arguments(folder, bf16=True, gradient_accumulation_steps=2),
+        data_collator=padded,
+        train_dataset=sentences(41, labels=False),
     )
     trainer.train()
     return outcome(trainer)

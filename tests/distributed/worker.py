@@ -10,17 +10,22 @@ import os
 import sys
 import traceback
 
+from mps_trainer import simulator  # before torch, so that its build for CUDA can simulate the device
+
+# isort: split
 import torch
 import torch._dynamo
 import torch.distributed.checkpoint
 import torch.distributed.fsdp
 
-from tests.distributed import messages, sharding, signals  # noqa: F401  add their scenarios
+from tests.distributed import collectives, messages, sharding, signals  # noqa: F401  add their scenarios
 from tests.distributed.launch import environment, free_port
 from tests.distributed.scenarios import SCENARIOS
 
 
 def make(rank: int, folder: str, names: list[str]) -> None:
+    if os.environ.get("TRAINS_ON") == "mps":
+        simulator.activate(same_draws_as_cpu=True)
     for name in names:
         try:
             came = SCENARIOS[name](os.path.join(folder, name))

@@ -35,6 +35,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "in the foreground": {"save_async": False},
 }
 OF_SEVERAL: dict[str, dict[str, Any]] = {  # for several processes
+    "over MLX": {"ddp_backend": "mlx"},  # on mps all are
     "sharded": {"fsdp": True, "fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}},
     "sharded, saved whole": {"fsdp": True, "fsdp_config": {"state_dict_type": "FULL_STATE_DICT"}},
 }

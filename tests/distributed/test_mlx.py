@@ -1,0 +1,152 @@
+"""Several processes that exchange over MLX's ring, on the CPU and on the simulated mps device."""
+
+from __future__ import annotations
+
+import re
+import socket
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from mps_trainer import MisconfigurationException
+from tests import HUNG_AFTER
+from tests.conftest import assert_same_weights
+from tests.distributed.launch import environment, start
+from tests.distributed.test_training import ALIKE
+
+pytest.importorskip("mlx.core", reason="MLX is not installed: the extra several-macs")
+
+EVALUATIONS = ["evaluation", "evaluation_sorted_by_length", "evaluation_of_a_stream", "metrics_batch_by_batch"]
+RUNS = [*ALIKE, "adapters_in_bfloat16"]
+NAMES = [*RUNS, *EVALUATIONS, "a_run_resumed_in_an_epoch", "checkpoints", "a_signal_in_a_step", "objects", "tensors"]
+NAMES += ["collectives", "replicas"]
+DEVICES = ["cpu", "mps"]
+
+
+def over_mlx(device: str, together: int = 8) -> dict[str, str]:
+    return {"DDP_BACKEND": "mlx", "TRAINS_ON": device, "TOGETHER": str(together)}
+
+
+@pytest.fixture
+def made(made_by):
+    """`made(2, "mps")(name)`; two processes have 8 examples in a batch, three have 12."""
+    return lambda size, device, together=8: made_by(size, *NAMES, **over_mlx(device, together))
+
+
+def assert_same_run(name, one, other, losses=1e-6, weights=2e-6):
+    if name == "adapters_in_bfloat16" and weights:  # parts of a batch are rounded otherwise than the whole
+        losses, weights = 1e-3, 1e-2
+    assert one["steps"] == other["steps"]
+    for key in ("losses", "norms", "epochs"):
+        np.testing.assert_allclose(one[key], other[key], atol=losses, rtol=0)
+    for key, tensor in other["weights"].items():
+        torch.testing.assert_close(one["weights"][key].cpu(), tensor.cpu(), atol=weights, rtol=0)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_two_processes_train_as_over_gloo_to_the_last_bit(made, made_by, name):
+    for one, other in zip(made(2, "cpu")(name), made_by(2)(name), strict=True):
+        assert_same_run(name, one, other, losses=0, weights=0)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_two_processes_on_mps_train_as_one(made, name):
+    several, (alone,) = made(2, "mps")(name), made(1, "mps")(name)
+    for one in several:
+        assert_same_run(name, one, alone)
+        assert_same_weights(one["weights"], several[0]["weights"])
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("device", DEVICES)
+def test_three_processes_train_as_one(made, device):
+    several, alone = made(3, device, 12), made(1, device, 12)
+    for name in RUNS:
+        for one in several(name):
+            assert_same_run(name, one, alone(name)[0])
+            assert_same_weights(one["weights"], several(name)[0]["weights"])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_evaluations_and_predictions_are_those_of_one_process(made, device, name):
+    (alone,) = made(1, device)(name)
+    for one in made(2, device)(name):
+        for key, value in alone.items():
+            if name == "evaluation":
+                for count, expected in value.items():
+                    for found, each in zip(one[key][count], expected, strict=True):
+                        np.testing.assert_equal(found, each)
+            else:
+                np.testing.assert_array_equal(one[key], value)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_resumed_run_is_equal_in_every_bit(made, device):
+    for one in made(2, device)("a_run_resumed_in_an_epoch"):
+        assert_same_weights(one["again"]["weights"], one["whole"]["weights"])
+        for key in ("losses", "norms", "epochs", "steps", "best"):
+            assert one["again"][key] == one["whole"][key]
+
+
+@pytest.mark.parametrize("name", ["objects", "tensors"])
+def test_processes_and_the_accelerator_exchange_as_over_gloo(made, made_by, name):
+    for one, other in zip(made(2, "cpu")(name), made_by(2)(name), strict=True):
+        assert repr(one) == repr(other)
+
+
+def test_a_signal_to_one_process_ends_all_in_the_same_step(made):
+    both = made(2, "mps")("a_signal_in_a_step")
+    assert [one["ended"] for one in both] == [143, 143]
+    assert both[0]["step"] == both[1]["step"]
+
+
+@pytest.mark.parametrize(("device", "dtypes"), [("cpu", 7), ("mps", 6)])
+def test_collectives_of_every_dtype(made, device, dtypes):
+    assert [one["checked"] for one in made(2, device)("collectives")] == [dtypes, dtypes]
+
+
+def test_gradients_on_mps_are_exchanged_without_a_wait_for_the_device(made):
+    for one in made(2, "mps")("replicas"):
+        assert one["counted"] == {"blocking_reads": 0, "device_to_host": 3}  # one copy for each bucket
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("size", "device"), [(2, "mps"), (3, "cpu")])
+def test_the_others_name_a_process_that_was_killed(tmp_path, size, device):
+    command = "-m", "tests.distributed.hanging", str(tmp_path), "1", "3"
+    processes = start(size, *command, variables=lambda *place: {**environment(*place), **over_mlx(device, 12)})
+    outputs = [process.communicate(timeout=HUNG_AFTER)[0] for process in processes]
+    for rank in {*range(size)} - {1}:
+        said = [line for line in outputs[rank].splitlines() if "did not come" in line]
+        assert len(said) == 1, outputs[rank]
+        who = rf"process 1 \(pid {processes[1].pid} on {re.escape(socket.gethostname())}\): it does not answer"
+        assert re.search(who, said[0])
+        assert processes[rank].returncode == 1
+
+
+def test_other_versions_on_another_machine_are_refused():
+    from mps_trainer.distributed.mlx_ring import refuse_differences
+
+    mac1, mac2 = ({"host": f"mac{i}", "versions": {"python": "3.12", "torch": f"2.{13 + i}.0"}} for i in (1, 2))
+    with pytest.raises(MisconfigurationException) as refused:
+        refuse_differences([mac1, mac1, mac2])
+    assert str(refused.value) == (
+        "The processes have different versions of torch: 2.14.0 on mac1 (process 0), 2.15.0 on mac2 (process 2). "
+        "Install the same version everywhere."
+    )
+    refuse_differences([mac1, mac1])
+
+
+def test_a_group_of_some_processes_is_refused(monkeypatch):
+    from mps_trainer.distributed import mlx
+
+    class Group:
+        def size(self):
+            return 3
+
+    monkeypatch.setattr(mlx, "_engine", type("Engine", (), {"group": Group()})())
+    with pytest.raises(MisconfigurationException, match="one group, of all 3 processes, and a group of 2 was"):
+        mlx.create(dist.HashStore(), 0, 2, None)
