@@ -246,6 +246,7 @@ class Trainer:
 
     def _mt_train(self, run_dir: str, resume_from_checkpoint: str | bool | None, trial: Any) -> TrainOutput:
         """Trains the model into `run_dir`, which is this run's alone."""
+        trainer_checks.check_same_data(self, self._mt_processes)
         resume_from = self._mt_processes.first_does(
             lambda: folders.checkpoint_to_resume(resume_from_checkpoint, run_dir)
         )

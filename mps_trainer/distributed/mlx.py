@@ -117,7 +117,7 @@ class Engine:
 
     def __init__(self, group: Any, sockets: Sequence[Any], timeout: float) -> None:
         self.group, self.timeout = group, timeout
-        self.seconds = 0.0  # spent in collectives: transfer, and waiting for the other processes
+        self._seconds = 0.0
         self._sockets = sockets
         self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._current: tuple[_Work, float] | None = None  # with the time of its start
@@ -139,12 +139,19 @@ class Engine:
     def run(self, operation: str, tensor: torch.Tensor) -> torch.Tensor:
         """Runs a collective of MLX. The result is in memory of its own."""
         result = getattr(mx.distributed, operation)(mx.array(tensor), group=self.group, stream=mx.cpu)
+        start = time.monotonic()
         try:
             mx.eval(result)
         except RuntimeError as error:
             self._break(error)
             raise
+        self._seconds += time.monotonic() - start
         return torch.from_dlpack(result)
+
+    def take_seconds(self) -> float:
+        """Returns the seconds in collectives since the last call: transfer, and waiting for the other processes."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
 
     def to_device(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copies without a wait, and keeps `source` until the device has read it (pytorch issue 189690)."""
@@ -157,11 +164,9 @@ class Engine:
             if self._failure is not None:
                 work.fail(self._failure)
                 continue
-            start = time.monotonic()
-            self._current = work, start
+            self._current = work, time.monotonic()
             work.run()
             self._current = None
-            self.seconds += time.monotonic() - start
 
     def _watch(self) -> None:
         while self._failure is None:
@@ -317,6 +322,11 @@ def create(store: Any, rank: int, size: int, timeout: timedelta) -> MLXProcessGr
             "asked for. Exchange with all processes, or train on the CPU with ddp_backend='gloo'."
         )
     return MLXProcessGroup(rank, size, _engine)
+
+
+def take_seconds() -> float:
+    """Returns the seconds of this process in collectives since the last call."""
+    return 0.0 if _engine is None else _engine.take_seconds()
 
 
 if not hasattr(dist.Backend, NAME.upper()):

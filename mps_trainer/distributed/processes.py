@@ -68,6 +68,17 @@ class Processes:
         """Starts `all_reduce_max` and returns a function that waits for its result."""
         return self._reduced(numbers, "MAX")
 
+    def waiting_shares(self, seconds: float) -> list[float]:
+        """Returns how much of the last `seconds` each process waited for slower ones; [] if MLX does not exchange.
+
+        The process with the least time in exchanges is the one that the others wait for. Counts anew from here.
+        """
+        mlx = sys.modules.get(f"{__package__}.mlx")
+        if not self.is_distributed or mlx is None:
+            return []
+        spent = self.gather(mlx.take_seconds())
+        return [(each - min(spent)) / seconds for each in spent] if seconds > 0 else []
+
     def gather(self, thing: T) -> list[T]:
         """Returns the values of all processes in the order of their ranks. Values are pickled.
 

@@ -184,6 +184,7 @@ class TrainingRun:
             update_size=self.update_size,
             num_examples=self.num_examples,
         )
+        self.trainer._mt_processes.waiting_shares(0)
         self.start_time = time.time()
         self.gradients.clear()
         self.events.fire("on_train_begin")
@@ -382,7 +383,11 @@ class TrainingRun:
         if self.signals.signum is not None:  # in the last step, and loading draws: no step more came
             self.save_and_end()
         self.checkpointing.save_again()
-        self.trainer._mt_processes.wait()  # for what the first one has written
+        processes = self.trainer._mt_processes
+        processes.wait()  # for what the first one has written
+        if shares := processes.waiting_shares(time.time() - self.start_time):
+            waited = ", ".join(f"process {rank} {share:.0%}" for rank, share in enumerate(shares))
+            self.events.note("waiting", f"Time spent waiting for slower processes: {waited}.")
         output = self.trainer._finalize_training(self.trial, self.num_train_samples, self.start_time)
         self.preemption.end_if_signalled(self._log_before_stop)
         return output

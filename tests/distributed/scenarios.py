@@ -287,6 +287,14 @@ def a_checkpoint_that_is_not_there(folder: str) -> dict[str, Any]:
 
 
 @scenario
+def data_of_another_size(folder: str) -> dict[str, Any]:
+    """As on machines of which one has an older copy of the data."""
+    rank = int(os.environ.get("RANK", "0"))
+    trainer = Trainer(Classifier(), arguments(folder), train_dataset=examples(40 + rank))
+    return refused(trainer)
+
+
+@scenario
 def folders_of_their_own(folder: str) -> dict[str, Any]:
     """As on machines that share none; a best checkpoint would be seen by the process that wrote it alone."""
     own = f"{folder}-{os.environ.get('RANK', 0)}"

@@ -21,7 +21,7 @@ pytest.importorskip("mlx.core", reason="MLX is not installed: the extra several-
 EVALUATIONS = ["evaluation", "evaluation_sorted_by_length", "evaluation_of_a_stream", "metrics_batch_by_batch"]
 RUNS = [*ALIKE, "adapters_in_bfloat16"]
 NAMES = [*RUNS, *EVALUATIONS, "a_run_resumed_in_an_epoch", "checkpoints", "a_signal_in_a_step", "objects", "tensors"]
-NAMES += ["collectives", "replicas"]
+NAMES += ["collectives", "replicas", "a_slow_process"]
 DEVICES = ["cpu", "mps"]
 
 
@@ -111,6 +111,13 @@ def test_collectives_of_every_dtype(made, device, dtypes):
 def test_gradients_on_mps_are_exchanged_without_a_wait_for_the_device(made):
     for one in made(2, "mps")("replicas"):
         assert one["counted"] == {"blocking_reads": 0, "device_to_host": 3}  # one copy for each bucket
+
+
+def test_the_report_tells_who_waits_for_whom(made):
+    (event,) = made(2, "cpu")("a_slow_process")[0]["events"]
+    first, second = map(int, re.findall(r"process \d (\d+)%", event))
+    assert first > 10
+    assert second == 0
 
 
 @pytest.mark.integration

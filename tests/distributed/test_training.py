@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 from tests.conftest import assert_same_weights
 from tests.distributed.scenarios import SCENARIOS, STEPS
 
+HOST = socket.gethostname()
 ALIKE = [
     "the_end_of_an_epoch_is_uneven",
     "the_end_of_an_epoch_is_one_example",
@@ -84,6 +87,10 @@ def test_the_first_process_writes_and_each_ones_generators_are_kept(made_by, alo
     ("name", "said"),
     [
         ("a_checkpoint_that_is_not_there", "checkpoint-99: there is no such folder"),
+        (
+            "data_of_another_size",
+            f"among the processes: 40 in process 0 on {HOST}, 41 in process 1 on {HOST}.",
+        ),
         ("folders_of_their_own", "Process 1 does not see what process 0 writes into"),
         ("another_run_in_the_folder", "is training into"),
     ],
