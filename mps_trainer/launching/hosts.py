@@ -53,9 +53,10 @@ def mlx_launch(hosts: Sequence[str], words: Sequence[str], module: bool, environ
         where = ["--backend=ring", f"--hostfile={file.name}", f"--cwd={os.getcwd()}", f"--python={sys.executable}"]
         command = [program, *where, *variables, "--", *(["-m"] if module else []), *words]
         # in a session of its own: Ctrl-C in a terminal would end ssh before the others have saved
-        pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
-        process: Any = subprocess.Popen(command, env=environ, start_new_session=True, **pipes)
-        asked = []
+        process: Any = subprocess.Popen(
+            command, env=environ, stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
+        asked: list[int] = []
 
         def pass_on(signum: int, frame: Any) -> None:
             with contextlib.suppress(psutil.Error, OSError):  # all have ended
