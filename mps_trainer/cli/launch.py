@@ -12,7 +12,7 @@ from ..devices.facts import LAUNCHER_INTEGERS
 from ..devices.slurm import TASKS
 from ..errors import MisconfigurationException
 from ..launching.config_file import in_force
-from ..launching.hosts import mlx_launch
+from ..launching.hosts import run_on_hosts
 from ..launching.processes import check_machine, check_module, torchrun
 from ..launching.settings import DEFAULTS, PRECISIONS, LaunchSettings, environment, typed
 from ..utils.text import as_line
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         check_machine(settings, gather_facts(environ=alone), source)
     words = [arguments.script, *arguments.arguments]
     if arguments.hosts:
-        return mlx_launch(arguments.hosts, words, arguments.module, environ)
+        return run_on_hosts(arguments.hosts, words, arguments.module, environ)
     if count == 1:
         sys.stdout.flush()
         sys.stderr.flush()
