@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..devices.facts import RECORDED_VARIABLES
+from ..devices.mlx_launch import HOSTS
 from ..errors import MisconfigurationException
 
 _GRACE = 30.0  # seconds for the others to end, as with torchrun
@@ -100,6 +101,7 @@ def _start(hosts: Sequence[str], command: Sequence[str], environ: Mapping[str, s
             "LOCAL_WORLD_SIZE": str(addresses.count(address)),
             "MASTER_ADDR": addresses[0],
             "MASTER_PORT": str(port),
+            HOSTS: ",".join(hosts),
         }
         started, known = list(command), {**environ, **variables}
         if not _is_of_this_machine(address):
