@@ -10,7 +10,9 @@ from typing import Any
 from ..devices import gather_facts
 from ..devices.facts import LAUNCHER_INTEGERS
 from ..devices.slurm import TASKS
+from ..errors import MisconfigurationException
 from ..launching.config_file import in_force
+from ..launching.hosts import run_on_hosts
 from ..launching.processes import check_machine, check_module, torchrun
 from ..launching.settings import DEFAULTS, PRECISIONS, LaunchSettings, environment, typed
 from ..utils.text import as_line
@@ -31,6 +33,13 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     command.add_argument("--mps_fallback", action="store_true", help="run operators without an MPS kernel on the CPU")
     command.add_argument(
         "--num_processes", metavar="N", type=_count, help="number of processes, on the CPU or GPUs (default: 1)"
+    )
+    command.add_argument(
+        "--hosts",
+        metavar="HOST,HOST",
+        type=lambda text: text.split(","),
+        help="train on these machines together, one process each, over ssh and MLX; Python, script and data are at "
+        "the same path on each",
     )
     command.add_argument("--config_file", metavar="FILE", help="a settings file of this command or of Accelerate")
     command.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module name, as in python -m")
@@ -65,12 +74,18 @@ def run(arguments: argparse.Namespace) -> int:
         line = f"{loaded.path} has {keys}, which this command leaves out. `mps-trainer config show` says why."
         print(f"mps-trainer: {as_line(line)}", file=sys.stderr)
     count = settings.num_processes or 1
+    is_flag = flags.num_processes is not None or loaded.path is None
+    source = f"--num_processes {flags.num_processes}" if is_flag else str(loaded.path)
+    if count > 1 and arguments.hosts:
+        raise MisconfigurationException(
+            f"{source}: {count} processes and --hosts, which starts one on each machine. Leave one of both out."
+        )
     if count > 1 or settings.device not in ("auto", "cpu"):  # else torch is not imported
         alone = {name: value for name, value in environ.items() if name not in (*LAUNCHER_INTEGERS, TASKS)}
-        is_flag = flags.num_processes is not None or loaded.path is None
-        source = f"--num_processes {flags.num_processes}" if is_flag else str(loaded.path)
         check_machine(settings, gather_facts(environ=alone), source)
     words = [arguments.script, *arguments.arguments]
+    if arguments.hosts:
+        return run_on_hosts(arguments.hosts, words, arguments.module, environ)
     if count == 1:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -100,6 +100,7 @@ class MachineFacts:
     model: str | None = None  # macOS only (hw.model): "Mac15,6"
     memory_bytes: int | None = None
     recommended_bytes: int | None = None  # what Metal recommends as the most to hold on mps
+    mlx_backends: str | None = None  # of MLX's distributed engine, "ring, jaccl"; asked on a Mac with MLX
     conda: bool | None = None  # this Python belongs to an environment of conda
     nvidia_gpus: int | None = None  # as NVIDIA's driver lists them, whatever torch can see; Linux only
     cache_folder: str | None = None
@@ -211,6 +212,7 @@ def for_a_report(facts: MachineFacts, probes: Probes | None = None) -> MachineFa
         "model": probes.sysctl_text("hw.model") if mac else None,
         "memory_bytes": probes.memory(),
         "recommended_bytes": probes.recommended_bytes() if facts.mps_allocation_ok else None,
+        "mlx_backends": probes.mlx_backends() if mac and versions["mlx"] is not None else None,
         "conda": "conda-meta" in probes.names_in(sys.prefix),
         # One folder for each GPU. A container without access to them may list them too.
         "nvidia_gpus": len(probes.names_in("/proc/driver/nvidia/gpus")) if linux else None,

@@ -248,6 +248,13 @@ def _processes(facts: MachineFacts) -> Iterator[Finding]:
     if facts.world_size == 1 or (facts.world_size is None and facts.rank is not None):
         what = "variables of torchrun are in the environment, for one process"
         yield Finding("one-process", NOTE, what, f"this is harmless; if no launcher was used: {unset}")
+    if facts.system == "Darwin" and facts.mps_allocation_ok and facts.mlx:
+        # without MLX there is no note: most people have one Mac, and launching on several names the extra
+        state, remedy = "but it cannot be loaded, or has no backend", "python -m pip install -U mlx"
+        if facts.mlx_backends:
+            state, remedy = f"with its backends {facts.mlx_backends}", f"see {page('several-macs')}"
+        what = f"MLX is installed, over which several Macs train together, {state}"
+        yield Finding("several-macs", NOTE, what, remedy)
     accelerator = ACCELERATORS[trains_on(facts) or "cpu"]
     if (count := accelerator.count(facts)) > 1:
         what = f"{count} GPUs are here, and this release trains on one of them"

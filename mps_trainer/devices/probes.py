@@ -159,6 +159,16 @@ def _recommended_bytes() -> int | None:
         return None
 
 
+def _mlx_backends() -> str | None:
+    """Returns the names of MLX's distributed backends that run here; None if it cannot be loaded."""
+    try:
+        import mlx.core as mx
+
+        return ", ".join(name for name in ("ring", "jaccl") if mx.distributed.is_available(name))
+    except Exception:  # not installed, or too old for this, or its library does not load
+        return None
+
+
 def _names_in(folder: str) -> list[str]:
     try:
         return os.listdir(folder)
@@ -186,3 +196,4 @@ class Probes:
     intel_gpus: Callable[[], int] = _intel_gpus
     linux_cpu_flags: Callable[[], frozenset[str] | None] = _linux_cpu_flags
     recommended_bytes: Callable[[], int | None] = _recommended_bytes
+    mlx_backends: Callable[[], str | None] = _mlx_backends

@@ -19,7 +19,7 @@ _DEVICES = {"NO": None, "MPS": "mps", "MULTI_CPU": "cpu", "MULTI_GPU": "cuda", "
 _CONVERTED = {"use_cpu", "mixed_precision", "num_processes", "fp16", "same_network", *MARKS}
 
 _COMPILE = "give the script --torch_compile, or TrainingArguments torch_compile=True"
-_ONE_MACHINE = "it starts processes on one machine"
+_ONE_MACHINE = "it starts processes on this machine, or on those of --hosts"
 # Why another key is ignored, and the values that mean the same as an empty one: they change nothing.
 _IGNORED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "deepspeed_config": ("there is no DeepSpeed on mps, and this Trainer trains without it", ()),
@@ -34,7 +34,7 @@ _IGNORED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "num_machines": (_ONE_MACHINE, (1,)),
     "machine_rank": (_ONE_MACHINE, ()),
     "main_process_ip": (_ONE_MACHINE, ()),
-    "main_process_port": (f"{_ONE_MACHINE} and finds a free port", ()),
+    "main_process_port": ("it finds a free port", ()),
     "rdzv_backend": (_ONE_MACHINE, ("static", "c10d")),
     "main_training_function": ("it is for TPUs and notebooks", ("main",)),
     "downcast_bf16": ("it is for TPUs", ("no",)),

@@ -40,8 +40,9 @@ def check_machine(settings: LaunchSettings, facts: MachineFacts, source: str) ->
     count = settings.num_processes or 1
     if count > 1 and decision.type == "mps":
         raise MisconfigurationException(
-            f"{source}: {count} processes on mps. A Mac has one GPU, and no torch.distributed backend reaches it, so "
-            f"mps trains in one process. Either take --num_processes 1, or --cpu to run {count} processes on the CPU."
+            f"{source}: {count} processes on mps. A Mac has one GPU, which they would share without being faster. "
+            f"Take --num_processes 1 with larger batches, --cpu to run {count} processes on the CPU, or --hosts to "
+            "train on several Macs."
         )
     if (objection := too_many(count, decision.type, facts)) is not None:
         raise MisconfigurationException(f"{source}: {objection}")

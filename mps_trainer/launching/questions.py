@@ -56,7 +56,7 @@ def ask_settings(decision: Decision, facts: MachineFacts, proposed: LaunchSettin
     if kind == "mps":
         fallback = ask("mps_fallback", "Run operators without an MPS kernel on the CPU, slowly (yes or no)")
         fraction = ask("memory_fraction", "Limit of memory, as a share of what Metal recommends (0 to 2, or none)")
-        print("One process, because a Mac has one GPU, which torch.distributed does not support.")
+        print("One process, because a Mac has one GPU. `mps-trainer launch --hosts` trains on several Macs.")
         return LaunchSettings(device, precision, fallback, 1, fraction)
     count = ask("num_processes", "Processes that train together", lambda value: too_many(value, kind, facts))
     return LaunchSettings(device, precision, settings.mps_fallback, count, settings.memory_fraction)

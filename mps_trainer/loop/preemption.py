@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from ..checkpoints.checkpoints import Checkpoints
+from ..devices.mlx_launch import HOSTS, RANK
 from ..guards.signals import SignalHandler, how_to_go_on
 from .run_state import RunState
 from .surface import TrainerSurface
@@ -121,10 +123,14 @@ class PreemptionHandler:
         self.signals.end(f"Stopped after the last step, {step}, and before the work that follows training.")
 
     def _launcher(self, machines: int) -> list[str]:
-        """Returns what started this process: Python, or torchrun on one machine or several."""
+        """Returns what started this process: Python, `launch --hosts`, mlx.launch, or torchrun."""
         python, size = sys.executable or "python", self.trainer._mt_processes.size
         if size == 1:
             return [python]
+        if (hosts := os.environ.get(HOSTS)) is not None:
+            return [python, "-m", "mps_trainer", "launch", "--hosts", hosts]
+        if RANK in os.environ and "RANK" not in os.environ:
+            return ["mlx.launch", *(["--hostfile", "..."] if machines > 1 else ["-n", str(size)]), "--", python]
         several = ["--nnodes", str(machines), "--node_rank", "..."] if machines > 1 else []
         return [python, "-m", "torch.distributed.run", *several, "--nproc_per_node", str(size // machines)]
 

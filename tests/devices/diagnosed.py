@@ -158,6 +158,14 @@ DIAGNOSED: dict[str, Diagnosed] = {
     "torchrun on a mac": Diagnosed(
         under_torchrun(MACHINES["m3_macos_15"], 2), "several-processes", "start the script with python", 1
     ),
+    "torchrun on a mac with mlx": Diagnosed(
+        under_torchrun(mac("15.5", "2.15.0", mlx=True, mlx_backends="ring"), 2), "several-macs", "docs/several-macs.md"
+    ),
+    "mlx over thunderbolt": m3("several-macs", "docs/several-macs.md", mlx=True, mlx_backends="ring, jaccl"),
+    "mlx that cannot be loaded": m3("several-macs", "python -m pip install -U mlx", mlx=True),
+    "mlx without mps": Diagnosed(
+        mac("15.5", None, mlx=True, mlx_backends="ring"), "torch", "install torch: python -m pip install torch", 1
+    ),
     "one process of torchrun": Diagnosed(
         under_torchrun(MACHINES["m3_macos_15"], 1), "one-process", "if no launcher was used: unset WORLD_SIZE", 0
     ),

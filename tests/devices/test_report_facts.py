@@ -9,7 +9,7 @@ import pytest
 
 from mps_trainer import MachineFacts, gather_facts
 from mps_trainer.devices.facts import PACKAGES, gather_all_facts
-from mps_trainer.devices.probes import Probes, sysctl_int, sysctl_text, unreadable_switch
+from mps_trainer.devices.probes import Probes, _mlx_backends, sysctl_int, sysctl_text, unreadable_switch
 from tests.devices.test_facts import fake_torch, mac_probes, raising
 
 
@@ -29,6 +29,7 @@ REPORT_PROBES = (
     "linux_chip",
     "linux_cpu_flags",
     "recommended_bytes",
+    "mlx_backends",
 )
 
 
@@ -47,6 +48,7 @@ def mac_report(**changes):
             "free_bytes": lambda folder: 7,
             "names_in": lambda folder: [],
             "recommended_bytes": lambda: 12 * 1024**3,
+            "mlx_backends": asked("MLX"),
             **changes,
         },
     )
@@ -58,6 +60,19 @@ def test_the_report_of_a_mac():
     assert (facts.memory_bytes, facts.recommended_bytes) == (18 * 1024**3, 12 * 1024**3)
     assert (facts.conda, facts.cache_free_bytes) == (False, 7)
     assert facts.packages == {"torch": "2.9.0", "transformers": "5.0.0"}
+
+
+def test_the_report_of_a_mac_names_the_backends_of_mlx():
+    versions = {"mlx": "0.32.4"}.get
+    facts = gather_all_facts(mac_report(version_of=versions, mlx_backends=lambda: "ring, jaccl"), {})
+    assert (facts.mlx, facts.mlx_backends) == (True, "ring, jaccl")
+
+
+def test_the_backends_of_mlx_on_this_machine(monkeypatch):
+    pytest.importorskip("mlx.core")
+    assert _mlx_backends().startswith("ring")
+    monkeypatch.setitem(sys.modules, "mlx.core", None)
+    assert _mlx_backends() is None
 
 
 def test_metal_recommends_nothing_where_mps_does_not_work():

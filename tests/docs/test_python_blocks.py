@@ -29,3 +29,17 @@ def test_python_of_page_runs(page, bert, sentences, tmp_path, monkeypatch):
     for block in (block for block in BLOCKS if block.page == page):
         # Blank lines before it, so that a traceback names the line of the page.
         exec(compile("\n" * block.line + block.text, ROOT / page, "exec"), names)
+
+
+def test_table_of_exchanges_is_that_of_its_formula():
+    names: dict = {}
+    for block in (block for block in BLOCKS if block.page == "docs/several-macs.md"):
+        exec(block.text, names)
+    page = (ROOT / "docs" / "several-macs.md").read_text(encoding="utf-8")
+    header, _, *rows = (line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| "))
+    assert header[2:] == list(names["links"])
+    sizes = [names[name] for name in ("lora", "bert", "billion")]
+    exchange, links = names["milliseconds_of_exchange"], names["links"].values()
+    expected = [[exchange(size, link) for link in links] for size in sizes]
+    assert [[float(cell) for cell in row[2:]] for row in rows] == expected
+    assert [row[1] for row in rows] == [f"{4 * size / 1e6:g} MB" for size in sizes]

@@ -36,7 +36,7 @@ def test_a_mac_asks_for_fallback_and_memory_and_takes_enter(answering):
     assert settings == LaunchSettings("auto", "no", False, 1, None)
     assert "auto takes mps here" in prompts[0]
     assert offers(prompts) == ["auto", "no", "no", "none"]
-    assert printed == ["One process, because a Mac has one GPU, which torch.distributed does not support."]
+    assert printed == ["One process, because a Mac has one GPU. `mps-trainer launch --hosts` trains on several Macs."]
     assert answering(MAC, "mps", "bf16", "yes", "0.8")[0] == LaunchSettings("mps", "bf16", True, 1, 0.8)
 
 

@@ -240,3 +240,22 @@ def test_the_way_on_names_processes_and_machines(size, machines, expected):
     trainer = SimpleNamespace(_mt_processes=SimpleNamespace(size=size))
     started = PreemptionHandler(trainer, None, None, None)._launcher(machines)
     assert started == [sys.executable, *(["-m", "torch.distributed.run"] if size > 1 else []), *expected]
+
+
+@pytest.mark.parametrize(
+    ("environ", "machines", "expected"),
+    [
+        ({"MLX_RANK": "1"}, 1, ["mlx.launch", "-n", "2", "--", sys.executable]),
+        ({"MLX_RANK": "1"}, 2, ["mlx.launch", "--hostfile", "...", "--", sys.executable]),
+        (
+            {"RANK": "1", "MPS_TRAINER_HOSTS": "mac1.local,mac2.local"},
+            2,
+            [sys.executable, "-m", "mps_trainer", "launch", "--hosts", "mac1.local,mac2.local"],
+        ),
+    ],
+)
+def test_the_way_on_names_the_launcher_of_several_macs(monkeypatch, environ, machines, expected):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    trainer = SimpleNamespace(_mt_processes=SimpleNamespace(size=2))
+    assert PreemptionHandler(trainer, None, None, None)._launcher(machines) == expected
