@@ -13,8 +13,9 @@ from ..devices.slurm import TASKS
 from ..launching.config_file import in_force
 from ..launching.processes import check_machine, check_module, torchrun
 from ..launching.settings import DEFAULTS, PRECISIONS, LaunchSettings, environment, typed
+from ..launching.supervisor import supervise
 from ..utils.text import as_line
-from .script import add_script, check_script
+from .script import add_restarts, add_script, check_script
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -33,6 +34,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "--num_processes", metavar="N", type=_count, help="number of processes, on the CPU or GPUs (default: 1)"
     )
     command.add_argument("--config_file", metavar="FILE", help="a settings file of this command or of Accelerate")
+    add_restarts(command)
     command.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module name, as in python -m")
     add_script(command)
     return command
@@ -66,14 +68,19 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"mps-trainer: {as_line(line)}", file=sys.stderr)
     count = settings.num_processes or 1
     if count > 1 or settings.device not in ("auto", "cpu"):  # else torch is not imported
-        alone = {name: value for name, value in environ.items() if name not in (*LAUNCHER_INTEGERS, TASKS)}
+        unlaunched = {name: value for name, value in environ.items() if name not in (*LAUNCHER_INTEGERS, TASKS)}
         is_flag = flags.num_processes is not None or loaded.path is None
         source = f"--num_processes {flags.num_processes}" if is_flag else str(loaded.path)
-        check_machine(settings, gather_facts(environ=alone), source)
+        check_machine(settings, gather_facts(environ=unlaunched), source)
     words = [arguments.script, *arguments.arguments]
+    alone = [sys.executable, *(["-m"] if arguments.module else []), *words]
+    if arguments.restarts:
+        again = [sys.executable, "-m", "mps_trainer", "launch", "--num_processes", str(count)]
+        again += ["--config_file", arguments.config_file] if arguments.config_file else []
+        return supervise(alone if count == 1 else [*again, *alone[1:]], arguments.restarts, environ)
     if count == 1:
         sys.stdout.flush()
         sys.stderr.flush()
-        os.execve(sys.executable, [sys.executable, *(["-m"] if arguments.module else []), *words], environ)
+        os.execve(sys.executable, alone, environ)
     os.environ.update(environ)  # torchrun's processes begin with a copy of it
     return torchrun(words, arguments.module, count)
