@@ -74,7 +74,7 @@ class Restart:
 
     def __str__(self) -> str:
         if self.progress is None:
-            return self.cause
+            return self.cause  # torchrun tells no more, and before training there is no step
         step = self.progress.step
         return f"{self.cause} {f'after step {step}' if step else 'before its first step'}"
 
@@ -108,11 +108,8 @@ class Supervision:
         if "TORCHELASTIC_RUN_ID" not in environ:
             return None
         number, most = (int(environ.get(f"TORCHELASTIC_{name}", 0)) for name in ("RESTART_COUNT", "MAX_RESTARTS"))
-        last = (
-            (Restart(number, "ended in one of its processes, and torchrun started them again", time=time.time()),)
-            if number
-            else ()
-        )
+        cause = "ended in one of its processes, and torchrun started them again"
+        last = (Restart(number, cause, time=time.time()),) if number else ()
         return cls(environ["TORCHELASTIC_RUN_ID"], most, last)
 
     def examples(self, folder: str) -> int | None:
@@ -152,11 +149,11 @@ def pause(number: int, first: float = 1.0) -> float:
 
 def announcement(restart: Restart, most: int, seconds: float, checkpoint: str | None) -> str:
     """Returns the line about a restart that resumes from `checkpoint`, or begins like the first start without one."""
-    way_on = f"from {checkpoint}" if checkpoint else "from the beginning, because there is no checkpoint yet"
+    way_on = f"from {checkpoint}" if checkpoint else "as the script begins, because it has no checkpoint yet"
     smaller = ""
     if restart.examples is not None:
         smaller = f" It trains on {restart.examples} examples at a time; an update has as many as before."
-    return f"the run {restart}. Restart {restart.number} of {most} in {seconds:g} s, {way_on}.{smaller}"
+    return f"the run {restart}. Restart {restart.number} of {most} in {seconds:g} s: it starts {way_on}.{smaller}"
 
 
 def _cause(end: End) -> tuple[str, bool] | None:
@@ -169,7 +166,7 @@ def _cause(end: End) -> tuple[str, bool] | None:
     if end.error == GPU:
         return "died of a GPU fault", False
     if signum == getattr(signal, "SIGKILL", 9):
-        return "was killed by SIGKILL, which is how a system short of memory ends it,", True
+        return "was killed (SIGKILL, which a system short of memory sends)", True
     if signum:
         return f"died of {_name(signum)}", False
     if end.progress is not None and end.progress.in_training and not end.error:

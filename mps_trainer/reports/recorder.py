@@ -30,14 +30,8 @@ _MARKS = 4000  # after which every other one is dropped, and those to come are t
 _RUNTIME = "_runtime"
 _WARNINGS = 100  # that are kept of a session
 _SAVED_APART = 5.0  # seconds between two savings of the record at checkpoints
-_LASTING = (
-    "begin",
-    "restart",
-    "resume",
-    "warning",
-    "fault",
-    "stop",
-)  # kinds of events that stay when their steps are made again
+# Kinds of events that stay when their steps are made again
+_LASTING = ("begin", "restart", "resume", "warning", "fault", "stop")
 
 
 class Recorder:
