@@ -69,7 +69,8 @@ def test_a_run_without_progress_does_not_start_again():
     restart = decide(End(-6, "", AT_5), [], most=9)
     again = decide(End(-11, "", AT_5), [restart], most=9)
     assert again == (
-        "the run died of SIGSEGV after step 5, as the last time. It is not started again, because it makes no progress."
+        "the run died of SIGSEGV after step 5, as the last time. It is not started again, because it makes no "
+        "progress."
     )
     for further in ({"step": 6}, {"step": 4}, {"call": 1}, {"folder": "/other"}):
         assert isinstance(decide(End(-6, "", dataclasses.replace(AT_5, **further)), [restart], most=9), Restart)
