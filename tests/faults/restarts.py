@@ -33,8 +33,8 @@ from .restarted import OF_MEMORY, OUTCOME, WEIGHTS
 SCRIPT = Path(__file__).with_name("restarted.py")
 KINDS = ("SIGKILL", "SIGABRT", "memory", "GPU fault")
 MOST = 3
-# A run that dies twice at the same step is given up. It resumes up to four steps before its death, where it saves every
-# other step and dies during a save; a step with an evaluation has twice the operators of another.
+# A run that dies twice at the same step is given up. It resumes up to four steps before its death, where it saves
+# every other step and dies during a save; a step with an evaluation has twice the operators of another.
 APART = 8  # steps from a resume to the second fault, at least
 TOLERANCE = 1e-5
 
