@@ -13,15 +13,16 @@ from ..devices.slurm import TASKS
 from ..launching.config_file import in_force
 from ..launching.processes import check_machine, check_module, torchrun
 from ..launching.settings import DEFAULTS, PRECISIONS, LaunchSettings, environment, typed
-from ..launching.supervisor import supervise
 from ..utils.text import as_line
 from .script import add_restarts, add_script, check_script
+from .supervisor import supervise
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
     command = commands.add_parser(
         "launch",
         opening="example: mps-trainer launch --mixed_precision bf16 train.py --output_dir out",
+        usage="%(prog)s [FLAG ...] SCRIPT ...",  # the flags below fill a screen
         help="run a script with the settings of `config`",
         description="Run a script like `python SCRIPT ARGUMENTS` with settings from --config_file, `mps-trainer "
         "config` or `accelerate config`. Flags override environment variables, which override the file. The exit "

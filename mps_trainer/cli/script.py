@@ -53,7 +53,7 @@ def add_restarts(command: argparse.ArgumentParser) -> None:
         metavar="N",
         type=functools.partial(count, least=0),
         default=0,
-        help="if the run dies, start the script again from the newest checkpoint, at most N times (default: 0)",
+        help="resume a run that dies, at most N times (default: 0)",
     )
 
 

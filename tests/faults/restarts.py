@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from mps_trainer.launching.supervisor import PAUSE
+from mps_trainer.cli.supervisor import PAUSE
 from tests import HUNG_AFTER
 
 from . import training

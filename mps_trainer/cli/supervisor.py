@@ -19,8 +19,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+from ..launching.restarts import (
+    ERROR,
+    PROGRESS,
+    End,
+    Progress,
+    Restart,
+    Supervision,
+    announcement,
+    decide,
+    pause,
+    progress_of,
+)
 from ..reports.record import NAME, PAGE, is_foreign
-from .restarts import ERROR, PROGRESS, End, Progress, Restart, Supervision, announcement, decide, pause, progress_of
 
 PAUSE = "MPS_TRAINER_RESTART_PAUSE"  # seconds before the first restart, which tests shorten
 _FORWARDED = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name)]
