@@ -53,6 +53,7 @@ from .evaluation.metrics import SavableLogs, as_cell, plain
 from .evaluation.predictions import has_loss, labels_of, logits_of
 from .guards.memory import make_guard, release_buffers
 from .guards.out_of_memory import PLACING, TRAINING, explained
+from .guards.supervised import SupervisedRun, supervised
 from .hub import card, upload
 from .loop.accelerator import TrainerAccelerator
 from .loop.counts import flos_per_token, main_input, tokens_in
@@ -123,10 +124,12 @@ class Trainer:
     _signature_columns: list[str] | None = None  # what may reach the model; None until it is first asked for
     _created_lr_scheduler = False  # whether `lr_scheduler` is from here: such a one is for one train() only
     _mt_run: TrainingRun | None = None  # the one that is under way
+    _mt_supervised: SupervisedRun | None = None  # the one that is under way, with `--restarts` or torchrun
     _mt_tokens_before: int = 0  # seen when the run began or resumed
     _mt_flos_per_token: int | None = None
     _mt_length_buckets: LengthBuckets | None = None  # of the training data; None until they are first asked for
     _mt_examples_at_a_time: int | None = None  # that a resumed run begins with; None: whole batches
+    _mt_splits_batches: bool = False  # whether the run may train on fewer examples at a time than a batch has
 
     def __init__(
         self,
@@ -235,29 +238,41 @@ class Trainer:
         self._hp_search_setup(trial)
         make_folder(self.args.output_dir)
         run_dir, processes = self._get_output_dir(trial), self._mt_processes
-        with absent_named(self._mt_what_comes), own_run_folder(run_dir, self.args, processes):
+        with (
+            absent_named(self._mt_what_comes),
+            own_run_folder(run_dir, self.args, processes),
+            supervised(run_dir, processes) as self._mt_supervised,
+        ):
             self._mt_checkpoints, self.is_in_train = Checkpoints(self, run_dir), True
             try:
                 with ending_in_order(self):
                     return self._mt_train(run_dir, resume_from_checkpoint, trial)
             finally:
-                self._mt_run, self.is_in_train = None, False
+                self._mt_run, self._mt_supervised, self.is_in_train = None, None, False
                 self._mt_close_workers()
 
     def _mt_train(self, run_dir: str, resume_from_checkpoint: str | bool | None, trial: Any) -> TrainOutput:
         """Trains the model into `run_dir`, which is this run's alone."""
         trainer_checks.check_same_data(self, self._mt_processes)
-        resume_from = self._mt_processes.first_does(
-            lambda: folders.checkpoint_to_resume(resume_from_checkpoint, run_dir)
-        )
+        supervised = self._mt_supervised
+        is_restarted = supervised is not None and supervised.is_restarted and trial is None
+
+        def find_checkpoint() -> str | None:
+            own = folders.newest_of_run(supervised.run_id, run_dir) if supervised and is_restarted else None
+            return own or folders.checkpoint_to_resume(resume_from_checkpoint, run_dir)
+
+        resume_from = self._mt_processes.first_does(find_checkpoint)
         if self.model_init is not None:  # the optimizer of an earlier run does not know the new model
             self.optimizer = self.lr_scheduler = None
         elif self._created_lr_scheduler:  # a schedule is for one run; the optimizer stays, with what it has learnt
             self.lr_scheduler = None
         self._created_lr_scheduler = False
-        self._train_batch_size, self._mt_examples_at_a_time = sizes_to_begin_with(self.args, resume_from)
+        limit = None if supervised is None or self.args.fsdp else supervised.examples
+        self._train_batch_size, self._mt_examples_at_a_time = sizes_to_begin_with(self.args, resume_from, limit)
+        self._mt_splits_batches = self.args.auto_find_batch_size or limit is not None
         if (report := self._mt_events.report) is not None:
-            report.expect(run_dir, resume_from, draws=run_dir == self.args.output_dir)
+            restarts = [] if supervised is None else supervised.restarts
+            report.expect(run_dir, resume_from, run_dir == self.args.output_dir, restarts)
         with absent_named(self._mt_what_comes), explained(self, TRAINING), prepared_for_training(self):
             run = TrainingRun(self, trial, resume_from)
             if resume_from is not None:
@@ -981,8 +996,9 @@ class Trainer:
             restore_rng(checkpoint, self._mt_processes.rank, self._mt_processes.size)
 
     def _load_callback_state(self) -> None:
-        """Restores the callbacks from `state.stateful_callbacks`, if the arguments ask for it."""
-        if self.args.restore_callback_states_from_checkpoint:
+        """Restores the callbacks from `state.stateful_callbacks`, if the arguments ask for it or after a restart."""
+        is_restarted = self._mt_supervised is not None and self._mt_supervised.is_restarted
+        if self.args.restore_callback_states_from_checkpoint or is_restarted:
             load_callbacks(self._mt_events)
 
     def _rotate_checkpoints(

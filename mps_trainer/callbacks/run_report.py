@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +17,7 @@ from ..utils.text import sentence
 from .overview import examples_in_step
 
 if TYPE_CHECKING:
+    from ..launching.restarts import Restart
     from ..reports.recorder import Recorder
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class RunReport:
     def __init__(self) -> None:
         self._folder: str | None = None
         self._resumed_from: str | None = None
+        self._restarts: Sequence[Restart] = ()
         self._draws = True
         self._trials: list[str] = []  # folders of the search that is going on
         self._recorder: Recorder | None = None
@@ -58,8 +60,11 @@ class RunReport:
         self._decode: Callable[..., str] | None = None  # token ids to text
         self._page_due = math.inf  # when it is written next while the run lasts
 
-    def expect(self, folder: str, resumed_from: str | None, draws: bool = True) -> None:
+    def expect(
+        self, folder: str, resumed_from: str | None, draws: bool = True, restarts: Sequence[Restart] = ()
+    ) -> None:
         """Prepares for a run in `folder`; without `draws` it leaves no page."""
+        self._restarts = restarts
         folder = os.path.abspath(folder)  # a callback may change the working folder
         self._folder, self._resumed_from, self._draws = folder, resumed_from, draws
         self._recorder, self._has_logged_path = None, False
@@ -75,7 +80,7 @@ class RunReport:
         from ..reports.recorder import Recorder
 
         batch = examples_in_step(args, state)
-        self._recorder = Recorder(self._folder, args, state, model, loader, batch, self._resumed_from)
+        self._recorder = Recorder(self._folder, args, state, model, loader, batch, self._resumed_from, self._restarts)
         self._page_due = time.perf_counter() + _RELOAD
         self._decode = getattr(processing_class, "decode", None)
 

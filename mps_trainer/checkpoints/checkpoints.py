@@ -58,6 +58,7 @@ class Checkpoints:
         self.stale: set[str] = set()
         self._trainer = trainer
         self._given, self._working_dir = run_dir, os.getcwd()
+        self._run_id = None if trainer._mt_supervised is None else trainer._mt_supervised.run_id
         self._background: Background[_Result | None] = Background()
         self._unsaved: str | None = None
         self._complete: str | None = None  # a checkpoint on disk that the callbacks have not heard of
@@ -204,7 +205,7 @@ class Checkpoints:
             if positions:
                 with open(os.path.join(unfinished, LOOP_STATE), "w", encoding="utf-8") as file:
                     json.dump({"processes": positions}, file, indent=2)
-            folders.commit(unfinished, folder, state.global_step)
+            folders.commit(unfinished, folder, state.global_step, self._run_id)
 
         write_shards = None if writer.write_shards is None else functools.partial(writer.write_shards, unfinished)
         error = None

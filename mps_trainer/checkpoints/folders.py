@@ -25,13 +25,15 @@ def checkpoint_folder(output_dir: str, step: int) -> str:
     return os.path.join(output_dir, f"checkpoint-{step}")
 
 
-def commit(unfinished: str, folder: str, step: int) -> None:
+def commit(unfinished: str, folder: str, step: int, run: str | None = None) -> None:
     """Turns `unfinished` into the checkpoint `folder`: writes the manifest, flushes to disk, then renames.
+
+    `run` is the id of a run under a supervisor.
 
     Raises:
         OSError: if the disk is full or fails; `folder` is as it was then.
     """
-    manifest.write(unfinished, step, next_save(os.path.dirname(folder)))
+    manifest.write(unfinished, step, next_save(os.path.dirname(folder)), run)
     for path, _, names in os.walk(unfinished):
         for name in (*names, "."):
             manifest.flush(os.path.join(path, name))
@@ -115,6 +117,16 @@ def _newest_whole(output_dir: str) -> str:
         f"No valid checkpoint found in output directory ({output_dir}): all are damaged. {reasons}. Train without "
         "resume_from_checkpoint and with overwrite_output_dir, or name a checkpoint of another folder."
     )
+
+
+def newest_of_run(run: str, output_dir: str) -> str | None:
+    """Returns the newest whole checkpoint in `output_dir` that the run with this id saved; None without one."""
+    own = [folder for folder in find_checkpoints(output_dir) if manifest.entry(folder, "run") == run]
+    for folder in reversed(in_order_of_saving(own)):
+        if (why := manifest.fault(folder)) is None:
+            return folder
+        logger.warning("Skipping %s, which is damaged: %s.", folder, why)
+    return None
 
 
 def next_save(output_dir: str) -> int:

@@ -31,17 +31,20 @@ _IS_READ = re.compile(
 _intact: dict[str, tuple] = {}  # folders without a fault, as they were then: a large checkpoint is not read twice
 
 
-def write(folder: str, step: int, save: int) -> None:
+def write(folder: str, step: int, save: int, run: str | None = None) -> None:
     """Writes the manifest of the files in `folder`. It replaces an existing manifest in one step.
 
     Args:
         step: the step of the run.
         save: the number of the save among those into the same output folder, from 1. It orders checkpoints, which
             the clock does not where it was set back, and the step does not after another run.
+        run: the id of a run under a supervisor, which resumes from its own checkpoints only.
     """
     files = {name: {"size": os.path.getsize(path), "sha256": checksum(path)} for name, path in _files(folder)}
     unfinished = os.path.join(folder, f"{NAME}.tmp")
-    content = {"version": _VERSION, "step": step, "save": save, "written": time.time(), "files": files}
+    content: dict[str, Any] = {"version": _VERSION, "step": step, "save": save, "written": time.time(), "files": files}
+    if run is not None:
+        content["run"] = run
     with open(unfinished, "w", encoding="utf-8") as file:
         json.dump(content, file, indent=2)
     flush(unfinished)
@@ -53,9 +56,11 @@ def renew(folder: str, step: int) -> None:
     path = os.path.join(folder, NAME)
     if os.path.isfile(path) and _intact.get(folder) != _signature(folder):
         number: Any = None
+        run: Any = None
         with contextlib.suppress(MisconfigurationException):  # not read(), which refuses what a callback has added
-            number = read_json(path).get("save")
-        write(folder, step, number if schema.fits(number, schema.Size) else 1)
+            before = read_json(path)
+            number, run = before.get("save"), before.get("run")
+        write(folder, step, number if schema.fits(number, schema.Size) else 1, run)
         note_intact(folder)
 
 
@@ -136,7 +141,7 @@ def entry(folder: str, name: str) -> Any:
     """Returns an entry of the manifest; None if it has none or is damaged.
 
     `save` is the number of the save, which the first releases did not write; `written` the time, in seconds since
-    1970.
+    1970; `run` the id of a run under a supervisor.
     """
     try:
         return read(folder).get(name)

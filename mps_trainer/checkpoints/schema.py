@@ -105,6 +105,7 @@ class Manifest(RequiredManifest, total=False):
     step: Count | None
     save: Size | None
     written: Amount | None
+    run: str | None
 
 
 class WeightsIndex(TypedDict):

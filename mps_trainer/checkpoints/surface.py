@@ -57,6 +57,7 @@ class SavingTrainer(Protocol):
     _mt_precision: MixedPrecision
     _mt_processes: Processes
     _mt_run: Any  # the run under way, None for a checkpoint that is saved by hand
+    _mt_supervised: Any  # the run under way as its supervisor knows it, None without one
 
     @property
     def state(self) -> TrainerState: ...

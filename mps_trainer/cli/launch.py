@@ -16,13 +16,15 @@ from ..launching.hosts import run_on_hosts
 from ..launching.processes import check_machine, check_module, torchrun
 from ..launching.settings import DEFAULTS, PRECISIONS, LaunchSettings, environment, typed
 from ..utils.text import as_line
-from .script import add_script, check_script
+from .script import add_restarts, add_script, check_script
+from .supervisor import supervise
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
     command = commands.add_parser(
         "launch",
         opening="example: mps-trainer launch --mixed_precision bf16 train.py --output_dir out",
+        usage="%(prog)s [FLAG ...] SCRIPT ...",  # the flags below fill a screen
         help="run a script with the settings of `config`",
         description="Run a script like `python SCRIPT ARGUMENTS` with settings from --config_file, `mps-trainer "
         "config` or `accelerate config`. Flags override environment variables, which override the file. The exit "
@@ -42,6 +44,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "the same path on each",
     )
     command.add_argument("--config_file", metavar="FILE", help="a settings file of this command or of Accelerate")
+    add_restarts(command)
     command.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module name, as in python -m")
     add_script(command)
     return command
@@ -76,19 +79,29 @@ def run(arguments: argparse.Namespace) -> int:
     count = settings.num_processes or 1
     is_flag = flags.num_processes is not None or loaded.path is None
     source = f"--num_processes {flags.num_processes}" if is_flag else str(loaded.path)
+    if arguments.restarts and arguments.hosts:
+        raise MisconfigurationException(
+            "--restarts starts a script again on this machine only, and --hosts trains on several. Leave one of the two "
+            "out."
+        )
     if count > 1 and arguments.hosts:
         raise MisconfigurationException(
             f"{source}: {count} processes and --hosts, which starts one on each machine. Leave one of both out."
         )
     if count > 1 or settings.device not in ("auto", "cpu"):  # else torch is not imported
-        alone = {name: value for name, value in environ.items() if name not in (*LAUNCHER_INTEGERS, TASKS)}
-        check_machine(settings, gather_facts(environ=alone), source)
+        unlaunched = {name: value for name, value in environ.items() if name not in (*LAUNCHER_INTEGERS, TASKS)}
+        check_machine(settings, gather_facts(environ=unlaunched), source)
     words = [arguments.script, *arguments.arguments]
     if arguments.hosts:
         return run_on_hosts(arguments.hosts, words, arguments.module, environ)
+    alone = [sys.executable, *(["-m"] if arguments.module else []), *words]
+    if arguments.restarts:
+        again = [sys.executable, "-m", "mps_trainer", "launch", "--num_processes", str(count)]
+        again += ["--config_file", arguments.config_file] if arguments.config_file else []
+        return supervise(alone if count == 1 else [*again, *alone[1:]], arguments.restarts, environ)
     if count == 1:
         sys.stdout.flush()
         sys.stderr.flush()
-        os.execve(sys.executable, [sys.executable, *(["-m"] if arguments.module else []), *words], environ)
+        os.execve(sys.executable, alone, environ)
     os.environ.update(environ)  # torchrun's processes begin with a copy of it
     return torchrun(words, arguments.module, count)

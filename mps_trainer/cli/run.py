@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from typing import Any
 
-from .script import add_script, check_script, run_script
+from .script import add_restarts, add_script, check_script, run_script
+from .supervisor import supervise
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
     command = commands.add_parser(
         "run",
-        opening="example: mps-trainer run train.py --output_dir out",
+        opening="example: mps-trainer run --restarts 3 train.py --output_dir out",
         help="run a script for transformers' Trainer with this one",
         description="Run a script like `python SCRIPT ARGUMENTS`, but with this package's Trainer and "
         "TrainingArguments instead of transformers'. It also works for TRL, sentence-transformers and SetFit. The "
         "script needs no change; `import mps_trainer.replace_transformers` as its first line does the same. The "
-        "exit status is the script's, or 2 if it did not start.",
+        "exit status is the script's, or 2 if it did not start. With --restarts, a run that is killed, crashes or "
+        "runs out of memory resumes from its newest checkpoint; an error of the script ends it.",
     )
+    add_restarts(command)
     add_script(command)
     return command
 
@@ -25,6 +30,9 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the script and returns its exit status."""
     check_script(arguments.script)
+    if arguments.restarts:
+        command = [sys.executable, "-m", "mps_trainer", "run", arguments.script, *arguments.arguments]
+        return supervise(command, arguments.restarts, os.environ)
     from .. import replace_transformers
 
     replace_transformers.replace()  # where an earlier command in this process has undone it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import runpy
@@ -46,10 +47,20 @@ def add_script(command: argparse.ArgumentParser) -> None:
     rest.required = False  # argparse before 3.13 names it beside a SCRIPT that is missing
 
 
-def count(text: str) -> int:
-    """Returns the whole number, of at least 1, that an option is given."""
-    if not (text.isascii() and text.isdecimal() and len(text) < 10) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+def add_restarts(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--restarts",
+        metavar="N",
+        type=functools.partial(count, least=0),
+        default=0,
+        help="resume a run that dies, at most N times (default: 0)",
+    )
+
+
+def count(text: str, least: int = 1) -> int:
+    """Returns the whole number, of at least `least`, that an option is given."""
+    if not (text.isascii() and text.isdecimal() and len(text) < 10) or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
     return int(text)
 
 

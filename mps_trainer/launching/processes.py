@@ -76,7 +76,9 @@ def torchrun(words: Sequence[str], module: bool, count: int) -> int:
     except SignalException as stopped:
         return 128 + int(stopped.sigval)
     except ChildFailedError as failed:
-        rank, failure = failed.get_first_failure()
+        # others fail, too, if one was killed: in the same moment, as torchrun has it
+        killed = [(rank, each) for rank, each in failed.failures.items() if each.exitcode < 0]
+        rank, failure = killed[0] if killed else failed.get_first_failure()
         code = failure.exitcode
         status = code if code >= 0 else 128 + signal.Signals(-code)  # as a shell has it
         print(

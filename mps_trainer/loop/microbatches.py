@@ -38,6 +38,7 @@ class MicrobatchSplitter:
 
     def __init__(self, trainer: TrainerSurface, run_state: RunState, gradients: Gradients, batch_size: int) -> None:
         self.trainer, self.run_state, self.gradients, self.batch_size = trainer, run_state, gradients, batch_size
+        self._has_warned = False
 
     def accumulate(self, train_on: Callable[[list[Any], Any, Any], None], batches: list[Any], num_items: Any) -> None:
         """Calls `train_on(microbatches, num_items, divisors)` with microbatches that fit into memory.
@@ -53,7 +54,8 @@ class MicrobatchSplitter:
             try:
                 train_on(microbatches, num_items, divisors)
             except RuntimeError as error:
-                if not out_of_memory(error) or steps_early:
+                # the other processes have not run out of memory, and exchange no gradients again
+                if not out_of_memory(error) or steps_early or self.trainer._mt_processes.is_distributed:
                     raise
                 self._halve(microbatches, error, self.trainer.state.global_step + 1)
             else:
@@ -96,7 +98,12 @@ class MicrobatchSplitter:
         microbatches: list[Any] = []
         divisors: list[SupportsFloat | None] = []
         for batch, divisor in zip(batches, of_batches, strict=True):
-            several = self.trainer.split_batch(batch, most)
+            try:
+                several = self.trainer.split_batch(batch, most)
+            except UnsplittableBatchError as reason:
+                if not self._has_warned:
+                    logger.warning("A batch of %d examples or more stays whole, and others like it: %s", most, reason)
+                several, self._has_warned = [batch], True
             microbatches += several
             divisors += [divisor] if len(several) == 1 else self._divided(divisor, several)
         return microbatches, divisors
@@ -133,6 +140,8 @@ class MicrobatchSplitter:
             largest if largest > 1 else size,
             most,
         )
+        if self.trainer._mt_supervised is not None:
+            self.trainer._mt_supervised.note(self.trainer.state.global_step, most)
         note = f"Memory ran out. From here on training batches have {most} examples."
         self.trainer._mt_events.note("warning", note)
 
@@ -145,13 +154,21 @@ def _size(batch: Any) -> int | None:
         return find_batch_size(batch)
 
 
-def sizes_to_begin_with(args: TrainingArguments, resume_from: str | None) -> tuple[int, int | None]:
+def sizes_to_begin_with(
+    args: TrainingArguments, resume_from: str | None, limit: int | None = None
+) -> tuple[int, int | None]:
     """Returns the examples in a batch of the loader, and how many fit at a time if that is known to be fewer.
 
     They are what the arguments say, and what `auto_find_batch_size` had found when the checkpoint was made. A run of
     transformers' Trainer makes the loader's batches smaller instead, and goes on so.
+
+    Args:
+        limit: most examples at a time, after a restart because of memory.
     """
     asked = args.train_batch_size
+    if limit is not None:
+        saved = None if resume_from is None else read_position(resume_from).get(EXAMPLES_AT_A_TIME)
+        return asked, min(limit, saved or limit)
     if resume_from is None or not args.auto_find_batch_size:
         return asked, None
     found = read_state(resume_from).get("train_batch_size")

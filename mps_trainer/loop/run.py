@@ -88,7 +88,7 @@ class TrainingRun:
         self.history = BatchHistory(self.loader, self.plan, in_order)
         self.nonfinite = NonFiniteReporter(self.meter.watch, self.history, self.events, args.mixed_precision)
         self.splitter, self.stop_on_nan = None, None
-        if args.auto_find_batch_size:
+        if trainer._mt_splits_batches:
             batch_size = trainer._train_batch_size
             self.splitter = MicrobatchSplitter(trainer, self.run_state, self.gradients, batch_size)
         if args.stop_on_nan:
@@ -186,6 +186,7 @@ class TrainingRun:
         )
         self.trainer._mt_processes.waiting_shares(0)
         self.start_time = time.time()
+        self.note_progress()
         self.gradients.clear()
         self.events.fire("on_train_begin")
         for text in self.trainer._mt_overrides.texts():
@@ -296,6 +297,10 @@ class TrainingRun:
             if i < last and (i + 1) % self.batches_in_one == 0:
                 self.events.fire("on_substep_end")
 
+    def note_progress(self) -> None:
+        if (supervised := self.trainer._mt_supervised) is not None:
+            supervised.note(self.trainer.state.global_step, self.trainer.state.train_batch_size)
+
     def zero_gradient_backward(self, batch: Any, num_items: Any) -> None:
         """Runs a backward pass with zero gradients, where this process has no loss and the others wait for it."""
         zero_gradient_backward(
@@ -327,6 +332,7 @@ class TrainingRun:
             trainer.lr_scheduler.step()
         self.gradients.clear()
         trainer.state.global_step = step + 1
+        self.note_progress()
         trainer.state.epoch = self.plan.progress(state.epoch, state.batches)
 
     def log_evaluate_save(self) -> None:

@@ -25,7 +25,7 @@ class RunState:
         update_start: the batches of the epoch before the update under way.
         epoch_has_ended: True between the end of an epoch and the begin of the next.
         postponed: of "evaluate" and "save", what a signal prevented after the last step.
-        examples_at_a_time: how many fit into memory, where `auto_find_batch_size` has halved batches; else None.
+        examples_at_a_time: how many fit into memory, where batches were halved; else None.
         grad_norm, learning_rate: of the last update.
         first_step: the step after which this run began or resumed.
     """
@@ -53,7 +53,7 @@ class RunState:
             "epoch": self.epoch,
             "batches": self.batches,
             "postponed": self.postponed,
-            **({EXAMPLES_AT_A_TIME: self.examples_at_a_time} if self.trainer.args.auto_find_batch_size else {}),
+            **({EXAMPLES_AT_A_TIME: self.examples_at_a_time} if self.trainer._mt_splits_batches else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from ..callbacks.events import Events
 from ..checkpoints.checkpoints import Checkpoints
 from ..distributed import Processes
 from ..guards.memory import MemoryGuard
+from ..guards.supervised import SupervisedRun
 from ..model.precision import MixedPrecision
 from ..training_args import TrainingArguments
 from ..utils.overrides import Overrides
@@ -40,6 +41,8 @@ class TrainerSurface(Protocol):
     _train_batch_size: int
     _trial: Any
     _mt_examples_at_a_time: int | None
+    _mt_splits_batches: bool
+    _mt_supervised: SupervisedRun | None
     _mt_loss: UpdateLoss
     _mt_memory_guard: MemoryGuard | None
     _mt_overrides: Overrides

@@ -62,8 +62,8 @@ def _resume(trainer: TrainerSurface, folder: str) -> None:
     except ImportError:  # a method of transformers' Trainer in the first releases of 5
         pass
     else:
-        # auto_find_batch_size resumes with another size by itself
-        if state.train_batch_size is not None and not trainer.args.auto_find_batch_size:
+        # a run that splits batches resumes with another size by itself
+        if state.train_batch_size is not None and not trainer._mt_splits_batches:
             compare_trainer_and_checkpoint_args(trainer.args, state)
     state.stateful_callbacks = callbacks
     try:

@@ -98,7 +98,11 @@ def breaks_of(record: RunRecord) -> list[Break]:
 
 
 # The lanes of the time line below that of training, with the kinds of events in each
-_LANES = {"evaluations": ("evaluation",), "checkpoints": ("checkpoint",), "faults": ("fault", "stop", "warning")}
+_LANES = {
+    "evaluations": ("evaluation",),
+    "checkpoints": ("checkpoint",),
+    "faults": ("fault", "stop", "restart", "warning"),
+}
 
 
 def draw_time_line(record: RunRecord) -> str:

@@ -7,7 +7,8 @@ import re
 import sys
 import time
 import warnings
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -17,15 +18,20 @@ from ..errors import MisconfigurationException
 from ..guards.memory import measure
 from ..version import __version__
 from . import record, run_facts
+from .formatting import date
 from .record import FAILED, FINISHED, RUNNING, STEP, STOPPED, Event, RunRecord, Session
 from .redaction import readable, rules_of
+
+if TYPE_CHECKING:
+    from ..launching.restarts import Restart
 
 _APART = 0.25  # seconds between two looks at clock and memory, however often is logged
 _MARKS = 4000  # after which every other one is dropped, and those to come are twice as far apart
 _RUNTIME = "_runtime"
 _WARNINGS = 100  # that are kept of a session
 _SAVED_APART = 5.0  # seconds between two savings of the record at checkpoints
-_LASTING = ("begin", "resume", "warning", "fault", "stop")  # kinds of events that stay when their steps are made again
+# Kinds of events that stay when their steps are made again
+_LASTING = ("begin", "restart", "resume", "warning", "fault", "stop")
 
 
 class Recorder:
@@ -37,10 +43,19 @@ class Recorder:
         folder: the folder of the run's files.
         resumed_from: the checkpoint that the run is resumed from.
         batch: examples in an update of all processes.
+        restarts: those of the run.
     """
 
     def __init__(
-        self, folder: str, args: Any, state: Any, model: Any, loader: Any, batch: int, resumed_from: str | None = None
+        self,
+        folder: str,
+        args: Any,
+        state: Any,
+        model: Any,
+        loader: Any,
+        batch: int,
+        resumed_from: str | None = None,
+        restarts: Sequence[Restart] = (),
     ) -> None:
         self.folder, self.state, self.ended = folder, state, False
         self._args, self._model, self._loader, self._batch = args, model, loader, batch
@@ -58,6 +73,11 @@ class Recorder:
         self.session = Session(state.global_step, self.record.seconds, time.time())
         self.record.sessions.append(self.session)
         self._set_outcome(RUNNING, "")
+        noted = {event.text for event in self.record.events}
+        for restart in restarts:
+            text = readable(f"{date(restart.time)} ({restart.number}): the run {restart}")
+            if text not in noted:
+                self.note("restart", restart.progress.step if restart.progress else 0, text)
         if resumed_from is None:
             self.note("begin", state.global_step)
         else:

@@ -28,6 +28,7 @@ class FakeTrainer:
         self._mt_overrides, self._mt_precision = Overrides(), SimpleNamespace(scaler=None)
         self._mt_processes, self._mt_savable_logs = Processes(), SavableLogs()
         self._mt_run: Any = None
+        self._mt_supervised = None
         self._mt_events = Events(self)
         self._mt_events.handler = CallbackHandler([], self.model, None, self.optimizer, self.lr_scheduler)
         self._mt_events.note = lambda kind, text="": self.notes.append((kind, text))  # type: ignore[method-assign]

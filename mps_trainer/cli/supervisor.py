@@ -1,0 +1,166 @@
+"""Runs a command that trains, and starts it again when it dies."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from ..launching.restarts import (
+    ERROR,
+    PROGRESS,
+    End,
+    Progress,
+    Restart,
+    Supervision,
+    announcement,
+    decide,
+    pause,
+    progress_of,
+)
+from ..reports.record import NAME, PAGE, is_foreign
+
+PAUSE = "MPS_TRAINER_RESTART_PAUSE"  # seconds before the first restart, which tests shorten
+_FORWARDED = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name)]
+# As in checkpoints.folders, which loads torch: a supervisor needs little memory.
+_LEFT_OVER = re.compile(r"\.mps_trainer\.lock|tmp-checkpoint-.*")
+
+
+def supervise(command: Sequence[str], most: int, environ: Mapping[str, str]) -> int:
+    """Runs `command`, starts it again up to `most` times when it dies, and returns its exit status.
+
+    SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to it, and end the run.
+    """
+    first_pause, restarts = float(environ.get(PAUSE, 1)), list[Restart]()
+    with tempfile.TemporaryDirectory(prefix="mps-trainer-") as notes, Child.forwarding_signals() as child:
+        name = uuid.uuid4().hex
+        while True:
+            supervision = Supervision(name, most, tuple(restarts), notes)
+            for note in (PROGRESS, ERROR):
+                Path(notes, note).unlink(missing_ok=True)
+            status = child.run(command, {**environ, **supervision.variables()})
+            shell_status = status if status >= 0 else 128 - status
+            if child.signum is not None:
+                return shell_status
+            decision = decide(read_end(status, notes), restarts, most, time.time())
+            if isinstance(decision, str):
+                if decision:
+                    _say(decision)
+                return shell_status
+            child.end_group()  # workers of a run that was killed hold memory for a while
+            checkpoint = None
+            if (progress := decision.progress) is not None:
+                checkpoint = newest_checkpoint(progress.folder, f"{name}:{progress.call}")
+                if checkpoint is None and progress.was_empty:
+                    clear(progress.folder)
+            seconds = pause(decision.number, first_pause)
+            _say(announcement(decision, most, seconds, checkpoint))
+            if child.signalled.wait(seconds):
+                return 128 + int(child.signum or 0)
+            restarts.append(decision)
+
+
+class Child:
+    """The process of a command, in a session of its own: Ctrl-C in a terminal reaches it once, by way of this one.
+
+    Attributes:
+        signum: the first signal that was passed on, None while there was none.
+        signalled: set once there was one.
+    """
+
+    def __init__(self) -> None:
+        self.signum: int | None = None
+        self.signalled = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    @contextlib.contextmanager
+    def forwarding_signals(cls) -> Iterator[Child]:
+        """Passes signals on to the child inside, except those that are ignored, as SIGHUP under nohup."""
+        child = cls()
+        before = {signum: signal.getsignal(signum) for signum in _FORWARDED}
+        try:
+            for signum, handler in before.items():
+                if handler != signal.SIG_IGN:
+                    signal.signal(signum, child._pass_on)
+            yield child
+        finally:
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+
+    def run(self, command: Sequence[str], environ: Mapping[str, str]) -> int:
+        """Runs `command` to its end and returns its status."""
+        self._process = subprocess.Popen(command, env=dict(environ), start_new_session=True)
+        if self.signum is not None:  # it came while the process was being started
+            self._send(self.signum)
+        return self._process.wait()
+
+    def end_group(self) -> None:
+        """Kills the processes that the last child has left in its group."""
+        if self._process is not None and os.name != "nt":
+            with contextlib.suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _pass_on(self, signum: int, frame: FrameType | None) -> None:
+        self.signum = self.signum or signum
+        self.signalled.set()
+        self._send(signum)
+
+    def _send(self, signum: int) -> None:
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(OSError):  # it has ended
+            if signum == signal.SIGTERM or os.name == "nt":
+                process.send_signal(signum)
+            else:  # a terminal sends it to the whole group
+                os.killpg(process.pid, signum)
+
+
+def read_end(status: int, notes: str) -> End:
+    """Returns the end of a process with the notes that it left."""
+    error, progress = Path(notes, ERROR), Path(notes, PROGRESS)
+    written: Progress | None = None
+    if progress.exists():
+        with contextlib.suppress(ValueError):  # it was killed while it wrote its first note
+            written = progress_of(json.loads(progress.read_text(encoding="utf-8")))
+    return End(status, error.read_text(encoding="utf-8") if error.exists() else "", written)
+
+
+def newest_checkpoint(folder: str, run: str) -> str | None:
+    """Returns the checkpoint in `folder` that the run saved last, by the manifests alone; None without one."""
+    saves = {}
+    for path in glob.glob(os.path.join(glob.escape(folder), "checkpoint-*", "manifest.json")):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            if content.get("run") == run:
+                saves[int(content["save"])] = os.path.dirname(path)
+    return os.path.relpath(saves[max(saves)]) if saves else None
+
+
+def clear(folder: str) -> None:
+    """Removes what a run without a checkpoint left in `folder`, as scripts refuse a folder that is not empty."""
+    for name in os.listdir(folder):
+        path = os.path.join(folder, name)
+        if os.path.isdir(path) and _LEFT_OVER.fullmatch(name):
+            shutil.rmtree(path, ignore_errors=True)
+        elif _LEFT_OVER.fullmatch(name) or (name in (NAME, PAGE) and not is_foreign(path)):
+            with contextlib.suppress(OSError):
+                os.remove(path)
+
+
+def _say(text: str) -> None:
+    print(f"mps-trainer: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,121 @@
+"""Notes the progress of a run for `mps-trainer --restarts`, and tells a restarted run where to go on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from io import FileIO
+
+import psutil
+
+from ..checkpoints import folders
+from ..distributed.processes import Processes
+from ..launching.restarts import ERROR, GPU, MEMORY, OTHER, PROGRESS, Progress, Restart, Supervision
+from .out_of_memory import out_of_memory
+
+_GPU_FAULT = "MPS command buffer execution failed"  # torch 2.15; a RuntimeError
+_NO_MEMORY = ("Insufficient Memory", "OutOfMemory")  # Metal's own words in it
+_LENGTH = 4096  # of the note, which is written at one place in the file at each step
+
+_calls: Counter[tuple[str, str]] = Counter()  # of train(), by supervisor and folder
+
+
+class SupervisedRun:
+    """One call of `Trainer.train` under a supervisor: `mps-trainer --restarts`, or torchrun.
+
+    Attributes:
+        run_id: stands in the manifests of its checkpoints, and is the same in each process that repeats the call.
+        restarts: those that the record of the run shows.
+        is_restarted: True if it goes on from its newest checkpoint.
+        examples: most examples in a batch, None without a limit.
+    """
+
+    def __init__(self, supervision: Supervision, folder: str, processes: Processes) -> None:
+        folder = os.path.abspath(folder)
+        call = _calls[supervision.id, folder]
+        _calls[supervision.id, folder] += 1
+        self.run_id = f"{_unique(supervision.id)}:{call}"
+        self.is_restarted, self.examples = bool(supervision.restarts), supervision.examples(folder)
+        self.restarts = [each for each in supervision.restarts if _is_of(each, folder, call)]
+        self._notes = supervision.notes
+        self._file: FileIO | None = None
+        if self._notes is not None and processes.is_first:
+            with contextlib.suppress(FileNotFoundError):  # of a call before this one
+                os.remove(os.path.join(self._notes, ERROR))
+            self._file = FileIO(os.path.join(self._notes, PROGRESS), "w")
+            was_empty = not os.path.isdir(folder) or all(map(folders.is_left_over, os.listdir(folder)))
+            self._progress = Progress(folder, call, was_empty=was_empty)
+            self._write()
+
+    def note(self, step: int, examples: int) -> None:
+        """Notes the steps that are done, and the examples in a batch. It costs about 10 µs."""
+        if self._file is not None:
+            self._progress = replace(self._progress, step=step, examples=examples)
+            self._write()
+
+    def end(self, error: BaseException | None) -> None:
+        """Notes that the call has returned or raised `error`; of several processes the first error counts."""
+        if self._notes is not None and error is not None:
+            with contextlib.suppress(OSError), open(os.path.join(self._notes, ERROR), "x", encoding="utf-8") as file:
+                file.write(kind_of(error))
+        if self._file is not None:
+            self._progress = replace(self._progress, in_training=error is not None)
+            self._write()
+            self._file.close()
+            self._file = None
+
+    def _write(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # the disk is full: training goes on
+                self._file.seek(0)
+                self._file.write(json.dumps(asdict(self._progress)).ljust(_LENGTH).encode())
+
+
+@contextlib.contextmanager
+def supervised(folder: str, processes: Processes) -> Iterator[SupervisedRun | None]:
+    """Yields the supervised run in `folder`, and notes its end; None without a supervisor."""
+    supervision = Supervision.of(os.environ)
+    run = None if supervision is None else SupervisedRun(supervision, folder, processes)
+    try:
+        yield run
+    except BaseException as error:
+        if run is not None:
+            run.end(error)
+        raise
+    if run is not None:
+        run.end(None)
+
+
+def kind_of(error: BaseException) -> str:
+    """Returns MEMORY or GPU if `error` or one of its causes is such a fault, else OTHER."""
+    seen: BaseException | None = error
+    while seen is not None:
+        is_gpu_fault = isinstance(seen, RuntimeError) and _GPU_FAULT in str(seen)
+        is_memory = is_gpu_fault and any(word in str(seen) for word in _NO_MEMORY)
+        if is_memory or isinstance(seen, MemoryError) or out_of_memory(seen):
+            return MEMORY
+        if is_gpu_fault:
+            return GPU
+        seen = seen.__cause__
+    return OTHER
+
+
+def _is_of(restart: Restart, folder: str, call: int) -> bool:
+    """Returns True if the run in `folder` died, or the process did before any run began."""
+    died = restart.progress
+    return died is None or (died.folder, died.call) == (folder, call)
+
+
+def _unique(supervisor: str) -> str:
+    """Returns the id, or one made of the parent process for torchrun's default id, which all runs have."""
+    if supervisor != "none":
+        return supervisor
+    try:
+        parent = psutil.Process(os.getppid())
+        return f"{parent.pid}-{parent.create_time()}"
+    except psutil.Error:
+        return str(os.getppid())

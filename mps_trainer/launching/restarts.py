@@ -1,0 +1,185 @@
+"""Decides whether a run that died is started again, and how. Pure: facts in, decisions out."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+VARIABLE = "MPS_TRAINER_RESTARTS"  # a Supervision as JSON, for the process that trains
+PROGRESS, ERROR = "progress.json", "error.txt"  # the notes of the processes that train
+MEMORY, GPU, OTHER = "memory", "gpu", "other"  # errors of a run
+
+LONGEST_PAUSE = 60  # seconds
+_LAST_STATUS = 128 + 64  # a status above 128 is 128 plus the number of a signal, as in shells
+# Someone asked for the end of the run with these.
+_REQUESTS = {signal.SIGINT, signal.SIGTERM, *(getattr(signal, name, signal.SIGTERM) for name in ("SIGHUP", "SIGQUIT"))}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The last note of a process about its current call of `Trainer.train`.
+
+    Attributes:
+        folder: the folder of the run's checkpoints.
+        call: the number of the call among those of the process that train into `folder`, from 0.
+        step: the optimizer steps that are done.
+        examples: in a batch of one process.
+        in_training: False once the call has returned.
+        was_empty: True if the folder had no files when the call began.
+    """
+
+    folder: str
+    call: int = 0
+    step: int = 0
+    examples: int = 1
+    in_training: bool = True
+    was_empty: bool = False
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of a process.
+
+    Attributes:
+        status: its exit status; negative for a signal, or 128 plus its number from a launcher.
+        error: MEMORY, GPU or OTHER for an error that a call of `train` raised, "" without one.
+        progress: None if no call of `train` began.
+    """
+
+    status: int
+    error: str = ""
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True)
+class Restart:
+    """A start after a death.
+
+    Attributes:
+        number: from 1.
+        cause: how the run died, as a clause without its subject.
+        progress: of the process that died.
+        examples: most examples in a batch of the run in `progress.folder` from here on; None: no change.
+        time: in seconds since 1970.
+    """
+
+    number: int
+    cause: str
+    progress: Progress | None = None
+    examples: int | None = None
+    time: float = 0.0
+
+    def __str__(self) -> str:
+        if self.progress is None:
+            return self.cause  # torchrun tells no more, and before training there is no step
+        step = self.progress.step
+        return f"{self.cause} {f'after step {step}' if step else 'before its first step'}"
+
+
+@dataclass(frozen=True)
+class Supervision:
+    """Describes the supervisor of a process that trains.
+
+    Attributes:
+        id: the same for all processes of one supervisor.
+        most: the most restarts.
+        restarts: those so far, or the last of them.
+        notes: the folder for notes to the supervisor; None if it reads none.
+    """
+
+    id: str
+    most: int
+    restarts: tuple[Restart, ...] = ()
+    notes: str | None = None
+
+    def variables(self) -> dict[str, str]:
+        return {VARIABLE: json.dumps(asdict(self))}
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Supervision | None:
+        """Returns what the environment says of `mps-trainer --restarts` or torchrun; None without them."""
+        if VARIABLE in environ:
+            values = json.loads(environ[VARIABLE])
+            restarts = [{**each, "progress": progress_of(each["progress"])} for each in values.pop("restarts")]
+            return cls(**values, restarts=tuple(Restart(**each) for each in restarts))
+        if "TORCHELASTIC_RUN_ID" not in environ:
+            return None
+        number, most = (int(environ.get(f"TORCHELASTIC_{name}", 0)) for name in ("RESTART_COUNT", "MAX_RESTARTS"))
+        cause = "ended in one of its processes, and torchrun started them again"
+        last = (Restart(number, cause, time=time.time()),) if number else ()
+        return cls(environ["TORCHELASTIC_RUN_ID"], most, last)
+
+    def examples(self, folder: str) -> int | None:
+        """Returns the most examples in a batch of the run in `folder`; None if there is no limit."""
+        limits = [each.examples for each in self.restarts if each.progress and each.progress.folder == folder]
+        return min((limit for limit in limits if limit is not None), default=None)
+
+
+def progress_of(values: Mapping[str, object] | None) -> Progress | None:
+    return None if values is None else Progress(**values)  # type: ignore[arg-type]  # written by asdict()
+
+
+def decide(end: End, restarts: Sequence[Restart], most: int, now: float = 0.0) -> Restart | str:
+    """Returns the restart after `end`, or the reason for none: "" where the run ended by itself.
+
+    A run starts again after a signal, a GPU fault, or too little memory, and if it ended in the middle of training
+    without an error. It does not after an error of the script, or if it died twice in a row at the same step.
+    """
+    found = _cause(end)
+    if found is None:
+        return ""
+    cause, is_memory = found
+    half = -(-end.progress.examples // 2) if is_memory and end.progress and end.progress.examples > 1 else None
+    restart = Restart(len(restarts) + 1, cause, end.progress, half, now)
+    if restarts and _place(restarts[-1].progress) == _place(end.progress):
+        return f"the run {restart}, as the last time. It is not started again, because it makes no progress."
+    if len(restarts) >= most:
+        again = f"{most} restarts are used up" if most > 1 else "the one restart is used up"
+        return f"the run {restart}, and {again}."
+    return restart
+
+
+def pause(number: int, first: float = 1.0) -> float:
+    """Returns the seconds before a restart; each pause is twice as long as the one before."""
+    return min(first * 2 ** (number - 1), LONGEST_PAUSE)
+
+
+def announcement(restart: Restart, most: int, seconds: float, checkpoint: str | None) -> str:
+    """Returns the line about a restart that resumes from `checkpoint`, or begins like the first start without one."""
+    way_on = f"from {checkpoint}" if checkpoint else "as the script begins, because it has no checkpoint yet"
+    smaller = ""
+    if restart.examples is not None:
+        smaller = f" It trains on {restart.examples} examples at a time; an update has as many as before."
+    return f"the run {restart}. Restart {restart.number} of {most} in {seconds:g} s: it starts {way_on}.{smaller}"
+
+
+def _cause(end: End) -> tuple[str, bool] | None:
+    """Returns how a run died and whether memory was the reason; None if it ended or the script failed."""
+    signum = -end.status if end.status < 0 else end.status - 128 if 128 < end.status <= _LAST_STATUS else 0
+    if end.status == 0 or signum in _REQUESTS:
+        return None
+    if end.error == MEMORY:
+        return "ran out of memory", True
+    if end.error == GPU:
+        return "died of a GPU fault", False
+    if signum == getattr(signal, "SIGKILL", 9):
+        return "was killed (SIGKILL, which a system short of memory sends)", True
+    if signum:
+        return f"died of {_name(signum)}", False
+    if end.progress is not None and end.progress.in_training and not end.error:
+        return f"ended with status {end.status} and no error", False
+    return None
+
+
+def _name(signum: int) -> str:
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
+
+def _place(progress: Progress | None) -> tuple[str, int, int] | None:
+    return None if progress is None else (progress.folder, progress.call, progress.step)

@@ -1,0 +1,145 @@
+"""Processes that die, and are started again. A shell takes the place of the script."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from dataclasses import asdict
+
+import psutil
+import pytest
+
+from mps_trainer.cli.supervisor import PAUSE, clear, newest_checkpoint, supervise
+from mps_trainer.launching.restarts import PROGRESS, VARIABLE, Progress
+
+# $number is that of the start, $notes the folder for notes; `at STEP` notes a step of a run.
+BEGIN = f"""
+echo >> starts
+number=$(($(wc -l < starts)))
+notes=$(printf %s "${VARIABLE}" | sed 's/.*"notes": "\\([^"]*\\)".*/\\1/')
+at() {{ printf '{{"folder": "%s/out", "step": %s, "examples": 8}}' "$PWD" "$1" > "$notes/{PROGRESS}"; }}
+"""
+
+
+@pytest.fixture
+def shell(tmp_path, monkeypatch):
+    """Supervises a shell with this text; returns the exit status and the number of starts."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(text: str, most: int = 3, pause: float = 0.01) -> tuple[int, int]:
+        status = supervise(["/bin/sh", "-c", BEGIN + text], most, {**os.environ, PAUSE: str(pause)})
+        return status, len((tmp_path / "starts").read_text())
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("death", "said"),
+    [
+        ("kill -KILL $$", "was killed (SIGKILL, which a system short of memory sends) after step 5."),
+        ("kill -ABRT $$", "died of SIGABRT after step 5."),
+        ("exit 3", "ended with status 3 and no error after step 5."),
+        ("printf memory > $notes/error.txt; exit 1", "ran out of memory after step 5."),
+        ("printf gpu > $notes/error.txt; exit 1", "died of a GPU fault after step 5."),
+    ],
+)
+def test_a_process_that_dies_is_started_again(shell, capsys, death, said):
+    assert shell(f'at 5; [ "$number" = 2 ] && exit 0; {death}') == (0, 2)
+    err = capsys.readouterr().err
+    assert err.startswith(f"mps-trainer: the run {said} Restart 1 of 3 in 0.01 s: ")
+    assert err.count("\n") == 1
+    assert ("It trains on 4 examples at a time" in err) == ("memory" in said)
+
+
+@pytest.mark.parametrize("status", [0, 1, 2])
+def test_a_script_that_ends_before_training_is_started_once(shell, capsys, status):
+    assert shell(f"exit {status}") == (status, 1)
+    assert capsys.readouterr().err == ""
+
+
+def test_an_error_of_the_script_ends_the_run(shell, capsys):
+    assert shell("at 5; printf other > $notes/error.txt; exit 1") == (1, 1)
+    assert capsys.readouterr().err == ""
+
+
+def test_notes_of_the_process_before_do_not_count(shell):
+    assert shell('[ "$number" = 2 ] && exit 1; at 5; printf gpu > $notes/error.txt; exit 1') == (1, 2)
+
+
+def test_a_run_without_progress_ends(shell, capsys):
+    assert shell("at 5; kill -KILL $$", most=9) == (137, 2)
+    assert capsys.readouterr().err.endswith("It is not started again, because it makes no progress.\n")
+
+
+def test_a_run_with_progress_ends_when_restarts_are_used_up(shell, capsys):
+    assert shell("at $number; kill -SEGV $$", most=2) == (139, 3)
+    assert capsys.readouterr().err.endswith("after step 3, and 2 restarts are used up.\n")
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_is_passed_on_and_ends_the_run(shell, capsys, tmp_path, signum, status):
+    def send():
+        while not (tmp_path / "ready").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signum)
+
+    before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    sender = threading.Thread(target=send)
+    sender.start()
+    # the shell waits in the background: it would run the trap only when a command has ended
+    text = f"trap 'echo saved >> out.txt; exit {status}' INT TERM; at 5; touch ready; sleep 5 & wait $!"
+    assert shell(text) == (status, 1)
+    sender.join()
+    assert (tmp_path / "out.txt").read_text() == "saved\n"  # once
+    assert capsys.readouterr().err == ""
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
+
+
+def test_a_signal_during_a_pause_ends_the_run(shell, tmp_path):
+    def send():
+        while not (tmp_path / "starts").exists():
+            time.sleep(0.01)
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    assert shell("kill -ABRT $$", pause=60) == (143, 1)
+    sender.join()
+
+
+def test_workers_of_a_dead_run_are_ended(shell, tmp_path):
+    assert shell('[ "$number" = 2 ] && exit 0; sleep 60 & echo $! > worker; kill -KILL $$') == (0, 2)
+    worker = int((tmp_path / "worker").read_text())
+    assert not psutil.pid_exists(worker) or psutil.Process(worker).status() == psutil.STATUS_ZOMBIE
+
+
+def test_newest_checkpoint_is_one_of_the_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for step, run, save in ((2, "a:0", 1), (9, "b:0", 2), (4, "a:0", 4), (6, "a:0", 3)):
+        folder = tmp_path / "out" / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text(json.dumps({"run": run, "save": save}))
+    (tmp_path / "out" / "checkpoint-8").mkdir()
+    (tmp_path / "out" / "checkpoint-8" / "manifest.json").write_text("{")
+    assert newest_checkpoint(str(tmp_path / "out"), "a:0") == "out/checkpoint-4"
+    assert newest_checkpoint(str(tmp_path / "out"), "c:0") is None
+    assert newest_checkpoint(str(tmp_path / "none"), "a:0") is None
+
+
+def test_what_a_run_left_is_cleared_for_scripts_that_refuse_a_full_folder(shell, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "tmp-checkpoint-3").mkdir()
+    for name, text in ((".mps_trainer.lock", ""), ("run_record.json", '{"generator": "mps_trainer report"}')):
+        (out / name).write_text(text)
+    for name in ("report.html", "notes.txt"):
+        (out / name).write_text("mine")
+    progress = json.dumps(asdict(Progress(str(out), was_empty=True)))
+    assert shell(f"""[ "$number" = 2 ] && exit 0; printf %s '{progress}' > $notes/{PROGRESS}; kill -ABRT $$""")[1] == 2
+    assert sorted(path.name for path in out.iterdir()) == ["notes.txt", "report.html"]
+    clear(str(out))
+    assert len(list(out.iterdir())) == 2

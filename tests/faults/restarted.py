@@ -1,0 +1,82 @@
+"""The script of `tests.faults.restarts`: written for transformers' Trainer, it says nothing of resuming.
+
+Arguments: a folder, a variant and a device of `tests.faults.training`, and faults as JSON, one for each start: a kind
+and the number of the operator at which it happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mps_trainer.simulator import simulated_mps  # before torch, so that its build for CUDA can simulate the device
+
+# isort: split
+import torch
+from safetensors.torch import save_file
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mps_trainer.launching.restarts import Supervision
+from tests.faults import training
+
+OUTCOME, WEIGHTS = "outcome.json", "weights.safetensors"
+NO_MEMORY = "MPS backend out of memory (MPS allocated: 1.00 GiB, other allocations: 1.00 MiB, max allowed: 1.00 GiB)."
+GPU_FAULT = "MPS command buffer execution failed: Caused GPU Timeout Error (kIOGPUCommandBufferCallbackErrorTimeout)"
+
+
+def raise_error(message: str) -> None:
+    raise RuntimeError(message)
+
+
+FAULTS: dict[str, Callable[[], Any]] = {
+    "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "SIGABRT": os.abort,
+    "exit": lambda: os._exit(3),
+    "memory": lambda: raise_error(NO_MEMORY),
+    "GPU fault": lambda: raise_error(GPU_FAULT),
+}
+OF_MEMORY = ("SIGKILL", "memory")  # after these, the run trains on half the examples at a time
+
+
+class Faulty(TorchDispatchMode):
+    """Counts operators, and lets a fault happen at one of them."""
+
+    def __init__(self, kind: str | None = None, at: int = 0) -> None:
+        super().__init__()
+        self.kind, self.at, self.count = kind, at, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        if self.kind is not None and self.count == self.at:
+            FAULTS[self.kind]()
+        return func(*args, **(kwargs or {}))
+
+
+def main(folder: Path, variant: str, device: str, faults: list[tuple[str, int]], has_dropout: bool) -> None:
+    import mps_trainer.replace_transformers  # noqa: F401 - `mps-trainer launch` leaves that to the script
+
+    supervision = Supervision.of(os.environ)
+    start = 0 if supervision is None else len(supervision.restarts)
+    torch.set_num_threads(1)
+    with contextlib.ExitStack() as stack:
+        if device == "mps":
+            stack.enter_context(simulated_mps())
+        trainer = training._trainer("transformers", folder / "out", training.VARIANTS[variant], device)
+        assert type(trainer).__module__ == "mps_trainer.trainer"
+        if not has_dropout:  # the elements that it drops depend on the examples in a batch
+            trainer.model.dropout.p = 0.0
+        with Faulty(*faults[start] if start < len(faults) else ()) as faulty:
+            trainer.train()
+        result = {**training.outcome(trainer), "operators": faulty.count, "starts": start + 1}
+        save_file({name: tensor.cpu() for name, tensor in trainer.model.state_dict().items()}, folder / WEIGHTS)
+    (folder / OUTCOME).write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], json.loads(sys.argv[4]), sys.argv[5] == "dropout")

@@ -1,0 +1,75 @@
+"""Runs that die at random under `mps-trainer run --restarts` end as undisturbed ones."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from mps_trainer.cli.supervisor import PAUSE
+from mps_trainer.simulator import SimulatorUnavailableError
+from mps_trainer.simulator.build import load_extension
+from tests import HUNG_AFTER
+from tests.cli.test_doctor import run as command
+from tests.faults.restarted import FAULTS
+from tests.faults.restarts import KINDS, Series, Trial, run
+
+BAD_SCRIPTS = {
+    "import": ("import of_nowhere", 1, "ModuleNotFoundError: No module named 'of_nowhere'"),
+    "flag": ("import argparse; argparse.ArgumentParser(prog='it').parse_args(['--wrong'])", 2, "--wrong"),
+    "data": ("from mps_trainer import Trainer\nTrainer().train()", 1, "MisconfigurationException"),
+}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_runs_that_die_at_random_end_as_undisturbed_ones(device):
+    if device == "mps":
+        try:
+            load_extension()
+        except SimulatorUnavailableError as error:
+            pytest.skip(str(error))
+    words = [sys.executable, "-m", "tests.faults.restarts", "--trials", "4", "--device", device, "--seed", "1"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=HUNG_AFTER)
+    assert f"4 of 4 ended as without faults on {device}" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0
+    assert int(re.search(r"(\d+) starts;", done.stdout)[1]) >= 8
+
+
+@pytest.mark.integration
+def test_run_that_leaves_without_an_error_starts_again(tmp_path):
+    done = run(tmp_path / "run", "plain", "cpu", [("exit", 900)], True, 1)
+    assert done.returncode == 0, done.stderr
+    assert "mps-trainer: the run ended with status 3 and no error after step" in done.stderr
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("bad", BAD_SCRIPTS)
+def test_bad_script_ends_after_one_try_with_its_own_error(tmp_path, bad):
+    text, status, said = BAD_SCRIPTS[bad]
+    (tmp_path / "bad.py").write_text(f"print('begun')\n{text}\n")
+    done = command("run", "--restarts", "3", str(tmp_path / "bad.py"), **{PAUSE: "0.01"})
+    assert (done.returncode, done.stdout) == (status, "begun\n")
+    assert said in done.stderr
+    assert "Restart" not in done.stderr
+
+
+def test_every_kind_of_fault_of_a_series_exists():
+    assert set(KINDS) < set(FAULTS)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "is_good"),
+    [("identical", True), ("within 1e-05", True), ("weights are 1.0e-03 apart", False), ("status 1: no", False)],
+)
+def test_good_trials(verdict, is_good):
+    assert Trial("plain", "cpu", [], verdict, 2).is_good == is_good
+
+
+def test_trials_depend_on_the_seed_and_their_number_alone(monkeypatch, tmp_path):
+    monkeypatch.setattr(Series, "undisturbed", lambda *_: {"operators": 4000})
+    monkeypatch.setattr(Series, "compare", lambda *_: ("identical", 2))
+    monkeypatch.setattr("tests.faults.restarts.run", lambda *_: None)
+    draws = [[trial.faults for trial in Series(tmp_path, seed).trials(9, "cpu")] for seed in (0, 0, 1)]
+    assert draws[0] == draws[1] != draws[2]
+    assert {faults[0][0] for faults in draws[0]} == set(KINDS)
