@@ -81,8 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     source = f"--num_processes {flags.num_processes}" if is_flag else str(loaded.path)
     if arguments.restarts and arguments.hosts:
         raise MisconfigurationException(
-            "--restarts starts a script again on this machine only, and --hosts trains on several. Leave one of the two "
-            "out."
+            "--restarts starts a script again on this machine, and --hosts trains on several. Leave one of both out."
         )
     if count > 1 and arguments.hosts:
         raise MisconfigurationException(
