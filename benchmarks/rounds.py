@@ -54,7 +54,7 @@ def ratios(rounds: list[Round], figures: tuple[Figure, ...], baseline: str | Non
     for name in dict.fromkeys(name for round_ in rounds for name in round_):
         pairs = [(round_[name], round_[baseline]) for round_ in rounds if name in round_ and baseline in round_]
         for figure in figures:
-            if figure.ratio and pairs and all(base.get(figure.name) for _, base in pairs):
+            if figure.ratio and pairs and all(base.get(figure.name) and figure.name in own for own, base in pairs):
                 values = [own[figure.name] / base[figure.name] for own, base in pairs]
                 found.setdefault(name, {})[figure.name] = statistics.median(values)
     return found

@@ -30,6 +30,7 @@ class Peer:
 PEERS = {
     "bare": Peer("bare", (), "bare PyTorch loop"),
     "bare-fused": Peer("bare_fused", (), "bare PyTorch loop, fused AdamW"),
+    "bare-mlx": Peer("bare", ("mlx",), "bare PyTorch loop over MLX"),
     "ours": Peer("mps_trainer", (), "mps_trainer"),
     "transformers": Peer("transformers_trainer", ("accelerate",), "transformers Trainer"),
     "accelerate": Peer("accelerate_loop", ("accelerate",), "Accelerate loop"),
