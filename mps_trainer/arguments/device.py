@@ -69,6 +69,11 @@ class DeviceArguments:
     memory_fraction: Annotated[float | None, Accepts(ge=0, le=2)] = option(  # as torch takes it
         None, "Memory limit as a fraction of the maximum that Metal recommends; 0 means no limit. [1.0]", kw_only=True
     )
+    keep_awake: bool = option(
+        True,
+        "On mps, keep the Mac awake while it trains; closing the lid still puts it to sleep.",
+        kw_only=True,
+    )
     ddp_backend: str | None = option(
         None,
         "Backend of torch.distributed for several processes; mlx on mps, where no other works.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import explain
+from .gpu_faults import is_gpu_fault
 
 _TELLERS = ("tell", "call_event")  # functions that go through the callbacks: this package's and transformers'
 
@@ -15,7 +16,7 @@ def explain_callback(error: Exception, event: str, step: int) -> None:
     `step` is the number of optimizer steps that are done.
     """
     callback = failing_callback(error)
-    if callback is None:
+    if callback is None or is_gpu_fault(error):  # a callback that reads a tensor meets the fault of an earlier command
         return
     name = getattr(callback, "__qualname__", type(callback).__qualname__)
     explain(

@@ -15,10 +15,9 @@ import psutil
 from ..checkpoints import folders
 from ..distributed.processes import Processes
 from ..launching.restarts import ERROR, GPU, MEMORY, OTHER, PROGRESS, Progress, Restart, Supervision
+from .gpu_faults import is_gpu_fault, ran_out_of_memory
 from .out_of_memory import out_of_memory
 
-_GPU_FAULT = "MPS command buffer execution failed"  # torch 2.15; a RuntimeError
-_NO_MEMORY = ("Insufficient Memory", "OutOfMemory")  # Metal's own words in it
 _LENGTH = 4096  # of the note, which is written at one place in the file at each step
 
 _calls: Counter[tuple[str, str]] = Counter()  # of train(), by supervisor and folder
@@ -94,11 +93,9 @@ def kind_of(error: BaseException) -> str:
     """Returns MEMORY or GPU if `error` or one of its causes is such a fault, else OTHER."""
     seen: BaseException | None = error
     while seen is not None:
-        is_gpu_fault = isinstance(seen, RuntimeError) and _GPU_FAULT in str(seen)
-        is_memory = is_gpu_fault and any(word in str(seen) for word in _NO_MEMORY)
-        if is_memory or isinstance(seen, MemoryError) or out_of_memory(seen):
+        if ran_out_of_memory(seen) or isinstance(seen, MemoryError) or out_of_memory(seen):
             return MEMORY
-        if is_gpu_fault:
+        if is_gpu_fault(seen):
             return GPU
         seen = seen.__cause__
     return OTHER

@@ -8,22 +8,30 @@ from collections.abc import Iterator
 from ..callbacks import close_display
 from ..callbacks.events import Events
 from ..data.workers import close_workers
-from ..errors import add_to_explanation, explanation_of
+from ..errors import add_to_explanation, explain, explanation_of
+from ..guards.awake import awake
+from ..guards.gpu_faults import EXPLANATION, is_gpu_fault
 from .surface import TrainerSurface
 
 
 @contextlib.contextmanager
 def ending_in_order(trainer: TrainerSurface) -> Iterator[None]:
-    """Ends workers and the report at the end of the run. After an error, also ends bars and the open checkpoint."""
-    events = trainer._mt_events
+    """Keeps a Mac awake, and ends workers and the report at the end of the run.
+
+    After an error, also ends bars and the open checkpoint.
+    """
+    events, args = trainer._mt_events, trainer.args
     try:
-        yield
+        with awake(args.keep_awake and args.device.type == "mps"):
+            yield
         _end_report(events, None)
     except BaseException as error:
         run = trainer._mt_run
         if run is not None:
             if isinstance(error, RuntimeError):
                 run.rng.explain(error)
+            if is_gpu_fault(error):
+                explain(error, EXPLANATION)
             run.rng.close()
         close_display(events.handler.callbacks)
         if not isinstance(error, KeyboardInterrupt):  # an interrupt must not wait

@@ -40,6 +40,7 @@ OURS_ONLY = {
     "save_on_signal": "a run that is told to end is saved",
     "memory_guard": "transformers leaves memory on mps to torch, which lets a Mac swap",
     "memory_fraction": "the limit of memory_guard",
+    "keep_awake": "transformers lets a Mac sleep in the middle of a run",
     "report": "a run leaves report.html in output_dir",
     **{field.name: "removed from transformers" for field in dataclasses.fields(DeprecatedArguments)},
 }

@@ -176,8 +176,7 @@ def test_settings_that_change_nothing_are_warned_of_by_the_trainer(make_trainer,
     assert "fsdp_config has an effect with fsdp=True only." in caplog.text
 
 
-@pytest.mark.every_device
-def test_on_one_device_the_way_on_is_named(make_trainer, device):
-    with pytest.raises(MisconfigurationException, match="torchrun") as caught:
-        make_trainer(fsdp=True)
-    assert ("--use_cpu" in str(caught.value)) == (device == "mps")
+def test_sharding_is_refused_on_mps_and_over_mlx(make_trainer, mps):
+    for settings in ({}, {"use_cpu": True, "ddp_backend": "mlx"}):
+        with pytest.raises(MisconfigurationException, match=r"FSDP2, which runs neither on mps nor over MLX\."):
+            make_trainer(fsdp=True, **settings)

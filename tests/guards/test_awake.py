@@ -1,0 +1,70 @@
+"""A Mac stays awake while it trains; caffeinate is a script that does as the one of macOS."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+
+import psutil
+import pytest
+
+from mps_trainer.guards.awake import awake
+from mps_trainer.loop import ending
+
+
+@pytest.fixture
+def caffeinate(tmp_path, monkeypatch):
+    """Returns the file with the arguments of the one that was started."""
+    script = tmp_path / "caffeinate"
+    script.write_text(
+        f'#!/bin/sh\necho "$@" > {tmp_path}/said.tmp\nmv {tmp_path}/said.tmp {tmp_path}/said\nexec sleep 60\n'
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    return tmp_path / "said"
+
+
+def children():
+    return [child for child in psutil.Process().children() if child.name() in ("caffeinate", "sleep")]
+
+
+def test_a_mac_is_kept_awake_and_may_sleep_afterwards(caffeinate, monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with awake(True):
+        while not caffeinate.exists():
+            time.sleep(0.01)
+        assert caffeinate.read_text().split() == ["-i", "-w", str(os.getpid())]
+        assert len(children()) == 1
+    assert children() == []
+
+
+def test_a_run_that_fails_lets_the_mac_sleep(caffeinate, monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(KeyError), awake(True):
+        raise KeyError
+    assert children() == []
+
+
+@pytest.mark.parametrize(("platform", "wanted"), [("linux", True), ("darwin", False)])
+def test_nothing_is_started_elsewhere_or_unasked(caffeinate, monkeypatch, platform, wanted):
+    monkeypatch.setattr(sys, "platform", platform)
+    with awake(wanted):
+        assert children() == []
+
+
+def test_a_mac_without_caffeinate_trains(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with awake(True):
+        assert children() == []
+
+
+@pytest.mark.every_device
+@pytest.mark.parametrize("keep_awake", [True, False])
+def test_a_run_on_mps_asks_for_it(make_trainer, device, monkeypatch, keep_awake):
+    asked = []
+    monkeypatch.setattr(ending, "awake", lambda wanted: asked.append(wanted) or contextlib.nullcontext())
+    make_trainer(max_steps=1, keep_awake=keep_awake).train()
+    assert asked == [keep_awake and device == "mps"]
