@@ -40,8 +40,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "--hosts",
         metavar="HOST,HOST",
         type=lambda text: text.split(","),
-        help="train on these machines together, one process each, over ssh and MLX; Python, script and data are at "
-        "the same path on each",
+        help="machines that train together, one process each, over ssh and MLX, with files at the same paths",
     )
     command.add_argument("--config_file", metavar="FILE", help="a settings file of this command or of Accelerate")
     add_restarts(command)
