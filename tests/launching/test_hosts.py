@@ -35,6 +35,7 @@ if sys.argv[1] == "wait":
     try:
         time.sleep(60)
     except KeyboardInterrupt:
+        time.sleep(int(rank))  # the second process takes longer to save
         open(f"{rank}.saved", "w").close()
         sys.exit(130)
 if sys.argv[1] == rank:
