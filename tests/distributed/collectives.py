@@ -65,6 +65,24 @@ def check_bits() -> None:
     assert torch.equal(spread.view(torch.int32), special.view(torch.int32))
 
 
+def check_layouts(device: str) -> None:
+    """Columns, a scalar, and nothing at all."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for count in (12, 6000):
+        columns = [
+            (torch.arange(count, dtype=torch.float32).view(3, -1) + each).to(device).t() for each in range(size)
+        ]
+        summed = columns[rank].clone(memory_format=torch.preserve_format)
+        dist.all_reduce(summed)
+        assert torch.equal(summed, torch.stack(columns).sum(0))
+    scalar = torch.tensor(float(rank), device=device)
+    dist.all_reduce(scalar, dist.ReduceOp.MAX)
+    assert scalar.item() == size - 1
+    nothing = torch.empty(0, device=device)
+    dist.all_reduce(nothing)
+    assert nothing.numel() == 0
+
+
 @scenario
 def collectives(folder: str) -> dict[str, Any]:
     args = arguments(folder)
@@ -76,6 +94,7 @@ def collectives(folder: str) -> dict[str, Any]:
         for count in (1, 3, 7, 4000, 10001):
             check(args.device.type, dtype, count)
     check_bits()
+    check_layouts(args.device.type)
     return {"checked": len(dtypes)}
 
 
