@@ -33,7 +33,7 @@ def test_runs_that_die_at_random_end_as_undisturbed_ones(device):
     done = subprocess.run(words, capture_output=True, text=True, timeout=HUNG_AFTER)
     assert f"2 of 2 finished as without faults on {device}" in done.stdout, done.stdout + done.stderr
     assert done.returncode == 0
-    assert int(re.search(r"(\d+) starts;", done.stdout)[1]) >= 8
+    assert int(re.search(r"(\d+) starts;", done.stdout)[1]) >= 4
 
 
 @pytest.mark.integration
