@@ -14,10 +14,19 @@ from tests.cli.test_doctor import run as command
 from tests.faults.restarted import FAULTS
 from tests.faults.restarts import KINDS, Series, Trial, run
 
+FAILS_IN_ITS_FIRST_STEP = """
+import sys, torch
+from transformers import Trainer, TrainingArguments
+class Model(torch.nn.Linear):
+    def forward(self, x):
+        raise RuntimeError("not this one")
+args = TrainingArguments(output_dir=sys.argv[0] + ".out", use_cpu=True)
+Trainer(Model(1, 1), args, train_dataset=[{"x": 1.0}]).train()
+"""
 BAD_SCRIPTS = {
     "import": ("import of_nowhere", 1, "ModuleNotFoundError: No module named 'of_nowhere'"),
     "flag": ("import argparse; argparse.ArgumentParser(prog='it').parse_args(['--wrong'])", 2, "--wrong"),
-    "data": ("from mps_trainer import Trainer\nTrainer().train()", 1, "MisconfigurationException"),
+    "model": (FAILS_IN_ITS_FIRST_STEP, 1, "RuntimeError: not this one"),
 }
 
 
