@@ -58,7 +58,7 @@ def test_bad_script_ends_after_one_try_with_its_own_error(tmp_path, bad):
     text, status, said = BAD_SCRIPTS[bad]
     (tmp_path / "bad.py").write_text(f"print('begun')\n{text}\n")
     done = command("run", "--restarts", "3", str(tmp_path / "bad.py"), **{PAUSE: "0.01"})
-    assert (done.returncode, done.stdout) == (status, "begun\n")
+    assert (done.returncode, done.stdout.count("begun")) == (status, 1)
     assert said in done.stderr
     assert "Restart" not in done.stderr
 
