@@ -148,7 +148,11 @@ def newest_checkpoint(folder: str, run: str) -> str | None:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
             if content.get("run") == run:
                 saves[int(content["save"])] = os.path.dirname(path)
-    return os.path.relpath(saves[max(saves)]) if saves else None
+    if not saves:
+        return None
+    newest = saves[max(saves)]
+    shorter = os.path.relpath(newest)
+    return newest if shorter.startswith(os.pardir) else shorter
 
 
 def clear(folder: str) -> None:

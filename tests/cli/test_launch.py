@@ -179,3 +179,34 @@ def test_two_processes_find_each_other_and_the_status_is_that_of_the_one_that_fa
     assert result.returncode == 7
     assert result.stderr.splitlines()[-1] == "mps-trainer: process 1 of 2 ended with status 7, which ended the run."
     assert "Traceback" not in result.stderr
+
+
+def test_torchrun_ends_with_the_signal_that_killed_a_process_where_others_failed_of_it(folder, monkeypatch):
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    def fail(parsed):
+        raise ChildFailedError("train.py", {0: ProcessFailure(0, 11, 1, "none"), 1: ProcessFailure(1, 12, -9, "none")})
+
+    monkeypatch.setattr("torch.distributed.run.run", fail)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    assert cli.main(["launch", "--cpu", "--num_processes", "2", "train.py"]) == 137
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["train.py", "--x"], ["train.py", "--x"]),
+        (["-m", "json.tool"], ["-m", "json.tool"]),
+        (
+            ["--num_processes", "2", "train.py", "--x"],
+            ["-m", "mps_trainer", "launch", "--num_processes", "2", "train.py", "--x"],
+        ),
+    ],
+)
+def test_restarts_are_of_what_would_be_started_without_them(folder, monkeypatch, words, command):
+    def supervise(started, most, environ):
+        assert (started[0], started[1:], most, environ["ACCELERATE_USE_CPU"]) == (sys.executable, command, 3, "true")
+        return 7
+
+    monkeypatch.setattr(cli.launch, "supervise", supervise)
+    assert cli.main(["launch", "--cpu", "--restarts", "3", *words]) == 7

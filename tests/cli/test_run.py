@@ -70,3 +70,16 @@ def test_run_replaces_the_trainer_of_modules_beside_the_script(tmp_path):
     (tmp_path / "train.py").write_text("import helper\nprint(helper.Trainer.__module__)\nraise SystemExit(3)\n")
     result = run("run", str(tmp_path / "train.py"))
     assert (result.returncode, result.stdout) == (3, "mps_trainer.trainer\n")
+
+
+def test_restarts_are_of_the_command_without_them(monkeypatch, tmp_path):
+    def supervise(started, most, environ):
+        path = str(tmp_path / "train.py")
+        assert (started[1:], most) == (["-m", "mps_trainer", "run", path, "--restarts", "9"], 3)
+        return 7
+
+    monkeypatch.setattr(cli.run, "supervise", supervise)
+    path = tmp_path / "train.py"
+    path.write_text("")
+    assert cli.main(["run", "--restarts", "3", str(path), "--restarts", "9"]) == 7
+    assert cli.main(["run", "--restarts", "0", str(path)]) == 0

@@ -127,6 +127,8 @@ def test_newest_checkpoint_is_one_of_the_run(tmp_path, monkeypatch):
     (tmp_path / "out" / "checkpoint-8" / "manifest.json").write_text("{")
     assert newest_checkpoint(str(tmp_path / "out"), "a:0") == "out/checkpoint-4"
     assert newest_checkpoint(str(tmp_path / "out"), "c:0") is None
+    monkeypatch.chdir(tmp_path / "out" / "checkpoint-2")
+    assert newest_checkpoint(str(tmp_path / "out"), "a:0") == str(tmp_path / "out" / "checkpoint-4")
     assert newest_checkpoint(str(tmp_path / "none"), "a:0") is None
 
 

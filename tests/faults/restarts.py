@@ -142,7 +142,7 @@ def main(argv: list[str] | None = None) -> int:
                 f"{i}/{options.trials} {trial.variant}: {faults}: {trial.verdict}, {trial.starts} starts", flush=True
             )
     faults = ", ".join(f"{number} {kind}" for kind, number in sorted(tally.items()))
-    print(f"\n{good} of {options.trials} finished as without faults on {options.device} (torch {torch.__version__})")
+    print(f"\n{good} of {options.trials} ended as without faults on {options.device} (torch {torch.__version__})")
     print(f"  {starts} starts; faults drawn: {faults}; {time.monotonic() - begun:.0f} s")
     return int(good != options.trials)
 
