@@ -55,7 +55,7 @@ class _Work(dist.Work):
     def __init__(self, run: Callable[[], None], copy_back: Callable[[], None] | None, outputs: Any) -> None:
         super().__init__()
         self._run, self._copy_back, self._outputs = run, copy_back, outputs
-        self._error: Exception | None = None
+        self.error: Exception | None = None
         self._has_run = threading.Event()
         self._done: Future = Future()
         self._future = self._done.then(lambda _: self._value())  # a callback can fail, a future of Python's cannot
@@ -64,18 +64,17 @@ class _Work(dist.Work):
         try:
             self._run()
         except Exception as error:
-            self._error = self._error or error
-        self._ran()
+            self.error = self.error or error
 
     def fail(self, error: Exception) -> None:
         """Ends the wait for a collective that does not end."""
-        self._error = self._error or error
-        self._ran()
+        self.error = self.error or error
+        self.end_run()
 
     def finish(self) -> None:
         """Waits for the collective and copies its results to the device. Raises the error of the collective."""
         self._has_run.wait()
-        if self._error is None and self._copy_back is not None:
+        if self.error is None and self._copy_back is not None:
             self._copy_back()
         self._copy_back = None
         self._complete()
@@ -88,7 +87,8 @@ class _Work(dist.Work):
     def get_future(self) -> Future:
         return self._future
 
-    def _ran(self) -> None:
+    def end_run(self) -> None:
+        """Lets those who wait go on."""
         self._has_run.set()
         if self._copy_back is None:
             self._complete()
@@ -98,8 +98,8 @@ class _Work(dist.Work):
             self._done.set_result(None)
 
     def _value(self) -> Any:
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         return self._outputs
 
 
@@ -140,11 +140,7 @@ class Engine:
         """Runs a collective of MLX. The result is in memory of its own."""
         result = getattr(mx.distributed, operation)(mx.array(tensor), group=self.group, stream=mx.cpu)
         start = time.monotonic()
-        try:
-            mx.eval(result)
-        except RuntimeError as error:
-            self._break(error)
-            raise
+        mx.eval(result)
         self._seconds += time.monotonic() - start
         return torch.from_dlpack(result)
 
@@ -167,6 +163,9 @@ class Engine:
             self._current = work, time.monotonic()
             work.run()
             self._current = None
+            if work.error is not None:  # before anybody goes on: the others would wait for this process
+                self._break(work.error)
+            work.end_run()
 
     def _watch(self) -> None:
         while self._failure is None:
@@ -178,7 +177,7 @@ class Engine:
                 self._break(late)
 
     def _break(self, error: Exception) -> None:
-        self._failure = error
+        self._failure = self._failure or error
         for each in self._sockets:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
@@ -203,7 +202,8 @@ class MLXProcessGroup(_ProcessGroup):
     name = getBackendName
 
     def allreduce(self, tensors: _Tensors, opts: Any = None) -> _Work:
-        return self._start(lambda host: self._reduce(host, opts), tensors, tensors, tensors)
+        operation = _operation(opts)
+        return self._start(lambda host: self._reduce(host, operation), tensors, tensors, tensors)
 
     allreduce_coalesced = allreduce
 
@@ -222,8 +222,8 @@ class MLXProcessGroup(_ProcessGroup):
         return self._start(self._gather, [given], [output], output)
 
     def reduce_scatter(self, outputs: _Tensors, inputs: list[_Tensors], opts: Any = None) -> _Work:
-        stacked = [torch.stack(group) for group in inputs]
-        return self._start(lambda host: self._reduce(host, opts)[self._rank], stacked, outputs, outputs)
+        operation, stacked = _operation(opts), [torch.stack(group) for group in inputs]
+        return self._start(lambda host: self._reduce(host, operation)[self._rank], stacked, outputs, outputs)
 
     def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> _Work:
         return self.reduce_scatter([output], [list(given.chunk(self._size))], opts)
@@ -248,6 +248,8 @@ class MLXProcessGroup(_ProcessGroup):
             exchange: takes one of the inputs, in host memory; returns the bits of its targets, one after the other.
             inputs: each with as many targets as the others.
         """
+        if len({tensor.dtype for tensor in (*inputs, *targets)}) > 1:  # bits are exchanged
+            raise ValueError("A collective over MLX has inputs and outputs of different dtypes. Convert one of them.")
         engine, count = self._engine, len(targets) // len(inputs)
         is_on_device = any(tensor.device.type != "cpu" for tensor in (*inputs, *targets))
         hosts = [
@@ -282,10 +284,7 @@ class MLXProcessGroup(_ProcessGroup):
             torch.autograd.Variable._execution_engine.queue_callback(work.finish)
         return work
 
-    def _reduce(self, host: torch.Tensor, opts: Any) -> torch.Tensor:
-        given = dist.ReduceOp.SUM if opts is None else getattr(opts.reduceOp, "op", opts.reduceOp)
-        if given not in _REDUCTIONS:
-            raise NotImplementedError(f"ddp_backend='mlx' has no {given}. Use SUM, AVG, MIN, MAX or PRODUCT.")
+    def _reduce(self, host: torch.Tensor, given: Any) -> torch.Tensor:
         operation, on_host = _REDUCTIONS[given]
         if operation is None or host.dtype not in _SUMMED or host.nbytes <= _SHORT:
             return on_host(self._gather(host), dim=0).to(host.dtype)
@@ -298,8 +297,18 @@ class MLXProcessGroup(_ProcessGroup):
         return gathered.view(-1).view(host.dtype).view(self._size, *host.shape)
 
 
+def _operation(opts: Any) -> Any:
+    """Returns torch's ReduceOp of a collective. Raises NotImplementedError for one that is not exchanged."""
+    given = dist.ReduceOp.SUM if opts is None else getattr(opts.reduceOp, "op", opts.reduceOp)
+    if given not in _REDUCTIONS:
+        raise NotImplementedError(f"ddp_backend='mlx' has no {given}. Use SUM, AVG, MIN, MAX or PRODUCT.")
+    return given
+
+
 def _bits(host: torch.Tensor) -> torch.Tensor:
     """Returns a contiguous tensor as integers in one dimension."""
+    if host.storage_offset() * host.element_size() % 8:
+        host = host.clone()  # the type below has to follow from the size alone, which all processes share
     return host.view(-1).view(torch.int64 if host.nbytes % 8 == 0 else torch.uint8)
 
 
@@ -315,7 +324,7 @@ def create(store: Any, rank: int, size: int, timeout: timedelta) -> MLXProcessGr
     """
     global _engine
     if _engine is None:
-        _engine = Engine(*mlx_ring.connect(store, rank, size, timeout), timeout.total_seconds())
+        _engine = Engine(*mlx_ring.connect(store, rank, size), timeout.total_seconds())
     if _engine.group.size() != size:
         raise MisconfigurationException(
             f"ddp_backend='mlx' has one group, of all {_engine.group.size()} processes, and a group of {size} was "

@@ -25,7 +25,7 @@ _IDLE, _INTERVAL, _PROBES = 20, 5, 4
 _SILENT = {"darwin": 0x80, "linux": 18}  # TCP_RXT_CONNDROPTIME in seconds, TCP_USER_TIMEOUT in milliseconds
 
 
-def connect(store: Any, rank: int, size: int, timeout: timedelta) -> tuple[Any, list[socket.socket]]:
+def connect(store: Any, rank: int, size: int) -> tuple[Any, list[socket.socket]]:
     """Returns MLX's group of all processes, and its TCP connections; none over RDMA.
 
     Args:
@@ -52,7 +52,7 @@ def connect(store: Any, rank: int, size: int, timeout: timedelta) -> tuple[Any, 
         _try_neighbour(listener, rank, addresses, everybody)
     if store.add("mlx/tried", 1) == size:  # MLX listens at the same ports, so these have to be closed everywhere
         store.set("mlx/closed", "")
-    store.wait(["mlx/closed"], timeout)
+    store.wait(["mlx/closed"], timedelta(seconds=2 * _REACHED_AFTER))
     with _host_file(addresses, rank):
         return _init("ring")
 
@@ -136,24 +136,33 @@ def _host_file(addresses: list[tuple[str, int]], rank: int) -> Iterator[None]:
 
 
 def _init(backend: str) -> tuple[Any, list[socket.socket]]:
-    before = set(os.listdir("/dev/fd"))
     try:
         group = mx.distributed.init(strict=True, backend=backend)
     except RuntimeError as error:
         raise MisconfigurationException(f"MLX's {backend} cannot connect the processes: {error}") from error
-    sockets = [] if backend != "ring" else list(_connections(set(os.listdir("/dev/fd")) - before))
+    sockets = list(_connections(group.rank())) if backend == "ring" else []
     for each in sockets:
         _detect_loss(each)
     return group, sockets
 
 
-def _connections(numbers: set[str]) -> Iterator[socket.socket]:
-    """Yields duplicates of those of these file descriptors that are TCP connections."""
-    for number in numbers:
-        with contextlib.suppress(OSError):
-            found = socket.socket(fileno=os.dup(int(number)))
-            found.getpeername()
-            yield found
+def _connections(rank: int) -> Iterator[socket.socket]:
+    """Yields duplicates of MLX's connections, which have the ports of this process and of the next one."""
+    with open(os.environ["MLX_HOSTFILE"], encoding="utf-8") as file:
+        ports = [{int(address.rpartition(":")[2]) for address in addresses} for addresses in json.load(file)]
+    own, following = ports[rank], ports[(rank + 1) % len(ports)]
+    for number in os.listdir("/dev/fd"):
+        with contextlib.suppress(OSError):  # the folder itself, and what is no connection
+            copied = os.dup(int(number))
+            try:
+                found = socket.socket(fileno=copied)
+            except OSError:
+                os.close(copied)
+                raise
+            if found.family == socket.AF_INET and (
+                found.getsockname()[1] in own or found.getpeername()[1] in following
+            ):
+                yield found
 
 
 def _detect_loss(connection: socket.socket) -> None:

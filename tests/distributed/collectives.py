@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -78,6 +79,21 @@ def check_layouts(device: str) -> None:
     scalar = torch.tensor(float(rank), device=device)
     dist.all_reduce(scalar, dist.ReduceOp.MAX)
     assert scalar.item() == size - 1
+    for part in (torch.arange(9.0, device=device)[1:], torch.arange(13, dtype=torch.uint8, device=device)[5:]):
+        gathered = [torch.empty_like(part) for _ in range(size)]
+        dist.all_gather(gathered, part)
+        assert all(torch.equal(each, part) for each in gathered)
+        dist.broadcast(part, 0)
+    part = (
+        torch.arange(7.0, device=device)[1:] if rank else torch.arange(1.0, 7.0, device=device)
+    )  # aligned in one only
+    spread = part.clone() if rank == 0 else part.zero_()
+    dist.broadcast(spread, 0)
+    assert torch.equal(spread, torch.arange(1.0, 7.0, device=device))
+    with pytest.raises(ValueError, match="different dtypes"):
+        dist.all_gather_into_tensor(torch.empty(size, dtype=torch.int32, device=device), scalar.view(1))
+    with pytest.raises(NotImplementedError, match="Use SUM"):
+        dist.all_reduce(torch.ones(3, dtype=torch.int64, device=device), dist.ReduceOp.BOR)
     nothing = torch.empty(0, device=device)
     dist.all_reduce(nothing)
     assert nothing.numel() == 0
