@@ -35,7 +35,7 @@ from ..reports.record import NAME, PAGE, is_foreign
 
 PAUSE = "MPS_TRAINER_RESTART_PAUSE"  # seconds before the first restart, which tests shorten
 _FORWARDED = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name)]
-# As in checkpoints.folders, which loads torch: a supervisor needs little memory.
+# These are the names of checkpoints.folders, which would load torch; a supervisor has to stay small.
 _LEFT_OVER = re.compile(r"\.mps_trainer\.lock|tmp-checkpoint-.*")
 
 
@@ -135,7 +135,7 @@ def read_end(status: int, notes: str) -> End:
     error, progress = Path(notes, ERROR), Path(notes, PROGRESS)
     written: Progress | None = None
     if progress.exists():
-        with contextlib.suppress(ValueError):  # it was killed while it wrote its first note
+        with contextlib.suppress(ValueError):  # the process was killed while it wrote its first note
             written = progress_of(json.loads(progress.read_text(encoding="utf-8")))
     return End(status, error.read_text(encoding="utf-8") if error.exists() else "", written)
 

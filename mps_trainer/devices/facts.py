@@ -100,7 +100,7 @@ class MachineFacts:
     model: str | None = None  # macOS only (hw.model): "Mac15,6"
     memory_bytes: int | None = None
     recommended_bytes: int | None = None  # what Metal recommends as the most to hold on mps
-    mlx_backends: str | None = None  # of MLX's distributed engine, "ring, jaccl"; asked on a Mac with MLX
+    mlx_backends: str | None = None  # MLX's distributed engines, "ring, jaccl"; None except on a Mac with MLX
     conda: bool | None = None  # this Python belongs to an environment of conda
     nvidia_gpus: int | None = None  # as NVIDIA's driver lists them, whatever torch can see; Linux only
     cache_folder: str | None = None

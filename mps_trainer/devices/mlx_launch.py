@@ -9,8 +9,8 @@ from typing import Any
 from ..errors import MisconfigurationException
 
 RANK = "MLX_RANK"
-HOSTS = "MPS_TRAINER_HOSTS"  # set by `mps-trainer launch --hosts`
-_HOSTS = "MLX_HOSTFILE"  # over TCP: a file with the addresses of each process, [["10.0.0.1:32323"], ...]
+HOSTS = "MPS_TRAINER_HOSTS"  # `mps-trainer launch --hosts` sets it
+_HOST_FILE = "MLX_HOSTFILE"  # over TCP: a file with the addresses of each process, [["10.0.0.1:32323"], ...]
 _COORDINATOR, _RDMA = "MLX_JACCL_COORDINATOR", "MLX_IBV_DEVICES"  # over RDMA: an address of the first process, a file
 
 
@@ -22,7 +22,7 @@ def mlx_launch_facts(environ: Mapping[str, str]) -> dict[str, Any]:
     Raises:
         MisconfigurationException: if a variable or its file is not what `mlx.launch` writes.
     """
-    name = _HOSTS if _HOSTS in environ else _RDMA
+    name = _HOST_FILE if _HOST_FILE in environ else _RDMA
     if RANK not in environ or name not in environ:
         return {}
     try:
@@ -31,7 +31,7 @@ def mlx_launch_facts(environ: Mapping[str, str]) -> dict[str, Any]:
         processes = json.loads(text) if text.strip() else []
         if len(processes) < 2:
             return {}
-        addresses = [each[0].rpartition(":") for each in processes] if name == _HOSTS else []
+        addresses = [each[0].rpartition(":") for each in processes] if name == _HOST_FILE else []
         first, _, port = addresses[0] if addresses else environ[_COORDINATOR].rpartition(":")
         rank, master_port = int(environ[RANK]), int(environ.get("MASTER_PORT", int(port) - 1))
         here = [i for i, (host, *_) in enumerate(addresses) if host == addresses[rank][0]] or [rank]

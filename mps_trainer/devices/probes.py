@@ -165,7 +165,7 @@ def _mlx_backends() -> str | None:
         import mlx.core as mx
 
         return ", ".join(name for name in ("ring", "jaccl") if mx.distributed.is_available(name))
-    except Exception:  # not installed, or too old for this, or its library does not load
+    except Exception:  # MLX is not installed, is too old for this, or its library does not load
         return None
 
 

@@ -18,9 +18,9 @@ from ..launching.restarts import ERROR, GPU, MEMORY, OTHER, PROGRESS, Progress, 
 from .gpu_faults import is_gpu_fault, ran_out_of_memory
 from .out_of_memory import out_of_memory
 
-_LENGTH = 4096  # of the note, which is written at one place in the file at each step
+_LENGTH = 4096  # bytes; each step writes the note at the same place in the file
 
-_calls: Counter[tuple[str, str]] = Counter()  # of train(), by supervisor and folder
+_calls: Counter[tuple[str, str]] = Counter()  # counts calls of train() by supervisor and folder
 
 
 class SupervisedRun:
@@ -43,7 +43,7 @@ class SupervisedRun:
         self._notes = supervision.notes
         self._file: FileIO | None = None
         if self._notes is not None and processes.is_first:
-            with contextlib.suppress(FileNotFoundError):  # of a call before this one
+            with contextlib.suppress(FileNotFoundError):  # a call before this one may have left it
                 os.remove(os.path.join(self._notes, ERROR))
             self._file = FileIO(os.path.join(self._notes, PROGRESS), "w")
             was_empty = not os.path.isdir(folder) or all(map(folders.is_left_over, os.listdir(folder)))

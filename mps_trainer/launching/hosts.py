@@ -23,7 +23,7 @@ from ..devices.mlx_launch import HOSTS
 from ..errors import MisconfigurationException
 
 _GRACE = 30.0  # seconds for the others to end, as with torchrun
-# else ssh waits for ever for a lost machine, and reports the end of each connection
+# without these ssh waits for ever for a lost machine, and reports the end of each connection
 _OPTIONS = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=2", "-o", "LogLevel=ERROR")
 _INTERRUPT = b"\x03"  # Ctrl-C, as typed into the terminal that ssh makes
 _NOT_CONNECTED = 255  # the status of ssh

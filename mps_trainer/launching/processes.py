@@ -76,7 +76,7 @@ def torchrun(words: Sequence[str], module: bool, count: int) -> int:
     except SignalException as stopped:
         return 128 + int(stopped.sigval)
     except ChildFailedError as failed:
-        # others fail, too, if one was killed: in the same moment, as torchrun has it
+        # the others fail when one is killed, and torchrun may give them the same time
         killed = [(rank, each) for rank, each in failed.failures.items() if each.exitcode < 0]
         rank, failure = killed[0] if killed else failed.get_first_failure()
         code = failure.exitcode

@@ -46,7 +46,7 @@ class Session:
 
 @dataclass
 class Event:
-    """Something that happened at a step: begin, restart, resume, checkpoint, evaluation, warning, fault, stop, end."""
+    """Something that happened at a step: begin, restart, resume, checkpoint, evaluation, waiting, fault, end, ..."""
 
     kind: str
     step: int

@@ -1,4 +1,4 @@
-"""Several processes that exchange over MLX's ring, on the CPU and on the simulated mps device."""
+"""Several processes exchange over MLX's ring, on the CPU and on the simulated mps device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a run that died is started again, from the facts alone."""
+"""Tests the decision to start a run again, from the facts alone."""
 
 from __future__ import annotations
 
