@@ -46,7 +46,10 @@ class Session:
 
 @dataclass
 class Event:
-    """Something that happened at a step: begin, restart, resume, checkpoint, evaluation, waiting, fault, end, ..."""
+    """Something that happened at a step.
+
+    Its kind is begin, restart, resume, checkpoint, evaluation, off, waiting, warning, fault, stop or end.
+    """
 
     kind: str
     step: int
