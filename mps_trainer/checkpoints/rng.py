@@ -107,8 +107,9 @@ def read_rng(checkpoint: str, rank: int = 0, size: int = 1) -> dict[str, Any] | 
         return None
     if made_by != size and rank == 0:
         logger.warning(
-            "%s was written by %s, and this run has %d: weights, optimizer and position in the epoch are restored, "
-            "but random numbers such as those of dropout differ from the original run.",
+            "%s was written by %s, and this run has %d: weights, optimizer and step are restored, but random numbers "
+            "such as those of dropout differ. The epoch continues at the same batch, so examples repeat or are left "
+            "out unless batch size x processes x gradient_accumulation_steps is as it was.",
             checkpoint, "1 process" if made_by == 1 else f"{made_by} processes", size,
         )  # fmt: skip
     state: dict[str, Any] = read_tensors(path, allowed=_numpy_globals())

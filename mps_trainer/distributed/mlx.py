@@ -26,9 +26,11 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from ..errors import MisconfigurationException
+from ..utils.text import sentence
 from . import mlx_ring
 
 NAME = "mlx"
+_CACHED = 256 << 20  # bytes of freed buffers that MLX may keep; by default it keeps as many as the machine has memory
 _SHORT = 4096  # bytes; up to here an all-gather, which takes one round, and a sum on the host replace an all-reduce
 _SUMMED = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64)  # MLX would make float64 float32
 _REDUCTIONS: dict[Any, tuple[str | None, Callable[..., torch.Tensor]]] = {
@@ -121,7 +123,7 @@ class Engine:
         self._sockets = sockets
         self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._current: tuple[_Work, float] | None = None  # with the time of its start
-        self._failure: Exception | None = None
+        self.failure: Exception | None = None
         self._copied: list[tuple[Any, torch.Tensor]] = []  # host memory from which the device copies, with events
         self._thread = threading.Thread(target=self._work, name="mlx", daemon=True)
         self._thread.start()
@@ -157,8 +159,8 @@ class Engine:
 
     def _work(self) -> None:
         while (work := self._queue.get()) is not None:
-            if self._failure is not None:
-                work.fail(self._failure)
+            if self.failure is not None:
+                work.fail(self.failure)
                 continue
             self._current = work, time.monotonic()
             work.run()
@@ -168,7 +170,7 @@ class Engine:
             work.end_run()
 
     def _watch(self) -> None:
-        while self._failure is None:
+        while self.failure is None:
             time.sleep(min(1.0, self.timeout / 4))
             current = self._current
             if current is not None and time.monotonic() - current[1] > self.timeout:
@@ -177,7 +179,7 @@ class Engine:
                 self._break(late)
 
     def _break(self, error: Exception) -> None:
-        self._failure = self._failure or error
+        self.failure = self.failure or error
         for each in self._sockets:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
@@ -319,12 +321,19 @@ def create(store: Any, rank: int, size: int, timeout: timedelta) -> MLXProcessGr
     """Returns the connected group of all processes; torch calls it.
 
     Raises:
-        MisconfigurationException: for a group of some of the processes, if a process does not reach another, or if
-            their packages differ.
+        MisconfigurationException: for a group of some of the processes, if a process does not reach another, if
+            their packages differ, or after a failure in this process.
     """
     global _engine
     if _engine is None:
+        mx.set_cache_limit(_CACHED)
         _engine = Engine(*mlx_ring.connect(store, rank, size), timeout.total_seconds())
+    elif _engine.failure is not None:
+        raise MisconfigurationException(
+            "MLX cannot connect the processes a second time: its connections were closed after an earlier failure "
+            f"({sentence(_engine.failure, 200)}) Start the script again in all processes."
+        )
+    _engine.timeout = timeout.total_seconds()
     if _engine.group.size() != size:
         raise MisconfigurationException(
             f"ddp_backend='mlx' has one group, of all {_engine.group.size()} processes, and a group of {size} was "
