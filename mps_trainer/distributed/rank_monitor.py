@@ -74,6 +74,10 @@ class RankMonitor:
         """Returns the process with its pid and host, as far as they are known."""
         return self._names.get(rank, f"process {rank}")
 
+    def _pause(self) -> float:
+        """Returns the seconds until the next look at the store."""
+        return EVERY if len(self._names) == self.size else EVERY / 20
+
     def _read_names(self) -> None:
         for rank in {*range(self.size)} - self._names.keys():
             if self.store.check([f"who/{rank}"]):
@@ -121,7 +125,7 @@ class RankMonitor:
 
     def _attend(self) -> None:
         with contextlib.suppress(Exception):  # the store may end at any time
-            while not self._ended.wait(EVERY) and not self.store.check(["closed"]):
+            while not self._ended.wait(self._pause()) and not self.store.check(["closed"]):
                 self._read_names()
                 if self.store.check(["asked"]) and not self._has_answered(self.rank):
                     self.store.set(f"answer/{self.rank}", json.dumps(self._state()))
