@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from .worker import ROOT, run_process
 
 EXAMPLE = ROOT / "examples" / "text-classification"
 OURS, THEIRS = EXAMPLE / "run_glue.py", ROOT / "benchmarks" / "scripts" / "transformers_glue.py"
+Script = Path | Callable[[Path], Path]  # or a function that writes it into a folder
 WATCHED = ROOT / "benchmarks" / "watched.py"
 
 
@@ -40,13 +42,27 @@ def scripts(options: Options) -> tuple[dict[str, Path], dict[str, str]]:
     return {name: path for name, path in found.items() if name not in reasons}, reasons
 
 
-def run(script: Path, arguments: list[str]) -> dict[str, Any]:
+def import_changed(folder: Path) -> Path:
+    """Writes the script for transformers' Trainer with this project's import into `folder`. Returns its path."""
+    text = THEIRS.read_text(encoding="utf-8")
+    changed = text.replace("    Trainer,\n    TrainingArguments,\n", "").replace(
+        "\nMETRIC = ", "\nfrom mps_trainer import Trainer, TrainingArguments\n\nMETRIC = "
+    )
+    if changed.count("TrainingArguments") != text.count("TrainingArguments"):
+        raise ValueError(f"{THEIRS} imports the Trainer in another way.")
+    path = folder / "mps_trainer_glue.py"
+    path.write_text(changed.replace("Path(__file__)", f"Path({str(THEIRS)!r})"), encoding="utf-8")
+    return path
+
+
+def run(script: Script, arguments: list[str]) -> dict[str, Any]:
     """Trains and evaluates in a process of its own. Its seconds, what was noted of it, and what it learned."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         out, notes = Path(folder, "out"), Path(folder, "notes.json")
+        path = script if isinstance(script, Path) else script(Path(folder))
         task = ["--task_name", "mrpc"] if script == OURS else []
         fixed = ["--do_train", "--do_eval", "--use_cpu", "--output_dir", str(out), "--report_to", "none"]
-        seconds = run_process([str(WATCHED), str(notes), str(script), *task, *arguments, *fixed])
+        seconds = run_process([str(WATCHED), str(notes), str(path), *task, *arguments, *fixed])
         noted = json.loads(notes.read_text(encoding="utf-8"))
         results = json.loads((out / "all_results.json").read_text(encoding="utf-8"))
     learned = {"dev accuracy": results["eval_accuracy"], "training loss": results["train_loss"]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from mps_trainer.devices.facts import cpu_bfloat16
@@ -12,6 +11,8 @@ from . import glue
 from .benchmark import Benchmark, Entry, Figure, Options, Plan, Target
 from .worker import measure_in_process
 
+BUCKETS = ["--train_sampling_strategy", "bucket_by_length"]
+LESS_WORK = ["--fast_dropout", "--skip_unread_tokens"]
 VARIANTS: dict[str, dict[str, tuple[str, list[str]]]] = {
     "ours": {
         "ours": ("run_glue.py, its defaults", []),
@@ -22,6 +23,11 @@ VARIANTS: dict[str, dict[str, tuple[str, list[str]]]] = {
         "transformers-dynamic": ("transformers Trainer, padded by batch", ["--dynamic"]),
         "transformers-dynamic-bf16": ("transformers Trainer, padded by batch, bf16", ["--dynamic", "--bf16"]),
     },
+    "import": {
+        "import": ("the same script, import changed", ["--dynamic"]),
+        "import-buckets": ("import changed, bucket_by_length", ["--dynamic", *BUCKETS]),
+        "import-options": ("import changed, with all options", ["--dynamic", *BUCKETS, *LESS_WORK]),
+    },
 }
 SLOW_BFLOAT16 = "this processor has no instructions for bfloat16"
 QUICK = ["--max_train_samples", "32", "--max_eval_samples", "16", "--per_device_train_batch_size", "8"]
@@ -30,7 +36,10 @@ QUICK = ["--max_train_samples", "32", "--max_eval_samples", "16", "--per_device_
 def plan(options: Options) -> Plan:
     arguments = [*glue.real(options), "--num_train_epochs", "1"]
     arguments += QUICK if options.quick else ["--per_device_train_batch_size", "32"]
-    scripts, absent = glue.scripts(options)
+    runnable, absent = glue.scripts(options)
+    scripts: dict[str, glue.Script] = {**runnable}
+    if "ours" in scripts:
+        scripts["import"] = glue.import_changed
     gemm = measure_in_process("mrpc", seconds=0.2 if options.quick else 10)["flops_per_second"]
     entries = {
         name: Entry(label, partial(_run, scripts[peer], [*arguments, *more], gemm))
@@ -45,7 +54,7 @@ def plan(options: Options) -> Plan:
     return Plan(entries, settings, absent)
 
 
-def _run(script: Path, arguments: list[str], gemm: float, round_: int) -> dict[str, Any]:
+def _run(script: glue.Script, arguments: list[str], gemm: float, round_: int) -> dict[str, Any]:
     measured = glue.run(script, arguments)
     # Forward 2 and backward 4 operations for each weight and token; the pairs of tokens that attention adds are left
     # out. The time goes from the first forward pass to the last, which is that of all steps but one.
@@ -92,6 +101,7 @@ BENCHMARK = Benchmark(
     baseline="transformers-dynamic",
     targets=(
         Target("ours", "training_processor_seconds", 0.62, of_ratio=True),
+        Target("import-buckets", "training_processor_seconds", 0.78, of_ratio=True),
         Target("ours", "evaluation_seconds", 0.62, of_ratio=True),
     ),
 )

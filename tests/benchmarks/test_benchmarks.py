@@ -154,7 +154,7 @@ def test_mrpc_is_not_measured_in_a_slow_bfloat16(monkeypatch, tmp_path, has_inst
     monkeypatch.setattr(mrpc, "measure_in_process", lambda *_, **__: {"flops_per_second": 1e9})
     plan = mrpc.BENCHMARK.plan(Options(("ours", "transformers"), str(tmp_path)))
     in_bfloat16 = {"ours-bf16", "transformers-dynamic-bf16"}
-    in_float32 = {"ours", "transformers", "transformers-dynamic"}
+    in_float32 = {"ours", "transformers", "transformers-dynamic", "import", "import-buckets", "import-options"}
     assert plan.entries.keys() == (in_float32 if has_instructions is False else in_float32 | in_bfloat16)
     assert plan.left_out.keys() == (in_bfloat16 if has_instructions is False else set())
 

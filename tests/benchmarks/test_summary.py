@@ -51,16 +51,18 @@ def test_a_benchmark_that_was_not_measured_has_no_row(change):
     assert summary.block({"overhead": {**OVERHEAD, **change}}) == ""
 
 
-def test_the_short_table_has_the_first_measured_row_of_each_topic():
-    lines = lines_of({"overhead": OVERHEAD, "mrpc": MRPC}, short=True)
-    (row,) = (line for line in lines if "MRPC" in line)
-    assert row.startswith("| MRPC, 3 epochs: processor time of training relative to transformers padded by batch |")
-    assert row.endswith("| – | 1.00 | – | – | 0.50 |")
-    without = copy.deepcopy(MRPC)
-    for figures in without["rounds"][0].values():
-        del figures[PROCESSOR]
-    lines = lines_of({"overhead": OVERHEAD, "mrpc": without}, short=True)
-    assert [line.rpartition("– | ")[2] for line in lines if "MRPC" in line] == ["0.75 |"]
+def test_the_short_table_has_the_import_alone_and_the_fused_bare_loop():
+    fused = copy.deepcopy(OVERHEAD)
+    for round_ in fused["rounds"]:
+        round_["bare-fused"] = {STEP: round_["bare"][STEP] / 2}
+    changed = copy.deepcopy(MRPC)
+    changed["rounds"][0]["import"] = {PROCESSOR: 4.5}
+    lines = lines_of({"overhead": fused, "mrpc": changed}, short=True)
+    assert lines[0] == "| | bare loop, fused AdamW | transformers | mps_trainer |"
+    assert lines[2] == "| Trainer overhead, a step of one linear layer (bare loop = 1) | 1.00 | – | 1.10 |"
+    assert lines[3] == (
+        "| MRPC, 3 epochs, processor time of training (transformers = 1): the import changed | – | 1.00 | 0.75 |"
+    )
 
 
 def test_accuracies_come_with_their_spread_and_what_it_shows():
@@ -82,7 +84,12 @@ def test_the_notes_name_each_machine_with_what_ran_on_it():
         "On Chip with 8 cores: `overhead` (2026-01-02, 2 rounds), `simulated` (2026-01-03, 1 round). "
         "On Other with 2 cores: `mrpc` (2026-01-04, 1 round)."
     )
-    lines = lines_of(results, short=True)
+    fused = copy.deepcopy(OVERHEAD)
+    for round_ in fused["rounds"]:
+        round_["bare-fused"] = round_["bare"]
+    changed = copy.deepcopy(MRPC)
+    changed["rounds"][0]["import"] = {PROCESSOR: 4.5}
+    lines = lines_of({**results, "overhead": fused, "mrpc": changed}, short=True)
     assert " ".join(lines[lines.index("") + 1 :]) == (
         "Measured on Chip with 8 cores and Other with 2 cores, 2026-01-02 to 2026-01-04, in 1 to 2 rounds "
         "([each](benchmarks/results/README.md))."
