@@ -75,7 +75,8 @@ def accelerator_config(name: str, value: Any) -> AcceleratorConfig:
     values = read_mapping_or_file(name, value)
     if not set(values) <= set(known):
         raise MisconfigurationException(
-            f"{name} has {shown(sorted(set(values) - set(known)))}, and may have {', '.join(known)}. Leave it out."
+            f"{name} has unknown keys {shown(sorted(set(values) - set(known)))}. Allowed: {', '.join(known)}. Remove "
+            "them."
         )
     config = AcceleratorConfig(**values)
     coerce(config, declarations(AcceleratorConfig))

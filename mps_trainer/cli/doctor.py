@@ -39,7 +39,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     )
     command.add_argument("--json", action="store_true", help="print the decision, the findings and the facts as JSON")
     command.add_argument(
-        "--facts", metavar="FILE", help="judge the machine on which doctor --json wrote FILE, not this one"
+        "--facts", metavar="FILE", help="diagnose another machine from FILE, which doctor --json wrote there"
     )
     command.set_defaults(failure=1)
     return command

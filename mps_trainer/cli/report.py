@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     records = [record_of(folder) for folder in folders]
     if is_foreign(path):
         raise MisconfigurationException(
-            f"{path} exists and is no report of mps_trainer. Name another file with --output, or remove it."
+            f"{path} exists and is not an mps_trainer report. Name another file with --output, or remove it."
         )
     try:
         from ..reports.pages import comparison_page, run_page, tell_apart

@@ -31,8 +31,7 @@ class LengthBuckets:
     def __post_init__(self) -> None:
         if not self.lengths or self.lengths[0] < 1 or list(self.lengths) != sorted(set(self.lengths)):
             raise MisconfigurationException(
-                f"LengthBuckets({self.lengths!r}) are no lengths to pad to: give one or more, from 1 up, each longer "
-                "than the one before."
+                f"LengthBuckets({self.lengths!r}): lengths must be positive and strictly increasing, and at least one."
             )
 
     @classmethod
@@ -47,7 +46,8 @@ class LengthBuckets:
         lengths = np.asarray(lengths, dtype=np.int64)
         if not lengths.size or count < 1:
             raise MisconfigurationException(
-                f"{count} length buckets cannot be made for {lengths.size} examples: there has to be one of each."
+                f"Cannot make {count} length buckets for {lengths.size} examples: at least one bucket and one example "
+                "are needed."
             )
         longest = max(int(lengths.max()), 1)
         edges = np.append(np.arange(_STEP, longest, _STEP), longest)
@@ -178,7 +178,8 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     def __str__(self) -> str:
         length = "their longest example" if self.buckets.exact else f"{self.buckets} tokens"
-        return f"batches of {self.batch_size} padded to {length}: {self.padded_per_real():.2f} padded per real token"
+        padding = 1 - 1 / max(self.padded_per_real(), 1.0)
+        return f"batches of {self.batch_size}, padded to {length}; padding: {padding:.0%} of tokens"
 
     def _batches(self, epoch: int) -> list[np.ndarray]:
         """Returns the batches of an epoch, each with the examples of all processes."""

@@ -147,7 +147,7 @@ KNOWN_FAULTS = (
     ),
     KnownFault(
         165257,
-        "dropout and random numbers go astray for tensors that are not contiguous",
+        "dropout and random fills give wrong values for tensors that are not contiguous",
         "update macOS to 15 or later, or install torch 2.10 or later",
         torch_before=(2, 10),
         macos_before=(15, 0),

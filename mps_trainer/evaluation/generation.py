@@ -95,7 +95,7 @@ def padded(tokens: torch.Tensor, length: int, processing_class: Any, model: Any)
         padding = getattr(model.config, "pad_token_id", None)
     if padding is None:
         raise MisconfigurationException(
-            "Generated texts of different lengths must be padded, and there is no padding token. Pad_token_id must "
-            "be set in the configuration of the model, or a tokenizer with one given as processing_class."
+            "Generated texts of different lengths must be padded, and there is no padding token. Set pad_token_id in "
+            "the model's config, or pass a tokenizer that has one as processing_class."
         )
     return nn.functional.pad(tokens, (0, length - tokens.shape[-1]), value=padding)

@@ -159,8 +159,7 @@ def set_tf32(device: torch.device, wanted: bool | None) -> None:
     capable = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
     if wanted and not capable:
         raise MisconfigurationException(
-            f"--tf32 requires Ampere or a newer GPU of cuda, and this run is on {device}. Leave tf32 out; bf16=True "
-            "is what is faster here."
+            f"--tf32 requires an Ampere or newer CUDA GPU, and this run is on {device}. Remove tf32."
         )
     if capable:
         torch.backends.cuda.matmul.allow_tf32 = wanted

@@ -49,11 +49,11 @@ def test_a_length_is_padded_to_the_next_bucket_or_beyond_the_last_to_a_multiple_
     ("make", "said"),
     [
         *(
-            (lambda lengths=lengths: LengthBuckets(lengths), "no lengths to pad to")
+            (lambda lengths=lengths: LengthBuckets(lengths), "must be positive and strictly increasing")
             for lengths in [(), (0, 8), (8, 8)]
         ),
-        (lambda: LengthBuckets.fitted([], 7), "length buckets cannot be made"),
-        (lambda: LengthBuckets.fitted([3], 0), "length buckets cannot be made"),
+        (lambda: LengthBuckets.fitted([], 7), "at least one bucket and one example are needed"),
+        (lambda: LengthBuckets.fitted([3], 0), "at least one bucket and one example are needed"),
         (lambda: BucketBatchSampler([3], 0), "are not accepted"),
         (lambda: BucketBatchSampler([3], 4, rank=1), "are not accepted"),
     ],
@@ -156,6 +156,6 @@ def test_processes_share_batches_of_one_bucket(count, replicas, drop_last, shuff
 
 def test_a_loader_takes_it_and_says_what_is_padded():
     sampler = BucketBatchSampler([3, 5, 12, 12], 2, num_buckets=2)
-    assert str(sampler) == "batches of 2 padded to 8, 12 tokens: 1.25 padded per real token"  # 40 of 32
+    assert str(sampler) == "batches of 2, padded to 8, 12 tokens; padding: 20% of tokens"  # 8 of 40
     loader = DataLoader(list("abcd"), batch_sampler=sampler)
     assert sorted(map(sorted, loader)) == [["a", "b"], ["c", "d"]]

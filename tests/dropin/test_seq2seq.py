@@ -149,7 +149,7 @@ def test_missing_generation_config_and_pad_token_are_one_line_errors(tmp_path):
     model = t5()
     model.config.pad_token_id = None
     trainer = Seq2SeqTrainer(model, Seq2SeqTrainingArguments(str(tmp_path), use_cpu=True))
-    with pytest.raises(ValueError, match="Pad_token_id"):
+    with pytest.raises(ValueError, match="Set pad_token_id"):
         trainer._pad_tensors_to_max_len(torch.ones(1, 2, dtype=torch.long), 4)
 
 
