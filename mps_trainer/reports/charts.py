@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -34,12 +35,14 @@ def draw_curves(chart: Chart, last_step: float, breaks: Sequence[Break] = ()) ->
         last_step: the end of the axis of steps, the same for all charts of a page.
         breaks: resumes and faults, each drawn as a vertical line.
     """
-    low, high = _range(chart)
+    lines = _grid(chart)
+    low, high = lines[0], lines[-1]
     end = max(curve.x[-1] for curve in chart.curves) if chart.over_time else last_step
     unit, divisor = _time_unit(end) if chart.over_time else ("", 1.0)
     drawn = pygal.XY(
         **_settings(*_SIZE),
         range=(low, high),
+        y_labels=None if chart.log else lines,
         xrange=(0, end / divisor or 1),
         logarithmic=chart.log,
         value_formatter=number,
@@ -48,6 +51,9 @@ def draw_curves(chart: Chart, last_step: float, breaks: Sequence[Break] = ()) ->
     if end <= 5 and not chart.over_time:  # no label between two steps
         drawn.x_labels = list(range(int(end) + 1))
     classes = []
+    if chart.best is not None:
+        drawn.add(None, [(chart.best[0], low), (chart.best[0], high)], show_dots=False)
+        classes.append("break best")
     for step, seconds, kind in breaks:
         x = seconds / divisor if chart.over_time else step
         drawn.add(None, [(x, low), (x, high)], show_dots=False)
@@ -73,16 +79,21 @@ def _points(chart: Chart, curve: Curve, divisor: float) -> list[dict[str, Any]]:
     return points
 
 
-def _range(chart: Chart) -> tuple[float, float]:
-    """Returns the range of the vertical axis, with some room."""
+def _grid(chart: Chart) -> list[float]:
+    """Returns the horizontal lines; the first and the last enclose all points. A logarithmic axis has only these."""
     values = [value for curve in chart.curves for value in curve.y]
     low, high = min(values), max(values)
     if chart.log:
-        return low / 1.2, high * 1.2
+        return [low / 1.2, high * 1.2]
     if chart.from_zero:
         low = min(low, 0.0)
     room = 0.06 * (high - low) or abs(high) * 0.1 or 1.0
-    return (low if chart.from_zero and low == 0 else low - room), high + room
+    low, high = low - room if low < 0 else max(low - room, 0.0), high + room
+    rough = (high - low) / 4
+    size = 10.0 ** math.floor(math.log10(rough))
+    step = size * next(factor for factor in (1, 2, 2.5, 5, 10) if factor * size >= rough * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(place * step, 12 - math.floor(math.log10(step))) for place in range(first, last + 1)]
 
 
 def _time_unit(seconds: float) -> tuple[str, float]:

@@ -38,6 +38,7 @@ class Chart:
     log: bool = False  # True: the axis of y is logarithmic
     from_zero: bool = False
     over_time: bool = False
+    best: tuple[float, str] | None = None  # the step of the best checkpoint or evaluation, and what it is best in
 
 
 def charts(record: RunRecord) -> list[Chart]:
@@ -58,10 +59,21 @@ def charts(record: RunRecord) -> list[Chart]:
         ),
         Chart("Memory", memory_curves(record), "GiB", from_zero=True, over_time=True),
     ]
+    found[0].best = best_step(record)
     for chart in found:
         chart.curves = [curve for curve in chart.curves if len(curve.x) > 1]
         chart.log = chart.log and _spans_decades(chart.curves)
     return [chart for chart in found if chart.curves]
+
+
+def best_step(record: RunRecord) -> tuple[float, str] | None:
+    """Returns the step of the best checkpoint, or else that of the lowest evaluation loss, with the reason."""
+    if step := record.best.get("step"):
+        return step, f"best {record.best.get('name') or 'checkpoint'}".replace("eval_", "").replace("_", " ")
+    evaluated = logged(record, "eval_loss")
+    if len(evaluated.x) < 2:
+        return None
+    return evaluated.x[evaluated.y.index(min(evaluated.y))], "lowest evaluation loss"
 
 
 def _spans_decades(curves: list[Curve]) -> bool:

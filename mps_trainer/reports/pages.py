@@ -45,6 +45,7 @@ def run_page(record: RunRecord, reload_after: int = 0) -> str:
         record=record,
         reload_after=reload_after,
         outcome=summary.outcome(record),
+        model_line=summary.model_line(record),
         headline=summary.headline(record),
         metrics_logged_once=summary.metrics_logged_once(record),
         charts=_drawn(curves.charts(record), breaks),
@@ -87,6 +88,8 @@ def _drawn(found: list[Chart], breaks: Sequence[charts.Break] = ()) -> list[tupl
     drawn = []
     for chart in found:
         keys = [(curve.name, _color(place)) for place, curve in enumerate(chart.curves)]
+        if chart.best is not None:
+            keys.append((f"{chart.best[1]}: step {formatting.number(chart.best[0])}", "break best"))
         drawn.append((chart, Markup(charts.draw_curves(chart, last_step, breaks)), keys if len(keys) > 1 else []))
     return drawn
 

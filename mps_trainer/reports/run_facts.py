@@ -101,14 +101,19 @@ def _padded(sampler: Any) -> list[dict[str, int]]:
 
 def arguments_of(args: Any, rules: Mapping[str, Rule]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns all arguments, and those that differ from their defaults with both values, as `rules` allow."""
-    values = {n: None if getattr(args, n, v) is None else v for n, v in args.to_dict().items()}  # of a token, its name
+    values = _values_of(args)
     own = own_class(args)
     defaults = {f.name: getattr(f.default, "value", f.default) for f in fields(args) if f.default is not MISSING}
     # as they are once they have been derived from each other, which a class of the user's may do in its own way
-    defaults |= own(output_dir=args.output_dir).to_dict() if issubclass(own, TrainingArguments) else {}
+    defaults |= _values_of(own(output_dir=args.output_dir)) if issubclass(own, TrainingArguments) else {}
     changed = [name for name, value in values.items() if name != "output_dir" and value != defaults.get(name)]
     visible, usual = ({n: shown(v, rules.get(f"--{n}")) for n, v in each.items()} for each in (values, defaults))
     return visible, {name: [visible[name], usual.get(name)] for name in changed}
+
+
+def _values_of(args: Any) -> dict[str, Any]:
+    """Returns all arguments; to_dict() has a token's name in place of the token, even of one that is not set."""
+    return {name: None if getattr(args, name, value) is None else value for name, value in args.to_dict().items()}
 
 
 def origin_of(dataset: Any, model: Any, rules: Mapping[str, Rule]) -> dict[str, str]:

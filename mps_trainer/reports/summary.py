@@ -29,6 +29,7 @@ from .redaction import NOT_SHOWN
 
 Row = tuple[str, ...]
 
+_TILES = 6  # metrics in the headline
 _TRAINING_LOSS, _MEAN_LOSS = "training loss", "mean training loss"
 
 
@@ -54,6 +55,15 @@ def outcome(record: RunRecord) -> tuple[str, str, str]:
 def device_name(record: RunRecord) -> str:
     name = str(record.device.get("device") or "")
     return f"simulated {name}" if name and record.device.get("simulated") else name
+
+
+def model_line(record: RunRecord) -> str:
+    """Returns the base model, or the class where the configuration names none, with the number of parameters."""
+    if not record.model:
+        return ""
+    base = str(record.origin.get("base_model") or "").rstrip("/").rpartition("/")[2]
+    parameters = f"{number(record.model.get('parameters'))} parameters"
+    return f"{base}, {parameters}" if base else f"{record.model.get('class')}, {parameters}, no pretrained model"
 
 
 def final_metrics(record: RunRecord) -> dict[str, float]:
@@ -88,7 +98,7 @@ def throughput(record: RunRecord) -> tuple[float, str] | None:
 
 def headline(record: RunRecord) -> list[Row]:
     """Returns metrics, loss, time, speed and memory: each with label, value and an explanation."""
-    metrics = list(final_metrics(record).items())[:6]
+    metrics = list(final_metrics(record).items())[:_TILES]
     tiles: list[Row] = [(metric_name(name), number(value), _explanation(record, name)) for name, value in metrics]
     if record.seconds:
         count = len(record.sessions)
@@ -119,9 +129,11 @@ def _at_best_step(record: RunRecord) -> str:
 
 
 def metrics_logged_once(record: RunRecord) -> list[tuple[str, float, float]]:
-    """Returns name, value and step of the metrics that were logged at one step only, which make no curve."""
-    found = []
+    """Returns name, value and step of the metrics that have neither a curve, being logged once, nor a tile."""
+    found, in_tiles = [], list(final_metrics(record))[:_TILES]
     for name in curves.metric_names(record):
+        if name in in_tiles:
+            continue
         logged = {entry["step"]: entry[name] for entry in record.history if name in entry}
         found += [(metric_name(name), value, step) for step, value in logged.items() if len(logged) == 1]
     return found

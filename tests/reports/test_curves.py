@@ -105,6 +105,7 @@ def test_losses_over_many_powers_of_ten_have_a_logarithmic_axis(record):
 def test_each_curve_of_a_chart_is_a_line_with_a_text_at_each_point(record):
     figure = charts.draw_curves(curves.charts(record)[0], 4, charts.breaks_of(record))
     assert series(figure) == {
+        "series break best": ([], 1),
         "series break soft": ([], 1),
         "series curve color-0 dash-0": (
             ["training, step 1: 0.9", "training, step 2: 0.7", "training, step 3: 0.5", "training, step 4: 0.4"],
@@ -113,6 +114,28 @@ def test_each_curve_of_a_chart_is_a_line_with_a_text_at_each_point(record):
         "series curve color-1 dash-0": (["evaluation, step 2: 0.8", "evaluation, step 4: 0.6"], 1),
     }
     assert labels(figure, "x") == ["0", "1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize(
+    ("values", "lines"),
+    [
+        ([0.037, 0.7079], ["0", "0.2", "0.4", "0.6", "0.8"]),  # no line below 0 for values that are never below
+        ([-3.2, 5.0], ["-5", "-2.5", "0", "2.5", "5", "7.5"]),
+        ([0.61, 0.61], ["0.5", "0.55", "0.6", "0.65", "0.7"]),
+        ([12.0, 118.0], ["0", "50", "100", "150"]),
+    ],
+)
+def test_all_points_are_between_the_first_and_the_last_line_of_the_grid(values, lines):
+    assert labels(charts.draw_curves(Chart("x", [Curve("", [0, 1], values)]), 1), "y") == lines
+
+
+def test_the_best_step_is_that_of_the_best_checkpoint_or_of_the_lowest_evaluation_loss(record):
+    record.best = {"name": "eval_accuracy", "step": 2}
+    assert curves.best_step(record) == (2, "best accuracy")
+    record.best = {}
+    assert curves.best_step(record) == (4, "lowest evaluation loss")
+    record.history = [entry for entry in record.history if "eval_loss" not in entry or entry["step"] == 4]
+    assert curves.best_step(record) is None
 
 
 def test_a_chart_of_many_long_curves_stays_small():

@@ -44,6 +44,7 @@ def test_a_run_leaves_a_record_and_a_page(report_of, device, tmp_path):
     assert record["data"]["examples"] == 40
     assert record["model"]["parameters"] == sum(p.numel() for p in trainer.model.parameters())
     assert record["changed"]["max_steps"] == [4, -1]
+    assert "hub_token" not in record["changed"]  # it is not set
     first, *_, last = record["sessions"][0]["marks"]
     assert (first[0], last[0]) == (0, 4)
     assert last[5] > 2**20

@@ -41,12 +41,24 @@ def test_a_run_that_logged_no_loss_shows_the_mean(record):
     assert "training loss" not in summary.final_metrics(record)
 
 
-def test_metrics_of_one_evaluation_are_a_table_and_no_chart(record):
+def test_metrics_of_one_evaluation_without_a_tile_are_a_table_and_no_chart(record):
     assert summary.metrics_logged_once(record) == []
     record.history = [entry for entry in record.history if "eval_loss" not in entry or entry["step"] == 4]
     page = run_page(record)
-    assert rows_of(page)[1:3] == [["evaluation loss", "0.6", "4"], ["accuracy", "0.75", "4"]]
+    assert "<h2>Evaluation</h2>" not in page  # both are tiles
     assert "<h3>Metrics" not in page
+    (evaluation,) = (entry for entry in record.history if "eval_loss" in entry)
+    evaluation.update({f"eval_m{place}": place / 10 for place in range(1, 7)})
+    table = rows_of(run_page(record))[1:3]
+    assert sorted(table) == [["evaluation loss", "0.6", "4"], ["m6", "0.6", "4"]]
+
+
+def test_the_title_names_the_base_model_or_says_that_there_is_none(record):
+    record.origin["base_model"] = "google/bert-tiny"
+    assert summary.model_line(record).startswith("bert-tiny, ")
+    del record.origin["base_model"]
+    assert summary.model_line(record).endswith(" parameters, no pretrained model")
+    assert f"<title>{record.name}: {summary.model_line(record)}</title>" in run_page(record)
 
 
 @pytest.mark.parametrize(
