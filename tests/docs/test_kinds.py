@@ -8,7 +8,7 @@ import pytest
 
 from .pages import PAGES, ROOT, blocks_of
 
-KINDS = ("Tutorial", "How-to", "Reference", "Explanation")
+KINDS = ("Tutorial", "How-to", "Reference", "Explanation", "Development")
 WORDS = 1200  # read in five minutes
 # Pages with more words, each with the reason. In reference pages people look things up, so these may be longer.
 LONGER: dict[str, str] = {}
