@@ -24,14 +24,11 @@ def mac_without_mps(**differences: object) -> MachineFacts:
 ROSETTA = mac_without_mps(machine="x86_64", rosetta=True, python_executable="/usr/local/bin/python3")
 
 MACHINES = {
-    "mac": MAC,
-    "rosetta": ROSETTA,
     "virtual-mac": mac(
         mps_allocation_ok=False, mps_allocation_error="MPS backend out of memory", virtual_machine=True
     ),
     "old-macos": mac(os_version="14.7"),
     "late-fallback": mac(environment={"PYTORCH_ENABLE_MPS_FALLBACK": "1"}),
-    "linux-cpu": MachineFacts(torch_version="2.13.0+cpu"),
 }
 
 # The machines of the pages on doctor and env, with the facts that only these commands read.
