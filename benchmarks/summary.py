@@ -1,6 +1,6 @@
-"""The summary tables: a short one for README, and all rows for benchmarks/results/README.md.
+"""The summary tables: a short one for README, and all rows for docs/speed.md and benchmarks/results/README.md.
 
-`python -m benchmarks.summary` writes both from the JSON files in benchmarks/results.
+`python -m benchmarks.summary` writes them from the JSON files in benchmarks/results.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ COLUMNS = {
     "lightning": "Lightning",
     "ours": "mps_trainer",
 }
+# The pages with a table, and whether it is the short one.
+PAGES = {"README.md": True, "docs/speed.md": False, "benchmarks/results/README.md": False}
 BEGIN, END = "<!-- benchmarks -->\n", "<!-- end of benchmarks -->\n"
 NOT_MEASURED = "–"
 Result = dict[str, Any]
@@ -121,18 +123,12 @@ ROWS = (
         BY_BATCH_BF16,
     ),
     Row(
-        "MRPC, {epochs}: whole run, time relative to transformers padded to 128 tokens",
-        "mrpc",
-        over("transformers", "seconds"),
-    ),
-    Row(
         "padded tokens per real token, MRPC, transformers padded by batch",
         "mrpc",
         middle("padding", 2),
         BY_BATCH,
         topic="padding",
     ),
-    Row("padded tokens per real token, MRPC, transformers padded to 128 tokens", "mrpc", middle("padding", 2)),
     Row(
         "MRPC dev accuracy, {epochs} in bfloat16, mean ± standard deviation of {rounds} seeds",
         "learning",
@@ -153,16 +149,10 @@ ROWS = (
         topic="operators",
     ),
     Row(
-        "`TrainingArguments(...).device`, time relative to `import torch`",
-        "startup",
-        over("torch", "seconds"),
-        {"transformers": "transformers-device", "ours": "ours-device"},
-    ),
-    Row(
-        "seconds of the GLUE example's `--help`",
-        "startup",
-        middle("seconds", 1),
-        {"transformers": "transformers-help", "ours": "ours-help"},
+        "the same, all with fused AdamW",
+        "simulated",
+        middle("operators", 0),
+        {"bare": "bare-fused", "transformers": "transformers", "ours": "ours"},
     ),
     Row(
         "seconds to the first step of the embedded GLUE example",
@@ -269,7 +259,8 @@ def read(folder: Path = RESULTS) -> dict[str, Result]:
 
 def main() -> None:
     results = read()
-    for page, short in ((ROOT / "README.md", True), (RESULTS / "README.md", False)):
+    for name, short in PAGES.items():
+        page = ROOT / name
         page.write_text(replaced(page.read_text(encoding="utf-8"), block(results, short)), encoding="utf-8")
         print(page)
 
