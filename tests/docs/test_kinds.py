@@ -17,6 +17,7 @@ WORDS = 1000  # of a page without its code: read in five minutes. In reference p
 WIDTH = 88
 # Pages with longer lines, each with the reason.
 WIDER = {
+    "language-models": "a chat is one line of its file, to be copied",
     "README": "its two commands are one line each, to be copied whole",
     "contributing": "its first command is README's",
 }
