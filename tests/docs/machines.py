@@ -48,9 +48,4 @@ REPORTED = {
         chip="VirtualApple @ 2.50GHz", torch_version="2.2.2", mps_built=False, mps_available=False,
         mps_allocation_ok=False, recommended_bytes=None, packages={**M3.packages, "torch": "2.2.2"},
     ),
-    "several": dataclasses.replace(
-        M3, torch_version="2.13.0", memory_bytes=8 * 1024**3, recommended_bytes=int(5.3 * 1024**3), chip="Apple M1",
-        model="MacBookAir10,1", fallback_when_torch_loaded=True, packages={**M3.packages, "torch": "2.13.0"},
-        environment={"PYTORCH_ENABLE_MPS_FALLBACK": "1", "PYTORCH_MPS_HIGH_WATERMARK_RATIO": "0.0"},
-    ),
 }  # fmt: skip
