@@ -19,7 +19,6 @@ WIDTH = 88
 WIDER = {
     "language-models": "a chat is one line of its file, to be copied",
     "README": "its two commands are one line each, to be copied whole",
-    "contributing": "its first command is README's",
 }
 
 
