@@ -9,7 +9,7 @@ from typing import Any
 HEAD = """# Results
 
 Written by `python -m benchmarks` from the JSON files beside it, which have every round. What the figures mean is on
-`docs/benchmarks.md`. Figures are medians over the rounds, unless they say mean; a ratio is the median of the ratios
+`docs/speed.md`. Figures are medians over the rounds, unless they say mean; a ratio is the median of the ratios
 within a round; what was learned is the last round's.
 """
 

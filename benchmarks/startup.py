@@ -35,6 +35,9 @@ def plan(options: Options) -> Plan:
             f"{name}-help": Entry(f"{package}: {path.name} --help", partial(_seconds, [str(path), "--help"])),
             f"{name}-first-step": Entry(f"{package}: {path.name}, first step", partial(_first_step, path, arguments)),
         }
+    if len(scripts) == 2:
+        label = f"mps_trainer: {glue.THEIRS.name} with the import changed, first step"
+        entries["import-first-step"] = Entry(label, partial(_first_step, glue.import_changed, AS_EMBEDDED))
     kinds = ("python", "torch", "-device", "-help", "-first-step")  # what is to be compared stands together
     ordered = {name: entries[name] for kind in kinds for name in entries if name.endswith(kind)}
     arguments = [argument.replace(f"{ROOT}/", "") for argument in AS_EMBEDDED]

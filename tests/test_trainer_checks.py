@@ -8,6 +8,7 @@ import torch
 from datasets import Dataset, DatasetDict
 
 from mps_trainer import MisconfigurationException, Trainer, trainer_checks
+from mps_trainer.distributed import Processes
 from tests.conftest import Classifier, accuracy, examples
 
 
@@ -17,6 +18,22 @@ def test_a_subclass_with_its_own_loader_needs_no_eval_dataset(make_trainer):
             return super().get_eval_dataloader(self.train_dataset)
 
     make_trainer({"kind": Own, "eval_dataset": None}, eval_strategy="steps")
+
+
+def test_an_evaluation_strategy_needs_a_dataset(make_trainer):
+    with pytest.raises(MisconfigurationException, match=r"eval_strategy='epoch', but there is no eval_dataset\."):
+        make_trainer({"eval_dataset": None}, eval_strategy="epoch")
+
+
+def test_smaller_batches_need_one_process(make_args):
+    with pytest.raises(MisconfigurationException, match="auto_find_batch_size=True works in one process"):
+        trainer_checks.check_processes(make_args(auto_find_batch_size=True), Processes(0, 2))
+
+
+def test_fp16_needs_weights_in_float32(make_trainer, make_model):
+    trainer = make_trainer({"model": make_model().half()}, max_steps=1, fp16=True)
+    with pytest.raises(ValueError, match=r"are in float16, .* Load the model with dtype=torch\.float32\."):
+        trainer.train()
 
 
 def test_metrics_by_batch_need_an_argument_for_the_last_batch(make_args):

@@ -1,6 +1,6 @@
 """Selects a tier of the tests, and forbids those of the default tier to start a Python.
 
-A new interpreter imports torch and transformers again, which takes longer than most tests do. `docs/testing.md`
+A new interpreter imports torch and transformers again, which takes longer than most tests do. `docs/contributing.md`
 explains the tiers.
 """
 

@@ -1,7 +1,6 @@
 """The directive `house`: the package as a house, drawn when the pages are built, from what its modules import.
 
-`{house} drawing` is the picture, an SVG in the page whose colours are the theme's; `{house} imports` the table of all
-imports. Only the directive needs Sphinx; `drawing()` is a plain function.
+It is an SVG in the page whose colours are the theme's. Only the directive needs Sphinx.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from docutils import nodes
 from docutils.parsers.rst import Directive
 from imports import Graph, floors_of, rooms_of, without_shortcuts
 from plan import Plan, Room, plan
-from tables import table
 
 import mps_trainer
 
@@ -88,21 +86,11 @@ def _size(room: str) -> str:
 
 
 class House(Directive):
-    """`{house} drawing` or `{house} imports`."""
-
-    required_arguments = 1
-    has_content = False
+    """`{house}` without arguments or content."""
 
     def run(self) -> list[nodes.Node]:
-        rooms = graph()
-        if self.arguments[0] == "drawing":
-            html = f'<style>{_STYLE}</style>\n<div class="house">\n{drawing(rooms)}\n</div>'
-            return [nodes.raw("", html, format="html")]
-        if self.arguments[0] == "imports":
-            floors = floors_of(rooms)
-            rows = [(room, ", ".join(sorted(rooms[room])) or "–") for room in sorted(rooms, key=lambda r: -floors[r])]
-            return [table(rows, ("Room", "Imports"), (30, 70), code=1)]
-        raise self.error(f"house takes drawing or imports, not {self.arguments[0]!r}.")
+        html = f'<style>{_STYLE}</style>\n<div class="house">\n{drawing(graph())}\n</div>'
+        return [nodes.raw("", html, format="html")]
 
 
 def setup(app: Any) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def test_the_notes_name_each_machine_with_what_ran_on_it():
     )
 
 
-@pytest.mark.parametrize(("page", "short"), [("README.md", True), ("benchmarks/results/README.md", False)])
+@pytest.mark.parametrize(("page", "short"), summary.PAGES.items())
 def test_a_page_shows_the_committed_results(page, short):
     text = (ROOT / page).read_text(encoding="utf-8")
     results = summary.read()

@@ -24,14 +24,11 @@ def mac_without_mps(**differences: object) -> MachineFacts:
 ROSETTA = mac_without_mps(machine="x86_64", rosetta=True, python_executable="/usr/local/bin/python3")
 
 MACHINES = {
-    "mac": MAC,
-    "rosetta": ROSETTA,
     "virtual-mac": mac(
         mps_allocation_ok=False, mps_allocation_error="MPS backend out of memory", virtual_machine=True
     ),
     "old-macos": mac(os_version="14.7"),
     "late-fallback": mac(environment={"PYTORCH_ENABLE_MPS_FALLBACK": "1"}),
-    "linux-cpu": MachineFacts(torch_version="2.13.0+cpu"),
 }
 
 # The machines of the pages on doctor and env, with the facts that only these commands read.
@@ -50,10 +47,5 @@ REPORTED = {
         M3, machine="x86_64", rosetta=True, conda=True, python_executable="~/anaconda3/bin/python",
         chip="VirtualApple @ 2.50GHz", torch_version="2.2.2", mps_built=False, mps_available=False,
         mps_allocation_ok=False, recommended_bytes=None, packages={**M3.packages, "torch": "2.2.2"},
-    ),
-    "several": dataclasses.replace(
-        M3, torch_version="2.13.0", memory_bytes=8 * 1024**3, recommended_bytes=int(5.3 * 1024**3), chip="Apple M1",
-        model="MacBookAir10,1", fallback_when_torch_loaded=True, packages={**M3.packages, "torch": "2.13.0"},
-        environment={"PYTORCH_ENABLE_MPS_FALLBACK": "1", "PYTORCH_MPS_HIGH_WATERMARK_RATIO": "0.0"},
     ),
 }  # fmt: skip

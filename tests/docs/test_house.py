@@ -68,8 +68,8 @@ def test_drawing_has_every_room_once_and_an_arrow_for_each_import(house, imports
     assert len(arrows) == sum(map(len, imports.without_shortcuts(graph).values()))
 
 
-def test_source_tree_page_describes_every_folder():
-    page = (ROOT / "docs" / "source-tree.md").read_text(encoding="utf-8")
-    described = page.split("## Package")[1]
+def test_architecture_page_describes_every_folder():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    described = page.split("## Source tree")[1]
     folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert {name for name in folders if f"| `mps_trainer/{name}/` |" not in described} == set()

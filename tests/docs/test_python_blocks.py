@@ -1,6 +1,8 @@
-"""Python in README and the documentation runs, page by page, from top to bottom."""
+"""Python in README and the documentation runs, page by page, from top to bottom; JSON can be read line by line."""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 
@@ -29,6 +31,35 @@ def test_python_of_page_runs(page, bert, sentences, tmp_path, monkeypatch):
     for block in (block for block in BLOCKS if block.page == page):
         # Blank lines before it, so that a traceback names the line of the page.
         exec(compile("\n" * block.line + block.text, ROOT / page, "exec"), names)
+
+
+def test_pretrained_classifier_trains_on_a_table(tmp_path, monkeypatch):
+    """A tiny model takes the place of the one that the page names, and the page's table that of the data set."""
+    from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+
+    script, table, _ = (block.text for block in all_blocks("python") if block.page == "docs/pretrained-classifier.md")
+    (rows,) = (block.text for block in all_blocks("text") if block.page == "docs/pretrained-classifier.md")
+    monkeypatch.chdir(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "examples" / "text-classification" / "embedded")
+    tokenizer.save_pretrained("tiny")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    BertForSequenceClassification(BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained("tiny")
+    for name in ("train.csv", "dev.csv"):
+        (tmp_path / name).write_text(rows, encoding="utf-8")
+    for words, instead in {
+        "distilbert/distilbert-base-uncased": "tiny",
+        'data = load_dataset("nyu-mll/glue", "sst2")': table,
+    }.items():
+        assert words in script
+        script = script.replace(words, instead)
+    exec(script, {})
+    config = json.loads((tmp_path / "classifier" / "config.json").read_text(encoding="utf-8"))
+    assert config["id2label"] == {"0": "negative", "1": "positive"}
+
+
+@pytest.mark.parametrize("block", all_blocks("json"), ids=str)
+def test_lines_of_json_can_be_read(block):
+    assert all(json.loads(line) for line in block.text.splitlines())
 
 
 def test_table_of_exchanges_is_that_of_its_formula():

@@ -125,10 +125,3 @@ def test_shown_tolerances_are_those_of_checks():
     rows = SELFTEST.split("## Tolerances")[1].split("\n## ")[0]
     allowed = {float(value) for value in re.findall(r"\| (\d+e-\d+) \|$", rows, re.MULTILINE)}
     assert allowed == {tolerance.relative for tolerance in TOLERANCES.values()}
-
-
-def test_options_are_in_the_table():
-    (subparsers,) = (action for action in _parser()._actions if action.dest == "command")
-    options = {word for action in subparsers.choices["selftest"]._actions for word in action.option_strings}
-    rows = SELFTEST.split("| option |")[1].split("\n\n")[0]
-    assert {word for word in options if word.startswith("--")} - {"--help"} == set(re.findall(r"`(--\w+)", rows))

@@ -238,7 +238,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def write(options: argparse.Namespace, tally: Counter[str], kills: int, in_a_save: int) -> None:
-    """Writes the figures that docs/reliability.md shows."""
+    """Writes the figures that docs/checkpoints.md shows."""
     import torch
 
     import mps_trainer

@@ -1,4 +1,4 @@
-"""Writes the table of docs/reliability.md from the results: `python -m tests.faults.table`."""
+"""Writes the table of docs/checkpoints.md from the results: `python -m tests.faults.table`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 MARK = "<!-- reliability -->\n"
 LIBRARIES = ("mps_trainer", "transformers")
 

@@ -67,6 +67,7 @@ def test_a_script_may_save_load_and_generate(tmp_path):
         model, keys = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "own", output_loading_info=True)
         assert model.generate(input_ids=prompt, max_new_tokens=3) is prompt
     assert model.config.vocab_size == 48
+    assert model.config.name_or_path == str(tmp_path / "own")
     assert keys["missing_keys"] == set()
     assert [path.name for path in (tmp_path / "own").iterdir()] == ["config.json"]
 

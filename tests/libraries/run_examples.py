@@ -25,7 +25,10 @@ sys.path[:0] = [str(ROOT / "examples" / folder) for folder in ("language-modelin
 
 
 def run_page(name: str) -> int:
-    """Runs the Python of a page that needs the libraries, with the names that the pages take as given; returns 0."""
+    """Runs the Python of a page that needs the libraries, with the names that the pages take as given; returns 0.
+
+    A tiny model takes the place of the one that a page names.
+    """
     from bi_encoder_pairs import pairs, write_tiny_bert
     from sft_chats import chats, tiny_model, tiny_tokenizer
 
@@ -33,14 +36,29 @@ def run_page(name: str) -> int:
     tokenizer = tiny_tokenizer()
     names = {"model": tiny_model(tokenizer), "tokenizer": tokenizer, "chats": chats()[0], "bert": "bert"}
     names["pairs"] = pairs()[0]
-    names["model"].save_pretrained("tiny-llama")
+    for part in (names["model"], tokenizer):
+        part.save_pretrained("tiny-llama")
     runs = [tokenizer.apply_chat_template(chat, tokenize=True, return_dict=False)[:16] for chat in names["chats"]]
     names |= {"model_folder": "tiny-llama", "train_dataset": [{"input_ids": run, "labels": run} for run in runs]}
-    for part in (names["model"], tokenizer):
-        part.save_pretrained("my-model/merged")
-    for block in (block for block in blocks_of(ROOT / name) if block.kind == "needs"):
-        exec(compile("\n" * block.line + block.text, name, "exec"), names)
+    if name != "docs/language-models.md":  # which trains it
+        write_adapter("tiny-llama", "my-model")
+    for block in blocks_of(ROOT / name):
+        if block.kind == "file":
+            Path(f"{block.label}.jsonl").write_text(block.text, encoding="utf-8")
+        elif (block.kind, block.label) == ("needs", "libraries"):
+            text = block.text.replace("Qwen/Qwen3-1.7B", "tiny-llama")
+            exec(compile("\n" * block.line + text, name, "exec"), names)
     return 0
+
+
+def write_adapter(folder: str, output: str) -> None:
+    """Writes an adapter of the model in `folder`, untrained, and the tokenizer."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    get_peft_model(model, LoraConfig(target_modules="all-linear")).save_pretrained(output)
+    AutoTokenizer.from_pretrained(folder).save_pretrained(output)
 
 
 def copy_model(folder: str, copy: str, template: str) -> int:

@@ -24,8 +24,8 @@ pytestmark = [
 
 SCRIPT = Path(__file__).with_name("run_examples.py")
 SFT, BI_ENCODER = "run_sft.py", "train_bi_encoder.py"
-PAGES = ["docs/export.md", "docs/trl.md", "docs/sentence-transformers.md", "docs/setfit.md"]
-PAGES += ["docs/quantization.md"] if find_spec("bitsandbytes") else []
+PAGES = ["docs/language-models.md", "docs/export.md", "docs/libraries.md"]
+PAGES += ["docs/peft.md"] if find_spec("bitsandbytes") else []
 PARSERS = {SFT: "sft_arguments", BI_ENCODER: "bi_encoder_arguments"}
 QUIET = ["--disable_tqdm", "True", "--use_cpu"]
 

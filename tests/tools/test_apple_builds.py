@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from tools.apple_binary.wheel import LIBRARY, IndexUnreachableError, Wheel, defa
 
 pytestmark = pytest.mark.acceptance
 
-PAGE = Path(__file__).parents[2] / "docs" / "apple-builds.md"
+PAGE = Path(__file__).parents[2] / "docs" / "check.md"
 # What always runs on the CPU: the oldest supported release, an older one that is tested, and the newest.
 FALL_BACK = {
     "2.6.0": {"embedding_renorm_", "linalg_svd", "linalg_svd.U", "col2im", "upsample_nearest3d.vec"},
@@ -59,18 +58,6 @@ def test_the_page_has_the_number_of_operators_that_compile_graphs(comparison):
     text = f"{len(comparison.graphs)} in {comparison.torch_version}"
     assert (text in " ".join(PAGE.read_text(encoding="utf-8").split())) == (comparison.torch_version != "2.6.0")
     assert "aten::masked_fill_.Tensor" in comparison.reads
-
-
-def test_the_page_has_the_numbers(comparison):
-    assert row(comparison) in re.sub(r" +", " ", PAGE.read_text(encoding="utf-8"))
-
-
-def row(comparison: Comparison) -> str:
-    dense = comparison.registered["MPS"] - len(comparison.by_hand)
-    sparse = sum(comparison.registered.get(key, 0) for key in ("SparseMPS", "SparseCsrMPS"))
-    counts = (dense, sparse, len(comparison.by_hand), len(comparison.fall_back), comparison.native)
-    cells = [comparison.torch_version, *counts, len(comparison.unexplained), len(comparison.autocast)]
-    return f"| {' | '.join(map(str, cells))} |"
 
 
 def test_what_is_lower_precision_on_mps_is_so_on_the_cpu_too_where_the_cpu_casts(wheel):
