@@ -1,7 +1,7 @@
 """Computes which Macs the training steps of four language models fit on: `python -m benchmarks.fit`.
 
 The models have the sizes of Qwen3 with 0.6, 1.7, 4 and 8 billion parameters, and no memory for their weights. A step
-has two rows of 1,024 tokens and checkpoints its activations, as examples/language-modeling/run_sft.py does. With
+has two rows of 1,024 tokens and checkpoints its activations, as examples/language-modeling/train.py does. With
 `--longest`, the longest text that fits each Mac, one in a step.
 """
 

@@ -3,7 +3,7 @@
 
     python run_glue.py --task_name mrpc --embedded
 
-trains a tiny model on the sample that comes with this script;
+trains a tiny model on the sample that comes with this script, and
 
     python run_glue.py --model_name_or_path google-bert/bert-base-cased --task_name mrpc --do_train --do_eval \\
         --max_seq_length 128 --per_device_train_batch_size 32 --learning_rate 2e-5 --num_train_epochs 3 \\
@@ -14,334 +14,335 @@ a pretrained one on the real task. It picks the best device. `--help` lists ever
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import sys
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from glue_arguments import DataTrainingArguments, ModelArguments, parse
-from glue_card import card_settings
-from glue_data import LabelledData, load_data
-from glue_errors import UserError
-from glue_model import check_names, label_order, load_model, load_tokenizer, longest_input, require_fitting
-from glue_tasks import TASKS
+import transformers  # loads torch when a model is made, after the flags were checked
+from transformers.hf_argparser import HfArg
 
-from mps_trainer import TrainingArguments
-from mps_trainer.distributed import Processes
-from mps_trainer.scripts import run, set_up_logging
+import mps_trainer
+from mps_trainer import MisconfigurationException
+from mps_trainer.scripts import checkpoint_to_resume, no_empty_folder_left, one_line_errors, set_up_logging
+from mps_trainer.scripts.flags import OneLineParser, check_types, given, read_config
+from mps_trainer.scripts.loading import errors_about, load_model, require_folder_or_name
 from mps_trainer.scripts.reach import go_offline_if_unreachable
+from mps_trainer.scripts.tables import classified, load_dataset, read_table
 
-NAME = "run_glue.py"
-METRIC = Path(__file__).parent / "metrics" / "glue"
-
-logger = logging.getLogger("run_glue")
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Runs the script.
-
-    Returns:
-        The exit status: 0, 2 for what the person who typed the command can put right, 1 for what failed on the way,
-        130 when interrupted. SIGTERM ends it with 143.
-    """
-    return run(NAME, lambda: parse(sys.argv[1:] if argv is None else argv), prepare, do)
+EMBEDDED = Path(__file__).resolve().parent / "embedded"  # a tiny model without weights, and a sample of each task
+# These are for the tiny model, which begins with random weights.
+EMBEDDED_DEFAULTS = {"learning_rate": 1e-3, "num_train_epochs": 12.0, "per_device_train_batch_size": 32}
+EMBEDDED_DEFAULTS |= {"warmup_steps": 0.1, "logging_steps": 50, "save_strategy": "epoch", "save_total_limit": 1}
+INSTEAD = (
+    "Give --model_name_or_path a folder with config.json, tokenizer and weights, and --data_dir or --train_file your "
+    "data; names on a hub that can be reached; or --embedded for a tiny model and a sample."
+)
+HUB_DATASET = "nyu-mll/glue"
 
 
-@dataclass(frozen=True)
-class Job:
-    """A Trainer with its data, and the checkpoint to go on from."""
+class Task(NamedTuple):
+    """A task of GLUE, with the columns of its TSV files."""
 
-    trainer: Any
-    labelled: LabelledData
-    splits: Any
-    data_args: DataTrainingArguments
-    checkpoint: str | None
+    folder: str
+    labels: tuple[str, ...]  # in the order of their ids; none for a score
+    texts: tuple[str, ...] = ("sentence1", "sentence2")
+    label: str = "label"
+    header: tuple[str, ...] | None = None  # of labelled files without a header line
 
 
-def prepare(model_args: ModelArguments, data_args: DataTrainingArguments, training_args: TrainingArguments) -> Job:
-    """Everything that comes before training, and that finds out whether there can be any."""
-    processes = Processes.of(training_args)  # first of all: a device that cannot be had is known in seconds
-    checkpoint = processes.first_does(lambda: checkpoint_to_continue(training_args))
-    check_names(model_args)
-    if needs_hub(model_args, data_args):
+ENTAILMENT = ("entailment", "not_entailment")
+TASKS = {
+    "cola": Task("CoLA", ("unacceptable", "acceptable"), ("sentence",), header=("code", "label", "star", "sentence")),
+    "mnli": Task("MNLI", ("entailment", "neutral", "contradiction"), label="gold_label"),
+    "mrpc": Task("MRPC", ("not_equivalent", "equivalent"), ("#1 String", "#2 String"), "Quality"),
+    "qnli": Task("QNLI", ENTAILMENT, ("question", "sentence")),
+    "qqp": Task("QQP", ("not_duplicate", "duplicate"), ("question1", "question2"), "is_duplicate"),
+    "rte": Task("RTE", ENTAILMENT),
+    "sst2": Task("SST-2", ("negative", "positive"), ("sentence",)),
+    "stsb": Task("STS-B", (), label="score"),
+    "wnli": Task("WNLI", ("not_entailment", "entailment")),
+}
+
+
+@dataclass
+class ModelArguments:
+    model_name_or_path: str | None = HfArg(default=None, help="Folder of a pretrained model, or its name on the hub.")
+    config_name: str | None = HfArg(default=None, help="Configuration. [the model's]")
+    tokenizer_name: str | None = HfArg(default=None, help="Tokenizer. [the model's]")
+    cache_dir: str | None = HfArg(default=None, help="Where to keep downloads. [HF_HOME]")
+    use_fast_tokenizer: bool = HfArg(default=True, help="Use a tokenizer of the tokenizers library.")
+    model_revision: str = HfArg(default="main", help="Branch, tag or commit of the model on the hub.")
+    token: str | None = HfArg(default=None, help="Token for the hub. [that of `hf auth login`]")
+    trust_remote_code: bool = HfArg(default=False, help="Run code from the hub. Only for repositories you trust.")
+    ignore_mismatched_sizes: bool = HfArg(default=False, help="Replace a mismatched head.")
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for flag in ("model_name_or_path", "config_name", "tokenizer_name"):
+            require_folder_or_name(flag, getattr(self, flag), "config.json, tokenizer and weights")
+
+
+@dataclass
+class DataTrainingArguments:
+    task_name: str | None = HfArg(default=None, help=f"GLUE task: {', '.join(TASKS)}.")
+    data_dir: str | None = HfArg(default=None, help="Folder with the task's TSV files.")
+    embedded: bool = HfArg(default=False, help="Train a tiny model on the sample that comes with this script.")
+    dataset_name: str | None = HfArg(default=None, help="Dataset on the hub, instead of a task.")
+    dataset_config_name: str | None = HfArg(default=None, help="Configuration of that dataset.")
+    train_file: str | None = HfArg(default=None, help="Training data: csv, tsv or json.")
+    validation_file: str | None = HfArg(default=None, help="Validation data: csv, tsv or json.")
+    test_file: str | None = HfArg(default=None, help="Test data: csv, tsv or json.")
+    max_seq_length: int = HfArg(default=128, help="Tokens after which an example is cut off.")
+    pad_to_max_length: bool = HfArg(default=False, help="Pad all examples to max_seq_length, not each batch.")
+    overwrite_cache: bool = HfArg(default=False, help="Tokenize again even if it was done before.")
+    max_train_samples: int | None = HfArg(default=None, help="Train on the first so many examples.")
+    max_eval_samples: int | None = HfArg(default=None, help="Evaluate on the first so many examples.")
+    max_predict_samples: int | None = HfArg(default=None, help="Predict the first so many examples.")
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        files = {"train": self.train_file, "validation": self.validation_file, "test": self.test_file}
+        self.files = {split: Path(file) for split, file in files.items() if file is not None}
+        sources = [name for name in ("embedded", "data_dir", "dataset_name") if getattr(self, name)]
+        sources += [f"{split}_file" for split in [*self.files][:1]]
+        if self.task_name is None and (self.embedded or self.data_dir):
+            raise ValueError(f"--embedded and --data_dir need --task_name: {', '.join(TASKS)}.")
+        if self.task_name is not None:
+            self.task_name = self.task_name.lower()
+            if self.task_name not in TASKS:
+                raise ValueError(f"task_name={self.task_name!r} is no GLUE task. Tasks are {', '.join(TASKS)}.")
+            sources[:0] = [] if self.embedded or self.data_dir else ["task_name"]
+        if len(sources) > 1:
+            raise ValueError(f"--{sources[0]} and --{sources[1]} are two sources of data: give one of them.")
+        if sources in ([], ["test_file"]):
+            raise ValueError("There is nothing to train on. Give --task_name, --dataset_name, or --train_file.")
+        for name in ("max_seq_length", "max_train_samples", "max_eval_samples", "max_predict_samples"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name}={value} is not accepted: it must be at least 1.")
+        if missing := [str(path) for path in self.files.values() if not path.is_file()]:
+            raise ValueError(f"{missing[0]} does not exist, or is not a file.")
+
+
+def parse(argv: list[str]) -> tuple[ModelArguments, DataTrainingArguments, mps_trainer.TrainingArguments]:
+    """Returns the arguments from the command line, or from the JSON or YAML file that is its only word."""
+    kinds = (ModelArguments, DataTrainingArguments, mps_trainer.TrainingArguments)
+    parser = OneLineParser(kinds, prog="run_glue.py", description=str(__doc__).split("\n")[0])
+    names, padded = given(argv), read_config(argv).get("pad_to_max_length", True)
+    defaults: dict[str, Any] = {"fast_dropout": True, "skip_unread_tokens": True}
+    if "group_by_length" not in names and not ("pad_to_max_length" in names and padded):
+        defaults["train_sampling_strategy"] = "bucket_by_length"  # few lengths, because a Mac compiles each shape
+    defaults |= EMBEDDED_DEFAULTS if "embedded" in names else {}
+    model_args, data_args, training_args = parser.parse(argv, **defaults)
+    if data_args.embedded:
+        data_args.data_dir = str(EMBEDDED / "data" / TASKS[data_args.task_name].folder)
+    elif model_args.model_name_or_path is None:
+        parser.error("--model_name_or_path is missing: give a model's folder or name, or --embedded for a tiny one")
+    if not (training_args.do_train or training_args.do_eval or training_args.do_predict):
+        if not data_args.embedded:
+            parser.error("Nothing is asked for: add --do_train, --do_eval or --do_predict")
+        training_args.do_train = training_args.do_eval = True
+    if not names & {"per_device_eval_batch_size", "per_gpu_eval_batch_size"}:
+        # Training splits a batch of 16 and more into halves of two lengths. Evaluation then has the same shapes.
+        training_args.per_device_eval_batch_size = max(8, training_args.per_device_train_batch_size // 2)
+    return model_args, data_args, training_args
+
+
+def read_glue(path: Path, task: Task, is_labelled: bool) -> Any:
+    """Returns the texts and labels of one of GLUE's own files. Test files have no labels."""
+    import datasets
+
+    kind = datasets.ClassLabel(names=list(task.labels)) if task.labels else datasets.Value("float32")
+    with errors_about("file", str(path), f"Its {task.label} has to be {', '.join(task.labels) or 'a number'}."):
+        rows = read_table(path, task.header if is_labelled else None)
+        if not is_labelled:
+            return rows.select_columns([*task.texts])
+        rows = rows.select_columns([*task.texts, task.label]).cast_column(task.label, kind)
+        return rows if task.label == "label" else rows.rename_column(task.label, "label")
+
+
+def load_splits(model_args: ModelArguments, data_args: DataTrainingArguments) -> dict[str, Any]:
+    """Returns the rows of each split that there is."""
+    if data_args.files:
+        return {split: read_table(path) for split, path in data_args.files.items()}
+    if data_args.data_dir is None:
+        name, config = data_args.dataset_name or HUB_DATASET, data_args.dataset_config_name or data_args.task_name
+        return load_dataset(name, config, INSTEAD, cache_dir=model_args.cache_dir, token=model_args.token)
+    folder, task, files = Path(data_args.data_dir), TASKS[data_args.task_name], {"train": "train.tsv"}
+    for kind in ("_matched", "_mismatched") if data_args.task_name == "mnli" else ("",):
+        files |= {f"validation{kind}": f"dev{kind}.tsv", f"test{kind}": f"test{kind}.tsv"}
+    found = {split: folder / file for split, file in files.items() if (folder / file).is_file()}
+    if not found:
+        names = ", ".join(files.values())
+        raise MisconfigurationException(f"--data_dir {folder} has none of the files of this task: {names}.")
+    return {split: read_glue(path, task, not split.startswith("test")) for split, path in found.items()}
+
+
+def load_tokenizer_and_model(model_args: ModelArguments, training_args: Any, labels: list[str]) -> tuple[Any, Any]:
+    """Returns the tokenizer, and a model with a head for the labels."""
+    name = model_args.model_name_or_path or str(EMBEDDED)
+    hub = {"cache_dir": model_args.cache_dir, "revision": model_args.model_revision, "token": model_args.token}
+    hub["trust_remote_code"] = model_args.trust_remote_code
+    if not os.path.isdir(name):
         go_offline_if_unreachable()
-    log_from_here_on(training_args)
-
-    with training_args.main_process_first(desc="loading"):
-        labelled = load_data(data_args, model_args)
-    require_splits(labelled, training_args)
-    require_metric(labelled, data_args, training_args)
-    from transformers import set_seed
-
-    set_seed(training_args.seed)  # before the model: a head that is new begins with random weights
-    tokenizer = load_tokenizer(model_args, data_args)
-    model = load_model(model_args, data_args, labelled, training_args)
-    with training_args.main_process_first(desc="tokenizing"):
-        splits = tokenize(labelled, tokenizer, label_order(model, labelled), data_args, longest_input(model))
-    require_fitting(model, splits, tokenizer)
-    trainer = make_trainer(model, tokenizer, labelled, splits, data_args, training_args)
-    return Job(trainer, labelled, splits, data_args, checkpoint)
-
-
-def do(job: Job) -> None:
-    args = job.trainer.args
-    has_trained = args.do_train and train(job.trainer, job.checkpoint)
-    if args.do_eval:
-        evaluate(job.trainer, job.splits)
-    if args.do_predict:
-        predict(job.trainer, job.splits, job.labelled, job.data_args)
-    if has_trained:
-        write_card(job.trainer, job.data_args)
-
-
-# Before anything heavy
-
-
-def checkpoint_to_continue(training_args: TrainingArguments) -> str | None:
-    """The checkpoint to go on from, if there is one and nothing says otherwise.
-
-    Raises:
-        UserError: for an output folder in use by something else.
-    """
-    from mps_trainer.checkpoints.folders import (
-        checkpoint_to_resume,
-        clear_left_overs,
-        find_checkpoints,
-        is_left_over,
-    )
-    from mps_trainer.checkpoints.output_folder import only_run_in
-
-    if training_args.do_train and os.path.isdir(training_args.output_dir):
-        with only_run_in(training_args.output_dir):
-            clear_left_overs(training_args.output_dir)
-    if training_args.resume_from_checkpoint is not None:
-        return checkpoint_to_resume(training_args.resume_from_checkpoint, training_args.output_dir)
-    folder = Path(training_args.output_dir)
-    if not training_args.do_train or training_args.overwrite_output_dir or not folder.is_dir():
-        return None
-    if find_checkpoints(str(folder)):
-        found = checkpoint_to_resume(True, str(folder))
-        print(f"Resuming from {found}; use --overwrite_output_dir to start again.")
-        return found
-    if any(not is_left_over(path.name) for path in folder.iterdir()):
-        raise UserError(
-            f"--output_dir {folder} exists, is not empty and has no checkpoint to go on from. Name another folder, or "
-            "add --overwrite_output_dir."
+    with errors_about("tokenizer", model_args.tokenizer_name or name, INSTEAD):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            model_args.tokenizer_name or name, use_fast=model_args.use_fast_tokenizer, **hub
         )
-    return None
-
-
-def needs_hub(model_args: ModelArguments, data_args: DataTrainingArguments) -> bool:
-    names = (model_args.model_name_or_path, model_args.config_name, model_args.tokenizer_name)
-    local_data = data_args.data_dir is not None or (data_args.task_name is None and data_args.dataset_name is None)
-    return not local_data or any(name is not None and not os.path.exists(name) for name in names)
-
-
-def log_from_here_on(training_args: TrainingArguments) -> None:
-    set_up_logging(training_args)
-    level = training_args.get_process_log_level()
-    if training_args.should_log or training_args.log_level_replica != "warning":  # what is the same in all comes once
-        logger.setLevel(level)
-    logger.info("Arguments: %s", training_args)
-
-
-# From data to a Trainer
-
-
-def require_splits(labelled: LabelledData, training_args: TrainingArguments) -> None:
-    wanted = {"train": training_args.do_train, "validation": training_args.do_eval, "test": training_args.do_predict}
-    for split, is_wanted in wanted.items():
-        if is_wanted and not of_kind(labelled.splits, split):
-            verb = {"train": "train", "validation": "eval", "test": "predict"}[split]
-            raise UserError(f"--do_{verb} needs {split} data; there is {', '.join(labelled.splits)}.")
-
-
-def of_kind(splits: Any, kind: str) -> list[str]:
-    """The names of the splits of a kind, of which mnli has a matched and a mismatched one."""
-    return [name for name in (kind, f"{kind}_matched", f"{kind}_mismatched") if name in splits]
-
-
-def require_metric(labelled: LabelledData, data_args: DataTrainingArguments, training_args: TrainingArguments) -> None:
-    """Raises UserError for a metric_for_best_model that no evaluation will have: it is read after the first one."""
-    wanted = (training_args.metric_for_best_model or "loss").removeprefix("eval_")
-    known = ["loss", *metric_names(labelled, data_args.task_name)]
-    if wanted not in [*known, "runtime", "samples_per_second", "steps_per_second", "jit_compilation_time"]:
-        raise UserError(
-            f"metric_for_best_model={training_args.metric_for_best_model!r} is not among the metrics of the "
-            f"evaluation. Name one of them: {', '.join(known)}."
+        if len(tokenizer) <= len(set(tokenizer.all_special_ids)):  # what transformers makes of a missing file
+            raise ValueError("it has no vocabulary, only special tokens.")
+        if not tokenizer.pad_token:
+            raise ValueError("it has no pad_token; name one in its tokenizer_config.json.")
+    with errors_about("configuration", model_args.config_name or name, INSTEAD):
+        # A model that was trained for another kind of labels has that kind in its configuration.
+        problem_type = "single_label_classification" if labels else "regression"
+        config = transformers.AutoConfig.from_pretrained(
+            model_args.config_name or name, num_labels=max(len(labels), 1), problem_type=problem_type, **hub
         )
+    kind = transformers.AutoModelForSequenceClassification
+    with errors_about("model", name, INSTEAD):
+        if model_args.model_name_or_path is None:
+            return tokenizer, kind.from_config(config)
+        replace_head = model_args.ignore_mismatched_sizes
+        return tokenizer, load_model(kind, name, training_args, replace_head, config=config, **hub)
 
 
-def metric_names(labelled: LabelledData, task_name: str | None) -> tuple[str, ...]:
+def label_order(config: Any, labels: list[str]) -> list[int]:
+    """Returns the model's id of each label, and writes the labels into the configuration of a model with others."""
+    own = {str(name).lower(): i for name, i in (config.label2id or {}).items()}
+    order = [own.get(label.lower()) for label in labels]
+    if sorted(order, key=str) == list(range(len(labels))):
+        return order
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {name: i for i, name in config.id2label.items()}
+    return list(range(len(labels)))
+
+
+def load_metrics(task_name: str | None, is_regression: bool) -> Any:
+    """Returns a function that computes the task's own metrics; accuracy or squared error for data of your own."""
     if task_name is not None:
-        return TASKS[task_name].metrics
-    return ("mse",) if labelled.is_regression else ("accuracy",)
+        with errors_about("metric for", task_name, "Install what it needs: pip install 'mps_trainer[examples]'."):
+            import evaluate
+
+            metric = evaluate.load(str(EMBEDDED.with_name("metrics") / "glue"), task_name)
+
+    def compute_metrics(prediction: Any) -> dict[str, float]:
+        values = to_predictions(prediction.predictions, is_regression)
+        if task_name is None and is_regression:
+            return {"mse": float(((values - prediction.label_ids) ** 2).mean())}
+        if task_name is None:
+            return {"accuracy": float((values == prediction.label_ids).mean())}
+        result = metric.compute(predictions=values, references=prediction.label_ids)
+        return {**result, "combined_score": sum(result.values()) / len(result)} if len(result) > 1 else result
+
+    return compute_metrics
 
 
-def tokenize(
-    labelled: LabelledData,
-    tokenizer: Any,
-    order: dict[int, int] | None,
-    data_args: Any,
-    positions: int = sys.maxsize,
-) -> Any:
-    """The splits as token ids, cut off at max_seq_length, with the model's own label ids.
+def to_predictions(output: Any, is_regression: bool) -> Any:
+    """Returns a score or the id of a label for each row of the model's output."""
+    logits = output[0] if isinstance(output, tuple) else output
+    return logits.reshape(len(logits)) if is_regression else logits.argmax(axis=-1)
 
-    Args:
-        positions: of how many tokens the model can tell where they stand.
-    """
-    longest = int(min(data_args.max_seq_length, tokenizer.model_max_length, positions))
-    if longest < data_args.max_seq_length:
-        logger.warning("max_seq_length is %d; the model takes %d tokens.", data_args.max_seq_length, longest)
+
+@one_line_errors("run_glue.py")
+def main(argv: list[str] | None = None) -> None:
+    model_args, data_args, training_args = parse(sys.argv[1:] if argv is None else argv)
+    set_up_logging(training_args)
+    logger = logging.getLogger("run_glue")
+    logger.setLevel(training_args.get_process_log_level())
+    logger.info("Device: %s. Arguments: %s", training_args.device, training_args)
+    checkpoint = checkpoint_to_resume(training_args) if training_args.do_train else None
+    with training_args.main_process_first(desc="loading the data"):
+        splits, texts, labels = classified(load_splits(model_args, data_args))
+    # mnli has a matched and a mismatched split to evaluate on and to predict
+    kinds = {"train": "train", "eval": "validation", "predict": "test"}
+    names_of = {do: [name for name in splits if name.split("_")[0] == kind] for do, kind in kinds.items()}
+    for do, kind in kinds.items():
+        if getattr(training_args, f"do_{do}") and not names_of[do]:
+            raise MisconfigurationException(f"--do_{do} needs {kind} data; there is {', '.join(splits)}.")
+
+    transformers.set_seed(training_args.seed)  # a new head has random weights
+    tokenizer, model = load_tokenizer_and_model(model_args, training_args, labels)
+    order = label_order(model.config, labels)
+    longest = int(min(data_args.max_seq_length, tokenizer.model_max_length))
     padding = "max_length" if data_args.pad_to_max_length else False
 
     def encode(rows: dict[str, list[Any]]) -> dict[str, Any]:
-        texts = ([text or "" for text in rows[column]] for column in labelled.text)
-        encoded = tokenizer(*texts, padding=padding, max_length=longest, truncation=True)
-        if order is not None and "label" in rows:
-            encoded["label"] = [order.get(label, label) for label in rows["label"]]
+        columns = [[text or "" for text in rows[name]] for name in texts]
+        encoded = tokenizer(*columns, padding=padding, max_length=longest, truncation=True)
+        if "label" in rows:
+            encoded["label"] = [order[i] for i in rows["label"]] if labels else rows["label"]
         return encoded
 
-    limits = {
-        "train": data_args.max_train_samples,
-        "validation": data_args.max_eval_samples,
-        "test": data_args.max_predict_samples,
-    }
-    splits = {}
-    for name, rows in labelled.splits.items():
-        limit = limits.get(name.split("_")[0])
-        chosen = rows.select(range(min(limit, len(rows)))) if limit else rows
-        splits[name] = chosen.map(
-            encode, batched=True, load_from_cache_file=not data_args.overwrite_cache, desc=f"Tokenizing {name}"
+    with training_args.main_process_first(desc="tokenizing"):
+        for do, names in names_of.items():
+            for name in names:
+                rows = splits[name].select(range(len(splits[name]))[: getattr(data_args, f"max_{do}_samples")])
+                keep = not data_args.overwrite_cache
+                splits[name] = rows.map(encode, batched=True, load_from_cache_file=keep, desc=f"Tokenizing {name}")
+
+    with no_empty_folder_left(training_args.output_dir):
+        trainer = mps_trainer.Trainer(
+            model=model,
+            args=training_args,
+            train_dataset=splits["train"] if training_args.do_train else None,
+            eval_dataset=splits[names_of["eval"][0]] if training_args.do_eval else None,
+            compute_metrics=load_metrics(data_args.task_name, not labels) if training_args.do_eval else None,
+            processing_class=tokenizer,
         )
-    return splits
+        has_trained, results = False, Path(training_args.output_dir, "train_results.json")
+        if training_args.do_train:
+            metrics = trainer.train(resume_from_checkpoint=checkpoint).metrics
+            has_trained = metrics["train_steps_per_second"] > 0 or not results.is_file()
+        if has_trained:
+            metrics["train_samples"] = len(splits["train"])
+            trainer.save_model()
+            trainer.log_metrics("train", metrics)
+            trainer.save_metrics("train", metrics)
+            trainer.save_state()
+        elif training_args.do_train:
+            print("Nothing left to train: this run has reached its last step. Its results are unchanged.")
+        if training_args.do_eval:
+            combined = {}
+            for name in names_of["eval"]:
+                suffix = "_mm" if name.endswith("_mismatched") else ""
+                metrics = {**trainer.evaluate(splits[name]), "eval_samples": len(splits[name])}
+                metrics = {f"{key}{suffix}": value for key, value in metrics.items()}
+                trainer.log_metrics("eval", metrics)
+                combined |= metrics
+            trainer.save_metrics("eval", combined)
+        if training_args.do_predict:
+            predict(trainer, {name: splits[name] for name in names_of["predict"]}, labels, data_args.task_name)
+        if has_trained:
+            write_card = trainer.push_to_hub if training_args.push_to_hub else trainer.create_model_card
+            write_card(**card_settings(data_args))
 
 
-def make_trainer(
-    model: Any, tokenizer: Any, labelled: LabelledData, splits: Any, data_args: Any, training_args: TrainingArguments
-) -> Any:
-    from transformers import DataCollatorWithPadding, default_data_collator
-
-    from mps_trainer import Trainer
-
-    collator = default_data_collator
-    if not data_args.pad_to_max_length:
-        collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=8 if training_args.fp16 else None)
-    return Trainer(
-        model=model,
-        args=training_args,
-        train_dataset=splits["train"] if training_args.do_train else None,
-        eval_dataset=splits[of_kind(splits, "validation")[0]] if training_args.do_eval else None,
-        compute_metrics=make_metrics(labelled, data_args.task_name),
-        processing_class=tokenizer,
-        data_collator=collator,
-    )
-
-
-def make_metrics(labelled: LabelledData, task_name: str | None) -> Any:
-    """The task's own metrics; accuracy or mean squared error for data of one's own.
-
-    They are loaded at the first evaluation: what they need takes a second to import, and training need not wait.
-    """
-    missing = [name for name in ("evaluate", "sklearn", "scipy") if find_spec(name) is None]
-    if task_name is not None and missing:
-        raise UserError(
-            f"The metrics of {task_name} need packages that are not installed: {', '.join(missing)}. "
-            "Install them: pip install 'mps_trainer[examples]'."
-        )
-
-    @functools.cache
-    def load_metric() -> Any:
-        import evaluate as metrics
-
-        return metrics.load(str(METRIC), task_name) if task_name is not None else None
-
-    def compute(prediction: Any) -> dict[str, float]:
-        import numpy as np
-
-        metric = load_metric()
-        logits = prediction.predictions[0] if isinstance(prediction.predictions, tuple) else prediction.predictions
-        values = logits.reshape(len(logits)) if labelled.is_regression else logits.argmax(axis=-1)
-        if metric is not None:
-            result = metric.compute(predictions=values, references=prediction.label_ids)
-            if len(result) > 1:
-                result["combined_score"] = float(np.mean(list(result.values())))
-            return result
-        if labelled.is_regression:
-            return {"mse": float(((values - prediction.label_ids) ** 2).mean())}
-        return {"accuracy": float((values == prediction.label_ids).mean())}
-
-    compute.load = load_metric  # type: ignore[attr-defined]
-    return compute
-
-
-# The things to do
-
-
-def train(trainer: Any, checkpoint: str | None) -> bool:
-    """False if the run that is gone on with has come to its end before."""
-    result = trainer.train(resume_from_checkpoint=checkpoint)
-    was_done = result.metrics["train_steps_per_second"] == 0
-    if was_done and (Path(trainer.args.output_dir) / "train_results.json").is_file():
-        print(
-            f"Nothing left to train: {checkpoint} is the last checkpoint of a finished run. Its results are unchanged."
-        )
-        return False
-    metrics = {**result.metrics, "train_samples": len(trainer.train_dataset)}
-    trainer.save_model()
-    trainer.log_metrics("train", metrics)
-    trainer.save_metrics("train", metrics)
-    trainer.save_state()
-    return True
-
-
-def evaluate(trainer: Any, splits: Any) -> None:
-    """Metrics on the validation data; those of mnli's mismatched set end in `_mm`."""
-    trainer.compute_metrics.load()  # takes a second or two, which are not the evaluation's
-    combined: dict[str, float] = {}
-    for name in of_kind(splits, "validation"):
-        metrics = trainer.evaluate(eval_dataset=splits[name])
-        metrics["eval_samples"] = len(splits[name])
-        if name.endswith("_mismatched"):
-            metrics = {f"{key}_mm": value for key, value in metrics.items()}
-        combined.update(metrics)
-        trainer.log_metrics("eval", metrics)
-    if trainer.is_world_process_zero():
-        os.makedirs(trainer.args.output_dir, exist_ok=True)
-    trainer.save_metrics("eval", combined)
-
-
-def predict(trainer: Any, splits: Any, labelled: LabelledData, data_args: DataTrainingArguments) -> None:
-    """Writes `predict_results_<task>.txt`, or `predict_results.txt` for data of one's own.
-
-    The file has a line with index and prediction for each test example.
-    """
-    names = [trainer.model.config.id2label[i] for i in range(max(len(labelled.labels), 1))]
-    for split in of_kind(splits, "test"):
-        rows = splits[split]
-        rows = rows.remove_columns("label") if "label" in rows.column_names else rows
-        output = trainer.predict(rows, metric_key_prefix="predict").predictions
-        logits = output[0] if isinstance(output, tuple) else output
-        if labelled.is_regression:
-            items = [f"{value:3.3f}" for value in logits.reshape(len(logits))]
-        else:
-            items = [str(names[i]) for i in logits.argmax(axis=-1)]
-        task = "mnli-mm" if split.endswith("_mismatched") else data_args.task_name
+def predict(trainer: Any, splits: dict[str, Any], labels: list[str], task_name: str | None) -> None:
+    """Writes predict_results_<task>.txt, or predict_results.txt for data of your own: a line for each test example."""
+    for split, rows in splits.items():
+        values = to_predictions(trainer.predict(rows, metric_key_prefix="predict").predictions, not labels)
+        names = trainer.model.config.id2label
+        items = [names[i] if labels else f"{i:3.3f}" for i in values.tolist()]
+        task = "_mnli-mm" if split.endswith("_mismatched") else f"_{task_name}" if task_name else ""
         if trainer.is_world_process_zero():
-            path = Path(trainer.args.output_dir) / f"predict_results{'' if task is None else f'_{task}'}.txt"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            lines = [f"{i}\t{item}\n" for i, item in enumerate(items)]
-            path.write_text("index\tprediction\n" + "".join(lines), encoding="utf-8")
+            lines = ["index\tprediction", *(f"{row}\t{item}" for row, item in enumerate(items))]
+            Path(trainer.args.output_dir, f"predict_results{task}.txt").write_text("\n".join(lines) + "\n", "utf-8")
 
 
-def write_card(trainer: Any, data_args: DataTrainingArguments) -> None:
-    """`README.md` beside the model, with the metrics of the last evaluation; with `--push_to_hub` it is uploaded."""
-    write = trainer.push_to_hub if trainer.args.push_to_hub else trainer.create_model_card
-    write(**card_settings(data_args))
+def card_settings(data_args: DataTrainingArguments) -> dict[str, Any]:
+    """Returns what the model card says of the task and the data."""
+    dataset = data_args.dataset_name or Path(str(data_args.train_file)).name
+    settings = {"tasks": "text-classification", "dataset": dataset}
+    if data_args.task_name is not None:
+        sample = "made-up sample for " if data_args.embedded else ""
+        settings |= {"language": "en", "dataset": f"{sample}GLUE {TASKS[data_args.task_name].folder}"}
+    if not data_args.data_dir and not data_args.files:
+        settings["dataset_tags"] = data_args.dataset_name or HUB_DATASET
+        settings["dataset_args"] = data_args.dataset_config_name or data_args.task_name or "default"
+    return settings
 
 
 if __name__ == "__main__":

@@ -30,22 +30,21 @@ class Example:
 
 EXAMPLES = {
     "text-classification": Example(
-        "GLUE's tasks, or tables of your own: run_glue.py",
+        "texts: run_glue.py, or train.py with a pretrained model",
         "run_glue.py --task_name mrpc --embedded --output_dir mrpc",
         ("datasets", "evaluate", "sklearn", "scipy"),
     ),
-    "image-classification": Example(
-        "images in folders: cv_example.py", "cv_example.py --embedded --output_dir shapes", ("PIL",)
-    ),
+    "image-classification": Example("images in folders: train.py", "train.py --output_dir beans", ("datasets", "PIL")),
     "language-modeling": Example(
-        "chats or a text, by LoRA: run_sft.py, run_lora.py",
-        "run_lora.py --embedded --output_dir diary",
-        ("peft",),
+        "chats, by LoRA and TRL: train.py",
+        "train.py --dataset_name chats.jsonl --output_dir chats",
+        ("trl", "peft", "datasets"),
+        ("mps_trainer[libraries]",),
     ),
     "sentence-embeddings": Example(
-        "pairs of texts: train_bi_encoder.py",
-        "train_bi_encoder.py --embedded --output_dir embeddings",
-        ("sentence_transformers", "datasets", "accelerate"),
+        "pairs of texts: train.py",
+        "train.py --dataset_name pairs.csv --output_dir embeddings",
+        ("sentence_transformers", "datasets"),
         ("mps_trainer[libraries]",),
     ),
     "notebooks": Example(
@@ -63,7 +62,8 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         opening="example: mps-trainer example text-classification glue",
         help="copy an example to a folder of your own",
         description="Without NAME, list the examples. With NAME, copy that example to the folder DIR and print how "
-        "to run it. DIR must be new or empty. Each example has its own data and model, so it runs without a network.",
+        "to run it. DIR must be new or empty. run_glue.py and the notebook need no network; train.py gets a model "
+        "from the hub unless you name a folder.",
     )
     command.add_argument("name", metavar="NAME", nargs="?", choices=tuple(EXAMPLES), help=", ".join(EXAMPLES))
     command.add_argument("folder", metavar="DIR", nargs="?", help="the folder of the copy")

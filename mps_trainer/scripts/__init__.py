@@ -1,21 +1,20 @@
-"""Runs a script of your own: flags, the output folder, and one line for each error.
-
-The examples are made with it, and each of their folders needs nothing else of the project.
-"""
+"""Helps a script of your own: one line for each error, the log, and the output folder."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..devices.facts import process_number
 from ..errors import CheckpointError, MisconfigurationException, explanation_of
-from ..utils.refusal import FAILED, INTERRUPTED, refuse, refuse_unforeseen
+from ..utils.refusal import FAILED, INTERRUPTED, refuse
 from ..utils.terminal import lost_output_ignored, on_terminal
 from ..utils.text import sentence
 
@@ -29,50 +28,38 @@ _INTERRUPTED = (
 )
 
 
-@lost_output_ignored()
-def run(
-    name: str, parse: Callable[[], tuple[Any, ...]], prepare: Callable[..., Any], do: Callable[[Any], None]
-) -> int:
-    """Runs the script `name`: `do(prepare(*parse()))`.
+def one_line_errors(name: str) -> Callable[[Callable[..., None]], Callable[..., int]]:
+    """Decorates `main` of the script `name`: it returns the exit status, and a known error is one line on stderr.
 
-    Args:
-        parse: returns the arguments; the last are the TrainingArguments.
-        prepare: does everything before training, and refuses a run that cannot begin.
-        do: trains, and does what follows.
-
-    Returns:
-        The exit status: 0, 2 for wrong input, 1 for a failure on the way, 130 when interrupted. SIGTERM ends it with
-        143.
-
-    Raises:
-        Exception: an unforeseen error of `do`; after hours of training it is shown with its traceback.
+    The status is 0, 2 for wrong input, 1 for a failure on the way, 130 when interrupted. SIGTERM ends the script with
+    143. An unforeseen error keeps its traceback.
     """
-    begun = False
-    try:
-        arguments = parse()
-        with no_empty_folder_left(arguments[-1].output_dir):
-            job = prepare(*arguments)
-            begun = True
-            do(job)
-    except MisconfigurationException as error:
-        return refuse(_speaker(name), error)
-    except CheckpointError as error:
-        return refuse(_speaker(name), error, status=FAILED)
-    except KeyboardInterrupt as error:
-        if text := str(error) or ("" if process_number() else _INTERRUPTED):
-            print(f"{name}: {text}", file=sys.stderr)
-        return INTERRUPTED
-    except Exception as error:
-        if (explanation := explanation_of(error)) is not None:
-            text = str(error).strip()
-            said = (
-                text.splitlines()[-1] if text.startswith("Caught ") else f"{type(error).__name__}: {sentence(error)}"
-            )
-            return refuse(_speaker(name), error, status=FAILED, instead=f"{said.rstrip('.')}. {explanation}")
-        if begun:
-            raise
-        return refuse_unforeseen(_speaker(name), error)
-    return 0
+
+    def decorate(main: Callable[..., None]) -> Callable[..., int]:
+        @functools.wraps(main)
+        @lost_output_ignored()
+        def run(*arguments: Any) -> int:
+            try:
+                main(*arguments)
+            except MisconfigurationException as error:
+                return refuse(_speaker(name), error)
+            except CheckpointError as error:
+                return refuse(_speaker(name), error, status=FAILED)
+            except KeyboardInterrupt as error:
+                if text := str(error) or ("" if process_number() else _INTERRUPTED):
+                    print(f"{name}: {text}", file=sys.stderr)
+                return INTERRUPTED
+            except Exception as error:
+                if (explanation := explanation_of(error)) is None:
+                    raise
+                lines, said = str(error).strip().splitlines(), f"{type(error).__name__}: {sentence(error)}"
+                said = lines[-1] if lines and lines[0].startswith("Caught ") else said  # by a worker process
+                return refuse(_speaker(name), error, status=FAILED, instead=f"{said.rstrip('.')}. {explanation}")
+            return 0
+
+        return run
+
+    return decorate
 
 
 def _speaker(name: str) -> str:
@@ -90,16 +77,14 @@ def _speaker(name: str) -> str:
 def set_up_logging(training_args: TrainingArguments) -> None:
     """Logs to standard output, with the time, at the level of `log_level` for this process.
 
-    Of several processes those that do not log show no bars of transformers and datasets either, and no warnings of the
-    script, which are the same in all, unless `log_level_replica` says so; where there is no terminal, none shows the
-    bars of libraries that load weights and files.
+    Libraries draw no bars without a terminal. Of several processes those that do not log draw none either, and show no
+    warnings of the script, which are the same in all, unless `log_level_replica` says so.
     """
     import transformers
 
     level = training_args.get_process_log_level()
     if not training_args.should_log or not on_terminal():
         transformers.utils.logging.disable_progress_bar()
-    if not training_args.should_log:
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")  # where datasets is not loaded yet
         if (datasets := sys.modules.get("datasets")) is not None:
             datasets.disable_progress_bars()
@@ -108,6 +93,26 @@ def set_up_logging(training_args: TrainingArguments) -> None:
         logging.getLogger().setLevel(logging.ERROR)
     logging.getLogger("mps_trainer").setLevel(level)
     transformers.utils.logging.set_verbosity(level)
+
+
+def checkpoint_to_resume(training_args: TrainingArguments) -> str | bool | None:
+    """Returns what `resume_from_checkpoint` names, or True if the output folder has a checkpoint of this run.
+
+    Raises:
+        MisconfigurationException: if the output folder has other files, and `overwrite_output_dir` is not set.
+    """
+    folder, named = Path(training_args.output_dir), training_args.resume_from_checkpoint
+    if named is not None or training_args.overwrite_output_dir or not folder.is_dir():
+        return named
+    if any(folder.glob("checkpoint-*")):
+        print(f"Resuming from the newest checkpoint in {folder}; use --overwrite_output_dir to start again.")
+        return True
+    if any(not path.name.startswith((".", "tmp-checkpoint-")) for path in folder.iterdir()):
+        raise MisconfigurationException(
+            f"--output_dir {folder} exists, is not empty and has no checkpoint to resume from. Name another "
+            "folder, or add --overwrite_output_dir."
+        )
+    return None
 
 
 @contextlib.contextmanager

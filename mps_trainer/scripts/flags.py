@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any, NoReturn
 
+import yaml
 from transformers import HfArgumentParser
 
 from ..arguments.checks import coerce
@@ -13,21 +16,31 @@ from ..arguments.fields import declarations
 from ..arguments.readers import refuse
 from ..errors import MisconfigurationException
 from ..utils.text import did_you_mean
+from .loading import errors_about
 
 
 class OneLineParser(HfArgumentParser):
-    """Reports an error in one line, without the usage of a hundred flags before it."""
+    """Reports an error in one line, without the usage of a hundred flags before it. Flags are not abbreviated."""
+
+    def __init__(self, kinds: Any, **settings: Any) -> None:
+        super().__init__(kinds, **{"allow_abbrev": False, **settings})
 
     def error(self, message: str) -> NoReturn:
         raise MisconfigurationException(f"{message.rstrip('.')}. `{self.prog} --help` lists the flags.")
 
-    def parse(self, argv: list[str]) -> tuple[Any, ...]:
-        """Returns one object for each of the parser's dataclasses.
+    def parse(self, argv: list[str], **defaults: Any) -> tuple[Any, ...]:
+        """Returns one object for each of the parser's dataclasses, from flags or from a file of arguments.
+
+        Args:
+            defaults: the script's own, by the names of fields.
 
         Raises:
-            MisconfigurationException: for unknown flags, and for values that cannot be right.
+            MisconfigurationException: for unknown flags and names, and for values that cannot be right.
         """
+        self.set_defaults(**defaults)
         try:
+            if config := read_config(argv):
+                return self.parse_dict({**defaults, **config})
             *arguments, unknown = self.parse_args_into_dataclasses(
                 argv, return_remaining_strings=True, look_for_args_file=False
             )
@@ -40,6 +53,18 @@ class OneLineParser(HfArgumentParser):
         return tuple(arguments)
 
 
+def read_config(argv: list[str]) -> dict[str, Any]:
+    """Returns the arguments in the JSON or YAML file that is the only word of `argv`; nothing for other words."""
+    if len(argv) != 1 or not (path := argv[0]).lower().endswith((".json", ".yaml", ".yml")):
+        return {}
+    with errors_about("file of arguments", path, "Give a JSON object, or lines of YAML: `name: value`."):
+        text = Path(path).read_text(encoding="utf-8-sig")
+        config = json.loads(text) if path.lower().endswith(".json") else yaml.safe_load(text)
+        if not config or not isinstance(config, dict) or not all(isinstance(name, str) for name in config):
+            raise ValueError("it is no table of names and values.")
+    return config
+
+
 def unknown_flag(parser: argparse.ArgumentParser, word: str) -> str:
     """Returns the message for a word of the command line that `parser` does not know."""
     flags = [flag for flag in parser._option_string_actions if flag.startswith("--")]
@@ -48,8 +73,10 @@ def unknown_flag(parser: argparse.ArgumentParser, word: str) -> str:
 
 
 def given(argv: list[str]) -> set[str]:
-    """Returns the names of the typed flags, as the dataclasses have them."""
-    return {word[2:].split("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
+    """Returns the names of the arguments in `argv`, as the dataclasses have them."""
+    return set(read_config(argv)) or {
+        word[2:].split("=")[0].replace("-", "_") for word in argv if word.startswith("--")
+    }
 
 
 def check_types(arguments: Any) -> None:

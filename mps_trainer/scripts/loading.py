@@ -1,74 +1,15 @@
-"""Loads models and datasets, and reports errors and invalid files in one line."""
+"""Loads models, and reports errors and invalid files in one line."""
 
 from __future__ import annotations
 
 import contextlib
-import glob
 import logging
 import os
 from collections.abc import Iterator
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from ..errors import MisconfigurationException
 from ..utils.text import sentence
-
-HELD_BACK = 0.1  # of the rows, where a dataset has no split to evaluate on
-BUILDERS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}  # for a file, by its ending
-
-
-def require_packages(script: str, modules: tuple[str, ...], extra: str) -> None:
-    """Raises MisconfigurationException for the first module that is not installed. `extra` installs it."""
-    for module in modules:
-        if find_spec(module) is None:
-            raise MisconfigurationException(
-                f"{script} needs {module.replace('_', '-')}, which is not installed. Install it: "
-                f"pip install 'mps_trainer[{extra}]'."
-            )
-
-
-def require_dataset(name: str | None) -> None:
-    """Raises MisconfigurationException for a path that does not exist, without asking the hub."""
-    if name is not None and not os.path.exists(name) and _is_path(name):
-        raise MisconfigurationException(f"--dataset_name {name} does not exist. Name a file, a folder or a dataset.")
-
-
-def _is_path(name: str) -> bool:
-    """Returns True for a name that no repository on the hub can have."""
-    return name.startswith((".", "/", "~")) or name.count("/") > 1
-
-
-def load_splits(
-    name: str, config: str | None, train: str, test: str, seed: int, instead: str, streaming: bool = False
-) -> tuple[Any, Any]:
-    """Returns the rows to train on and those to evaluate on, of a file, a folder or a dataset on the hub.
-
-    Args:
-        train: the name of the split to train on.
-        test: the name of the split to evaluate on; if there is none, a tenth of the other is held back.
-        instead: the sentence that says what to do where the dataset cannot be loaded.
-
-    Raises:
-        MisconfigurationException: for a dataset that cannot be loaded, and splits that it does not have.
-    """
-    from datasets import load_dataset
-
-    with errors_about("dataset", name, instead):
-        if os.path.isfile(name):
-            if (builder := BUILDERS.get(Path(name).suffix.lower())) is None:
-                raise ValueError(f"its name ends in none of {', '.join(BUILDERS)}.")
-            splits = load_dataset(builder, data_files=glob.escape(name), streaming=streaming)
-        else:
-            splits = load_dataset(name, config, streaming=streaming)
-        if train not in splits:
-            raise ValueError(f"it has no split {train!r}, but {', '.join(splits)}.")
-        if test in splits:
-            return splits[train], splits[test]
-        if streaming:
-            raise ValueError(f"a stream cannot be split, and it has no split {test!r}.")
-        parts = splits[train].train_test_split(HELD_BACK, seed=seed)
-        return parts["train"], parts["test"]
 
 
 def require_folder_or_name(flag: str, name: str | None, contents: str) -> None:
@@ -81,7 +22,7 @@ def require_folder_or_name(flag: str, name: str | None, contents: str) -> None:
         return
     if os.path.exists(name):
         raise MisconfigurationException(f"--{flag}: {name} is a file, and a folder or a name on the hub is expected.")
-    if _is_path(name):
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise MisconfigurationException(f"--{flag} {name} is not a folder. Name one that has {contents}.")
 
 
@@ -125,31 +66,42 @@ def straight_to_device(args: Any) -> Iterator[dict[str, Any]]:
             os.environ[_NO_THREADS] = before
 
 
-def require_own_weights(network: Any, loading: dict[str, Any], name: str) -> list[str]:
-    """Returns the names of the head's weights with a different shape, which the library initialises randomly.
+def load_model(kind: Any, name: str, args: Any, replace_head: bool = False, **settings: Any) -> Any:
+    """Returns `kind.from_pretrained(name, **settings)` on the device of the TrainingArguments `args`.
 
     Args:
-        loading: the second result of `from_pretrained(..., output_loading_info=True)`.
+        replace_head: True to give a head of another shape random weights.
 
     Raises:
-        MisconfigurationException: if weights of the body are missing or have another shape.
+        MisconfigurationException: if the files do not have all weights of the body, or a head of another shape.
     """
-    prefix = f"{network.base_model_prefix}."
-    other = sorted(key for key, *_ in loading["mismatched_keys"])
-    body = [f"{key} has a different shape" for key in other if key.startswith(prefix)]
-    # a pooler that a language model never had is begun anew, as the head is
-    missing = sorted(key for key in loading["missing_keys"] if key.startswith(prefix) and "pooler" not in key)
-    body += [f"{key} is missing" for key in missing]
-    if body:
-        raise MisconfigurationException(
-            f"The weights in {name} do not fit the model in its config.json: {body[0]}. Give --model_name_or_path a "
-            "folder with files of one model."
+    with _reports_kept_back() as reports, straight_to_device(args) as device:
+        network, loading = kind.from_pretrained(
+            name, ignore_mismatched_sizes=True, output_loading_info=True, **settings, **device
         )
-    return [key for key in other if not key.startswith(prefix)]
+        prefix = f"{network.base_model_prefix}."
+        other = sorted(key for key, *_ in loading["mismatched_keys"])
+        faults = [f"{key} has a different shape" for key in other if key.startswith(prefix)]
+        # a language model never had a pooler, so it gets a random one, as the head is
+        missing = sorted(key for key in loading["missing_keys"] if key.startswith(prefix) and "pooler" not in key)
+        faults += [f"{key} is missing" for key in missing]
+        if faults:
+            raise MisconfigurationException(
+                f"The weights in {name} do not fit the model in its config.json: {faults[0]}. Give "
+                "--model_name_or_path a folder with files of one model."
+            )
+        if other and not replace_head:
+            raise MisconfigurationException(
+                f"The model {name} was trained for another number of labels. Add --ignore_mismatched_sizes to replace "
+                "its head."
+            )
+    for report in reports:
+        logging.getLogger(report.name).handle(report)
+    return network
 
 
 @contextlib.contextmanager
-def reports_kept_back() -> Iterator[list[logging.LogRecord]]:
+def _reports_kept_back() -> Iterator[list[logging.LogRecord]]:
     """Delays the library's logs about weights, and drops them if the model is refused."""
     kept: list[logging.LogRecord] = []
 

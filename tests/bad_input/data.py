@@ -29,56 +29,71 @@ def rows(name, says, train, validation=None):
 COLUMNS = [
     files("no label column", "train data has no column 'label'", "text,class\na,1\n"),
     files("a label column in capitals", "train data has no column 'label'; its columns are", "text,Label\na,1\nb,0\n"),
-    files("another text column", "validation data has no column 'text'", CSV, CSV.replace("text", "words")),
-    files("only labels", "no column of text beside 'label'", "label\n1\n0\n"),
-    files("numbers for texts", "no column of text beside 'label'; its columns are id, label", "id,label\n5,1\n6,0\n"),
+    files(
+        "another text column", "validation data has no text in the column 'text'", CSV, CSV.replace("text", "words")
+    ),
+    files("only labels", "No column beside 'label' has text", "label\n1\n0\n"),
+    files("numbers for texts", "No column beside 'label' has text; the columns are id, label", "id,label\n5,1\n6,0\n"),
     files("numbers for texts in one file", "validation data has no text in the column", CSV, "text,label\n5,1\n6,0\n"),
-    files("a column too many", "train.csv, line 3: 3 columns, and the header has 2", "text,label\na,1\nb,1,2\n"),
+    files(
+        "a column too many",
+        "train.csv, line 3: 3 columns, and 2 are expected (text, label). A text with a comma",
+        "text,label\na,1\nb,1,2\n",
+    ),
     files("a column too few", "train.csv, line 3: 1 columns", "text,label\na,1\nb\n"),
-    files("a column twice", "the header has 'label' twice", "text,label,label\na,1,0\nb,0,1\n"),
+    files(
+        "a column twice",
+        "train.csv cannot be loaded: the header has a column twice",
+        "text,label,label\na,1,0\nb,0,1\n",
+    ),
     files("no header", "no column 'label'", "the boat,1\nthe house,0\n"),
-    files("a header without rows", "train.csv has no row", "text,label\n", CSV),
-    files("an empty file", "train.csv is empty", "", CSV),
-    files("an empty validation file", "dev.csv has no row", CSV, "text,label\n"),
-    files("texts that are all missing", "no column of text beside 'label'", "text,label\n,1\n,0\n"),
+    files("a header without rows", "train.csv cannot be loaded: it has no rows", "text,label\n", CSV),
+    files("an empty file", "train.csv cannot be loaded: it has no rows", "", CSV),
+    files("an empty validation file", "dev.csv cannot be loaded: it has no rows", CSV, "text,label\n"),
+    files("texts that are all missing", "No column beside 'label' has text", "text,label\n,1\n,0\n"),
     files("a task as well", "--task_name and --train_file are two sources of", CSV, CSV, "csv", "--task_name mrpc"),
     Case(
         "data: a test file without the texts",
         ("--train_file", "a.csv", "--test_file", "t.csv", *NO_WEIGHTS, "--do_predict", "--output_dir", "out"),
-        "test data has no column 'text'",
+        "test data has no text in the column 'text'",
         {"a.csv": CSV, "t.csv": "label\n1\n"},
     ),
 ]
 
 BYTES = [
-    files("an open quote at the end", "train.csv, line 5: an open quote", CSV + 'x,"1\ny,0\n', CSV),
+    files("an open quote at the end", "train.csv, line 5: unexpected end of data", CSV + 'x,"1\ny,0\n', CSV),
     files("an open quote at the start", "train.csv", 'text,label\n"a,1\nb,0\n', CSV),
-    files("a NUL byte", "train.csv, line 2: a NUL byte", "text,label\na\x00,1\nb,0\n", CSV),
-    files("UTF-16", ["train.csv cannot be read", "UTF-8"], CSV.encode("utf-16"), CSV),
-    files("Latin-1", ["train.csv cannot be read", "UTF-8"], b"text,label\n\xe9,1\nb,0\n", CSV),
-    files("a line of 10 MB", "train.csv, line 4: a text of 10000003 characters", CSV + "x" * 10**7 + ",1\n", CSV),
-    files("NUL in a text of JSON", "train data, row 3: a", LINES + '{"text": "a\\u0000", "label": 1}', LINES, "json"),
+    files("UTF-16", ["train.csv cannot be loaded", "UTF-8"], CSV.encode("utf-16"), CSV),
+    files("Latin-1", ["train.csv cannot be loaded", "UTF-8"], b"text,label\n\xe9,1\nb,0\n", CSV),
+    files("a line of 10 MB", "train.csv, line 4: field larger than field limit", CSV + "x" * 10**7 + ",1\n", CSV),
 ]
 
 JSON = [
-    files("broken JSON", "train.json cannot be read as json", LINES + '{"text": "a", "lab', LINES, "json"),
+    files("broken JSON", "train.json, line 3: this is no JSON", LINES + '{"text": "a", "lab', LINES, "json"),
     files("JSON of numbers", "train.json", "1\n2\n3\n", LINES, "json"),
     files("an empty JSON object", "train", "{}\n", LINES, "json"),
-    files("CSV by the name of JSON", "train.json cannot be read as json", CSV, LINES, "json"),
-    files("NUL bytes by the name of JSON", "train.json cannot be read", b"\x00" * 4096, LINES, "json"),
+    files("CSV by the name of JSON", "train.json, line 1: this is no JSON", CSV, LINES, "json"),
+    files("NUL bytes by the name of JSON", "train.json, line 1: this is no JSON", b"\x00" * 4096, LINES, "json"),
     files("JSON of endless depth", "train.json", '{"text": ' + "[" * 999 + "]" * 999 + "}", LINES, "json"),
-    rows("texts that are objects", "no column of text", [{"text": {"a": "b"}, "label": 1}]),
+    rows("texts that are objects", "No column beside 'label' has text", [{"text": {"a": "b"}, "label": 1}]),
 ]
 
 LABELS = [
     files("no label in a row", "train data has no label in row 2", "text,label\na,1\nb,\n", CSV),
     files("a label that training has not", "validation data has the", "text,label\na,x\nb,y\n", "text,label\na,z\n"),
     files("text labels and numbers", "validation data has the label 'yes'", CSV, "text,label\na,yes\nb,no\n"),
-    files("a score without end", "train data has the score inf in row 2", "text,label\na,0.5\nb,inf\n"),
-    files("one label only", "has one label only, 1", "text,label\na,1\nb,1\n"),
-    files("as many labels as rows", "100 labels in", "text,label\n" + "".join(f"a{i},b{i}\n" for i in range(100))),
-    rows("labels that are objects", "labels are lists, objects or of several", [{"text": "a", "label": {"a": 1}}] * 2),
-    rows("labels of two kinds", "labels are lists, objects", [{"text": "a", "label": "x"}, {"text": "b", "label": 1}]),
+    files("one label only", "2 rows have 1 label, and two or more are needed", "text,label\na,1\nb,1\n"),
+    files(
+        "as many labels as rows",
+        "100 rows have 100 labels",
+        "text,label\n" + "".join(f"a{i},b{i}\n" for i in range(100)),
+    ),
+    rows(
+        "labels that are objects", "labels are neither text, nor whole numbers", [{"text": "a", "label": {"a": 1}}] * 2
+    ),
+    rows(
+        "labels of two kinds", "train.json cannot be loaded", [{"text": "a", "label": "x"}, {"text": "b", "label": 1}]
+    ),
     rows("a label of null", "train data has no label in", [{"text": "a", "label": "x"}, {"text": "b", "label": None}]),
 ]
 

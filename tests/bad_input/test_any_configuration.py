@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from glue_arguments import parse
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from run_glue import parse
 
 from mps_trainer import MisconfigurationException, TrainingArguments, scripts
 from mps_trainer.launching.config_file import load, load_target
@@ -48,7 +48,7 @@ def run_glue(path):
     """Runs the script up to its data. Raises its message if it ends with 2."""
     stderr = io.StringIO()
     with contextlib.redirect_stderr(stderr):
-        status = scripts.run("run_glue.py", lambda: parse([str(path)]), lambda *arguments: None, lambda job: None)
+        status = scripts.one_line_errors("run_glue.py")(lambda: parse([str(path)]))()
     assert status in (0, 2)
     if status:
         raise MisconfigurationException(stderr.getvalue().rstrip("\n"))

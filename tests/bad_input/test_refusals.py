@@ -5,23 +5,20 @@ from __future__ import annotations
 from unittest import mock
 
 import pytest
-import run_glue
 
 from mps_trainer.cli import doctor
 
-from .cases import EMBEDDED_TASK, TRAIN, TSV_FILES, Case, snapshot
+from .cases import TRAIN, TSV_FILES, Case, snapshot
 from .checkpoints import CHECKPOINTS
 from .commands import COMMANDS
 from .configs import CONFIGS
 from .conftest import make_model
 from .data import DATA
 from .flags import FLAGS
-from .images import IMAGE_CASES
 from .models import MODELS
 from .tables import TABLES
-from .texts import TEXT_CASES
 
-CASES = [*FLAGS, *CONFIGS, *DATA, *TABLES, *MODELS, *CHECKPOINTS, *COMMANDS, *IMAGE_CASES, *TEXT_CASES]
+CASES = [*FLAGS, *CONFIGS, *DATA, *TABLES, *MODELS, *CHECKPOINTS, *COMMANDS]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -41,7 +38,11 @@ def test_bad_input_is_refused_in_one_line_and_changes_nothing(run, case):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"problem_type": "multi_label_classification"}, {"problem_type": "regression"}, {"max_position_embeddings": 12}],
+    [
+        {"problem_type": "multi_label_classification"},
+        {"problem_type": "regression"},
+        {"label2id": {"equivalent": 7, "not_equivalent": 0}, "id2label": {"0": "not_equivalent", "1": "equivalent"}},
+    ],
     ids=str,
 )
 def test_settings_of_earlier_training_do_not_end_a_run(run, settings):
@@ -76,20 +77,10 @@ def test_traceback_is_shown_on_request_before_the_line(run, case, monkeypatch):
     assert status == case.status
 
 
-@pytest.mark.parametrize(
-    ("module", "name", "program", "words"),
-    [
-        (run_glue, "load_data", "run_glue.py", (*EMBEDDED_TASK, "--output_dir", "out")),
-        (doctor, "gather_all_facts", "mps-trainer", ("doctor",)),
-    ],
-    ids=["run_glue.py", "mps-trainer"],
-)
-def test_unforeseen_error_is_one_line_with_hint(run, monkeypatch, module, name, program, words):
-    monkeypatch.setattr(module, name, mock.Mock(side_effect=ZeroDivisionError("division\nby zero")))
-    case = Case("", words, "", program=program)
-    run.prepare(case)
-    status, errors = run(case)
+def test_unforeseen_error_is_one_line_with_hint(run, monkeypatch):
+    monkeypatch.setattr(doctor, "gather_all_facts", mock.Mock(side_effect=ZeroDivisionError("division\nby zero")))
+    status, errors = run(Case("", ("doctor",), "", program="mps-trainer"))
     assert status == 1
-    assert errors.startswith(f"{program}: error: ZeroDivisionError: division by zero. ")
+    assert errors.startswith("mps-trainer: error: ZeroDivisionError: division by zero. ")
     assert "MPS_TRAINER_TRACEBACK=1" in errors
     assert errors.count("\n") == 1

@@ -54,7 +54,7 @@ def test_the_commands_name_files_and_flags_that_the_copy_has(tmp_path, capsys):
 @pytest.mark.parametrize(("is_installed", "installs"), [(True, False), (False, True)])
 def test_packages_are_named_only_where_one_is_missing(monkeypatch, tmp_path, is_installed, installs):
     monkeypatch.setattr(example, "find_spec", lambda name: is_installed or None)
-    commands = example.next_commands(example.EXAMPLES["language-modeling"], tmp_path)
+    commands = example.next_commands(example.EXAMPLES["image-classification"], tmp_path)
     assert any(line.endswith("-m pip install 'mps_trainer[examples]'") for line in commands) == installs
 
 

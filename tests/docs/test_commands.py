@@ -21,8 +21,8 @@ from .pages import PAGES, ROOT, Block, all_blocks, blocks_of, joined
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SHELLS = ("bash", "console", "zsh")
-# The scripts of the examples, and the modules that read their command lines.
-PARSERS = {"run_glue.py": "glue_arguments", "cv_example.py": "cv_arguments", "run_lora.py": "lora_arguments"}
+# The script of an example with flags of its own, and the module that reads its command line.
+PARSERS = {"run_glue.py": "run_glue"}
 
 
 def commands(word: str) -> list[tuple[Block, list[str]]]:

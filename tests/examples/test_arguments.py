@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from glue_arguments import parse
+from run_glue import parse
 
 EMBEDDED = ["--task_name", "mrpc", "--embedded"]
 REAL = ["--task_name", "mrpc", "--data_dir", "d", "--model_name_or_path", "m", "--do_eval"]
@@ -15,7 +15,6 @@ REAL = ["--task_name", "mrpc", "--data_dir", "d", "--model_name_or_path", "m", "
     ("words", "strategy"),
     [
         ([], "bucket_by_length"),
-        (["--pad_to_max_length", "False"], "bucket_by_length"),
         (["--pad_to_max_length", "True"], "random"),
         (["--pad_to_max_length"], "random"),
         (["--train_sampling_strategy", "random"], "random"),
@@ -36,8 +35,7 @@ def test_order_is_by_length_by_default(source, words, strategy):
     [
         ([], 16),
         (["--per_device_train_batch_size", "16"], 8),
-        (["--per_device_train_batch_size", "16", "--gradient_accumulation_steps", "2"], 16),
-        (["--per_device_train_batch_size", "16", "--train_sampling_strategy", "random"], 16),
+        (["--per_device_train_batch_size", "4"], 8),
         (["--per_device_train_batch_size", "16", "--per_device_eval_batch_size", "64"], 64),
     ],
     ids=str,
@@ -51,7 +49,8 @@ def test_evaluation_batch_has_shape_of_training_batch(words, size):
     [
         ({}, ("bucket_by_length", 16)),
         ({"train_sampling_strategy": "random", "per_device_eval_batch_size": 4}, ("random", 4)),
-        ({"pad_to_max_length": True}, ("random", 32)),
+        ({"pad_to_max_length": True}, ("random", 16)),
+        ({"pad_to_max_length": False}, ("bucket_by_length", 16)),
     ],
     ids=str,
 )

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from mps_trainer import MisconfigurationException, Trainer
+
 from .conftest import EXAMPLE, REAL, ROOT
 
 DATA, MODEL = REAL / "glue" / "MRPC", REAL / "models" / "minilm-l6"
@@ -17,19 +19,19 @@ pytestmark = [
 ]
 
 
-def test_epoch_and_evaluation_have_few_shapes_and_little_padding(out):
-    import run_glue as script
+def test_epoch_and_evaluation_have_few_shapes_and_little_padding(run_glue, monkeypatch):
+    trainers = []
 
-    command = ["--task_name", "mrpc", "--data_dir", DATA, "--model_name_or_path", MODEL, "--do_train", "--do_eval"]
-    sizes = ["--per_device_train_batch_size", 32, "--use_cpu", "--output_dir", out]
-    model_args, data_args, training_args = script.parse([str(word) for word in (*command, *sizes)])
-    labelled = script.load_data(data_args, model_args)
-    tokenizer = script.load_tokenizer(model_args, data_args)
-    splits = script.tokenize(labelled, tokenizer, None, data_args)
-    model = script.load_model(model_args, data_args, labelled, training_args)
-    trainer = script.make_trainer(model, tokenizer, labelled, splits, data_args, training_args)
+    def keep(trainer, **_):
+        trainers.append(trainer)
+        raise MisconfigurationException("This is enough.")
+
+    monkeypatch.setattr(Trainer, "train", keep)
+    command = ("--task_name", "mrpc", "--data_dir", DATA, "--model_name_or_path", MODEL, "--do_train", "--do_eval")
+    run_glue(*command, "--per_device_train_batch_size", 32)
+    (trainer,) = trainers
     batches = [*trainer.get_train_dataloader(), *trainer.get_eval_dataloader()]
-    assert sum(len(batch["labels"]) for batch in batches) == len(splits["train"]) + len(splits["validation"])
+    assert sum(len(batch["labels"]) for batch in batches) == 3668 + 408
     assert len({batch["input_ids"].shape for batch in batches}) <= 9
     padded = sum(batch["input_ids"].numel() for batch in batches)
     assert padded <= 1.1 * sum(int(batch["attention_mask"].sum()) for batch in batches)

@@ -157,8 +157,6 @@ def test_a_model_or_revision_that_is_not_on_the_hub_is_named_in_one_line(
         pytest.param("nyu-mll/glue", None, "nyu-mll/glue", id="data set down", marks=pytest.mark.acceptance),
         pytest.param(MODEL, None, MODEL, id="model down", marks=pytest.mark.acceptance),
         pytest.param("model.safetensors", None, MODEL, id="weights down", marks=pytest.mark.acceptance),
-        # AutoTokenizer takes this file for absent when it cannot be had, and makes the cased model's text lower case.
-        pytest.param("tokenizer_config.json", None, MODEL, id="tokenizer settings down", marks=pytest.mark.acceptance),
     ],
 )
 def test_a_server_error_ends_in_one_line_and_a_later_run_succeeds(

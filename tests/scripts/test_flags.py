@@ -41,5 +41,21 @@ def test_right_flags_are_an_object_for_each_class():
     assert OneLineParser((Settings,), prog="train.py").parse(["--size", "3"]) == (Settings(3),)
 
 
+@pytest.mark.parametrize(("name", "text"), [("a.json", '{"size": 3}'), ("a.yaml", "size: 3\n")])
+def test_a_file_of_arguments_stands_for_flags(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    words = [str(tmp_path / name)]
+    assert OneLineParser((Settings,), prog="train.py").parse(words, size=2) == (Settings(3),)
+    assert given(words) == {"size"}
+    (tmp_path / name).write_text(text.replace("size", "sise"))
+    with pytest.raises(MisconfigurationException, match="sise"):
+        OneLineParser((Settings,), prog="train.py").parse(words)
+
+
+def test_defaults_of_the_script_apply_where_nothing_is_given(tmp_path):
+    assert OneLineParser((Settings,), prog="train.py").parse([], size=2) == (Settings(2),)
+    assert OneLineParser((Settings,), prog="train.py").parse(["--size", "3"], size=2) == (Settings(3),)
+
+
 def test_what_was_given_goes_by_the_names_of_fields():
     assert given(["--max-steps=3", "--do_train", "value", "-x"]) == {"max_steps", "do_train"}

@@ -1,34 +1,27 @@
 """A script ends with the right status and words, and leaves nothing unfinished behind."""
 
 import logging
-import os
 from types import SimpleNamespace
 
 import pytest
 
 from mps_trainer import MisconfigurationException, TrainingArguments
 from mps_trainer.errors import CheckpointError, explain
-from mps_trainer.scripts import run, set_up_logging
+from mps_trainer.scripts import checkpoint_to_resume, no_empty_folder_left, one_line_errors, set_up_logging
 
 
 @pytest.fixture
-def script(tmp_path, capsys, monkeypatch):
-    """Runs a script that raises `error` in its `part`; gives status and stderr."""
+def script(capsys, monkeypatch):
+    """Runs a script that raises `error`; gives status and stderr."""
     monkeypatch.delenv("MPS_TRAINER_TRACEBACK", raising=False)
-    args = SimpleNamespace(output_dir=str(tmp_path / "out"))
 
-    def run_it(error=None, part="do", before=lambda: None):
-        def step(name, result):
-            def take(*given):
-                if name == part and error is not None:
-                    before()
-                    raise error
-                return result
+    def run_it(error=None):
+        @one_line_errors("train.py")
+        def main():
+            if error is not None:
+                raise error
 
-            return take
-
-        status = run("train.py", step("parse", ("flags", args)), step("prepare", "job"), step("do", None))
-        return status, capsys.readouterr().err
+        return main(), capsys.readouterr().err
 
     return run_it
 
@@ -42,9 +35,8 @@ def test_all_went_well(script):
     assert script() == (0, "")
 
 
-@pytest.mark.parametrize("part", ["parse", "prepare", "do"])
-def test_what_the_user_can_mend_is_one_line_and_2(script, part):
-    assert script(MisconfigurationException("Give\nmore."), part) == (2, "train.py: error: Give more.\n")
+def test_what_the_user_can_mend_is_one_line_and_2(script):
+    assert script(MisconfigurationException("Give\nmore.")) == (2, "train.py: error: Give more.\n")
 
 
 @pytest.mark.parametrize(
@@ -66,22 +58,43 @@ def test_what_ends_a_run_has_a_status_of_its_own(script, error, status, line):
     assert script(error) == (status, line)
 
 
-def test_what_nobody_foresaw_is_a_line_before_training_and_a_traceback_after(script):
-    status, errors = script(ZeroDivisionError("by zero"), "prepare")
-    assert (status, len(errors.splitlines())) == (1, 1)
-    assert "ZeroDivisionError: by zero." in errors
+def test_unforeseen_error_keeps_its_traceback(script):
     with pytest.raises(ZeroDivisionError):
-        script(ZeroDivisionError("by zero"), "do")
+        script(ZeroDivisionError("by zero"))
 
 
-@pytest.mark.parametrize("part", ["prepare", "do"])
-def test_an_output_folder_made_for_a_refused_run_is_removed_and_no_other(script, tmp_path, part):
+def test_an_output_folder_made_for_a_refused_run_is_removed_and_no_other(tmp_path):
     out = tmp_path / "out"
-    script(MisconfigurationException("No."), part, before=lambda: os.makedirs(out, exist_ok=True))
+
+    def refuse():
+        with no_empty_folder_left(str(out)):
+            out.mkdir(exist_ok=True)
+            raise MisconfigurationException("No.")
+
+    with pytest.raises(MisconfigurationException):
+        refuse()
     assert not out.exists()
     (out / "kept").mkdir(parents=True)
-    script(MisconfigurationException("No."), part)
+    with pytest.raises(MisconfigurationException):
+        refuse()
     assert (out / "kept").is_dir()
+
+
+def test_run_resumes_from_the_output_folder_unless_told_otherwise(tmp_path, capsys):
+    def resume(**settings):
+        return checkpoint_to_resume(TrainingArguments(str(tmp_path / "out"), use_cpu=True, **settings))
+
+    assert resume() is None
+    (tmp_path / "out" / "checkpoint-3").mkdir(parents=True)
+    assert resume() is True
+    assert "Resuming from the newest checkpoint" in capsys.readouterr().out
+    assert resume(overwrite_output_dir=True) is None
+    assert resume(resume_from_checkpoint="other/checkpoint-7") == "other/checkpoint-7"
+    (tmp_path / "out" / "checkpoint-3").rename(tmp_path / "out" / "tmp-checkpoint-3")  # a killed run left it
+    assert resume() is None
+    (tmp_path / "out" / "thesis.txt").touch()
+    with pytest.raises(MisconfigurationException, match="has no checkpoint to resume from"):
+        resume()
 
 
 @pytest.mark.parametrize(("asked", "level"), [("error", logging.ERROR), ("info", logging.INFO)])
@@ -96,17 +109,14 @@ def test_the_log_has_the_level_that_was_asked_for(tmp_path, asked, level):
         library.setLevel(before[1])
 
 
-def test_one_of_several_processes_tells_that_it_was_interrupted(tmp_path, capsys, monkeypatch):
-    def interrupted(job):
-        raise KeyboardInterrupt
-
+def test_one_of_several_processes_tells_that_it_was_interrupted(script, monkeypatch):
     said = []
     for rank in (0, 1):
         for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
             monkeypatch.setenv(name, str(value))
-        args = SimpleNamespace(output_dir=str(tmp_path / "out"))
-        assert run("train.py", lambda args=args: (args,), lambda given: given, interrupted) == 130
-        said.append(capsys.readouterr().err)
+        status, errors = script(KeyboardInterrupt())
+        assert status == 130
+        said.append(errors)
     assert said[0].startswith("train.py: Interrupted.")
     assert said[1] == ""
 

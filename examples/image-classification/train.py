@@ -1,0 +1,56 @@
+#!/usr/bin/env python
+"""Fine-tunes a pretrained model to classify images: python train.py --dataset_name FOLDER --output_dir OUT"""
+
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+from transformers import AutoImageProcessor, AutoModelForImageClassification
+
+from mps_trainer import Trainer, TrainingArguments
+from mps_trainer.scripts import checkpoint_to_resume, one_line_errors
+from mps_trainer.scripts.flags import OneLineParser
+from mps_trainer.scripts.tables import load_splits
+
+
+@dataclass
+class Arguments:
+    model_name_or_path: str = "google/vit-base-patch16-224-in21k"  # on the hub, or a folder
+    dataset_name: str = "AI-Lab-Makerere/beans"  # on the hub, or a folder with a folder of images for each label
+
+
+@one_line_errors("train.py")
+def main() -> None:
+    parser = OneLineParser((Arguments, TrainingArguments), description=__doc__)
+    # A batch reads its images when it is needed, so the Trainer must keep their column.
+    script, args = parser.parse(sys.argv[1:], remove_unused_columns=False, eval_strategy="epoch")
+    train, held = load_splits(script.dataset_name)
+    label = next(name for name, feature in train.features.items() if hasattr(feature, "names"))
+    image, labels = next(name for name in train.column_names if name in ("image", "img")), train.features[label].names
+
+    processor = AutoImageProcessor.from_pretrained(script.model_name_or_path)
+    model = AutoModelForImageClassification.from_pretrained(
+        script.model_name_or_path, num_labels=len(labels), ignore_mismatched_sizes=True
+    )
+    model.config.id2label = dict(enumerate(labels))
+    model.config.label2id = {name: i for i, name in enumerate(labels)}
+
+    def prepare(rows):
+        images = [picture.convert("RGB") for picture in rows[image]]
+        return {"pixel_values": processor(images, return_tensors="pt")["pixel_values"], "labels": rows[label]}
+
+    trainer = Trainer(
+        model,
+        args,
+        train_dataset=train.with_transform(prepare),
+        eval_dataset=held.with_transform(prepare),
+        processing_class=processor,
+        compute_metrics=lambda output: {"accuracy": np.mean(output.predictions.argmax(-1) == output.label_ids)},
+    )
+    trainer.train(resume_from_checkpoint=checkpoint_to_resume(args))
+    trainer.save_model()
+    trainer.log_metrics("eval", trainer.evaluate())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

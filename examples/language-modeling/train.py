@@ -1,0 +1,57 @@
+#!/usr/bin/env python
+"""Fine-tunes a language model with LoRA and TRL: python train.py --dataset_name chats.jsonl --output_dir OUT"""
+
+import mps_trainer.replace_transformers  # noqa: F401, I001  # before TRL, which then trains on mps_trainer
+
+import sys
+from dataclasses import dataclass
+
+import torch
+from peft import LoraConfig, PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+from trl import SFTConfig, SFTTrainer
+
+from mps_trainer.scripts import checkpoint_to_resume, one_line_errors
+from mps_trainer.scripts.flags import OneLineParser
+from mps_trainer.scripts.tables import load_splits
+
+
+@dataclass
+class Arguments:
+    model_name_or_path: str = "Qwen/Qwen3-0.6B"  # on the hub, or a folder
+    dataset_name: str = "trl-lib/Capybara"  # on the hub, a folder, or a file: rows with `messages`, or with `text`
+    lora_r: int = 16  # the rank of the adapters: small matrices that learn in place of the weights
+    load_in_4bit: bool = False  # the frozen weights; needs bitsandbytes
+    merge: bool = False  # also write the model with the adapters in its weights, to OUTPUT_DIR/merged
+
+
+# For a Mac with 16 GB: two chats at a time, eight for an update, padded to few lengths.
+DEFAULTS = {"learning_rate": 2e-4, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+DEFAULTS |= {"train_sampling_strategy": "bucket_by_length", "save_steps": 50, "save_total_limit": 2}
+
+
+@one_line_errors("train.py")
+def main() -> None:
+    script, args = OneLineParser((Arguments, SFTConfig), description=__doc__).parse(sys.argv[1:], **DEFAULTS)
+    train, held = load_splits(script.dataset_name)
+    dtype = torch.bfloat16 if args.bf16 else torch.float32
+    bits = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
+    tokenizer = AutoTokenizer.from_pretrained(script.model_name_or_path)
+    model = AutoModelForCausalLM.from_pretrained(
+        script.model_name_or_path, dtype=dtype, quantization_config=bits if script.load_in_4bit else None
+    )
+    lora = LoraConfig(r=script.lora_r, lora_alpha=2 * script.lora_r, target_modules="all-linear")
+    trainer = SFTTrainer(model, args, None, train, held, processing_class=tokenizer, peft_config=lora)
+    trainer.train(resume_from_checkpoint=checkpoint_to_resume(args))
+    trainer.save_model()
+    trainer.log_metrics("eval", trainer.evaluate())
+    if script.merge:
+        whole = AutoModelForCausalLM.from_pretrained(script.model_name_or_path, dtype=dtype)  # not in 4 bits
+        PeftModel.from_pretrained(whole, args.output_dir).merge_and_unload().save_pretrained(
+            f"{args.output_dir}/merged"
+        )
+        tokenizer.save_pretrained(f"{args.output_dir}/merged")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

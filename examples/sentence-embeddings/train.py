@@ -1,0 +1,45 @@
+#!/usr/bin/env python
+"""Trains sentence embeddings on pairs of texts: python train.py --dataset_name pairs.csv --output_dir OUT"""
+
+import mps_trainer.replace_transformers  # noqa: F401, I001  # before sentence_transformers, to train on mps_trainer
+
+import sys
+from dataclasses import dataclass
+
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+from sentence_transformers import SentenceTransformerTrainingArguments as TrainingArguments
+from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+from mps_trainer.scripts import checkpoint_to_resume, one_line_errors
+from mps_trainer.scripts.flags import OneLineParser
+from mps_trainer.scripts.tables import load_splits
+
+
+@dataclass
+class Arguments:
+    model_name_or_path: str = "sentence-transformers/all-MiniLM-L6-v2"  # on the hub, or a folder
+    dataset_name: str = "sentence-transformers/natural-questions"  # on the hub, a folder, or a file such as pairs.csv
+
+
+# The loss takes the other answers of a batch for wrong ones, so none may be there twice.
+DEFAULTS = {"per_device_train_batch_size": 32, "batch_sampler": "no_duplicates", "warmup_steps": 0.1}
+
+
+@one_line_errors("train.py")
+def main() -> None:
+    script, args = OneLineParser((Arguments, TrainingArguments), description=__doc__).parse(sys.argv[1:], **DEFAULTS)
+    train, held = load_splits(script.dataset_name)  # a question in the first column, its answer in the second
+    queries, answers = ({str(i): text for i, text in enumerate(held[name])} for name in held.column_names[:2])
+    search = InformationRetrievalEvaluator(queries, answers, {i: {i} for i in queries}, write_csv=False)
+
+    model = SentenceTransformer(script.model_name_or_path, device=str(args.device))
+    loss = MultipleNegativesRankingLoss(model)
+    trainer = SentenceTransformerTrainer(model, args, train, held, loss, evaluator=search)
+    trainer.train(resume_from_checkpoint=checkpoint_to_resume(args))
+    trainer.save_model()
+    trainer.log_metrics("eval", trainer.evaluate())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

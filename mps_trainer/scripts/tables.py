@@ -1,0 +1,165 @@
+"""Reads tables of training data: CSV, TSV and JSON files, folders, and datasets on the hub."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import MisconfigurationException
+from ..utils.text import counted
+from .loading import errors_about
+from .reach import go_offline_if_unreachable
+
+TEXT = ("string", "large_string")
+
+
+def load_splits(name: str, seed: int = 42) -> tuple[Any, Any]:
+    """Returns the rows to train on and those to evaluate on.
+
+    `name` is a file (see `read_table`), a folder with a file for each split, or a dataset on the hub. A tenth of the
+    rows is held back if there is no split validation or test.
+    """
+    instead = "Give a file, a folder, or a dataset on a hub that can be reached."
+    splits = {"train": read_table(Path(name))} if Path(name).is_file() else load_dataset(name, None, instead)
+    if "train" not in splits:
+        raise MisconfigurationException(f"{name} has no split train, but {', '.join(splits)}.")
+    if held := [splits[split] for split in ("validation", "test") if split in splits]:
+        return splits["train"], held[0]
+    with errors_about("dataset", name, "Give two rows or more, of which one is held back."):
+        parts = splits["train"].train_test_split(0.1, seed=seed)
+    return parts["train"], parts["test"]
+
+
+def load_dataset(name: str, config: str | None, instead: str, **source: Any) -> Mapping[str, Any]:
+    """Returns the splits of a folder or of a dataset on the hub. `instead` says what to do without it."""
+    if not Path(name).is_dir():
+        go_offline_if_unreachable()
+    import datasets
+
+    with errors_about("dataset", name, instead):
+        return datasets.load_dataset(name, config, **source)
+
+
+def read_table(path: Path, header: Sequence[str] | None = None) -> Any:
+    """Returns the rows of a file as a `datasets.Dataset`.
+
+    A .tsv file has a tab between two cells, and quotes mean nothing in it. A .json or .jsonl file has an object in
+    each line, or a list of objects. A column of a .csv file whose cells are all numbers holds numbers.
+
+    `header` names the columns of a file without a header line.
+
+    Raises:
+        MisconfigurationException: for another kind of file, and for a row with more or fewer cells than the header.
+            Other readers shift the columns of such a row.
+    """
+    import datasets
+
+    with errors_about("file", str(path), "Save a table as .csv, .tsv, .json or .jsonl, in UTF-8."):
+        if path.suffix in (".json", ".jsonl"):
+            rows = _read_objects(path)
+            return datasets.Dataset.from_dict({name: [row.get(name) for row in rows] for name in rows[0]})
+        if path.suffix not in (".csv", ".tsv"):
+            raise ValueError(f"its name ends in {path.suffix or 'nothing'}.")
+        columns = _read_cells(path, header)
+        if path.suffix == ".csv":
+            columns = {name: _to_numbers(cells) for name, cells in columns.items()}
+        return datasets.Dataset.from_dict(columns)
+
+
+def _read_objects(path: Path) -> list[dict[str, Any]]:
+    text = path.read_text(encoding="utf-8-sig")
+    rows = json.loads(text) if text.startswith("[") else []
+    for number, line in enumerate([] if rows else text.split("\n"), start=1):
+        try:
+            rows += [json.loads(line)] if line.strip() else []
+        except ValueError as error:
+            raise MisconfigurationException(f"{path}, line {number}: this is no JSON ({error}).") from error
+    if not rows or not all(isinstance(row, dict) for row in rows):
+        raise ValueError("it has no rows." if not rows else "a row is no object, as in {...}.")
+    return rows
+
+
+def _read_cells(path: Path, header: Sequence[str] | None) -> dict[str, list[Any]]:
+    rows: list[list[str]] = []
+    style: dict[str, Any] = {} if path.suffix == ".csv" else {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+    hint = "Columns are separated by one tab." if style else "A text with a comma or a quote needs quotes around it."
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, strict=True, **style)
+        try:
+            names = header or next(reader, [])
+            for cells in filter(None, reader):
+                if len(cells) != len(names):
+                    raise csv.Error(f"{len(cells)} columns, and {len(names)} are expected ({', '.join(names)})")
+                rows.append(cells)
+        except csv.Error as error:
+            raise MisconfigurationException(f"{path}, line {reader.line_num}: {error}. {hint}") from error
+    if not rows or len(set(names)) < len(names):
+        raise ValueError("the header has a column twice." if rows else "it has no rows.")
+    return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+
+
+def _to_numbers(cells: list[str]) -> list[Any]:
+    """Returns cells as numbers if all are, otherwise as text; None for an empty cell."""
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return [kind(cell) if cell else None for cell in cells]
+    return [cell or None for cell in cells]
+
+
+def classified(splits: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...], list[str]]:
+    """Returns a classifier's splits, the one or two columns with text, and the names of the classes: none for scores.
+
+    The column `label` then has the numbers of the classes, except in splits whose name begins with test.
+
+    Raises:
+        MisconfigurationException: if there are no such columns, or labels that cannot be learned.
+    """
+    import datasets
+
+    labelled = {name: rows for name, rows in splits.items() if not name.startswith("test")}
+    for name, rows in labelled.items():
+        if "label" not in rows.column_names:
+            names = ", ".join(rows.column_names)
+            raise MisconfigurationException(f"The {name} data has no column 'label'; its columns are {names}.")
+        if None in (values := list(rows["label"])):
+            raise MisconfigurationException(f"The {name} data has no label in row {values.index(None) + 1}.")
+    first = labelled["train"] if "train" in labelled else next(iter(labelled.values()))
+    kinds = {name: getattr(feature, "dtype", None) for name, feature in first.features.items()}
+    texts = tuple(name for name, kind in kinds.items() if kind in TEXT and name != "label")[:2]
+    if kinds.get("sentence1") in TEXT and kinds.get("sentence2") in TEXT:
+        texts = ("sentence1", "sentence2")
+    if not texts:
+        raise MisconfigurationException(f"No column beside 'label' has text; the columns are {', '.join(kinds)}.")
+    for name, rows in splits.items():
+        for column in texts:
+            if getattr(rows.features.get(column), "dtype", None) not in TEXT:
+                raise MisconfigurationException(f"The {name} data has no text in the column {column!r}.")
+    numbered = {
+        name: rows.select_columns(list(texts)) if name not in labelled else rows for name, rows in splits.items()
+    }
+    if kinds["label"] in ("float32", "float64"):
+        return numbered, texts, []
+    if classes := getattr(first.features["label"], "names", None):
+        return numbered, texts, list(classes)
+    if kinds["label"] not in (*TEXT, "bool", "int64"):
+        raise MisconfigurationException("The labels are neither text, nor whole numbers, nor scores with a point.")
+    labels = sorted(first.unique("label"))
+    if len(labels) == 1 or len(labels) == len(first) > 50:
+        raise MisconfigurationException(
+            f"{len(first)} rows have {counted(len(labels), 'label')}, and several are needed, each in several rows. "
+            "Write scores with a decimal point."
+        )
+    ids = {label: i for i, label in enumerate(labels)}
+    kind = datasets.ClassLabel(names=[str(label) for label in labels])
+    for name, rows in labelled.items():
+        if unknown := [value for value in rows.unique("label") if value not in ids]:
+            raise MisconfigurationException(
+                f"The {name} data has the label {unknown[0]!r}, the training data has not."
+            )
+        column = [ids[value] for value in rows["label"]]
+        numbered[name] = rows.remove_columns("label").add_column("label", column, feature=kind)
+    return numbered, texts, list(kind.names)

@@ -1,0 +1,108 @@
+"""train.py of text and image classification learns from local files, resumes, and refuses wrong input in one line.
+
+tests/libraries has those that need TRL and sentence-transformers.
+"""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from PIL import Image
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessor,
+)
+
+from tests import HUNG_AFTER
+
+from .conftest import EMBEDDED, ROOT
+
+pytestmark = pytest.mark.integration  # whole scripts
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+
+
+def train(name, folder, *words):
+    """Runs examples/<name>/train.py on the CPU in `folder`, which has the folder `model`."""
+    command = [
+        sys.executable,
+        str(ROOT / "examples" / name / "train.py"),
+        "--model_name_or_path",
+        "model",
+        "--use_cpu",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "home")}
+    return subprocess.run(
+        [*command, "--output_dir", "out", "--seed", "1", *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=HUNG_AFTER,
+    )
+
+
+def accuracy(done):
+    assert done.returncode == 0, done.stderr[-2000:]
+    return float(re.search(r"eval_accuracy += +([0-9.]+)", done.stdout)[1])
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """Writes a tiny BERT, and a table in which one word decides the label."""
+    AutoTokenizer.from_pretrained(EMBEDDED).save_pretrained(tmp_path / "model")
+    config = BertConfig(**SIZES, vocab_size=296, max_position_embeddings=128)
+    BertForSequenceClassification(config).save_pretrained(tmp_path / "model")
+    rows = [
+        f"the {thing} is here,{label}" for thing, label in (("boat", "water"), ("house", "land")) for _ in range(40)
+    ]
+    (tmp_path / "data.csv").write_text("text,label\n" + "\n".join(rows))
+    return tmp_path
+
+
+def test_texts_of_a_table_are_learned_and_a_second_run_resumes(texts):
+    command = ("text-classification", texts, "--dataset_name", "data.csv", "--learning_rate", "1e-2")
+    assert accuracy(train(*command, "--max_steps", "40")) == 1.0
+    assert '"1": "water"' in (texts / "out" / "config.json").read_text()
+    again = train(*command, "--max_steps", "44")
+    assert "Resuming from the newest checkpoint in out" in again.stdout
+    assert accuracy(again) == 1.0
+    assert (texts / "out" / "checkpoint-44").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--dataset_name", "gone.csv"], "The dataset gone.csv cannot be loaded"),
+        (["--dataset_name", "data.csv", "--learning_rate", "fast"], "invalid float value: 'fast'"),
+        (["--dataset_nam", "data.csv"], "Did you mean --dataset_name?"),
+    ],
+    ids=str,
+)
+def test_wrong_input_is_one_line(texts, words, says):
+    done = train("text-classification", texts, *words)
+    assert done.returncode == 2
+    (line,) = (line for line in done.stderr.splitlines() if "error" in line.lower())
+    assert line.startswith("train.py: error: ")
+    assert says in line
+    assert "Traceback" not in done.stderr
+
+
+def test_images_in_folders_are_learned(tmp_path):
+    for name, colour in (("red", (200, 20, 20)), ("blue", (20, 20, 200))):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for i in range(20):
+            shade = tuple(each + i for each in colour)
+            Image.new("RGB", (40, 40), shade).save(tmp_path / "images" / name / f"{i}.png")
+    config = ViTConfig(**SIZES, image_size=32, patch_size=8, num_labels=5)  # a head that has to be replaced
+    ViTForImageClassification(config).save_pretrained(tmp_path / "model")
+    ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path / "model")
+    words = ("--dataset_name", "images", "--max_steps", "30", "--learning_rate", "1e-2")
+    assert accuracy(train("image-classification", tmp_path, *words)) == 1.0
+    assert '"0": "blue"' in (tmp_path / "out" / "config.json").read_text()

@@ -1,0 +1,70 @@
+"""Tiny models with random weights and their data, for the examples and the pages that need TRL and others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    BertConfig,
+    BertModel,
+    BertTokenizerFast,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+Chat = list[dict[str, str]]
+
+PLACES = {"saw": "on the left wall", "axe": "beside the stove", "rake": "under the window", "drill": "in the red box"}
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+TEMPLATE = (
+    "{% for message in messages %}{% if message['role'] == 'assistant' %}"
+    "{{ 'Answer: ' }}{% generation %}{{ message['content'] + '<end>' }}{% endgeneration %}"
+    "{% else %}{{ 'Question: ' + message['content'] + '\\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Answer: ' }}{% endif %}"
+)
+
+
+def chats() -> list[Chat]:
+    """Returns forty chats, each fact ten times."""
+    return [
+        [
+            {"role": "user", "content": f"Where is the {tool}?"},
+            {"role": "assistant", "content": f"The {tool} is {place}."},
+        ]
+        for tool, place in PLACES.items()
+    ] * 10
+
+
+def pairs() -> list[dict[str, str]]:
+    """Returns pairs whose texts share one word, which tells them from the others."""
+    return [{"anchor": f"{adjective} {tool}", "positive": f"the {tool} that is {adjective}"}
+            for adjective in ("old", "new", "big", "small", "red", "blue") for tool in PLACES]  # fmt: skip
+
+
+def write_llama(folder: str) -> tuple[Any, Any]:
+    """Writes a Llama and its tokenizer, which has a template for chats. Returns both."""
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=330, special_tokens=["<pad>", "<end>"], initial_alphabet=alphabet)
+    raw.train_from_iterator([message["content"] for chat in chats() for message in chat], trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<pad>", eos_token="<end>")
+    tokenizer.chat_template = TEMPLATE
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = LlamaConfig(**sizes, vocab_size=len(tokenizer), pad_token_id=0, bos_token_id=1, eos_token_id=1)
+    model = LlamaForCausalLM(config)
+    for part in (model, tokenizer):
+        part.save_pretrained(folder)
+    return model, tokenizer
+
+
+def write_bert(folder: str) -> None:
+    """Writes a BERT and its tokenizer, which knows the words of the pairs."""
+    words = sorted({word for pair in pairs() for text in pair.values() for word in text.split()})
+    vocabulary = {word: number for number, word in enumerate([*SPECIAL, *words])}
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    BertModel(BertConfig(**sizes, vocab_size=len(vocabulary), max_position_embeddings=32)).save_pretrained(folder)
+    BertTokenizerFast(vocab=vocabulary, model_max_length=32).save_pretrained(folder)

@@ -1,0 +1,164 @@
+"""Tables are read as they are, or refused in one line that names the place."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mps_trainer import MisconfigurationException
+from mps_trainer.scripts.tables import classified, load_splits, read_table
+
+datasets = pytest.importorskip("datasets")
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(name, content):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("line", "first", "second"),
+    [
+        pytest.param('He said " yes\t"Never" , "never\n', 'He said " yes', '"Never" , "never', id="quotes"),
+        pytest.param("a\u2028b\x85c\x0bd\te\n", "a\u2028b\x85c\x0bd", "e", id="other line ends"),
+        pytest.param("a\tb", "a", "b", id="no line feed at the end"),
+        pytest.param("a\tb\n\n", "a", "b", id="several at the end"),
+        pytest.param("a\tb\r\n", "a", "b", id="carriage return"),
+        pytest.param("1\t2\n", "1", "2", id="numbers stay text"),
+    ],
+)
+def test_cells_of_tsv_are_read_as_written(write, line, first, second):
+    assert read_table(write("a.tsv", "x\ty\n" + line)).to_list() == [{"x": first, "y": second}]
+    assert read_table(write("a.tsv", line), ("x", "y")).to_list() == [{"x": first, "y": second}]
+
+
+def test_columns_of_csv_that_are_all_numbers_hold_numbers(write):
+    rows = read_table(write("a.csv", '\ufefftext,label,score,mixed\n"a, ""b""",1,0.5,1\nNA,2,1,x\nc,,,\n'))
+    assert rows.to_list() == [
+        {"text": 'a, "b"', "label": 1, "score": 0.5, "mixed": "1"},
+        {"text": "NA", "label": 2, "score": 1.0, "mixed": "x"},
+        {"text": "c", "label": None, "score": None, "mixed": None},
+    ]
+
+
+@pytest.mark.parametrize("content", ['{"a": 1}\n\n{"a": 2, "b": "\u2028"}', '[{"a": 1}, {"a": 2}]'])
+def test_objects_are_rows(write, content):
+    assert read_table(write("a.jsonl", content))["a"][:] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.tsv", "x\ty\na\tb\na\n", r"a\.tsv, line 3: 1 columns, and 2 are expected \(x, y\)"),
+        ("a.csv", "x,y\na,b,c\n", r"a\.csv, line 2: 3 columns"),
+        ("a.csv", 'x,y\n"a,b\n', r"a\.csv, line 2: unexpected end of data"),
+        ("a.csv", "x,x\na,b\n", "the header has a column twice"),
+        ("a.csv", "x,y\n", "it has no rows"),
+        ("a.tsv", "", "it has no rows"),
+        ("a.tsv", b"\xff\xfe\x00", "UTF-8"),
+        ("a.json", '{"a": 1}\n{"a": 1', r"a\.json, line 2: this is no JSON"),
+        ("a.json", "7", "a row is no object"),
+        ("a.txt", "x,y\n", r"its name ends in \.txt"),
+    ],
+)
+def test_malformed_file_is_refused_with_its_place(write, name, content, says):
+    with pytest.raises(MisconfigurationException, match=says):
+        read_table(write(name, content))
+
+
+thorough = settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.csv", "a.json"])
+@thorough
+@given(content=st.binary(max_size=200) | st.text("ab,\t\n\r\"'\\{}[]:1\0\ufeff", max_size=60).map(str.encode))
+def test_any_bytes_are_rows_or_one_error(write, name, content):
+    path, refused = write(name, content), ""
+    try:
+        rows = len(read_table(path))
+    except MisconfigurationException as error:
+        rows, refused = 0, str(error)
+    assert rows > 0 or str(path) in refused
+
+
+# A cell has any characters but those that end it, and surrogates, which cannot be written.
+cells = st.text(st.characters(exclude_characters="\t\n\r\0", exclude_categories=["Cs"]), max_size=20)
+
+
+@thorough
+@given(rows=st.lists(st.tuples(cells, cells), min_size=1, max_size=8))
+def test_valid_rows_are_read_unchanged(write, rows):
+    path = write("a.tsv", "first\tsecond\n" + "\n".join(f"{first}\t{second}." for first, second in rows))
+    assert [(row["first"], row["second"]) for row in read_table(path)] == [(a, f"{b}.") for a, b in rows]
+
+
+def lines(count):
+    return "".join(json.dumps({"text": f"row {number}"}) + "\n" for number in range(count))
+
+
+def test_a_tenth_is_held_back_where_there_is_no_split_for_it(write):
+    train, held = load_splits(str(write("rows.jsonl", lines(40))))
+    assert (len(train), len(held)) == (36, 4)
+    assert not set(train["text"]) & set(held["text"])
+    with pytest.raises(MisconfigurationException, match="Give two rows or more"):
+        load_splits(str(write("one.jsonl", lines(1))))
+
+
+def test_splits_of_a_folder_stay_as_they_are(tmp_path, write, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "data").mkdir()
+    write("data/train.jsonl", lines(40))
+    write("data/test.jsonl", lines(3))
+    train, held = load_splits(str(tmp_path / "data"))
+    assert (len(train), len(held)) == (40, 3)
+
+
+def splits(test=None, **columns):
+    made = {name: datasets.Dataset.from_dict({"text": ["a"] * len(labels), "label": labels})
+            for name, labels in columns.items()}  # fmt: skip
+    return made if test is None else {**made, "test": datasets.Dataset.from_dict(test)}
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "ids"),
+    [
+        (["spam", "ham"] * 2, ["ham", "spam"], [1, 0, 1, 0]),
+        ([10, 9, 10, 9], ["9", "10"], [1, 0, 1, 0]),
+        ([True, False] * 2, ["False", "True"], [1, 0, 1, 0]),
+        ([0.5, 1.0] * 2, [], [0.5, 1.0] * 2),
+    ],
+    ids=str,
+)
+def test_labels_become_classes_or_stay_scores(labels, names, ids):
+    test = {"n": [1], "text": ["b"], "label": [labels[0]]}
+    numbered, texts, found = classified(splits(test, train=labels, validation=labels[:2]))
+    assert (texts, found) == (("text",), names)
+    assert numbered["train"]["label"][:] == ids
+    assert numbered["validation"]["label"][:] == ids[:2]
+    assert numbered["test"].column_names == ["text"]
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (splits(train=["x", None]), "train data has no label in row 2"),
+        (splits(train=["x", "y"], validation=["z"]), "validation data has the label 'z'"),
+        (splits(train=[1, 1]), "2 rows have 1 label"),
+        (splits(train=list(range(60))), "60 rows have 60 labels"),
+        (splits(train=[[1], [2]]), "neither text, nor whole numbers"),
+        (splits({"text": [1]}, train=[1, 2]), "test data has no text in the column 'text'"),
+        (splits({"other": ["a"]}, train=[1, 2]), "test data has no text in the column 'text'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_data_that_cannot_be_learned_is_refused(data, says):
+    with pytest.raises(MisconfigurationException, match=says):
+        classified(data)
