@@ -204,6 +204,7 @@ def load_tokenizer_and_model(model_args: ModelArguments, training_args: Any, lab
     kind = transformers.AutoModelForSequenceClassification
     with errors_about("model", name, INSTEAD):
         if model_args.model_name_or_path is None:
+            config.name_or_path = ""  # random weights, and not those of a pretrained model
             return tokenizer, kind.from_config(config)
         replace_head = model_args.ignore_mismatched_sizes
         return tokenizer, load_model(kind, name, training_args, replace_head, config=config, **hub)
