@@ -68,6 +68,13 @@ class KnownFault:
 
 
 KNOWN_FAULTS = (
+    KnownFault(  # first, because doctor shows the first few, and any run may meet it
+        193571,
+        "a command that fails on the GPU, because memory runs out or macOS stops it, is silent: training goes on with "
+        "wrong numbers",
+        "install torch 2.15 or later, which raises an error",
+        torch_before=(2, 15),
+    ),
     KnownFault(
         177116,
         "on M1 and M2, matrix products that sum 32,767 numbers or more are wrong: gradients of batches with as many "
@@ -102,13 +109,6 @@ KNOWN_FAULTS = (
         macos_before=(27, 0),
         chips=("M1",),
         also=(188438, 188619),
-    ),
-    KnownFault(
-        193571,
-        "a command that the GPU does not finish, as when memory runs out, ends without an error, and training goes "
-        "on with wrong numbers",
-        "install torch 2.15 or later, which raises an error",
-        torch_before=(2, 15),
     ),
     KnownFault(
         190056,
