@@ -126,7 +126,8 @@ def decide(end: End, restarts: Sequence[Restart], most: int, now: float = 0.0) -
     """Returns the restart after `end`, or the reason for none: "" where the run ended by itself.
 
     A run starts again after a signal, a GPU fault, or too little memory, and if it ended in the middle of training
-    without an error. It does not after an error of the script, or if it died twice in a row at the same step.
+    without an error. It does not after an error of the script, or if it died twice in a row at the same step with as
+    many examples at a time. Memory that runs out with one example is no progress either.
     """
     found = _cause(end)
     if found is None:
@@ -134,7 +135,7 @@ def decide(end: End, restarts: Sequence[Restart], most: int, now: float = 0.0) -
     cause, is_memory = found
     half = -(-end.progress.examples // 2) if is_memory and end.progress and end.progress.examples > 1 else None
     restart = Restart(len(restarts) + 1, cause, end.progress, half, now)
-    if restarts and _place(restarts[-1].progress) == _place(end.progress):
+    if restarts and not _is_progress(restarts[-1].progress, end.progress, is_memory and half is None):
         return f"the run {restart}, as the last time. It is not started again, because it makes no progress."
     if len(restarts) >= most:
         again = f"{most} restarts are used up" if most > 1 else "the one restart is used up"
@@ -181,5 +182,9 @@ def _name(signum: int) -> str:
         return f"signal {signum}"
 
 
-def _place(progress: Progress | None) -> tuple[str, int, int] | None:
-    return None if progress is None else (progress.folder, progress.call, progress.step)
+def _is_progress(before: Progress | None, now: Progress | None, is_smallest: bool) -> bool:
+    """Returns True if a process got to another step than the one before it, or trained on fewer examples at a time."""
+    if before is None or now is None:
+        return before is not now
+    is_same = (before.folder, before.call, before.step) == (now.folder, now.call, now.step)
+    return not is_same or (now.examples < before.examples and not is_smallest)
