@@ -47,11 +47,13 @@ class End:
         status: its exit status; negative for a signal, or 128 plus its number from a launcher.
         error: MEMORY, GPU or OTHER for an error that a call of `train` raised, "" without one.
         progress: None if no call of `train` began.
+        hung_for: seconds without progress after which it was ended; 0 if it ended by itself.
     """
 
     status: int
     error: str = ""
     progress: Progress | None = None
+    hung_for: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -125,9 +127,9 @@ def progress_of(values: Mapping[str, object] | None) -> Progress | None:
 def decide(end: End, restarts: Sequence[Restart], most: int, now: float = 0.0) -> Restart | str:
     """Returns the restart after `end`, or the reason for none: "" where the run ended by itself.
 
-    A run starts again after a signal, a GPU fault, or too little memory, and if it ended in the middle of training
-    without an error. It does not after an error of the script, or if it died twice in a row at the same step with as
-    many examples at a time. Memory that runs out with one example is no progress either.
+    A run starts again after a signal, a GPU fault, or too little memory, if it hung, and if it ended in the middle of
+    training without an error. It does not after an error of the script, or if it died twice in a row at the same step
+    with as many examples at a time. Memory that runs out with one example is no progress either.
     """
     found = _cause(end)
     if found is None:
@@ -159,6 +161,8 @@ def announcement(restart: Restart, most: int, seconds: float, checkpoint: str | 
 
 def _cause(end: End) -> tuple[str, bool] | None:
     """Returns how a run died and whether memory was the reason; None if it ended or the script failed."""
+    if end.hung_for:
+        return f"made no progress for {end.hung_for:g} s", False
     signum = -end.status if end.status < 0 else end.status - 128 if 128 < end.status <= _LAST_STATUS else 0
     if end.status == 0 or signum in _REQUESTS:
         return None

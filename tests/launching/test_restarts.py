@@ -41,6 +41,8 @@ KILLED = "was killed (SIGKILL, which a system short of memory sends)"
         (End(1, GPU, AT_5), "died of a GPU fault", None),
         (End(1, GPU, AT_0), "died of a GPU fault", None),
         (End(1, MEMORY, AT_0), "ran out of memory", 4),
+        (End(-6, "", AT_5, hung_for=600.0), "made no progress for 600 s", None),
+        (End(-9, MEMORY, AT_5, hung_for=60.0), "made no progress for 60 s", None),
     ],
 )
 def test_a_run_that_dies_starts_again(end, cause, examples):
