@@ -92,7 +92,10 @@ class TrainingRun:
         self.splitter, self.stop_on_nan = None, None
         if trainer._mt_splits_batches:
             batch_size = trainer._train_batch_size
-            self.splitter = MicrobatchSplitter(trainer, self.run_state, self.gradients, batch_size)
+            # an override of split_batch knows its batches, and a dataset that yields batches itself has no sampler
+            sampler = None if overrides.has("split_batch") else getattr(self.loader, "batch_sampler", None)
+            most_rows = getattr(sampler, "batch_size", None)
+            self.splitter = MicrobatchSplitter(trainer, self.run_state, self.gradients, batch_size, most_rows)
         if args.stop_on_nan:
             self.stop_on_nan = StopOnNan(
                 trainer, self.run_state, self.model, self.gradients, self.nonfinite, self.checkpointing
