@@ -16,6 +16,7 @@ from .facts import parse_version
 
 Version = tuple[int, ...]
 
+SILENT = 193571  # the fault by which others are not seen
 # Apple's GPU families 7 and 8.
 M1_AND_M2 = ("M1", "M2")
 
@@ -68,13 +69,6 @@ class KnownFault:
 
 
 KNOWN_FAULTS = (
-    KnownFault(  # first, because doctor shows the first few, and any run may meet it
-        193571,
-        "a command that fails on the GPU, because memory runs out or macOS stops it, is silent: training goes on with "
-        "wrong numbers",
-        "install torch 2.15 or later, which raises an error",
-        torch_before=(2, 15),
-    ),
     KnownFault(
         177116,
         "on M1 and M2, matrix products that sum 32,767 numbers or more are wrong: gradients of batches with as many "
@@ -109,6 +103,13 @@ KNOWN_FAULTS = (
         macos_before=(27, 0),
         chips=("M1",),
         also=(188438, 188619),
+    ),
+    KnownFault(
+        SILENT,
+        "a command that fails on the GPU, because memory runs out or macOS stops it, ends without an error, and "
+        "training goes on with wrong numbers",
+        "install torch 2.15 or later, which raises an error",
+        torch_before=(2, 15),
     ),
     KnownFault(
         190056,

@@ -18,11 +18,11 @@ from ..checkpoints.surface import WRITERS
 from ..data.batch_checks import BatchCheck
 from ..data.buckets import buckets_of
 from ..distributed.ddp import no_sync, zero_gradient_backward
-from ..guards.drift import DriftWatch
 from ..guards.signals import SignalHandler
 from ..model.introspection import base_model, check_trainable
 from ..optim.factory import follows_metric, set_mode
 from ..search import trials
+from .drift import DriftWatch
 from .gradients import Gradients
 from .meter import LossMeter
 from .microbatches import MicrobatchSplitter

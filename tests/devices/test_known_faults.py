@@ -85,7 +85,7 @@ def test_a_chip_is_told_by_its_generation(chip, name, same):
 
 
 @pytest.mark.parametrize(
-    ("torch", "chip", "count"), [("2.8.0", "Apple M3", 9), ("2.13.0", "Apple M1", 7), ("2.15.0", "Apple M3", 0)]
+    ("torch", "chip", "count"), [("2.8.0", "Apple M3", 8), ("2.13.0", "Apple M1", 7), ("2.15.0", "Apple M3", 0)]
 )
 def test_doctor_names_them(torch, chip, count, monkeypatch, capsys):
     mac = {"system": "Darwin", "machine": "arm64", "mps_built": True, "mps_available": True, "mps_allocation_ok": True}

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from mps_trainer.guards import drift
-from mps_trainer.guards.drift import (
+from mps_trainer.loop import drift
+from mps_trainer.loop.drift import (
     CRITICAL,
     NORMAL,
     WARNING,
