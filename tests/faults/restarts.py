@@ -4,41 +4,47 @@ Each trial is one command, in which the script dies once or twice at a random op
 memory, by a GPU fault, or it hangs. It must end by itself with the weights of a run without faults: bit for bit, and
 within 1e-5 where it went on with fewer examples at a time. Eight of eleven trials run the script of this series; the
 simulated device has to be there before torch, so those are started by `mps-trainer launch`, which leaves transformers
-to the script. The others run scripts of TRL and for transformers, unchanged.
+to the script. The others run scripts of TRL and for transformers, unchanged. All processes are forked from this one.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import importlib.util
 import json
+import multiprocessing
 import os
 import random
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import mps_trainer.simulator  # noqa: F401 - before torch, so that its build for CUDA can simulate the device
+
+# isort: split
 from safetensors.torch import load_file
 
 from mps_trainer.cli.supervisor import PAUSE
 from tests import HUNG_AFTER
 
-from . import scripts, training
+from . import forked, scripts, training
 from .restarted import GIVEN, OF_MEMORY, OUTCOME, WEIGHTS
 
 SCRIPT = Path(__file__).with_name("restarted.py")
 KINDS = ("SIGKILL", "SIGABRT", "memory", "GPU fault", "hang")
+LOG, STATUS = "log.txt", "status.txt"
 VARIANTS = (*training.VARIANTS, *scripts.SCRIPTS)
+FORKS = False  # True: processes are forks, in a program that has computed nothing
 HANG_TIMEOUT = 30  # seconds; on a busy machine a start takes several
 MOST = 3
 # A run that dies twice at the same step is given up. It resumes up to four steps before its death, where it saves
@@ -68,8 +74,6 @@ class Series:
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.seed = folder, seed
-        self.whole: dict[tuple[str, str, bool], dict] = {}
-        self.lock = threading.Lock()  # of `whole`
 
     def trials(self, number: int, devices: Sequence[str], jobs: int = 1) -> Iterator[Trial]:
         for name, (path, _) in scripts.SCRIPTS.items():
@@ -77,8 +81,8 @@ class Series:
                 print(f"Its library is not installed, so there are no trials of {name}.", flush=True)
         drawn = [(i, VARIANTS[i // len(devices) % len(VARIANTS)], devices[i % len(devices)]) for i in range(number)]
         drawn = [each for each in drawn if each[1] in training.VARIANTS or scripts.SCRIPTS[each[1]][0] is not None]
-        with ThreadPoolExecutor(jobs) as pool:
-            yield from pool.map(lambda each: self.trial(*each), drawn)
+        with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
+            yield from pool.map(self.trial, *zip(*drawn, strict=True))
 
     def trial(self, number: int, variant: str, device: str) -> Trial:
         draw = random.Random(f"{self.seed} {number}")
@@ -90,27 +94,28 @@ class Series:
         first, later = draw.randrange(1, operators), draw.randrange(APART * operators // training.STEPS, operators)
         faults = list(zip(kinds, (first, later), strict=False))
         folder = self.folder / f"trial-{number}"
-        done = run(folder, variant, device, faults, is_exact, MOST)
-        return Trial(variant, device, faults, *self.compare(folder, expected, done, is_exact))
+        folder.mkdir()
+        status, said = run(folder, variant, device, faults, is_exact, MOST)
+        return Trial(variant, device, faults, *self.compare(folder, expected, status, said, is_exact))
 
     def undisturbed(self, variant: str, device: str, has_dropout: bool) -> dict:
         key = variant, device, has_dropout or variant in scripts.SCRIPTS  # their models have none
-        with self.lock:
-            if key not in self.whole:
-                folder = self.folder / f"whole {len(self.whole)}"
-                done = run(folder, variant, device, [], has_dropout, 0)
-                if done.returncode:
-                    raise SystemExit(f"The undisturbed run failed:\n{done.stderr[-3000:]}")
-                self.whole[key] = {**json.loads((folder / OUTCOME).read_text()), "folder": folder}
-            return self.whole[key]
+        folder = self.folder / " ".join(map(str, ("whole", *key)))
+        with contextlib.suppress(FileExistsError):  # another process computes it
+            folder.mkdir()
+            status, said = run(folder, variant, device, [], has_dropout, 0)
+            (folder / STATUS).write_text(str(status) if status == 0 else said)
+        while not (folder / STATUS).exists():
+            time.sleep(0.1)
+        if (said := (folder / STATUS).read_text()) != "0":
+            raise RuntimeError(f"The undisturbed run failed:\n{said[-3000:]}")
+        return {**json.loads((folder / OUTCOME).read_text()), "folder": folder}
 
     @staticmethod
-    def compare(
-        folder: Path, expected: dict, done: subprocess.CompletedProcess[str], is_exact: bool
-    ) -> tuple[str, int]:
-        if done.returncode:
-            last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
-            return f"status {done.returncode}: {' '.join(last)[:200]}", 0
+    def compare(folder: Path, expected: dict, status: int, said: str, is_exact: bool) -> tuple[str, int]:
+        if status:
+            last = [line for line in said.splitlines() if line.strip()][-1:]
+            return f"status {status}: {' '.join(last)[:200]}", 0
         found = json.loads((folder / OUTCOME).read_text())
         for outcome in (found, expected):  # TRL's own figures begin anew with each process
             outcome["logs"] = [{name: each[name] for name in LOGGED if name in each} for each in outcome["logs"]]
@@ -127,9 +132,8 @@ class Series:
 
 def run(
     folder: Path, variant: str, device: str, faults: list[tuple[str, int]], has_dropout: bool, restarts: int
-) -> subprocess.CompletedProcess[str]:
-    """Runs the script under `mps-trainer run --restarts`, or once for no restarts."""
-    folder.mkdir()
+) -> tuple[int, str]:
+    """Runs the script under `mps-trainer run --restarts`, or once for no restarts; returns its status and output."""
     root, environ = str(SCRIPT.parents[2]), {**os.environ, PAUSE: "0.01", "HF_HUB_OFFLINE": "1"}
     paths = [root, environ.get("PYTHONPATH")]
     if variant in scripts.SCRIPTS:
@@ -144,9 +148,11 @@ def run(
     command += ["--restarts", str(restarts), "--hang_timeout", str(HANG_TIMEOUT)] if restarts else []
     command += words
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=HUNG_AFTER)
-    (folder / "log.txt").write_text(done.stdout + done.stderr)
-    return done
+    if FORKS:
+        return forked.run(command, environ, folder / LOG, HUNG_AFTER)
+    with open(folder / LOG, "w") as log:
+        done = subprocess.run(command, env=environ, stdout=log, stderr=subprocess.STDOUT, timeout=HUNG_AFTER)
+    return done.returncode, (folder / LOG).read_text(errors="replace")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -158,6 +164,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="trials at a time")
     parser.add_argument("--output", type=Path, help="a JSON file for the figures")
     options = parser.parse_args(argv)
+    global FORKS
+    forked.preload()
+    FORKS = True
     devices, trials = options.device or ["cpu"], []
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="restarted-") as folder:
