@@ -84,10 +84,10 @@ class Events:
         """Returns the report of the run, or None if there is none or the user replaced the handler."""
         return getattr(self.handler, "report", None)
 
-    def note(self, kind: str, text: str = "") -> None:
-        """Adds an event that no callback sees to the time line of the report."""
+    def note(self, kind: str, text: str = "", took: float = 0.0) -> None:
+        """Adds an event that no callback sees, and that `took` seconds, to the time line of the report."""
         if self.report is not None:
-            self.report.note(kind, self.state.global_step, text)
+            self.report.note(kind, self.state.global_step, text, took)
 
     def stateful_callbacks(self) -> dict[str, Any]:
         """Returns the states of the callbacks and the control for a checkpoint, by class name."""

@@ -109,10 +109,10 @@ class RunReport:
             recorder.record.classification = found or recorder.record.classification
 
     @_never_in_the_way
-    def note(self, kind: str, step: int, text: str) -> None:
+    def note(self, kind: str, step: int, text: str, took: float = 0.0) -> None:
         """Adds an event to the time line. At a checkpoint it may also write the record to disk."""
         if self._recorder is not None and not self._recorder.ended:
-            self._recorder.note(kind, step, text)
+            self._recorder.note(kind, step, text, took)
 
     @_never_in_the_way
     def end(self, error: BaseException | None) -> None:

@@ -16,7 +16,7 @@ from ..launching.hosts import run_on_hosts
 from ..launching.processes import check_machine, check_module, torchrun
 from ..launching.settings import DEFAULTS, PRECISIONS, LaunchSettings, environment, typed
 from ..utils.text import as_line
-from .script import add_restarts, add_script, check_script
+from .script import add_restarts, add_script, check_restarts, check_script
 from .supervisor import supervise
 
 
@@ -62,6 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         check_module(arguments.script, os.getcwd())
     else:
         check_script(arguments.script)
+    check_restarts(arguments)
     loaded = in_force(arguments.config_file, os.environ)
     flags = LaunchSettings(
         device="cpu" if arguments.cpu else None,
@@ -96,7 +97,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.restarts:
         again = [sys.executable, "-m", "mps_trainer", "launch", "--num_processes", str(count)]
         again += ["--config_file", arguments.config_file] if arguments.config_file else []
-        return supervise(alone if count == 1 else [*again, *alone[1:]], arguments.restarts, environ)
+        command = alone if count == 1 else [*again, *alone[1:]]
+        return supervise(command, arguments.restarts, environ, arguments.hang_timeout)
     if count == 1:
         sys.stdout.flush()
         sys.stderr.flush()

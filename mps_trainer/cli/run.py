@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-from .script import add_restarts, add_script, check_script, run_script
+from .script import add_restarts, add_script, check_restarts, check_script, run_script
 from .supervisor import supervise
 
 
@@ -20,7 +20,8 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "TrainingArguments instead of transformers'. It also works for TRL, sentence-transformers and SetFit. The "
         "script needs no change; `import mps_trainer.replace_transformers` as its first line does the same. The "
         "exit status is the script's, or 2 if it did not start. With --restarts, a run that is killed, crashes or "
-        "runs out of memory resumes from its newest checkpoint; an error of the script ends it.",
+        "runs out of memory resumes from its newest checkpoint; an error of the script ends it. With --hang_timeout, "
+        "so does a run that hangs; give it more seconds than the longest step, save, and start of training take.",
     )
     add_restarts(command)
     add_script(command)
@@ -30,9 +31,10 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the script and returns its exit status."""
     check_script(arguments.script)
+    check_restarts(arguments)
     if arguments.restarts:
         command = [sys.executable, "-m", "mps_trainer", "run", arguments.script, *arguments.arguments]
-        return supervise(command, arguments.restarts, os.environ)
+        return supervise(command, arguments.restarts, os.environ, arguments.hang_timeout)
     from .. import replace_transformers
 
     replace_transformers.replace()  # where an earlier command in this process has undone it

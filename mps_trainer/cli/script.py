@@ -55,6 +55,21 @@ def add_restarts(command: argparse.ArgumentParser) -> None:
         default=0,
         help="resume a run that dies, at most N times (default: 0)",
     )
+    command.add_argument(
+        "--hang_timeout",
+        metavar="SECONDS",
+        type=count,
+        help="with --restarts, also resume a run without a step or evaluation batch for so long (default: never)",
+    )
+
+
+def check_restarts(arguments: argparse.Namespace) -> None:
+    """Raises MisconfigurationException for a timeout that would have no effect."""
+    if arguments.hang_timeout is not None and not arguments.restarts:
+        raise MisconfigurationException(
+            f"--hang_timeout {arguments.hang_timeout} has no effect without --restarts, which starts a run again. Add "
+            "--restarts 3, or leave it out."
+        )
 
 
 def count(text: str, least: int = 1) -> int:

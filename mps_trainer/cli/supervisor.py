@@ -35,15 +35,22 @@ from ..reports.record import NAME, PAGE, is_foreign
 
 PAUSE = "MPS_TRAINER_RESTART_PAUSE"  # seconds before the first restart, which tests shorten
 _FORWARDED = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name)]
+_LAST_WORDS = 5.0  # seconds for the tracebacks of a run that hangs
 # These are the names of checkpoints.folders, which would load torch; a supervisor has to stay small.
 _LEFT_OVER = re.compile(r"\.mps_trainer\.lock|tmp-checkpoint-.*")
 
 
-def supervise(command: Sequence[str], most: int, environ: Mapping[str, str]) -> int:
+def supervise(command: Sequence[str], most: int, environ: Mapping[str, str], hang_timeout: float | None = None) -> int:
     """Runs `command`, starts it again up to `most` times when it dies, and returns its exit status.
 
     SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to it, and end the run.
+
+    Args:
+        hang_timeout: seconds without progress in training after which a run counts as dead; None: never. Python then
+            writes where each thread stands.
     """
+    if hang_timeout is not None:
+        environ = {**environ, "PYTHONFAULTHANDLER": "1"}
     first_pause, restarts = float(environ.get(PAUSE, 1)), list[Restart]()
     with tempfile.TemporaryDirectory(prefix="mps-trainer-") as notes, Child.forwarding_signals() as child:
         name = uuid.uuid4().hex
@@ -51,11 +58,13 @@ def supervise(command: Sequence[str], most: int, environ: Mapping[str, str]) -> 
             supervision = Supervision(name, most, tuple(restarts), notes)
             for note in (PROGRESS, ERROR):
                 Path(notes, note).unlink(missing_ok=True)
-            status = child.run(command, {**environ, **supervision.variables()})
+            heartbeat = None if hang_timeout is None else Heartbeat(notes, hang_timeout)
+            status = child.run(command, {**environ, **supervision.variables()}, heartbeat)
             shell_status = status if status >= 0 else 128 - status
             if child.signum is not None:
                 return shell_status
-            decision = decide(read_end(status, notes), restarts, most, time.time())
+            hung_for = 0.0 if heartbeat is None or not heartbeat.is_lost else heartbeat.timeout
+            decision = decide(read_end(status, notes, hung_for), restarts, most, time.time())
             if isinstance(decision, str):
                 if decision:
                     _say(decision)
@@ -71,6 +80,30 @@ def supervise(command: Sequence[str], most: int, environ: Mapping[str, str]) -> 
             if child.signalled.wait(seconds):
                 return 128 + int(child.signum or 0)
             restarts.append(decision)
+
+
+class Heartbeat:
+    """Watches the notes of a process for progress in training.
+
+    The clock stands still while a Mac sleeps.
+
+    Attributes:
+        is_lost: True once there was none for `timeout` seconds.
+    """
+
+    def __init__(self, notes: str, timeout: float) -> None:
+        self.notes, self.timeout, self.is_lost = notes, timeout, False
+        self._noted, self._since = 0, time.monotonic()
+
+    def check(self) -> bool:
+        """Returns `is_lost` as of now. Before and after training there is nothing to watch."""
+        with contextlib.suppress(FileNotFoundError):
+            noted = os.stat(os.path.join(self.notes, PROGRESS)).st_mtime_ns
+            progress = read_end(0, self.notes).progress
+            if noted != self._noted or progress is None or not progress.in_training:
+                self._noted, self._since = noted, time.monotonic()
+            self.is_lost = time.monotonic() - self._since > self.timeout
+        return self.is_lost
 
 
 class Child:
@@ -101,11 +134,16 @@ class Child:
             for signum, handler in before.items():
                 signal.signal(signum, handler)
 
-    def run(self, command: Sequence[str], environ: Mapping[str, str]) -> int:
-        """Runs `command` to its end and returns its status."""
+    def run(self, command: Sequence[str], environ: Mapping[str, str], heartbeat: Heartbeat | None = None) -> int:
+        """Runs `command` to its end, or until `heartbeat` is lost, and returns its status."""
         self._process = subprocess.Popen(command, env=dict(environ), start_new_session=True)
         if self.signum is not None:  # it came while the process was being started
             self._send(self.signum)
+        while heartbeat is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self._process.wait(min(1.0, heartbeat.timeout / 4))
+            if heartbeat.check():
+                _abort(self._process)
         return self._process.wait()
 
     def end_group(self) -> None:
@@ -130,14 +168,32 @@ class Child:
                 os.killpg(process.pid, signum)
 
 
-def read_end(status: int, notes: str) -> End:
+def _abort(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process that hangs and all below it: after SIGABRT Python writes tracebacks, and SIGKILL is sure."""
+    import psutil
+
+    below: list[psutil.Process] = []
+    with contextlib.suppress(psutil.Error):
+        below = psutil.Process(process.pid).children(recursive=True)  # torchrun's are in sessions of their own
+    if os.name != "nt":
+        for each in (process, *below):
+            with contextlib.suppress(psutil.Error):
+                each.send_signal(signal.SIGABRT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_LAST_WORDS)
+    for each in (process, *below):
+        with contextlib.suppress(psutil.Error):
+            each.kill()
+
+
+def read_end(status: int, notes: str, hung_for: float = 0.0) -> End:
     """Returns the end of a process with the notes that it left."""
     error, progress = Path(notes, ERROR), Path(notes, PROGRESS)
     written: Progress | None = None
     if progress.exists():
         with contextlib.suppress(ValueError):  # the process was killed while it wrote its first note
             written = progress_of(json.loads(progress.read_text(encoding="utf-8")))
-    return End(status, error.read_text(encoding="utf-8") if error.exists() else "", written)
+    return End(status, error.read_text(encoding="utf-8") if error.exists() else "", written, hung_for)
 
 
 def newest_checkpoint(folder: str, run: str) -> str | None:

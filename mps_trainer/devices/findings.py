@@ -18,7 +18,7 @@ from .accelerators.base import torch_missing
 from .accelerators.gpu import GPUAccelerator
 from .accelerators.mps import MINIMUM_MACOS, dotted, minimum_macos, too_new_torch
 from .facts import LAUNCHER_INTEGERS, MachineFacts, parse_version
-from .known_faults import faults_to_warn_of
+from .known_faults import SILENT, faults_to_warn_of
 from .probes import FALLBACK, switched_on, unreadable_switch
 from .resolver import Decision, DeviceRequest, is_true, resolve
 from .watermarks import HIGH, LOW, MOST, Ratio, limits
@@ -196,10 +196,11 @@ def _wrong_results(facts: MachineFacts) -> Iterator[Finding]:
     where = f"macOS {facts.os_version}"
     if any(fault.chips for fault in faults):
         where = f"an {facts.chip} with {where}"
+    silent = ", and says nothing when a command fails on the GPU" if any(f.issue == SILENT for f in faults) else ""
     yield Finding(
         "wrong-results",
         WARNING,
-        f"torch {facts.torch_version} on {where} is known to compute wrong results",
+        f"torch {facts.torch_version} on {where} is known to compute wrong results{silent}",
         "; ".join([*remedies, f"{page('faults')} has a workaround for {each}"]) if remedies else no_update,
         details=tuple(f"{fault.what} ({fault.thread})" for fault in faults),
     )

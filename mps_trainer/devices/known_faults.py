@@ -16,6 +16,7 @@ from .facts import parse_version
 
 Version = tuple[int, ...]
 
+SILENT = 193571  # the fault by which others are not seen
 # Apple's GPU families 7 and 8.
 M1_AND_M2 = ("M1", "M2")
 
@@ -104,9 +105,9 @@ KNOWN_FAULTS = (
         also=(188438, 188619),
     ),
     KnownFault(
-        193571,
-        "a command that the GPU does not finish, as when memory runs out, ends without an error, and training goes "
-        "on with wrong numbers",
+        SILENT,
+        "a command that fails on the GPU, because memory runs out or macOS stops it, ends without an error, and "
+        "training goes on with wrong numbers",
         "install torch 2.15 or later, which raises an error",
         torch_before=(2, 15),
     ),

@@ -106,6 +106,7 @@ def run_evaluation(
                 kept.add(loss, size, logits, labels, main_input)
                 trainer._mt_events.fire("on_prediction_step")
             if trainer._mt_run is not None:
+                trainer._mt_run.note_progress()
                 trainer._mt_run.preemption.leave_evaluation_if_asked(is_even or is_uneven)
             if counts and by_batch and logits is not None and labels is not None:
                 losses = None if loss is None else loss.repeat(size)

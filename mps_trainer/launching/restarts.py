@@ -47,11 +47,13 @@ class End:
         status: its exit status; negative for a signal, or 128 plus its number from a launcher.
         error: MEMORY, GPU or OTHER for an error that a call of `train` raised, "" without one.
         progress: None if no call of `train` began.
+        hung_for: seconds without progress after which it was ended; 0 if it ended by itself.
     """
 
     status: int
     error: str = ""
     progress: Progress | None = None
+    hung_for: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -125,8 +127,9 @@ def progress_of(values: Mapping[str, object] | None) -> Progress | None:
 def decide(end: End, restarts: Sequence[Restart], most: int, now: float = 0.0) -> Restart | str:
     """Returns the restart after `end`, or the reason for none: "" where the run ended by itself.
 
-    A run starts again after a signal, a GPU fault, or too little memory, and if it ended in the middle of training
-    without an error. It does not after an error of the script, or if it died twice in a row at the same step.
+    A run starts again after a signal, a GPU fault, or too little memory, if it hung, and if it ended in the middle of
+    training without an error. It does not after an error of the script, or if it died twice in a row at the same step
+    with as many examples at a time. Memory that runs out with one example is no progress either.
     """
     found = _cause(end)
     if found is None:
@@ -134,7 +137,7 @@ def decide(end: End, restarts: Sequence[Restart], most: int, now: float = 0.0) -
     cause, is_memory = found
     half = -(-end.progress.examples // 2) if is_memory and end.progress and end.progress.examples > 1 else None
     restart = Restart(len(restarts) + 1, cause, end.progress, half, now)
-    if restarts and _place(restarts[-1].progress) == _place(end.progress):
+    if restarts and not _is_progress(restarts[-1].progress, end.progress, is_memory and half is None):
         return f"the run {restart}, as the last time. It is not started again, because it makes no progress."
     if len(restarts) >= most:
         again = f"{most} restarts are used up" if most > 1 else "the one restart is used up"
@@ -158,6 +161,8 @@ def announcement(restart: Restart, most: int, seconds: float, checkpoint: str | 
 
 def _cause(end: End) -> tuple[str, bool] | None:
     """Returns how a run died and whether memory was the reason; None if it ended or the script failed."""
+    if end.hung_for:
+        return f"made no progress for {end.hung_for:g} s", False
     signum = -end.status if end.status < 0 else end.status - 128 if 128 < end.status <= _LAST_STATUS else 0
     if end.status == 0 or signum in _REQUESTS:
         return None
@@ -181,5 +186,9 @@ def _name(signum: int) -> str:
         return f"signal {signum}"
 
 
-def _place(progress: Progress | None) -> tuple[str, int, int] | None:
-    return None if progress is None else (progress.folder, progress.call, progress.step)
+def _is_progress(before: Progress | None, now: Progress | None, is_smallest: bool) -> bool:
+    """Returns True if a process got to another step than the one before it, or trained on fewer examples at a time."""
+    if before is None or now is None:
+        return before is not now
+    is_same = (before.folder, before.call, before.step) == (now.folder, now.call, now.step)
+    return not is_same or (now.examples < before.examples and not is_smallest)

@@ -34,10 +34,19 @@ class MicrobatchSplitter:
         run_state: restored before an update is repeated; holds the size that fits.
         gradients: cleared then.
         batch_size: examples in a batch of the loader.
+        most_rows: the most rows that a batch can have if each is an example; None: not known.
     """
 
-    def __init__(self, trainer: TrainerSurface, run_state: RunState, gradients: Gradients, batch_size: int) -> None:
+    def __init__(
+        self,
+        trainer: TrainerSurface,
+        run_state: RunState,
+        gradients: Gradients,
+        batch_size: int,
+        most_rows: int | None = None,
+    ) -> None:
         self.trainer, self.run_state, self.gradients, self.batch_size = trainer, run_state, gradients, batch_size
+        self._most_rows, self._rows_are_examples = most_rows, True
         self._has_warned = False
 
     def accumulate(self, train_on: Callable[[list[Any], Any, Any], None], batches: list[Any], num_items: Any) -> None:
@@ -99,7 +108,7 @@ class MicrobatchSplitter:
         divisors: list[SupportsFloat | None] = []
         for batch, divisor in zip(batches, of_batches, strict=True):
             try:
-                several = self.trainer.split_batch(batch, most)
+                several = self._parts(batch, most)
             except UnsplittableBatchError as reason:
                 if not self._has_warned:
                     logger.warning("A batch of %d examples or more stays whole, and others like it: %s", most, reason)
@@ -107,6 +116,20 @@ class MicrobatchSplitter:
             microbatches += several
             divisors += [divisor] if len(several) == 1 else self._divided(divisor, several)
         return microbatches, divisors
+
+    def _parts(self, batch: Any, most: int) -> list[Any]:
+        """Returns `split_batch`, if the rows of the run's batches are examples.
+
+        TRL's trainers on preferences put the rejected answers below the chosen ones: half the rows would be the wrong
+        pairs.
+        """
+        if self._most_rows is not None and examples_in(batch) > self._most_rows:
+            self._rows_are_examples = False
+        if not self._rows_are_examples:
+            raise UnsplittableBatchError(
+                "the batches of this run have more rows than examples, as TRL's pairs of answers do"
+            )
+        return self.trainer.split_batch(batch, most)
 
     def _divided(self, divisor: SupportsFloat | None, microbatches: list[Any]) -> list[float | None]:
         """Returns the divisors for the losses of the microbatches of a batch whose loss has `divisor`."""
@@ -128,7 +151,7 @@ class MicrobatchSplitter:
                 raise NothingLeftToSplitError("it has one example") from error
             most = -(-most // 2)
             try:
-                count = sum(len(self.trainer.split_batch(each, most)) for each in microbatches)
+                count = sum(len(self._parts(each, most)) for each in microbatches)
             except UnsplittableBatchError as reason:
                 raise NothingLeftToSplitError(str(reason)) from error
         self.run_state.examples_at_a_time = self.trainer.state.train_batch_size = most

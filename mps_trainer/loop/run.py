@@ -22,6 +22,7 @@ from ..guards.signals import SignalHandler
 from ..model.introspection import base_model, check_trainable
 from ..optim.factory import follows_metric, set_mode
 from ..search import trials
+from .drift import DriftWatch
 from .gradients import Gradients
 from .meter import LossMeter
 from .microbatches import MicrobatchSplitter
@@ -87,10 +88,14 @@ class TrainingRun:
         in_order = overrides.allow("naming rows of the dataset in warnings", "get_batch_samples")
         self.history = BatchHistory(self.loader, self.plan, in_order)
         self.nonfinite = NonFiniteReporter(self.meter.watch, self.history, self.events, args.mixed_precision)
+        self.drift = DriftWatch(self.events) if trainer.is_local_process_zero() else None
         self.splitter, self.stop_on_nan = None, None
         if trainer._mt_splits_batches:
             batch_size = trainer._train_batch_size
-            self.splitter = MicrobatchSplitter(trainer, self.run_state, self.gradients, batch_size)
+            # an override of split_batch knows its batches, and a dataset that yields batches itself has no sampler
+            sampler = None if overrides.has("split_batch") else getattr(self.loader, "batch_sampler", None)
+            most_rows = getattr(sampler, "batch_size", None)
+            self.splitter = MicrobatchSplitter(trainer, self.run_state, self.gradients, batch_size, most_rows)
         if args.stop_on_nan:
             self.stop_on_nan = StopOnNan(
                 trainer, self.run_state, self.model, self.gradients, self.nonfinite, self.checkpointing
@@ -290,6 +295,8 @@ class TrainingRun:
                     with self.batch_check.watching(batch, name_row):
                         loss = trainer.training_step(self.model, batch, num_items)
                     self.meter.add(loss if self.owns_losses else loss.clone(), step)
+                    if self.drift is not None:
+                        self.drift.add(batch)
                 elif trainer._mt_processes.is_distributed and (i == last or self.args.fsdp):
                     self.zero_gradient_backward(batch, num_items)
             trainer.current_flos += float(trainer.floating_point_ops(batch))
@@ -363,10 +370,15 @@ class TrainingRun:
             self.nonfinite.warn()
         if self.preemption.should_end:
             self.save_and_end()
+        if self.drift is not None and asked:
+            self.drift.begin(trainer.state.global_step)
 
     def log(self, grad_norm: Any, rate: float | None) -> None:
         """Logs the mean loss since the last log, with the step's gradient norm and learning rate."""
-        loss, norm = self.meter.read(self.trainer.state.global_step, grad_norm)
+        step = self.trainer.state.global_step
+        loss, norm = self.meter.read(step, grad_norm)
+        if self.drift is not None:
+            self.drift.end(step)
         self.nonfinite.warn()
         self.trainer.store_flos()
         rate = self.trainer._get_learning_rate() if rate is None else rate

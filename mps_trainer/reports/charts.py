@@ -112,7 +112,7 @@ def breaks_of(record: RunRecord) -> list[Break]:
 _LANES = {
     "evaluations": ("evaluation",),
     "checkpoints": ("checkpoint",),
-    "faults": ("fault", "stop", "restart", "warning"),
+    "faults": ("fault", "stop", "restart", "warning", "slow"),
 }
 
 

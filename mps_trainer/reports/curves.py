@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -57,6 +58,7 @@ def charts(record: RunRecord) -> list[Chart]:
             from_zero=True,
             over_time=True,
         ),
+        Chart("Step time", step_times(record), "s", from_zero=True, over_time=True),
         Chart("Memory", memory_curves(record), "GiB", from_zero=True, over_time=True),
     ]
     found[0].best = best_step(record)
@@ -141,6 +143,23 @@ def rates(record: RunRecord, column: int, factor: float) -> Curve:
     return curve
 
 
+def step_times(record: RunRecord) -> list[Curve]:
+    """Returns the seconds of an optimizer step, without evaluations, and once more those of slow steps."""
+    rate, slow, spans = rates(record, STEP, 1), Curve("slow"), []
+    for event in (event for event in record.events if event.kind == "slow"):
+        ends = [each.seconds for each in record.events if each.kind == "steady" and each.seconds > event.seconds]
+        ends += [session.offset + session.seconds for session in record.sessions]
+        spans.append(
+            (event.seconds - event.took, min((end for end in ends if end >= event.seconds), default=math.inf))
+        )
+    curve = Curve("all steps" if spans else "", rate.x, [1 / y for y in rate.y])
+    for x, y in zip(curve.x, curve.y, strict=True):
+        if any(begin < x <= end for begin, end in spans):
+            slow.x.append(x)
+            slow.y.append(y)
+    return [curve, slow]
+
+
 def memory_curves(record: RunRecord) -> list[Curve]:
     """Returns memory at the marks in GiB."""
     device = str(record.device.get("device", "device"))
@@ -174,6 +193,8 @@ def _title_in_comparison(title: str, name: str) -> str:
         return name[:1].upper() + name[1:]
     if title == "Loss" and name == "training":
         return "Training loss"
+    if title == "Step time":  # the slow ones lie on the curve of all
+        return title
     return f"{title}, {name}" if name else title
 
 

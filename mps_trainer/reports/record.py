@@ -48,14 +48,15 @@ class Session:
 class Event:
     """Something that happened at a step.
 
-    Its kind is begin, restart, resume, checkpoint, evaluation, off, waiting, warning, fault, stop or end.
+    Its kind is begin, restart, resume, checkpoint, evaluation, off, waiting, warning, slow, steady, fault, stop or
+    end.
     """
 
     kind: str
     step: int
     seconds: float
     text: str = ""
-    took: float = 0.0  # seconds, of an evaluation
+    took: float = 0.0  # seconds, of an evaluation or of slow steps so far
 
 
 @dataclass

@@ -204,7 +204,8 @@ def test_torchrun_ends_with_the_signal_that_killed_a_process_where_others_failed
     ],
 )
 def test_restarts_are_of_what_would_be_started_without_them(folder, monkeypatch, words, command):
-    def supervise(started, most, environ):
+    def supervise(started, most, environ, hang_timeout):
+        assert hang_timeout is None
         assert (started[0], started[1:], most, environ["ACCELERATE_USE_CPU"]) == (sys.executable, command, 3, "true")
         return 7
 

@@ -73,13 +73,24 @@ def test_run_replaces_the_trainer_of_modules_beside_the_script(tmp_path):
 
 
 def test_restarts_are_of_the_command_without_them(monkeypatch, tmp_path):
-    def supervise(started, most, environ):
+    def supervise(started, most, environ, hang_timeout):
         path = str(tmp_path / "train.py")
         assert (started[1:], most) == (["-m", "mps_trainer", "run", path, "--restarts", "9"], 3)
+        assert hang_timeout == 600
         return 7
 
     monkeypatch.setattr(cli.run, "supervise", supervise)
     path = tmp_path / "train.py"
     path.write_text("")
-    assert cli.main(["run", "--restarts", "3", str(path), "--restarts", "9"]) == 7
+    assert cli.main(["run", "--restarts", "3", "--hang_timeout", "600", str(path), "--restarts", "9"]) == 7
     assert cli.main(["run", "--restarts", "0", str(path)]) == 0
+
+
+def test_timeout_without_restarts_is_refused(tmp_path, capsys):
+    path = tmp_path / "train.py"
+    path.write_text("print('begun')")
+    for command in ("run", "launch"):
+        assert cli.main([command, "--hang_timeout", "600", str(path)]) == 2
+        said = capsys.readouterr()
+        assert "--hang_timeout 600 has no effect without --restarts" in said.err
+        assert "begun" not in said.out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from dataclasses import asdict
@@ -12,6 +13,7 @@ from dataclasses import asdict
 import psutil
 import pytest
 
+from mps_trainer.cli import supervisor
 from mps_trainer.cli.supervisor import PAUSE, clear, newest_checkpoint, supervise
 from mps_trainer.launching.restarts import PROGRESS, VARIABLE, Progress
 
@@ -29,8 +31,9 @@ def shell(tmp_path, monkeypatch):
     """Supervises a shell with this text; returns the exit status and the number of starts."""
     monkeypatch.chdir(tmp_path)
 
-    def run(text: str, most: int = 3, pause: float = 0.01) -> tuple[int, int]:
-        status = supervise(["/bin/sh", "-c", BEGIN + text], most, {**os.environ, PAUSE: str(pause)})
+    def run(text: str, most: int = 3, pause: float = 0.01, hang_timeout: float | None = None) -> tuple[int, int]:
+        environ = {**os.environ, PAUSE: str(pause)}
+        status = supervise(["/bin/sh", "-c", BEGIN + text], most, environ, hang_timeout)
         return status, len((tmp_path / "starts").read_text())
 
     return run
@@ -109,6 +112,45 @@ def test_a_signal_during_a_pause_ends_the_run(shell, tmp_path):
     sender.start()
     assert shell("kill -ABRT $$", pause=60) == (143, 1)
     sender.join()
+
+
+@pytest.mark.parametrize("deaf", ["", "trap '' ABRT; "])
+def test_run_that_hangs_is_started_again(shell, capsys, monkeypatch, tmp_path, deaf):
+    monkeypatch.setattr(supervisor, "_LAST_WORDS", 0.2)
+    text = f'{deaf}at 5; [ "$number" = 2 ] && exit 0; setsid sleep 60 & echo $! > worker; wait'
+    assert shell(text, hang_timeout=0.4) == (0, 2)
+    err = capsys.readouterr().err
+    assert err.startswith("mps-trainer: the run made no progress for 0.4 s after step 5. Restart 1 of 3 in 0.01 s: ")
+    assert "examples at a time" not in err
+    worker = int((tmp_path / "worker").read_text())
+    assert not psutil.pid_exists(worker) or psutil.Process(worker).status() == psutil.STATUS_ZOMBIE
+
+
+def test_progress_and_what_is_not_training_do_not_hang(shell, capsys):
+    steps = "for step in 1 2 3 4 5 6 7 8; do at $step; sleep 0.1; done; "
+    after = f'printf \'{{"folder": "/", "in_training": false}}\' > $notes/{PROGRESS}; '
+    assert shell(f"sleep 0.9; {steps}{after}sleep 0.9; exit 0", hang_timeout=0.6) == (0, 1)
+    assert capsys.readouterr().err == ""
+
+
+def test_run_that_hangs_twice_at_a_step_ends(shell, capsys):
+    assert shell("at 5; sleep 60", most=9, hang_timeout=0.3) == (134, 2)
+    assert capsys.readouterr().err.endswith(
+        "as the last time. It is not started again, because it makes no progress.\n"
+    )
+
+
+@pytest.mark.integration
+def test_python_says_where_it_hangs(tmp_path, monkeypatch, capfd):
+    progress = json.dumps(asdict(Progress(str(tmp_path), 0, 5)))
+    script = (
+        "import json, os, pathlib, time\n"
+        f"pathlib.Path(json.loads(os.environ['{VARIABLE}'])['notes'], '{PROGRESS}').write_text('{progress}')\n"
+        "def stuck():\n    time.sleep(60)\n"
+        "stuck()\n"
+    )
+    assert supervise([sys.executable, "-c", script], 3, {**os.environ, PAUSE: "0.01"}, 0.5) == 134
+    assert capfd.readouterr().err.count(", line 4 in stuck") == 2
 
 
 def test_workers_of_a_dead_run_are_ended(shell, tmp_path):

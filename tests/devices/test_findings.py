@@ -92,6 +92,23 @@ def test_of_many_faults_the_first_are_shown_and_the_others_counted():
     assert shown[-1] == f"   - {len(finding.details) - len(shown) + 1} more, which --json lists"
 
 
+@pytest.mark.parametrize(
+    ("torch", "macos", "chip", "is_silent"),
+    [
+        ("2.8.0", "15.5", "Apple M1", True),  # where many faults are not shown
+        ("2.13.0", "15.5", "Apple M3", True),
+        ("2.14.1", "26.0", "Apple M4 Max", True),
+        ("2.15.0", "15.5", "Apple M3", False),
+        ("2.15.0", "27.0", "Apple M1", False),
+    ],
+)
+def test_doctor_says_where_failed_commands_of_the_gpu_are_silent(torch, macos, chip, is_silent):
+    printed = " ".join(screen(mac(macos, torch, chip=chip)).split())
+    said = "is known to compute wrong results, and says nothing when a command fails on the GPU."
+    assert (said in printed) == is_silent
+    assert ("'torch>=2.15'" in printed) == is_silent
+
+
 def test_a_command_is_on_one_line():
     printed = screen(DIAGNOSED["conda for x86"].facts)
     assert "CONDA_SUBDIR=osx-arm64 conda create -n native python=3.11" in printed

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from mps_trainer.launching.restarts import Supervision
 from tests.faults import training
 
 OUTCOME, WEIGHTS = "outcome.json", "weights.safetensors"
+GIVEN = "FAULTS_OF_A_SCRIPT"  # folder, device and faults as JSON, for tests/faults/unchanged/sitecustomize.py
 NO_MEMORY = "MPS backend out of memory (MPS allocated: 1.00 GiB, other allocations: 1.00 MiB, max allowed: 1.00 GiB)."
 GPU_FAULT = "MPS command buffer execution failed: Caused GPU Timeout Error (kIOGPUCommandBufferCallbackErrorTimeout)"
 
@@ -38,6 +40,7 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "SIGABRT": os.abort,
     "exit": lambda: os._exit(3),
+    "hang": lambda: time.sleep(10_000),
     "memory": lambda: raise_error(NO_MEMORY),
     "GPU fault": lambda: raise_error(GPU_FAULT),
 }
@@ -58,24 +61,47 @@ class Faulty(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def main(folder: Path, variant: str, device: str, faults: list[tuple[str, int]], has_dropout: bool) -> None:
-    import mps_trainer.replace_transformers  # noqa: F401 - `mps-trainer launch` leaves that to the script
+def inject(folder: Path, faults: list[tuple[str, int]]) -> None:
+    """Lets the fault of this start happen in `train()` of any Trainer, which leaves its outcome in `folder`."""
+    from mps_trainer.trainer import Trainer
 
     supervision = Supervision.of(os.environ)
     start = 0 if supervision is None else len(supervision.restarts)
+    undisturbed = Trainer.train
+
+    def train(self: Trainer, *args: Any, **kwargs: Any) -> Any:
+        with Faulty(*faults[start] if start < len(faults) else ()) as faulty:
+            output = undisturbed(self, *args, **kwargs)
+        result = {**training.outcome(self), "operators": faulty.count, "starts": start + 1}
+        save_file({name: tensor.cpu().clone() for name, tensor in self.model.state_dict().items()}, folder / WEIGHTS)
+        (folder / OUTCOME).write_text(json.dumps(result))
+        return output
+
+    Trainer.train = train  # type: ignore[method-assign]
+
+
+def start_with_faults() -> None:
+    """Prepares this process for a script that is run unchanged, before Python runs it."""
+    given = json.loads(os.environ[GIVEN])
+    torch.set_num_threads(1)
+    if given["device"] == "mps":
+        simulated_mps().__enter__()
+    inject(Path(given["folder"]), given["faults"])
+
+
+def main(folder: Path, variant: str, device: str, faults: list[tuple[str, int]], has_dropout: bool) -> None:
+    import mps_trainer.replace_transformers  # noqa: F401 - `mps-trainer launch` leaves that to the script
+
     torch.set_num_threads(1)
     with contextlib.ExitStack() as stack:
         if device == "mps":
             stack.enter_context(simulated_mps())
+        inject(folder, faults)
         trainer = training._trainer("transformers", folder / "out", training.VARIANTS[variant], device)
         assert type(trainer).__module__ == "mps_trainer.trainer"
         if not has_dropout:  # the elements that it drops depend on the examples in a batch
             trainer.model.dropout.p = 0.0
-        with Faulty(*faults[start] if start < len(faults) else ()) as faulty:
-            trainer.train()
-        result = {**training.outcome(trainer), "operators": faulty.count, "starts": start + 1}
-        save_file({name: tensor.cpu() for name, tensor in trainer.model.state_dict().items()}, folder / WEIGHTS)
-    (folder / OUTCOME).write_text(json.dumps(result))
+        trainer.train()
 
 
 if __name__ == "__main__":

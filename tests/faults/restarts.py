@@ -1,15 +1,20 @@
 """Lets runs die at random under `mps-trainer run --restarts`: `python -m tests.faults.restarts --trials 20`.
 
 Each trial is one command, in which the script dies once or twice at a random operator: killed, aborted, out of
-memory, or by a GPU fault. It must end by itself with the weights of a run without faults: bit for bit, and within
-1e-5 where it went on with fewer examples at a time. The simulated device has to be there before torch, so its runs are
-started by `mps-trainer launch`, which leaves transformers to the script.
+memory, by a GPU fault, or it hangs. It must end by itself with the weights of a run without faults: bit for bit, and
+within 1e-5 where it went on with fewer examples at a time. Eight of eleven trials run the script of this series; the
+simulated device has to be there before torch, so those are started by `mps-trainer launch`, which leaves transformers
+to the script. The others run scripts of TRL and for transformers, unchanged. All processes are forked from this one.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import datetime
+import importlib.util
 import json
+import multiprocessing
 import os
 import random
 import subprocess
@@ -17,26 +22,36 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-import torch
+import mps_trainer.simulator  # noqa: F401 - before torch, so that its build for CUDA can simulate the device
+
+# isort: split
 from safetensors.torch import load_file
 
 from mps_trainer.cli.supervisor import PAUSE
 from tests import HUNG_AFTER
 
-from . import training
-from .restarted import OF_MEMORY, OUTCOME, WEIGHTS
+from . import forked, scripts, training
+from .restarted import GIVEN, OF_MEMORY, OUTCOME, WEIGHTS
 
 SCRIPT = Path(__file__).with_name("restarted.py")
-KINDS = ("SIGKILL", "SIGABRT", "memory", "GPU fault")
+KINDS = ("SIGKILL", "SIGABRT", "memory", "GPU fault", "hang")
+LOG, STATUS = "log.txt", "status.txt"
+VARIANTS = (*training.VARIANTS, *scripts.SCRIPTS)
+FORKS = False  # True: processes are forks, in a program that has computed nothing
+HANG_TIMEOUT = 30  # seconds; on a busy machine a start takes several
 MOST = 3
 # A run that dies twice at the same step is given up. It resumes up to four steps before its death, where it saves
 # every other step and dies during a save; a step with an evaluation has twice the operators of another.
 APART = 8  # steps from a resume to the second fault, at least
 TOLERANCE = 1e-5
+LOGGED = ("step", "epoch", "loss", "grad_norm", "learning_rate", "eval_loss")
 
 
 @dataclass
@@ -59,15 +74,19 @@ class Series:
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.seed = folder, seed
-        self.whole: dict[tuple[str, str, bool], dict] = {}
 
-    def trials(self, number: int, device: str) -> Iterator[Trial]:
-        for i in range(number):
-            yield self.trial(i, list(training.VARIANTS)[i % len(training.VARIANTS)], device)
+    def trials(self, number: int, devices: Sequence[str], jobs: int = 1) -> Iterator[Trial]:
+        for name, (path, _) in scripts.SCRIPTS.items():
+            if path is None:
+                print(f"Its library is not installed, so there are no trials of {name}.", flush=True)
+        drawn = [(i, VARIANTS[i // len(devices) % len(VARIANTS)], devices[i % len(devices)]) for i in range(number)]
+        drawn = [each for each in drawn if each[1] in training.VARIANTS or scripts.SCRIPTS[each[1]][0] is not None]
+        with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
+            yield from pool.map(self.trial, *zip(*drawn, strict=True))
 
     def trial(self, number: int, variant: str, device: str) -> Trial:
         draw = random.Random(f"{self.seed} {number}")
-        first_kind = KINDS[(number + number // len(training.VARIANTS)) % len(KINDS)]
+        first_kind = KINDS[(number + number // len(VARIANTS)) % len(KINDS)]
         kinds = [first_kind, *draw.choices(KINDS, k=draw.randrange(2))]
         is_exact = not set(kinds) & set(OF_MEMORY)
         expected = self.undisturbed(variant, device, is_exact)
@@ -75,27 +94,31 @@ class Series:
         first, later = draw.randrange(1, operators), draw.randrange(APART * operators // training.STEPS, operators)
         faults = list(zip(kinds, (first, later), strict=False))
         folder = self.folder / f"trial-{number}"
-        done = run(folder, variant, device, faults, is_exact, MOST)
-        return Trial(variant, device, faults, *self.compare(folder, expected, done, is_exact))
+        folder.mkdir()
+        status, said = run(folder, variant, device, faults, is_exact, MOST)
+        return Trial(variant, device, faults, *self.compare(folder, expected, status, said, is_exact))
 
     def undisturbed(self, variant: str, device: str, has_dropout: bool) -> dict:
-        key = variant, device, has_dropout
-        if key not in self.whole:
-            folder = self.folder / f"whole {len(self.whole)}"
-            done = run(folder, variant, device, [], has_dropout, 0)
-            if done.returncode:
-                raise SystemExit(f"The undisturbed run failed:\n{done.stderr[-3000:]}")
-            self.whole[key] = {**json.loads((folder / OUTCOME).read_text()), "folder": folder}
-        return self.whole[key]
+        key = variant, device, has_dropout or variant in scripts.SCRIPTS  # their models have none
+        folder = self.folder / " ".join(map(str, ("whole", *key)))
+        with contextlib.suppress(FileExistsError):  # another process computes it
+            folder.mkdir()
+            status, said = run(folder, variant, device, [], has_dropout, 0)
+            (folder / STATUS).write_text(str(status) if status == 0 else said)
+        while not (folder / STATUS).exists():
+            time.sleep(0.1)
+        if (said := (folder / STATUS).read_text()) != "0":
+            raise RuntimeError(f"The undisturbed run failed:\n{said[-3000:]}")
+        return {**json.loads((folder / OUTCOME).read_text()), "folder": folder}
 
     @staticmethod
-    def compare(
-        folder: Path, expected: dict, done: subprocess.CompletedProcess[str], is_exact: bool
-    ) -> tuple[str, int]:
-        if done.returncode:
-            last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
-            return f"status {done.returncode}: {' '.join(last)[:200]}", 0
+    def compare(folder: Path, expected: dict, status: int, said: str, is_exact: bool) -> tuple[str, int]:
+        if status:
+            last = [line for line in said.splitlines() if line.strip()][-1:]
+            return f"status {status}: {' '.join(last)[:200]}", 0
         found = json.loads((folder / OUTCOME).read_text())
+        for outcome in (found, expected):  # TRL's own figures begin anew with each process
+            outcome["logs"] = [{name: each[name] for name in LOGGED if name in each} for each in outcome["logs"]]
         starts, logged = found["starts"], [entry["step"] for entry in found["logs"]]
         if found["steps"] != expected["steps"] or logged != [entry["step"] for entry in expected["logs"]]:
             return "other steps", starts
@@ -109,42 +132,75 @@ class Series:
 
 def run(
     folder: Path, variant: str, device: str, faults: list[tuple[str, int]], has_dropout: bool, restarts: int
-) -> subprocess.CompletedProcess[str]:
-    """Runs the script under `mps-trainer run --restarts`."""
-    folder.mkdir()
-    words = [str(folder), variant, device, json.dumps(faults), "dropout" if has_dropout else "no dropout"]
-    starter = "launch" if device == "mps" else "run"
-    command = [sys.executable, "-m", "mps_trainer", starter, "--restarts", str(restarts), str(SCRIPT), *words]
-    root = str(SCRIPT.parents[2])
-    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    environ = {**os.environ, PAUSE: "0.01", "PYTHONPATH": path}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=HUNG_AFTER)
-    (folder / "log.txt").write_text(done.stdout + done.stderr)
-    return done
+) -> tuple[int, str]:
+    """Runs the script under `mps-trainer run --restarts`, or once for no restarts; returns its status and output."""
+    root, environ = str(SCRIPT.parents[2]), {**os.environ, PAUSE: "0.01", "HF_HUB_OFFLINE": "1"}
+    paths = [root, environ.get("PYTHONPATH")]
+    if variant in scripts.SCRIPTS:
+        words = scripts.words(variant, folder, device)
+        paths.insert(0, str(SCRIPT.with_name("unchanged")))
+        environ[GIVEN] = json.dumps({"folder": str(folder), "device": device, "faults": faults})
+    else:
+        flags = json.dumps(faults), "dropout" if has_dropout else "no dropout"
+        words = [str(SCRIPT), str(folder), variant, device, *flags]
+    starter = "launch" if device == "mps" and variant not in scripts.SCRIPTS else "run"
+    command = [sys.executable, "-m", "mps_trainer", starter]
+    command += ["--restarts", str(restarts), "--hang_timeout", str(HANG_TIMEOUT)] if restarts else []
+    command += words
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    if FORKS:
+        return forked.run(command, environ, folder / LOG, HUNG_AFTER)
+    with open(folder / LOG, "w") as log:
+        done = subprocess.run(command, env=environ, stdout=log, stderr=subprocess.STDOUT, timeout=HUNG_AFTER)
+    return done.returncode, (folder / LOG).read_text(errors="replace")
 
 
 def main(argv: list[str] | None = None) -> int:
     first_line = (__doc__ or "").splitlines()[0]
     parser = argparse.ArgumentParser(prog="python -m tests.faults.restarts", description=first_line)
     parser.add_argument("--trials", type=int, default=20)
-    parser.add_argument("--device", choices=["cpu", "mps"], default="cpu", help="mps is simulated")
+    parser.add_argument("--device", action="append", choices=["cpu", "mps"], help="default: cpu; mps is simulated")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="trials at a time")
+    parser.add_argument("--output", type=Path, help="a JSON file for the figures")
     options = parser.parse_args(argv)
-    tally: Counter[str] = Counter()
-    good = starts = 0
+    global FORKS
+    forked.preload()
+    FORKS = True
+    devices, trials = options.device or ["cpu"], []
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="restarted-") as folder:
-        for i, trial in enumerate(Series(Path(folder), options.seed).trials(options.trials, options.device), 1):
-            tally.update(kind for kind, _ in trial.faults)
-            good, starts = good + trial.is_good, starts + trial.starts
+        for trial in Series(Path(folder), options.seed).trials(options.trials, devices, options.jobs):
+            trials.append(trial)
             faults = ", ".join(f"{kind} at operator {at}" for kind, at in trial.faults)
             print(
-                f"{i}/{options.trials} {trial.variant}: {faults}: {trial.verdict}, {trial.starts} starts", flush=True
+                f"{len(trials)}/{options.trials} {trial.variant}, {trial.device}: {faults}: {trial.verdict}, "
+                f"{trial.starts} starts",
+                flush=True,
             )
-    faults = ", ".join(f"{number} {kind}" for kind, number in sorted(tally.items()))
-    print(f"\n{good} of {options.trials} ended as without faults on {options.device} (torch {torch.__version__})")
-    print(f"  {starts} starts; faults drawn: {faults}; {time.monotonic() - begun:.0f} s")
-    return int(good != options.trials)
+    found = figures(trials)
+    print(f"\n{found['good']} of {len(trials)} ended as without faults on {' and '.join(devices)}")
+    faults = ", ".join(f"{number} {kind}" for kind, number in found["faults"].items())
+    print(f"  {found['starts']} starts; faults drawn: {faults}; {time.monotonic() - begun:.0f} s")
+    if options.output is not None:
+        written = {"date": datetime.date.today().isoformat(), "devices": devices, "seed": options.seed, **found}
+        options.output.write_text(json.dumps(written, indent=1) + "\n")
+    return int(found["good"] != len(trials))
+
+
+def figures(trials: list[Trial]) -> dict[str, Any]:
+    """Returns the figures of a series. A fault that is drawn need not happen: the run may have ended before it."""
+    libraries = ("mps_trainer", "torch", "transformers", "trl")
+    scripts_run = Counter(trial.variant if trial.variant in scripts.SCRIPTS else "this series" for trial in trials)
+    return {
+        "versions": {name: version(name) for name in libraries if importlib.util.find_spec(name)},
+        "trials": len(trials),
+        "good": sum(trial.is_good for trial in trials),
+        "starts": sum(trial.starts for trial in trials),
+        "faults": dict(sorted(Counter(kind for trial in trials for kind, _ in trial.faults).items())),
+        "scripts": dict(scripts_run.most_common()),
+        "verdicts": dict(Counter(trial.verdict for trial in trials).most_common()),
+    }
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Runs that die at random under `mps-trainer run --restarts` end as undisturbed ones."""
 
+import json
 import re
 import subprocess
 import sys
@@ -11,8 +12,12 @@ from mps_trainer.simulator import SimulatorUnavailableError
 from mps_trainer.simulator.build import load_extension
 from tests import HUNG_AFTER
 from tests.cli.test_doctor import run as command
-from tests.faults.restarted import FAULTS
-from tests.faults.restarts import KINDS, Series, Trial, run
+from tests.faults import scripts
+from tests.faults.restarted import FAULTS, OUTCOME
+from tests.faults.restarts import KINDS, VARIANTS, Series, Trial, figures, run
+from tests.faults.table import RESULTS
+
+DEVICES = ("cpu", "mps")
 
 FAILS_IN_ITS_FIRST_STEP = """
 import sys, torch
@@ -47,9 +52,9 @@ def test_runs_that_die_at_random_end_as_undisturbed_ones(device):
 
 @pytest.mark.integration
 def test_run_that_leaves_without_an_error_starts_again(tmp_path):
-    done = run(tmp_path / "run", "plain", "cpu", [("exit", 900)], True, 1)
-    assert done.returncode == 0, done.stderr
-    assert "mps-trainer: the run ended with status 3 and no error after step" in done.stderr
+    status, said = run(tmp_path, "plain", "cpu", [("exit", 900)], True, 1)
+    assert status == 0, said
+    assert "mps-trainer: the run ended with status 3 and no error after step" in said
 
 
 @pytest.mark.integration
@@ -75,10 +80,51 @@ def test_good_trials(verdict, is_good):
     assert Trial("plain", "cpu", [], verdict, 2).is_good == is_good
 
 
-def test_trials_depend_on_the_seed_and_their_number_alone(monkeypatch, tmp_path):
+def test_trials_depend_on_the_seed_and_their_number_alone(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(Series, "undisturbed", lambda *_: {"operators": 4000})
     monkeypatch.setattr(Series, "compare", lambda *_: ("identical", 2))
     monkeypatch.setattr("tests.faults.restarts.run", lambda *_: None)
-    draws = [[trial.faults for trial in Series(tmp_path, seed).trials(9, "cpu")] for seed in (0, 0, 1)]
-    assert draws[0] == draws[1] != draws[2]
-    assert {faults[0][0] for faults in draws[0]} == set(KINDS)
+    monkeypatch.setitem(scripts.SCRIPTS, "TRL, sft.py", (None, None))
+
+    def drawn(seed, **more):
+        return [
+            (each.variant, each.device, each.faults) for each in Series(tmp_path, seed).trials(44, DEVICES, **more)
+        ]
+
+    assert drawn(0) == drawn(0, jobs=3) != drawn(1)
+    assert {faults[0][0] for _, _, faults in drawn(0)} == set(KINDS)
+    assert {(variant, device) for variant, device, _ in drawn(0)} == {
+        (variant, device) for variant in VARIANTS if variant != "TRL, sft.py" for device in DEVICES
+    }
+    assert capsys.readouterr().out.startswith("Its library is not installed, so there are no trials of TRL, sft.py.")
+
+
+def test_figures_count_trials_starts_and_faults():
+    trials = [
+        Trial("plain", "cpu", [("hang", 5), ("SIGKILL", 9)], "identical", 3),
+        Trial("TRL, sft.py", "mps", [("hang", 7)], "weights are 1.0e-03 apart", 2),
+    ]
+    found = figures(trials)
+    assert (found["trials"], found["good"], found["starts"]) == (2, 1, 5)
+    assert found["faults"] == {"SIGKILL": 1, "hang": 2}
+    assert found["scripts"] == {"this series": 1, "TRL, sft.py": 1}
+    assert found["versions"]["torch"].startswith("2.")
+
+
+def test_result_of_the_series_is_whole():
+    found = json.loads((RESULTS / "restarts.json").read_text(encoding="utf-8"))
+    assert found["devices"] == ["cpu", "mps"]
+    assert found["good"] == found["trials"] == sum(found["scripts"].values()) == sum(found["verdicts"].values())
+    assert set(found["faults"]) == set(KINDS)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", scripts.SCRIPTS)
+def test_unchanged_script_starts_again(tmp_path, name):
+    if scripts.SCRIPTS[name][0] is None:
+        pytest.skip(f"the library of {name} is not installed")
+    status, said = run(tmp_path, name, "cpu", [("SIGABRT", 3000)], True, 1)
+    assert status == 0, said
+    assert "mps-trainer: the run died of SIGABRT after step" in said
+    found = json.loads((tmp_path / OUTCOME).read_text())
+    assert (found["steps"], found["starts"]) == (scripts.STEPS, 2)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -30,13 +31,36 @@ def children():
     return [child for child in psutil.Process().children() if child.name() in ("caffeinate", "sleep")]
 
 
-def test_a_mac_is_kept_awake_and_may_sleep_afterwards(caffeinate, monkeypatch):
+def test_a_mac_is_kept_awake_and_may_sleep_afterwards(caffeinate, monkeypatch, caplog):
     monkeypatch.setattr(sys, "platform", "darwin")
+    caplog.set_level("INFO", "mps_trainer")
     with awake(True):
         while not caffeinate.exists():
             time.sleep(0.01)
         assert caffeinate.read_text().split() == ["-i", "-w", str(os.getpid())]
         assert len(children()) == 1
+    assert children() == []
+    assert caplog.text.count("Closing the lid still puts it to sleep.") == 1
+
+
+# Machines by platform, device and argument, and whether a run asks for no sleep.
+MACHINES = {
+    "a Mac": ("darwin", "mps", True, True),
+    "a Mac that may sleep": ("darwin", "mps", False, False),
+    "a Mac without a GPU": ("darwin", "cpu", True, False),
+    "Linux with the simulated device": ("linux", "mps", True, False),
+    "Linux": ("linux", "cpu", True, False),
+}
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_described_machines(caffeinate, monkeypatch, machine):
+    platform, device, keep_awake, is_asked = MACHINES[machine]
+    monkeypatch.setattr(sys, "platform", platform)
+    events = SimpleNamespace(report=None)
+    args = SimpleNamespace(keep_awake=keep_awake, device=SimpleNamespace(type=device))
+    with ending.ending_in_order(SimpleNamespace(_mt_events=events, args=args, _mt_run=None)):
+        assert len(children()) == is_asked
     assert children() == []
 
 

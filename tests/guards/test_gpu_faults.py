@@ -7,6 +7,8 @@ from transformers import TrainerCallback
 
 from mps_trainer.errors import explanation_of
 from mps_trainer.guards.gpu_faults import is_gpu_fault, ran_out_of_memory
+from mps_trainer.guards.supervised import kind_of
+from mps_trainer.launching.restarts import End, Progress, decide
 
 SAID = "MPS command buffer execution failed: Impacting Interactivity (0000000e:kIOGPUCommandBufferCallbackError)"
 
@@ -38,8 +40,26 @@ def test_another_error_is_left_alone(make_trainer):
     assert fails(make_trainer, "MPS backend is busy").startswith("The callback Fault failed at on_step_end")
 
 
-def test_a_fault_for_memory_is_told_from_others():
-    memory = RuntimeError("MPS command buffer execution failed: Insufficient Memory (00000008)")
-    assert (is_gpu_fault(memory), ran_out_of_memory(memory)) == (True, True)
-    assert (is_gpu_fault(RuntimeError(SAID)), ran_out_of_memory(RuntimeError(SAID))) == (True, False)
+# What Macs said, by cause: the words of Metal, and whether the run starts again on half the examples at a time.
+MACS = {
+    "watchdog, display on": ("Impacting Interactivity (0000000e:kIOGPUCommandBufferCallbackErrorImpacting...)", False),
+    "watchdog, long command": ("Caused GPU Timeout Error (00000002:kIOGPUCommandBufferCallbackErrorTimeout)", False),
+    "hang of the GPU": ("Caused GPU Hang Error (00000003:kIOGPUCommandBufferCallbackErrorHang)", False),
+    "address": ("Caused GPU Address Fault Error (0000000b:kIOGPUCommandBufferCallbackErrorPageFault)", False),
+    "another process": ("Innocent Victim of GPU Error/Recovery (00000005:kIOGPUCommandBufferCallback...)", False),
+    "memory": ("Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)", True),
+}
+
+
+@pytest.mark.parametrize("cause", MACS)
+def test_a_described_mac_per_cause(cause):
+    words, is_memory = MACS[cause]
+    error = RuntimeError(f"MPS command buffer execution failed: {words}")
+    assert (is_gpu_fault(error), ran_out_of_memory(error)) == (True, is_memory)
+    restart = decide(End(1, kind_of(error), Progress("/out", step=5, examples=8)), [], most=3)
+    assert restart.examples == (4 if is_memory else None)
+    assert restart.cause == ("ran out of memory" if is_memory else "died of a GPU fault")
+
+
+def test_the_words_alone_are_no_fault():
     assert not is_gpu_fault(ValueError(SAID))

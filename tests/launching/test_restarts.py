@@ -41,6 +41,8 @@ KILLED = "was killed (SIGKILL, which a system short of memory sends)"
         (End(1, GPU, AT_5), "died of a GPU fault", None),
         (End(1, GPU, AT_0), "died of a GPU fault", None),
         (End(1, MEMORY, AT_0), "ran out of memory", 4),
+        (End(-6, "", AT_5, hung_for=600.0), "made no progress for 600 s", None),
+        (End(-9, MEMORY, AT_5, hung_for=60.0), "made no progress for 60 s", None),
     ],
 )
 def test_a_run_that_dies_starts_again(end, cause, examples):
@@ -76,6 +78,35 @@ def test_a_run_without_progress_does_not_start_again():
         assert isinstance(decide(End(-6, "", dataclasses.replace(AT_5, **further)), [restart], most=9), Restart)
     before = decide(End(-11), [], most=9)
     assert "no progress" in decide(End(-9), [before], most=9)
+
+
+def deaths(*ends, most=9):
+    """Returns the examples of each restart after these ends of a process at step 5, and the reason for no other."""
+    restarts = []
+    for status, error, examples in ends:
+        decision = decide(End(status, error, dataclasses.replace(AT_5, examples=examples)), restarts, most)
+        if isinstance(decision, str):
+            return [each.examples for each in restarts], decision
+        restarts.append(decision)
+    return [each.examples for each in restarts], None
+
+
+@pytest.mark.parametrize(
+    ("ends", "examples", "is_over"),
+    [
+        ([(-9, "", 8), (-9, "", 4), (-9, "", 2), (-9, "", 1)], [4, 2, 1], True),
+        ([(1, MEMORY, 8), (1, MEMORY, 4)], [4, 2], False),
+        ([(1, MEMORY, 8), (1, MEMORY, 8)], [4], True),  # the batch cannot be split
+        ([(1, MEMORY, 8), (1, GPU, 4), (1, GPU, 4)], [4, None], True),
+        ([(1, GPU, 8), (1, MEMORY, 8)], [None], True),
+        ([(1, MEMORY, 2), (-6, "", 1), (-6, "", 1)], [1, None], True),
+        ([(1, MEMORY, 1), (1, MEMORY, 1)], [None], True),
+    ],
+)
+def test_fewer_examples_at_the_same_step_are_progress_until_there_is_one(ends, examples, is_over):
+    found, reason = deaths(*ends)
+    assert found == examples
+    assert (reason is not None and "makes no progress" in reason) == is_over
 
 
 def test_restarts_are_used_up():

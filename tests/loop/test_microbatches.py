@@ -6,8 +6,11 @@ import os
 
 import pytest
 import torch
+from transformers import TrainerCallback
 
-from tests.conftest import Classifier, logged, weights
+from mps_trainer import Trainer
+from mps_trainer.data.split import split
+from tests.conftest import Classifier, examples, logged, weights
 
 
 class Small(Classifier):
@@ -85,3 +88,44 @@ def test_a_resumed_run_begins_with_the_size_that_was_found(make_trainer):
     again.train(resume_from_checkpoint=os.path.join(first.args.output_dir, "checkpoint-2"))
     assert set(again.model.sizes) == {2}
     assert again.state.global_step == 4
+
+
+def pairs(rows):
+    """Collates as TRL's trainers on preferences do: the rejected answers are below the chosen ones."""
+    points = torch.stack([row["x"] for row in rows])
+    return {"x": torch.cat([points, -points]), "labels": torch.tensor([row["labels"] for row in rows] * 2)}
+
+
+@pytest.mark.parametrize("count", [40, 36])  # the last batch of an epoch may have as many rows as others have examples
+def test_batches_with_more_rows_than_examples_stay_whole(make_trainer, caplog, count):
+    model = Small(16)
+    settings = {**SETTINGS, "gradient_accumulation_steps": 1, "max_steps": 8}
+    trainer = make_trainer({"model": model, "train_dataset": examples(count), "data_collator": pairs}, **settings)
+
+    def limit(*_, **__):
+        trainer._mt_run.run_state.examples_at_a_time = 4  # as after a restart because of memory
+
+    trainer.add_callback(type("Limit", (TrainerCallback,), {"on_train_begin": limit}))
+    trainer.train()
+    assert set(model.sizes) == {16} | ({8} if count == 36 else set())
+    assert caplog.text.count("stays whole") == 1
+    assert "more rows than examples" in caplog.text
+
+
+def test_memory_that_runs_out_with_more_rows_than_examples_ends_the_run(make_trainer):
+    trainer = make_trainer({"model": Small(4), "data_collator": pairs}, **SETTINGS)
+    with pytest.raises(RuntimeError, match="more rows than examples"):
+        trainer.train()
+
+
+def test_override_of_split_batch_may_split_batches_with_more_rows(make_trainer):
+    class Pairs(Trainer):
+        def split_batch(self, batch, most):
+            pairs = {name: rows.view(2, -1, *rows.shape[1:]).transpose(0, 1) for name, rows in batch.items()}
+            return [{name: each[name].transpose(0, 1).flatten(0, 1) for name in each} for each in split(pairs, most)]
+
+    model = Small(8)
+    settings = {**SETTINGS, "max_steps": 1, "gradient_accumulation_steps": 1}
+    make_trainer({"kind": Pairs, "model": model, "data_collator": pairs}, **settings).train()
+    assert model.sizes[0] == 16
+    assert max(model.sizes[1:]) <= 8

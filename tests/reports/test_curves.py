@@ -9,7 +9,7 @@ import pytest
 
 from mps_trainer.reports import charts, curves
 from mps_trainer.reports.curves import Chart, Curve
-from mps_trainer.reports.record import OPERATIONS, STEP, RunRecord
+from mps_trainer.reports.record import OPERATIONS, STEP, Event, RunRecord, Session
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -19,7 +19,9 @@ def titles(record):
 
 
 def test_charts_are_those_of_what_was_logged(record):
-    assert titles(record) == ["Loss", "Metrics", "Learning rate", "Gradient norm", "Throughput", "Tokens", "Memory"]
+    curves_of_steps, curves_of_time = titles(record)[:4], titles(record)[4:]
+    assert curves_of_steps == ["Loss", "Metrics", "Learning rate", "Gradient norm"]
+    assert curves_of_time == ["Throughput", "Tokens", "Step time", "Memory"]
     record.history = [entry for entry in record.history if "loss" in entry]
     record.sessions = []
     assert titles(record) == ["Loss", "Learning rate", "Gradient norm"]
@@ -60,6 +62,40 @@ def test_a_short_stretch_at_the_end_is_no_rate(record):
     assert curves.rates(record, STEP, 8).y == [8.0]
     record.sessions.pop(0)
     assert curves.rates(record, STEP, 8).y == pytest.approx([160.0])  # all that there is
+
+
+def seconds_of_steps(record, *events):
+    """Returns the times of the steps and of the slow ones: 1 s each for 20 s, 2 s for 20 s, 1 s for 20 s."""
+    steps = [[step, seconds, 0.0, None, None, 1] for step, seconds in zip(
+        range(0, 60, 10), (0.0, 10.0, 20.0, 40.0, 60.0, 70.0), strict=True
+    )]  # fmt: skip
+    record.sessions = [Session(0, 0.0, 0.0, 30.0, steps[:3]), Session(30, 30.0, 0.0, 50.0, steps[2:])]
+    record.events = list(events)
+    return [list(zip(curve.x, curve.y, strict=True)) for curve in curves.step_times(record)]
+
+
+def test_slow_steps_are_marked_up_to_the_end_of_the_session_or_until_they_are_fast_again(record):
+    every = [(10.0, 1.0), (20.0, 1.0), (40.0, 2.0), (60.0, 2.0), (70.0, 1.0)]
+    slow, steady = Event("slow", 40, 55.0, "", took=30.0), Event("steady", 45, 65.0)
+    assert seconds_of_steps(record) == [every, []]
+    assert seconds_of_steps(record, slow, steady) == [every, every[2:4]]
+    assert seconds_of_steps(record, slow) == [every, every[2:]]
+    assert seconds_of_steps(record, Event("slow", 20, 28.0, "", took=15.0)) == [every, every[1:2]]
+    assert seconds_of_steps(record, Event("slow", 99, 999.0, "", took=1.0)) == [every, []]  # edited by hand
+
+
+def test_step_time_is_one_curve_or_two_with_slow_steps(record):
+    def names():
+        return [
+            [curve.name for curve in chart.curves] for chart in curves.charts(record) if chart.title == "Step time"
+        ]
+
+    seconds_of_steps(record)
+    assert names() == [[""]]
+    seconds_of_steps(record, Event("slow", 40, 55.0, "", took=30.0))
+    assert names() == [["all steps", "slow"]]
+    (compared,) = [chart for chart in curves.compared_charts([record]) if chart.title == "Step time"]
+    assert len(compared.curves) == 1
 
 
 def test_memory_that_the_device_does_not_report_has_no_curve(record):

@@ -1,0 +1,368 @@
+"""Steps that become slow are reported once, with what the machine says. Machines and clocks are data."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from mps_trainer.loop import drift
+from mps_trainer.loop.drift import (
+    CRITICAL,
+    NORMAL,
+    WARNING,
+    DriftWatch,
+    HostState,
+    Stretch,
+    causes,
+    expected_seconds,
+    read_host_state,
+)
+from tests.conftest import examples
+
+GIB = 1 << 30
+# A Mac while its steps were fast, and the same Mac later.
+FAST = HostState(thermal=0, pressure=NORMAL, swap=GIB, load=3.0, cores=8)
+MACS = {
+    "thermal": (HostState(**{**vars(FAST), "thermal": 2}), "thermal pressure is heavy, and macOS slows the chip"),
+    "swap": (HostState(**{**vars(FAST), "swap": 4 * GIB}), "3.0 GiB more are swapped out: use smaller batches"),
+    "warning": (HostState(**{**vars(FAST), "pressure": WARNING}), "memory pressure is high: use smaller"),
+    "critical": (HostState(**{**vars(FAST), "pressure": CRITICAL}), "memory pressure is critical"),
+    "load": (HostState(**{**vars(FAST), "load": 14.2}), "the load is 14.2 on 8 cores: close"),
+}
+
+
+@pytest.mark.parametrize("cause", MACS)
+def test_a_described_mac_per_cause(cause):
+    state, said = MACS[cause]
+    (found,) = causes(FAST, HostState(**json.loads(json.dumps(dataclasses.asdict(state)))))
+    assert found.startswith(said)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"swap": GIB + GIB // 2},  # a little
+        {"swap": 0},
+        {"load": 8.0},  # as many as there are cores
+        {"thermal": None, "pressure": None, "swap": None, "load": None},
+        {"thermal": None, "pressure": None},  # Linux
+    ],
+)
+def test_macs_on_which_no_cause_is_known(changes):
+    assert causes(FAST, HostState(**{**vars(FAST), **changes})) == []
+
+
+def test_a_machine_that_was_as_busy_before_is_no_cause():
+    busy = HostState(**{**vars(FAST), "load": 12.0})
+    assert causes(busy, HostState(**{**vars(FAST), "load": 14.0})) == []
+    assert len(causes(FAST, HostState(thermal=4, pressure=CRITICAL, swap=9 * GIB, load=99.0, cores=8))) == 4
+
+
+def test_this_machine_has_a_state(monkeypatch):
+    state = read_host_state()
+    assert state.swap is not None
+    assert state.load is not None
+    assert state.cores >= 1
+    if sys.platform != "darwin":
+        assert (state.thermal, state.pressure) == (None, None)
+
+
+def test_a_machine_that_does_not_tell_ends_no_run(monkeypatch):
+    def forbidden():
+        raise PermissionError
+
+    monkeypatch.setattr(drift.psutil, "swap_memory", forbidden)
+    assert read_host_state().swap is None
+
+
+@pytest.mark.parametrize(
+    ("script", "level"),
+    [
+        ('echo "$2 2"', 2),
+        ("exit 1", None),
+        ("echo", None),
+        ('echo "$2 failed"', None),
+    ],
+)
+def test_macos_is_asked_for_its_thermal_pressure(monkeypatch, tmp_path, script, level):
+    (tmp_path / "notifyutil").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "notifyutil").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(drift, "sysctl_int", {"kern.memorystatus_vm_pressure_level": WARNING}.get)
+    state = read_host_state()
+    assert (state.thermal, state.pressure) == (level, WARNING)
+
+
+def test_a_mac_without_notifyutil_has_no_thermal_pressure(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert read_host_state().thermal is None
+
+
+# 1, then batches, elements, and elements times those of one example
+@pytest.mark.parametrize(
+    ("work", "expected"),
+    [
+        ((1, 1, 1000, 1000), 1.0),
+        ((1, 1, 500, 250), 1.0),  # the optimizer's step is as long
+        ((1, 1, 2000, 4000), 4.0),  # attention may be all of it
+        ((1, 2, 1000, 500), 2.0),
+        ((1, 1, 8000, 64000), 9.0),  # from the other stretch
+    ],
+)
+def test_expected_seconds(work, expected):
+    best = [Stretch(1.0, (1, 1, 1000, 1000)), Stretch(9.0, (1, 1, 8000, 64000))]
+    assert expected_seconds(work, best) == expected
+
+
+def test_nothing_is_expected_before_the_first_stretch():
+    assert expected_seconds((1, 1, 1, 1), []) == float("inf")
+
+
+class Run:
+    """Steps with a clock of their own: a part of 10 steps between two logs, and an evaluation after each log."""
+
+    def __init__(self, caplog, states=()):
+        self.caplog, self.now, self.step, self.notes = caplog, 0.0, 0, []
+        states = iter(states)
+        self.watch = DriftWatch(self, clock=lambda: self.now, read_state=lambda: next(states, FAST))
+        self.watch.begin(0)
+
+    def note(self, kind, text="", took=0.0):
+        self.notes.append((kind, self.step, took))
+
+    def log(self, seconds, length=64, steps=10, evaluation=1000.0):
+        for _ in range(steps):
+            self.watch.add({"input_ids": torch.ones(4, length, dtype=torch.long), "labels": torch.ones(4)})
+            self.now += seconds
+            self.step += 1
+        self.watch.end(self.step)
+        self.now += evaluation
+        self.watch.begin(self.step)
+
+    @property
+    def warnings(self):
+        return [record.getMessage() for record in self.caplog.records]
+
+
+@pytest.fixture
+def run(caplog):
+    return Run(caplog)
+
+
+def test_slow_steps_are_reported_once_with_their_cause(caplog):
+    run = Run(caplog, [FAST, MACS["thermal"][0]])
+    for seconds in [1.0] * 4 + [1.8] * 8:
+        run.log(seconds)
+    assert run.warnings == [
+        "Steps have become slow: since step 40 they take 1.8 s on average, 1.8 times as long as steps of these shapes "
+        "took before. Thermal pressure is heavy, and macOS slows the chip down: let more air reach the Mac."
+    ]
+    assert run.notes == [("slow", 80, pytest.approx(4 * 18 + 3 * 1000))]  # up to the log that reported them
+    run.log(1.0)
+    run.log(1.8)
+    assert run.notes[1:] == [("steady", 130, 0.0)]
+
+
+def test_unknown_cause_is_said(run):
+    for seconds in (1.0, 1.0, 4.0, 4.0):
+        run.log(seconds)
+    assert "No cause is known: thermal pressure, memory pressure, swap and load are normal." in run.warnings[0]
+
+
+def test_linux_says_what_it_knows(caplog):
+    linux = HostState(**{**vars(FAST), "thermal": None, "pressure": None})
+    run = Run(caplog, [linux, linux])
+    for seconds in (1.0, 1.0, 4.0, 4.0):
+        run.log(seconds)
+    assert "No cause is known: swap and load are normal." in run.warnings[0]
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        [9.0, 1.0, 1.0],  # the first steps compile
+        [1.0, 1.0, 9.0, 1.0, 9.0, 1.0],  # single stretches
+        [1.0] * 3 + [1.49] * 20,
+        [1.0] * 3 + [1.6] * 3,  # 48 seconds
+        [0.01] * 600 + [0.02] * 100,  # 20 seconds
+        [3.0 - 0.1 * i for i in range(20)],  # faster and faster
+    ],
+)
+def test_steps_that_are_not_slow_for_long(run, seconds):
+    for each in seconds:
+        run.log(each)
+    assert run.warnings == []
+
+
+def test_short_steps_are_compared_over_stretches_of_seconds(run):
+    for seconds in [0.01, 0.03, 0.001] * 300:  # noise of one log
+        run.log(seconds)
+    assert run.warnings == []
+    for _ in range(1000):
+        run.log(0.03)
+    assert len(run.warnings) == 1
+
+
+def cost(length):
+    """The seconds of a step of a model: the optimizer's, those of each token, and those of attention."""
+    return 0.2 + 4 * length / 1000 + 4 * length * length / 1e5
+
+
+@pytest.mark.parametrize("steps", [1, 10])
+def test_buckets_of_different_lengths_are_no_drift(run, steps):
+    lengths = [16, 512, 64, 256, 32, 512, 128] * 40
+    for length in lengths:
+        run.log(cost(length), length, steps)
+    for length in [512] * 20:  # a stretch of long ones
+        run.log(cost(length), length, steps)
+    assert run.warnings == []
+
+
+@pytest.mark.parametrize("slower", [1.6, 3.0])
+def test_buckets_that_become_slow_are_found(run, slower):
+    for length in [16, 512, 64, 256, 32, 512, 128] * 20:
+        run.log(cost(length), length)
+    for length in [16, 512, 64, 256, 32, 512, 128] * 20:
+        run.log(slower * cost(length), length)
+    assert len(run.warnings) == 1
+
+
+def test_growing_lengths_are_no_drift(run):
+    for length in range(8, 800, 8):
+        for _ in range(3):
+            run.log(cost(length), length)
+    assert run.warnings == []
+
+
+def test_more_batches_in_a_step_are_no_drift(run):
+    for batches in [1] * 5 + [4] * 20:
+        for _ in range(10):
+            for _ in range(batches):
+                run.watch.add({"x": torch.ones(4, 8)})
+                run.now += 1.0
+            run.step += 1
+        run.watch.end(run.step)
+        run.watch.begin(run.step)
+    assert run.warnings == []
+
+
+def test_part_with_a_new_shape_does_not_count(run):
+    for _ in range(5):
+        run.log(1.0)
+    for length in range(100, 200):  # each is compiled
+        run.log(30.0, length)
+    assert run.warnings == []
+
+
+def test_part_with_an_evaluation_counts_from_its_end(run):
+    for seconds in [1.0] * 3 + [1.0] * 20:
+        run.log(seconds)
+        for _ in range(5):
+            run.watch.add({"input_ids": torch.ones(4, 64, dtype=torch.long), "labels": torch.ones(4)})
+            run.now += 1.0
+            run.step += 1
+        run.now += 500.0  # no log before it
+        run.watch.begin(run.step)
+    assert run.warnings == []
+
+
+def test_batches_without_tensors_do_not_count(run):
+    for seconds in [1.0] * 5 + [9.0] * 20:
+        run.watch.add([{"prompt": "its answer may be long"}])
+        run.now += 10 * seconds
+        run.step += 10
+        run.watch.end(run.step)
+        run.watch.begin(run.step)
+    assert run.warnings == []
+
+
+# Runs
+
+
+class Slow(nn.Module):
+    """A model of which each step takes longer from a step on."""
+
+    def __init__(self, slow_from):
+        super().__init__()
+        self.head, self.slow_from, self.calls = nn.Linear(4, 2), slow_from, 0
+
+    def forward(self, x, labels=None):
+        self.calls += self.training
+        time.sleep(0.04 if self.training and self.calls > self.slow_from else 0.002)
+        logits = self.head(x)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+SETTINGS = {"max_steps": 70, "per_device_train_batch_size": 4, "report": True}
+
+
+@pytest.fixture
+def short(monkeypatch):
+    monkeypatch.setattr(drift, "_STRETCH", 0.02)
+    monkeypatch.setattr(drift, "_LASTS", 0.3)
+
+
+@pytest.mark.every_device
+def test_run_that_becomes_slow_warns_once_and_its_report_shows_where(make_trainer, short, caplog, device):
+    settings = {**SETTINGS, "eval_strategy": "steps", "eval_steps": 5, "save_strategy": "steps", "save_steps": 6}
+    trainer = make_trainer({"model": Slow(40)}, **settings)
+    trainer.train()
+    (said,) = [record.getMessage() for record in caplog.records if "slow" in record.getMessage()]
+    assert said.startswith("Steps have become slow: since step ")
+    since = int(said.split("since step ")[1].split()[0])
+    assert 35 <= since <= 45
+    with open(f"{trainer.args.output_dir}/run_record.json") as file:
+        (event,) = [event for event in json.load(file)["events"] if event["kind"] == "slow"]
+    assert event["text"] == said
+    assert 0.3 <= event["took"] < event["seconds"]
+    with open(f"{trainer.args.output_dir}/report.html") as file:
+        assert "slow: Steps have become slow" in file.read()
+
+
+@pytest.mark.every_device
+def test_run_with_long_evaluations_saves_and_first_steps_does_not_warn(make_trainer, short, caplog, monkeypatch):
+    class Long(Slow):
+        def forward(self, x, labels=None):
+            if not self.training or self.calls < 3:
+                time.sleep(0.1)
+            return super().forward(x, labels)
+
+    settings = {**SETTINGS, "eval_strategy": "steps", "eval_steps": 10, "save_strategy": "steps", "save_steps": 10}
+    trainer = make_trainer({"model": Long(1000)}, **{**settings, "logging_steps": 4, "report": False})
+    save = trainer._save_checkpoint
+    monkeypatch.setattr(trainer, "_save_checkpoint", lambda *args: (time.sleep(0.2), save(*args)))
+    trainer.train()
+    assert "slow" not in caplog.text
+
+
+def test_nothing_is_read_or_computed_on_the_device(mps, make_trainer, monkeypatch):
+    def counts():
+        trainer = make_trainer({"train_dataset": examples(40)}, max_steps=10, logging_steps=3)
+        mps.reset()
+        trainer.train()
+        report = mps.report()
+        return report.operators, report.blocking_reads, report.device_to_host, report.host_to_device
+
+    watched = counts()
+    for name in ("begin", "add", "end"):
+        monkeypatch.setattr(DriftWatch, name, lambda *_: None)
+    assert counts() == watched
+
+
+def test_one_process_of_a_machine_watches(make_trainer, monkeypatch):
+    trainer = make_trainer(max_steps=1)
+    monkeypatch.setattr(trainer, "is_local_process_zero", lambda: False)
+    watched = []
+    monkeypatch.setattr(DriftWatch, "add", lambda *_: watched.append(1))
+    trainer.train()
+    assert watched == []
