@@ -57,9 +57,9 @@ def add_restarts(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--hang_timeout",
-        metavar="SECONDS",
+        metavar="S",
         type=count,
-        help="with --restarts, also resume a run without a step or evaluation batch for so long (default: never)",
+        help="with --restarts, also resume one that hangs for S seconds",
     )
 
 

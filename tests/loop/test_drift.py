@@ -317,7 +317,7 @@ def test_run_that_becomes_slow_warns_once_and_its_report_shows_where(make_traine
     settings = {**SETTINGS, "eval_strategy": "steps", "eval_steps": 5, "save_strategy": "steps", "save_steps": 6}
     trainer = make_trainer({"model": Slow(40)}, **settings)
     trainer.train()
-    (said,) = [record.getMessage() for record in caplog.records if "slow" in record.getMessage()]
+    (said,) = [record.getMessage() for record in caplog.records if "become slow" in record.getMessage()]
     assert said.startswith("Steps have become slow: since step ")
     since = int(said.split("since step ")[1].split()[0])
     assert 35 <= since <= 45
