@@ -26,8 +26,8 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         opening="example: mps-trainer launch --mixed_precision bf16 train.py --output_dir out",
         usage="%(prog)s [FLAG ...] SCRIPT ...",  # the flags below fill a screen
         help="run a script with the settings of `config`",
-        description="Run a script with settings from --config_file, `mps-trainer config` or `accelerate config`. "
-        "Variables override the file, flags override both. The exit status is the script's, or 2.",
+        description="Run a script with settings from a file, overridden by environment variables, and these by "
+        "flags. The exit status is the script's, or 2.",
     )
     command.add_argument("--cpu", action="store_true", help="train on the CPU, even where there is a GPU")
     command.add_argument("--mixed_precision", choices=PRECISIONS, help="number format of autocast (default: no)")
@@ -41,7 +41,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         type=lambda text: text.split(","),
         help="train on these machines together, over ssh and MLX",
     )
-    command.add_argument("--config_file", metavar="FILE", help="a settings file of this command or of Accelerate")
+    command.add_argument("--config_file", metavar="FILE", help="settings of `config` or `accelerate config`")
     add_restarts(command)
     command.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module name, as in python -m")
     add_script(command)
