@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import datetime
 import importlib.util
+import itertools
 import json
 import multiprocessing
 import os
@@ -81,6 +82,9 @@ class Series:
                 print(f"Its library is not installed, so there are no trials of {name}.", flush=True)
         drawn = [(i, VARIANTS[i // len(devices) % len(VARIANTS)], devices[i % len(devices)]) for i in range(number)]
         drawn = [each for each in drawn if each[1] in training.VARIANTS or scripts.SCRIPTS[each[1]][0] is not None]
+        if jobs == 1:
+            yield from itertools.starmap(self.trial, drawn)
+            return
         with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
             yield from pool.map(self.trial, *zip(*drawn, strict=True))
 

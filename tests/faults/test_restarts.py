@@ -4,6 +4,8 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -80,18 +82,18 @@ def test_good_trials(verdict, is_good):
     assert Trial("plain", "cpu", [], verdict, 2).is_good == is_good
 
 
-def test_trials_depend_on_the_seed_and_their_number_alone(monkeypatch, tmp_path, capsys):
+def test_trials_depend_on_the_seed_and_their_number_alone(monkeypatch, capsys):
     monkeypatch.setattr(Series, "undisturbed", lambda *_: {"operators": 4000})
     monkeypatch.setattr(Series, "compare", lambda *_: ("identical", 2))
-    monkeypatch.setattr("tests.faults.restarts.run", lambda *_: None)
+    monkeypatch.setattr("tests.faults.restarts.run", lambda *_: (0, ""))
     monkeypatch.setitem(scripts.SCRIPTS, "TRL, sft.py", (None, None))
 
-    def drawn(seed, **more):
-        return [
-            (each.variant, each.device, each.faults) for each in Series(tmp_path, seed).trials(44, DEVICES, **more)
-        ]
+    def drawn(seed):
+        with tempfile.TemporaryDirectory() as folder:
+            trials = Series(Path(folder), seed).trials(44, DEVICES)
+            return [(trial.variant, trial.device, trial.faults) for trial in trials]
 
-    assert drawn(0) == drawn(0, jobs=3) != drawn(1)
+    assert drawn(0) == drawn(0) != drawn(1)
     assert {faults[0][0] for _, _, faults in drawn(0)} == set(KINDS)
     assert {(variant, device) for variant, device, _ in drawn(0)} == {
         (variant, device) for variant in VARIANTS if variant != "TRL, sft.py" for device in DEVICES

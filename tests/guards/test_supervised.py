@@ -249,6 +249,16 @@ def test_record_and_page_show_each_restart(make_trainer, supervisor):
             assert f"restarted {event['text']}" in page.read()
 
 
+def test_progress_is_noted_at_steps_and_batches_of_evaluations(make_trainer, supervisor, monkeypatch):
+    noted = []
+    monkeypatch.setattr(supervised.SupervisedRun, "note", lambda self, step, examples: noted.append(step))
+    trainer = make_trainer(max_steps=2, eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=8)
+    trainer.train()
+    assert noted == [0, 1, 1, 1, 1, 2, 2, 2, 2]  # 24 examples are evaluated after each step
+    trainer.evaluate()
+    assert len(noted) == 9
+
+
 def test_torchrun_resumes_as_well(make_trainer, monkeypatch, whole):
     for name, value in {"RUN_ID": "none", "RESTART_COUNT": "0", "MAX_RESTARTS": "3"}.items():
         monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
