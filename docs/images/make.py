@@ -31,10 +31,15 @@ def main(folder: str) -> None:
         part = Path(temporary) / "part.html"
         part.write_text(classification(whole), encoding="utf-8")
         phone.write_text(FRAME.format(*PHONE), encoding="utf-8")
-        look(file, Path(temporary), 1140, 1000, picture=HERE / "report.png")
-        look(part, Path(temporary), 1140, 690, picture=HERE / "report-classification.png")
-        look(phone, Path(temporary), 500, PHONE[1], dark=True, picture=HERE / "report-phone.png")
-    crop(HERE / "report-phone.png", *PHONE)
+        for page, name, (width, height) in (
+            (file, "report.png", (1140, 1008)),
+            (part, "report-classification.png", (1140, 690)),
+            (phone, "report-phone.png", PHONE),
+        ):
+            # Chromium draws nothing in the last 90 pixels of a window, which is at least 500 pixels wide
+            window = max(width, 500), height + 100
+            look(page, Path(temporary), *window, dark=page is phone, picture=HERE / name)
+            crop(HERE / name, width, height)
 
 
 def classification(whole: str) -> str:
@@ -47,7 +52,7 @@ def crop(path: Path, width: int, height: int) -> None:
     from PIL import Image
 
     with Image.open(path) as image:
-        image.crop((0, 0, width, height)).save(path, optimize=True)
+        image.crop((0, 0, 2 * width, 2 * height)).save(path, optimize=True)
 
 
 if __name__ == "__main__":

@@ -42,9 +42,8 @@ def draw_curves(chart: Chart, last_step: float, breaks: Sequence[Break] = ()) ->
     drawn = pygal.XY(
         **_settings(*_SIZE),
         range=(low, high),
-        y_labels=None if chart.log else lines,
+        y_labels=[{"label": number(10.0**line), "value": line} for line in lines] if chart.log else lines,
         xrange=(0, end / divisor or 1),
-        logarithmic=chart.log,
         value_formatter=number,
         x_value_formatter=lambda value: f"{number(value)} {unit}".rstrip(),
     )
@@ -75,20 +74,25 @@ def _points(chart: Chart, curve: Curve, divisor: float) -> list[dict[str, Any]]:
     for x, y in zip(curve.x, curve.y, strict=True):
         place = duration(x) if chart.over_time else f"step {number(x)}"
         label = as_line(f"{name}{place}: {number(y)} {chart.unit}", _LONGEST)
-        points.append({"value": (x / divisor, y), "label": label})
+        points.append({"value": (x / divisor, _height(chart, y)), "label": label})
     return points
 
 
+def _height(chart: Chart, value: float) -> float:
+    """Returns a point's place on the vertical axis. pygal would make the axis of steps logarithmic too."""
+    return math.log10(value) if chart.log else value
+
+
 def _grid(chart: Chart) -> list[float]:
-    """Returns the horizontal lines; the first and the last enclose all points. A logarithmic axis has only these."""
-    values = [value for curve in chart.curves for value in curve.y]
+    """Returns the horizontal lines, powers of ten on a logarithmic axis; the first and the last enclose all points."""
+    values = [_height(chart, value) for curve in chart.curves for value in curve.y]
     low, high = min(values), max(values)
     if chart.log:
-        return [low / 1.2, high * 1.2]
+        return [float(power) for power in range(math.floor(low), math.ceil(high) + 1)]
     if chart.from_zero:
         low = min(low, 0.0)
-    room = 0.06 * (high - low) or abs(high) * 0.1 or 1.0
-    low, high = low - room if low < 0 else max(low - room, 0.0), high + room
+    if low == high:
+        low, high = low - (abs(low) * 0.1 or 1.0), high + (abs(high) * 0.1 or 1.0)
     rough = (high - low) / 4
     size = 10.0 ** math.floor(math.log10(rough))
     step = size * next(factor for factor in (1, 2, 2.5, 5, 10) if factor * size >= rough * 0.999)

@@ -37,11 +37,11 @@ def look(
     """Opens the file `page` with a new profile in `folder`.
 
     Args:
-        picture: where to put what it looks like, as PNG.
+        picture: where to put what it looks like, as PNG with two pixels for each of width and height.
     """
     program = find()
     assert program is not None
-    wanted = [f"--screenshot={picture}"] if picture is not None else ["--dump-dom"]
+    wanted = [f"--screenshot={picture}", "--force-device-scale-factor=2"] if picture is not None else ["--dump-dom"]
     theme = ["--blink-settings=preferredColorScheme=0"] if dark else ["--blink-settings=preferredColorScheme=1"]
     command = [program, *_QUIET, *theme, *wanted, "--virtual-time-budget=5000", f"--window-size={width},{height}"]
     command += [f"--user-data-dir={folder / 'profile'}", page.resolve().as_uri()]
