@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass
 
 import numpy as np
-from transformers import AutoImageProcessor, AutoModelForImageClassification
+from transformers import AutoImageProcessor, AutoModelForImageClassification, set_seed
 
 from mps_trainer import Trainer, TrainingArguments
 from mps_trainer.scripts import checkpoint_to_resume, one_line_errors
@@ -28,6 +28,7 @@ def main() -> None:
     label = next(name for name, feature in train.features.items() if hasattr(feature, "names"))
     image, labels = next(name for name in train.column_names if name in ("image", "img")), train.features[label].names
 
+    set_seed(args.seed)  # before the model, whose new head has random weights
     processor = AutoImageProcessor.from_pretrained(script.model_name_or_path)
     model = AutoModelForImageClassification.from_pretrained(
         script.model_name_or_path, num_labels=len(labels), ignore_mismatched_sizes=True

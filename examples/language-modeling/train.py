@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from peft import LoraConfig, PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, set_seed
 from trl import SFTConfig, SFTTrainer
 
 from mps_trainer.scripts import checkpoint_to_resume, one_line_errors
@@ -40,6 +40,7 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(
         script.model_name_or_path, dtype=dtype, quantization_config=bits if script.load_in_4bit else None
     )
+    set_seed(args.seed)  # the adapters begin with random weights
     lora = LoraConfig(r=script.lora_r, lora_alpha=2 * script.lora_r, target_modules="all-linear")
     trainer = SFTTrainer(model, args, None, train, held, processing_class=tokenizer, peft_config=lora)
     trainer.train(resume_from_checkpoint=checkpoint_to_resume(args))

@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass
 
 import numpy as np
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, set_seed
 
 from mps_trainer import Trainer, TrainingArguments
 from mps_trainer.scripts import checkpoint_to_resume, one_line_errors
@@ -28,6 +28,7 @@ def main() -> None:
     train, held = load_splits(script.dataset_name)
     splits, texts, labels = classified({"train": train, "validation": held})  # one or two texts, and `label`
 
+    set_seed(args.seed)  # before the model, whose new head has random weights
     tokenizer = AutoTokenizer.from_pretrained(script.model_name_or_path)
     model = AutoModelForSequenceClassification.from_pretrained(script.model_name_or_path, num_labels=len(labels))
     model.config.id2label = dict(enumerate(labels))
