@@ -150,7 +150,7 @@ def classified(splits: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ..
     labels = sorted(first.unique("label"))
     if len(labels) == 1 or len(labels) == len(first) > 50:
         raise MisconfigurationException(
-            f"{len(first)} rows have {counted(len(labels), 'label')}, and several are needed, each in several rows. "
+            f"{len(first)} rows have {counted(len(labels), 'label')}, and two or more are needed, each in several rows. "
             "Write scores with a decimal point."
         )
     ids = {label: i for i, label in enumerate(labels)}

@@ -35,7 +35,7 @@ COMMANDS = [
     command(
         "report over a file that is none",
         "report . --output mine.txt",
-        "mine.txt exists and is no report",
+        "mine.txt exists and is not an mps_trainer report",
         files={"trainer_state.json": '{"log_history": []}', "mine.txt": "mine"},
     ),
     command("nothing", "", "--help"),
