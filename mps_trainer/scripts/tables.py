@@ -150,8 +150,8 @@ def classified(splits: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ..
     labels = sorted(first.unique("label"))
     if len(labels) == 1 or len(labels) == len(first) > 50:
         raise MisconfigurationException(
-            f"{len(first)} rows have {counted(len(labels), 'label')}, and two or more are needed, each in several rows. "
-            "Write scores with a decimal point."
+            f"{len(first)} rows have {counted(len(labels), 'label')}, and two or more are needed, each in several "
+            "rows. Write scores with a decimal point."
         )
     ids = {label: i for i, label in enumerate(labels)}
     kind = datasets.ClassLabel(names=[str(label) for label in labels])
