@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import sys
-import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -290,57 +290,60 @@ def test_batches_without_tensors_do_not_count(run):
 
 
 class Slow(nn.Module):
-    """A model of which each step takes longer from a step on."""
+    """A model whose steps take 1 second of a clock, and 1.8 from a step on; a batch of an evaluation takes 50."""
 
-    def __init__(self, slow_from):
+    def __init__(self, clock, slow_from=10_000):
         super().__init__()
-        self.head, self.slow_from, self.calls = nn.Linear(4, 2), slow_from, 0
+        self.head, self.clock, self.slow_from, self.calls = nn.Linear(4, 2), clock, slow_from, 0
 
     def forward(self, x, labels=None):
         self.calls += self.training
-        time.sleep(0.04 if self.training and self.calls > self.slow_from else 0.002)
+        first = 30.0 if self.calls < 3 else 1.0  # compilation
+        self.clock.now += 50.0 if not self.training else 1.8 if self.calls > self.slow_from else first
         logits = self.head(x)
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
-SETTINGS = {"max_steps": 70, "per_device_train_batch_size": 4, "report": True}
-
-
 @pytest.fixture
-def short(monkeypatch):
-    monkeypatch.setattr(drift, "_STRETCH", 0.02)
-    monkeypatch.setattr(drift, "_LASTS", 0.3)
+def clock(monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(DriftWatch.__init__, "__defaults__", (lambda: clock.now, lambda: FAST))
+    return clock
+
+
+SETTINGS = {
+    "max_steps": 100, "per_device_train_batch_size": 4, "report": True, "save_strategy": "steps", "save_steps": 6,
+    "eval_strategy": "steps", "eval_steps": 5,
+}  # fmt: skip
 
 
 @pytest.mark.every_device
-def test_run_that_becomes_slow_warns_once_and_its_report_shows_where(make_trainer, short, caplog, device):
-    settings = {**SETTINGS, "eval_strategy": "steps", "eval_steps": 5, "save_strategy": "steps", "save_steps": 6}
-    trainer = make_trainer({"model": Slow(40)}, **settings)
+def test_run_that_becomes_slow_warns_once_and_its_report_shows_where(make_trainer, clock, caplog):
+    trainer = make_trainer({"model": Slow(clock, slow_from=40)}, **SETTINGS)
     trainer.train()
     (said,) = [record.getMessage() for record in caplog.records if "become slow" in record.getMessage()]
-    assert said.startswith("Steps have become slow: since step ")
-    since = int(said.split("since step ")[1].split()[0])
-    assert 35 <= since <= 45
+    assert said.startswith("Steps have become slow: since step 4")
+    assert "they take 1.8 s on average, 1.8 times as long as steps of these shapes took before." in said
     with open(f"{trainer.args.output_dir}/run_record.json") as file:
         (event,) = [event for event in json.load(file)["events"] if event["kind"] == "slow"]
     assert event["text"] == said
-    assert 0.3 <= event["took"] < event["seconds"]
+    assert event["took"] >= 60
+    assert 70 <= event["step"] <= 80
     with open(f"{trainer.args.output_dir}/report.html") as file:
         assert "slow: Steps have become slow" in file.read()
 
 
 @pytest.mark.every_device
-def test_run_with_long_evaluations_saves_and_first_steps_does_not_warn(make_trainer, short, caplog, monkeypatch):
-    class Long(Slow):
-        def forward(self, x, labels=None):
-            if not self.training or self.calls < 3:
-                time.sleep(0.1)
-            return super().forward(x, labels)
-
-    settings = {**SETTINGS, "eval_strategy": "steps", "eval_steps": 10, "save_strategy": "steps", "save_steps": 10}
-    trainer = make_trainer({"model": Long(1000)}, **{**settings, "logging_steps": 4, "report": False})
+@pytest.mark.parametrize("logging_steps", [1, 4, 7])
+def test_evaluations_saves_and_first_steps_are_not_slow(make_trainer, clock, caplog, monkeypatch, logging_steps):
+    trainer = make_trainer({"model": Slow(clock)}, **{**SETTINGS, "logging_steps": logging_steps, "report": False})
     save = trainer._save_checkpoint
-    monkeypatch.setattr(trainer, "_save_checkpoint", lambda *args: (time.sleep(0.2), save(*args)))
+
+    def slow_save(*args):
+        clock.now += 100.0
+        save(*args)
+
+    monkeypatch.setattr(trainer, "_save_checkpoint", slow_save)
     trainer.train()
     assert "slow" not in caplog.text
 
