@@ -144,7 +144,7 @@ class CoverageReport:
         slow = [use.name for use in self.with_support(Support.FALLS_BACK)]
         how = f", with {_listed(slow)} on the CPU." if slow else " without fallbacks."
         wrong = " On M1 and M2, matrix products in the table may be wrong." if self.large_products else ""
-        return f"this step trains on a Mac{how}{wrong}"
+        return f"this step should train on a Mac{how}{wrong}"
 
     def to_dict(self) -> dict[str, Any]:
         """Returns every field, `ready` and `graphs` in types that JSON has."""

@@ -168,7 +168,7 @@ def _choose(request: DeviceRequest, facts: MachineFacts) -> _Choice:
         return _cpu(
             facts,
             asked,
-            f"the environment variable {variable}, which `accelerate launch --cpu` sets, asks for the CPU",
+            f"the environment variable {variable}, which `launch --cpu` sets, asks for the CPU",
             "without ACCELERATE_USE_CPU, accelerator={name!r} chooses it",
         )
     if asked in ("auto", "gpu"):

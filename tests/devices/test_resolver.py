@@ -83,7 +83,7 @@ def test_processes_on_several_machines_need_a_device_each_on_their_own():
         (
             DeviceRequest(accelerator="gpu"),
             "m3_accelerate_cpu",
-            "the environment variable ACCELERATE_USE_CPU=True, which `accelerate launch --cpu` sets, asks for the CPU"
+            "the environment variable ACCELERATE_USE_CPU=True, which `launch --cpu` sets, asks for the CPU"
             ", so the request for accelerator='gpu' was ignored",
         ),
         (
