@@ -170,11 +170,12 @@ PRODUCT = LargeProduct("aten::mm", "backward", 1, 40_000, False, None)
         ({}, "this step should train on a Mac without fallbacks."),
         (
             {"operators": [use_of("a", Support.NATIVE), use_of("b", Support.FALLS_BACK)]},
-            "this step trains on a Mac, with b on the CPU.",
+            "this step should train on a Mac, with b on the CPU.",
         ),
         (
             {"large_products": [PRODUCT]},
-            "this step should train on a Mac without fallbacks. On M1 and M2, matrix products in the table may be wrong.",
+            "this step should train on a Mac without fallbacks. "
+            "On M1 and M2, matrix products in the table may be wrong.",
         ),
         (
             {"operators": [use_of("a", Support.FAILS)], "dtype_problems": [FLOAT64]},
