@@ -86,7 +86,9 @@ def test_trials_depend_on_the_seed_and_their_number_alone(monkeypatch, capsys):
     monkeypatch.setattr(Series, "undisturbed", lambda *_: {"operators": 4000})
     monkeypatch.setattr(Series, "compare", lambda *_: ("identical", 2))
     monkeypatch.setattr("tests.faults.restarts.run", lambda *_: (0, ""))
-    monkeypatch.setitem(scripts.SCRIPTS, "TRL, sft.py", (None, None))
+    absent = ("TRL, sft.py", "TRL, reward.py")
+    for name in absent:
+        monkeypatch.setitem(scripts.SCRIPTS, name, (None, None))
 
     def drawn(seed):
         with tempfile.TemporaryDirectory() as folder:
@@ -96,7 +98,7 @@ def test_trials_depend_on_the_seed_and_their_number_alone(monkeypatch, capsys):
     assert drawn(0) == drawn(0) != drawn(1)
     assert {faults[0][0] for _, _, faults in drawn(0)} == set(KINDS)
     assert {(variant, device) for variant, device, _ in drawn(0)} == {
-        (variant, device) for variant in VARIANTS if variant != "TRL, sft.py" for device in DEVICES
+        (variant, device) for variant in VARIANTS if variant not in absent for device in DEVICES
     }
     assert capsys.readouterr().out.startswith("Its library is not installed, so there are no trials of TRL, sft.py.")
 
