@@ -46,7 +46,7 @@ def probe(drawn, name):
 
 def test_every_chart_is_drawn_and_nothing_is_wrong(seen, record):
     text = run_page(record)
-    assert text.count("<svg ") == 9
+    assert text.count("<svg ") == 10
     drawn = seen(text.replace("</body>", PROBE))
     assert drawn.console == []
     assert probe(drawn, "color") == "rgb(31, 111, 235)"
