@@ -38,7 +38,7 @@ def plan(options: Options) -> Plan:
     if len(scripts) == 2:
         label = f"mps_trainer: {glue.THEIRS.name} with the import changed, first step"
         entries["import-first-step"] = Entry(label, partial(_first_step, glue.import_changed, AS_EMBEDDED))
-    kinds = ("python", "torch", "-device", "-help", "-first-step")  # what is to be compared stands together
+    kinds = ("python", "torch", "-device", "-help", "-first-step")  # compared entries stand together
     ordered = {name: entries[name] for kind in kinds for name in entries if name.endswith(kind)}
     arguments = [argument.replace(f"{ROOT}/", "") for argument in AS_EMBEDDED]
     return Plan(ordered, {"arguments": arguments}, absent)

@@ -150,7 +150,7 @@ ROWS = (
         {"transformers": "transformers-first-step", "ours": "import-first-step"},
     ),
 )
-SHORT_ROWS = (  # what the import alone changes, and then what two more arguments change
+SHORT_ROWS = (  # MRPC's rows show the import alone, then more arguments
     Row("Trainer overhead, a step of one linear layer (bare loop = 1)", "overhead", over("bare-fused", STEP)),
     *(
         Row(

@@ -50,7 +50,7 @@ class Task(NamedTuple):
     labels: tuple[str, ...]  # in the order of their ids; none for a score
     texts: tuple[str, ...] = ("sentence1", "sentence2")
     label: str = "label"
-    header: tuple[str, ...] | None = None  # of labelled files without a header line
+    header: tuple[str, ...] | None = None  # labelled files without a header line have these columns
 
 
 ENTAILMENT = ("entailment", "not_entailment")
@@ -191,7 +191,7 @@ def load_tokenizer_and_model(model_args: ModelArguments, training_args: Any, lab
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             model_args.tokenizer_name or name, use_fast=model_args.use_fast_tokenizer, **hub
         )
-        if len(tokenizer) <= len(set(tokenizer.all_special_ids)):  # what transformers makes of a missing file
+        if len(tokenizer) <= len(set(tokenizer.all_special_ids)):  # transformers makes this of a missing file
             raise ValueError("it has no vocabulary, only special tokens.")
         if not tokenizer.pad_token:
             raise ValueError("it has no pad_token; name one in its tokenizer_config.json.")

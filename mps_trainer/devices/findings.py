@@ -199,7 +199,7 @@ def _wrong_results(facts: MachineFacts) -> Iterator[Finding]:
     silent = ", and says nothing when a command fails on the GPU" if any(f.issue == SILENT for f in faults) else ""
     yield Finding(
         "wrong-results",
-        WARNING if remedies else NOTE,  # what no update fixes is not to be done first
+        WARNING if remedies else NOTE,  # no update helps, so it does not come first
         f"torch {facts.torch_version} on {where} is known to compute wrong results{silent}",
         "; ".join([*remedies, f"{page('faults')} has a workaround for {each}"]) if remedies else no_update,
         details=tuple(f"{fault.what} ({fault.thread})" for fault in faults),

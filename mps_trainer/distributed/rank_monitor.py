@@ -45,7 +45,7 @@ _PURPOSES = {
     "end_epoch": "the end of an epoch",
 }
 
-# what torch writes around the error of a collective that DistributedDataParallel waits for
+# torch writes this around the error of a collective that DistributedDataParallel waits for
 _CALLBACK = re.compile(r"^Got the following error when running the callback: (\w+: )?|\s+At:\s.*$", re.DOTALL)
 
 _own: RankMonitor | None = None  # this process's
@@ -73,10 +73,6 @@ class RankMonitor:
     def name_of(self, rank: int) -> str:
         """Returns the process with its pid and host, as far as they are known."""
         return self._names.get(rank, f"process {rank}")
-
-    def _pause(self) -> float:
-        """Returns the seconds until the next look at the store."""
-        return EVERY if len(self._names) == self.size else EVERY / 20
 
     def _read_names(self) -> None:
         for rank in {*range(self.size)} - self._names.keys():
@@ -125,7 +121,9 @@ class RankMonitor:
 
     def _attend(self) -> None:
         with contextlib.suppress(Exception):  # the store may end at any time
-            while not self._ended.wait(self._pause()) and not self.store.check(["closed"]):
+            while not self._ended.wait(
+                EVERY if len(self._names) == self.size else EVERY / 20
+            ) and not self.store.check(["closed"]):
                 self._read_names()
                 if self.store.check(["asked"]) and not self._has_answered(self.rank):
                     self.store.set(f"answer/{self.rank}", json.dumps(self._state()))

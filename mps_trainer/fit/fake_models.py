@@ -104,7 +104,7 @@ def _from_pretrained(cls: Any, name: Any, *args: Any, config: Any = None, **kwar
     else:
         where = name if config is None else config
         config, kwargs = cls.config_class.from_pretrained(where, return_unused_kwargs=True, **of_files, **kwargs)
-    config.name_or_path = name  # as transformers does: TRL loads the tokenizer by it
+    config.name_or_path = name  # transformers sets it, and TRL loads the tokenizer by it
     if dtype == "auto":
         dtype = config.dtype or torch.float32
     quantization = quantization or getattr(config, "quantization_config", None)
