@@ -1,93 +1,347 @@
-"""Batches that do not fit into memory are trained on in parts, with the same steps."""
+"""With auto_find_batch_size, a run that runs out of memory continues with the same updates as with enough memory."""
 
-from __future__ import annotations
-
+import gc
+import json
+import logging
 import os
 
 import pytest
 import torch
+from torch import nn
 from transformers import TrainerCallback
 
 from mps_trainer import Trainer
 from mps_trainer.data.split import split
-from tests.conftest import Classifier, examples, logged, weights
+from mps_trainer.guards.out_of_memory import DeviceOutOfMemoryError
+from tests.conftest import Classifier, assert_same_weights, examples, logged, weights
+
+MESSAGES = {
+    "mps": "MPS backend out of memory (MPS allocated: 1.00 GiB, other allocations: 1.00 MiB, max allowed: 1.00 GiB).",
+    "cuda": "CUDA out of memory. Tried to allocate 2.00 GiB.",
+    "cpu": "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
+    "allocate 1 bytes. Error code 12 (Cannot allocate memory)",
+}
 
 
-class Small(Classifier):
-    """Runs out of memory with more than `fits` examples."""
+class Raises(torch.autograd.Function):
+    """Runs out of memory in the backward pass for more than `fits` rows."""
 
-    def __init__(self, fits: int) -> None:
+    @staticmethod
+    def forward(ctx, x, fits, error):
+        ctx.rows, ctx.fits, ctx.error = len(x), fits, error
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if ctx.rows > ctx.fits:
+            raise ctx.error
+        return gradient, None, None
+
+
+class Hungry(Classifier):
+    """Has memory for `fits` examples. When it runs out, the gradients of its head exist already."""
+
+    def __init__(self, fits=10**9, error=None):
         torch.manual_seed(0)
         super().__init__(dropout=0.0)
-        self.fits, self.sizes = fits, []
+        self.fits, self.error = fits, error or RuntimeError(MESSAGES["mps"])
+        self.sizes = []
+
+    def logits(self, x):
+        self.sizes.append(len(x))
+        return self.head(self.norm(Raises.apply(torch.tanh(self.hidden(x)), self.fits, self.error)))
 
     def forward(self, x, labels=None):
-        self.sizes.append(len(x))
-        if len(x) > self.fits:
-            raise torch.OutOfMemoryError("MPS backend out of memory")
-        return super().forward(x, labels)
+        logits = self.logits(x)
+        return {"loss": nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten()), "logits": logits}
 
 
-SETTINGS = {"auto_find_batch_size": True, "max_steps": 4, "gradient_accumulation_steps": 2, "learning_rate": 1e-2}
+@pytest.fixture
+def train(make_trainer):
+    """`train(model, **settings)` trains with auto_find_batch_size and returns the Trainer."""
+
+    def train(model, trainer=None, **settings):
+        made = make_trainer({"model": model, **(trainer or {})}, **{"auto_find_batch_size": True, **settings})
+        made.train()
+        return made
+
+    return train
 
 
-def test_a_run_in_parts_takes_the_steps_of_one_in_whole_batches(make_trainer):
-    whole = make_trainer({"model": Small(8)}, **SETTINGS)
-    whole.train()
-    parts = make_trainer({"model": Small(2)}, **SETTINGS)
-    parts.train()
-    assert set(whole.model.sizes) == {8}
-    assert parts.model.sizes[:2] == [8, 4]  # halved until it fits
-    assert set(parts.model.sizes[2:]) == {2}
-    assert logged(parts, "loss") == pytest.approx(logged(whole, "loss"), rel=1e-5)
-    for name, weight in weights(parts.model).items():
-        torch.testing.assert_close(weight, weights(whole.model)[name], rtol=1e-4, atol=1e-5)  # sums in another order
+def assert_same_run(scarce, enough):
+    """Asserts that two runs are equal up to rounding."""
+    assert scarce.state.global_step == enough.state.global_step
+    assert logged(scarce, "epoch") == logged(enough, "epoch")
+    assert logged(scarce, "loss") == pytest.approx(logged(enough, "loss"), abs=1e-6)
+    assert logged(scarce, "grad_norm") == pytest.approx(logged(enough, "grad_norm"), abs=1e-5)
+    assert scarce.state.total_flos == enough.state.total_flos
+    assert scarce.state.num_input_tokens_seen == enough.state.num_input_tokens_seen
+    torch.testing.assert_close(weights(scarce.model), weights(enough.model), rtol=0, atol=1e-5)
 
 
-def test_memory_that_runs_out_within_an_update_begins_it_again(make_trainer):
-    class Later(Small):
-        """Has room for the first batch of the first update."""
-
-        def forward(self, x, labels=None):
-            self.fits = 8 if not self.sizes else 4
-            return super().forward(x, labels)
-
-    whole, again = make_trainer({"model": Small(8)}, **SETTINGS), make_trainer({"model": Later(8)}, **SETTINGS)
-    whole.train()
-    again.train()
-    assert again.model.sizes[:4] == [8, 8, 4, 4]
-    assert logged(again, "loss") == pytest.approx(logged(whole, "loss"), rel=1e-5)
-    assert again.state.total_flos == whole.state.total_flos
+def warnings_of(caplog):
+    return [record.getMessage() for record in caplog.records if "Memory ran out" in record.getMessage()]
 
 
-def test_a_repeated_update_draws_the_same_numbers_and_counts_running_means_once(make_trainer):
-    class Drawing(Small):
+@pytest.mark.every_device
+@pytest.mark.parametrize(
+    ("size", "accumulation", "fits", "found"), [(8, 1, 4, 4), (8, 1, 1, 1), (9, 1, 4, 3), (7, 2, 2, 2), (5, 3, 4, 3)]
+)
+def test_updates_equal_those_of_a_run_with_enough_memory(train, caplog, size, accumulation, fits, found):
+    settings = {
+        **{"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulation},
+        **{"num_train_epochs": 2, "learning_rate": 1e-2, "include_num_input_tokens_seen": "all"},
+    }
+    enough = train(Hungry(), auto_find_batch_size=False, **settings)
+    with caplog.at_level(logging.WARNING, logger="mps_trainer"):
+        scarce = train(Hungry(fits), **settings)
+    assert_same_run(scarce, enough)
+    assert scarce.state.train_batch_size == found <= fits
+    halvings = [size]
+    while halvings[-1] > fits:
+        halvings.append(-(-halvings[-1] // 2))
+    for before, line in zip(halvings[:-1], warnings_of(caplog), strict=True):
+        assert f"{before} examples" in line
+        assert "step 1 " in line
+
+
+@pytest.mark.parametrize("kind", MESSAGES)
+def test_message_of_each_allocator_is_understood(train, kind):
+    error = torch.OutOfMemoryError(MESSAGES[kind]) if kind == "cuda" else RuntimeError(MESSAGES[kind])
+    trainer = train(Hungry(4, error), max_steps=2)
+    assert trainer.state.global_step == 2
+    assert trainer.model.sizes == [8, 4, 4, 4, 4]
+
+
+def test_only_the_failed_update_is_repeated(train):
+    class Grows(Hungry):
+        """Has less memory from the fourth batch on."""
+
+        def logits(self, x):
+            self.fits = 8 if len(self.sizes) < 3 else 4
+            return super().logits(x)
+
+    assert train(Grows(), max_steps=5).model.sizes == [8, 8, 8, 8, 4, 4, 4, 4]
+
+
+def test_short_last_batch_is_halved(train):
+    class EndsScarce(Hungry):
+        def logits(self, x):
+            self.fits = 8 if len(x) == 8 else 1
+            return super().logits(x)
+
+    trainer = train(EndsScarce(), {"train_dataset": examples(11)}, num_train_epochs=1)
+    assert trainer.model.sizes == [8, 3, 2, 1, 1, 1]
+
+
+def test_repeated_update_is_counted_once(train):
+    class Reads(Hungry):
+        """Runs out of memory at the second batch of an update."""
+
+        main_input_name = "x"
+
+        def __init__(self, is_scarce):
+            super().__init__()
+            self.is_scarce = is_scarce
+
+        def num_parameters(self, exclude_embeddings=True):
+            return 10
+
+        def logits(self, x):
+            self.fits = 4 if self.is_scarce and len(self.sizes) == 1 else 8
+            return super().logits(x)
+
+    settings = {"gradient_accumulation_steps": 2, "max_steps": 2, "include_num_input_tokens_seen": "all"}
+    enough, scarce = train(Reads(False), **settings), train(Reads(True), **settings)
+    assert scarce.model.sizes == [8, 8, *[4] * 8]
+    assert scarce.state.total_flos > 0
+    assert scarce.state.num_input_tokens_seen > 0
+    assert_same_run(scarce, enough)
+
+
+def test_parts_weigh_by_labels_that_are_not_ignored(train):
+    """Rows have 0 to 3 labels that count. Halves of a batch have unequal numbers of them, or none."""
+    generator = torch.Generator().manual_seed(1)
+    rows = []
+    for i in range(32):
+        labels = torch.randint(0, 2, (3,), generator=generator)
+        labels[: (0, 3, 1, 3)[i % 4] if i < 24 else 3 * (i % 2)] = -100
+        rows.append({"x": torch.randn(3, 4, generator=generator), "labels": labels})
+    settings = {
+        **{"gradient_accumulation_steps": 2, "learning_rate": 1e-2, "num_train_epochs": 1},
+        **{"per_device_train_batch_size": 6, "trainer": {"train_dataset": rows, "eval_dataset": None}},
+    }
+    enough = train(Hungry(100), **settings)
+    for fits in (3, 1):
+        assert_same_run(train(Hungry(fits), **settings), enough)
+
+
+def test_parts_of_own_loss_are_normalised_over_the_update(train):
+    def loss(outputs, labels, num_items_in_batch):
+        return nn.functional.cross_entropy(outputs["logits"], labels, reduction="sum") / num_items_in_batch
+
+    class Logits(Hungry):
+        def forward(self, x):
+            return {"logits": self.logits(x)}
+
+    settings = {
+        **{"max_steps": 4, "label_names": ["labels"], "learning_rate": 1e-2, "remove_unused_columns": False},
+        **{"trainer": {"compute_loss_func": loss, "eval_dataset": None}},
+    }
+    assert_same_run(train(Logits(3), **settings), train(Logits(100), **settings))
+
+
+@pytest.mark.every_device(same_draws_as_cpu=True)
+def test_resumed_run_begins_with_found_size(train, make_trainer):
+    settings = {
+        **{"auto_find_batch_size": True, "max_steps": 6, "learning_rate": 1e-2, "save_strategy": "steps"},
+        **{"save_steps": 2, "gradient_accumulation_steps": 2},
+    }
+    whole = train(Hungry(3), **settings)
+    checkpoint = os.path.join(whole.args.output_dir, "checkpoint-2")
+    with open(os.path.join(checkpoint, "trainer_state.json")) as file:
+        assert json.load(file)["train_batch_size"] == 2
+    resumed = make_trainer({"model": Hungry(3)}, **settings)
+    assert resumed._train_batch_size == 8
+    resumed.train(resume_from_checkpoint=checkpoint)
+    assert max(resumed.model.sizes) == 2
+    assert_same_weights(weights(resumed.model), weights(whole.model))
+    assert logged(resumed, "loss") == logged(whole, "loss")
+    for trainer in (whole, resumed):
+        assert trainer._train_batch_size == trainer.state.train_batch_size == 2
+
+
+class Samples(TrainerCallback):
+    """Has memory at the end of a step beside `fits` examples."""
+
+    def __init__(self, fits):
+        self.fits, self.calls = fits, []
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.calls.append((state.global_step, state.train_batch_size))
+        if state.train_batch_size > self.fits:
+            raise RuntimeError(MESSAGES["mps"])
+
+
+def test_only_the_callback_that_ran_out_of_memory_is_called_again(train, caplog):
+    settings = {"max_steps": 2, "learning_rate": 1e-2}
+    enough = train(Hungry(), **settings)
+    callbacks = [Samples(8), Samples(2), Samples(8)]
+    with caplog.at_level(logging.WARNING, logger="mps_trainer"):
+        scarce = train(Hungry(), {"callbacks": callbacks}, **settings)
+    assert [callback.calls for callback in callbacks] == [
+        [(1, 8), (2, 2)],
+        [(1, 8), (1, 4), (1, 2), (2, 2)],
+        [(1, 2), (2, 2)],
+    ]
+    assert scarce.model.sizes == [8, 2, 2, 2, 2]
+    assert_same_run(scarce, enough)
+    first, second = warnings_of(caplog)
+    assert "in step 1 with batches of 8 " in first
+    assert "in step 1 with batches of 4 " in second
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "match"),
+    [(MESSAGES["mps"], DeviceOutOfMemoryError, "one example"), ("another reason", RuntimeError, "another reason")],
+)
+def test_callback_that_fails_beside_one_example_or_otherwise_ends_the_run(make_trainer, message, kind, match):
+    class Fails(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            raise RuntimeError(message)
+
+    trainer = make_trainer({"callbacks": [Fails()]}, auto_find_batch_size=True, max_steps=2)
+    with pytest.raises(kind, match=match):
+        trainer.train()
+    assert trainer.state.global_step == 1
+
+
+def test_next_run_begins_with_batch_size_of_arguments(train):
+    trainer = train(Hungry(4), max_steps=1)
+    trainer.model.fits, trainer.model.sizes = 8, []
+    trainer.train()
+    assert trainer.model.sizes == [8]
+
+
+def test_scaler_of_float16_continues(mps, train):
+    enough, scarce = (train(Hungry(fits), fp16=True, max_steps=4) for fits in (100, 4))
+    assert scarce.accelerator.scaler.get_scale() == enough.accelerator.scaler.get_scale()
+    assert logged(scarce, "loss") == pytest.approx(logged(enough, "loss"), abs=2e-3)  # rounded to float16
+
+
+class Wide(nn.Module):
+    """A model that takes a megabyte for each example."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(4, 2**16)
+        self.head = nn.Linear(2**16, 2)
+
+    def forward(self, x, labels=None):
+        logits = self.head(torch.tanh(self.up(x)))
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+@pytest.mark.every_device(memory="24MB")
+def test_small_device_trains_as_a_larger_one(device, train):
+    gc.collect()
+    made = []
+    for size, accumulation in ((32, 1), (16, 2)):
+        torch.manual_seed(0)
+        trainer = train(
+            Wide(), per_device_train_batch_size=size, gradient_accumulation_steps=accumulation, max_steps=3,
+            learning_rate=1e-3,
+        )  # fmt: skip
+        made.append(trainer)
+        trainer.model.cpu()
+        del trainer.optimizer
+    first, second = made
+    assert first.state.train_batch_size == (32 if device == "cpu" else 16)
+    assert second.state.train_batch_size == 16
+    assert logged(first, "loss") == pytest.approx(logged(second, "loss"), abs=1e-5)
+
+
+def test_packed_batch_is_refused_unless_split_batch_is_overridden(train):
+    def collate(rows):
+        """Joins all rows into one, which cannot be cut in the first dimension."""
+        return {
+            "x": torch.cat([row["x"] for row in rows])[None],
+            "labels": torch.tensor([row["labels"] for row in rows])[None],
+        }
+
+    class Packed(Hungry):
+        def logits(self, x):
+            return super().logits(x.view(-1, 4))
+
+    class Splits(Trainer):
+        def split_batch(self, batch, most):
+            x, labels = batch["x"].view(-1, 4).split(most), batch["labels"].split(most, dim=1)
+            return [{"x": part.reshape(1, -1), "labels": label} for part, label in zip(x, labels, strict=True)]
+
+    given = {"data_collator": collate, "eval_dataset": None}
+    with pytest.raises(DeviceOutOfMemoryError, match="one example"):
+        train(Packed(4), given, max_steps=2)
+    assert train(Packed(4), {"kind": Splits, **given}, max_steps=2).model.sizes == [8, 4, 4, 4, 4]
+
+
+def test_a_repeated_update_draws_the_same_numbers_and_counts_running_means_once(train):
+    class Drawing(Hungry):
         """Draws from the generators and counts its batches before it runs out of memory."""
 
-        def __init__(self, fits: int) -> None:
-            super().__init__(fits)
+        def __init__(self):
+            super().__init__(4)
             self.register_buffer("batches", torch.zeros(()))
             self.draws = []
 
         def forward(self, x, labels=None):
             self.batches += 1
-            self.draws.append((len(x), float(torch.rand(()))))
+            self.draws.append(float(torch.rand(())))
             return super().forward(x, labels)
 
-    parts = make_trainer({"model": Drawing(4)}, **{**SETTINGS, "max_steps": 1})
-    parts.train()
-    assert [size for size, _ in parts.model.draws] == [8, 4, 4, 4, 4]
-    assert parts.model.draws[0][1] == parts.model.draws[1][1]
-    assert parts.model.batches == 4
-
-
-def test_a_resumed_run_begins_with_the_size_that_was_found(make_trainer):
-    first = make_trainer({"model": Small(2)}, save_strategy="steps", save_steps=2, **SETTINGS)
-    first.train()
-    again = make_trainer({"model": Small(2)}, **SETTINGS)
-    again.train(resume_from_checkpoint=os.path.join(first.args.output_dir, "checkpoint-2"))
-    assert set(again.model.sizes) == {2}
-    assert again.state.global_step == 4
+    model = train(Drawing(), max_steps=1, gradient_accumulation_steps=2).model
+    assert model.sizes == [8, 4, 4, 4, 4]
+    assert model.draws[0] == model.draws[1]
+    assert model.batches == 4
 
 
 def pairs(rows):
@@ -98,8 +352,7 @@ def pairs(rows):
 
 @pytest.mark.parametrize("count", [40, 36])  # the last batch of an epoch may have as many rows as others have examples
 def test_batches_with_more_rows_than_examples_stay_whole(make_trainer, caplog, count):
-    model = Small(16)
-    settings = {**SETTINGS, "gradient_accumulation_steps": 1, "max_steps": 8}
+    model, settings = Hungry(16), {"auto_find_batch_size": True, "max_steps": 8}
     trainer = make_trainer({"model": model, "train_dataset": examples(count), "data_collator": pairs}, **settings)
 
     def limit(*_, **__):
@@ -112,20 +365,17 @@ def test_batches_with_more_rows_than_examples_stay_whole(make_trainer, caplog, c
     assert "more rows than examples" in caplog.text
 
 
-def test_memory_that_runs_out_with_more_rows_than_examples_ends_the_run(make_trainer):
-    trainer = make_trainer({"model": Small(4), "data_collator": pairs}, **SETTINGS)
-    with pytest.raises(RuntimeError, match="more rows than examples"):
-        trainer.train()
+def test_memory_that_runs_out_with_more_rows_than_examples_ends_the_run(train):
+    with pytest.raises(DeviceOutOfMemoryError, match="more rows than examples"):
+        train(Hungry(4), {"data_collator": pairs}, max_steps=4)
 
 
-def test_override_of_split_batch_may_split_batches_with_more_rows(make_trainer):
+def test_override_of_split_batch_may_split_batches_with_more_rows(train):
     class Pairs(Trainer):
         def split_batch(self, batch, most):
             pairs = {name: rows.view(2, -1, *rows.shape[1:]).transpose(0, 1) for name, rows in batch.items()}
             return [{name: each[name].transpose(0, 1).flatten(0, 1) for name in each} for each in split(pairs, most)]
 
-    model = Small(8)
-    settings = {**SETTINGS, "max_steps": 1, "gradient_accumulation_steps": 1}
-    make_trainer({"kind": Pairs, "model": model, "data_collator": pairs}, **settings).train()
+    model = train(Hungry(8), {"kind": Pairs, "data_collator": pairs}, max_steps=1).model
     assert model.sizes[0] == 16
     assert max(model.sizes[1:]) <= 8
