@@ -147,7 +147,9 @@ DAMAGE = {
     "a momentum of another shape": (lambda saved: with_state(saved, exp_avg_sq=torch.zeros(2, 3)), r"shape \[2, 3\]"),
     "a sparse momentum": (lambda saved: with_state(saved, exp_avg=torch.ones(3, 2).to_sparse()), "dense"),
     "whole numbers": (lambda saved: with_state(saved, exp_avg=torch.ones(3, 2, dtype=torch.int64)), "int64"),
+    "a momentum without values": (lambda saved: with_state(saved, exp_avg=torch.ones(3, 2, device="meta")), "dense"),
     "two counters": (lambda saved: with_state(saved, step=torch.ones(2)), "step"),
+    "a counter that is nan": (lambda saved: with_state(saved, step=torch.tensor(float("nan"))), "step of parameter 0"),
     "a counter below 0": (lambda saved: with_state(saved, step=torch.tensor(-1.0)), "step of parameter 0 is -1"),
 }
 
@@ -206,6 +208,8 @@ def test_scaler_refuses_a_state_that_is_not_its_own(saved):
         (lambda saved: {k: v for k, v in saved.items() if k != "_step_count"}, "it has no _step_count"),
         (lambda saved: {**saved, "_step_count": -1}, "_step_count is -1"),
         (lambda saved: {**saved, "last_epoch": -2}, "last_epoch is -2"),
+        (lambda saved: {**saved, "last_epoch": 10**400}, "last_epoch is 1000"),
+        (lambda saved: {**saved, "_last_lr": torch.zeros(2)}, r"_last_lr is tensor"),
         (lambda saved: {**saved, "optimizer": 1}, "'optimizer' is not a value of a scheduler"),
         (lambda saved: {**saved, "step": 1}, "'step' is not a value of a scheduler"),
         (lambda saved: {**saved, 1: 1}, "1 is not a value of a scheduler"),
@@ -293,7 +297,7 @@ def test_a_schedule_on_plateau_may_have_seen_nothing_yet_but_counts():
 
     saved = plateau().state_dict()
     require_belonging({**saved, "best": float("-inf")}, plateau())
-    for change in ({"best": "x"}, {"num_bad_epochs": -1}):
+    for change in ({"best": "x"}, {"num_bad_epochs": -1}, {"patience": 10**400}):
         with pytest.raises(ValueError, match=next(iter(change))):
             require_belonging({**saved, **change}, plateau())
 
