@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,13 +12,20 @@ from mps_trainer.simulator import SimulatorUnavailableError
 from mps_trainer.simulator.build import load_extension
 from tests import HUNG_AFTER
 from tests.faults.kill import MOST_KILLS, Harness, schedule
-from tests.faults.table import LIBRARIES, PAGE, replaced, result
+
+RESULTS = Path(__file__).parent / "results"
+PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 
 
 def kill(*arguments):
     """Runs the series in a process of its own, which forks the runs: torch must not have computed in it."""
     command = [sys.executable, "-m", "tests.faults.kill", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=HUNG_AFTER)
+
+
+def result(name):
+    """Returns the figures that kill.py wrote as `name`."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def assert_all_identical(done, trials):
@@ -77,11 +85,16 @@ def test_kill_schedule_depends_on_seed_and_trial_alone():
 
 
 def test_page_shows_results_of_both_libraries_with_same_settings():
-    ours, theirs = (result(library) for library in LIBRARIES)
+    ours, theirs = (result(library) for library in ("mps_trainer", "transformers"))
     settings = ("trials", "seed", "devices", "processes", "versions")
     assert {name: ours[name] for name in settings} == {name: theirs[name] for name in settings}
+    verdicts = {"bit-identical to an uninterrupted run": "identical", "could not resume": "could not resume"}
+    of_both = {"runs": "trials", "kills": "kills", "kills during a save": "in_a_save"}
     text = PAGE.read_text(encoding="utf-8")
-    assert replaced(text) == text
+    for row, name in of_both.items():
+        assert f"| {row} | {ours[name]} | {theirs[name]} |\n" in text
+    for row, name in verdicts.items():
+        assert f"| {row} | {ours['verdicts'].get(name, 0)} | {theirs['verdicts'].get(name, 0)} |\n" in text
 
 
 @pytest.mark.parametrize("name", ["cpu_and_simulated_mps", "two_processes"])

@@ -17,7 +17,7 @@ from tests.cli.test_doctor import run as command
 from tests.faults import scripts
 from tests.faults.restarted import FAULTS, OUTCOME
 from tests.faults.restarts import KINDS, VARIANTS, Series, Trial, figures, run
-from tests.faults.table import RESULTS
+from tests.faults.test_kill import RESULTS
 
 DEVICES = ("cpu", "mps")
 
