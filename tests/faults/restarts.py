@@ -46,7 +46,8 @@ KINDS = ("SIGKILL", "SIGABRT", "memory", "GPU fault", "hang")
 LOG, STATUS = "log.txt", "status.txt"
 VARIANTS = (*training.VARIANTS, *scripts.SCRIPTS)
 FORKS = False  # True: processes are forks, in a program that has computed nothing
-HANG_TIMEOUT = 30  # seconds; on a busy machine a start takes several
+HANG_TIMEOUT = 30  # seconds; on a busy machine a start takes several, which a fork saves
+HANG_TIMEOUT_OF_FORKS = 10
 MOST = 3
 # A run that dies twice at the same step is given up. It resumes up to four steps before its death, where it saves
 # every other step and dies during a save; a step with an evaluation has twice the operators of another.
@@ -149,7 +150,11 @@ def run(
         words = [str(SCRIPT), str(folder), variant, device, *flags]
     starter = "launch" if device == "mps" and variant not in scripts.SCRIPTS else "run"
     command = [sys.executable, "-m", "mps_trainer", starter]
-    command += ["--restarts", str(restarts), "--hang_timeout", str(HANG_TIMEOUT)] if restarts else []
+    command += (
+        ["--restarts", str(restarts), "--hang_timeout", str(HANG_TIMEOUT_OF_FORKS if FORKS else HANG_TIMEOUT)]
+        if restarts
+        else []
+    )
     command += words
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     if FORKS:
