@@ -1,4 +1,4 @@
-"""Starts the commands of a series as forks of this process, which has imported what they need.
+"""Starts the runs of a series as forks of this process, which has imported what they need.
 
 A start takes no seconds then. Nothing may have been computed with torch here: a fork has none of its threads.
 """
@@ -49,7 +49,7 @@ class Forked(_Popen):  # type: ignore[type-arg]
             os.environ.update(environ)
             if "PYTHONFAULTHANDLER" in environ:
                 faulthandler.enable()
-            _end_with(lambda: _main(list(args)))
+            end_with(lambda: _main(list(args)))
         self.pid, self._child_created = pid, True
 
 
@@ -73,8 +73,8 @@ def run(command: Sequence[str], environ: Mapping[str, str], log: Path, timeout: 
         os.environ.update(environ)
         if "--restarts" in command:
             subprocess.Popen = Forked  # type: ignore[misc]
-            _end_with(lambda: cli.main(list(command[3:])))
-        _end_with(lambda: _main(list(command)))
+            end_with(lambda: cli.main(list(command[3:])))
+        end_with(lambda: _main(list(command)))
     ends = time.monotonic() + timeout
     while (found := os.waitpid(pid, os.WNOHANG))[0] == 0:
         if time.monotonic() > ends:
@@ -83,11 +83,11 @@ def run(command: Sequence[str], environ: Mapping[str, str], log: Path, timeout: 
     return os.waitstatus_to_exitcode(found[1]), log.read_text(errors="replace")
 
 
-def _end_with(main: Callable[[], int]) -> None:
-    """Ends this process as the interpreter ends a program."""
+def end_with(main: Callable[[], int | None]) -> None:
+    """Ends this process with the status that `main` returns, as the interpreter ends a program."""
     status = 1
     try:
-        status = main()
+        status = main() or 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:

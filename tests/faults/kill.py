@@ -17,7 +17,6 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from pathlib import Path
 
 from tests.distributed.launch import environment, free_port
 
-from . import training
+from . import forked, training
 from .training import MET
 
 LEFT_OVER = "tmp-checkpoint-*"
@@ -67,7 +66,7 @@ class Harness:
         self.seed = seed
         self.draw = random.Random(seed)
         self.whole: dict[tuple[str, str], tuple[dict, float]] = {}
-        _import(library)
+        forked.preload()
 
     def trials(self, number: int, variants: list[str], devices: list[str]) -> Iterator[Trial]:
         for i in range(number):
@@ -170,36 +169,12 @@ class Harness:
         return "identical" if found["logs"] == expected["logs"] else "other logs"
 
 
-def _import(library: str) -> None:
-    """Imports what a run needs, so that processes forked from here have it."""
-    if library == "transformers":
-        import transformers
-
-        _ = transformers.Trainer, transformers.TrainingArguments
-    else:
-        import mps_trainer
-
-        _ = mps_trainer.Trainer, mps_trainer.TrainingArguments
-    import torch._dynamo  # noqa: F401 - optimizers import it when they are made
-    import transformers.trainer_callback
-
-
 def _be_the_run(library: str, folder: Path, variant: str, device: str) -> None:
-    status = 1
-    try:
-        with open(folder / "log.txt", "w") as log:
-            os.dup2(log.fileno(), 1)
-            os.dup2(log.fileno(), 2)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            try:
-                training.train(library, folder, variant, device)
-                status = 0
-            except BaseException:
-                traceback.print_exc()
-            sys.stdout.flush()
-            sys.stderr.flush()
-    finally:
-        os._exit(status)
+    with open(folder / "log.txt", "w") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    forked.end_with(lambda: training.train(library, folder, variant, device))
 
 
 def main(argv: list[str] | None = None) -> int:
