@@ -3,6 +3,7 @@
 import functools
 import os
 import shutil
+import time
 
 import pytest
 import torch
@@ -454,8 +455,32 @@ def test_an_override_that_is_asked_at_every_step_gets_the_sum_of_the_losses_and_
     trainer.train()
     assert len(sums) >= 4
     assert 0 < sums[0] < sums[1] < sums[2]
-    [text] = [each for each in trainer._mt_overrides.texts() if "_maybe_log_save_evaluate" in each]
-    assert "steps that do not wait for the loss" in text
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "text"),
+    [
+        ("_maybe_log_save_evaluate", {}, "steps that do not wait for the loss"),
+        ("get_batch_samples", {}, "naming rows of the dataset in warnings"),
+        ("_get_grad_norm", {}, "clipping within the optimizer's step"),
+        ("_save", {"save_strategy": "epoch"}, "saving while training goes on"),
+        ("_save", {"save_strategy": "epoch", "save_async": False}, None),
+        ("_save", {"save_strategy": "no"}, None),
+    ],
+)
+def test_an_override_that_costs_speed_is_told(make_trainer, method, settings, text):
+    kind = type("Own", (Trainer,), {method: lambda self, *args, **kwargs: None})
+    run = TrainingRun(make_trainer({"kind": kind}, **settings))
+    expected = [] if text is None else [f"{text}, because {method} is overridden"]
+    assert run.trainer._mt_overrides.texts() == expected
+
+
+def test_speed_is_that_of_the_steps_since_the_resume(make_trainer):
+    run = TrainingRun(make_trainer(max_steps=400))
+    run.run_state.first_step, run.trainer.state.global_step = 100, 300
+    metrics = run.metrics(4000, time.time() - 100)
+    assert metrics["train_steps_per_second"] == pytest.approx(2, rel=0.02)
+    assert metrics["train_samples_per_second"] == pytest.approx(20, rel=0.02)
 
 
 def test_a_batch_without_anything_to_learn_is_counted_but_not_run(make_trainer, make_model):
@@ -469,9 +494,12 @@ def test_a_batch_without_anything_to_learn_is_counted_but_not_run(make_trainer, 
     run = TrainingRun(make_trainer({"model": Watched()}, gradient_accumulation_steps=3))
     counted, given = [], [{"x": torch.ones(n, 4), "labels": torch.zeros(n, dtype=torch.int64)} for n in (1, 2, 3)]
     run.trainer._track_num_input_tokens = lambda batch: counted.append(len(batch["x"]))
-    run.forward_backward(given, None, [2.0, None, None])
-    assert seen == [1]
-    assert counted == [1, 2, 3]
+    run.zero_gradient_backward = lambda batch, items: zero.append((len(batch["x"]), items))
+    for processes, expected in ((Processes(), []), (Processes(0, 2), [(3, 8)])):
+        zero, seen[:], counted[:] = [], [], []
+        run.trainer._mt_processes = processes
+        run.forward_backward(given, 8, [2.0, None, None])
+        assert (seen, counted, zero) == ([1], [1, 2, 3], expected)  # other processes wait for the last one
 
 
 @pytest.mark.parametrize("parts", [1, 2])
