@@ -265,12 +265,6 @@ def divisors_of(trainer, *batches):
     return [None if each is None else float(each) for each in trainer._mt_loss.divisors(list(batches))]
 
 
-def test_one_process_weighs_its_batches_by_their_items(make_trainer):
-    trainer = make_trainer()
-    assert trainer._mt_loss.divisors([batch(1, 1, -100)]) == [1.0]
-    assert trainer._mt_loss.divisors([batch(1, 1, 1), batch(1, -100)]) == [pytest.approx(4 / 3), 4.0]
-
-
 def test_the_average_over_processes_is_the_mean_over_the_items_of_all(among):
     others = Others(theirs=[0, 6, 2])  # unknown, items, batches
     found = among(others)._mt_loss.divisors([batch(1, 1, 1), batch(1, -100)])
@@ -421,14 +415,6 @@ class OwnLoss(Trainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         return model(**inputs)["loss"]
-
-
-def test_a_loss_of_a_subclass_counts_as_normalised_where_the_model_takes_items(make_trainer, monkeypatch):
-    trainer = make_trainer({"model": Counts(), "kind": OwnLoss})
-    assert trainer._mt_loss.is_normalised(8)
-    assert not trainer._mt_loss.is_normalised(None)
-    monkeypatch.setattr(OwnLoss, "loss_is_scaled_for_ga", False)
-    assert not trainer._mt_loss.is_normalised(8)
 
 
 class Divides(Trainer):
@@ -627,13 +613,3 @@ def test_items_are_counted_for_one_process_alone(make_trainer):
     batches, items = trainer.get_batch_samples(iter([batch(1, 1, -100), batch(1)]), 4, torch.device("cpu"))
     assert len(batches) == 2
     assert items.item() == 3
-
-
-def test_a_model_that_divides_by_the_items_has_a_loss_that_is_normalised(make_trainer):
-    trainer = make_trainer({"model": Counts()})
-    inputs = {"x": torch.randn(2, 4), "labels": torch.tensor([0, 1])}
-    whole = trainer.compute_loss(trainer.model, inputs)
-    assert not trainer._mt_loss.is_normalised(None)
-    share = trainer.compute_loss(trainer.model, inputs, num_items_in_batch=8)
-    assert trainer._mt_loss.is_normalised(8)
-    torch.testing.assert_close(share, whole * 2 / 8)

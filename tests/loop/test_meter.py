@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from mps_trainer import Trainer
 from mps_trainer.loop.meter import LossMeter
 
 
@@ -44,19 +43,6 @@ def test_a_loss_that_is_part_of_something_large_does_not_keep_it():
     meter.add(torch.ones(1000)[3], 0)
     assert meter._losses.numbers[0].untyped_storage().nbytes() == 4
     assert meter.read(1, None)[0] == 1.0
-
-
-def test_a_subclass_may_use_one_tensor_for_all_its_losses(make_trainer):
-    class Saving(Trainer):
-        def training_step(self, model, inputs, num_items_in_batch=None):
-            loss = super().training_step(model, inputs, num_items_in_batch)
-            self.losses = [*getattr(self, "losses", []), loss.item()]
-            self.buffer = getattr(self, "buffer", torch.zeros(())).copy_(loss)
-            return self.buffer
-
-    trainer = make_trainer({"kind": Saving}, max_steps=4, logging_steps=4)
-    trainer.train()
-    assert trainer.state.log_history[0]["loss"] == pytest.approx(sum(trainer.losses) / 4)
 
 
 @pytest.mark.parametrize("batches", [1, 511, 512, 513, 1025])

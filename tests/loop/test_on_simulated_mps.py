@@ -158,26 +158,16 @@ def test_a_float64_loss_is_caught(figures):
         figures(Precise)
 
 
-def test_reading_the_loss_in_a_step_is_caught(figures):
-    class Curious(Trainer):
-        def training_step(self, model, inputs, num_items_in_batch=None):
-            loss = super().training_step(model, inputs, num_items_in_batch)
-            assert loss.item() > 0
-            return loss
-
-    assert [step.blocking_reads for step in figures(Curious)] == [1] * 3
-
-
-def test_the_line_that_reads_is_in_the_report(mps, make_trainer):
+def test_reading_the_loss_in_a_step_is_caught_and_its_line_is_in_the_report(mps, figures):
     class Curious(Trainer):
         def training_step(self, model, inputs, num_items_in_batch=None):
             loss = super().training_step(model, inputs, num_items_in_batch)
             assert loss.item() > 0  # this line
             return loss
 
-    make_trainer({"kind": Curious}, max_steps=3, logging_steps=100).train()
+    assert [step.blocking_reads for step in figures(Curious)] == [1] * 3
     place = next(place for place in mps.report().places if place.file == __file__)
-    assert (place.count, place.operator) == (3, "aten::_local_scalar_dense")
+    assert (place.count, place.operator) == (4, "aten::_local_scalar_dense")
     assert place.source.endswith("# this line")
 
 

@@ -1,6 +1,5 @@
 """The training loop: what it computes, what it tells, and that it does not wait for the device."""
 
-import functools
 import os
 import shutil
 import time
@@ -117,63 +116,6 @@ def test_labels_of_another_name_weigh_the_same(make_trainer):
     torch.testing.assert_close(found[0], found[1])
 
 
-class Events(TrainerCallback):
-    def __init__(self):
-        self.seen = []
-        for event in [*(name for name in dir(TrainerCallback) if name.startswith("on_")), "on_checkpoint_complete"]:
-            setattr(self, event, functools.partial(self._note, event))
-
-    def _note(self, event, *args, **kwargs):
-        self.seen.append(event)
-
-
-def test_events_come_in_transformers_order(make_trainer):
-    events = Events()
-    make_trainer(
-        {"callbacks": [events], "train_dataset": examples(16), "eval_dataset": examples(4)},
-        gradient_accumulation_steps=2,
-        per_device_train_batch_size=8,
-        num_train_epochs=1,
-        eval_strategy="epoch",
-        save_strategy="epoch",
-    ).train()
-    assert events.seen == [
-        "on_init_end",
-        "on_train_begin",
-        "on_epoch_begin",
-        "on_step_begin",
-        "on_substep_end",
-        "on_pre_optimizer_step",
-        "on_optimizer_step",
-        "on_step_end",
-        "on_log",
-        "on_epoch_end",
-        "on_prediction_step",
-        "on_log",
-        "on_evaluate",
-        "on_save",
-        "on_checkpoint_complete",  # this package's own
-        "on_log",
-        "on_train_end",
-    ]
-
-
-def test_logs_have_transformers_keys(make_trainer):
-    trainer = make_trainer(max_steps=2)
-    trainer.train()
-    first, *_, last = trainer.state.log_history
-    assert set(first) == {"loss", "grad_norm", "learning_rate", "epoch", "step"}
-    assert set(last) == {
-        "train_runtime",
-        "train_samples_per_second",
-        "train_steps_per_second",
-        "total_flos",
-        "train_loss",
-        "epoch",
-        "step",
-    }
-
-
 def test_nothing_on_the_step_path_reads_a_value_from_the_device(make_trainer, monkeypatch):
     reads = []
     for name in ("item", "tolist", "__float__", "__int__", "__bool__", "numpy", "cpu"):
@@ -199,37 +141,6 @@ def test_nothing_on_the_step_path_reads_a_value_from_the_device(make_trainer, mo
     assert len(reads) > ends[-1]  # the log reads, so the count counts
 
 
-def test_schedule_warms_up_and_falls_linearly(make_trainer):
-    trainer = make_trainer(max_steps=10, warmup_steps=0.2, learning_rate=1.0)
-    trainer.train()
-    assert logged(trainer, "learning_rate") == pytest.approx(
-        [0, 0.5, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8]
-    )
-
-
-def test_schedule_on_plateau_follows_the_evaluations(make_trainer):
-    trainer = make_trainer(
-        max_steps=6,
-        eval_strategy="steps",
-        eval_steps=1,
-        learning_rate=1e-9,  # nothing is learned, so the metric stands still
-        lr_scheduler_type="reduce_lr_on_plateau",
-        lr_scheduler_kwargs={"patience": 1, "factor": 0.5, "threshold": 0.1, "min_lr": 0, "eps": 0},
-    )
-    trainer.train()
-    assert logged(trainer, "learning_rate")[0] == 1e-9
-    assert trainer.optimizer.param_groups[0]["lr"] < 1e-9
-
-
-def test_label_smoothing_changes_the_loss_as_torch_defines_it(make_trainer, make_model):
-    model = make_model(0.0)
-    trainer = make_trainer({"model": model}, label_smoothing_factor=0.2)
-    batch = {"x": torch.randn(6, 4), "labels": torch.tensor([0, 1, 0, 1, 1, 0])}
-    batch = {name: tensor.to(trainer.args.device) for name, tensor in batch.items()}
-    expected = nn.functional.cross_entropy(model(batch["x"])["logits"], batch["labels"], label_smoothing=0.2)
-    torch.testing.assert_close(trainer.compute_loss(model, dict(batch)), expected)
-
-
 def test_loss_function_of_ones_own_gets_the_items_of_the_whole_update(make_trainer):
     counts = []
 
@@ -246,30 +157,6 @@ def test_loss_function_of_ones_own_gets_the_items_of_the_whole_update(make_train
     assert counts == [24, 24, 16, 16]
     assert own.evaluate()["eval_loss"] == pytest.approx(stock.evaluate()["eval_loss"], abs=1e-6)
     assert logged(own, "loss") == pytest.approx(logged(stock, "loss"), abs=1e-6)
-
-
-def test_subclass_may_override_loss_and_step(make_trainer):
-    class Doubled(Trainer):
-        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-            loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
-            return (2 * loss, outputs) if return_outputs else 2 * loss
-
-    losses = []
-    for kind in (Doubled, Trainer):
-        trainer = make_trainer({"kind": kind}, max_steps=1)
-        trainer.train()
-        losses += logged(trainer, "loss")
-    assert losses[0] == pytest.approx(2 * losses[1])
-
-
-def test_callback_can_stop_training(make_trainer):
-    class StopAtThree(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            control.should_training_stop = state.global_step == 3
-            return control
-
-    trainer = make_trainer({"callbacks": [StopAtThree()]}, num_train_epochs=5)
-    assert trainer.train().global_step == 3
 
 
 def test_callback_can_end_an_epoch(make_trainer):
@@ -324,7 +211,6 @@ def test_model_init_makes_a_new_model_for_each_training(make_trainer, make_model
     [
         ({"model": None}, {}, "requires either a `model` or"),
         ({"model_init": lambda: None, "model": nn.Linear(1, 1)}, {}, "but not both"),
-        ({"eval_dataset": None}, {"eval_strategy": "steps"}, "there is no eval_dataset"),
     ],
 )
 def test_trainer_without_what_it_needs_is_refused(make_trainer, trainer, settings, message):
