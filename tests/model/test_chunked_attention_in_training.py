@@ -142,13 +142,6 @@ def test_losses_and_gradients_are_those_of_the_models_own_attention(train, calls
     assert len(calls) == 2 * 4
 
 
-@pytest.mark.parametrize(("model", "data"), [(llama, texts(8)), (bert, texts(8, padding=True)), (vit, images(8))])
-def test_fifty_steps_have_the_same_losses(train, model, data):
-    plain = logged(train(model(), data, False, 50), "loss")
-    assert logged(train(model(), data, True, 50), "loss") == pytest.approx(plain, rel=1e-3)
-    assert plain[-1] < 0.9 * plain[0]
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -246,14 +239,7 @@ def test_evaluation_and_generation_are_the_models_own(train, calls):
         def on_evaluate(self, *args, **kwargs):
             assert not calls
 
-        def on_step_begin(self, *args, **kwargs):
-            calls.clear()
-
-    class Forgets(TrainerCallback):
-        def on_step_end(self, *args, **kwargs):
-            calls.clear()
-
-    train(model, texts(), True, 2, trainer={"callbacks": [Generates, Forgets]}, eval_strategy="steps", eval_steps=1)
+    train(model, texts(), True, 2, trainer={"callbacks": [Generates]}, eval_strategy="steps", eval_steps=1)
 
 
 def test_the_interfaces_are_as_before_after_the_run(train):
@@ -288,8 +274,10 @@ def test_the_report_names_it(train):
     assert '<th scope="row">attention</th><td>in chunks</td>' in page
 
 
-def test_a_model_without_transformers_attention_is_not_described(make_args, make_model):
-    assert in_models.describe_attention(make_model(), make_args(chunked_attention=True)) is None
+def test_models_without_transformers_attention_are_not_described(make_args, make_model):
+    bloom = BloomForCausalLM(BloomConfig(vocab_size=WORDS, hidden_size=16, n_layer=1, n_head=2))
+    for model in (make_model(), bloom):
+        assert in_models.describe_attention(model, make_args(chunked_attention=True)) is None
 
 
 def test_other_uses_of_a_mask_make_it_whole():
@@ -319,12 +307,6 @@ def test_one_query_sees_all_keys_and_eager_attention_has_its_mask_alone(calls):
                 found, _ = ALL_ATTENTION_FUNCTIONS[kind](module, given, *keys, None, is_causal=True)
             torch.testing.assert_close(found, expected)
     assert len(calls) == 4
-
-
-def test_models_with_attention_of_their_own_are_not_described(make_args):
-    torch.manual_seed(0)
-    model = BloomForCausalLM(BloomConfig(vocab_size=WORDS, hidden_size=16, n_layer=1, n_head=2))
-    assert in_models.describe_attention(model, make_args(chunked_attention=True)) is None
 
 
 def test_compiled_models_are_refused_or_left_alone():
