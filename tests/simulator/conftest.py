@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 
 from mps_trainer.simulator import SimulatedMPS, SimulatorUnavailableError, simulated_mps
-from tests import HUNG_AFTER
 
 
 @pytest.fixture(scope="session")
@@ -41,19 +37,3 @@ def mps_like_cpu(built: None) -> Iterator[SimulatedMPS]:
     """Draws the random numbers of the CPU, so that both can be compared bit by bit."""
     with simulated_mps(fallback=False, same_draws_as_cpu=True) as device:
         yield device
-
-
-@pytest.fixture
-def run_python(built: None):
-    """Run code in a process of its own and give back what became of it."""
-
-    def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-            capture_output=True,
-            text=True,
-            timeout=HUNG_AFTER,
-        )
-
-    return run
