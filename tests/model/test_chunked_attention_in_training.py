@@ -7,21 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    BloomConfig,
-    BloomForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
     TrainerCallback,
-    ViTConfig,
-    ViTForImageClassification,
 )
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -31,41 +17,34 @@ from mps_trainer.model import attention
 from mps_trainer.model import attention_in_models as in_models
 from mps_trainer.model.attention_masks import ChunkedMask, Reach
 from tests.conftest import assert_same_weights, logged, weights
+from tests.tiny import tiny
 
 pytestmark = pytest.mark.every_device
-SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
 WORDS, LENGTH = 32, 24
 
 
-def llama(kind=LlamaForCausalLM, config=LlamaConfig, **settings):
-    torch.manual_seed(0)
-    given = {"vocab_size": WORDS, "num_key_value_heads": 2, "max_position_embeddings": 64, **SIZES, **settings}
-    return kind(config(**given))
+def llama(kind="LlamaForCausalLM", **settings):
+    return tiny(kind, **{"num_attention_heads": 4, "num_key_value_heads": 2, **settings})
 
 
 def mistral():
-    return llama(MistralForCausalLM, MistralConfig, sliding_window=7)
+    return llama("MistralForCausalLM", sliding_window=7)
 
 
 def bert(**settings):
-    torch.manual_seed(0)
-    none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    return BertForMaskedLM(BertConfig(vocab_size=WORDS, max_position_embeddings=64, **SIZES, **{**none, **settings}))
+    return tiny("BertForMaskedLM", **{"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, **settings})
 
 
 def vit():
-    torch.manual_seed(0)
-    return ViTForImageClassification(ViTConfig(image_size=20, patch_size=4, num_labels=2, **SIZES))
+    return tiny("ViTForImageClassification", image_size=20, patch_size=4, num_labels=2)
 
 
 def t5():
-    torch.manual_seed(0)
-    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.0}
-    return T5ForConditionalGeneration(T5Config(vocab_size=WORDS, decoder_start_token_id=0, pad_token_id=0, **sizes))
+    return tiny("T5ForConditionalGeneration")
 
 
 def gemma2():
-    return llama(Gemma2ForCausalLM, Gemma2Config, head_dim=4, sliding_window=9)
+    return llama("Gemma2ForCausalLM", head_dim=4, sliding_window=9)
 
 
 def texts(count=64, padding=False, packed=False):
@@ -149,22 +128,15 @@ def test_losses_and_gradients_are_those_of_the_models_own_attention(train, calls
         {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
         {"gradient_accumulation_steps": 2},
         {"bf16": True},
+        {"fp16": True},
     ],
     ids=str,
 )
 @pytest.mark.parametrize("model", [llama, bert])
 def test_it_goes_with_other_settings(train, calls, model, settings):
-    near = 0.03 if "bf16" in settings else 2e-5  # 8 bits
+    near = 0.03 if settings.keys() & {"bf16", "fp16"} else 2e-5  # 8 bits
     plain = losses(train(model(), texts(padding=True), False, **settings))
     assert losses(train(model(), texts(padding=True), True, **settings)) == pytest.approx(plain, rel=near)
-    assert calls
-
-
-def test_float16_with_a_scaler(train, calls, device):
-    if device == "cpu":
-        pytest.skip("the CPU does not train in float16")
-    plain = losses(train(llama(), texts(), False, fp16=True))
-    assert losses(train(llama(), texts(), True, fp16=True)) == pytest.approx(plain, rel=0.03)
     assert calls
 
 
@@ -275,7 +247,7 @@ def test_the_report_names_it(train):
 
 
 def test_models_without_transformers_attention_are_not_described(make_args, make_model):
-    bloom = BloomForCausalLM(BloomConfig(vocab_size=WORDS, hidden_size=16, n_layer=1, n_head=2))
+    bloom = tiny("BloomForCausalLM")
     for model in (make_model(), bloom):
         assert in_models.describe_attention(model, make_args(chunked_attention=True)) is None
 

@@ -63,13 +63,6 @@ def test_gradients_are_unscaled_before_they_are_clipped(make_trainer):
     assert max(logged(trainer, "grad_norm")) < 10  # the scale is 65536
 
 
-def test_scaler_is_kept_in_the_checkpoint(make_trainer, tmp_path):
-    trainer = make_trainer(max_steps=2, fp16=True, save_strategy="steps", save_steps=2)
-    trainer.train()
-    state = torch.load(tmp_path / "run" / "checkpoint-2" / "scaler.pt", weights_only=True)
-    assert state["_growth_tracker"] == 2
-
-
 def test_activation_checkpointing_gives_the_same_losses(make_trainer):
     tokens = torch.randint(0, 50, (16, 6), generator=torch.Generator().manual_seed(0))
     data = [{"input_ids": row, "labels": int(row.sum()) % 2} for row in tokens]
@@ -87,14 +80,20 @@ def test_activation_checkpointing_gives_the_same_losses(make_trainer):
     assert losses[0] == pytest.approx(losses[1], abs=1e-6) == losses[2]
 
 
-def test_reentrant_checkpointing_on_mps_warns_of_wrong_gradients(make_trainer, device):
-    config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
-    trainer = make_trainer(
-        {"model": BertForSequenceClassification(config), "train_dataset": [{"input_ids": [1, 2], "labels": 0}]},
-        max_steps=1,
-        gradient_checkpointing=True,
-        gradient_checkpointing_kwargs={"use_reentrant": True},
-    )
+@pytest.fixture
+def checkpointing(make_trainer):
+    """Makes a Trainer that checkpoints with these arguments."""
+
+    def make(given):
+        config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+        trainer = {"model": BertForSequenceClassification(config), "train_dataset": [{"input_ids": [1], "labels": 0}]}
+        return make_trainer(trainer, max_steps=1, gradient_checkpointing=True, gradient_checkpointing_kwargs=given)
+
+    return make
+
+
+def test_reentrant_checkpointing_on_mps_warns_of_wrong_gradients(checkpointing, device):
+    trainer = checkpointing({"use_reentrant": True})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer.train()
@@ -112,14 +111,8 @@ KEYWORDS = [
 
 
 @pytest.mark.parametrize(("given", "says"), KEYWORDS)
-def test_what_torch_does_not_take_of_checkpointing_is_refused_before_a_step(make_trainer, given, says):
-    config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
-    trainer = make_trainer(
-        {"model": BertForSequenceClassification(config), "train_dataset": [{"input_ids": [1, 2], "labels": 0}]},
-        max_steps=1,
-        gradient_checkpointing=True,
-        gradient_checkpointing_kwargs=given,
-    )
+def test_what_torch_does_not_take_of_checkpointing_is_refused_before_a_step(checkpointing, given, says):
+    trainer = checkpointing(given)
     with pytest.raises(MisconfigurationException) as refused:
         trainer.train()
     assert says in str(refused.value)
@@ -208,20 +201,21 @@ def test_a_forward_of_the_object_alone_is_cast_and_put_back(make_trainer):
     assert trainer.model.forward is own
 
 
-def test_a_copy_made_during_a_run_computes_with_its_own_weights(make_trainer):
+def test_a_copy_made_during_a_run_has_its_own_weights_and_computes_in_float32_afterwards(make_trainer):
     """As a model of reference, or an average of the weights, would be."""
-    found = {}
 
     class Copies(TrainerCallback):
         def on_step_end(self, args, state, control, model=None, **kwargs):
-            twin = copy.deepcopy(model)
+            self.twin = copy.deepcopy(model)
             with torch.no_grad():
-                for parameter in twin.parameters():
+                for parameter in self.twin.parameters():
                     parameter.zero_()
-                found["logits"] = twin(torch.ones(1, 4, device=args.device))["logits"]
+                self.logits = self.twin(torch.ones(1, 4, device=args.device))["logits"]
 
-    make_trainer({"callbacks": [Copies()]}, max_steps=1, bf16=True).train()
-    assert found["logits"].abs().max() == 0
+    copies = Copies()
+    make_trainer({"callbacks": [copies]}, max_steps=1, bf16=True).train()
+    assert copies.logits.abs().max() == 0
+    assert dtypes_of_hidden(make_trainer({"model": copies.twin}, max_steps=1)) == {torch.float32}
 
 
 def test_a_model_that_a_library_prepares_is_autocast_too(make_trainer):
@@ -266,17 +260,6 @@ def test_a_forward_that_is_no_method_is_cast_by_two_trainers(make_trainer):
     model.forward = lambda x, labels=None: inner(x, labels)
     make_trainer({"model": model}, bf16=True).accelerator.prepare_model(model)
     assert dtypes_of_hidden(make_trainer({"model": model}, max_steps=1, bf16=True)) == {torch.bfloat16}
-
-
-def test_a_copy_made_during_a_run_computes_in_float32_after_it(make_trainer):
-    copies = []
-
-    class Copies(TrainerCallback):
-        def on_step_end(self, args, state, control, model=None, **kwargs):
-            copies.append(copy.deepcopy(model))
-
-    make_trainer({"callbacks": [Copies()]}, max_steps=1, bf16=True).train()
-    assert dtypes_of_hidden(make_trainer({"model": copies[0]}, max_steps=1)) == {torch.float32}
 
 
 def test_a_compiled_model_is_not_compiled_anew_for_a_second_run(make_trainer):

@@ -11,26 +11,12 @@ from mps_trainer import Trainer, TrainingArguments
 from mps_trainer.model.patches import unread_tokens
 from mps_trainer.model.patches.unread_tokens import CLASSIFIERS, last_layer, unread_tokens_skipped
 from tests.conftest import weights
-
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 16,
-    "embedding_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": 32,
-    "pad_token_id": 0,
-}
+from tests.tiny import tiny
 
 
 def made(name="BertForSequenceClassification", dropout=0.0, attention="sdpa", **settings):
-    kind = getattr(transformers, name)
     rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
-    config = kind.config_class(**{**SIZES, **rates, **settings})
-    config._attn_implementation = attention
-    torch.manual_seed(0)
-    return kind(config)
+    return tiny(name, **{**rates, "embedding_size": 16, "attn_implementation": attention, **settings})
 
 
 def batch(size=3, length=6):
