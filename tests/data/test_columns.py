@@ -24,6 +24,11 @@ def table():
     )
 
 
+def test_table_loses_the_columns_that_forward_does_not_take(make_trainer, table):
+    batch = next(iter(make_trainer({"train_dataset": table}).get_train_dataloader()))
+    assert set(batch) == {"x", "labels"}
+
+
 def test_items_lose_the_keys_that_forward_does_not_take(make_trainer):
     rows = [{**row, "idx": 1} for row in examples(8)]
     assert set(next(iter(make_trainer({"train_dataset": rows}).get_train_dataloader()))) == {"x", "labels"}

@@ -6,7 +6,6 @@ import pickle
 
 import pytest
 import torch
-import transformers
 from transformers import masking_utils
 from transformers.models.llama import modeling_llama
 
@@ -15,8 +14,8 @@ from mps_trainer.model.patches.norms import is_rms_norm, norms_in_few_kernels
 from mps_trainer.model.patches.positions import DECODERS, positions_made_once
 from mps_trainer.model.patches.rotary import is_rotation, rotations_in_few_kernels
 from mps_trainer.model.preparation import prepared_for_training
+from tests.tiny import tiny
 
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 PATCHES = {"norms": norms_in_few_kernels, "rotary": rotations_in_few_kernels, "positions": positions_made_once}
 ALIKE = (
     *("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Granite", "Olmo2", "Phi3", "SmolLM3", "Olmo3"),
@@ -25,12 +24,10 @@ ALIKE = (
 
 
 def make(name="Llama", **settings):
-    torch.manual_seed(0)
-    kind = getattr(transformers, f"{name}ForCausalLM")
-    sizes = {"num_key_value_heads": 2, "head_dim": 8, "vocab_size": 60, "pad_token_id": 0, **SIZES, **settings}
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, **settings}
     if "Moe" in name or name == "Mixtral":
         sizes |= {"num_local_experts": 4, "num_experts": 4, "moe_intermediate_size": 16, "num_experts_per_tok": 2}
-    model = kind(kind.config_class(**sizes))
+    model = tiny(f"{name}ForCausalLM", **sizes)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:

@@ -6,10 +6,11 @@ import warnings
 
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification, TrainerCallback
+from transformers import TrainerCallback
 
 from mps_trainer import MisconfigurationException, Trainer
 from tests.conftest import logged
+from tests.tiny import tiny
 
 pytestmark = pytest.mark.every_device
 
@@ -68,11 +69,7 @@ def test_activation_checkpointing_gives_the_same_losses(make_trainer):
     data = [{"input_ids": row, "labels": int(row.sum()) % 2} for row in tokens]
     losses = []
     for flags in ({}, {"gradient_checkpointing": True}, {"activation_checkpointing": True}):
-        torch.manual_seed(0)
-        config = BertConfig(
-            vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
-        )
-        model = BertForSequenceClassification(config)
+        model = tiny("BertForSequenceClassification")
         trainer = make_trainer({"model": model, "train_dataset": data}, max_steps=3, **flags)
         trainer.train()
         assert model.is_gradient_checkpointing == bool(flags)
@@ -85,8 +82,7 @@ def checkpointing(make_trainer):
     """Makes a Trainer that checkpoints with these arguments."""
 
     def make(given):
-        config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
-        trainer = {"model": BertForSequenceClassification(config), "train_dataset": [{"input_ids": [1], "labels": 0}]}
+        trainer = {"model": tiny("BertForSequenceClassification"), "train_dataset": [{"input_ids": [1], "labels": 0}]}
         return make_trainer(trainer, max_steps=1, gradient_checkpointing=True, gradient_checkpointing_kwargs=given)
 
     return make
