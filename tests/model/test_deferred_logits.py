@@ -195,26 +195,6 @@ def test_a_wrapper_that_others_put_around_the_head_stays(trained):
     assert model.lm_head.forward is wraps.forward
 
 
-def unlabelled():
-    return [{**row, "labels": torch.full_like(row["labels"], -100)} if i < 8 else row for i, row in enumerate(rows())]
-
-
-@pytest.mark.parametrize("kind", ["LlamaForCausalLM", "BertForMaskedLM", "T5ForConditionalGeneration"])
-def test_a_batch_without_labels_changes_no_weight(make_trainer, made, kind):
-    """Its loss is nan, and the gradients are 0, as torch has it."""
-    found = {}
-    for on in (False, True):
-        given = {"model": tiny(kind), "train_dataset": unlabelled()}
-        settings = {"train_sampling_strategy": "sequential", "per_device_train_batch_size": 8, "max_steps": 3}
-        trainer = make_trainer(given, chunked_cross_entropy=on, learning_rate=1e-2, **settings)
-        trainer.train()
-        found[on] = logged(trainer, "grad_norm")
-    assert made
-    assert found[True] == pytest.approx(found[False], rel=1e-4)
-    assert found[True][0] == 0
-    assert found[True][1] > 0
-
-
 def test_a_model_that_its_user_compiled_trains(trained):
     plain = trained(llama(num_hidden_layers=1), False)
     model = llama(num_hidden_layers=1)
