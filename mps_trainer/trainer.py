@@ -20,6 +20,7 @@ from transformers.trainer_utils import (
     EvalLoopOutput,
     EvalPrediction,
     PredictionOutput,
+    RemoveColumnsCollator,
     TrainerMemoryTracker,
     TrainOutput,
     default_compute_objective,
@@ -37,7 +38,7 @@ from .checkpoints.output_folder import make_folder, own_run_folder
 from .checkpoints.rng import restore_rng
 from .data import dataloaders
 from .data.buckets import BucketBatchSampler, LengthBuckets, buckets_of
-from .data.columns import ColumnRemover, is_table, signature_columns, without_unused_columns
+from .data.columns import is_table, signature_columns, without_unused_columns
 from .data.faults import refuse_in_starting_process
 from .data.loader import num_examples
 from .data.samplers import eval_sampler, fitted_buckets, train_sampler
@@ -777,7 +778,7 @@ class Trainer:
         if not self.args.remove_unused_columns:
             return data_collator
         name = type(self.model).__name__
-        return ColumnRemover(data_collator, self._mt_signature_columns, logger, name, description)
+        return RemoveColumnsCollator(data_collator, self._mt_signature_columns, logger, name, description)
 
     # Evaluation
 

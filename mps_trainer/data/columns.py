@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
 import sys
 from typing import Any
-
-from transformers.trainer_utils import RemoveColumnsCollator
 
 from ..model.introspection import base_model
 
@@ -47,16 +44,3 @@ def without_unused_columns(dataset: Any, columns: list[str], model_name: str, de
         where = "" if description is None else f" of the {description} set"
         logger.info("Ignored columns%s, which %s.forward does not take: %s.", where, model_name, ", ".join(unused))
     return dataset.remove_columns(unused)
-
-
-class ColumnRemover(RemoveColumnsCollator):
-    """Drops unused columns from examples like transformers' collator, and skips the work if there are none."""
-
-    def __call__(self, features: list[Any]) -> Any:
-        if all(type(feature) is dict and feature.keys() <= self._known for feature in features):
-            return self.data_collator([feature.copy() for feature in features])  # a collator may change them
-        return super().__call__(features)
-
-    @functools.cached_property
-    def _known(self) -> frozenset[str]:
-        return frozenset(self.signature_columns)

@@ -118,13 +118,10 @@ def _one_ends(workers: list[Any]) -> bool:
     return found
 
 
-def _end(exitcode: int | None) -> str:
-    if exitcode is None or exitcode >= 0:
-        return "ended" if exitcode is None else f"ended with exit status {exitcode}"
-    try:
-        name = signal.Signals(-exitcode).name
-    except ValueError:
-        name = f"signal {-exitcode}"
+def _end(exitcode: int) -> str:
+    if exitcode > 0:
+        return f"ended with exit status {exitcode}"
+    name = signal.Signals(-exitcode).name
     return f"was ended by {name}" + (f": {_CAUSES[name]}" if name in _CAUSES else "")
 
 

@@ -51,12 +51,12 @@ class BatchTransfer:
     def _move(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Copies `tensors` to the device in one buffer and returns views of it."""
         tensors = [tensor.to(_dtype_on(self.device, tensor)) for tensor in tensors]
-        ends, size = [], 0
+        places, size = [], 0
         for tensor in tensors:
-            size = -(-size // _ALIGNED) * _ALIGNED + tensor.numel() * tensor.element_size()
-            ends.append(size)
+            start = -(-size // _ALIGNED) * _ALIGNED
+            size = start + tensor.nbytes
+            places.append((start, size, tensor))
         host = torch.empty(size, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
-        places = [(end - t.numel() * t.element_size(), end, t) for end, t in zip(ends, tensors, strict=True)]
         for start, end, tensor in places:
             host[start:end].view(tensor.dtype).view(tensor.shape).copy_(tensor)
         buffer = host.to(self.device, non_blocking=self._non_blocking)

@@ -67,7 +67,7 @@ class _ChunkedAttention(torch.autograd.Function):
         sums: tuple[Any, Any] = (None, None)  # the gradients of the keys and values of the heads at hand
         with torch.autocast(query.device.type, enabled=False):
             for block in _blocks(query, key, value, mask, scale, dropout, seed):
-                if block.is_first:
+                if block.rows.start == 0:  # the first block of its heads
                     sums = torch.zeros_like(block.all_keys), torch.zeros_like(block.all_values)
                 of_key, of_value = (each[:, block.first : block.last] for each in sums)
                 out = block.flat(block.of(grad.transpose(1, 2)))
@@ -79,7 +79,7 @@ class _ChunkedAttention(torch.autograd.Function):
                 del weights
                 of_key.baddbmm_(scores.transpose(1, 2), block.queries)
                 block.of(grads[0]).copy_(block.unflat(product(scores, block.keys)).mul_(scale))
-                if block.is_last:
+                if block.rows.stop == query.shape[2]:
                     for mine, summed in zip(grads[1:], sums, strict=True):
                         mine[:, block.heads].copy_(summed.unflatten(0, (len(mine), -1)))
         return *grads, None, None, None, None
@@ -95,7 +95,6 @@ class _Block:
         queries: scaled, of (batch x key heads) x (queries of each key head) x size, like all that is flat.
         weights: the softmax of the scores.
         kept: 0 for a dropped weight, else what dropout multiplies it by; None without dropout.
-        is_first, is_last: among the blocks of its heads.
     """
 
     heads: slice
@@ -108,8 +107,6 @@ class _Block:
     all_values: torch.Tensor
     weights: torch.Tensor
     kept: torch.Tensor | None
-    is_first: bool
-    is_last: bool
 
     @property
     def keys(self) -> torch.Tensor:
@@ -164,10 +161,7 @@ def _blocks(
             kept = None
             if generator is not None:
                 kept = torch.empty_like(weights).bernoulli_(1 - dropout, generator=generator).div_(1 - dropout)
-            yield _Block(
-                here, slice(start, end), groups, first, last, queries, keys, values, weights, kept,
-                is_first=start == 0, is_last=end == q_length,
-            )  # fmt: skip
+            yield _Block(here, slice(start, end), groups, first, last, queries, keys, values, weights, kept)
 
 
 def _sizes(batch: int, key_heads: int, groups: int, q_length: int, kv_length: int, itemsize: int) -> tuple[int, int]:

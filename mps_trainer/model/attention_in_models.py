@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..errors import MisconfigurationException
 from ..training_args import TrainingArguments
+from ..utils.attributes import attributes_replaced
 from .attention import chunked_attention
 from .attention_masks import ChunkedMask, GivenMask, reach_of
 
@@ -59,28 +60,23 @@ def describe_attention(model: Any, args: TrainingArguments) -> str | None:
     return "attention in chunks" + (f" for texts of {shortest:,} tokens or more" if shortest > 1 else "")
 
 
-@contextlib.contextmanager
-def attention_chunked(shortest: int | None) -> Iterator[None]:
+def attention_chunked(shortest: int | None) -> contextlib.AbstractContextManager[None]:
     """Makes transformers' models attend in chunks inside, while they train.
 
     Args:
         shortest: the number of keys from which they do; None for never.
     """
     if shortest is None:
-        yield
-        return
-    told: set[str] = set()
-    interfaces = ALL_MASK_ATTENTION_FUNCTIONS, ALL_ATTENTION_FUNCTIONS
-    before = [(functions, dict(functions._local_mapping)) for functions in interfaces]
-    for kind in KINDS:
-        ALL_MASK_ATTENTION_FUNCTIONS[kind] = _mask_function(ALL_MASK_ATTENTION_FUNCTIONS[kind], shortest)
-        ALL_ATTENTION_FUNCTIONS[kind] = _attention_function(ALL_ATTENTION_FUNCTIONS.get(kind), shortest, told)
-    try:
-        yield
-    finally:
-        for functions, mapping in before:
-            functions._local_mapping.clear()
-            functions._local_mapping.update(mapping)
+        return contextlib.nullcontext()
+    masks, functions, told = ALL_MASK_ATTENTION_FUNCTIONS, ALL_ATTENTION_FUNCTIONS, set[str]()
+    own_masks = {kind: _mask_function(masks[kind], shortest) for kind in KINDS}
+    own_functions = {kind: _attention_function(functions.get(kind), shortest, told) for kind in KINDS}
+    return attributes_replaced(
+        [
+            (masks, "_local_mapping", masks._local_mapping | own_masks),
+            (functions, "_local_mapping", functions._local_mapping | own_functions),
+        ]
+    )
 
 
 def _mask_function(plain: Callable, shortest: int) -> Callable:

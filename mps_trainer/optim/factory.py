@@ -68,12 +68,11 @@ def class_and_settings(args: TrainingArguments, model: nn.Module | None = None) 
     # bitsandbytes 0.50 would begin to train: it keeps the states of small weights in 32 bits and out of pages, and
     # fails at the first weight of 4,096 numbers (8 bits) or of 100,000 (pages).
     if args.device.type == "mps" and (optim.startswith("paged_") or optim in _IN_8_BITS):
-        pages, bits = (
-            "its states need CUDA's paged memory",
-            "bitsandbytes has no kernel for mps that updates states in 8 bits",
-        )
+        reason = "bitsandbytes has no kernel for mps that updates states in 8 bits"
+        if optim.startswith("paged_"):
+            reason = "its states need CUDA's paged memory"
         raise MisconfigurationException(
-            f"optim='{optim}' does not work on mps: {pages if optim.startswith('paged_') else bits}. Use "
+            f"optim='{optim}' does not work on mps: {reason}. Use "
             "optim='adamw_torch_8bit', whose 8-bit states work on mps (pip install torchao), or 'adamw_torch_fused' "
             "where only adapters are trained."
         )

@@ -8,64 +8,40 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    BertConfig,
-    BertForMaskedLM,
     BertForSequenceClassification,
-    BertForTokenClassification,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    RobertaConfig,
-    RobertaForSequenceClassification,
-    T5Config,
-    T5ForConditionalGeneration,
-    ViTConfig,
-    ViTForImageClassification,
 )
 
 from mps_trainer import Trainer
 from mps_trainer.data.batch_checks import BatchCheck
 from mps_trainer.errors import InvalidBatchError
+from tests.tiny import tiny
 
-SIZES = {"vocab_size": 40, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 POSITIONS = 12
 
 
-def bert(kind=BertForSequenceClassification, **config):
-    torch.manual_seed(0)
-    return kind(BertConfig(**SIZES, max_position_embeddings=POSITIONS, **config))
+def model_of(kind, **settings):
+    """Returns a model of 40 words and 12 positions."""
+    return tiny(kind, **{"vocab_size": 40, "max_position_embeddings": POSITIONS, "num_hidden_layers": 1, **settings})
+
+
+def bert(kind=BertForSequenceClassification, **settings):
+    return model_of(kind, **settings)
 
 
 def roberta():
-    return RobertaForSequenceClassification(RobertaConfig(**SIZES, max_position_embeddings=POSITIONS + 2))
+    return model_of("RobertaForSequenceClassification", max_position_embeddings=POSITIONS + 2, pad_token_id=1)
 
 
 def gpt2():
-    return GPT2LMHeadModel(GPT2Config(vocab_size=40, n_positions=POSITIONS, n_embd=8, n_layer=1, n_head=2))
-
-
-def llama():
-    return LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=2, max_position_embeddings=POSITIONS))
+    return model_of("GPT2LMHeadModel")
 
 
 def bart():
-    names = ("layers", "attention_heads", "ffn_dim")
-    sizes = {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in zip(names, (1, 2, 8), strict=True)}
-    config = BartConfig(vocab_size=40, d_model=8, max_position_embeddings=POSITIONS, **sizes)
-    return BartForConditionalGeneration(config)
-
-
-def t5():
-    config = T5Config(vocab_size=40, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, decoder_start_token_id=0)
-    return T5ForConditionalGeneration(config)
+    return model_of("BartForConditionalGeneration", pad_token_id=1)
 
 
 def vit():
-    sizes = {name: value for name, value in SIZES.items() if name != "vocab_size"}
-    return ViTForImageClassification(ViTConfig(**sizes, image_size=4, patch_size=2, num_labels=3))
+    return model_of("ViTForImageClassification", image_size=4, patch_size=2, num_labels=3)
 
 
 class Sentinel(BertForSequenceClassification):
@@ -84,13 +60,13 @@ MODELS = {
     "regression": (lambda: bert(num_labels=1), {"labels": "score"}),
     "token types": (bert, {**CLASSES, "token_type_ids": "types"}),
     "own positions": (bert, {**CLASSES, "position_ids": "positions"}),
-    "tokens": (lambda: bert(BertForTokenClassification, num_labels=3), {"labels": "classes"}),
-    "masked": (lambda: bert(BertForMaskedLM), WORDS),
+    "tokens": (lambda: bert("BertForTokenClassification", num_labels=3), {"labels": "classes"}),
+    "masked": (lambda: bert("BertForMaskedLM"), WORDS),
     "roberta": (roberta, CLASSES),
     "gpt2": (gpt2, WORDS),
-    "llama": (llama, WORDS),
+    "llama": (lambda: model_of("LlamaForCausalLM"), WORDS),
     "bart": (bart, WORDS),
-    "t5": (t5, WORDS),
+    "t5": (lambda: model_of("T5ForConditionalGeneration"), WORDS),
     "sentinel": (lambda: bert(Sentinel), CLASSES),
 }
 

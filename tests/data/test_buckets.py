@@ -43,6 +43,7 @@ def test_a_length_is_padded_to_the_next_bucket_or_beyond_the_last_to_a_multiple_
     lengths = {1: 16, 16: 16, 17: 24, 25: 31, 31: 31, 32: 32, 33: 40, 48: 48}
     assert {length: buckets.length_for(length) for length in lengths} == lengths
     assert str(buckets) == "16, 24, 31"
+    assert LengthBuckets((31,), exact=True).length_for(7) == 7
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.utils.data import DataLoader
-from transformers.trainer_utils import RemoveColumnsCollator
 
-from mps_trainer.data.buckets import BucketBatchSampler, LengthBuckets
 from mps_trainer.data.dataloaders import (
     eval_dataset_named,
     loading_settings,
     make_dataloader,
     make_persistent,
-    padding_collator,
 )
 from mps_trainer.data.loader import prepare_loader
 from tests.conftest import examples
@@ -36,22 +33,8 @@ def test_workers_get_seeds_for_training_alone(make_args, is_training, drop_last)
     assert [len(batch) for batch in loader] == ([4, 4] if drop_last else [4, 4, 2])
 
 
-def test_batches_of_length_buckets_are_padded_by_the_collator_under_the_one_that_removes_columns(make_args):
-    made = BucketBatchSampler([3, 5, 9, 4], 2)
-    collator = RemoveColumnsCollator(list, ["input_ids"])
-    loader = make_dataloader([0, 1, 2, 3], collator, make_args(), 8, lambda dataset: made)
-    assert loader.batch_sampler is made
-    assert loader.collate_fn is collator
-    assert collator.data_collator.buckets is made.buckets
-    assert padding_collator(collator, LengthBuckets((16,)), None).data_collator.buckets is made.buckets  # padded once
-
-
-@pytest.mark.parametrize(
-    ("given", "own", "expected"),
-    [(None, [1], ("eval", [1])), ([2], [1], ("eval", [2])), ("a", {"a": [3]}, ("a", [3]))],
-)
-def test_an_evaluation_has_the_dataset_that_is_given_or_named(given, own, expected):
-    assert eval_dataset_named(given, own) == expected
+def test_an_evaluation_may_name_its_dataset():
+    assert eval_dataset_named("a", {"a": [3]}) == ("a", [3])
 
 
 def test_persistent_workers_of_evaluations_have_seeds_by_the_name_of_the_dataset():

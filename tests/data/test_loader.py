@@ -9,7 +9,6 @@ from mps_trainer.data.loader import (
     epoch_batches,
     length_of,
     num_examples,
-    order_of,
     prepare_loader,
 )
 
@@ -44,14 +43,6 @@ def lists(batches) -> list:
     return [batch.tolist() if isinstance(batch, torch.Tensor) else batch for batch in batches]
 
 
-def test_batch_after_the_one_given_is_loaded_and_no_more():
-    data = Counted()
-    batches = iter(prepare_loader(DataLoader(data, 2)))
-    assert data.loaded == []
-    next(batches)
-    assert data.loaded == [0, 1, 2, 3]
-
-
 def test_pass_says_when_its_last_batch_was_given():
     loader = prepare_loader(DataLoader(Counted(), 4))
     ends = []
@@ -69,11 +60,6 @@ def test_prepared_loader_keeps_what_it_was_made_with():
     assert (loader.batch_size, loader.drop_last, loader.collate_fn, len(loader)) == (3, True, list, 3)
     assert prepare_loader(loader) is loader
     assert prepare_loader([1, 2]) == [1, 2]
-
-
-def test_sampler_stays_random_where_it_shall_not_be_seeded():
-    assert order_of(prepare_loader(DataLoader(Counted(), 3, shuffle=True), seedable=False)) is None
-    assert order_of(prepare_loader(DataLoader(Counted(), 3, shuffle=True), data_seed=5)).seed == 5
 
 
 @pytest.mark.parametrize(
@@ -108,32 +94,8 @@ def test_batches_left_out_are_not_loaded():
     assert data.loaded == [6, 7, 8, 9]
 
 
-def test_state_is_that_from_before_the_batch_ahead_was_loaded():
-    batches = iter(prepare_loader(DataLoader(Counted(), 4, collate_fn=lambda items: torch.rand(1))))
-    batches.records = True
-    next(batches)
-    assert batches.draws
-    state = batches.before_waiting["cpu"]
-    waiting = next(batches)
-    torch.set_rng_state(state)
-    assert torch.rand(1) == waiting
-    next(batches)
-    assert batches.before_waiting is None  # nothing waits after the last
-
-
 def test_length_and_examples_of_what_does_not_know_its_own():
     assert length_of(DataLoader(Stream(), 3)) is None
     assert length_of([1, 2]) == 2
     assert num_examples([1, 2], 8) == 16
     assert num_examples(DataLoader(Counted(), 3), 8) == 10
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_pass_draws_like_torch(workers):
-    plain = DataLoader(list(range(10)), batch_size=4, num_workers=workers)
-    torch.manual_seed(0)
-    expected = [batch.tolist() for batch in plain]
-    drawn = torch.rand(1)
-    torch.manual_seed(0)
-    assert [batch.tolist() for batch in prepare_loader(plain)] == expected
-    assert torch.equal(torch.rand(1), drawn)

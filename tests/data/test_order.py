@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
@@ -11,38 +10,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from mps_trainer import MisconfigurationException
 from mps_trainer.data.faults import rows_of_batches
 from mps_trainer.data.loader import prepare_loader
-from mps_trainer.data.order import DistributedBatchSampler, LaterBatches, SeededSampler, ShareOfStream, set_epoch
+from mps_trainer.data.order import DistributedBatchSampler, LaterBatches, ShareOfStream
 from mps_trainer.distributed import Processes
-
-
-def drawn(seed: int, count: int = 10) -> list[int]:
-    """Returns the order of torch's sampler with a generator of this seed."""
-    return list(RandomSampler(range(count), generator=torch.Generator().manual_seed(seed)))
-
-
-def test_order_depends_on_seed_and_epoch_only():
-    order = SeededSampler(RandomSampler(range(10), generator=torch.Generator().manual_seed(99)), seed=3)
-    before = torch.get_rng_state()
-    assert [list(order) for _ in range(3)] == [drawn(3), drawn(4), drawn(5)]
-    assert torch.equal(torch.get_rng_state(), before)
-    assert order.epoch == 3
-    set_epoch(2, order, object(), None)
-    order.seed = 7
-    assert list(order) == drawn(9)
-
-
-def test_order_has_the_length_of_its_sampler():
-    order = SeededSampler(RandomSampler(range(4), replacement=True, num_samples=9), seed=3)
-    assert len(order) == len(list(order)) == 9
-
-
-def test_order_of_another_epoch_leaves_the_current_pass_alone():
-    order = SeededSampler(RandomSampler(range(10)), seed=3)
-    current = iter(order)
-    begun = [next(current) for _ in range(4)]
-    assert list(order.order_of(2)) == drawn(5)
-    assert begun + list(current) == drawn(3)
-    assert order.epoch == 1
 
 
 @pytest.mark.parametrize("skip", [0, 1, 3, 4, 9])
@@ -52,12 +21,6 @@ def test_later_batches_skip_the_first(skip):
     assert list(later) == [[0, 1], [2, 3], [4, 5], [6]][skip:]
     assert len(later) == max(4 - skip, 0)
     assert len(reached) == (skip < 4)
-
-
-def test_later_batches_pass_on_the_epoch():
-    order = SeededSampler(RandomSampler(range(6)), seed=3)
-    set_epoch(2, LaterBatches(BatchSampler(order, 2, False), 1))
-    assert order.epoch == 2
 
 
 # Shares of processes

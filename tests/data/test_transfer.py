@@ -6,10 +6,7 @@ import pytest
 import torch
 from transformers import BatchEncoding
 
-from mps_trainer import Trainer
 from mps_trainer.data.transfer import BatchTransfer, to_device
-from mps_trainer.simulator import SimulationCallback
-from tests.conftest import examples
 
 META = torch.device("meta")  # tensors without memory: a device that every torch has
 Pair = namedtuple("Pair", "first second")
@@ -116,11 +113,3 @@ def test_a_torch_that_frees_the_memory_of_copies_in_flight_waits(mps, monkeypatc
     monkeypatch.setattr(torch, "__version__", version)
     BatchTransfer(torch.device("mps"))({"a": torch.ones(2)})
     assert mps._extension.counters()["blocking_reads"] == waits
-
-
-def test_a_trainer_moves_a_batch_in_one_copy_with_workers_as_well(mps, make_args, make_model):
-    callback = SimulationCallback(mps)
-    for workers in (0, 1):
-        args = make_args(max_steps=3, dataloader_num_workers=workers)
-        Trainer(make_model(), args, train_dataset=examples(24), callbacks=[callback]).train()
-    assert [step.host_to_device for step in callback.steps] == [1] * 6

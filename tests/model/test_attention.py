@@ -81,13 +81,6 @@ def gradients(out, inputs):
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_gradients_of_every_mask_are_those_of_finite_differences(name):
-    inputs = tensors()
-    mask = chunked(MASKS[name], 2, LENGTH, LENGTH)
-    assert torch.autograd.gradcheck(lambda *each: chunked_attention(*each, mask, 0.6), inputs)
-
-
-@pytest.mark.parametrize("name", MASKS)
 def test_every_mask_equals_plain_attention(name):
     inputs, visible = tensors(), MASKS[name]
     seen = whole(visible, 2, LENGTH, LENGTH)
@@ -96,17 +89,6 @@ def test_every_mask_equals_plain_attention(name):
     expected = torch.where(counts, plain(*inputs, seen, 0.6), 0)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(gradients(found, inputs), gradients(expected, inputs))
-
-
-@pytest.mark.parametrize("name", MASKS)
-def test_reach_contains_all_that_is_visible(name):
-    reach, visible = reach_of(MASKS[name]), whole(MASKS[name], 2, LENGTH, LENGTH)
-    distance = torch.arange(LENGTH)[None] - torch.arange(LENGTH)[:, None]
-    within = torch.ones(LENGTH, LENGTH, dtype=torch.bool)
-    within &= distance <= (LENGTH if reach.ahead is None else reach.ahead)
-    within &= distance >= -(LENGTH if reach.behind is None else reach.behind)
-    assert not (visible & ~within).any()
-    assert not reach.is_plain or (visible == within).all()
 
 
 def test_parts_of_masks_that_are_not_computed_are_known():
@@ -213,7 +195,7 @@ def test_dropout_drops_its_share_and_draws_the_same_again():
     assert kept.std() > 0.02
     small = tensors()
     mask = chunked(MASKS["causal"], 2, LENGTH, LENGTH)
-    assert torch.autograd.gradcheck(dropped, small)  # which calls it again and again
+    assert torch.autograd.gradcheck(dropped, small, fast_mode=True)  # which calls it again and again
     assert not torch.equal(chunked_attention(*small, mask, 0.6, 0.3), chunked_attention(*small, mask, 0.6, 0.3))
 
 

@@ -50,56 +50,6 @@ def test_chunked_loss_equals_plain_loss(chunks, reduction, bias):
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_half_precision_has_a_loss_in_float32(chunks):
-    inputs, target = operands(torch.bfloat16)
-    expected = loss_and_grads(lambda *given: cross_entropy(linear(*given).float(), target), inputs)
-    again, _ = operands(torch.bfloat16)
-    loss, *grads = loss_and_grads(lambda *given: chunked_cross_entropy(*given, target), again)
-    assert loss.dtype is torch.float32
-    assert loss.item() == pytest.approx(expected[0].item(), abs=1e-5)
-    for found, wanted in zip(grads, expected[1:], strict=True):
-        assert found.dtype is torch.bfloat16
-        # sums over the chunks are rounded to 8 bits each
-        torch.testing.assert_close(found, wanted, rtol=0.05, atol=0.05)
-
-
-def test_a_frozen_weight_has_no_gradient(chunks):
-    (hidden, weight, bias), target = operands(torch.float32)
-    weight.requires_grad_(False)
-    bias.requires_grad_(False)
-    chunked_cross_entropy(hidden, weight, bias, target).backward()
-    assert hidden.grad is not None
-    assert weight.grad is bias.grad is None
-
-
-def test_targets_that_are_all_ignored_are_the_plain_nan():
-    (hidden, weight, bias), target = operands(torch.float32)
-    assert chunked_cross_entropy(hidden, weight, bias, torch.full_like(target, -100)).isnan()
-    assert chunked_cross_entropy(hidden, weight, bias, torch.full_like(target, -100), reduction="sum") == 0
-
-
-def test_a_second_backward_gives_the_gradients_again(chunks):
-    inputs, target = operands(torch.float32)
-    loss = chunked_cross_entropy(*inputs, target)
-    first = torch.autograd.grad(loss, inputs, retain_graph=True)
-    for found, wanted in zip(torch.autograd.grad(loss, inputs), first, strict=True):
-        torch.testing.assert_close(found, wanted)
-    with pytest.raises(RuntimeError, match="second time"):
-        loss.backward()
-
-
-def test_gradients_of_gradients_are_those_of_the_plain_loss(chunks):
-    inputs, target = operands(torch.float32)
-
-    def twice(loss):
-        first = torch.autograd.grad(loss, inputs, create_graph=True)
-        return torch.autograd.grad(sum(one.square().sum() for one in first), inputs)
-
-    plain = twice(cross_entropy(linear(*inputs), target))
-    for found, wanted in zip(twice(chunked_cross_entropy(*inputs, target)), plain, strict=True):
-        torch.testing.assert_close(found, wanted)
-
-
 def test_no_more_than_a_chunk_of_logits_exists(monkeypatch):
     monkeypatch.setattr(module, "CHUNK", 4 * WORDS * 8)
     largest = []

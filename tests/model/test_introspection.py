@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from mps_trainer.model.introspection import base_model
+from tests.tiny import tiny
 
 peft = pytest.importorskip("peft")
 LORA = peft.LoraConfig(target_modules=["q_proj"], r=2)
@@ -13,8 +13,7 @@ LORA = peft.LoraConfig(target_modules=["q_proj"], r=2)
 
 @pytest.fixture
 def llama():
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=16, **sizes))
+    return tiny("LlamaForCausalLM")
 
 
 def test_base_model_is_the_model_under_the_adapters_of_peft(llama):

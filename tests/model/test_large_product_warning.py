@@ -8,6 +8,7 @@ from torch import nn
 
 from mps_trainer.model import large_product_warning, preparation
 from mps_trainer.model.large_product_warning import linear_layers, told_of_large_products
+from tests.tiny import tiny
 
 MPS = torch.device("mps")
 
@@ -99,10 +100,7 @@ def test_frozen_layers_do_not_learn():
 
 
 def test_patches_of_images_are_counted_as_tokens(m1, caplog):
-    from transformers import ViTConfig, ViTForImageClassification
-
-    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 16}
-    model = ViTForImageClassification(ViTConfig(**shape, image_size=8, patch_size=1, num_channels=1))
+    model = tiny("ViTForImageClassification", image_size=8, patch_size=1, num_channels=1)
     with told_of_large_products(model, MPS, m1):
         model(torch.zeros(500, 1, 8, 8))
         assert told(caplog) == []
@@ -112,9 +110,7 @@ def test_patches_of_images_are_counted_as_tokens(m1, caplog):
 
 
 def test_the_layers_of_gpt2_are_watched(m1, caplog):
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    model = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=1, vocab_size=32, n_positions=8))
+    model = tiny("GPT2LMHeadModel")
     assert linear_layers(model)["transformer.h.0.attn.c_attn"].outputs == 48
     block = model.transformer.h[0].mlp
     with told_of_large_products(block, MPS, m1):

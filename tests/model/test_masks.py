@@ -3,40 +3,15 @@
 import pytest
 import torch
 from transformers import (
-    BartConfig,
-    BartForSequenceClassification,
-    BertConfig,
     BertForSequenceClassification,
-    GPT2Config,
-    GPT2ForSequenceClassification,
     masking_utils,
 )
 
 from mps_trainer import Trainer
 from mps_trainer.model.patches.masks import AttentionMasks
+from tests.tiny import tiny
 
-SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-
-
-def bert(attention="sdpa"):
-    config = BertConfig(vocab_size=50, **SMALL)
-    config._attn_implementation = attention
-    return BertForSequenceClassification(config)
-
-
-def gpt2(attention="sdpa"):
-    config = GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=2, pad_token_id=0)
-    config._attn_implementation = attention
-    return GPT2ForSequenceClassification(config)
-
-
-def bart(attention="sdpa"):
-    config = BartConfig(
-        vocab_size=50, d_model=16, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=16, decoder_ffn_dim=16,
-        encoder_attention_heads=2, decoder_attention_heads=2, eos_token_id=2,
-    )  # fmt: skip
-    config._attn_implementation = attention
-    return BartForSequenceClassification(config)
+BERT, GPT2, BART = (f"{name}ForSequenceClassification" for name in ("Bert", "GPT2", "Bart"))
 
 
 def batch(padded):
@@ -50,10 +25,9 @@ def batch(padded):
 
 @pytest.mark.parametrize("padded", [True, False])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("make", [bert, gpt2, bart])
-def test_outputs_are_those_with_the_masks_of_transformers(mps, make, attention, padded):
-    torch.manual_seed(0)
-    model, inputs = make(attention).eval(), batch(padded)
+@pytest.mark.parametrize("kind", [BERT, GPT2, BART])
+def test_outputs_are_those_with_the_masks_of_transformers(mps, kind, attention, padded):
+    model, inputs = tiny(kind, attn_implementation=attention).eval(), batch(padded)
     expected = model(**inputs).logits.detach()
     model.to("mps")
     masks = AttentionMasks(torch.device("mps"))
@@ -64,9 +38,9 @@ def test_outputs_are_those_with_the_masks_of_transformers(mps, make, attention, 
 
 
 @pytest.mark.parametrize("padded", [True, False])
-@pytest.mark.parametrize("make", [bert, gpt2])
-def test_nobody_waits_for_the_device(mps, make, padded):
-    model, inputs = make().to("mps"), {name: tensor.to("mps") for name, tensor in batch(padded).items()}
+@pytest.mark.parametrize("kind", [BERT, GPT2])
+def test_nobody_waits_for_the_device(mps, kind, padded):
+    model, inputs = tiny(kind).to("mps"), {name: tensor.to("mps") for name, tensor in batch(padded).items()}
     before = mps.counters()["blocking_reads"]
     with AttentionMasks(torch.device("mps")).in_use():
         model(**inputs)
@@ -97,7 +71,7 @@ def test_a_mask_function_of_ones_own_is_called_and_stays():
     functions["sdpa"] = own
     try:
         with AttentionMasks(torch.device("mps")).in_use():
-            bert()(**batch(padded=True))
+            tiny(BERT)(**batch(padded=True))
         assert called == [8]
         assert functions["sdpa"] is own
     finally:
@@ -113,8 +87,7 @@ class HidingBert(BertForSequenceClassification):
 
 
 def test_a_mask_that_the_model_changes_counts(mps, make_args):
-    torch.manual_seed(0)
-    model = HidingBert(bert().config)
+    model = tiny(HidingBert)
     examples = [{"input_ids": torch.arange(3, 11), "attention_mask": torch.ones(8, dtype=torch.long), "labels": 1}] * 8
     seen = []
     model.bert.encoder.layer[0].register_forward_pre_hook(lambda module, args: seen.append(args[1]))

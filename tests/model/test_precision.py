@@ -6,10 +6,11 @@ import warnings
 
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification, TrainerCallback
+from transformers import TrainerCallback
 
 from mps_trainer import MisconfigurationException, Trainer
 from tests.conftest import logged
+from tests.tiny import tiny
 
 pytestmark = pytest.mark.every_device
 
@@ -22,10 +23,23 @@ def dtypes_of_hidden(trainer):
     return set(seen)
 
 
+class Products(Trainer):
+    """Keeps the formats of the outputs that its loss gets, and of a product in the loss."""
+
+    formats = frozenset()
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
+        logits = outputs["logits"]
+        self.formats |= {logits.dtype, (logits.detach() @ logits.detach().T).dtype}
+        return (loss, outputs) if return_outputs else loss
+
+
 @pytest.mark.parametrize(("flag", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
-def test_flag_autocasts_training_and_evaluation(make_trainer, flag, dtype):
-    trainer = make_trainer(max_steps=3, **{flag: True})
+def test_flag_autocasts_the_model_and_not_the_loss_in_training_and_evaluation(make_trainer, flag, dtype):
+    trainer = make_trainer({"kind": Products}, max_steps=3, **{flag: True})
     assert dtypes_of_hidden(trainer) == {dtype}
+    assert trainer.formats == {torch.float32}
     assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.float32}
 
 
@@ -50,23 +64,12 @@ def test_gradients_are_unscaled_before_they_are_clipped(make_trainer):
     assert max(logged(trainer, "grad_norm")) < 10  # the scale is 65536
 
 
-def test_scaler_is_kept_in_the_checkpoint(make_trainer, tmp_path):
-    trainer = make_trainer(max_steps=2, fp16=True, save_strategy="steps", save_steps=2)
-    trainer.train()
-    state = torch.load(tmp_path / "run" / "checkpoint-2" / "scaler.pt", weights_only=True)
-    assert state["_growth_tracker"] == 2
-
-
 def test_activation_checkpointing_gives_the_same_losses(make_trainer):
     tokens = torch.randint(0, 50, (16, 6), generator=torch.Generator().manual_seed(0))
     data = [{"input_ids": row, "labels": int(row.sum()) % 2} for row in tokens]
     losses = []
     for flags in ({}, {"gradient_checkpointing": True}, {"activation_checkpointing": True}):
-        torch.manual_seed(0)
-        config = BertConfig(
-            vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
-        )
-        model = BertForSequenceClassification(config)
+        model = tiny("BertForSequenceClassification")
         trainer = make_trainer({"model": model, "train_dataset": data}, max_steps=3, **flags)
         trainer.train()
         assert model.is_gradient_checkpointing == bool(flags)
@@ -74,14 +77,19 @@ def test_activation_checkpointing_gives_the_same_losses(make_trainer):
     assert losses[0] == pytest.approx(losses[1], abs=1e-6) == losses[2]
 
 
-def test_reentrant_checkpointing_on_mps_warns_of_wrong_gradients(make_trainer, device):
-    config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
-    trainer = make_trainer(
-        {"model": BertForSequenceClassification(config), "train_dataset": [{"input_ids": [1, 2], "labels": 0}]},
-        max_steps=1,
-        gradient_checkpointing=True,
-        gradient_checkpointing_kwargs={"use_reentrant": True},
-    )
+@pytest.fixture
+def checkpointing(make_trainer):
+    """Makes a Trainer that checkpoints with these arguments."""
+
+    def make(given):
+        trainer = {"model": tiny("BertForSequenceClassification"), "train_dataset": [{"input_ids": [1], "labels": 0}]}
+        return make_trainer(trainer, max_steps=1, gradient_checkpointing=True, gradient_checkpointing_kwargs=given)
+
+    return make
+
+
+def test_reentrant_checkpointing_on_mps_warns_of_wrong_gradients(checkpointing, device):
+    trainer = checkpointing({"use_reentrant": True})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer.train()
@@ -99,14 +107,8 @@ KEYWORDS = [
 
 
 @pytest.mark.parametrize(("given", "says"), KEYWORDS)
-def test_what_torch_does_not_take_of_checkpointing_is_refused_before_a_step(make_trainer, given, says):
-    config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
-    trainer = make_trainer(
-        {"model": BertForSequenceClassification(config), "train_dataset": [{"input_ids": [1, 2], "labels": 0}]},
-        max_steps=1,
-        gradient_checkpointing=True,
-        gradient_checkpointing_kwargs=given,
-    )
+def test_what_torch_does_not_take_of_checkpointing_is_refused_before_a_step(checkpointing, given, says):
+    trainer = checkpointing(given)
     with pytest.raises(MisconfigurationException) as refused:
         trainer.train()
     assert says in str(refused.value)
@@ -158,29 +160,6 @@ def test_fp16_on_mps_needs_the_torch_that_brought_its_scaler(make_trainer, devic
     assert make_trainer(bf16=True)._mt_precision.dtype is torch.bfloat16
 
 
-HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-class Products(Trainer):
-    """Keeps the formats of the outputs that its loss gets, and of a product in the loss."""
-
-    formats: set
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
-        logits = outputs["logits"]
-        self.formats |= {logits.dtype, (logits.detach() @ logits.detach().T).dtype}
-        return (loss, outputs) if return_outputs else loss
-
-
-@pytest.mark.parametrize("flag", HALF)
-def test_a_loss_of_ones_own_gets_and_computes_float32(make_trainer, flag):
-    trainer = make_trainer({"kind": Products}, max_steps=1, **{flag: True})
-    trainer.formats = set()
-    assert dtypes_of_hidden(trainer) == {HALF[flag]}
-    assert trainer.formats == {torch.float32}
-
-
 def test_a_model_of_several_forwards_is_autocast_in_each(make_trainer):
     """A loss may call the model twice, as contrastive losses do, and a callback in between."""
     formats = set()
@@ -203,17 +182,6 @@ def test_the_model_is_given_back_as_it_was(make_trainer):
     assert "forward" not in vars(trainer.model)
 
 
-def test_also_after_an_error(make_trainer):
-    class Fails(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            raise KeyError("broken")
-
-    trainer = make_trainer({"callbacks": [Fails()]}, max_steps=1, bf16=True)
-    with pytest.raises(KeyError, match="broken"):
-        trainer.train()
-    assert "forward" not in vars(trainer.model)
-
-
 def test_a_forward_of_the_object_alone_is_cast_and_put_back(make_trainer):
     trainer = make_trainer(max_steps=1, bf16=True)
     inner = trainer.model.forward
@@ -229,20 +197,21 @@ def test_a_forward_of_the_object_alone_is_cast_and_put_back(make_trainer):
     assert trainer.model.forward is own
 
 
-def test_a_copy_made_during_a_run_computes_with_its_own_weights(make_trainer):
+def test_a_copy_made_during_a_run_has_its_own_weights_and_computes_in_float32_afterwards(make_trainer):
     """As a model of reference, or an average of the weights, would be."""
-    found = {}
 
     class Copies(TrainerCallback):
         def on_step_end(self, args, state, control, model=None, **kwargs):
-            twin = copy.deepcopy(model)
+            self.twin = copy.deepcopy(model)
             with torch.no_grad():
-                for parameter in twin.parameters():
+                for parameter in self.twin.parameters():
                     parameter.zero_()
-                found["logits"] = twin(torch.ones(1, 4, device=args.device))["logits"]
+                self.logits = self.twin(torch.ones(1, 4, device=args.device))["logits"]
 
-    make_trainer({"callbacks": [Copies()]}, max_steps=1, bf16=True).train()
-    assert found["logits"].abs().max() == 0
+    copies = Copies()
+    make_trainer({"callbacks": [copies]}, max_steps=1, bf16=True).train()
+    assert copies.logits.abs().max() == 0
+    assert dtypes_of_hidden(make_trainer({"model": copies.twin}, max_steps=1)) == {torch.float32}
 
 
 def test_a_model_that_a_library_prepares_is_autocast_too(make_trainer):
@@ -287,17 +256,6 @@ def test_a_forward_that_is_no_method_is_cast_by_two_trainers(make_trainer):
     model.forward = lambda x, labels=None: inner(x, labels)
     make_trainer({"model": model}, bf16=True).accelerator.prepare_model(model)
     assert dtypes_of_hidden(make_trainer({"model": model}, max_steps=1, bf16=True)) == {torch.bfloat16}
-
-
-def test_a_copy_made_during_a_run_computes_in_float32_after_it(make_trainer):
-    copies = []
-
-    class Copies(TrainerCallback):
-        def on_step_end(self, args, state, control, model=None, **kwargs):
-            copies.append(copy.deepcopy(model))
-
-    make_trainer({"callbacks": [Copies()]}, max_steps=1, bf16=True).train()
-    assert dtypes_of_hidden(make_trainer({"model": copies[0]}, max_steps=1)) == {torch.float32}
 
 
 def test_a_compiled_model_is_not_compiled_anew_for_a_second_run(make_trainer):

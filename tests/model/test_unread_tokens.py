@@ -11,26 +11,12 @@ from mps_trainer import Trainer, TrainingArguments
 from mps_trainer.model.patches import unread_tokens
 from mps_trainer.model.patches.unread_tokens import CLASSIFIERS, last_layer, unread_tokens_skipped
 from tests.conftest import weights
-
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 16,
-    "embedding_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": 32,
-    "pad_token_id": 0,
-}
+from tests.tiny import tiny
 
 
 def made(name="BertForSequenceClassification", dropout=0.0, attention="sdpa", **settings):
-    kind = getattr(transformers, name)
     rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
-    config = kind.config_class(**{**SIZES, **rates, **settings})
-    config._attn_implementation = attention
-    torch.manual_seed(0)
-    return kind(config)
+    return tiny(name, **{**rates, "embedding_size": 16, "attn_implementation": attention, **settings})
 
 
 def batch(size=3, length=6):
@@ -72,17 +58,20 @@ def assert_close(given, expected, atol=1e-6):
         )
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", CLASSIFIERS)
-def test_logits_and_gradients_are_those_of_the_whole_layer(name, attention, computed):
-    model = made(name, attention=attention)
-    expected = gradients(model, **batch())
+def assert_like_the_whole_layer(model, inputs, computed):
+    expected = gradients(model, **inputs)
     last_layer(model)
     computed.clear()  # the probe's
     with unread_tokens_skipped(model, True):
-        given = gradients(model, **batch())
+        given = gradients(model, **inputs)
     assert computed == [(3, 6, 16)]
     assert_close(given, expected)
+
+
+@pytest.mark.parametrize("settings", [{"attention": "sdpa"}, {"attention": "eager"}, {"chunk_size_feed_forward": 3}])
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_logits_and_gradients_are_those_of_the_whole_layer(name, settings, computed):
+    assert_like_the_whole_layer(made(name, **settings), batch(), computed)
 
 
 @pytest.mark.parametrize(
@@ -96,22 +85,7 @@ def test_logits_and_gradients_are_those_of_the_whole_layer(name, attention, comp
     ],
 )
 def test_kinds_of_inputs(changed, computed):
-    model, inputs = made(), {**batch(), **changed}
-    expected = gradients(model, **inputs)
-    last_layer(model)
-    computed.clear()
-    with unread_tokens_skipped(model, True):
-        given = gradients(model, **inputs)
-    assert len(computed) == 1
-    assert_close(given, expected)
-
-
-def test_feed_forward_in_chunks(computed):
-    model = made(chunk_size_feed_forward=3)
-    expected = gradients(model, **batch())
-    with unread_tokens_skipped(model, True):
-        assert_close(gradients(model, **batch()), expected)
-    assert (3, 6, 16) in computed
+    assert_like_the_whole_layer(made(), {**batch(), **changed}, computed)
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
@@ -161,20 +135,22 @@ def test_the_base_model_by_itself_is_whole():
     ("place", "kind"),
     [
         ("bert.encoder.layer.1", "register_forward_hook"),
+        ("bert.encoder.layer.1", "register_full_backward_hook"),
+        ("bert.encoder.layer.1", "register_full_backward_pre_hook"),
         ("bert.encoder.layer.1.output.dense", "register_forward_pre_hook"),
         ("bert.encoder", "register_forward_hook"),
         ("bert", "register_forward_hook"),
         ("bert.pooler", "register_forward_pre_hook"),
+        ("classifier", "register_forward_pre_hook"),
     ],
 )
 def test_hooks_see_all_tokens(place, kind):
-    model = made().eval()
+    model = made("RobertaForSequenceClassification" if place == "classifier" else "BertForSequenceClassification")
     seen = []
-    getattr(model.get_submodule(place), kind)(lambda module, args, *output: seen.append(shapes_in(output or args)))
-    with torch.no_grad():
-        model(**batch())
-        with unread_tokens_skipped(model, True):
-            model(**batch())
+    getattr(model.get_submodule(place), kind)(lambda module, *given: seen.append(shapes_in(given[-1])))
+    model(**batch()).loss.backward()
+    with unread_tokens_skipped(model, True):
+        model(**batch()).loss.backward()
     assert seen[0] == seen[1] != []
 
 
@@ -184,26 +160,6 @@ def shapes_in(value):
     if isinstance(value, dict):
         value = list(value.values())
     return [shape for each in value for shape in shapes_in(each)] if isinstance(value, list | tuple) else []
-
-
-@pytest.mark.parametrize("kind", ["register_full_backward_hook", "register_full_backward_pre_hook"])
-def test_backward_hooks_see_all_tokens(kind):
-    model = made()
-    seen = []
-    getattr(model.bert.encoder.layer[1], kind)(lambda module, *grads: seen.append(shapes_in(grads)))
-    model(**batch()).loss.backward()
-    with unread_tokens_skipped(model, True):
-        model(**batch()).loss.backward()
-    assert seen[0] == seen[1] != []
-
-
-def test_hooks_of_a_head_see_all_tokens():
-    model = made("RobertaForSequenceClassification").eval()
-    seen = []
-    model.classifier.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[1]))
-    with torch.no_grad(), unread_tokens_skipped(model, True):
-        model(**batch())
-    assert seen == [6]
 
 
 def test_hooks_of_all_modules_see_all_tokens():

@@ -148,19 +148,14 @@ def test_group_added_or_changed_later_equals_torch(device):
     assert_same(models)
 
 
-def everything(optimizer, weight):
-    optimizer.state.clear()
-
-
-def of_one(optimizer, weight):
-    optimizer.state[weight] = {}
-
-
-def one_mean(optimizer, weight):
-    optimizer.state[weight]["exp_avg"] = torch.zeros_like(weight)
-
-
-@pytest.mark.parametrize("throw_away", [everything, of_one, one_mean])
+@pytest.mark.parametrize(
+    "throw_away",
+    [
+        lambda optimizer, weight: optimizer.state.clear(),
+        lambda optimizer, weight: optimizer.state.update({weight: {}}),
+        lambda optimizer, weight: optimizer.state[weight].update(exp_avg=torch.zeros_like(weight)),
+    ],
+)
 def test_deleted_state_begins_anew(device, throw_away):
     models, optimizers = pair(device)
     for model, optimizer in zip(models, optimizers, strict=True):

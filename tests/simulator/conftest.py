@@ -1,59 +1,27 @@
-"""The simulated device, on and with its settings. It needs Linux, a CPU build of torch and a compiler."""
+"""The simulated device, on and with its settings. It needs Linux and a compiler."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
-
 import pytest
 
-from mps_trainer.simulator import SimulatedMPS, SimulatorUnavailableError, simulated_mps
-from tests import HUNG_AFTER
+from tests.conftest import on_device
 
 
 @pytest.fixture(scope="session")
-def built() -> None:
-    """The device is compiled. Where it cannot be, tests that need it are skipped with the reason that users get."""
-    try:
-        with simulated_mps():
-            pass
-    except SimulatorUnavailableError as error:
-        pytest.skip(str(error))
+def built():
+    """Skips tests that need the device where it cannot be compiled."""
+    with on_device("mps"):
+        pass
 
 
 @pytest.fixture
-def mps(built: None) -> Iterator[SimulatedMPS]:
-    """As it is by default: operators without a kernel fail."""
-    with simulated_mps(fallback=False) as device:
+def mps_with_fallback():
+    with on_device("mps", fallback=True) as device:
         yield device
 
 
 @pytest.fixture
-def mps_with_fallback(built: None) -> Iterator[SimulatedMPS]:
-    with simulated_mps(fallback=True) as device:
-        yield device
-
-
-@pytest.fixture
-def mps_like_cpu(built: None) -> Iterator[SimulatedMPS]:
+def mps_like_cpu():
     """Draws the random numbers of the CPU, so that both can be compared bit by bit."""
-    with simulated_mps(fallback=False, same_draws_as_cpu=True) as device:
+    with on_device("mps", same_draws_as_cpu=True) as device:
         yield device
-
-
-@pytest.fixture
-def run_python(built: None):
-    """Run code in a process of its own and give back what became of it."""
-
-    def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-            capture_output=True,
-            text=True,
-            timeout=HUNG_AFTER,
-        )
-
-    return run

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 import textwrap
 
 import pytest
+
+from tests import HUNG_AFTER
 
 STEP = """
 import os, sys, threading, time
@@ -20,62 +25,65 @@ def step():
 """
 
 
-def program(body: str) -> str:
-    return STEP + textwrap.dedent(body)
+@pytest.fixture
+def run_python(built):
+    def run(body: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+        command = [sys.executable, "-c", STEP + textwrap.dedent(body)]
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=HUNG_AFTER)
+
+    return run
 
 
-def assert_quiet(result, code: int = 0) -> None:
-    assert (result.returncode, result.stdout, result.stderr) == (code, "", "")
+@pytest.fixture
+def quiet(run_python):
+    """Runs a program that must end without output."""
+
+    def check(body: str, code: int = 0, **environment: str) -> None:
+        result = run_python(body, **environment)
+        assert (result.returncode, result.stdout, result.stderr) == (code, "", "")
+
+    return check
 
 
-def test_training_process_ends_quietly(run_python):
-    assert_quiet(
-        run_python(
-            program("""
-            activate()
-            kept = [step() for _ in range(3)]  # tensors and graphs that outlive everything
-            kept[0][0].item()
-            """)
-        )
-    )
+def test_training_process_ends_quietly(quiet):
+    quiet("""
+    activate()
+    kept = [step() for _ in range(3)]  # tensors and graphs that outlive everything
+    kept[0][0].item()
+    """)
 
 
-def test_device_can_come_late(run_python):
+def test_device_can_come_late(quiet):
     """After backward on the CPU, which starts autograd's threads, and after torch has looked for mps in vain."""
-    assert_quiet(
-        run_python(
-            program("""
-            x = torch.ones(2, requires_grad=True)
-            x.sum().backward()
-            assert not torch.backends.mps.is_available() and not torch.mps.is_available()
-            assert torch.accelerator.current_accelerator() is None
-            torch.manual_seed(0)
-            activate()
-            assert torch.backends.mps.is_available()
-            step()
-            (x * 2).sum().backward()
-            """)
-        )
-    )
+    quiet("""
+    x = torch.ones(2, requires_grad=True)
+    x.sum().backward()
+    assert not torch.backends.mps.is_available() and not torch.mps.is_available()
+    assert torch.accelerator.current_accelerator() is None
+    torch.manual_seed(0)
+    activate()
+    assert torch.backends.mps.is_available()
+    step()
+    (x * 2).sum().backward()
+    """)
 
 
 def test_error_in_the_middle_of_training_is_the_only_output(run_python):
-    result = run_python(
-        program("""
-        activate()
-        loss, layer = step()
-        out = layer(torch.ones(1, 4, device="mps"))
-        out.register_hook(lambda gradient: 1 / 0)
-        out.sum().backward()
-        """)
-    )
+    result = run_python("""
+    activate()
+    loss, layer = step()
+    out = layer(torch.ones(1, 4, device="mps"))
+    out.register_hook(lambda gradient: 1 / 0)
+    out.sum().backward()
+    """)
     assert result.returncode == 1
     assert result.stderr.startswith("Traceback")
     assert result.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
 @pytest.mark.parametrize("leave", ["sys.exit(3)", "os._exit(3)"])
-def test_process_may_leave_in_the_middle_of_backward(run_python, leave):
+def test_process_may_leave_in_the_middle_of_backward(quiet, leave):
     body = f"""
     activate()
     loss, layer = step()
@@ -85,94 +93,82 @@ def test_process_may_leave_in_the_middle_of_backward(run_python, leave):
     out.register_hook(leave)
     out.sum().backward()
     """
-    assert_quiet(run_python(program(body)), code=3)
+    quiet(body, code=3)
 
 
 def test_interrupt_ends_training(run_python):
-    result = run_python(
-        program("""
-        import signal
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell runs in the background
-        activate()
-        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-        while True:
-            step()[0].item()
-        """)
-    )
+    result = run_python("""
+    import signal
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell runs in the background
+    activate()
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    while True:
+        step()[0].item()
+    """)
     assert result.returncode == -signal.SIGINT
     assert result.stderr.rstrip().endswith("KeyboardInterrupt")
     assert "terminate" not in result.stderr
 
 
-def test_process_waits_for_a_thread_that_trains_and_not_for_one_that_sleeps(run_python):
-    assert_quiet(
-        run_python(
-            program("""
-            activate()
-            def work(then):
-                for _ in range(50):
-                    step()[0].item()
-                time.sleep(then)
-            threading.Thread(target=work, args=(60,), daemon=True).start()
-            time.sleep(0.5)
-            threading.Thread(target=work, args=(0,)).start()
-            """)
-        )
-    )
+def test_process_waits_for_a_thread_that_trains_and_not_for_one_that_sleeps(quiet):
+    quiet("""
+    activate()
+    def work(then):
+        for _ in range(50):
+            step()[0].item()
+        time.sleep(then)
+    threading.Thread(target=work, args=(60,), daemon=True).start()
+    time.sleep(0.5)
+    threading.Thread(target=work, args=(0,)).start()
+    """)
 
 
-def test_forked_children_end_quietly(run_python):
-    assert_quiet(
-        run_python(
-            program("""
-            activate()
-            step()
-            statuses, seconds = [], []
-            for work in (lambda: torch.ones(3).sum().item(), lambda: torch.ones(3, device="mps").sum().item()):
-                for leave in (sys.exit, os._exit):
-                    start = time.monotonic()
-                    child = os.fork()
-                    if child == 0:
-                        work()
-                        leave(0)
-                    statuses.append(os.waitpid(child, 0)[1])
-                    seconds.append(time.monotonic() - start)
-            assert statuses == [0] * 4, statuses
-            assert max(seconds) < 9.5, seconds  # torch waits ten seconds for threads that are not there
-            step()
-            """)
-        )
-    )
+def test_forked_children_end_quietly(quiet):
+    quiet("""
+    activate()
+    step()
+    statuses, seconds = [], []
+    for work in (lambda: torch.ones(3).sum().item(), lambda: torch.ones(3, device="mps").sum().item()):
+        for leave in (sys.exit, os._exit):
+            start = time.monotonic()
+            child = os.fork()
+            if child == 0:
+                work()
+                leave(0)
+            statuses.append(os.waitpid(child, 0)[1])
+            seconds.append(time.monotonic() - start)
+    assert statuses == [0] * 4, statuses
+    assert max(seconds) < 9.5, seconds  # torch waits ten seconds for threads that are not there
+    step()
+    """)
 
 
-def test_forked_data_loader_workers_feed_training(run_python):
-    assert_quiet(
-        run_python(
-            program("""
-            activate()
-            data = torch.utils.data.TensorDataset(torch.ones(8, 4))
-            loader = torch.utils.data.DataLoader(data, batch_size=2, num_workers=2, persistent_workers=True)
-            _, layer = step()
-            for _ in range(2):
-                for (x,) in loader:
-                    layer(x.to("mps")).sum().backward()
-            """)
-        )
-    )
+def test_forked_data_loader_workers_feed_training(quiet):
+    quiet("""
+    activate()
+    data = torch.utils.data.TensorDataset(torch.ones(8, 4))
+    loader = torch.utils.data.DataLoader(data, batch_size=2, num_workers=2, persistent_workers=True)
+    _, layer = step()
+    for _ in range(2):
+        for (x,) in loader:
+            layer(x.to("mps")).sum().backward()
+    """)
 
 
-def test_switch_for_the_fallback_is_read_from_the_environment(run_python):
+def test_switch_for_the_fallback_is_read_from_the_environment(quiet, run_python):
     body = """
     import warnings
     warnings.simplefilter("ignore")
     activate()
     torch.linalg.eig(torch.eye(2, device="mps"))
     """
-    assert_quiet(run_python(program(body), PYTORCH_ENABLE_MPS_FALLBACK="1"))
-    refused = run_python(program(body), PYTORCH_ENABLE_MPS_FALLBACK="0")
+    quiet(body, PYTORCH_ENABLE_MPS_FALLBACK="1")
+    refused = run_python(body, PYTORCH_ENABLE_MPS_FALLBACK="0")
     assert refused.returncode == 1
     assert "NotImplementedError: The operator 'aten::linalg_eig'" in refused.stderr
 
 
-def test_simulator_is_imported_without_transformers(run_python):
-    assert_quiet(run_python("import sys, mps_trainer.simulator; assert 'transformers' not in sys.modules"))
+@pytest.mark.integration
+def test_simulator_is_imported_without_transformers():
+    code = "import sys, mps_trainer.simulator; assert 'transformers' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=HUNG_AFTER)

@@ -30,12 +30,14 @@ DROPS = [
 
 
 @pytest.mark.parametrize("draw", [*DRAWS, *DROPS])
-def test_seed_repeats_the_numbers(mps, draw):
+def test_numbers_follow_the_seed_of_the_device_and_leave_the_generator_of_the_cpu_alone(mps, draw):
+    before = torch.get_rng_state()
     torch.mps.manual_seed(5)
     first, second = draw(), draw()
     torch.mps.manual_seed(5)
     assert torch.equal(draw(), first)
     assert not torch.equal(second, first)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_manual_seed_of_torch_seeds_the_device_too(mps):
@@ -60,15 +62,6 @@ def test_generator_of_ones_own_is_used(mps, draw):
     first = draw(generator=generator)
     assert torch.equal(draw(generator=torch.Generator("mps").manual_seed(3)), first)
     assert not torch.equal(draw(generator=generator), first)
-
-
-@pytest.mark.parametrize("draw", [*DRAWS, *DROPS])
-def test_numbers_of_the_device_leave_those_of_the_cpu_alone(mps, draw):
-    torch.manual_seed(0)
-    expected = torch.rand(3)
-    torch.manual_seed(0)
-    draw()
-    assert torch.equal(torch.rand(3), expected)
 
 
 def test_numbers_of_the_cpu_leave_those_of_the_device_alone(mps):

@@ -7,7 +7,6 @@ import gc
 import pytest
 import torch
 
-from mps_trainer import TrainingArguments
 from mps_trainer.simulator import simulated_mps
 from tests import installed_torch
 
@@ -25,10 +24,6 @@ def test_machine_looks_like_a_mac_inside_the_block_only(built):
     assert not torch.backends.mps.is_available()
     assert not torch.mps.is_available()
     assert torch.accelerator.current_accelerator() is None
-
-
-def test_trainer_chooses_mps_without_a_flag(mps, tmp_path):
-    assert TrainingArguments(output_dir=str(tmp_path)).device == torch.device("mps")
 
 
 def test_tensors_cannot_be_made_outside_the_block(mps):

@@ -154,74 +154,16 @@ def test_optimizers_run_the_kernels_that_hardware_has(mps):
     assert not [name for name in ran(foreach=True) if "_foreach" in name]  # hardware has none of these
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_computes_in_the_lower_precision(mps, dtype):
-    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3)).to("mps")
-    with torch.autocast("mps", dtype):
-        scores = model(draw(6, 4).to("mps"))
-        loss = nn.functional.cross_entropy(scores, torch.tensor([0, 1, 2, 0, 1, 2], device="mps"))
-    assert (scores.dtype, loss.dtype) == (dtype, torch.float32)
-    loss.backward()
-    assert model[0].weight.grad.dtype == torch.float32
-    with torch.no_grad():
-        exact = model.cpu()(draw(6, 4))
-    torch.testing.assert_close(scores.float().cpu(), exact, rtol=0.05, atol=0.05)
-
-
-def test_grad_scaler_skips_a_step_that_overflows(mps):
-    layer = nn.Linear(2, 1, device="mps")
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("mps", init_scale=2.0**16, growth_interval=2)
-    start = weights(layer)
-
-    def step(value: float) -> None:
-        optimizer.zero_grad()
-        with torch.autocast("mps", torch.float16):
-            loss = layer(torch.full((1, 2), value, device="mps")).float().sum()
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-
-    step(60000.0)
-    assert scaler.get_scale() == 2.0**15
-    assert_same_weights(start, weights(layer))
-    step(0.001)
-    assert not torch.equal(start["weight"], weights(layer)["weight"])
-    step(0.001)
-    assert scaler.get_scale() == 2.0**16
-
-
-def test_unscaled_gradients_can_be_clipped(mps):
-    layer = nn.Linear(2, 1, device="mps")
-    optimizer = torch.optim.AdamW(layer.parameters(), fused=True)
-    scaler = torch.amp.GradScaler("mps")
-    scaler.scale(layer(torch.ones(1, 2, device="mps")).sum()).backward()
-    scaler.unscale_(optimizer)
-    assert nn.utils.clip_grad_norm_(layer.parameters(), 1.0).item() == pytest.approx(3**0.5)
-    scaler.step(optimizer)
-    scaler.update()
-
-
-def gradients_with_and_without_checkpoint(dropout: float, reentrant: bool) -> list[torch.Tensor]:
-    layer = nn.Sequential(nn.Linear(4, 4), nn.Dropout(dropout), nn.GELU()).to("mps")
-    x = draw(8, 4).to("mps").requires_grad_()
-    gradients = []
-    for run in (layer, lambda x: checkpoint(layer, x, use_reentrant=reentrant)):
-        torch.manual_seed(3)
-        layer.zero_grad()
-        run(x).sum().backward()
-        gradients.append(layer[0].weight.grad.clone())
-    return gradients
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointing_gives_the_same_gradients(mps, reentrant):
-    assert torch.equal(*gradients_with_and_without_checkpoint(0.0, reentrant))
-
-
 def test_checkpointing_drops_other_values_when_it_recomputes_as_on_hardware(mps):
     """torch's checkpoint restores random numbers of devices whose module has `_initialized`, and torch.mps has not."""
-    assert not torch.equal(*gradients_with_and_without_checkpoint(0.5, reentrant=False))
+    layer = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.GELU()).to("mps")
+    gradients = []
+    for run in (layer, lambda x: checkpoint(layer, x, use_reentrant=False)):
+        torch.manual_seed(3)
+        layer.zero_grad()
+        run(draw(8, 4).to("mps")).sum().backward()
+        gradients.append(layer[0].weight.grad.clone())
+    assert not torch.equal(*gradients)
 
 
 def test_anomaly_is_found(mps):

@@ -34,7 +34,8 @@ def make_contiguous(model: nn.Module, optimizer: Any = None) -> list[str]:
         return []
     places: dict[int, set[Any]] = {}  # by memory
     for _, parameter in named:
-        places.setdefault(_memory(parameter), set()).add(_place(parameter))
+        place = parameter.storage_offset(), tuple(parameter.shape), parameter.stride(), parameter.dtype
+        places.setdefault(_memory(parameter), set()).add(place)
     changed: list[str] = []
     kept: list[str] = []
     made: dict[int, torch.Tensor] = {}
@@ -62,10 +63,6 @@ def make_contiguous(model: nn.Module, optimizer: Any = None) -> list[str]:
 
 def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
 
 
 def _state(optimizer: Any, parameter: nn.Parameter) -> list[torch.Tensor]:

@@ -334,19 +334,14 @@ class DeferredLogits(torch.Tensor):
 
     def _deferred(self, func: Any, args: Any, kwargs: dict[str, Any]) -> DeferredLogits | None:
         """Returns what `func`, a view or a copy, makes of logits that are not computed; None if it has to compute."""
-        if func in _COPIES:
-            # losses want a copy in float32
-            others = kwargs.keys() - {"dtype", "memory_format"}
-            if others or kwargs.get("dtype") not in (None, self.dtype, torch.float32):
-                return None
-            meta = func(self._meta, *args, **kwargs)
-            steps = (*self._numbers.steps, *self._steps)
-            return (
-                DeferredLogits(replace(self._numbers, dtype=meta.dtype, steps=steps), meta)
-                if meta.is_contiguous()
-                else None
-            )
+        is_copy = func in _COPIES
+        others = kwargs.keys() - {"dtype", "memory_format"}
+        if is_copy and (others or kwargs.get("dtype") not in (None, self.dtype, torch.float32)):
+            return None  # losses want a copy in float32
         meta = func(self._meta, *args, **kwargs)
+        if is_copy and meta.is_contiguous():
+            steps = (*self._numbers.steps, *self._steps)
+            return DeferredLogits(replace(self._numbers, dtype=meta.dtype, steps=steps), meta)
         if func is _SLICE and (not args or args[0] not in (-1, self.dim() - 1)):
             return DeferredLogits(self._numbers, meta, (*self._steps, lambda whole: func(whole, *args, **kwargs)))
         if func is _VIEW and meta.shape[-1:] == self.shape[-1:]:

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from transformers import masking_utils
+
+from ...utils.attributes import attributes_replaced
 
 _NAMES = ("sdpa", "eager")  # kinds of attention whose masks sdpa_mask makes
 
@@ -32,19 +34,11 @@ class AttentionMasks:
         self.applies = device.type == "mps" if applies is None else applies
         self._values: dict[Any, tuple[torch.Tensor, ...]] = {}  # 0 and minus infinity on the device
 
-    @contextlib.contextmanager
-    def in_use(self) -> Iterator[None]:
+    def in_use(self) -> contextlib.AbstractContextManager[None]:
         """Inside, transformers' models make their masks so."""
         functions = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
-        own = functions._local_mapping
-        before = dict(own)
-        for name in _NAMES:
-            functions[name] = self._without_asking(functions[name])
-        try:
-            yield
-        finally:
-            own.clear()
-            own.update(before)
+        own = {name: self._without_asking(functions[name]) for name in _NAMES}
+        return attributes_replaced([(functions, "_local_mapping", functions._local_mapping | own)])
 
     def _without_asking(self, make: Callable) -> Callable:
         def mask(*args: Any, **kwargs: Any) -> Any:

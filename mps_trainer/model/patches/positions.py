@@ -36,7 +36,8 @@ SEARCH = "find_packed_sequence_indices"
 @contextlib.contextmanager
 def positions_made_once(model: nn.Module, applies: bool) -> Iterator[None]:
     """Inside, decoders in `model` that are known to number their tokens from 0 get them from here, if it `applies`."""
-    decoders = [module for module in model.modules() if applies and _is_known(type(module))]
+    decoders = [module for module in model.modules() if applies and type(module).__name__ in DECODERS]
+    decoders = [module for module in decoders if type(module).__module__.startswith("transformers.models.")]
     plain = getattr(masking_utils, SEARCH, None)
     if not decoders or plain is None:
         yield
@@ -105,10 +106,6 @@ def _kept(values: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
 def _is_elsewhere() -> bool:
     """Returns True where what is made could not be used again."""
     return torch.is_inference_mode_enabled() or is_transformed()
-
-
-def _is_known(kind: type) -> bool:
-    return kind.__module__.startswith("transformers.models.") and kind.__name__ in DECODERS
 
 
 def _is_static(rotary: Any) -> bool:

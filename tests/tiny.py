@@ -1,0 +1,35 @@
+"""Tiny models of transformers, with the same random weights each time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+OWN = {
+    "T5Config": {"num_decoder_layers": 1, "d_kv": 8, "d_ff": 24, "dropout_rate": 0.0, "decoder_start_token_id": 0},
+    "BartConfig": {
+        "encoder_ffn_dim": 24,
+        "decoder_ffn_dim": 24,
+        "decoder_layers": 1,
+        "decoder_attention_heads": 2,
+        "eos_token_id": 2,
+    },
+}
+
+
+def tiny(kind: Any, **settings: Any) -> Any:
+    """Returns a model of a class, or of transformers' class of this name, with these settings of its configuration."""
+    kind = getattr(transformers, kind) if isinstance(kind, str) else kind
+    torch.manual_seed(0)
+    return kind(kind.config_class(**{**SIZES, **OWN.get(kind.config_class.__name__, {}), **settings}))
