@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ...errors import MisconfigurationException
 from ...utils.text import counted
 from ..facts import MachineFacts, gather_facts
+from ..probes import FALLBACK, unreadable_switch
 
 if TYPE_CHECKING:
     import torch
@@ -186,6 +187,10 @@ def read_devices(devices: Devices) -> int | str | list[int]:
 def torch_missing(facts: MachineFacts) -> Obstacle:
     """Returns the obstacle that a missing torch is for every kind of device."""
     error = facts.torch_error or ""
+    switch = facts.environment.get(FALLBACK)
+    if facts.system == "Darwin" and unreadable_switch(switch):
+        cause = f"{FALLBACK}={switch!r} is not a whole number, and with it torch fails to load on a Mac"
+        return Obstacle(cause, f"unset {FALLBACK}, or set it to 1", True, "unreadable-switch")
     if not error or error.startswith("ModuleNotFoundError: No module named 'torch'"):
         remedy = "install torch: python -m pip install torch"
         return Obstacle("torch is not installed in this Python", remedy, True, "torch")
