@@ -26,19 +26,14 @@ def fake_mode() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
-def fake_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a fake tensor of the CPU with the shape and format of `tensor`; for a parameter, a parameter."""
+def fake_of(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Returns a fake tensor of the CPU like `tensor`, in its format or in `dtype`; for a parameter, a parameter."""
     with unset_fake_temporarily():
-        meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device="meta")
     fake: torch.Tensor = FakeTensor(fake_mode(), meta, _CPU)
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(fake, requires_grad=tensor.requires_grad)
     return fake.requires_grad_(tensor.requires_grad)
-
-
-def _in_format(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    new = fake_of(torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="meta"))
-    return nn.Parameter(new, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
 
 
 def fake_copy(value: Any, memo: dict[int, Any]) -> Any:
@@ -85,7 +80,7 @@ def modules_convert_fakes() -> Iterator[None]:
             with torch.no_grad():
                 # The device of this tensor exists, as the script's has to.
                 dtype = fn(torch.empty(0, dtype=old.dtype)).dtype
-            new = old if dtype is old.dtype else _in_format(old, dtype)
+            new = old if dtype is old.dtype else fake_of(old, dtype)
             made[id(old)] = old, new
         return made[id(old)][1]
 

@@ -63,7 +63,7 @@ def largest_batch(trainer: Trainer, most: int) -> Batch:
     updates = TrainingRun(_stand_in(trainer)).updates(0)
     batches = [
         (batch, num_items, _largest_shape(batch))
-        for group, num_items in itertools.islice(updates, math.ceil(most / _accumulated(trainer)))
+        for group, num_items in itertools.islice(updates, math.ceil(most / trainer.args.gradient_accumulation_steps))
         for batch in group
     ][:most]
     if not batches:
@@ -129,7 +129,8 @@ def measure_step(trainer: Trainer, batch: Batch, change: Change | None = None, a
         stand_in.optimizer.step()  # makes its state
         state = tracker.bytes_of(OPTIMIZER)
         run.gradients.clear()
-        if accumulates or _accumulated(trainer) > 1:
+        count = trainer.args.gradient_accumulation_steps
+        if accumulates or count > 1:
             _make_gradients(trained, tracker)
         for parameter in trained:
             parameter.register_post_accumulate_grad_hook(lambda each: tracker.belongs([each.grad], GRADIENTS))
@@ -139,7 +140,6 @@ def measure_step(trainer: Trainer, batch: Batch, change: Change | None = None, a
         run.forward_backward([batch.inputs], batch.num_items, divisors)
         tracker.kind = OPTIMIZER
         run.update_weights()
-        count = _accumulated(trainer)
         moved = count * _read_by_products(stand_in.model) + 2 * (state + 2 * sum(each.nbytes for each in trained))
     return StepCost(tracker.peak, count * tracker.operations, moved)
 
@@ -158,10 +158,6 @@ def _stand_in(trainer: Trainer) -> Trainer:
     stand_in.is_in_train = True
     stand_in._mt_loss.stop_watching()
     return stand_in
-
-
-def _accumulated(trainer: Trainer) -> int:
-    return max(trainer.args.gradient_accumulation_steps, 1)
 
 
 @contextlib.contextmanager
