@@ -102,10 +102,6 @@ def test_masks_of_a_generation_are_built_without_reading_from_the_device(make_ar
     assert "mps_trainer" not in what_to_do(report)
 
 
-def test_our_loop_reads_nothing_from_the_device(make_trainer):
-    assert reads(trace_step(make_trainer())) == []
-
-
 def test_the_trainer_stays_as_it_was(make_trainer, tmp_path, capsys):
     events: list[str] = []
 

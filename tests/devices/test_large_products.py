@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mps_trainer.devices.large_products import Layer, Product, concerns, product, warning_of_tokens, warning_of_width
+from mps_trainer.devices.large_products import Layer, Product, product, warning_of_tokens, warning_of_width
 
 
 @pytest.mark.parametrize(
@@ -22,20 +22,6 @@ from mps_trainer.devices.large_products import Layer, Product, concerns, product
 )
 def test_a_product_is_wrong_from_a_certain_size_on(product, torch, wrong):
     assert product.may_be_wrong(torch) is wrong
-
-
-@pytest.mark.parametrize(
-    ("torch", "chip", "affected"),
-    [
-        ("2.13.0", "Apple M1", True),
-        ("2.13.0", "Apple M2 Max", True),
-        ("2.13.0", "Apple M3", False),
-        ("2.14.0", "Apple M1", False),
-        ("2.13.0", None, False),
-    ],
-)
-def test_a_machine_is_affected_by_chip_and_torch(torch, chip, affected):
-    assert concerns(torch, chip) is affected
 
 
 LAYERS = {

@@ -10,7 +10,7 @@ from mps_trainer import MachineFacts, MisconfigurationException, gather_facts
 from mps_trainer.devices import DeviceRequest, resolve
 from mps_trainer.devices.slurm import slurm_facts
 from tests.devices.machines import MACHINES
-from tests.devices.test_facts import fake_torch
+from tests.devices.test_facts import mac_probes
 
 # `sbatch --nodes 4 --ntasks 7`, in which `srun python train.py` starts task 4, on the third node.
 BATCH = {
@@ -43,11 +43,7 @@ PLACE = ("world_size", "rank", "local_rank", "local_world_size", "master_addr", 
 
 
 def facts_of(environ: dict[str, str]) -> MachineFacts:
-    from mps_trainer.devices.probes import Probes
-
-    linux = {"system": lambda: "Linux", "machine": lambda: "x86_64", "release": lambda: "6.8.0"}
-    torch = fake_torch(built=False, available=False)
-    return gather_facts(Probes(**linux, import_torch=lambda: torch), environ)
+    return gather_facts(mac_probes(system=lambda: "Linux"), environ)
 
 
 def place(environ: dict[str, str]) -> tuple:
@@ -77,13 +73,10 @@ def test_torchrun_under_srun_goes_before_the_step_of_which_it_is_a_task():
     assert place({**STEP, **as_many, **address}) == (7, 3, 0, 1, "node03", 29500)
 
 
-def test_a_world_of_one_in_a_step_is_one_process():
-    assert place({**STEP, "WORLD_SIZE": "1"})[:2] == (1, None)
-
-
 def test_what_a_batch_script_exports_goes_with_the_place_of_the_task():
     exported = {"WORLD_SIZE": "7", "MASTER_ADDR": "10.0.0.3", "MASTER_PORT": "29400"}
     assert place({**STEP, **exported}) == (7, 4, 0, 2, "10.0.0.3", 29400)
+    assert place({**STEP, "WORLD_SIZE": "1"})[:2] == (1, None)
 
 
 @pytest.mark.parametrize(
