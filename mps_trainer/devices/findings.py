@@ -230,7 +230,6 @@ def _processes(facts: MachineFacts) -> Iterator[Finding]:
 
 
 def _limits(facts: MachineFacts) -> Iterator[Finding]:
-    """Yields findings for limits of memory that torch takes."""
     ratios = {name: Ratio(facts.environment[name]) for name in (HIGH, LOW) if name in facts.environment}
     if not facts.mps_allocation_ok or not ratios:
         return

@@ -57,7 +57,6 @@ def fallback_when_torch_loaded() -> bool | None:
 
 
 def physical_memory() -> int:
-    """Returns the bytes of the machine's memory."""
     import psutil
 
     return psutil.virtual_memory().total

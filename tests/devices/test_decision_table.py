@@ -39,25 +39,14 @@ NOTHING_TRAINS = [
 
 TRAINING = [machine for machine in MACHINES if machine not in {row[0] for row in NOTHING_TRAINS}]
 
-# machine, accelerator, words of the cause, words of the remedy
+# machine, accelerator, words of the cause, words of the remedy; what keeps a Mac from mps is in diagnosed.py as well
 UNAVAILABLE = [
     ("m1_macos_12.2", "mps", "macOS 12.2 is too old: torch 1.13.1 runs MPS from macOS 12.3 on", "update macOS"),
     ("m1_macos_12.7_torch_2.5", "mps", "torch 2.5.1 runs MPS from macOS 13.0 on", "update macOS to 13 or later"),
-    ("m1_macos_13_torch_2.10", "mps", "torch 2.10.0 runs MPS from macOS 14.0 on", "update macOS to 14 or later, or"),
-    ("m1_macos_13_torch_2.10", "mps", "macOS 13.7.4 is too old", "'torch<2.9'"),
+    ("m1_macos_13_torch_2.10", "mps", "macOS 13.7.4 is too old: torch 2.10.0 runs MPS from macOS 14.0", "'torch<2.9'"),
     ("m2_macos_14_torch_2.15", "mps", "torch 2.15.0 runs MPS from macOS 15.0 on", "update macOS to 15 or later, or"),
-    ("m2_macos_14_torch_2.15", "mps", "macOS 14.7 is too old", "MPS on macOS 14: python -m pip install 'torch<2.15'"),
-    ("m3_torch_without_mps", "mps", "torch 2.15.0 was built without MPS", "--force-reinstall torch"),
-    ("m3_torch_missing", "mps", "torch is not installed", "pip install torch"),
-    ("m3_torch_broken", "mps", "dlopen(libtorch_cpu.dylib)", "--force-reinstall torch"),
-    ("m3_sandboxed", "mps", "gives this process no Metal device", "outside any sandbox"),
     ("m3_memory_full", "mps", "Tried to allocate 256 bytes", "free some of this Mac's memory"),
     ("m1_rosetta_torch_without_mps", "mps", "/usr/local/bin/python3", "native arm64 Python"),
-    ("m2_rosetta_torch_missing", "mps", "Rosetta emulates", "native arm64 Python"),
-    ("m2_rosetta_old_macos", "mps", "Rosetta emulates", "native arm64 Python"),
-    ("intel_mac", "mps", "Intel Mac", "Apple-silicon Mac"),
-    ("github_macos_15", "mps", "virtual Mac: torch reports MPS, but an allocation on it failed", "real Apple-silicon"),
-    ("virtual_mac_without_metal", "mps", "virtual Mac without a Metal device", "real Apple-silicon Mac"),
     ("linux", "mps", "this machine runs Linux", "Apple-silicon Mac"),
     ("m3_macos_15", "cuda", "CUDA does not exist on macOS", "NVIDIA GPU"),
     ("m3_macos_15", "xpu", "no XPU build for macOS", "Intel Arc"),
@@ -65,7 +54,6 @@ UNAVAILABLE = [
     ("linux", "xpu", "built without XPU", "train on a machine with an Intel Arc"),
     ("linux_intel_gpu_torch_without_xpu", "xpu", "built without XPU", "pip install torch --index-url"),
     ("linux_torch_missing", "cuda", "torch is not installed", "pip install torch"),
-    ("linux_torch_missing", "xpu", "torch is not installed", "pip install torch"),
     ("linux_cuda_build_without_driver", "cuda", "no NVIDIA GPU", "nvidia-smi"),
     ("linux_cuda_hidden", "cuda", "CUDA_VISIBLE_DEVICES=''", "unset CUDA_VISIBLE_DEVICES"),
     ("linux_xpu_without_driver", "xpu", "no Intel GPU", "driver"),
@@ -101,12 +89,13 @@ def test_an_accelerator_that_works_is_taken_when_asked_for(machine, accelerator,
 def test_an_accelerator_that_cannot_run_is_an_error_with_cause_and_remedy(machine, accelerator, cause, remedy):
     with pytest.raises(DeviceUnavailableError) as caught:
         resolve(DeviceRequest(accelerator=accelerator), MACHINES[machine])
-    message = str(caught.value)
-    assert message.startswith(f"accelerator='{accelerator}' was requested")
-    assert cause in caught.value.cause
-    assert remedy in caught.value.remedy
-    assert message.index(caught.value.cause) < message.index(caught.value.remedy)
-    assert "\n" not in message
+    error = caught.value
+    assert str(error) == (
+        f"accelerator='{accelerator}' was requested, and it cannot run here: {error.cause}. "
+        f"What to do: {error.remedy}."
+    )
+    assert cause in error.cause
+    assert remedy in error.remedy
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -165,15 +154,9 @@ def test_mps_goes_before_cuda_and_cuda_before_xpu():
 def test_the_text_puts_the_choice_first_and_names_each_candidate_once(machine):
     decision = resolve(DeviceRequest(), MACHINES[machine])
     first, *others = str(decision).splitlines()
-    assert first.startswith(f"Training runs on {decision.name}: {decision.reason}")
-    named = [re.match(r"  not (\w+): ", line) for line in others]
-    assert [decision.type, *(match[1] for match in named if match)] == sorted(
-        ACCELERATORS, key=lambda name: (name != decision.type, list(ACCELERATORS).index(name))
-    )
+    assert first == f"Training runs on {decision.name}: {decision.reason}."
     assert [other.name for other in decision.rejected] == [name for name in ACCELERATORS if name != decision.type]
-    for other in decision.rejected:
-        assert other.why in str(decision)
-        assert other.remedy in str(decision)
+    assert others[:3] == [f"  not {other.name}: {other.why}; {other.remedy}." for other in decision.rejected]
 
 
 @pytest.mark.parametrize("machine", ["m2_macos_14_torch_2.15", "m1_rosetta_torch_without_mps", "m3_memory_full"])

@@ -76,15 +76,6 @@ def test_no_other_backend_reaches_mps(backend):
 
 
 @pytest.mark.parametrize(
-    ("machine", "backend"),
-    [("linux", "gloo"), ("linux", "mpi"), ("linux", "ccl"), ("linux_8_cuda", "nccl"), ("linux_8_cuda", "gloo"),
-     ("linux_2_xpu", "xccl"), ("linux_2_xpu", "ccl"), ("windows_1_cuda", "gloo")],
-)  # fmt: skip
-def test_backends_that_reach_the_device_are_taken(machine, backend):
-    assert resolve(DeviceRequest(ddp_backend=backend), MACHINES[machine])
-
-
-@pytest.mark.parametrize(
     ("machine", "backend", "words"),
     [
         ("linux", "nccl", "it needs cuda. Take one of 'gloo', 'mpi', 'ccl', 'mlx'"),

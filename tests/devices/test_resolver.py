@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.devices import DeviceRequest, resolve
+from mps_trainer.devices import ACCELERATORS, DeviceRequest, resolve
 from tests.devices.machines import MACHINES, pc, under_torchrun
 
 
@@ -133,10 +133,8 @@ def test_the_others_that_are_available_are_named_with_what_chooses_them():
 
 @pytest.mark.parametrize(("machine", "repairable"), [("m3_memory_full", True), ("linux", False)])
 def test_what_cannot_run_is_rejected_with_cause_and_remedy_and_whether_it_can_be_repaired(machine, repairable):
-    cause, remedy, may_be_repaired = rejected(DeviceRequest(), MACHINES[machine])["mps"]
-    assert may_be_repaired is repairable
-    said = f"accelerator='mps' was requested, and it cannot run here: {cause}. What to do: {remedy}."
-    assert refusal(DeviceRequest(accelerator="mps"), MACHINES[machine]) == said
+    obstacle = ACCELERATORS["mps"].why_not(MACHINES[machine])
+    assert rejected(DeviceRequest(), MACHINES[machine])["mps"] == (obstacle.cause, obstacle.remedy, repairable)
 
 
 NOTES = {

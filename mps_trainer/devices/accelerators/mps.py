@@ -50,6 +50,7 @@ class MPSAccelerator(Accelerator):
     kind = "mps"
     label = "mps device"
     backends = ("mlx",)
+    formats = ("fp32", "fp16", "bf16")  # Metal has no double
     indexed = False
 
     def __init__(self) -> None:
@@ -96,11 +97,8 @@ class MPSAccelerator(Accelerator):
 
     @classmethod
     def precisions(cls, facts: MachineFacts) -> tuple[str, ...]:
-        if cls.why_not(facts):
-            return ()
-        # Metal has no double; bfloat16 came with macOS 14.
-        old = facts.system == "Darwin" and parse_version(facts.os_version) < (14, 0)
-        return ("fp32", "fp16") if old else ("fp32", "fp16", "bf16")
+        has_bfloat16 = facts.system != "Darwin" or parse_version(facts.os_version) >= (14, 0)
+        return tuple(each for each in super().precisions(facts) if each != "bf16" or has_bfloat16)
 
     @classmethod
     def scales_gradients(cls, torch_version: str) -> bool:
