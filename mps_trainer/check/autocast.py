@@ -103,7 +103,6 @@ def autocast_list(torch_version: str) -> dict[str, str]:
 
 @cache
 def _kernels() -> dict[str, Callable]:
-    """Returns the kernels to register, by operator."""
     policies = autocast_list(torch.__version__)
     kernels: dict[str, Callable] = {}
     for name in torch._C._dispatch_get_all_op_names():

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..check.autocast import autocast_of_mps
+from ..check.autocast import autocast_of_mps, overridden
 from ..check.stand_in import stand_in_for
 from ..data.split import UnsplittableBatchError, examples_in
 from ..errors import MisconfigurationException
@@ -25,7 +25,7 @@ from ..utils.attributes import attributes_replaced
 from ..utils.nested import map_tensors, tensors_in
 from .fake_tensors import fake_copy, fake_mode, modules_convert_fakes
 from .known_values import HostReads, fake_with_values
-from .linear_of_mps import linear_of_mps
+from .linear_of_mps import linear
 from .memory_tracker import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS, MemoryTracker
 
 if TYPE_CHECKING:
@@ -163,7 +163,8 @@ def _stand_in(trainer: Trainer) -> Trainer:
 @contextlib.contextmanager
 def as_on_mps() -> Iterator[None]:
     """Makes attention, autocast and linear layers on the CPU behave as on mps."""
-    with sdpa_kernel(SDPBackend.MATH), autocast_of_mps(), linear_of_mps(), modules_convert_fakes():
+    linear_of_mps = overridden({"linear": linear}, "AutogradCPU")
+    with sdpa_kernel(SDPBackend.MATH), autocast_of_mps(), linear_of_mps, modules_convert_fakes():
         yield
 
 

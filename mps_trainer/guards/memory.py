@@ -163,5 +163,4 @@ def free_unused(device: torch.device) -> None:
 
 
 def make_guard(args: Any) -> MemoryGuard | None:
-    """Returns the guard that `args` request, or None."""
     return MemoryGuard(args.device, args.memory_fraction) if args.memory_guard and args.device.type == "mps" else None
