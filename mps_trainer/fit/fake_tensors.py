@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 
+from ..utils.attributes import attributes_replaced
 from ..utils.nested import map_plain_tensors
 
 _CPU = torch.device("cpu")
@@ -104,8 +105,5 @@ def modules_convert_fakes() -> Iterator[None]:
                 made.clear()
         return module
 
-    nn.Module._apply = apply  # type: ignore[method-assign]
-    try:
+    with attributes_replaced([(nn.Module, "_apply", apply)]):
         yield
-    finally:
-        nn.Module._apply = plain  # type: ignore[method-assign]

@@ -16,7 +16,7 @@ from mps_trainer.fit.step import as_on_mps, largest_batch, measure_step
 from tests.conftest import Classifier, assert_same_weights, examples, weights
 
 WORDS, LENGTH = 2048, 48
-SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4}
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
 def llama(**settings):

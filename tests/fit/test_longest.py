@@ -46,9 +46,9 @@ def trainer_of(make_args, model, rows, **settings):
 
 
 def test_report_names_the_longest_text_of_each_mac_and_a_bound_for_each_chip(make_args):
-    trainer = trainer_of(make_args, llama(max_position_embeddings=600), [text() for _ in range(4)])
+    trainer = trainer_of(make_args, llama(max_position_embeddings=200), [text() for _ in range(4)])
     report = estimate(trainer, longest=True)
-    assert report.longest_texts == dict.fromkeys(SIZES, 600)  # all positions of a small model
+    assert report.longest_texts == dict.fromkeys(SIZES, 200)  # all positions of a small model
     assert "longest" in report.table()
     assert "longest" not in replace(report, longest_texts=None).table()
     assert report.to_dict()["least_seconds"].keys() == CHIPS.keys()
