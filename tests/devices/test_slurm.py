@@ -113,28 +113,23 @@ def test_jobs_and_steps_meet_at_ports_of_their_own_that_no_connection_takes():
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("SLURM_STEP_NUM_TASKS", "seven", "is 'seven', which is not a whole number of at least 1"),
-        ("SLURM_PROCID", "7", "is '7', which is not a number below the 7 of SLURM_STEP_NUM_TASKS"),
+        ("SLURM_STEP_NUM_TASKS", "seven", "is 'seven', which is not a whole number from 1 to "),
+        ("SLURM_PROCID", "7", "is '7', which is not a whole number from 0 to 6"),
         ("SLURM_PROCID", None, "SLURM_PROCID is not set"),
         ("SLURM_LOCALID", "-1", "is '-1'"),
-        ("SLURM_LOCALID", "2", "is '2', which is not a number below the 2 tasks of this node"),
-        ("SLURM_STEP_TASKS_PER_NODE", "2(x3", "is '2(x3', which is not a list of numbers such as 2(x3),1"),
-        ("SLURM_STEP_TASKS_PER_NODE", "2(x2)", "is '2(x2)', which is not a number for each node, and this is node 2"),
+        ("SLURM_LOCALID", "2", "is '2', which is not a whole number from 0 to 1"),
+        ("SLURM_STEP_TASKS_PER_NODE", "2(x3", "is '2(x3', which has no number such as 2(x3) for node 2"),
+        ("SLURM_STEP_TASKS_PER_NODE", "2(x2)", "is '2(x2)', which has no number such as 2(x3) for node 2"),
         ("SLURM_STEP_NODELIST", "node[03-05", "is 'node[03-05', which is not a list of hosts"),
         ("SLURM_JOB_ID", "4711_2", "is '4711_2'"),
-        ("MASTER_PORT", "http", "is 'http'"),
     ],
 )
 def test_a_malformed_variable_is_told_in_a_line(name, value, said):
     environ = {**STEP, name: value} if value is not None else {key: STEP[key] for key in STEP if key != name}
-    with pytest.raises(MisconfigurationException) as refusal:
+    with pytest.raises(MisconfigurationException, match=rf"^.*{name}.*Start the processes with srun") as refusal:
         facts_of(environ)
-    message = str(refusal.value)
-    assert said in message
-    assert name in message
-    assert "\n" not in message
-    if name != "MASTER_PORT":
-        assert "srun" in message
+    assert said in str(refusal.value)
+    assert "\n" not in str(refusal.value)
 
 
 def test_the_decision_says_where_the_processes_meet():
