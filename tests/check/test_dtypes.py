@@ -131,11 +131,8 @@ def test_a_complex128_column_is_not_converted(make_trainer):
 
 
 def test_a_float64_buffer_in_the_model_of_a_trainer_is_named_once(make_trainer):
-    class Buffered(Classifier):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("scale", torch.ones((), dtype=torch.float64))
-
-    report = trace_step(make_trainer(trainer={"model": Buffered()}))
-    assert problems(report) == ["buffer scale of Buffered"]
+    model = Classifier()
+    model.register_buffer("scale", torch.ones((), dtype=torch.float64))
+    report = trace_step(make_trainer(trainer={"model": model}))
+    assert problems(report) == ["buffer scale of Classifier"]
     assert not report.ready

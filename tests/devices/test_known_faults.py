@@ -59,7 +59,7 @@ def test_faults_that_no_ordinary_run_meets_are_known_without_a_warning(torch, ma
 @pytest.mark.parametrize("fault", KNOWN_FAULTS, ids=lambda fault: str(fault.issue))
 def test_each_is_bounded_or_harmless_and_says_what_to_do(fault):
     assert fault.torch_before or fault.macos_before or fault.macos_from or fault.chips or not fault.warns
-    assert f"{fault.what} ({fault.thread}): {fault.remedy}" == str(fault)
+    assert str(fault) == f"{fault.what} ({fault.repository.split('/')[1]} issue {fault.issue}): {fault.remedy}"
     assert not fault.what.endswith(".")
     assert not fault.remedy.endswith(".")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 
 import pytest
@@ -72,15 +71,6 @@ def test_a_file_that_is_not_there_or_is_none(tmp_path):
         read_facts("a\0b")
     with pytest.raises(MisconfigurationException, match="--facts"):
         read_facts("x" * 5000)
-
-
-def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
-    def refuse(*args, **kwargs):
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    path = write(tmp_path, LINUX)
-    monkeypatch.setattr("mps_trainer.devices.recorded.read_text", refuse)
-    assert "it cannot be read (Permission denied)" in refusal(path)
 
 
 @pytest.mark.parametrize("machine", MACHINES)

@@ -27,8 +27,6 @@ from tests.devices.machines import mac
 def test_the_low_one_is_set_where_it_would_not_fit(environ, high, low):
     settle_low(environ, high)
     assert environ.get(LOW) == low
-    if low is not None and HIGH in environ and low != "0.9":
-        assert float(low) <= float(environ[HIGH])
 
 
 @pytest.mark.parametrize(("system", "low"), [("Darwin", "0.41"), ("Linux", None)])
