@@ -13,7 +13,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 
 from ..utils.attributes import attributes_replaced
-from ..utils.nested import map_plain_tensors
+from ..utils.nested import map_plain_tensors, tensors_in
 
 _CPU = torch.device("cpu")
 
@@ -43,17 +43,11 @@ def fake_copy(value: Any, memo: dict[int, Any]) -> Any:
     Args:
         memo: the copies by the id of what was copied, as `copy.deepcopy` has it.
     """
-    for tensor in _tensors(value):
+    is_module = isinstance(value, nn.Module)
+    for tensor in [*value.parameters(), *value.buffers()] if is_module else tensors_in(value.state):
         if id(tensor) not in memo:
             memo[id(tensor)] = map_plain_tensors(tensor, fake_of)
     return copy.deepcopy(value, memo)
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, nn.Module):
-        return [*value.parameters(), *value.buffers()]
-    states = (state for states in value.state.values() for state in states.values())
-    return [state for state in states if isinstance(state, torch.Tensor)]
 
 
 def make_fake(module: nn.Module) -> None:
