@@ -10,7 +10,12 @@ import torch
 
 from mps_trainer.check import OperatorTable, Support, operator_table
 from mps_trainer.check import table as table_module
-from mps_trainer.check.table import always_falls_back
+from mps_trainer.check.table import always_falls_back, parse_operator_table
+
+
+@pytest.fixture(scope="module")
+def table():
+    return parse_operator_table()
 
 
 @pytest.fixture
@@ -50,8 +55,8 @@ def parsed(tmp_path, monkeypatch):
         ("mine::no_such_operator", Support.FAILS),
     ],
 )
-def test_an_operator_gets_what_torch_registers_for_mps(name, support):
-    assert operator_table().support(name) is support
+def test_an_operator_gets_what_torch_registers_for_mps(table, name, support):
+    assert table.support(name) is support
 
 
 @pytest.mark.parametrize(
@@ -69,20 +74,18 @@ def test_what_always_falls_back_depends_on_the_release(version, names):
     assert table.support("aten::linalg_svd") is (Support.FALLS_BACK if falls_back else Support.COMPOSITE)
 
 
-def test_an_operator_of_another_library_has_the_kernels_that_this_process_registered():
+def test_an_operator_of_another_library_has_the_kernels_that_this_process_registered(table):
     library = torch.library.Library("mps_trainer_test", "FRAGMENT")
     for name, key in {"on_mps": "MPS", "anywhere": "CompositeImplicitAutograd", "on_cpu": "CPU"}.items():
         library.define(f"{name}(Tensor x) -> Tensor")
         library.impl(name, lambda x: x.clone(), key)
-    table = operator_table()
     assert table.support("mps_trainer_test::on_mps") is Support.NATIVE
     assert table.support("mps_trainer_test::anywhere") is Support.COMPOSITE
     assert table.support("mps_trainer_test::on_cpu") is Support.FAILS
 
 
-def test_composite_operators_are_those_that_the_dispatcher_can_compose():
+def test_composite_operators_are_those_that_the_dispatcher_can_compose(table):
     """Where the table says composite, torch has a kernel that fits any device, and where it says CPU, none."""
-    table = operator_table()
     composes = {
         name
         for name in torch._C._dispatch_get_all_op_names()
