@@ -11,7 +11,6 @@ the acceptance tier compares the two again. The names of the policies are those 
 from __future__ import annotations
 
 import contextlib
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -50,26 +49,22 @@ _OF_DIMENSION_NAMES = """
 """
 
 _KEY = "AutocastCPU"
-_lock = threading.Lock()
-_entered = 0
-_active = contextlib.ExitStack()
+_is_on = False
 
 
 @contextlib.contextmanager
 def autocast_of_mps() -> Iterator[None]:
     """Makes `torch.autocast("cpu")` cast like `torch.autocast("mps")` inside, in the whole process."""
-    global _entered
-    with _lock:
-        if not _entered:
-            _active.enter_context(overridden(_kernels(), _KEY))
-        _entered += 1
-    try:
+    global _is_on
+    if _is_on:  # a trace inside another
         yield
-    finally:
-        with _lock:
-            _entered -= 1
-            if not _entered:
-                _active.close()
+        return
+    with overridden(_kernels(), _KEY):
+        _is_on = True
+        try:
+            yield
+        finally:
+            _is_on = False
 
 
 @contextlib.contextmanager
@@ -103,7 +98,6 @@ def autocast_list(torch_version: str) -> dict[str, str]:
 
 @cache
 def _kernels() -> dict[str, Callable]:
-    """Returns the kernels to register, by operator."""
     policies = autocast_list(torch.__version__)
     kernels: dict[str, Callable] = {}
     for name in torch._C._dispatch_get_all_op_names():

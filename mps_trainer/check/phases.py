@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ..utils.attributes import attributes_replaced
+
 
 class Phases:
     """Follows calls of modules and optimizers while it is entered.
@@ -79,8 +81,7 @@ class Phases:
             finally:
                 self._depth -= 1
 
-        nn.Module.__call__ = call  # type: ignore[method-assign]
-        self._undo.callback(setattr, nn.Module, "__call__", original)
+        self._undo.enter_context(attributes_replaced([(nn.Module, "__call__", call)]))
         self._undo.callback(register_optimizer_step_pre_hook(self._before_step).remove)
         self._undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
         return self

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
@@ -19,13 +19,6 @@ REFUSED_DTYPES = (torch.float64, torch.complex128)
 MOVED = "tensor copied to the device"
 
 
-@dataclass
-class _Count:
-    where: SourceLine | None
-    calls: int = 0
-    shapes: set[tuple] = field(default_factory=set)
-
-
 class Recorder:
     """Counts operators, reads and number formats of one trace."""
 
@@ -34,7 +27,8 @@ class Recorder:
         self.fallback = fallback
         self.own_trainer = False  # True for a step of this package's Trainer
         self.notes: dict[str, None] = {}  # a dictionary keeps their order, and each once
-        self._operators: dict[tuple[str, str], _Count] = {}
+        self._operators: dict[tuple[str, str], Counter[tuple]] = defaultdict(Counter)  # the calls by shapes
+        self._first_lines: dict[tuple[str, str], SourceLine | None] = {}
         self._reads: Counter[tuple[str, str, SourceLine | None]] = Counter()
         self._dtypes: dict[tuple[str, SourceLine | None], DtypeProblem] = {}
         self._products: dict[tuple[str, str, SourceLine | None], LargeProduct] = {}
@@ -46,9 +40,8 @@ class Recorder:
         return self.table.support(name, self.fallback)
 
     def operator(self, name: str, phase: str, tensors: Iterable[torch.Tensor], where: SourceLine | None) -> None:
-        count = self._operators.setdefault((name, phase), _Count(where))
-        count.calls += 1
-        count.shapes.add(tuple((tensor.shape, tensor.dtype) for tensor in tensors))
+        self._first_lines.setdefault((name, phase), where)
+        self._operators[name, phase][tuple((tensor.shape, tensor.dtype) for tensor in tensors)] += 1
 
     def read(self, what: str, phase: str, where: SourceLine | None) -> None:
         self._reads[what, phase, where] += 1
@@ -116,8 +109,8 @@ class Recorder:
 
     def report(self) -> CoverageReport:
         operators = [
-            OperatorUse(name, self.support(name), phase, count.calls, len(count.shapes), count.where)
-            for (name, phase), count in self._operators.items()
+            OperatorUse(name, self.support(name), phase, calls.total(), len(calls), self._first_lines[name, phase])
+            for (name, phase), calls in self._operators.items()
         ]
         return CoverageReport(
             torch_version=self.table.torch_version,

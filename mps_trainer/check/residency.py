@@ -55,7 +55,3 @@ def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tenso
     elif isinstance(value, (list, tuple)):
         for i, entry in enumerate(value):
             yield from named_tensors(entry, f"{prefix}{i}")
-
-
-def tensors_in(*values: Any) -> list[torch.Tensor]:
-    return [tensor for _, tensor in named_tensors(values)]

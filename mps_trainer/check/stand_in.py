@@ -19,7 +19,7 @@ from ..loop.loss import UpdateLoss
 from ..model.activation_checkpointing import enable_activation_checkpointing
 from ..model.patches.masks import AttentionMasks
 from ..model.precision import MixedPrecision
-from ..utils.nested import map_plain_tensors, tensors_in
+from ..utils.nested import map_plain_tensors, map_tensors, tensors_in
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
@@ -31,10 +31,10 @@ Memo = dict[int, Any]  # the copies by the id of what was copied, as copy.deepco
 
 def copied(value: Any, memo: Memo) -> Any:
     """Returns a copy of a model or an optimizer on the CPU; raises MisconfigurationException for one that refuses."""
-    if isinstance(value, torch.optim.Optimizer):
-        for tensor in tensors_in(value.state):
-            if is_traceable_wrapper_subclass(tensor):  # torchao's cannot be copied
-                memo[id(tensor)] = map_plain_tensors(tensor, torch.clone)
+    is_module = isinstance(value, nn.Module)
+    for tensor in () if is_module else tensors_in(value.state):
+        if is_traceable_wrapper_subclass(tensor):  # torchao's cannot be copied
+            memo[id(tensor)] = map_plain_tensors(tensor, torch.clone)
     try:
         value = copy.deepcopy(value, memo)
     except Exception as error:  # a user's module may hold anything
@@ -42,7 +42,11 @@ def copied(value: Any, memo: Memo) -> Any:
             f"{type(value).__name__} cannot be copied ({error}), and the trace needs a copy to leave yours "
             "unchanged. Trace a step that you run yourself: `with Tracer() as tracer:`, then tracer.report()."
         ) from error
-    return value.cpu() if isinstance(value, nn.Module) else value
+    if is_module:
+        return value.cpu()
+    for parameter, state in value.state.items():
+        value.state[parameter] = map_tensors(state, torch.Tensor.cpu)
+    return value
 
 
 def stand_in_for(trainer: Trainer, copied: Callable[[Any, Memo], Any] = copied) -> Trainer:
@@ -70,7 +74,7 @@ def stand_in_for(trainer: Trainer, copied: Callable[[Any, Memo], Any] = copied) 
             setattr(stand_in, name, copied(value, memo))
     stand_in.optimizer, stand_in.lr_scheduler = None, None
     if trainer.optimizer is not None:
-        stand_in.optimizer = _on_cpu(copied(trainer.optimizer, memo))
+        stand_in.optimizer = copied(trainer.optimizer, memo)
     stand_in._mt_precision = MixedPrecision(args.device, args.mixed_precision)
     for name in ("accelerator", "gather_function"):  # made anew when they are asked for
         vars(stand_in).pop(name, None)
@@ -86,11 +90,3 @@ def stand_in_for(trainer: Trainer, copied: Callable[[Any, Memo], Any] = copied) 
     if args.activation_checkpointing:
         enable_activation_checkpointing(stand_in.model, args)
     return stand_in
-
-
-def _on_cpu(optimizer: Any) -> Any:
-    for state in optimizer.state.values():
-        for name, value in state.items():
-            if isinstance(value, torch.Tensor):
-                state[name] = value.cpu()
-    return optimizer

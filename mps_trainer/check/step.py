@@ -162,5 +162,4 @@ def _evaluation_batches(trainer: Any) -> Iterator[Any]:
 
 
 def _overrides(trainer: Any, method: str) -> bool:
-    """Returns True if a subclass overrides the method."""
     return sum(method in vars(each) for each in type(trainer).__mro__) > 1

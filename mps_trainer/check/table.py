@@ -92,7 +92,6 @@ def _registered(name: str) -> Support | None:
 
 
 def _has_kernel(name: str, key: str) -> bool:
-    """Returns True if this process registered a kernel for exactly this key of the dispatcher."""
     import torch
 
     try:

@@ -10,14 +10,15 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..devices.probes import fallback_switch
+from ..devices.probes import fallback_when_torch_loaded
+from ..utils.nested import tensors_in
 from .autocast import autocast_of_mps
 from .composites import composite_key, instead_on_mps, numbers_to_tensors, waits_for_device
 from .coverage_report import CoverageReport
 from .phases import Phases
 from .reads import HostCalls
 from .recorder import REFUSED_DTYPES, Recorder, half
-from .residency import Residency, named_tensors, tensors_in
+from .residency import Residency, named_tensors
 from .source import SourceLine, current_line, inside
 from .table import Support, operator_table
 
@@ -41,13 +42,12 @@ class Tracer:
     """
 
     def __init__(self, *, fallback: bool | None = None, unknown_on_device: bool = False) -> None:
-        self.fallback = fallback_switch() if fallback is None else fallback
+        self.fallback = bool(fallback_when_torch_loaded()) if fallback is None else fallback
         self.residency = Residency(unknown_on_device)
         self.recorder = Recorder(operator_table(), self.fallback)
         self.phases = Phases(self._enter_module, self._before_step)
         self.is_paused = False
         self.reads_are_free = False  # within what has been recorded as a read, or checks values on the CPU alone
-        self.singular_values_only = False  # within functions that want no singular vectors
         self.float64_is_of_the_cpu = False  # within functions that count in float64 on the CPU alone
         self.factory_on_device: bool | None = None  # within a Python call of a factory: whether it names a device
         self._expanding: list[Any] = []
@@ -85,7 +85,7 @@ class Tracer:
 
     def on_device(self, *values: Any) -> None:
         """Marks the tensors in `values` (modules, dictionaries, lists) as being on the device."""
-        self.residency.put(tensors_in(*values), True)
+        self.residency.put((tensor for _, tensor in named_tensors(values)), True)
 
     def paused(self) -> contextlib.AbstractContextManager[None]:
         """Records nothing inside."""
@@ -113,7 +113,7 @@ class Tracer:
         if self.is_paused or func.namespace == "profiler":
             return func(*args, **kwargs)
         given, args = args, numbers_to_tensors(func, args)
-        tensors = tensors_in(args, kwargs)
+        tensors = list(tensors_in((args, kwargs)))
         if any(tensor.is_meta for tensor in tensors):
             return func(*args, **kwargs)
         if not self._on_device(func, tensors, kwargs):
@@ -136,7 +136,7 @@ class Tracer:
                 self.read(func.name())
                 stack.enter_context(self.having(reads_are_free=True))  # reads of its parts are the same wait
             result = self._record_and_run(func, args, kwargs, on_device, line)
-        results = tensors_in(result)
+        results = list(tensors_in(result))
         if tensors and not any(tensor.dtype in REFUSED_DTYPES for tensor in on_device):
             self._check_results(func, results, line)
         self.residency.put(results, True)
@@ -155,7 +155,7 @@ class Tracer:
         self, func: Any, args: tuple, kwargs: dict[str, Any], on_device: list[torch.Tensor], line: SourceLine | None
     ) -> Any:
         phase = self.phases.now()
-        instead = instead_on_mps(func, args, kwargs, self.singular_values_only)
+        instead = instead_on_mps(func, args, kwargs)
         name = func.name()
         support = self.recorder.support(name)
         if instead is None or support is Support.COMPOSITE:

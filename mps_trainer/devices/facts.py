@@ -139,10 +139,10 @@ def cpu_bfloat16(probes: Probes | None = None) -> bool | None:
     None also for arm64 without them, where nothing was measured.
     """
     probes = probes or Probes()
-    flags = probes.linux_cpu_flags() if probes.system() == "Linux" else None
+    flags = probes.cpuinfo("flags", "Features") if probes.system() == "Linux" else None
     if flags is None:
         return None
-    return not flags.isdisjoint(_BFLOAT16_FLAGS) or (None if "asimd" in flags else False)
+    return not _BFLOAT16_FLAGS.isdisjoint(flags.split()) or (None if "asimd" in flags else False)
 
 
 def gather_facts(
@@ -207,7 +207,7 @@ def for_a_report(facts: MachineFacts, probes: Probes | None = None) -> MachineFa
     folder = None if (cache := cache_folder()) is None else str(cache)
     values = {
         **vars(facts),
-        "chip": probes.sysctl_text(CHIP) if mac else probes.linux_chip() if linux else None,
+        "chip": probes.sysctl_text(CHIP) if mac else probes.cpuinfo("model name") if linux else None,
         "cpu_bfloat16": cpu_bfloat16(probes),
         "model": probes.sysctl_text("hw.model") if mac else None,
         "memory_bytes": probes.memory(),

@@ -19,9 +19,9 @@ from .accelerators.gpu import GPUAccelerator
 from .accelerators.mps import MINIMUM_MACOS, dotted, minimum_macos, too_new_torch
 from .facts import LAUNCHER_INTEGERS, MachineFacts, parse_version
 from .known_faults import SILENT, faults_to_warn_of
-from .probes import FALLBACK, switched_on, unreadable_switch
+from .probes import FALLBACK, switched_on
 from .resolver import Decision, DeviceRequest, is_true, resolve
-from .watermarks import HIGH, LOW, MOST, Ratio, limits
+from .watermarks import HIGH, LOW, MOST, Ratio
 
 ERROR = "error"  # keeps training from the best device of the machine, or from running at all
 WARNING = "warning"  # training runs, and may go wrong or be cut short
@@ -105,52 +105,15 @@ def _torch(facts: MachineFacts) -> Iterator[Finding]:
 
 
 def _mac_gpu(facts: MachineFacts) -> Iterator[Finding]:
-    """Yields findings if torch cannot use a Mac's GPU or is slow on it."""
-    unreadable = unreadable_switch(facts.environment.get(FALLBACK))
-    refused_limits = list(_refused_limits(facts))
     obstacle = MPSAccelerator.why_not(facts)
     severity = ERROR if obstacle and obstacle.repairable else WARNING
     if facts.rosetta and facts.mps_allocation_ok:
         obstacle, severity = MPSAccelerator.why_not(replace(facts, mps_allocation_ok=False)), WARNING
     elif facts.torch_version is None:
         severity = ERROR  # on an Intel Mac there is no torch to install that would do
-    if obstacle is not None and not (unreadable and obstacle.name == "torch") and not refused_limits:
+    if obstacle is not None:
         intel = f", and this package needs {dotted(MINIMUM_TORCH)}" if obstacle.name == "intel-mac" else ""
         yield Finding(obstacle.name, severity, obstacle.cause + intel, obstacle.remedy, device="mps")
-    if unreadable:
-        yield Finding(
-            "unreadable-switch",
-            ERROR,
-            f"{FALLBACK}={facts.environment[FALLBACK]!r} is not a whole number, and with it torch fails to load on a "
-            "Mac",
-            f"unset {FALLBACK}, or set it to 1",
-            device="mps",
-        )
-    yield from refused_limits
-
-
-def _refused_limits(facts: MachineFacts) -> Iterator[Finding]:
-    """Yields a finding for a limit out of range, or a low one above the high one: torch refuses every allocation."""
-    given = [name for name in (HIGH, LOW) if name in facts.environment]
-    if facts.mps_allocation_ok or not given:
-        return
-    high = Ratio(facts.environment.get(HIGH, "1.7")).value  # torch's own, in force when its allocator is made
-    low = limits(facts.environment)[1]
-    highest = high if 0 < high <= MOST else MOST
-    if HIGH in given and not 0 <= high <= MOST:
-        what = f"{HIGH}={facts.environment[HIGH]} is not between 0 and {MOST:g}"
-    elif LOW in given and not 0 <= low <= highest:
-        top = f"{HIGH}={facts.environment[HIGH]}" if HIGH in given and high > 0 else f"{highest:g}"
-        what = f"{LOW}={facts.environment[LOW]} is not between 0 and {top}"
-    else:
-        return
-    yield Finding(
-        "refused-limits",
-        ERROR,
-        f"{what}, so torch refuses every allocation on mps",
-        f"unset {' '.join(given)}; memory_fraction=0.8 limits a run by itself",
-        device="mps",
-    )
 
 
 def _newer_torch(facts: MachineFacts, least: tuple[int, ...] = MINIMUM_TORCH) -> str:
@@ -267,7 +230,6 @@ def _processes(facts: MachineFacts) -> Iterator[Finding]:
 
 
 def _limits(facts: MachineFacts) -> Iterator[Finding]:
-    """Yields findings for limits of memory that torch takes."""
     ratios = {name: Ratio(facts.environment[name]) for name in (HIGH, LOW) if name in facts.environment}
     if not facts.mps_allocation_ok or not ratios:
         return

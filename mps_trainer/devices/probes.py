@@ -56,13 +56,7 @@ def fallback_when_torch_loaded() -> bool | None:
     return _watch.seen if "torch" in sys.modules else None
 
 
-def fallback_switch() -> bool:
-    """Returns True if PYTORCH_ENABLE_MPS_FALLBACK was on when torch was loaded, or is on before it is."""
-    return bool(_watch.seen) if "torch" in sys.modules else switched_on(os.environ.get(FALLBACK))
-
-
 def physical_memory() -> int:
-    """Returns the bytes of the machine's memory."""
     import psutil
 
     return psutil.virtual_memory().total
@@ -97,7 +91,6 @@ def sysctl_text(name: str) -> str | None:
 
 
 def _version_of(package: str) -> str | None:
-    """Returns the installed version of a package, without importing it."""
     from importlib import metadata
 
     try:
@@ -116,17 +109,6 @@ def _free_bytes(folder: str) -> int | None:
         return shutil.disk_usage(folder).free
     except OSError:
         return None
-
-
-def _linux_chip() -> str | None:
-    """Returns the name of the processor; None where Linux does not say, as on arm64."""
-    return _cpuinfo("model name")
-
-
-def _linux_cpu_flags() -> frozenset[str] | None:
-    """Returns the instructions that the processor has beside the usual ones; None where Linux does not say."""
-    flags = _cpuinfo("flags", "Features")
-    return None if flags is None else frozenset(flags.split())
 
 
 def _cpuinfo(*names: str) -> str | None:
@@ -150,7 +132,6 @@ def _intel_gpus(folder: str = "/sys/class/drm") -> int:
 
 
 def _recommended_bytes() -> int | None:
-    """Returns the maximum memory that Metal recommends on mps, or None where torch does not report it."""
     import torch
 
     try:
@@ -192,8 +173,7 @@ class Probes:
     version_of: Callable[[str], str | None] = _version_of
     free_bytes: Callable[[str], int | None] = _free_bytes
     names_in: Callable[[str], list[str]] = _names_in
-    linux_chip: Callable[[], str | None] = _linux_chip
+    cpuinfo: Callable[..., str | None] = _cpuinfo
     intel_gpus: Callable[[], int] = _intel_gpus
-    linux_cpu_flags: Callable[[], frozenset[str] | None] = _linux_cpu_flags
     recommended_bytes: Callable[[], int | None] = _recommended_bytes
     mlx_backends: Callable[[], str | None] = _mlx_backends

@@ -153,24 +153,19 @@ class _Choice:
     name: str
     reason: str
     others: str  # why an available candidate was passed over
-    switch: str  # what would choose candidate {name} instead
+    condition: str = ""  # under which accelerator= would choose another candidate
     by_order: bool = False  # the kind was not asked for; it was the first usable
 
 
 def _choose(request: DeviceRequest, facts: MachineFacts) -> _Choice:
     asked = _asked_accelerator(request)
     if request.use_cpu:
-        return _cpu(facts, asked, "use_cpu=True asks for the CPU", "without use_cpu, accelerator={name!r} chooses it")
+        return _cpu(facts, asked, "use_cpu=True asks for the CPU", "without use_cpu, ")
     if asked == "cpu":
-        return _cpu(facts, asked, "accelerator='cpu' asks for the CPU", "accelerator={name!r} chooses it")
-    if is_true(facts.environment.get("ACCELERATE_USE_CPU")):
-        variable = f"ACCELERATE_USE_CPU={facts.environment['ACCELERATE_USE_CPU']}"
-        return _cpu(
-            facts,
-            asked,
-            f"the environment variable {variable}, which `launch --cpu` sets, asks for the CPU",
-            "without ACCELERATE_USE_CPU, accelerator={name!r} chooses it",
-        )
+        return _cpu(facts, asked, "accelerator='cpu' asks for the CPU")
+    if is_true(value := facts.environment.get("ACCELERATE_USE_CPU")):
+        why = f"the environment variable ACCELERATE_USE_CPU={value}, which `launch --cpu` sets, asks for the CPU"
+        return _cpu(facts, asked, why, "without ACCELERATE_USE_CPU, ")
     if asked in ("auto", "gpu"):
         return _first_usable(asked, facts)
     obstacle = ACCELERATORS[asked].why_not(facts)
@@ -181,12 +176,8 @@ def _choose(request: DeviceRequest, facts: MachineFacts) -> _Choice:
             obstacle.cause,
             obstacle.remedy,
         )
-    return _Choice(
-        asked,
-        f"accelerator={asked!r} asks for it, and it works here",
-        f"accelerator={asked!r} was requested",
-        "accelerator={name!r} chooses it",
-    )
+    reason = f"accelerator={asked!r} asks for it, and it works here"
+    return _Choice(asked, reason, f"accelerator={asked!r} was requested")
 
 
 def _asked_accelerator(request: DeviceRequest) -> str:
@@ -205,11 +196,11 @@ def is_true(value: str | None) -> bool:
     return value is not None and value.strip().lower() in ("1", "true", "t", "yes", "y", "on")
 
 
-def _cpu(facts: MachineFacts, asked: str, why: str, switch: str) -> _Choice:
+def _cpu(facts: MachineFacts, asked: str, why: str, condition: str = "") -> _Choice:
     if ACCELERATORS["cpu"].why_not(facts) is not None:
         raise _nothing_trains(facts)
     set_aside = "" if asked in ("auto", "cpu") else f", so the request for accelerator={asked!r} was ignored"
-    return _Choice("cpu", why + set_aside, why, switch)
+    return _Choice("cpu", why + set_aside, why, condition)
 
 
 def _first_usable(asked: str, facts: MachineFacts) -> _Choice:
@@ -221,7 +212,7 @@ def _first_usable(asked: str, facts: MachineFacts) -> _Choice:
                 system = "macOS" if facts.system == "Darwin" else facts.system
                 version = f"{system} {facts.os_version}, torch {facts.torch_version}"
                 reason += f", and an allocation on mps worked ({version})"
-            return _Choice(name, reason, f"{name} comes first", "accelerator={name!r} chooses it", by_order=True)
+            return _Choice(name, reason, f"{name} comes first", by_order=True)
     if asked == "auto":
         raise _nothing_trains(facts)
     obstacles = {name: ACCELERATORS[name].why_not(facts) for name in names}
@@ -247,7 +238,7 @@ def _nothing_trains(facts: MachineFacts) -> DeviceUnavailableError:
 def _rejected(name: str, choice: _Choice, facts: MachineFacts) -> Rejected:
     obstacle = ACCELERATORS[name].why_not(facts)
     if obstacle is None:
-        return Rejected(name, f"available, but {choice.others}", choice.switch.format(name=name))
+        return Rejected(name, f"available, but {choice.others}", f"{choice.condition}accelerator={name!r} chooses it")
     return Rejected(name, obstacle.cause, obstacle.remedy, obstacle.repairable)
 
 

@@ -12,6 +12,7 @@ TASKS = "SLURM_STEP_NUM_TASKS"
 
 # 20000 to 32767: above what services use, below what Linux gives to connections, which begin at 32768.
 FIRST_PORT, PORTS = 20000, 12768
+_MOST = 10**10  # no number of Slurm has more digits
 
 
 def slurm_facts(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -25,46 +26,50 @@ def slurm_facts(environ: Mapping[str, str]) -> dict[str, Any]:
     """
     if TASKS not in environ:
         return {}
-    size = _number(environ, TASKS, 1)
-    if size == 1:
-        return {}
-    rank = _number(environ, "SLURM_PROCID")
-    if rank >= size:
-        raise _unlike(environ, "SLURM_PROCID", f"a number below the {size} of {TASKS}")
-    here, local = _tasks_here(environ), _number(environ, "SLURM_LOCALID")
-    if local >= here:
-        raise _unlike(environ, "SLURM_LOCALID", f"a number below the {here} tasks of this node")
-    return {
-        "slurm": True,
-        "world_size": size,
-        "rank": rank,
-        "local_rank": local,
-        "local_world_size": here,
-        "master_addr": environ.get("MASTER_ADDR") or _first_host(environ),
-        "master_port": _number(environ, "MASTER_PORT") if "MASTER_PORT" in environ else _port(environ),
-    }
+    try:
+        size = _number(environ, TASKS, range(1, _MOST))
+        if size == 1:
+            return {}
+        rank, here = _number(environ, "SLURM_PROCID", range(size)), _tasks_here(environ)
+        return {
+            "slurm": True,
+            "world_size": size,
+            "rank": rank,
+            "local_rank": _number(environ, "SLURM_LOCALID", range(here)),
+            "local_world_size": here,
+            "master_addr": environ.get("MASTER_ADDR") or _first_host(environ),
+            "master_port": _number(environ, "MASTER_PORT") if "MASTER_PORT" in environ else _port(environ),
+        }
+    except KeyError as error:
+        why = f"{TASKS} is {environ[TASKS]!r}, and {error.args[0]} is not set"
+    except ValueError as error:
+        why = f"The environment variable {error}"
+    raise MisconfigurationException(
+        f"{why}, so this process does not know its rank in the Slurm step. Start the processes with srun, or with "
+        f"torchrun, or unset {TASKS} to train in one process."
+    )
 
 
 def _tasks_here(environ: Mapping[str, str]) -> int:
     """Returns the number of tasks of this node: "2(x3),1" is two on each of the nodes 0 to 2, one on node 3."""
     name = "SLURM_STEP_TASKS_PER_NODE"
-    node = _number(environ, "SLURM_NODEID")
-    for part in _text(environ, name).split(","):
+    node, tasks = _number(environ, "SLURM_NODEID"), environ[name]
+    for part in tasks.split(","):
         match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", part.strip())
         if match is None:
-            raise _unlike(environ, name, "a list of numbers such as 2(x3),1")
+            break
         node -= int(match[2] or 1)
         if node < 0:
             return int(match[1])
-    raise _unlike(environ, name, f"a number for each node, and this is node {environ['SLURM_NODEID']}")
+    raise ValueError(f"{name} is {tasks!r}, which has no number such as 2(x3) for node {environ['SLURM_NODEID']}")
 
 
 def _first_host(environ: Mapping[str, str]) -> str:
     """Returns the first host of a list: node03 for "node[03-05,07],gpu1"."""
     name = "SLURM_STEP_NODELIST"
-    first = re.match(r"(?:[\w.-]|\[[0-9]+[0-9,-]*\])+(?=,|$)", _text(environ, name))
+    first = re.match(r"(?:[\w.-]|\[[0-9]+[0-9,-]*\])+(?=,|$)", environ[name])
     if first is None:
-        raise _unlike(environ, name, "a list of hosts such as node[03-05,07]")
+        raise ValueError(f"{name} is {environ[name]!r}, which is not a list of hosts such as node[03-05,07]")
     return re.sub(r"\[([0-9]+)[0-9,-]*\]", r"\1", first[0])
 
 
@@ -74,26 +79,8 @@ def _port(environ: Mapping[str, str]) -> int:
     return FIRST_PORT + (_number(environ, "SLURM_JOB_ID") + 1000 * step) % PORTS
 
 
-def _text(environ: Mapping[str, str], name: str) -> str:
-    if name not in environ:
-        raise MisconfigurationException(
-            f"{TASKS} is {environ[TASKS]!r}, and {name} is not set, so this process does not know its rank in the "
-            f"Slurm step. {_WAYS_ON}"
-        )
-    return environ[name]
-
-
-def _number(environ: Mapping[str, str], name: str, smallest: int = 0) -> int:
-    text = _text(environ, name)
-    if re.fullmatch(r"[0-9]{1,10}", text) is None or int(text) < smallest:
-        raise _unlike(environ, name, f"a whole number of at least {smallest}")
+def _number(environ: Mapping[str, str], name: str, allowed: range = range(_MOST)) -> int:
+    text = environ[name]
+    if re.fullmatch(r"[0-9]{1,10}", text) is None or int(text) not in allowed:
+        raise ValueError(f"{name} is {text!r}, which is not a whole number from {allowed[0]} to {allowed[-1]}")
     return int(text)
-
-
-def _unlike(environ: Mapping[str, str], name: str, wanted: str) -> MisconfigurationException:
-    return MisconfigurationException(
-        f"The environment variable {name} is {environ[name]!r}, which is not {wanted}. {_WAYS_ON}"
-    )
-
-
-_WAYS_ON = f"Start the processes with srun, or with torchrun, or unset {TASKS} to train in one process."

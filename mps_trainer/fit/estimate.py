@@ -77,7 +77,7 @@ def estimate(
         trainable=sum(number for number, is_trained in parameters if is_trained),
         batch_shape=batch.shape,
         batches=batch.looked_at,
-        accumulated=max(trainer.args.gradient_accumulation_steps, 1),
+        accumulated=trainer.args.gradient_accumulation_steps,
         bytes_by_kind=cost.bytes_by_kind,
         remedies=tuple(each for each in results if each is not None and each.bytes_peak < cost.bytes_peak),
         operations=cost.operations,

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..errors import MisconfigurationException
+from ..utils.attributes import attributes_replaced
 from .fake_tensors import fake_mode, make_fake, modules_convert_fakes
 from .quantized import quantize, size_and_format
 
@@ -30,29 +31,23 @@ def models_are_fake() -> Iterator[None]:
     `from_pretrained` takes the number format of its `dtype`, else of the configuration, else float32.
     `save_pretrained` writes the configuration alone, and `generate` gives its prompt back.
     """
-    import transformers
+    from transformers import PreTrainedModel
     from transformers.generation import GenerationMixin
 
-    model_class: Any = transformers.PreTrainedModel
-    generation: Any = GenerationMixin
-    with contextlib.ExitStack() as undo:
-        undo.enter_context(modules_convert_fakes())
-        undo.enter_context(_made_fake(model_class))
-        for kind, name, replacement in (
-            (model_class, "from_pretrained", classmethod(_from_pretrained)),
-            (model_class, "resize_token_embeddings", _without_means(model_class.resize_token_embeddings)),
-            (model_class, "save_pretrained", _save_pretrained),
-            (generation, "generate", _generate),
-        ):
-            undo.callback(setattr, kind, name, vars(kind)[name])
-            setattr(kind, name, replacement)
+    changes = (
+        (PreTrainedModel, "from_pretrained", classmethod(_from_pretrained)),
+        (PreTrainedModel, "resize_token_embeddings", _without_means(PreTrainedModel.resize_token_embeddings)),
+        (PreTrainedModel, "save_pretrained", _save_pretrained),
+        (GenerationMixin, "generate", _generate),
+    )
+    with modules_convert_fakes(), _made_fake(PreTrainedModel), attributes_replaced(changes):
         yield
 
 
 @contextlib.contextmanager
 def _made_fake(model_class: Any) -> Iterator[None]:
     """Makes the models of this class and its subclasses on the device meta, and then fake."""
-    wrapped: dict[Any, Any] = {}  # their own __init__; None for an inherited one
+    wrapped: set[Any] = set()
     depth = 0
 
     def wrap(kind: Any) -> None:
@@ -70,25 +65,19 @@ def _made_fake(model_class: Any) -> Iterator[None]:
             if not depth:
                 make_fake(self)
 
-        wrapped[kind] = vars(kind).get("__init__")
-        kind.__init__ = make
+        wrapped.add(kind)
+        undo.enter_context(attributes_replaced([(kind, "__init__", make)]))
 
     def new(kind: Any, *args: Any, **kwargs: Any) -> Any:
         if kind not in wrapped:
             wrap(kind)
         return object.__new__(kind)
 
-    model_class.__new__ = new
-    try:
-        yield
-    finally:
+    with contextlib.ExitStack() as undo:
         # a class that has had a __new__ cannot do without one: object's would refuse the arguments of __init__
-        model_class.__new__ = lambda kind, *args, **kwargs: object.__new__(kind)
-        for kind, initialise in wrapped.items():
-            if initialise is None:
-                del kind.__init__
-            else:
-                kind.__init__ = initialise
+        undo.callback(setattr, model_class, "__new__", lambda kind, *args, **kwargs: object.__new__(kind))
+        model_class.__new__ = new
+        yield
 
 
 def _from_pretrained(cls: Any, name: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 
-from ..utils.nested import map_plain_tensors
+from ..utils.attributes import attributes_replaced
+from ..utils.nested import map_plain_tensors, tensors_in
 
 _CPU = torch.device("cpu")
 
@@ -26,19 +27,14 @@ def fake_mode() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
-def fake_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a fake tensor of the CPU with the shape and format of `tensor`; for a parameter, a parameter."""
+def fake_of(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Returns a fake tensor of the CPU like `tensor`, in its format or in `dtype`; for a parameter, a parameter."""
     with unset_fake_temporarily():
-        meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype or tensor.dtype, device="meta")
     fake: torch.Tensor = FakeTensor(fake_mode(), meta, _CPU)
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(fake, requires_grad=tensor.requires_grad)
     return fake.requires_grad_(tensor.requires_grad)
-
-
-def _in_format(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    new = fake_of(torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="meta"))
-    return nn.Parameter(new, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
 
 
 def fake_copy(value: Any, memo: dict[int, Any]) -> Any:
@@ -47,17 +43,11 @@ def fake_copy(value: Any, memo: dict[int, Any]) -> Any:
     Args:
         memo: the copies by the id of what was copied, as `copy.deepcopy` has it.
     """
-    for tensor in _tensors(value):
+    is_module = isinstance(value, nn.Module)
+    for tensor in [*value.parameters(), *value.buffers()] if is_module else tensors_in(value.state):
         if id(tensor) not in memo:
             memo[id(tensor)] = map_plain_tensors(tensor, fake_of)
     return copy.deepcopy(value, memo)
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, nn.Module):
-        return [*value.parameters(), *value.buffers()]
-    states = (state for states in value.state.values() for state in states.values())
-    return [state for state in states if isinstance(state, torch.Tensor)]
 
 
 def make_fake(module: nn.Module) -> None:
@@ -85,7 +75,7 @@ def modules_convert_fakes() -> Iterator[None]:
             with torch.no_grad():
                 # The device of this tensor exists, as the script's has to.
                 dtype = fn(torch.empty(0, dtype=old.dtype)).dtype
-            new = old if dtype is old.dtype else _in_format(old, dtype)
+            new = old if dtype is old.dtype else fake_of(old, dtype)
             made[id(old)] = old, new
         return made[id(old)][1]
 
@@ -109,8 +99,5 @@ def modules_convert_fakes() -> Iterator[None]:
                 made.clear()
         return module
 
-    nn.Module._apply = apply  # type: ignore[method-assign]
-    try:
+    with attributes_replaced([(nn.Module, "_apply", apply)]):
         yield
-    finally:
-        nn.Module._apply = plain  # type: ignore[method-assign]

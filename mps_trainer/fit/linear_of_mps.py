@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import torch
-
-from ..check.autocast import overridden
 
 
 class _Linear(torch.autograd.Function):
@@ -30,12 +27,7 @@ class _Linear(torch.autograd.Function):
         return of_hidden, of_weight, rows.sum(0) if needed[2] else None
 
 
-def _linear(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     if weight.dim() == 2:
         return _Linear.apply(hidden, weight, bias)
     return hidden @ weight if bias is None else hidden @ weight + bias
-
-
-def linear_of_mps() -> contextlib.AbstractContextManager[None]:
-    """Replaces the CPU's `linear` inside, in the whole process."""
-    return overridden({"linear": _linear}, "AutogradCPU")

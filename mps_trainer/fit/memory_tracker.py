@@ -102,7 +102,6 @@ class MemoryTracker(TorchDispatchMode):
                 self._count(tensor, kind)
 
     def bytes_of(self, kind: str) -> int:
-        """Returns the bytes that exist now of a kind."""
         return self._now[kind]
 
     def forget_peak(self) -> None:

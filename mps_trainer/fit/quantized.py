@@ -32,7 +32,6 @@ class QuantizedLinear(nn.Linear):
 
     @property
     def numbers(self) -> int:
-        """Returns the number of elements of the original weight."""
         return self.in_features * self.out_features
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -131,8 +131,7 @@ def _freeze_in_bfloat16(stand_in: Trainer) -> None:
     for module in stand_in.model.modules():
         for name, weight in module._parameters.items():
             if weight is not None and weight.dtype is torch.float32 and not weight.requires_grad:
-                frozen = fake_of(torch.empty(weight.shape, dtype=torch.bfloat16, device="meta"))
-                module._parameters[name] = nn.Parameter(frozen, requires_grad=False)
+                module._parameters[name] = fake_of(weight, torch.bfloat16)  # type: ignore[assignment]
 
 
 def _freeze_in_4_bits(stand_in: Trainer) -> None:

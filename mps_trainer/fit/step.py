@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..check.autocast import autocast_of_mps
+from ..check.autocast import autocast_of_mps, overridden
 from ..check.stand_in import stand_in_for
 from ..data.split import UnsplittableBatchError, examples_in
 from ..errors import MisconfigurationException
@@ -25,7 +25,7 @@ from ..utils.attributes import attributes_replaced
 from ..utils.nested import map_tensors, tensors_in
 from .fake_tensors import fake_copy, fake_mode, modules_convert_fakes
 from .known_values import HostReads, fake_with_values
-from .linear_of_mps import linear_of_mps
+from .linear_of_mps import linear
 from .memory_tracker import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS, MemoryTracker
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def largest_batch(trainer: Trainer, most: int) -> Batch:
     updates = TrainingRun(_stand_in(trainer)).updates(0)
     batches = [
         (batch, num_items, _largest_shape(batch))
-        for group, num_items in itertools.islice(updates, math.ceil(most / _accumulated(trainer)))
+        for group, num_items in itertools.islice(updates, math.ceil(most / trainer.args.gradient_accumulation_steps))
         for batch in group
     ][:most]
     if not batches:
@@ -129,7 +129,8 @@ def measure_step(trainer: Trainer, batch: Batch, change: Change | None = None, a
         stand_in.optimizer.step()  # makes its state
         state = tracker.bytes_of(OPTIMIZER)
         run.gradients.clear()
-        if accumulates or _accumulated(trainer) > 1:
+        count = trainer.args.gradient_accumulation_steps
+        if accumulates or count > 1:
             _make_gradients(trained, tracker)
         for parameter in trained:
             parameter.register_post_accumulate_grad_hook(lambda each: tracker.belongs([each.grad], GRADIENTS))
@@ -139,7 +140,6 @@ def measure_step(trainer: Trainer, batch: Batch, change: Change | None = None, a
         run.forward_backward([batch.inputs], batch.num_items, divisors)
         tracker.kind = OPTIMIZER
         run.update_weights()
-        count = _accumulated(trainer)
         moved = count * _read_by_products(stand_in.model) + 2 * (state + 2 * sum(each.nbytes for each in trained))
     return StepCost(tracker.peak, count * tracker.operations, moved)
 
@@ -160,14 +160,11 @@ def _stand_in(trainer: Trainer) -> Trainer:
     return stand_in
 
 
-def _accumulated(trainer: Trainer) -> int:
-    return max(trainer.args.gradient_accumulation_steps, 1)
-
-
 @contextlib.contextmanager
 def as_on_mps() -> Iterator[None]:
     """Makes attention, autocast and linear layers on the CPU behave as on mps."""
-    with sdpa_kernel(SDPBackend.MATH), autocast_of_mps(), linear_of_mps(), modules_convert_fakes():
+    linear_of_mps = overridden({"linear": linear}, "AutogradCPU")
+    with sdpa_kernel(SDPBackend.MATH), autocast_of_mps(), linear_of_mps, modules_convert_fakes():
         yield
 
 

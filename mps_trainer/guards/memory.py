@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 from collections.abc import Iterable
@@ -35,9 +34,6 @@ class MemoryTable:
     def activations(self) -> int:
         """Returns the bytes of all other tensors: activations, and the batch."""
         return max((self.live or 0) - self.model - self.gradients - self.optimizer, 0)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "activations": self.activations}
 
     def __str__(self) -> str:
         kinds = [("model", self.model), ("gradients", self.gradients), ("optimizer", self.optimizer)]
@@ -167,5 +163,4 @@ def free_unused(device: torch.device) -> None:
 
 
 def make_guard(args: Any) -> MemoryGuard | None:
-    """Returns the guard that `args` request, or None."""
     return MemoryGuard(args.device, args.memory_fraction) if args.memory_guard and args.device.type == "mps" else None

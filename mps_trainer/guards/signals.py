@@ -158,12 +158,10 @@ def how_to_go_on(checkpoint: str, argv: list[str], launcher: Sequence[str] = ("p
     """Returns the command that resumes the run of a script, or the call if it takes no such flag."""
     if not argv or not any(word.split("=")[0] == "--output_dir" for word in argv[1:]):
         return f"trainer.train(resume_from_checkpoint={checkpoint!r})"
-    words, skipping = [], False
-    for word in argv:
-        if skipping:
-            skipping = False
-        elif word == "--resume_from_checkpoint":
-            skipping = True
-        elif not word.startswith("--resume_from_checkpoint=") and word != "--overwrite_output_dir":
-            words.append(word)
-    return shlex.join([*launcher, *words, "--resume_from_checkpoint", checkpoint])
+    flag = "--resume_from_checkpoint"
+    words = [
+        word
+        for before, word in zip(["", *argv], argv, strict=False)
+        if before != flag and word.split("=")[0] not in (flag, "--overwrite_output_dir")
+    ]
+    return shlex.join([*launcher, *words, flag, checkpoint])

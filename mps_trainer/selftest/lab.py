@@ -46,7 +46,6 @@ class Lab:
 
     @functools.cached_property
     def cpu_losses(self) -> list[float]:
-        """Returns the losses of the steps in float32 on the CPU."""
         return losses(self.train("cpu"))
 
     def train(
@@ -124,5 +123,4 @@ def random_rows() -> list[dict[str, Any]]:
 
 
 def losses(trainer: Trainer) -> list[float]:
-    """Returns the loss of each step."""
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

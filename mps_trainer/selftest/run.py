@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import logging
 import os
 import tempfile
@@ -49,8 +48,6 @@ CHECKS: dict[str, Check] = {  # in this order
     "known faults": reproduced,
 }
 
-LIBRARIES = ("torch", "transformers", "safetensors", "numpy", "psutil")
-
 Tell = Callable[[str], object]
 
 
@@ -88,12 +85,13 @@ def run_selftest(
             ends(results[-1])
     on_mac = decision.type == "mps" and facts.system == "Darwin"
     faults = faults_to_warn_of(facts.torch_version, facts.os_version, apple_chip()) if on_mac else ()
+    reported = for_a_report(facts)
     return SelftestReport(
         device=decision.name,
         simulated=facts.mps_simulated and decision.type == "mps",
-        versions=versions(facts.python_version),
+        versions={"python": facts.python_version, "mps_trainer": __version__, **reported.packages},
         decision=decision.to_dict(),
-        facts=for_a_report(facts).to_dict(),
+        facts=reported.to_dict(),
         known_faults=tuple(map(str, faults)),
         checks=tuple(results),
         seconds=round(time.perf_counter() - start, 2),
@@ -114,15 +112,6 @@ def run_check(name: str, check: Check, lab: Lab) -> CheckResult:
     except Exception as error:
         status, text = FAILED, f"{type(error).__name__}: {sentence(error)}"
     return CheckResult(name, status, text, round(time.perf_counter() - start, 2), figures)
-
-
-def versions(python: str) -> dict[str, str]:
-    """Returns the versions of Python, this package and the libraries that training depends on."""
-    found = {"python": python, "mps_trainer": __version__}
-    for name in LIBRARIES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
 
 
 @contextlib.contextmanager

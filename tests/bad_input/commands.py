@@ -54,10 +54,15 @@ COMMANDS = [
             ("a file without a name", "", None, "--facts"),
             ("bytes", "x.json", b"\xff\xfe", "it is not JSON"),
             ("brackets without end", "x.json", "[" * 100_000, "it is not JSON"),
-            ("a list", "x.json", "[]", "it holds a list"),
+            ("a list", "x.json", "[]", "it holds no facts"),
             ("no machine", "x.json", "{}", 'it has no "system"'),
             ("an unknown key", "x.json", '{"system": "Linux", "gpu": 1}', 'it has "gpu"'),
-            ("a wrong type", "x.json", '{"system": "Linux", "cuda_count": "8"}', 'its "cuda_count" is "8"'),
+            (
+                "a wrong type",
+                "x.json",
+                '{"system": "Linux", "cuda_count": "8"}',
+                "at `$.facts.cuda_count`",
+            ),
             ("a wrong number", "x.json", '{"system": "Linux", "world_size": 0}', 'its "world_size" is 0'),
         )
     ),

@@ -80,15 +80,10 @@ def test_a_layer_that_runs_on_mps_has_nothing_failing_nor_waiting(layer, trace_t
 
 
 def test_convolutions_are_those_of_mps(trace_training):
-    forward = names(trace_training(*_flat("conv2d")))
+    forward = names(trace_training(LAYERS["conv2d"][0], *IMAGE))
     assert {"aten::_mps_convolution", "aten::mps_convolution_backward"} <= forward
-    transposed = names(trace_training(*_flat("conv_transpose2d")))
+    transposed = names(trace_training(LAYERS["conv_transpose2d"][0], *IMAGE))
     assert {"aten::_mps_convolution_transpose", "aten::mps_convolution_transpose_backward"} <= transposed
-
-
-def _flat(layer: str) -> tuple:
-    module, inputs = LAYERS[layer]
-    return (module, *inputs)
 
 
 def test_attention_is_that_of_mps():
@@ -161,10 +156,9 @@ def test_with_the_fallback_switch_it_falls_back(trace_training):
 
 
 @pytest.mark.skipif(installed_torch() >= (2, 14), reason="it has a kernel from torch 2.14 on")
-def test_the_singular_value_decomposition_falls_back_by_itself_and_its_values_alone_fail():
-    matrix = torch.randn(4, 3)
-    assert names(trace(torch.linalg.svd, matrix, fallback=False), Support.FALLS_BACK) == {"aten::linalg_svd"}
-    assert trace(torch.linalg.svdvals, matrix, fallback=False).exit_code == 1
+def test_the_singular_value_decomposition_falls_back_by_itself():
+    report = trace(torch.linalg.svd, torch.randn(4, 3), fallback=False)
+    assert names(report, Support.FALLS_BACK) == {"aten::linalg_svd"}
 
 
 def test_an_operator_of_a_custom_library_is_looked_up_in_this_process():

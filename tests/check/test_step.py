@@ -102,10 +102,6 @@ def test_masks_of_a_generation_are_built_without_reading_from_the_device(make_ar
     assert "mps_trainer" not in what_to_do(report)
 
 
-def test_our_loop_reads_nothing_from_the_device(make_trainer):
-    assert reads(trace_step(make_trainer())) == []
-
-
 def test_the_trainer_stays_as_it_was(make_trainer, tmp_path, capsys):
     events: list[str] = []
 
@@ -188,10 +184,7 @@ class Reading(Trainer):
 def test_a_read_in_a_loss_of_one_s_own_is_found_with_its_line(make_trainer):
     report = trace_step(make_trainer(trainer={"kind": Reading}))
     assert {(read.phase, read.calls) for read in report.blocking_reads} == {("forward", 1), ("evaluation", 1)}
-    for read in report.blocking_reads:
-        assert read.where is not None
-        assert read.where.file == __file__
-        assert read.where.text.endswith("# somebody's own log")
+    assert {text.partition("# ")[2] for _, _, text in reads(report)} == {"somebody's own log"}
     assert report.ready
 
 
@@ -266,13 +259,10 @@ def test_a_stream_without_a_batch_has_no_step(make_trainer):
 
 
 def test_a_model_that_cannot_be_copied_is_refused_with_a_way_on(make_trainer):
-    class Stuck(Classifier):
-        def __init__(self):
-            super().__init__()
-            self.lines = (line for line in ())
-
-    with pytest.raises(MisconfigurationException, match="Stuck cannot be copied"):
-        trace_step(make_trainer(trainer={"model": Stuck()}))
+    model = Classifier()
+    model.lines = (line for line in ())
+    with pytest.raises(MisconfigurationException, match="Classifier cannot be copied"):
+        trace_step(make_trainer(trainer={"model": model}))
 
 
 def test_the_random_numbers_come_back_after_an_error_too(make_trainer):

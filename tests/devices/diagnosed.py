@@ -74,7 +74,7 @@ DIAGNOSED: dict[str, Diagnosed] = {
     "rosetta": known("m1_rosetta_torch_without_mps", "rosetta", NATIVE, 1),
     "rosetta on an old macos": known("m2_rosetta_old_macos", "rosetta", NATIVE, 1),
     "rosetta without torch": known("m2_rosetta_torch_missing", "rosetta", NATIVE, 1),
-    "rosetta that works": known("m2_rosetta_that_works", "rosetta wrong-results", NATIVE, 0),
+    "rosetta that works": known("m2_rosetta_that_works", "rosetta wrong-results", NATIVE),
     "conda for x86": Diagnosed(
         no_mps("14.5", "2.2.2", mps_built=False, **CONDA), "rosetta", "CONDA_SUBDIR=osx-arm64 conda create", 1
     ),
@@ -86,10 +86,10 @@ DIAGNOSED: dict[str, Diagnosed] = {
         1,
     ),
     # Macs that have no GPU to train on
-    "intel": known("intel_mac", "intel-mac", "train on an Apple-silicon Mac", 0),
+    "intel": known("intel_mac", "intel-mac", "train on an Apple-silicon Mac"),
     "intel without torch": known("intel_mac_torch_missing", "intel-mac", "train on an Apple-silicon Mac", 1),
-    "virtual": known("github_macos_15", "virtual-mac", REAL_MAC, 0),
-    "virtual without Metal": known("virtual_mac_without_metal", "virtual-mac", REAL_MAC, 0),
+    "virtual": known("github_macos_15", "virtual-mac", REAL_MAC),
+    "virtual without Metal": known("virtual_mac_without_metal", "virtual-mac", REAL_MAC),
     "virtual without transformers": Diagnosed(
         no_mps("15.4", "2.15.0", virtual_machine=True, packages={"torch": "2.15.0"}),
         "transformers virtual-mac",
@@ -97,30 +97,17 @@ DIAGNOSED: dict[str, Diagnosed] = {
         1,
     ),
     # what torch computes
-    "faults that an update of torch mends": known("m2_macos_14", "wrong-results", UPDATE.format(15), 0),
+    "faults that an update of torch mends": known("m2_macos_14", "wrong-results", UPDATE.format(15)),
     "an m1 whose torch is too old": Diagnosed(
-        mac("15.5", "2.13.0", chip="Apple M1"),
-        "wrong-results",
-        f"{NEWER}15'; docs/faults.md",
-        0,
+        mac("15.5", "2.13.0", chip="Apple M1"), "wrong-results", f"{NEWER}15'; docs/faults.md"
     ),
-    "an m1 with the newest torch": Diagnosed(
-        mac("15.5", "2.15.0", chip="Apple M1"),
-        "wrong-results",
-        NO_UPDATE,
-        0,
-    ),
+    "an m1 with the newest torch": Diagnosed(mac("15.5", "2.15.0", chip="Apple M1"), "wrong-results", NO_UPDATE),
     "a virtual mac that works": Diagnosed(mac("15.7", "2.15.0", chip="Apple M3 (Virtual)", virtual_machine=True)),
     "a virtual m1": Diagnosed(
-        mac("15.7", "2.13.0", chip="Apple M1 (Virtual)", virtual_machine=True), "wrong-results", NEWER + "15'", 0
+        mac("15.7", "2.13.0", chip="Apple M1 (Virtual)", virtual_machine=True), "wrong-results", NEWER + "15'"
     ),
-    "faults that need a newer macos first": known("m1_macos_13_torch_2.8", "wrong-results", UPDATE.format(15), 0),
-    "a fault of macos": Diagnosed(
-        mac("27.0", "2.15.0", chip="Apple M4"),
-        "wrong-results",
-        NO_UPDATE,
-        0,
-    ),
+    "faults that need a newer macos first": known("m1_macos_13_torch_2.8", "wrong-results", UPDATE.format(15)),
+    "a fault of macos": Diagnosed(mac("27.0", "2.15.0", chip="Apple M4"), "wrong-results", NO_UPDATE),
     "torch too old for the package": known("m1_macos_12.3", "old-torch wrong-results", UPDATE.format(15), 1),
     "torch too old on linux": Diagnosed(pc("2.5.1"), "old-torch", NEWER + "6'", 1),
     # the switch for operators without a kernel
@@ -167,7 +154,7 @@ DIAGNOSED: dict[str, Diagnosed] = {
         mac("15.5", None, mlx=True, mlx_backends="ring"), "torch", "install torch: python -m pip install torch", 1
     ),
     "one process of torchrun": Diagnosed(
-        under_torchrun(MACHINES["m3_macos_15"], 1), "one-process", "if no launcher was used: unset WORLD_SIZE", 0
+        under_torchrun(MACHINES["m3_macos_15"], 1), "one-process", "if no launcher was used: unset WORLD_SIZE"
     ),
     "a rank beyond the GPUs": Diagnosed(
         pc(cuda_built=True, cuda_count=1, local_rank=3), "refused", "torchrun --nproc_per_node 1", 1
@@ -208,18 +195,18 @@ DIAGNOSED: dict[str, Diagnosed] = {
     "linux with hidden GPUs": Diagnosed(
         pc(cuda_built=True, environment={"CUDA_VISIBLE_DEVICES": "-1"}, **NVIDIA), "cuda", "unset CUDA_VIS", 1
     ),
-    "linux that may have hidden GPUs": known("linux_cuda_hidden", "cuda", "unset CUDA_VISIBLE_DEVICES", 0),
+    "linux that may have hidden GPUs": known("linux_cuda_hidden", "cuda", "unset CUDA_VISIBLE_DEVICES"),
     "linux with CUDA's torch and no GPU": known("linux_cuda_build_without_driver"),
     "linux with a GPU": known("linux_1_cuda"),
-    "linux with 8 GPUs": known("linux_8_cuda", "idle-gpus", "CUDA_VISIBLE_DEVICES=1", 0),
+    "linux with 8 GPUs": known("linux_8_cuda", "idle-gpus", "CUDA_VISIBLE_DEVICES=1"),
     "linux with 8 GPUs and the CPU by environment": known(
         "linux_8_cuda_accelerate_cpu", "asked-for-cpu", "unset ACCELERATE_USE_CPU", 1
     ),
-    "linux with Intel's torch": known("linux_xpu_without_driver", "xpu", "`sycl-ls` lists an Intel GPU", 0),
-    "linux with 2 of Intel's": known("linux_2_xpu", "idle-gpus", "ZE_AFFINITY_MASK=1", 0),
-    "simulated": known("linux_simulated_mps", "simulated", "without mps_trainer.simulator", 0),
+    "linux with Intel's torch": known("linux_xpu_without_driver", "xpu", "`sycl-ls` lists an Intel GPU"),
+    "linux with 2 of Intel's": known("linux_2_xpu", "idle-gpus", "ZE_AFFINITY_MASK=1"),
+    "simulated": known("linux_simulated_mps", "simulated", "without mps_trainer.simulator"),
     "docker on a mac": Diagnosed(
-        pc("2.15.0", machine="aarch64", os_version="6.10.14-linuxkit"), "container-on-a-mac", "a Python for macOS", 0
+        pc("2.15.0", machine="aarch64", os_version="6.10.14-linuxkit"), "container-on-a-mac", "a Python for macOS"
     ),
     "windows": known("windows"),
     "all well": known("m3_macos_15"),

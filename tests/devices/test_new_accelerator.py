@@ -19,6 +19,7 @@ class PretendedAccelerator(Accelerator):
     kind = "tpu_like"
     label = "TPU"
     backends = ("tpuccl",)
+    formats = ("fp32", "bf16")
     visible_variable = "VISIBLE_TPUS"
     generator = torch.tensor([1, 2, 3])
 
@@ -29,10 +30,6 @@ class PretendedAccelerator(Accelerator):
     @classmethod
     def count(cls, facts: MachineFacts) -> int:
         return 0 if cls.why_not(facts) else 4
-
-    @classmethod
-    def precisions(cls, facts: MachineFacts) -> tuple[str, ...]:
-        return () if cls.why_not(facts) else ("fp32", "bf16")
 
     @classmethod
     def get_device_stats(cls, device: object) -> dict[str, int]:

@@ -26,8 +26,7 @@ REPORT_PROBES = (
     "version_of",
     "free_bytes",
     "names_in",
-    "linux_chip",
-    "linux_cpu_flags",
+    "cpuinfo",
     "recommended_bytes",
     "mlx_backends",
 )
@@ -87,8 +86,7 @@ def test_the_report_of_a_linux_machine():
         system=lambda: "Linux",
         import_torch=raising(ImportError("none")),
         names_in=lambda folder: folders.get(folder, []),
-        linux_chip=lambda: "AMD EPYC",
-        linux_cpu_flags=lambda: frozenset({"sse2", "avx512_bf16"}),
+        cpuinfo=lambda *names: {"model name": "AMD EPYC", "flags": "sse2 avx512_bf16"}[names[0]],
         sysctl=asked("sysctl"),
         sysctl_text=asked("sysctl"),
     )

@@ -11,7 +11,7 @@ from mps_trainer import MisconfigurationException
 from mps_trainer.fit.fake_models import models_are_fake
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-LLAMA = transformers.LlamaConfig(vocab_size=48, tie_word_embeddings=True, **SIZES)
+LLAMA = transformers.LlamaConfig(vocab_size=48, tie_word_embeddings=True, attention_bias=True, **SIZES)
 
 
 def llama(**settings):

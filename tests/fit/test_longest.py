@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -44,12 +45,15 @@ def trainer_of(make_args, model, rows, **settings):
     return Trainer(model, make_args(per_device_train_batch_size=2, **settings), train_dataset=rows)
 
 
-def test_report_names_the_longest_text_of_each_mac(make_args):
-    trainer = trainer_of(make_args, llama(max_position_embeddings=600), [text() for _ in range(4)])
+def test_report_names_the_longest_text_of_each_mac_and_a_bound_for_each_chip(make_args):
+    trainer = trainer_of(make_args, llama(max_position_embeddings=200), [text() for _ in range(4)])
     report = estimate(trainer, longest=True)
-    assert report.longest_texts == dict.fromkeys(SIZES, 600)  # all positions of a small model
+    assert report.longest_texts == dict.fromkeys(SIZES, 200)  # all positions of a small model
     assert "longest" in report.table()
-    assert "longest" not in estimate(trainer).table()
+    assert "longest" not in replace(report, longest_texts=None).table()
+    assert report.to_dict()["least_seconds"].keys() == CHIPS.keys()
+    lines = report.table().partition("No faster than")[2].splitlines()
+    assert [line.split()[0] for line in lines[1:6]] == ["M1", "M2", "M3", "M4", "M5"]
 
 
 def test_a_limit_between_two_lengths_is_found(make_args):
@@ -72,8 +76,10 @@ def test_positions_and_labels_limit_no_text_wrongly(make_args, positions):
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = RobertaConfig(vocab_size=64, max_position_embeddings=positions, num_labels=LENGTH, **sizes)
     rows = [{"input_ids": text()["input_ids"] % 60 + 2, "labels": torch.zeros(LENGTH)} for _ in range(4)]
-    report = estimate(trainer_of(make_args, RobertaForSequenceClassification(config), rows), longest=True)
-    assert report.longest_texts == dict.fromkeys(SIZES, positions - 2)
+    trainer = trainer_of(make_args, RobertaForSequenceClassification(config), rows)
+    with as_on_mps():
+        found = longest_texts(trainer, largest_batch(trainer, 1), [2**40], lambda _: None)
+    assert found == {2**40: positions - 2}
 
 
 def test_a_batch_without_tokens_is_refused(make_args):
@@ -124,12 +130,3 @@ def test_a_step_takes_at_least_the_longer_of_computing_and_moving():
     assert least_seconds(Chip(2.0, 100), cost) == 3.0
     assert least_seconds(Chip(100.0, 50), cost) == 2.0
     assert least_seconds(Chip(None, 50), cost) == 2.0
-
-
-def test_report_has_a_bound_for_each_chip(make_args):
-    report = estimate(trainer_of(make_args, llama(), [text() for _ in range(4)]))
-    assert report.least_seconds.keys() == CHIPS.keys()
-    assert report.to_dict()["least_seconds"] == report.least_seconds
-    lines = report.table().splitlines()
-    head = lines.index(next(line for line in lines if line.startswith("No faster than")))
-    assert [line.split()[0] for line in lines[head + 1 : head + 6]] == ["M1", "M2", "M3", "M4", "M5"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import time
@@ -71,24 +70,8 @@ def test_a_run_that_fails_lets_the_mac_sleep(caffeinate, monkeypatch):
     assert children() == []
 
 
-@pytest.mark.parametrize(("platform", "wanted"), [("linux", True), ("darwin", False)])
-def test_nothing_is_started_elsewhere_or_unasked(caffeinate, monkeypatch, platform, wanted):
-    monkeypatch.setattr(sys, "platform", platform)
-    with awake(wanted):
-        assert children() == []
-
-
 def test_a_mac_without_caffeinate_trains(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(sys, "platform", "darwin")
     with awake(True):
         assert children() == []
-
-
-@pytest.mark.every_device
-@pytest.mark.parametrize("keep_awake", [True, False])
-def test_a_run_on_mps_asks_for_it(make_trainer, device, monkeypatch, keep_awake):
-    asked = []
-    monkeypatch.setattr(ending, "awake", lambda wanted: asked.append(wanted) or contextlib.nullcontext())
-    make_trainer(max_steps=1, keep_awake=keep_awake).train()
-    assert asked == [keep_awake and device == "mps"]

@@ -59,7 +59,3 @@ def test_a_described_mac_per_cause(cause):
     restart = decide(End(1, kind_of(error), Progress("/out", step=5, examples=8)), [], most=3)
     assert restart.examples == (4 if is_memory else None)
     assert restart.cause == ("ran out of memory" if is_memory else "died of a GPU fault")
-
-
-def test_the_words_alone_are_no_fault():
-    assert not is_gpu_fault(ValueError(SAID))

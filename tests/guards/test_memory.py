@@ -35,12 +35,10 @@ class Reader(nn.Module):
 
 
 class Texts(Dataset):
-    """Of random lengths, or all of one."""
+    """Of random lengths."""
 
-    def __init__(self, longest=950, of_one_length=False):
-        generator = torch.Generator().manual_seed(0)
-        shortest = longest if of_one_length else 1
-        self.lengths = torch.randint(shortest, longest + 1, (2000,), generator=generator).tolist()
+    def __init__(self):
+        self.lengths = torch.randint(1, 951, (2000,), generator=torch.Generator().manual_seed(0)).tolist()
 
     def __len__(self):
         return len(self.lengths)
@@ -67,11 +65,11 @@ class Watch(TrainerCallback):
 
 @pytest.fixture
 def ratios(make_trainer):
-    def run(steps, data=None, **settings):
+    def run(steps, **settings):
         gc.collect()
         with on_device("mps", memory="256MB"):
             watch = Watch()
-            given = {"train_dataset": data or Texts(), "eval_dataset": None, "data_collator": padded}
+            given = {"train_dataset": Texts(), "eval_dataset": None, "data_collator": padded}
             make_trainer(
                 {"model": Reader(), "callbacks": [watch], **given},
                 **{"use_cpu": False, "max_steps": steps, "logging_steps": LOG, "per_device_train_batch_size": 4},
@@ -95,12 +93,6 @@ def test_what_is_held_stays_near_what_is_used(ratios, caplog, steps):
 
 def test_without_the_guard_it_grows_until_torch_2_13(ratios):
     assert (max(ratios(500, memory_guard=False)) > TIMES) == GROWS
-
-
-def test_batches_of_one_length_are_left_alone(ratios, caplog):
-    with caplog.at_level(logging.INFO, logger="mps_trainer.guards"):
-        ratios(50, Texts(of_one_length=True))
-    assert not [record for record in caplog.records if "giving back" in record.getMessage()]
 
 
 def test_what_cannot_be_given_back_is_not_tried_again_at_each_log(make_trainer, caplog):

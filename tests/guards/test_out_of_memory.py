@@ -178,7 +178,7 @@ def test_memory_is_measured_from_the_tensors(mps, make_trainer):
     table = measure(trainer.args.device, trainer.model, trainer.optimizer)
     assert table.model == table.gradients == trained
     assert 2 * trained <= table.optimizer <= 2 * trained + 8 * len(list(trainer.model.parameters()))
-    assert table.to_dict()["activations"] == table.live - table.model - table.gradients - table.optimizer
+    assert table.activations == table.live - table.model - table.gradients - table.optimizer
     tied = nn.ModuleList([nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)])
     tied[1].weight = tied[0].weight
     assert measure(torch.device("cpu"), tied) == MemoryTable("cpu", model=64)

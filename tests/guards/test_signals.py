@@ -59,20 +59,16 @@ def test_a_second_sigterm_ends_at_once():
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
 
 
-def test_sigterm_ends_with_143_and_the_message(capsys):
+@pytest.mark.parametrize(
+    ("signum", "error", "said", "printed"),
+    [(signal.SIGTERM, SystemExit, "143", "saved here\n"), (signal.SIGINT, KeyboardInterrupt, "saved here", "")],
+)
+def test_a_run_ends_as_its_signal_would_end_it(signum, error, said, printed, capsys):
     stop = SignalHandler()
-    stop.signum = signal.SIGTERM
-    with pytest.raises(SystemExit) as ended:
+    stop.signum = signum
+    with pytest.raises(error, match=said):
         stop.end("saved here")
-    assert ended.value.code == 143
-    assert capsys.readouterr().err == "saved here\n"
-
-
-def test_an_interrupt_ends_as_scripts_and_notebooks_expect():
-    stop = SignalHandler()
-    stop.signum = signal.SIGINT
-    with pytest.raises(KeyboardInterrupt, match="saved here"):
-        stop.end("saved here")
+    assert capsys.readouterr().err == printed
 
 
 @pytest.mark.parametrize("theirs", [signal.SIG_IGN, lambda signum, frame: None])

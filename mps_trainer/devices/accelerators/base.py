@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ...errors import MisconfigurationException
 from ...utils.text import counted
 from ..facts import MachineFacts, gather_facts
+from ..probes import FALLBACK, unreadable_switch
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +43,7 @@ class Accelerator:
     label: ClassVar[str]  # what one of them is called in a sentence
     backends: ClassVar[tuple[str, ...]]  # of torch.distributed, the preferred one first; torch says which it has
     indexed: ClassVar[bool] = True  # False where a machine has one of them, without a number
+    formats: ClassVar[tuple[str, ...]]  # of floating-point tensors, out of fp32, fp16, bf16 and fp64
     visible_variable: ClassVar[str] = ""  # the environment variable that chooses among several
     # torch's AdamW has a kernel over all parameters. It is not torch's default on mps, where AdamW goes through the
     # parameters one by one without it (586 operators a step instead of 268 for a BERT of two layers).
@@ -64,8 +66,8 @@ class Accelerator:
 
     @classmethod
     def precisions(cls, facts: MachineFacts) -> tuple[str, ...]:
-        """Returns the floating-point types of tensors there, out of fp32, fp16, bf16 and fp64; () if unusable."""
-        raise NotImplementedError
+        """Returns the formats of floating-point tensors there; () if this machine cannot use the device."""
+        return () if cls.why_not(facts) else cls.formats
 
     @classmethod
     def scales_gradients(cls, torch_version: str) -> bool:
@@ -186,6 +188,10 @@ def read_devices(devices: Devices) -> int | str | list[int]:
 def torch_missing(facts: MachineFacts) -> Obstacle:
     """Returns the obstacle that a missing torch is for every kind of device."""
     error = facts.torch_error or ""
+    switch = facts.environment.get(FALLBACK)
+    if facts.system == "Darwin" and unreadable_switch(switch):
+        cause = f"{FALLBACK}={switch!r} is not a whole number, and with it torch fails to load on a Mac"
+        return Obstacle(cause, f"unset {FALLBACK}, or set it to 1", True, "unreadable-switch")
     if not error or error.startswith("ModuleNotFoundError: No module named 'torch'"):
         remedy = "install torch: python -m pip install torch"
         return Obstacle("torch is not installed in this Python", remedy, True, "torch")

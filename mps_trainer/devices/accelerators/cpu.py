@@ -28,6 +28,7 @@ class CPUAccelerator(Accelerator):
     kind = "cpu"
     label = "CPU"
     backends = ("gloo", "mpi", "ccl", "mlx")
+    formats = ("fp32", "fp16", "bf16", "fp64")
     indexed = False
 
     @classmethod
@@ -37,10 +38,6 @@ class CPUAccelerator(Accelerator):
     @classmethod
     def count(cls, facts: MachineFacts) -> int:
         return 1
-
-    @classmethod
-    def precisions(cls, facts: MachineFacts) -> tuple[str, ...]:
-        return () if cls.why_not(facts) else ("fp32", "fp16", "bf16", "fp64")
 
     @classmethod
     def precision_advice(cls, cpu_bfloat16: bool | None) -> str | None:

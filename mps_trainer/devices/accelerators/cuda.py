@@ -11,6 +11,9 @@ class CUDAAccelerator(GPUAccelerator):
     kind = "cuda"
     label = "CUDA GPU"
     backends = ("nccl", "gloo")
+    # bfloat16 works on every card and is fast from compute capability 8.0 on; asking which one this is would create a
+    # context on the GPU, in processes that may not use it.
+    formats = ("fp32", "fp16", "bf16", "fp64")
     visible_variable = "CUDA_VISIBLE_DEVICES"
     not_on_macos = Obstacle("CUDA does not exist on macOS", "train on a Linux or Windows machine with an NVIDIA GPU")
 
@@ -42,12 +45,6 @@ class CUDAAccelerator(GPUAccelerator):
                 cls.kind,
             )
         return Obstacle("torch finds no NVIDIA GPU", "check that `nvidia-smi` lists one; if not, install its driver")
-
-    @classmethod
-    def precisions(cls, facts: MachineFacts) -> tuple[str, ...]:
-        # bfloat16 works on every card and is fast from compute capability 8.0 on; asking which one this is would
-        # create a context on the GPU, in processes that may not use it.
-        return () if cls.why_not(facts) else ("fp32", "fp16", "bf16", "fp64")
 
 
 def _driver(facts: MachineFacts) -> str:

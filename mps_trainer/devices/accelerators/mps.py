@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ...errors import MisconfigurationException
 from ..facts import MachineFacts, parse_version
-from .base import Accelerator, Devices, Obstacle, no_devices, read_devices, torch_missing
+from ..watermarks import HIGH, LOW
+from .base import Accelerator, Devices, Obstacle, torch_missing
 from .host import host_stats
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class MPSAccelerator(Accelerator):
     kind = "mps"
     label = "mps device"
     backends = ("mlx",)
+    formats = ("fp32", "fp16", "bf16")  # Metal has no double
     indexed = False
 
     def __init__(self) -> None:
@@ -96,11 +97,8 @@ class MPSAccelerator(Accelerator):
 
     @classmethod
     def precisions(cls, facts: MachineFacts) -> tuple[str, ...]:
-        if cls.why_not(facts):
-            return ()
-        # Metal has no double; bfloat16 came with macOS 14.
-        old = facts.system == "Darwin" and parse_version(facts.os_version) < (14, 0)
-        return ("fp32", "fp16") if old else ("fp32", "fp16", "bf16")
+        has_bfloat16 = facts.system != "Darwin" or parse_version(facts.os_version) >= (14, 0)
+        return tuple(each for each in super().precisions(facts) if each != "bf16" or has_bfloat16)
 
     @classmethod
     def scales_gradients(cls, torch_version: str) -> bool:
@@ -114,19 +112,7 @@ class MPSAccelerator(Accelerator):
     @classmethod
     def parse_devices(cls, devices: Devices) -> list[int]:
         """Returns [0], without a look at the machine. Raises MisconfigurationException for anything else."""
-        return cls.choose_devices(devices, 1)
-
-    @classmethod
-    def choose_devices(cls, devices: Devices, count: int = 1) -> list[int]:
-        asked = read_devices(devices)
-        if asked in (0, []):
-            raise no_devices(cls.kind, devices)
-        if asked not in ("auto", 1, -1, [0]):
-            raise MisconfigurationException(
-                f"devices={devices!r} was requested with accelerator='mps', and there is one mps device in a Mac, "
-                f"whose index is 0. Ask for devices=1, or leave it at 'auto'."
-            )
-        return [0]
+        return list(cls.choose_devices(devices, 1))
 
     @classmethod
     def get_parallel_devices(cls, devices: Devices) -> list[torch.device]:
@@ -216,6 +202,14 @@ def _macos_too_old(facts: MachineFacts) -> Obstacle | None:
 
 def _allocation_failed(facts: MachineFacts) -> Obstacle:
     error = facts.mps_allocation_error or "no error was recorded"
+    if "watermark ratio" in error:
+        given = [name for name in (HIGH, LOW) if name in facts.environment]
+        return Obstacle(
+            f"torch refuses the limits of memory that are in the environment ({error})",
+            f"unset {' '.join(given)}; memory_fraction=0.8 limits a run by itself",
+            True,
+            "refused-limits",
+        )
     if facts.virtual_machine:
         return Obstacle(
             f"this is a virtual Mac: torch reports MPS, but an allocation on it failed ({error})",
@@ -223,13 +217,7 @@ def _allocation_failed(facts: MachineFacts) -> Obstacle:
             name="virtual-mac",
         )
     cause = f"torch reports MPS, but an allocation on it failed ({error})"
-    if "watermark ratio" in error:
-        cause = f"torch refuses the limits of memory that are in the environment ({error})"
-        remedy = (
-            "unset PYTORCH_MPS_HIGH_WATERMARK_RATIO and PYTORCH_MPS_LOW_WATERMARK_RATIO, or set them between 0 and 2, "
-            "the low one not above the high one"
-        )
-    elif facts.virtual_machine is False:
+    if facts.virtual_machine is False:
         remedy = "free some of this Mac's memory: close other programs, and unset PYTORCH_MPS_HIGH_WATERMARK_RATIO"
     else:
         cause += ", as it does on some virtual Macs"

@@ -11,6 +11,7 @@ class XPUAccelerator(GPUAccelerator):
     kind = "xpu"
     label = "Intel GPU"
     backends = ("xccl", "ccl")
+    formats = ("fp32", "fp16", "bf16")  # Arc cards emulate fp64 or lack it, so it is not promised
     visible_variable = "ZE_AFFINITY_MASK"
     not_on_macos = Obstacle(
         "torch has no XPU build for macOS", "train on a Linux or Windows machine with an Intel Arc or Max GPU"
@@ -30,11 +31,6 @@ class XPUAccelerator(GPUAccelerator):
         # an XPU build was chosen on purpose, so doctor tells of it
         remedy = "check that `sycl-ls` lists an Intel GPU; if not, install its driver"
         return cls.hidden(facts) or Obstacle("torch finds no Intel GPU", remedy, name=cls.kind)
-
-    @classmethod
-    def precisions(cls, facts: MachineFacts) -> tuple[str, ...]:
-        # Arc cards emulate fp64 or lack it, so it is not promised.
-        return () if cls.why_not(facts) else ("fp32", "fp16", "bf16")
 
     @classmethod
     def divides_gradients(cls, torch_version: str) -> bool:
