@@ -134,13 +134,6 @@ def test_what_is_asked_for_reaches_the_decision(on_machine, facts, settings, dev
     assert args.parallel_mode.value == "not_parallel"
 
 
-def test_use_mps_device_takes_mps_where_it_can_run(on_machine):
-    on_machine(MAC)
-    with pytest.warns(FutureWarning, match="use_mps_device"):
-        args = TrainingArguments(use_mps_device=True)
-    assert args.device == torch.device("mps")
-
-
 @pytest.mark.parametrize("facts", [PC, CUDA, replace(MAC, mps_allocation_ok=False, mps_available=False)])
 def test_use_mps_device_is_never_a_quiet_run_on_something_else(on_machine, facts):
     on_machine(facts)
@@ -223,12 +216,6 @@ def test_the_arguments_can_be_copied_before_and_after_the_device_is_known(kind, 
     assert type(twin) is kind
     assert twin.eval_strategy is args.eval_strategy
     assert twin.device == torch.device("cpu")
-
-
-def test_a_deep_copy_shares_nothing():
-    args = TrainingArguments(lr_scheduler_kwargs={"num_cycles": 2})
-    copy.deepcopy(args).lr_scheduler_kwargs["num_cycles"] = 3
-    assert args.lr_scheduler_kwargs == {"num_cycles": 2}
 
 
 def test_activation_checkpointing_can_be_switched_off_in_a_copy():

@@ -16,6 +16,7 @@ from transformers import (
     TrainerState,
 )
 
+from mps_trainer import MisconfigurationException
 from tests import HUNG_AFTER
 
 from .conftest import assert_same_logs, bert_classifier, sentences
@@ -30,7 +31,10 @@ class Recorder(TrainerCallback):
         self.events = []
 
     def note(self, event, args, state, control, **kwargs):
-        given = {name: type(value).__name__ for name, value in kwargs.items() if not name.endswith("dataloader")}
+        given = {
+            name: len(value) if name.endswith("dataloader") and value is not None else type(value).__name__
+            for name, value in kwargs.items()
+        }
         asked = [name for name, value in vars(control).items() if value]
         self.events.append((event, state.global_step, state.epoch, sorted(given.items()), sorted(asked)))
 
@@ -139,6 +143,13 @@ def test_callbacks_are_added_popped_and_removed_as_in_transformers(both):
 
     theirs, ours = both(run)
     assert ours == theirs
+
+
+@pytest.mark.parametrize("name", ["nonsense", "clearml"])
+def test_tracker_that_cannot_be_had_is_refused_in_one_line(make_trainer, name):
+    with pytest.raises(MisconfigurationException, match=rf"report_to=\['{name}'\] cannot be used: .*") as refusal:
+        make_trainer(report_to=name)
+    assert "\n" not in str(refusal.value)
 
 
 def test_tensorboard_gets_same_scalars(both, monkeypatch):

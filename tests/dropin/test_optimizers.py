@@ -147,12 +147,6 @@ def test_optimizer_on_mps_has_losses_of_the_cpu(name, tmp_path):
         assert logged(on_mps, "loss") == pytest.approx(logged(on_cpu, "loss"), abs=1e-5)
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED))
-def test_unsupported_optimizer_is_refused(name, tmp_path):
-    with pytest.raises(MisconfigurationException, match=f"optim='{name}' is not supported: .* Use "):
-        mps_trainer.TrainingArguments(str(tmp_path), optim=name)
-
-
 @pytest.mark.parametrize("name", ["galore_adamw", "adamw_8bit", "schedule_free_adamw", "grokadamw", "stable_adamw"])
 def test_missing_package_is_error_of_transformers(name, tmp_path, monkeypatch):
     check = {"galore": "galore_torch", "adamw": "bitsandbytes", "schedule": "schedulefree", "stable": "torch_optimi"}
