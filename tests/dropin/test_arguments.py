@@ -62,8 +62,12 @@ def test_setter_sets_fields_of_transformers(name, given, tmp_path):
 def test_setter_with_bad_value_changes_nothing():
     made = args()
     before = dataclasses.asdict(made)
-    with pytest.raises(ValueError, match="learning_rate"):
-        made.set_training(batch_size=99, learning_rate=-1)
+    for settings, said in (
+        ({"learning_rate": -1}, "learning_rate"),
+        ({"activation_checkpointing": 3}, "true or false"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            made.set_training(batch_size=99, **settings)
     assert dataclasses.asdict(made) == before
 
 
