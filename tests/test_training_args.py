@@ -82,12 +82,6 @@ def test_building_the_arguments_imports_no_torch_touches_no_device_and_makes_no_
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_building_the_arguments_does_not_look_at_the_machine(on_machine):
-    looks = on_machine(MAC)
-    args = TrainingArguments(ddp_backend="nccl", accelerator="cuda", devices=4)
-    assert (args.train_batch_size, args.to_dict()["devices"], looks) == (8, 4, [])
-
-
 # The device
 
 
@@ -175,12 +169,6 @@ def test_a_launcher_on_mps_needs_mlx_when_the_device_is_asked_for(on_machine, as
     args = TrainingArguments()
     with pytest.raises(ValueError, match=NEEDS_MLX):
         getattr(args, asked)
-
-
-def test_main_process_first_on_mps_under_a_launcher_needs_mlx_too(on_machine):
-    on_machine(replace(MAC, **TWO_PROCESSES))
-    with pytest.raises(ValueError, match=NEEDS_MLX), TrainingArguments().main_process_first():
-        pytest.fail("the block must not run")
 
 
 def test_the_variables_of_torchrun_are_read_from_the_environment(monkeypatch):
