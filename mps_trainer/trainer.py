@@ -1100,9 +1100,8 @@ class Trainer:
 
     def _finish_current_push(self) -> None:
         """Waits for the running uploads and warns about failed ones."""
-        if self.push_in_progress is not None:
-            upload.finish(self.push_in_progress, self.hub_model_id, self.args.output_dir)
-            self.push_in_progress = None
+        upload.warn_of_failures(self.push_in_progress, self.hub_model_id, self.args.output_dir, wait=True)
+        self.push_in_progress = None
 
     # The search for hyper-parameters
 

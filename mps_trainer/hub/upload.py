@@ -123,15 +123,10 @@ def push_checkpoint(
     return PushInProgress(jobs)
 
 
-def finish(push: PushInProgress, repository: str | None, output_dir: str) -> None:
-    """Waits for the uploads of a push and warns of each one that failed."""
-    if not push.is_done():
-        logger.info("Waiting for the upload of the last checkpoint, which may take some minutes.")
-    warn_of_failures(push, repository, output_dir, wait=True)
-
-
 def warn_of_failures(push: PushInProgress | None, repository: str | None, output_dir: str, wait: bool = False) -> None:
     """Warns of each upload that failed: of those that are done or, with `wait`, of all."""
+    if push is not None and wait and not push.is_done():
+        logger.info("Waiting for the upload of the last checkpoint, which may take some minutes.")
     for job in push.jobs if push else []:
         error = job.exception() if wait or job.done() else None
         if error is not None:

@@ -130,7 +130,7 @@ def test_a_notebook_has_the_same_first_lines_and_its_own_bar(make_trainer, capfd
 def test_scripts_that_ask_for_the_log_get_the_checkpoints_there(make_trainer, caplog):
     with caplog.at_level("INFO", "transformers.trainer"):
         make_trainer(trainer={"train_dataset": examples(8)}, max_steps=1).train()
-    assert 'Checkpoints: no checkpoints (save_strategy="no")' in caplog.text
+    assert 'no checkpoints (save_strategy="no")' in caplog.text
 
 
 @pytest.mark.parametrize("model", [SimpleNamespace(), SimpleNamespace(parameters=74)], ids=["around", "odd"])
