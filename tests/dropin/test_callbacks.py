@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import (
     EarlyStoppingCallback,
     TrainerCallback,
@@ -19,7 +18,7 @@ from transformers import (
 from mps_trainer import MisconfigurationException
 from tests import HUNG_AFTER
 
-from .conftest import assert_same_logs, bert_classifier, sentences
+from .conftest import assert_close_weights, assert_same_logs, bert_classifier, sentences
 
 EVENTS = [name for name in dir(TrainerCallback) if name.startswith("on_")]
 
@@ -103,7 +102,7 @@ def test_early_stopping_ends_at_same_step_with_same_best_weights(both, patience)
     theirs, ours = both(run)
     assert_same_logs(ours.state.log_history, theirs.state.log_history)
     assert ours.state.best_global_step == theirs.state.best_global_step
-    torch.testing.assert_close(ours.model.state_dict(), theirs.model.state_dict(), atol=1e-6, rtol=0)
+    assert_close_weights(ours, theirs)
 
 
 def test_callback_that_sets_the_control_evaluates_saves_and_stops(both):
