@@ -16,6 +16,7 @@ import transformers.trainer_seq2seq
 import transformers.training_args
 import transformers.training_args_seq2seq
 
+from .arguments.setters import REPLACED
 from .callbacks import ProgressCallback
 from .errors import MisconfigurationException
 from .trainer import Trainer
@@ -33,8 +34,6 @@ _MODULES = (
     transformers.trainer_seq2seq,
     transformers.training_args_seq2seq,
 )
-# transformers' own classes are kept in its modules: a reload of this module clears its variables, not theirs.
-_ORIGINALS = "_replaced_by_mps_trainer"
 
 
 def replace() -> None:
@@ -43,7 +42,7 @@ def replace() -> None:
     Raises:
         MisconfigurationException: if a library, or the script itself, has taken transformers' classes already.
     """
-    is_first = _ORIGINALS not in vars(transformers)
+    is_first = REPLACED not in vars(transformers)
     if is_first and (user := _first_user()) is not None:
         raise MisconfigurationException(
             f"mps_trainer.replace_transformers was imported too late: {user} before it, with transformers' own "
@@ -51,7 +50,8 @@ def replace() -> None:
             "notebook."
         )
     for module in _MODULES:
-        originals = vars(module).setdefault(_ORIGINALS, {})
+        # kept in transformers' modules: a reload of this module clears its variables, not theirs
+        originals = vars(module).setdefault(REPLACED, {})
         # so that remove_callback(ProgressCallback) and add_callback(ProgressCallback) use ours
         for ours in (*_CLASSES, ProgressCallback):
             name = ours.__name__
@@ -71,7 +71,7 @@ def undo() -> None:
     """Restores transformers' classes. Libraries imported in between keep the classes that they were built on."""
     TrainingArguments._stands_in = False
     for module in _MODULES:
-        vars(module).update(vars(module).pop(_ORIGINALS, {}))
+        vars(module).update(vars(module).pop(REPLACED, {}))
 
 
 def _first_user() -> str | None:

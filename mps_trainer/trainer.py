@@ -29,7 +29,7 @@ from transformers.trainer_utils import (
 from transformers.utils.generic import can_return_loss, find_labels
 
 from . import trainer_checks, trainer_setup
-from .callbacks import RunReport, all_callbacks, call_first_who_add_to_logs, jit_checkpoint
+from .callbacks import RunReport, all_callbacks, call_first_who_add_to_logs
 from .callbacks.events import Events, ReportingHandler
 from .checkpoints import folders, loading, writers
 from .checkpoints.checkpoints import Checkpoints
@@ -189,9 +189,7 @@ class Trainer:
         self.label_smoother = trainer_setup.label_smoother(args, self.model)
         self.data_collator = self.data_collator or trainer_setup.default_collator(self.processing_class)
 
-        for callback in (jit := jit_checkpoint(args)):
-            callback.set_trainer(self)
-        added = all_callbacks(args, jit, callbacks or [])
+        added = all_callbacks(args, self, callbacks or [])
         handler = ReportingHandler(added, self.model, self.processing_class, self.optimizer, self.lr_scheduler)
         handler.report = RunReport() if args.writes_report else None
         self.callback_handler, self.control = handler, TrainerControl()
@@ -1087,7 +1085,7 @@ class Trainer:
             return None
         self.create_model_card(**card.settings_for_upload(kwargs, self.args, self.model))
         self._finish_current_push()
-        return upload.upload_model(self.args, self.hub_model_id, commit_message, blocking, token, revision)
+        return upload.upload_folder(self.args, self.hub_model_id, commit_message, blocking, token, revision)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Uploads what `args.hub_strategy` asks for at a save, in the background.
@@ -1103,9 +1101,8 @@ class Trainer:
 
     def _finish_current_push(self) -> None:
         """Waits for the running uploads and warns about failed ones."""
-        if self.push_in_progress is not None:
-            upload.finish(self.push_in_progress, self.hub_model_id, self.args.output_dir)
-            self.push_in_progress = None
+        upload.warn_of_failures(self.push_in_progress, self.hub_model_id, self.args.output_dir, wait=True)
+        self.push_in_progress = None
 
     # The search for hyper-parameters
 

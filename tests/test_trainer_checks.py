@@ -30,12 +30,6 @@ def test_smaller_batches_need_one_process(make_args):
         trainer_checks.check_processes(make_args(auto_find_batch_size=True), Processes(0, 2))
 
 
-def test_fp16_needs_weights_in_float32(make_trainer, make_model):
-    trainer = make_trainer({"model": make_model().half()}, max_steps=1, fp16=True)
-    with pytest.raises(ValueError, match=r"are in float16, .* Load the model with dtype=torch\.float32\."):
-        trainer.train()
-
-
 def test_metrics_by_batch_need_an_argument_for_the_last_batch(make_args):
     args = make_args(batch_eval_metrics=True)
     with pytest.raises(MisconfigurationException, match="yours has no argument `compute_result`"):

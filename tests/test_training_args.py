@@ -82,12 +82,6 @@ def test_building_the_arguments_imports_no_torch_touches_no_device_and_makes_no_
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_building_the_arguments_does_not_look_at_the_machine(on_machine):
-    looks = on_machine(MAC)
-    args = TrainingArguments(ddp_backend="nccl", accelerator="cuda", devices=4)
-    assert (args.train_batch_size, args.to_dict()["devices"], looks) == (8, 4, [])
-
-
 # The device
 
 
@@ -134,13 +128,6 @@ def test_what_is_asked_for_reaches_the_decision(on_machine, facts, settings, dev
     assert args.parallel_mode.value == "not_parallel"
 
 
-def test_use_mps_device_takes_mps_where_it_can_run(on_machine):
-    on_machine(MAC)
-    with pytest.warns(FutureWarning, match="use_mps_device"):
-        args = TrainingArguments(use_mps_device=True)
-    assert args.device == torch.device("mps")
-
-
 @pytest.mark.parametrize("facts", [PC, CUDA, replace(MAC, mps_allocation_ok=False, mps_available=False)])
 def test_use_mps_device_is_never_a_quiet_run_on_something_else(on_machine, facts):
     on_machine(facts)
@@ -184,12 +171,6 @@ def test_a_launcher_on_mps_needs_mlx_when_the_device_is_asked_for(on_machine, as
         getattr(args, asked)
 
 
-def test_main_process_first_on_mps_under_a_launcher_needs_mlx_too(on_machine):
-    on_machine(replace(MAC, **TWO_PROCESSES))
-    with pytest.raises(ValueError, match=NEEDS_MLX), TrainingArguments().main_process_first():
-        pytest.fail("the block must not run")
-
-
 def test_the_variables_of_torchrun_are_read_from_the_environment(monkeypatch):
     for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
@@ -223,12 +204,6 @@ def test_the_arguments_can_be_copied_before_and_after_the_device_is_known(kind, 
     assert type(twin) is kind
     assert twin.eval_strategy is args.eval_strategy
     assert twin.device == torch.device("cpu")
-
-
-def test_a_deep_copy_shares_nothing():
-    args = TrainingArguments(lr_scheduler_kwargs={"num_cycles": 2})
-    copy.deepcopy(args).lr_scheduler_kwargs["num_cycles"] = 3
-    assert args.lr_scheduler_kwargs == {"num_cycles": 2}
 
 
 def test_activation_checkpointing_can_be_switched_off_in_a_copy():

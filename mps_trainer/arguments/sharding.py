@@ -6,13 +6,12 @@ file is either followed or answered.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable
 from typing import Any
 
 from ..errors import MisconfigurationException
-from ..utils.text import choice_text
+from ..utils.text import choice_text, did_you_mean
 from .choices import OptimizerNames
 from .readers import FLAGS, read_any, read_flag, read_mapping_or_file, read_names, refuse
 
@@ -127,9 +126,8 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
     for key, value in given.items():
         name = key.removeprefix("fsdp_")
         if name not in KEYS:
-            close = difflib.get_close_matches(name, KEYS, n=1)
-            hint = f"Did you mean {close[0]}?" if close else f"Known are {', '.join(KEYS)}."
-            raise MisconfigurationException(f"fsdp_config has an unknown key {name!r}. {hint}")
+            hint = did_you_mean(name, KEYS) or f" Known are {', '.join(KEYS)}."
+            raise MisconfigurationException(f"fsdp_config has an unknown key {name!r}.{hint}")
         read = KEYS[name](f"fsdp_config: {name}", value)
         if config.setdefault(name, read) != read:
             raise MisconfigurationException(

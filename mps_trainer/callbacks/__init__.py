@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from transformers.trainer_callback import DefaultFlowCallback, PrinterCallback, TrainerCallback
 from transformers.utils import is_in_notebook
@@ -15,16 +16,18 @@ from .run_report import RunReport
 
 
 def all_callbacks(
-    args: TrainingArguments, jit: list[TrainerCallback], given: list[TrainerCallback | type[TrainerCallback]]
+    args: TrainingArguments, trainer: Any, given: list[TrainerCallback | type[TrainerCallback]]
 ) -> list[TrainerCallback | type[TrainerCallback]]:
-    """Returns the callbacks of a Trainer in the order in which they are called: `given` ones before the display.
-
-    Args:
-        jit: from `jit_checkpoint`, with its Trainer set.
-    """
+    """Returns the callbacks of `trainer` in the order in which they are called: `given` ones before the display."""
     display: type[TrainerCallback] = PrinterCallback if args.disable_tqdm else ProgressCallback
     if is_in_notebook() and not args.disable_tqdm:
         from .notebook import NotebookProgressCallback as display  # imports IPython
+    jit = []
+    if args.enable_jit_checkpoint:
+        from transformers.trainer_jit_checkpoint import JITCheckpointCallback
+
+        jit = [JITCheckpointCallback()]
+        jit[0].set_trainer(trainer)
     return [DefaultFlowCallback, *_trackers(args), *jit, *given, display]
 
 
@@ -60,26 +63,6 @@ def close_display(callbacks: list[TrainerCallback]) -> None:
             callback.close()
 
 
-def jit_checkpoint(args: TrainingArguments) -> list[TrainerCallback]:
-    """Returns transformers' callback that saves on SIGTERM, if the arguments ask for it.
-
-    It does nothing until its `set_trainer` is called with the Trainer.
-
-    Raises:
-        MisconfigurationException: if the installed transformers has none.
-    """
-    if not args.enable_jit_checkpoint:
-        return []
-    try:
-        from transformers.trainer_jit_checkpoint import JITCheckpointCallback
-    except ImportError as error:
-        raise MisconfigurationException(
-            "enable_jit_checkpoint=True needs a newer transformers than the installed one. Update it, or leave "
-            "enable_jit_checkpoint out."
-        ) from error
-    return [JITCheckpointCallback()]
-
-
 __all__ = [
     "DeviceStatsMonitor",
     "ProgressCallback",
@@ -87,5 +70,4 @@ __all__ = [
     "all_callbacks",
     "call_first_who_add_to_logs",
     "close_display",
-    "jit_checkpoint",
 ]

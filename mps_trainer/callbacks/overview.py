@@ -69,14 +69,12 @@ def announce(
     overrides: Overrides,
     *,
     batch_size: int,
-    update_size: int,
     num_examples: int,
 ) -> None:
-    """Logs the sizes of data, batches and model, and the step at which a resumed run continues.
+    """Logs the first lines of a run, and the sizes that transformers logs under its names.
 
     Args:
         batch_size: examples in a batch of one process.
-        update_size: examples in an optimizer step of all processes.
         num_examples: in the training dataset, if its length is known.
     """
     if not _transformers_logger.isEnabledFor(logging.INFO):
@@ -86,29 +84,21 @@ def announce(
     advice = ACCELERATORS[args.device.type].precision_advice(cpu_bfloat16())
     precision = {"no": "as the model's weights"}.get(args.mixed_precision, f"autocast to {args.mixed_precision}")
     rows = {
-        "Device": f"{args.device}: {args.decision.reason}",
         "Precision": precision if advice is None else f"{precision}; {advice}",
         "Num examples": f"{num_examples:,}" if known else "unknown",
         "Num Epochs": f"{plan.epochs:,}" if known else "as many as the steps take",
         "Batch size per device": f"{batch_size:,}",
         "Gradient Accumulation steps": f"{args.gradient_accumulation_steps:,}",
-        "Examples in an optimization step": f"{update_size:,}",
         "Total optimization steps": f"{plan.max_steps:,}",
         "Number of trainable parameters": f"{trainable:,}",
     }
     _transformers_logger.info("***** Running training *****")
     for name, value in rows.items():
         _transformers_logger.info("  %s = %s", name, value)
-    if (buckets := buckets_of(loader)) is not None:
-        _transformers_logger.info("  Length buckets: %s", buckets)
-    if (attention := describe_attention(model, args)) is not None:
-        _transformers_logger.info("  %s", attention.capitalize())
-    _transformers_logger.info("  Checkpoints: %s", expected_checkpoints(args, state, model))
     for text in overrides.texts():
         _transformers_logger.info("  Off: %s", text)
-    if state.global_step:
-        step = state.global_step
-        _transformers_logger.info("  Resuming after step %d, in epoch %d", step, plan.epoch_of(step))
+    for line in first_lines(args, state, model, loader):
+        _transformers_logger.info("  %s", line.strip())
 
 
 def parameters_of(model: Any) -> str:

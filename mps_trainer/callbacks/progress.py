@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
+from tqdm import tqdm
 from transformers.trainer_callback import ProgressCallback as TransformersProgressCallback
 
 from ..data.loader import length_of, num_examples
-from ..utils.amounts import format_bytes
 from ..utils.terminal import on_terminal
 from .overview import examples_in_step, first_lines
 from .progress_display import Bar, Lines, memory_in_use, samples_per_second
@@ -26,8 +28,8 @@ class ProgressCallback(TransformersProgressCallback):
 
     def __init__(self, max_str_len: int = 100) -> None:
         super().__init__(max_str_len)
-        self.training_bar: Bar | Lines | None = None
-        self.prediction_bar: Bar | Lines | None = None
+        self.training_bar: Bar | None = None
+        self.prediction_bar: Bar | None = None
         self._evaluated_loader: Any = None
         self._batch = 0
         self._last_log = (0, 0.0)  # step and time
@@ -43,18 +45,18 @@ class ProgressCallback(TransformersProgressCallback):
         print("\n".join(first_lines(args, state, kwargs["model"], kwargs.get("train_dataloader"))), flush=True)
         total, done = state.max_steps, state.global_step
         if on_terminal():
-            self.training_bar = Bar(self._batch, args.device, total=total, initial=done, desc="training")
+            self.training_bar = Bar(self._batch, args.device, total, initial=done, desc="training")
         else:
-            self.training_bar = Lines(self._batch, total, done)
+            self.training_bar = Lines(self._batch, args.device, total, done)
         self._last_log = (done, time.perf_counter())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.training_bar is None:
             return
-        self.training_bar.update(state.global_step - self.current_step)
+        is_due = self.training_bar.update(state.global_step - self.current_step)
         self.current_step = state.global_step
-        if isinstance(self.training_bar, Lines) and not control.should_log and self.training_bar.is_due():
-            self._write_training_line(args, state)
+        if is_due and isinstance(self.training_bar, Lines) and not control.should_log:
+            self._write_training_line(self.training_bar, state)
         self._note_pause(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -74,10 +76,9 @@ class ProgressCallback(TransformersProgressCallback):
         if eval_dataloader is not self._evaluated_loader:  # memory may have run out in the one before
             self._end_evaluation()
             self._begin_evaluation(args, eval_dataloader)
-        elif (bar := self.prediction_bar) is not None:
-            bar.update(1)
-            if isinstance(bar, Lines) and bar.is_due():
-                self._write([f"evaluation {bar.n}/{bar.total}", bar.clocks(), bar.speed(), _memory(args)])
+        elif (bar := self.prediction_bar) is not None and bar.update(1) and isinstance(bar, Lines):
+            facts = bar.format_dict
+            _write([f"evaluation {bar.n}/{bar.total}", facts["clocks"], facts["speed"], facts["memory"]])
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._end_evaluation()
@@ -92,12 +93,13 @@ class ProgressCallback(TransformersProgressCallback):
         numbers = {name: value for name, value in logs.items() if isinstance(value, (int, float))}
         if "loss" in logs:
             shown = [text.format(numbers[name]) for name, text in _SHOWN.items() if name in numbers]
-            self._write_training_line(args, state, shown, self._speed_since_last_log(state.global_step))
+            speed = self._speed_since_last_log(state.global_step)
+            self._write_training_line(self.training_bar, state, shown, speed)
             if isinstance(self.training_bar, Lines):
                 self.training_bar.note_line()
         else:
             metrics = (f"{name} {value:.4g}" for name, value in numbers.items() if not name.endswith(_UNITS))
-            self._write([f"step {state.global_step}", *metrics])
+            _write([f"step {state.global_step}", *metrics])
 
     def close(self) -> None:
         """Closes the bars, also for a run that ends in an error, so that its message begins a new line."""
@@ -113,30 +115,21 @@ class ProgressCallback(TransformersProgressCallback):
         self._evaluated_loader = loader
         if on_terminal():
             leave = self.training_bar is None
-            self.prediction_bar = Bar(examples, args.device, total=total, initial=1, desc="evaluation", leave=leave)
+            self.prediction_bar = Bar(examples, args.device, total, initial=1, desc="evaluation", leave=leave)
         elif total:
-            self.prediction_bar = Lines(examples, total, initial=1)
+            self.prediction_bar = Lines(examples, args.device, total, initial=1)
 
     def _end_evaluation(self) -> None:
         if self.prediction_bar is not None:
             self.prediction_bar.close()
         self.prediction_bar = self._evaluated_loader = None
 
-    def _write_training_line(
-        self, args: Any, state: Any, logged: list[str] | None = None, speed: str | None = None
-    ) -> None:
-        parts = [f"step {state.global_step}/{state.max_steps}", f"epoch {state.epoch:.2f}", *(logged or [])]
-        if isinstance(self.training_bar, Lines):
-            parts.append(self.training_bar.clocks())
-            speed = speed or self.training_bar.speed()
-        self._write([*parts, speed, _memory(args)])
-
-    def _write(self, parts: list[str | None]) -> None:
-        line = " | ".join(part for part in parts if part)
-        if self.training_bar is not None:
-            self.training_bar.write(line)
-        else:
-            print(line, flush=True)
+    def _write_training_line(self, bar: Bar, state: Any, logged: Sequence[str] = (), speed: str | None = None) -> None:
+        parts = [f"step {state.global_step}/{state.max_steps}", f"epoch {state.epoch:.2f}", *logged]
+        if isinstance(bar, Lines):
+            parts.append(bar.format_dict["clocks"])
+            speed = speed or bar.format_dict["speed"]
+        _write([*parts, speed, memory_in_use(bar.device)])
 
     def _speed_since_last_log(self, step: int) -> str | None:
         now = time.perf_counter()
@@ -162,6 +155,7 @@ class ProgressCallback(TransformersProgressCallback):
         self.training_bar.leave_out(seconds)
 
 
-def _memory(args: Any) -> str | None:
-    memory = memory_in_use(args.device)
-    return None if memory is None else format_bytes(memory)
+def _write(parts: list[str | None]) -> None:
+    """Writes a line to stdout, above the bars."""
+    tqdm.write(" | ".join(part for part in parts if part))
+    sys.stdout.flush()

@@ -58,44 +58,33 @@ def create_repository(args: TrainingArguments, token: str | None = None, private
 def upload_folder(
     args: TrainingArguments,
     repository: str | None,
-    folder: str,
     message: str | None,
     blocking: bool = False,
     token: str | None = None,
     revision: str | None = None,
     **settings: Any,
 ) -> Any:
-    """Uploads a folder, and returns huggingface_hub's CommitInfo or, unless `blocking`, a Future of one.
+    """Uploads the output folder without its checkpoints.
 
     Args:
         token, revision: default `args.hub_token`, `args.hub_revision`.
-        settings: more of `HfApi.upload_folder`.
+        settings: more of `HfApi.upload_folder`, such as another folder.
+
+    Returns:
+        huggingface_hub's CommitInfo or, unless `blocking`, a Future of one.
     """
     from huggingface_hub import HfApi
 
-    api: Any = HfApi()
-    return api.upload_folder(
-        repo_id=repository,
-        folder_path=folder,
-        commit_message=message,
-        token=args.hub_token if token is None else token,
-        run_as_future=not blocking,
-        revision=args.hub_revision if revision is None else revision,
-        **settings,
-    )
-
-
-def upload_model(
-    args: TrainingArguments,
-    repository: str | None,
-    message: str | None,
-    blocking: bool = False,
-    token: str | None = None,
-    revision: str | None = None,
-) -> Any:
-    """Uploads the output folder without its checkpoints; see `upload_folder`."""
-    ignored = {"ignore_patterns": NOT_UPLOADED}
-    return upload_folder(args, repository, args.output_dir, message, blocking, token, revision, **ignored)
+    given: dict[str, Any] = {
+        "repo_id": repository,
+        "folder_path": args.output_dir,
+        "commit_message": message,
+        "token": args.hub_token if token is None else token,
+        "run_as_future": not blocking,
+        "revision": args.hub_revision if revision is None else revision,
+        "ignore_patterns": NOT_UPLOADED,
+    }
+    return HfApi().upload_folder(**{**given, **settings})
 
 
 def push_checkpoint(
@@ -121,10 +110,11 @@ def push_checkpoint(
     state = read_state(checkpoint)  # the run may be at a later step by now
     unit = f"step {state['global_step']}" if args.save_strategy == "steps" else f"epoch {int(state['epoch'] or 0)}"
     message = f"Training in progress, {unit}"
-    jobs = [upload_model(args, repository, message)]
+    jobs = [upload_folder(args, repository, message)]
     if args.hub_strategy in ("checkpoint", "all_checkpoints"):
         name = "last-checkpoint" if args.hub_strategy == "checkpoint" else Path(checkpoint).name
-        jobs.append(upload_folder(args, repository, checkpoint, f"{message}, checkpoint", path_in_repo=name))
+        place: dict[str, Any] = {"folder_path": checkpoint, "path_in_repo": name}
+        jobs.append(upload_folder(args, repository, f"{message}, checkpoint", **place))
     if pending is not None:
         pending.jobs.extend(jobs)
         return pending
@@ -133,15 +123,10 @@ def push_checkpoint(
     return PushInProgress(jobs)
 
 
-def finish(push: PushInProgress, repository: str | None, output_dir: str) -> None:
-    """Waits for the uploads of a push and warns of each one that failed."""
-    if not push.is_done():
-        logger.info("Waiting for the upload of the last checkpoint, which may take some minutes.")
-    warn_of_failures(push, repository, output_dir, wait=True)
-
-
 def warn_of_failures(push: PushInProgress | None, repository: str | None, output_dir: str, wait: bool = False) -> None:
     """Warns of each upload that failed: of those that are done or, with `wait`, of all."""
+    if push is not None and wait and not push.is_done():
+        logger.info("Waiting for the upload of the last checkpoint, which may take some minutes.")
     for job in push.jobs if push else []:
         error = job.exception() if wait or job.done() else None
         if error is not None:

@@ -186,7 +186,6 @@ class TrainingRun:
             self.trainer.state,
             self.trainer._mt_overrides,
             batch_size=self.trainer._train_batch_size,
-            update_size=self.update_size,
             num_examples=self.num_examples,
         )
         self.trainer._mt_processes.waiting_shares(0)

@@ -142,32 +142,20 @@ def test_a_subclass_with_more_fields_and_a_post_init_is_parsed():
     assert "extra=3" in repr(args)
 
 
-HELP_TEXTS = [(option.name, option.metadata.get("help")) for option in dataclasses.fields(TrainingArguments)]
-
-
-def run_python(code: str, *flags: str) -> subprocess.CompletedProcess:
-    environment = {**os.environ, "COLUMNS": "400"}
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, *flags], capture_output=True, text=True, env=environment
-    )
-
-
-PARSE = """
-from transformers import HfArgumentParser
-from mps_trainer import TrainingArguments
-HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
-"""
-
-
 @pytest.mark.integration
 def test_help_shows_every_field_with_its_text():
-    result = run_python(PARSE, "--help")
+    code = """if True:
+        from transformers import HfArgumentParser
+        from mps_trainer import TrainingArguments
+        HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()"""
+    command = [sys.executable, "-W", "ignore", "-c", code, "--help"]
+    result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "400"})
     assert (result.returncode, result.stderr) == (0, "")
     shown = " ".join(result.stdout.split())
-    for name, text in HELP_TEXTS:
-        assert f" --{name}" in shown
-        assert text.strip()
-        assert " ".join(text.split()) in shown, name
+    for option in dataclasses.fields(TrainingArguments):
+        assert f" --{option.name}" in shown
+        assert option.metadata["help"].strip()
+        assert " ".join(option.metadata["help"].split()) in shown, option.name
 
 
 @pytest.mark.parametrize("name", ["eval_strategy", "optim", "train_sampling_strategy", "log_level", "ddp_backend"])

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from transformers import debug_utils, trainer_utils
 from transformers import training_args as their_module
-from transformers.trainer_callback import DefaultFlowCallback, TrainerControl, TrainerState
 
 from mps_trainer import TrainingArguments
 from mps_trainer.arguments import choices
@@ -55,35 +54,6 @@ def test_the_enums_of_transformers_are_accepted_as_values():
     )
     assert type(args.optim) is their_module.OptimizerNames
     assert type(args.eval_strategy) is trainer_utils.IntervalStrategy
-
-
-@pytest.mark.parametrize(
-    ("settings", "step", "expected"),
-    [
-        ({"logging_steps": 2}, 2, (True, False, False)),
-        ({"logging_steps": 2}, 3, (False, False, False)),
-        ({"logging_first_step": True}, 1, (True, False, False)),
-        ({"eval_strategy": "steps", "eval_steps": 3}, 3, (False, True, False)),
-        ({"eval_strategy": "steps", "eval_steps": 3, "eval_delay": 4}, 3, (False, False, False)),
-        ({"save_steps": 5}, 5, (False, False, True)),
-        ({"save_strategy": "no", "save_steps": 5}, 5, (False, False, False)),
-        ({"save_strategy": "epoch", "save_steps": 5}, 5, (False, False, False)),
-    ],
-)
-def test_the_flow_callback_of_transformers_reads_the_strategies_at_each_step(settings, step, expected):
-    args = TrainingArguments(**settings)
-    state = TrainerState(global_step=step, max_steps=100)
-    state.logging_steps, state.eval_steps, state.save_steps = args.logging_steps, args.eval_steps, args.save_steps
-    control = DefaultFlowCallback().on_step_end(args, state, TrainerControl())
-    assert (control.should_log, control.should_evaluate, control.should_save) == expected
-
-
-def test_the_flow_callback_of_transformers_reads_the_strategies_at_each_epoch():
-    args = TrainingArguments(logging_strategy="epoch", eval_strategy="epoch", save_strategy="epoch")
-    control = DefaultFlowCallback().on_epoch_end(args, TrainerState(epoch=1), TrainerControl())
-    assert (control.should_log, control.should_evaluate, control.should_save) == (True, True, True)
-    control = DefaultFlowCallback().on_epoch_end(TrainingArguments(), TrainerState(epoch=1), TrainerControl())
-    assert (control.should_log, control.should_evaluate, control.should_save) == (False, False, False)
 
 
 LATE = """

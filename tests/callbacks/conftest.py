@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import pty
 import re
@@ -10,7 +11,6 @@ import struct
 import sys
 import termios
 import threading
-import unicodedata
 
 import pytest
 
@@ -43,7 +43,7 @@ class Screen:
         return [re.sub(r"\x1b\[[A-Z]", "", part) for part in re.split(r"[\r\n]", self.text)]
 
     def widest_bar(self) -> int:
-        return max(_width(part) for part in self.drawn() if re.search(r"\d+%", part))
+        return max(len(part) for part in self.drawn() if re.search(r"\d+%", part))
 
     def _read(self) -> None:
         while True:
@@ -56,16 +56,9 @@ class Screen:
             self._bytes += piece
 
 
-def _width(text: str) -> int:
-    return sum(2 if unicodedata.east_asian_width(letter) in "FW" else 1 for letter in text)
-
-
 @pytest.fixture
 def terminal(monkeypatch):
     """Makes one; a second one would need a test of its own."""
     monkeypatch.delenv("TERM", raising=False)
 
-    def make(columns: int = 80) -> Screen:
-        return Screen(monkeypatch, columns)
-
-    return make
+    return functools.partial(Screen, monkeypatch)

@@ -130,6 +130,10 @@ def lasting(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if not any(word in name for word in TIMES)}
 
 
+def assert_close_weights(ours: Any, theirs: Any) -> None:
+    torch.testing.assert_close(ours.model.state_dict(), theirs.model.state_dict(), atol=1e-6, rtol=0)
+
+
 def assert_same_logs(
     ours: list[dict[str, Any]], theirs: list[dict[str, Any]], tolerance: float = 1e-5, resumed: bool = False
 ) -> None:

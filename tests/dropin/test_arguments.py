@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import inspect
 import json
-import pickle
 import re
-import warnings
 
 import pytest
 import transformers
@@ -16,7 +13,6 @@ from transformers.trainer_pt_utils import AcceleratorConfig
 
 import mps_trainer
 from mps_trainer import MisconfigurationException, Trainer, TrainingArguments
-from mps_trainer.arguments.deprecated import DeprecatedArguments
 from mps_trainer.arguments.fields import declarations
 
 from .conftest import bert_classifier
@@ -66,8 +62,12 @@ def test_setter_sets_fields_of_transformers(name, given, tmp_path):
 def test_setter_with_bad_value_changes_nothing():
     made = args()
     before = dataclasses.asdict(made)
-    with pytest.raises(ValueError, match="learning_rate"):
-        made.set_training(batch_size=99, learning_rate=-1)
+    for settings, said in (
+        ({"learning_rate": -1}, "learning_rate"),
+        ({"activation_checkpointing": 3}, "true or false"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            made.set_training(batch_size=99, **settings)
     assert dataclasses.asdict(made) == before
 
 
@@ -95,50 +95,6 @@ def test_unsupported_argument_is_refused_with_alternative(name, value):
 def test_every_refusal_is_tried():
     refused = {name for name, field in declarations(TrainingArguments).items() if field.refused}
     assert refused | {"tpu_metrics_debug"} == REFUSED.keys()
-
-
-MOVED = [
-    ({"adafactor": True}, {"optim": "adafactor"}),
-    ({"group_by_length": True}, {"train_sampling_strategy": "group_by_length"}),
-    ({"include_inputs_for_metrics": True}, {"include_for_metrics": ["inputs"]}),
-    ({"include_tokens_per_second": True}, {"include_num_input_tokens_seen": "all"}),
-    ({"torchdynamo": "eager"}, {"torch_compile": True, "torch_compile_backend": "eager"}),
-    ({"push_to_hub_model_id": "it"}, {"hub_model_id": "it"}),
-    ({"push_to_hub_organization": "us"}, {"hub_model_id": "us/run"}),
-    ({"push_to_hub_token": "t"}, {"hub_token": "t"}),
-    ({"save_safetensors": False}, {"save_safetensors": True}),
-    ({"jit_mode_eval": True}, {"jit_mode_eval": False}),
-    ({"use_ipex": True}, {"use_ipex": False}),
-    ({"tpu_num_cores": 8}, {"tpu_num_cores": None}),
-    ({"ray_scope": "all"}, {"ray_scope": "last"}),
-    ({"fp16_opt_level": "O2"}, {"fp16_opt_level": "O1"}),
-    ({"half_precision_backend": "cpu_amp"}, {"half_precision_backend": "auto"}),
-    ({"use_legacy_prediction_loop": True}, {"use_legacy_prediction_loop": False}),
-    ({"mp_parameters": "x"}, {"mp_parameters": ""}),
-    ({"fsdp_transformer_layer_cls_to_wrap": "Layer"}, {"fsdp_transformer_layer_cls_to_wrap": None}),
-    ({"split_batches": True}, {"accelerator_config": AcceleratorConfig(split_batches=True)}),
-    ({"dispatch_batches": True}, {"accelerator_config": AcceleratorConfig(dispatch_batches=True)}),
-    ({"fsdp_min_num_params": 5}, {"fsdp_min_num_params": 0}),
-]
-
-
-@pytest.mark.parametrize(("given", "meant"), MOVED, ids=lambda value: next(iter(value)))
-def test_removed_name_warns_once_and_sets_its_successor(given, meant):
-    (name,) = given
-    with pytest.warns(FutureWarning, match=f"`{name}` is deprecated") as caught:
-        made = args(**given)
-    assert len(caught) == 1
-    assert {field: getattr(made, field) for field in meant} == meant
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert dataclasses.replace(made) == made
-
-
-def test_defaults_of_removed_names_do_not_warn():
-    given = {field.name: field.default for field in dataclasses.fields(DeprecatedArguments)}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert args(**given) == args()
 
 
 CONFIGURATION = {
@@ -196,15 +152,6 @@ def test_tf32_is_refused_without_ampere(tmp_path):
     with pytest.raises(ValueError, match="tf32"):
         Trainer(bert_classifier(), TrainingArguments(str(tmp_path), use_cpu=True, tf32=True))
     Trainer(bert_classifier(), TrainingArguments(str(tmp_path), use_cpu=True, tf32=False))
-
-
-def test_copied_and_pickled_arguments_drop_the_device(tmp_path):
-    made = TrainingArguments(str(tmp_path), use_cpu=True, debug="underflow_overflow")
-    assert made.device.type == "cpu"
-    for again in (pickle.loads(pickle.dumps(made)), copy.deepcopy(made)):
-        assert again == made
-        assert "device" not in vars(again)
-        assert again.device.type == "cpu"
 
 
 @pytest.mark.parametrize(

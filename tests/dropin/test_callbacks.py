@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import (
     EarlyStoppingCallback,
     TrainerCallback,
@@ -16,9 +15,10 @@ from transformers import (
     TrainerState,
 )
 
+from mps_trainer import MisconfigurationException
 from tests import HUNG_AFTER
 
-from .conftest import assert_same_logs, bert_classifier, sentences
+from .conftest import assert_close_weights, assert_same_logs, bert_classifier, sentences
 
 EVENTS = [name for name in dir(TrainerCallback) if name.startswith("on_")]
 
@@ -30,7 +30,10 @@ class Recorder(TrainerCallback):
         self.events = []
 
     def note(self, event, args, state, control, **kwargs):
-        given = {name: type(value).__name__ for name, value in kwargs.items() if not name.endswith("dataloader")}
+        given = {
+            name: len(value) if name.endswith("dataloader") and value is not None else type(value).__name__
+            for name, value in kwargs.items()
+        }
         asked = [name for name, value in vars(control).items() if value]
         self.events.append((event, state.global_step, state.epoch, sorted(given.items()), sorted(asked)))
 
@@ -99,7 +102,7 @@ def test_early_stopping_ends_at_same_step_with_same_best_weights(both, patience)
     theirs, ours = both(run)
     assert_same_logs(ours.state.log_history, theirs.state.log_history)
     assert ours.state.best_global_step == theirs.state.best_global_step
-    torch.testing.assert_close(ours.model.state_dict(), theirs.model.state_dict(), atol=1e-6, rtol=0)
+    assert_close_weights(ours, theirs)
 
 
 def test_callback_that_sets_the_control_evaluates_saves_and_stops(both):
@@ -139,6 +142,13 @@ def test_callbacks_are_added_popped_and_removed_as_in_transformers(both):
 
     theirs, ours = both(run)
     assert ours == theirs
+
+
+@pytest.mark.parametrize("name", ["nonsense", "clearml"])
+def test_tracker_that_cannot_be_had_is_refused_in_one_line(make_trainer, name):
+    with pytest.raises(MisconfigurationException, match=rf"report_to=\['{name}'\] cannot be used: .*") as refusal:
+        make_trainer(report_to=name)
+    assert "\n" not in str(refusal.value)
 
 
 def test_tensorboard_gets_same_scalars(both, monkeypatch):

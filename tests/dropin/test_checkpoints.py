@@ -17,7 +17,7 @@ from transformers.trainer_callback import ExportableState
 import mps_trainer
 from mps_trainer.errors import MisconfigurationException
 
-from .conftest import Library, assert_same_logs, bert_classifier, gpt2, sentences, texts
+from .conftest import Library, assert_close_weights, assert_same_logs, bert_classifier, gpt2, sentences, texts
 
 STEPS = {"save_strategy": "steps", "save_steps": 2, "max_steps": 7}
 SETTINGS = {
@@ -41,10 +41,6 @@ def trained(library, resume=None, callbacks=None, model=bert_classifier, **setti
     rows = texts if model is gpt2 else sentences
     data = {"train_dataset": rows(), "eval_dataset": rows(8, seed=1), "callbacks": callbacks}
     return library.trained(model(), resume=resume, trainer=data, **{**STEPS, **settings})
-
-
-def assert_close_weights(ours, theirs):
-    torch.testing.assert_close(ours.model.state_dict(), theirs.model.state_dict(), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())

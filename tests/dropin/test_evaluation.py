@@ -5,14 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-import transformers
 from torch import nn
-from torch.utils.data import DataLoader
 from transformers import EvalPrediction
 
-import mps_trainer
-
-from . import pairs
 from .conftest import assert_same_logs, bert_classifier, lasting, sentences
 
 
@@ -184,27 +179,3 @@ def test_model_with_return_loss_is_evaluated_without_labels(both):
     theirs, ours = both(run)
     assert_same_logs(ours[0], theirs[0])
     assert ours[1] == theirs[1]
-
-
-def test_eval_loss_weighs_batches_of_own_loader_by_size(tmp_path):
-    """In transformers the last of 4, 4 and 2 counts for four: see docs/differences.md."""
-    data = pairs.rows(10)
-
-    def collate(part):
-        return {"x": torch.stack([row["x"] for row in part]), "labels": torch.tensor([row["labels"] for row in part])}
-
-    def loss(package):
-        class Own(package.Trainer):
-            def get_eval_dataloader(self, eval_dataset=None):
-                return DataLoader(data, batch_size=4, collate_fn=collate)
-
-        model = pairs.Net().eval()
-        trainer = pairs.make(package, tmp_path, {"model": model}, kind=Own)
-        return trainer.evaluate()["eval_loss"], model(**collate(data))["loss"].item()
-
-    torch.manual_seed(0)
-    ours, mean = loss(mps_trainer)
-    assert ours == pytest.approx(mean, abs=1e-6)
-    torch.manual_seed(0)
-    theirs, mean = loss(transformers)
-    assert abs(theirs - mean) > 0.05

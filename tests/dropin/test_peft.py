@@ -11,7 +11,7 @@ import mps_trainer
 
 from ..conftest import assert_same_weights
 from ..conftest import weights as on_cpu
-from .conftest import Library, assert_same_logs, bert_classifier, gpt2, sentences, texts
+from .conftest import Library, assert_close_weights, assert_same_logs, bert_classifier, gpt2, sentences, texts
 
 peft = pytest.importorskip("peft", reason="PEFT is not installed")
 
@@ -29,10 +29,6 @@ def lora(r=2):
 def trained(library, resume=None, model=None, data=None, **settings):
     data = data or {"train_dataset": sentences(), "eval_dataset": sentences(8, seed=1)}
     return library.trained(model or lora(), resume=resume, trainer=data, **{**STEPS, **settings})
-
-
-def assert_close_weights(ours, theirs):
-    torch.testing.assert_close(ours.model.state_dict(), theirs.model.state_dict(), atol=1e-6, rtol=0)
 
 
 def test_adapters_have_same_logs_and_files(both):

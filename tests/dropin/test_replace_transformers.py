@@ -90,6 +90,7 @@ def test_objects_are_instances_of_transformers_names(replaced, tmp_path):
     assert isinstance(trainer, transformers.Trainer)
     assert isinstance(trainer, mps_trainer.Trainer)
     assert isinstance(args, transformers.TrainingArguments)
+    assert args.set_testing(batch_size=3).eval_batch_size == 3
 
 
 @pytest.mark.parametrize("library", ["trl", "sentence_transformers", "setfit"])

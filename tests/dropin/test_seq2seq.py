@@ -110,15 +110,6 @@ def test_generation_kwargs_of_one_evaluation_are_used(both, model, given):
     np.testing.assert_array_equal(ours[1], theirs[1])
 
 
-def test_decoder_input_ids_from_labels_are_not_generated_from(both):
-    def run(library):
-        rows = [{**row, "decoder_input_ids": row["labels"].clamp(min=0)} for row in pairs(5)]
-        return seq2seq(library).predict(rows, max_length=8).predictions
-
-    theirs, ours = both(run)
-    np.testing.assert_array_equal(ours, theirs)
-
-
 @pytest.mark.parametrize("kind", ["file", "folder", "path"])
 def test_generation_config_is_read_from_disk(both, tmp_path, kind):
     GenerationConfig(max_length=13, num_beams=2).save_pretrained(tmp_path / "saved")

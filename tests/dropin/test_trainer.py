@@ -69,18 +69,6 @@ def test_get_grad_norm_measures_norm_unless_given(make_trainer):
     assert trainer._get_grad_norm(trainer.model, 0.25) == 0.25
 
 
-def test_create_optimizer_and_scheduler_return_existing_ones(make_trainer):
-    trainer = make_trainer(learning_rate=0.25, weight_decay=0.5)
-    optimizer, schedule = trainer.create_optimizer(), trainer.create_scheduler(4)
-    assert trainer.create_optimizer() is optimizer is trainer.optimizer
-    assert trainer.create_scheduler(9) is schedule is trainer.lr_scheduler
-    assert schedule.optimizer is optimizer
-    assert sorted({group["weight_decay"] for group in optimizer.param_groups}) == [0.0, 0.5]
-    assert {group["initial_lr"] for group in optimizer.param_groups} == {0.25}
-    given = torch.optim.SGD(trainer.model.parameters(), lr=1.0)
-    assert make_trainer({"optimizers": (given, None)}).create_optimizer() is given
-
-
 def test_evaluation_without_metrics_asks_for_loss_only(make_trainer, monkeypatch):
     trainer, asked = make_trainer(), []
     real = trainer.prediction_step

@@ -1,11 +1,9 @@
 """Evaluation and prediction."""
 
-import numpy as np
 import pytest
 import torch
 
-from mps_trainer import MisconfigurationException
-from tests.conftest import accuracy, examples, logged
+from tests.conftest import accuracy, examples
 
 pytestmark = pytest.mark.every_device
 
@@ -51,13 +49,6 @@ def test_prediction_without_labels_has_no_loss(make_trainer):
     }
 
 
-@pytest.mark.parametrize("batches", [None, 1, 2])
-def test_moving_outputs_to_host_memory_early_changes_nothing(make_trainer, batches):
-    trainer = make_trainer({"compute_metrics": accuracy}, eval_accumulation_steps=batches)
-    expected = make_trainer({"compute_metrics": accuracy}).predict(examples(24))
-    np.testing.assert_array_equal(trainer.predict(examples(24)).predictions, expected.predictions)
-
-
 def test_logits_can_be_reduced_before_they_are_gathered(make_trainer):
     trainer = make_trainer(
         {
@@ -68,17 +59,6 @@ def test_logits_can_be_reduced_before_they_are_gathered(make_trainer):
     assert trainer.predict(examples(7)).predictions.shape == (7,)
 
 
-def test_dictionary_of_datasets_gives_metrics_under_each_name(make_trainer):
-    trainer = make_trainer(
-        {"eval_dataset": {"easy": examples(4), "hard": examples(4, seed=2)}, "compute_metrics": accuracy},
-        max_steps=1,
-        eval_strategy="steps",
-        eval_steps=1,
-    )
-    trainer.train()
-    assert len(logged(trainer, "eval_easy_accuracy")) == len(logged(trainer, "eval_hard_loss")) == 1
-
-
 def test_evaluation_leaves_the_model_in_eval_mode_and_the_next_step_does_not(make_trainer):
     trainer = make_trainer(max_steps=2, eval_strategy="steps", eval_steps=1)
     trained = []
@@ -87,15 +67,3 @@ def test_evaluation_leaves_the_model_in_eval_mode_and_the_next_step_does_not(mak
     trainer.train()
     assert trained == [True, True]
     assert not trainer.model.training
-
-
-def test_evaluation_without_a_dataset_is_refused(make_trainer):
-    with pytest.raises(MisconfigurationException, match="give the Trainer an eval_dataset"):
-        make_trainer({"eval_dataset": None}).evaluate()
-
-
-def test_evaluation_on_start_comes_before_the_first_step(make_trainer):
-    trainer = make_trainer(max_steps=1, eval_on_start=True)
-    trainer.train()
-    assert "eval_loss" in trainer.state.log_history[0]
-    assert trainer.state.log_history[0]["step"] == 0

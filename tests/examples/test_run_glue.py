@@ -1,9 +1,9 @@
 """run_glue.py from start to finish."""
 
-import csv
 import json
 
 import pytest
+from datasets import Dataset
 from run_glue import TASKS
 
 from .conftest import EMBEDDED, read
@@ -56,32 +56,16 @@ def test_embedded_mrpc_is_learned(run_glue, out, seed):
     assert read(out / "eval_results.json")["eval_accuracy"] >= majority + 0.15
 
 
-@pytest.fixture
-def table(tmp_path):
-    """`table(name, rows)` writes rows as a CSV or JSON file and returns its path."""
-
-    def write(name, rows):
-        path = tmp_path / name
-        if path.suffix == ".csv":
-            with path.open("w", newline="") as file:
-                writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-                writer.writeheader()
-                writer.writerows(rows)
-        else:
-            path.write_text("\n".join(json.dumps(row) for row in rows))
-        return path
-
-    return write
-
-
-@pytest.mark.parametrize("suffix", ["csv", "json"])
-@pytest.mark.parametrize("labels", [("spam", "ham"), (3, 7), (0.25, 0.75)], ids=str)
-def test_own_files_are_trained_on(run_glue, out, table, suffix, labels):
-    rows = [{"id": i, "text": f"the clock, number {i}", "label": labels[i % 2]} for i in range(40)]
-    files = [table(f"{name}.{suffix}", rows) for name in ("train", "validation")]
-    test = table(f"test.{suffix}", [{"id": row["id"], "text": row["text"]} for row in rows])
+@pytest.mark.parametrize(
+    ("suffix", "labels"), [("csv", ("spam", "ham")), ("json", (3, 7)), ("json", (0.25, 0.75))], ids=str
+)
+def test_own_files_are_trained_on(run_glue, out, tmp_path, suffix, labels):
+    rows = Dataset.from_list([{"id": i, "text": f"the clock, number {i}", "label": labels[i % 2]} for i in range(40)])
+    files = [tmp_path / f"{name}.{suffix}" for name in ("train", "validation", "test")]
+    for path, table in zip(files, (rows, rows, rows.remove_columns("label")), strict=True):
+        table.to_csv(path) if suffix == "csv" else table.to_json(path)
     status, _, errors = run_glue(
-        *("--train_file", files[0], "--validation_file", files[1], "--test_file", test, "--max_steps", 2),
+        *("--train_file", files[0], "--validation_file", files[1], "--test_file", files[2], "--max_steps", 2),
         *("--config_name", EMBEDDED, "--tokenizer_name", EMBEDDED, "--model_name_or_path", trained(run_glue, out)),
         *("--do_train", "--do_eval", "--do_predict", "--overwrite_output_dir", "--max_seq_length", 32),
         "--ignore_mismatched_sizes",

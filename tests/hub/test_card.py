@@ -93,17 +93,6 @@ def test_several_evaluations_and_a_stream_have_a_row_each():
     assert "| evaluation, far | a stream |" in table
 
 
-def test_the_header_is_what_the_hub_reads(write, tmp_path):
-    names = {"tasks": "text-classification", "dataset_tags": "nyu-mll/glue", "dataset": "GLUE", "dataset_args": "mrpc"}
-    write(card_settings={**names, "language": "en", "license": "mit", "model_name": "points"})
-    read = ModelCard.load(tmp_path / "run" / "README.md")
-    header = read.data.to_dict()
-    assert header["datasets"] == ["nyu-mll/glue"]
-    assert header["license"] == "mit"
-    read.data.to_yaml()
-    assert read.data.model_name == "points" or header["model-index"][0]["name"] == "points"
-
-
 def test_the_task_of_a_class_is_that_of_transformers_card():
     from transformers import BertForSequenceClassification, GPT2LMHeadModel
 

@@ -29,12 +29,6 @@ def push(make_args, monkeypatch, tmp_path):
     return run
 
 
-def failed(error):
-    job: Future = Future()
-    job.set_exception(error)
-    return job
-
-
 def test_a_push_in_progress_takes_up_later_uploads_only_if_asked(push):
     events: list[str] = []
     first = push(None, fire=events.append)
@@ -46,20 +40,11 @@ def test_a_push_in_progress_takes_up_later_uploads_only_if_asked(push):
     assert len(first.jobs) == 4
 
 
-def test_a_push_that_is_done_is_warned_of_and_replaced(push, caplog):
-    done = PushInProgress([failed(ConnectionError("the hub is gone"))])
-    with caplog.at_level(logging.WARNING, "mps_trainer"):
-        later = push(done)
-    assert "An upload to me/tiny failed: the hub is gone" in caplog.text
-    assert later is not done
-    assert len(later.jobs) == 2
-
-
 def test_the_end_of_a_run_waits_for_uploads(caplog):
     job: Future = Future()
     threading.Timer(0.1, job.set_exception, [ConnectionError("the hub is gone")]).start()
     with caplog.at_level(logging.INFO, "mps_trainer"):
-        upload.finish(PushInProgress([job]), "me/tiny", "run")
+        upload.warn_of_failures(PushInProgress([job]), "me/tiny", "run", wait=True)
     assert "Waiting for the upload of the last checkpoint" in caplog.text
     assert "An upload to me/tiny failed: the hub is gone. The files are in run" in caplog.text
 

@@ -109,28 +109,18 @@ def test_the_log_has_the_level_that_was_asked_for(tmp_path, asked, level):
         library.setLevel(before[1])
 
 
-def test_one_of_several_processes_tells_that_it_was_interrupted(script, monkeypatch):
-    said = []
-    for rank in (0, 1):
-        for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
-            monkeypatch.setenv(name, str(value))
-        status, errors = script(KeyboardInterrupt())
-        assert status == 130
-        said.append(errors)
-    assert said[0].startswith("train.py: Interrupted.")
-    assert said[1] == ""
-
-
-def test_a_process_that_is_not_the_first_lets_that_one_speak_before_it_names_itself(script, monkeypatch):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_several_processes_the_first_speaks_first(script, monkeypatch, rank):
     waited = []
     monkeypatch.setattr("mps_trainer.scripts.time.sleep", waited.append)
-    refused = MisconfigurationException("Give more.")
-    for rank, said in ((0, "train.py: error: Give more.\n"), (1, "train.py: process 1: error: Give more.\n")):
-        for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
-            monkeypatch.setenv(name, str(value))
-        assert script(refused) == (2, said)
-    assert len(waited) == 1
-    assert waited[0] >= 1  # torchrun looks ten times a second whether one has ended
+    for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    number = "process 1: " if rank else ""
+    assert script(MisconfigurationException("Give more.")) == (2, f"train.py: {number}error: Give more.\n")
+    assert all(seconds >= 1 for seconds in waited)  # torchrun looks ten times a second whether one has ended
+    assert len(waited) == rank
+    status, said = script(KeyboardInterrupt())
+    assert (status, said.startswith("train.py: Interrupted."), said == "") == (130, rank == 0, rank == 1)
 
 
 def test_a_process_that_does_not_log_shows_no_bars_and_no_warnings_of_the_script(tmp_path, monkeypatch):
