@@ -151,7 +151,7 @@ class Recorder:
         self._looked = time.perf_counter()
         memory, state, marks = measure(self._args.device), self.state, self.session.marks
         resident = self._process.memory_info().rss
-        marks.append([state.global_step, self._now(), float(state.total_flos), memory.live, memory.driver, resident])
+        marks.append((state.global_step, self._now(), float(state.total_flos), memory.live, memory.driver, resident))
         if len(marks) >= _MARKS:
             del marks[1::2]
             self._apart *= 2

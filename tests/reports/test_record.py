@@ -37,9 +37,10 @@ DAMAGE = {
     "no JSON": ("{", "it is not JSON"),
     "bytes": (b"\xff\xfe\x00", "it is not JSON"),
     "nested": ("[" * 100_000, "it is nested too deeply"),
-    "a list": ("[]", "it holds no JSON object"),
+    "a list": ("[]", "Expected `object`, got `array`"),
     "another format": ('{"format": 7}', "its format is 7, and this release reads 1"),
-    "no outcome": ('{"format": 1, "name": "x"}', "it names no run and no outcome"),
+    "a word for a time": ('{"format": 1, "name": "x", "outcome": {}, "events": [{"kind": "a", "step": "b"}]}', "step"),
+    "no outcome": ('{"format": 1, "name": "x"}', "missing required field `outcome`"),
 }
 
 
@@ -53,34 +54,9 @@ def test_a_damaged_record_is_told_in_a_line(tmp_path, damage):
     assert "\n" not in str(error.value)
 
 
-def test_any_part_of_a_record_may_be_missing_or_of_another_shape(data):
+def test_any_part_of_a_record_may_be_missing(data):
     for name in data.keys() - {"format", "name", "outcome"}:
         run_page(RunRecord.from_dict({key: value for key, value in data.items() if key != name}))
-        for key in data[name] if isinstance(data[name], dict) else ():
-            for other in (None, 7, "text", [], {}, [1], {"a": "b"}):
-                run_page(RunRecord.from_dict({**data, name: {**data[name], key: other}}))
-
-
-ODD = {"kind": 3, "text": None, "step": True, "seconds": "a", "took": 10**400}
-ODD |= {"first_step": None, "offset": [1], "begun": float("nan"), "marks": 3}
-
-
-@pytest.mark.parametrize("part", ["events", "sessions"])
-def test_events_and_sessions_with_odd_values_are_left_out(data, part):
-    plain = data[part][0]
-    odd = [{**plain, name: ODD[name]} for name in plain] + [{}, [], {"what": 3}]
-    record = RunRecord.from_dict({**data, part: [plain, *odd]})
-    assert [vars(entry) for entry in getattr(record, part)] == [plain]
-    run_page(record)
-
-
-def test_marks_with_odd_values_are_left_out(data):
-    session, (plain, _) = data["sessions"][0], data["sessions"][0]["marks"]
-    odd = [[*plain[:place], value, *plain[place + 1 :]] for place in range(6) for value in ("a", True, 10**400)]
-    odd += [[None, *plain[1:]], [*plain[:2], None, *plain[3:]], plain[:-1], "mark"]
-    record = RunRecord.from_dict({**data, "sessions": [{**session, "marks": [plain, *odd]}]})
-    assert record.sessions[0].marks == [plain]
-    run_page(record)
 
 
 def test_a_session_that_began_at_no_date_has_a_page(data):
