@@ -19,6 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+import msgspec
+
 from ..launching.restarts import (
     ERROR,
     PROGRESS,
@@ -29,7 +31,6 @@ from ..launching.restarts import (
     announcement,
     decide,
     pause,
-    progress_of,
 )
 from ..reports.record import NAME, PAGE, is_foreign
 
@@ -191,8 +192,8 @@ def read_end(status: int, notes: str, hung_for: float = 0.0) -> End:
     error, progress = Path(notes, ERROR), Path(notes, PROGRESS)
     written: Progress | None = None
     if progress.exists():
-        with contextlib.suppress(ValueError):  # the process was killed while it wrote its first note
-            written = progress_of(json.loads(progress.read_text(encoding="utf-8")))
+        with contextlib.suppress(msgspec.DecodeError):  # the process was killed while it wrote its first note
+            written = msgspec.json.decode(progress.read_bytes(), type=Progress)
     return End(status, error.read_text(encoding="utf-8") if error.exists() else "", written, hung_for)
 
 

@@ -21,7 +21,7 @@ from mps_trainer.launching.restarts import PROGRESS, VARIABLE, Progress
 BEGIN = f"""
 echo >> starts
 number=$(($(wc -l < starts)))
-notes=$(printf %s "${VARIABLE}" | sed 's/.*"notes": "\\([^"]*\\)".*/\\1/')
+notes=$(printf %s "${VARIABLE}" | sed 's/.*"notes":"\\([^"]*\\)".*/\\1/')
 at() {{ printf '{{"folder": "%s/out", "step": %s, "examples": 8}}' "$PWD" "$1" > "$notes/{PROGRESS}"; }}
 """
 
