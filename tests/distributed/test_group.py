@@ -10,8 +10,7 @@ import pytest
 import torch.distributed
 
 from mps_trainer import MachineFacts, MisconfigurationException, TrainingArguments, distributed, resolve
-from mps_trainer.devices import DeviceRequest, MPSAccelerator
-from tests.devices.machines import MACHINES, under_torchrun
+from mps_trainer.devices import DeviceRequest
 from tests.distributed.launch import of_slurm, run
 
 PC = MachineFacts(torch_version="2.13.0", world_size=2, rank=0, local_rank=0, local_world_size=2)
@@ -135,19 +134,6 @@ def test_a_torch_without_processes_says_so(joined, monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
     with pytest.raises(MisconfigurationException, match=r"2 processes .* built without torch\.distributed"):
         distributed.init_process_group(resolve(DeviceRequest(), PC), None, timedelta(seconds=9))
-
-
-def test_a_backend_for_mps_takes_one_line_here(joined, monkeypatch):
-    """Once torch has one."""
-    monkeypatch.setattr(MPSAccelerator, "backends", ("metal",))
-    decision = resolve(DeviceRequest(ddp_backend="metal"), under_torchrun(MACHINES["m3_macos_15"], 2))
-    monkeypatch.setattr(torch.distributed.Backend, "backend_list", ["metal"])
-    monkeypatch.setitem(torch.distributed.Backend.backend_capability, "metal", ["cpu"])
-    with pytest.raises(MisconfigurationException, match=r"'metal' cannot be used on mps.* has none for it"):
-        distributed.init_process_group(decision, "metal", timedelta(seconds=9))
-    monkeypatch.setitem(torch.distributed.Backend.backend_capability, "metal", ["mps"])
-    distributed.init_process_group(decision, "metal", timedelta(seconds=9))
-    assert joined[0][0] == "metal"
 
 
 def test_a_step_of_slurm_meets_at_its_first_host(joined):

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from mps_trainer import MisconfigurationException
 from tests import HUNG_AFTER
 from tests.conftest import assert_same_weights
+from tests.distributed.conftest import assert_resumed_exactly
 from tests.distributed.launch import environment, start
 from tests.distributed.test_training import ALIKE
 
@@ -88,9 +89,7 @@ def test_evaluations_and_predictions_are_those_of_one_process(made, device, name
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_resumed_run_is_equal_in_every_bit(made, device):
     for one in made(2, device)("a_run_resumed_in_an_epoch"):
-        assert_same_weights(one["again"]["weights"], one["whole"]["weights"])
-        for key in ("losses", "norms", "epochs", "steps", "best"):
-            assert one["again"][key] == one["whole"][key]
+        assert_resumed_exactly(one["whole"], one["again"])
 
 
 @pytest.mark.parametrize("name", ["objects", "tensors"])

@@ -14,7 +14,7 @@ from mps_trainer import MisconfigurationException
 from mps_trainer.checkpoints import manifest, shards
 from tests.conftest import assert_same_weights
 from tests.distributed import sharding
-from tests.distributed.scenarios import SCENARIOS, STEPS
+from tests.distributed.conftest import assert_resumed_exactly, assert_trained_alike
 
 ALIKE = [
     "sharded_tokens",
@@ -22,23 +22,6 @@ ALIKE = [
     "sharded_and_computed_again",
     "sharded_by_size",
 ]
-
-
-@pytest.fixture
-def alone(tmp_path):
-    """Runs a scenario in one process."""
-    return lambda name: SCENARIOS[name](str(tmp_path / name))
-
-
-def assert_trained_alike(one, several, steps=STEPS):
-    """Sums of another order round differently; 1e-5 is far below what a step changes."""
-    for made in several:
-        assert made["steps"] == one["steps"] == steps
-        for key in ("losses", "norms", "evaluations"):
-            np.testing.assert_allclose(made[key], one[key], atol=1e-5, rtol=0)
-        assert made["weights"].keys() == one["weights"].keys()
-        for name, tensor in one["weights"].items():
-            torch.testing.assert_close(made["weights"][name], tensor, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", ALIKE)
@@ -108,10 +91,7 @@ def test_computation_is_in_bfloat16_and_what_is_kept_in_float32(made_by):
 @pytest.mark.parametrize("kind", [sharding.FULL, sharding.SHARDED])
 def test_a_resumed_run_is_equal_in_every_bit(made_by, kind):
     for made in made_by(2)("sharded_run_resumed"):
-        whole, again = made[kind]
-        assert_same_weights(again["weights"], whole["weights"])
-        for key in ("losses", "norms", "evaluations", "steps", "best"):
-            assert again[key] == whole[key]
+        assert_resumed_exactly(*made[kind])
 
 
 def test_both_kinds_of_checkpoint_are_of_the_same_run(made_by):

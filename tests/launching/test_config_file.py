@@ -93,32 +93,12 @@ def test_a_file_that_cannot_be_read_is_refused_and_kept(tmp_path, monkeypatch, c
     assert os.listdir(tmp_path) == ["c.yaml"]
 
 
-@pytest.mark.parametrize(("name", "says"), [("gone.yaml", "There is no file"), (".", "Is a directory")])
-def test_load_refuses_a_file_that_is_not_there(tmp_path, name, says):
-    with pytest.raises(MisconfigurationException, match=says):
-        load(tmp_path / name)
-
-
 def test_in_force_of_an_unreadable_home_folder_is_nothing(homes, monkeypatch):
     def refused(self, *arguments, **settings):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("pathlib.Path.stat", refused)
     assert in_force(None, homes) == LoadedSettings()
-
-
-def test_load_target_refuses_accelerates_file(tmp_path):
-    (tmp_path / "c.yaml").write_text("distributed_type: NO")
-    with pytest.raises(MisconfigurationException, match="Accelerate's"):
-        load_target(tmp_path / "c.yaml")
-
-
-def test_load_target_refuses_a_folder_that_cannot_be_written_to(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(MisconfigurationException, match="is not a writable folder"):
-        load_target(tmp_path / "file" / "config.yaml")
-    load_target(tmp_path / "new" / "one" / "config.yaml")
-    assert os.listdir(tmp_path) == ["file"]
 
 
 # Python 3.10's Path.replace does not look os.replace up when it is called

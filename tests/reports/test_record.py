@@ -9,7 +9,18 @@ import pytest
 
 from mps_trainer import MisconfigurationException
 from mps_trainer.reports.pages import run_page
-from mps_trainer.reports.record import GENERATOR, LARGEST, NAME, RunRecord, read, record_of, replace, write
+from mps_trainer.reports.record import (
+    GENERATOR,
+    LARGEST,
+    NAME,
+    PAGE,
+    RunRecord,
+    is_foreign,
+    read,
+    record_of,
+    replace,
+    write,
+)
 
 
 def test_what_is_written_is_read_again(record, tmp_path):
@@ -31,6 +42,14 @@ def test_a_file_that_could_not_be_written_leaves_the_one_before(tmp_path, monkey
         replace(path, "after")
     assert os.listdir(tmp_path) == ["file"]
     assert (tmp_path / "file").read_text() == before
+
+
+@pytest.mark.parametrize("content", [b"", b'{"format": 1, "name": "mine"}', b"\xff\xfe", None], ids=str)
+def test_a_file_or_folder_of_the_user_is_foreign(tmp_path, content):
+    path = tmp_path / PAGE
+    path.mkdir() if content is None else path.write_bytes(content)
+    assert is_foreign(str(path))
+    assert not is_foreign(str(tmp_path / "gone"))
 
 
 DAMAGE = {
