@@ -36,12 +36,6 @@ def test_each_process_holds_half_of_parameters_and_optimizer(made_by):
         assert made["blocks"] == ["", "transformer.h.0", "transformer.h.1"]
 
 
-def test_a_block_that_is_tied_to_another_stays_around_the_others(made_by):
-    """bert.embeddings is a class not to be split, and its words are the head's."""
-    for made in made_by(2)("sharded_and_computed_again"):
-        assert made["blocks"] == ["", "bert.encoder.layer.0", "bert.encoder.layer.1"]
-
-
 def test_report_and_card_call_the_model_by_its_name_and_the_processes_what_they_are(made_by):
     first, second = made_by(2)("sharded_and_described")
     for made in (first, second):
@@ -55,11 +49,6 @@ def test_activations_that_are_no_numbers_in_a_batch_that_does_not_count_change_n
     for made in made_by(2)("sharded_with_infinite_activations_of_what_does_not_count"):
         assert np.isfinite(made["infinite"]["norms"]).all()
         assert_same_weights(made["infinite"]["weights"], made["finite"]["weights"])
-
-
-def test_modules_from_a_size_on_are_blocks(made_by):
-    for made in made_by(2)("sharded_by_size"):
-        assert made["blocks"] == ["", "hidden"]
 
 
 def test_streams_are_predicted_as_in_one_process_whatever_remains(made_by, alone):

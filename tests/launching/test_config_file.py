@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.launching.config_file import in_force, load, load_target, user_file, write
+from mps_trainer.launching.config_file import in_force, load, load_target, write
 from mps_trainer.launching.settings import LaunchSettings, LoadedSettings
 
 SETTINGS = LaunchSettings("cpu", "no", True, 2, 0.5)
@@ -37,19 +37,6 @@ def test_write_adds_the_defaults(tmp_path):
     write(LaunchSettings(), tmp_path / "c.yaml")
     values = {"device": "auto", "mixed_precision": "no", "mps_fallback": False, "num_processes": 1}
     assert yaml.safe_load((tmp_path / "c.yaml").read_text()) == {**values, "memory_fraction": None}
-
-
-def test_in_force_takes_the_named_file_before_the_users_and_that_before_accelerates(homes, tmp_path):
-    assert in_force(None, homes) == LoadedSettings()
-    accelerates = tmp_path / "hf" / "accelerate" / "default_config.yaml"
-    accelerates.parent.mkdir(parents=True)
-    accelerates.write_text("distributed_type: MULTI_CPU\nnum_processes: 3\n")
-    assert in_force(None, homes) == LoadedSettings(LaunchSettings("cpu", num_processes=3), accelerates, {}, True)
-    write(SETTINGS, user_file(homes))
-    assert in_force(None, homes) == LoadedSettings(SETTINGS, user_file(homes))
-    (tmp_path / "own.yaml").write_text("device: mps")
-    assert in_force(str(tmp_path / "own.yaml"), homes).settings == LaunchSettings("mps")
-    assert in_force(str(accelerates), homes).is_accelerates
 
 
 def test_load_of_an_empty_file_sets_nothing(tmp_path):
