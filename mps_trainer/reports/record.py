@@ -206,8 +206,7 @@ def read(folder: str) -> RunRecord:
     """Reads the record in `folder`.
 
     Raises:
-        MisconfigurationException: if it is damaged.
-        FileNotFoundError: if there is none.
+        MisconfigurationException: if it is damaged, or there is none.
     """
     path = os.path.join(folder, NAME)
     data = load_json(path)
@@ -242,17 +241,15 @@ def _from_state(path: str) -> RunRecord:
 
 
 def load_json(path: str) -> Any:
-    """Reads a file of JSON. Raises MisconfigurationException for any other, FileNotFoundError if there is none."""
+    """Reads a file of JSON. Raises MisconfigurationException if it cannot be read."""
     try:
-        return json.loads(read_bytes(path, LARGEST).decode())
-    except FileNotFoundError:
-        raise
-    except RecursionError as error:
-        raise _damaged(path, "it is nested too deeply") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise _damaged(path, f"it is not JSON ({error})") from error
+        content = read_bytes(path, LARGEST)
     except (OSError, ValueError) as error:
         raise _damaged(path, getattr(error, "strerror", None) or str(error)) from error
+    try:
+        return json.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, f"it is not JSON ({error})") from error
 
 
 def _damaged(path: str, why: str) -> MisconfigurationException:

@@ -191,7 +191,7 @@ def _earlier(resumed_from: str, step: int) -> RunRecord | None:
     folder = os.path.dirname(os.path.abspath(resumed_from))
     try:
         found = record.read(folder)
-    except (OSError, MisconfigurationException):
+    except MisconfigurationException:
         return None
     if found.outcome.get("kind") == RUNNING:
         last = found.outcome.get("step", 0)

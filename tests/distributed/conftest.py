@@ -66,7 +66,7 @@ def assert_trained_alike(one: dict[str, Any], several: list[dict[str, Any]], ste
     """Sums of another order round differently; 1e-5 is far below what a step changes."""
     for made in several:
         assert made["steps"] == one["steps"] == steps
-        for key in {"losses", "norms", "epochs", "evaluations"} & one.keys():
+        for key in ("losses", "norms", "epochs", "evaluations"):
             np.testing.assert_allclose(made[key], one[key], atol=1e-5, rtol=0)
         assert made["weights"].keys() == one["weights"].keys()
         for name, tensor in one["weights"].items():
@@ -76,7 +76,7 @@ def assert_trained_alike(one: dict[str, Any], several: list[dict[str, Any]], ste
 
 def assert_resumed_exactly(whole: dict[str, Any], again: dict[str, Any]) -> None:
     assert_same_weights(again["weights"], whole["weights"])
-    for key in {"losses", "norms", "epochs", "evaluations", "steps", "best"} & whole.keys():
+    for key in ("losses", "norms", "epochs", "evaluations", "steps", "best"):
         assert again[key] == whole[key]
 
 

@@ -17,7 +17,8 @@ from transformers import BertConfig, BertForSequenceClassification, GPT2Config, 
 
 from mps_trainer import MisconfigurationException, Trainer, TrainingArguments
 from mps_trainer.checkpoints.output_folder import only_run_in
-from tests.conftest import Classifier, accuracy, examples, logged, weights
+from mps_trainer.distributed.full_state import full_state_dict
+from tests.conftest import Classifier, accuracy, examples, logged
 
 TOGETHER = int(os.environ.get("TOGETHER", "8"))  # examples in a batch of all processes
 STEPS = 24  # of a run; four epochs of most
@@ -55,8 +56,9 @@ def outcome(trainer: Trainer, **more: Any) -> dict[str, Any]:
         "losses": logged(trainer, "loss"),
         "norms": logged(trainer, "grad_norm"),
         "epochs": logged(trainer, "epoch"),
+        "evaluations": logged(trainer, "eval_loss"),
         "steps": trainer.state.global_step,
-        "weights": weights(trainer.model),
+        "weights": full_state_dict(trainer.model),
         **more,
     }
 

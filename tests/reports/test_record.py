@@ -55,7 +55,7 @@ def test_a_file_or_folder_of_the_user_is_foreign(tmp_path, content):
 DAMAGE = {
     "no JSON": ("{", "it is not JSON"),
     "bytes": (b"\xff\xfe\x00", "it is not JSON"),
-    "nested": ("[" * 100_000, "it is nested too deeply"),
+    "nested": ("[" * 100_000, "it is not JSON"),
     "a list": ("[]", "Expected `object`, got `array`"),
     "another format": ('{"format": 7}', "its format is 7, and this release reads 1"),
     "a word for a time": ('{"format": 1, "name": "x", "outcome": {}, "events": [{"kind": "a", "step": "b"}]}', "step"),
@@ -76,11 +76,6 @@ def test_a_damaged_record_is_told_in_a_line(tmp_path, damage):
 def test_any_part_of_a_record_may_be_missing(data):
     for name in data.keys() - {"format", "name", "outcome"}:
         run_page(RunRecord.from_dict({key: value for key, value in data.items() if key != name}))
-
-
-def test_a_session_that_began_at_no_date_has_a_page(data):
-    data["sessions"][0]["begun"] = 1e30
-    assert "Training began" not in run_page(RunRecord.from_dict(data))
 
 
 def test_a_long_history_keeps_its_evaluations():
