@@ -15,6 +15,7 @@ from mps_trainer.checkpoints.folders import find_checkpoints
 from tests import HUNG_AFTER
 from tests.conftest import accuracy
 from tests.guards.test_signals import default_handlers  # noqa: F401
+from tests.utils.test_terminal import without_reader
 
 SETTINGS = {
     "max_steps": 4,
@@ -24,12 +25,6 @@ SETTINGS = {
     "save_strategy": "steps",
     "save_steps": 2,
 }
-
-
-def without_reader():
-    reader, writer = os.pipe()
-    os.close(reader)
-    return open(writer, "w")
 
 
 def closed():
