@@ -31,15 +31,11 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes the page and prints its path; returns 0."""
-    from ..reports.record import NAME, PAGE, is_foreign, record_of, replace
+    from ..reports.record import NAME, PAGE, record_of, replace
 
     folders = [arguments.folder, *arguments.others]
     path = arguments.output or (COMPARISON if arguments.others else os.path.join(arguments.folder, PAGE))
     records = [record_of(folder) for folder in folders]
-    if is_foreign(path):
-        raise MisconfigurationException(
-            f"{path} exists and is not an mps_trainer report. Name another file with --output, or remove it."
-        )
     try:
         from ..reports.pages import comparison_page, run_page, tell_apart
 

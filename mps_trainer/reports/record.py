@@ -151,8 +151,8 @@ def replace(path: str, text: str) -> None:
     """
     if is_foreign(path):
         raise MisconfigurationException(
-            f"{path} was not written by mps_trainer, and is kept. Move it, and `mps-trainer report "
-            f"{os.path.dirname(path) or '.'}` writes the report."
+            f"{path} was not written by mps_trainer, and is kept. Move it, and `mps-trainer report` writes "
+            "the report, or name another file with --output."
         )
     unfinished = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{os.getpid()}.tmp")
     try:

@@ -314,7 +314,7 @@ def test_a_file_of_the_user_is_kept_with_a_warning(make_trainer, tmp_path, caplo
     assert make_trainer(report=True, max_steps=4, **SAVING).train().global_step == 4
     assert (tmp_path / "run" / name).read_text() == content
     (line,) = [r.getMessage() for r in caplog.records if "is kept" in r.getMessage()]
-    assert f"{name} was not written by mps_trainer, and is kept. Move it, and `mps-trainer report " in line
+    assert f"{name} was not written by mps_trainer, and is kept. Move it, and `mps-trainer report` " in line
     assert [each for each in os.listdir(tmp_path / "run") if each.endswith(".tmp")] == []
 
 
