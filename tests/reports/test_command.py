@@ -42,12 +42,14 @@ def test_several_runs_are_compared_in_the_current_folder(recorded, capsys, monke
         (["run", "--output", "empty"], "empty was not written by mps_trainer, and is kept."),
         (["run", "--output", "gone/page.html"], "gone/page.html cannot be written: No such file or directory."),
         (["damaged"], "damaged/run_record.json cannot be read: it is not JSON ("),
+        (["odd"], "odd/report.html was not written: no report can be made of odd/run_record.json (TypeError: "),
         ([], "the following arguments are required: OUTPUT_DIR"),
     ],
     ids=" ".join,
 )
 def test_what_is_wrong_is_a_line_and_2(recorded, capsys, monkeypatch, tmp_path, words, says):
     recorded()
+    recorded("odd", data={"padded": 3})
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "damaged").mkdir()
