@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from typing import Any
 
 from ..devices.facts import PACKAGES, MachineFacts, gather_all_facts
@@ -50,12 +49,5 @@ def listing(facts: MachineFacts) -> str:
         ("findings", "; ".join(f"{found.severity} {found.name}" for found in findings(facts)) or "none"),
         ("variables", ", ".join(f"{name}={value}" for name, value in facts.environment.items()) or "none set"),
     ]
-    return "\n".join(f"- {name}: {_code(value)}" for name, value in entries)
-
-
-def _code(text: str) -> str:
-    """Returns `text` as markdown code; the fence has more backticks than any run of them inside."""
-    line = as_line(text)
-    fence = "`" * (1 + max(map(len, re.findall("`+", line)), default=0))
-    padding = " " if len(fence) > 1 else ""
-    return f"{fence}{padding}{line}{padding}{fence}"
+    lines = {name: as_line(value).replace("`", "'") for name, value in entries}  # a backtick would end the code
+    return "\n".join(f"- {name}: `{line}`" for name, line in lines.items())

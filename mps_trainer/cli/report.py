@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from ..errors import MisconfigurationException, MissingPackageError
+from ..utils.text import sentence
 
 COMPARISON = "comparison.html"
 
@@ -30,30 +31,34 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes the page and prints its path; returns 0."""
-    from ..reports.record import PAGE, is_foreign, record_of, replace
+    from ..reports.record import NAME, PAGE, record_of, replace
 
     folders = [arguments.folder, *arguments.others]
     path = arguments.output or (COMPARISON if arguments.others else os.path.join(arguments.folder, PAGE))
     records = [record_of(folder) for folder in folders]
-    if is_foreign(path):
-        raise MisconfigurationException(
-            f"{path} exists and is not an mps_trainer report. Name another file with --output, or remove it."
-        )
     try:
         from ..reports.pages import comparison_page, run_page, tell_apart
 
         if arguments.others:
             tell_apart(records, folders)
-            replace(path, comparison_page(records))
-        else:
-            replace(path, run_page(records[0]))
-    except OSError as error:
-        raise MisconfigurationException(
-            f"{path} cannot be written: {error.strerror or error}. Name another file with --output."
-        ) from error
+        page = comparison_page(records) if arguments.others else run_page(records[0])
     except ModuleNotFoundError as error:
         raise MissingPackageError(
             f"A report needs pygal and Jinja2 ({error}). Run: pip install pygal jinja2"
+        ) from error
+    except Exception as error:  # a file that was edited may have any value
+        sources = ", ".join(
+            os.path.join(folder, record.source) for folder, record in zip(folders, records, strict=True)
+        )
+        raise MisconfigurationException(
+            f"{path} was not written: no report can be made of {sources} ({type(error).__name__}: {sentence(error)}) "
+            f"Remove {NAME} if it was edited, and the report is made from the checkpoints beside it."
+        ) from error
+    try:
+        replace(path, page)
+    except OSError as error:
+        raise MisconfigurationException(
+            f"{path} cannot be written: {error.strerror or error}. Name another file with --output."
         ) from error
     print(path)
     return 0

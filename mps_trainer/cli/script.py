@@ -10,7 +10,6 @@ import os
 import runpy
 import sys
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +108,7 @@ def check_script(path: str) -> None:
 def run_script(path: str, arguments: list[str]) -> int:
     """Runs the file at `path` as the main program and returns its exit status, with its traceback if it raised.
 
-    Afterwards stdout and stderr are this program's own, whatever the script has done to them.
+    Afterwards sys.stdout and sys.stderr are this program's own again.
 
     Raises:
         ScriptStopped: if a command of this package has ended the script.
@@ -117,7 +116,7 @@ def run_script(path: str, arguments: list[str]) -> int:
     sys.argv = [path, *arguments]
     sys.path[0] = str(Path(path).resolve().parent)
     try:
-        with _own_streams():
+        with contextlib.redirect_stdout(sys.stdout), contextlib.redirect_stderr(sys.stderr):
             runpy.run_path(path, run_name="__main__")
     except ScriptStopped:
         raise
@@ -136,39 +135,6 @@ def run_script(path: str, arguments: list[str]) -> int:
         traceback.print_exception(type(error), error, trace)
         return 1
     return 0
-
-
-@contextlib.contextmanager
-def _own_streams() -> Iterator[None]:
-    """Puts sys.stdout and sys.stderr back at its end; one that was closed inside is opened again."""
-    kept = [(name, number, getattr(sys, name), _copy_of(number)) for name, number in (("stdout", 1), ("stderr", 2))]
-    try:
-        yield
-    finally:
-        for name, number, stream, copy in kept:
-            _flushes(getattr(sys, name, None))  # the script may have put one of its own there
-            is_whole = _flushes(stream)
-            if copy is not None:  # it was open before
-                os.dup2(copy, number)
-                os.close(copy)
-            if copy is not None and not is_whole:
-                stream = open(number, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
-            setattr(sys, name, stream)
-
-
-def _copy_of(number: int) -> int | None:
-    try:
-        return os.dup(number)
-    except OSError:
-        return None
-
-
-def _flushes(stream: Any) -> bool:
-    try:
-        stream.flush()
-    except Exception:  # closed, None, its reader gone, or an object of the script's own
-        return False
-    return True
 
 
 def write_json(path: str, report: dict[str, Any]) -> None:

@@ -15,10 +15,13 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+import msgspec
+
+from ..launching.processes import signals_handled
 from ..launching.restarts import (
     ERROR,
     PROGRESS,
@@ -29,7 +32,6 @@ from ..launching.restarts import (
     announcement,
     decide,
     pause,
-    progress_of,
 )
 from ..reports.record import NAME, PAGE, is_foreign
 
@@ -51,8 +53,8 @@ def supervise(command: Sequence[str], most: int, environ: Mapping[str, str], han
     """
     if hang_timeout is not None:
         environ = {**environ, "PYTHONFAULTHANDLER": "1"}
-    first_pause, restarts = float(environ.get(PAUSE, 1)), list[Restart]()
-    with tempfile.TemporaryDirectory(prefix="mps-trainer-") as notes, Child.forwarding_signals() as child:
+    first_pause, restarts, child = float(environ.get(PAUSE, 1)), list[Restart](), Child()
+    with tempfile.TemporaryDirectory(prefix="mps-trainer-") as notes, signals_handled(_FORWARDED, child.pass_on):
         name = uuid.uuid4().hex
         while True:
             supervision = Supervision(name, most, tuple(restarts), notes)
@@ -119,21 +121,6 @@ class Child:
         self.signalled = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
 
-    @classmethod
-    @contextlib.contextmanager
-    def forwarding_signals(cls) -> Iterator[Child]:
-        """Passes signals on to the child inside, except those that are ignored, as SIGHUP under nohup."""
-        child = cls()
-        before = {signum: signal.getsignal(signum) for signum in _FORWARDED}
-        try:
-            for signum, handler in before.items():
-                if handler != signal.SIG_IGN:
-                    signal.signal(signum, child._pass_on)
-            yield child
-        finally:
-            for signum, handler in before.items():
-                signal.signal(signum, handler)
-
     def run(self, command: Sequence[str], environ: Mapping[str, str], heartbeat: Heartbeat | None = None) -> int:
         """Runs `command` to its end, or until `heartbeat` is lost, and returns its status."""
         self._process = subprocess.Popen(command, env=dict(environ), start_new_session=True)
@@ -152,7 +139,7 @@ class Child:
             with contextlib.suppress(OSError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _pass_on(self, signum: int, frame: FrameType | None) -> None:
+    def pass_on(self, signum: int, frame: FrameType | None) -> None:
         self.signum = self.signum or signum
         self.signalled.set()
         self._send(signum)
@@ -191,8 +178,8 @@ def read_end(status: int, notes: str, hung_for: float = 0.0) -> End:
     error, progress = Path(notes, ERROR), Path(notes, PROGRESS)
     written: Progress | None = None
     if progress.exists():
-        with contextlib.suppress(ValueError):  # the process was killed while it wrote its first note
-            written = progress_of(json.loads(progress.read_text(encoding="utf-8")))
+        with contextlib.suppress(msgspec.DecodeError):  # the process was killed while it wrote its first note
+            written = msgspec.json.decode(progress.read_bytes(), type=Progress)
     return End(status, error.read_text(encoding="utf-8") if error.exists() else "", written, hung_for)
 
 

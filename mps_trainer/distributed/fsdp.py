@@ -10,6 +10,7 @@ import contextlib
 import functools
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -170,9 +171,8 @@ def _by_size(model: nn.Module, least: int) -> list[nn.Module]:
 
 
 def _without_tied(blocks: list[nn.Module], model: nn.Module) -> list[nn.Module]:
-    def counted(module: nn.Module) -> dict[int, int]:
-        ids = [id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False)]
-        return {each: ids.count(each) for each in set(ids)} if len(ids) != len(set(ids)) else dict.fromkeys(ids, 1)
+    def counted(module: nn.Module) -> Counter[int]:
+        return Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))
 
     everywhere = counted(model)
     return [block for block in blocks if all(everywhere[each] == times for each, times in counted(block).items())]

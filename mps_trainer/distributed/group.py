@@ -41,7 +41,12 @@ def init_process_group(decision: Decision, backend: str | None, timeout: timedel
     if host_too and "cpu" not in dist.Backend.backend_capability.get(backend, ["cpu"]):
         backend = f"cpu:gloo,{decision.type}:{backend}"
     try:
-        _join(decision, backend, timeout)
+        place, rank, size = decision.meeting_point or "env://", decision.rank, decision.world_size
+        store, rank, size = next(dist.rendezvous(place, rank, size, timeout=timeout))
+        # The launcher's store still has the addresses of the processes before a restart, which torch 2.13 does not
+        # keep apart, and gloo would try to connect to them.
+        own = dist.PrefixStore(f"start-{decision.restarts}", store)
+        dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=timeout)
     except MisconfigurationException:
         raise
     except (ValueError, dist.DistNetworkError, dist.DistStoreError) as error:
@@ -52,27 +57,6 @@ def init_process_group(decision: Decision, backend: str | None, timeout: timedel
         ) from error
     atexit.register(leave)
     rank_monitor.attend(decision.rank, decision.world_size, decision.restarts)
-
-
-def _join(decision: Decision, backend: str, timeout: timedelta) -> None:
-    import torch.distributed as dist
-
-    if decision.restarts:
-        # The launcher's store still has the addresses of the processes before these, which torch 2.13 does not keep
-        # apart, and gloo would try to connect to them.
-        store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
-        again = dist.PrefixStore(f"restart-{decision.restarts}", store)
-        dist.init_process_group(backend, store=again, rank=rank, world_size=size, timeout=timeout)
-    elif decision.meeting_point is not None:
-        dist.init_process_group(
-            backend,
-            init_method=decision.meeting_point,
-            rank=decision.rank,
-            world_size=decision.world_size,
-            timeout=timeout,
-        )
-    else:
-        dist.init_process_group(backend, timeout=timeout)
 
 
 def _reaching(device: str, asked: str | None) -> str:

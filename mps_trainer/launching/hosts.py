@@ -21,6 +21,7 @@ from typing import Any
 from ..devices.facts import RECORDED_VARIABLES
 from ..devices.mlx_launch import HOSTS
 from ..errors import MisconfigurationException
+from .processes import signals_handled
 
 _GRACE = 30.0  # seconds for the others to end, as with torchrun
 # without these ssh waits for ever for a lost machine, and reports the end of each connection
@@ -54,9 +55,8 @@ def run_on_hosts(hosts: Sequence[str], words: Sequence[str], module: bool, envir
             _end(each, signal.SIGKILL if asked else signum)
         asked.append(signum)
 
-    before = {each: signal.signal(each, pass_on) for each in (signal.SIGINT, signal.SIGTERM)}
     failed, end = None, float("inf")
-    try:
+    with signals_handled((signal.SIGINT, signal.SIGTERM), pass_on):
         while any(each.poll() is None for each in processes):
             time.sleep(0.1)
             if failed is None and (failed := _first_failed(processes)) is not None:
@@ -66,9 +66,6 @@ def run_on_hosts(hosts: Sequence[str], words: Sequence[str], module: bool, envir
             elif time.monotonic() > end:
                 for each in processes:
                     _end(each, signal.SIGKILL)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     failed = _first_failed(processes) if failed is None else failed
     if failed is None:
         return 0

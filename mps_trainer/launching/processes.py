@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from ..devices import ACCELERATORS, Decision, DeviceRequest, MachineFacts, resolve
 from ..errors import MisconfigurationException
@@ -57,6 +59,19 @@ def too_many(count: int, kind: str, facts: MachineFacts) -> str | None:
     return (
         f"{count} processes take one {kind} device each, and this machine has {most}. Take at most {most}, or the CPU."
     )
+
+
+@contextlib.contextmanager
+def signals_handled(numbers: Iterable[int], handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Calls `handler` for signals inside, except for those that are ignored, as SIGHUP under nohup."""
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        for number in (number for number, earlier in before.items() if earlier != signal.SIG_IGN):
+            signal.signal(number, handler)
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 def torchrun(words: Sequence[str], module: bool, count: int) -> int:

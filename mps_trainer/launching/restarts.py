@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+
+import msgspec
 
 VARIABLE = "MPS_TRAINER_RESTARTS"  # a Supervision as JSON, for the process that trains
 PROGRESS, ERROR = "progress.json", "error.txt"  # the notes of the processes that train
@@ -98,15 +99,13 @@ class Supervision:
     notes: str | None = None
 
     def variables(self) -> dict[str, str]:
-        return {VARIABLE: json.dumps(asdict(self))}
+        return {VARIABLE: msgspec.json.encode(self).decode()}
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Supervision | None:
         """Returns what the environment says of `mps-trainer --restarts` or torchrun; None without them."""
         if VARIABLE in environ:
-            values = json.loads(environ[VARIABLE])
-            restarts = [{**each, "progress": progress_of(each["progress"])} for each in values.pop("restarts")]
-            return cls(**values, restarts=tuple(Restart(**each) for each in restarts))
+            return msgspec.json.decode(environ[VARIABLE], type=cls)
         if "TORCHELASTIC_RUN_ID" not in environ:
             return None
         number, most = (int(environ.get(f"TORCHELASTIC_{name}", 0)) for name in ("RESTART_COUNT", "MAX_RESTARTS"))
@@ -118,10 +117,6 @@ class Supervision:
         """Returns the most examples in a batch of the run in `folder`; None if there is no limit."""
         limits = [each.examples for each in self.restarts if each.progress and each.progress.folder == folder]
         return min((limit for limit in limits if limit is not None), default=None)
-
-
-def progress_of(values: Mapping[str, object] | None) -> Progress | None:
-    return None if values is None else Progress(**values)  # type: ignore[arg-type]  # written by asdict()
 
 
 def decide(end: End, restarts: Sequence[Restart], most: int, now: float = 0.0) -> Restart | str:

@@ -38,10 +38,7 @@ def duration(seconds: float) -> str:
 
 def date(seconds: float) -> str:
     """Returns date and time in the local time zone."""
-    try:
-        return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
-    except (ValueError, OverflowError, OSError):
-        return ""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 def percentage(part: float, whole: float) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import msgspec
 
 from ..errors import MisconfigurationException
 from ..utils.bounded_file import read_bytes
@@ -26,9 +27,11 @@ LARGEST = 256 << 20  # bytes of a file that is read, as for those of a checkpoin
 
 KEPT_LOGS = 5000  # of the loss; a page has fewer pixels, and the file is written at each checkpoint
 
-# Columns of a mark. Seconds are those of the training clock, which stands still between two sessions; bytes are None
-# where the device does not tell.
-STEP, SECONDS, OPERATIONS, LIVE, HELD, RESIDENT = range(6)
+Finite = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]  # which a chart has a place for
+# Clock and memory at a log. Seconds are those of the training clock, which stands still between two sessions; bytes
+# are None where the device does not tell.
+Mark = tuple[int, Finite, Finite, int | None, int | None, int | None]
+STEP, SECONDS, OPERATIONS, LIVE, HELD, RESIDENT = range(6)  # its columns
 
 FINISHED, STOPPED, FAILED, RUNNING, UNKNOWN = "finished", "stopped", "failed", "running", "unknown"
 
@@ -38,10 +41,10 @@ class Session:
     """One process's part of a run: from its first step, or from where it was resumed, to where it ended."""
 
     first_step: int  # steps that were done when it began
-    offset: float  # seconds on the training clock when it began
-    begun: float  # seconds since 1970
-    seconds: float = 0.0
-    marks: list[list[Any]] = field(default_factory=list)  # of clock and memory, see the columns above
+    offset: Finite  # seconds on the training clock when it began
+    begun: Finite  # seconds since 1970
+    seconds: Finite = 0.0
+    marks: list[Any] = field(default_factory=list)  # each a Mark
 
 
 @dataclass
@@ -54,9 +57,9 @@ class Event:
 
     kind: str
     step: int
-    seconds: float
+    seconds: Finite
     text: str = ""
-    took: float = 0.0  # seconds, of an evaluation or of slow steps so far
+    took: Finite = 0.0  # seconds, of an evaluation or of slow steps so far
 
 
 @dataclass
@@ -86,32 +89,25 @@ class RunRecord:
         return self.sessions[-1].offset + self.sessions[-1].seconds if self.sessions else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        values = {name: getattr(self, name) for name in _KINDS}
-        values["history"] = _fewer_logs(self.history)
+        values = {**vars(self), "history": _fewer_logs(self.history)}
         values["sessions"] = [vars(session) for session in self.sessions]
         values["events"] = [vars(event) for event in self.events]
         return {"generator": GENERATOR, "format": FORMAT, **values}
 
     @classmethod
     def from_dict(cls, data: Any) -> RunRecord:
-        """Reads the result of `to_dict()`, which may be of a later release or edited by hand.
-
-        Values of another kind than a page shows count as unknown.
+        """Reads the result of `to_dict()`, which may be of a later release.
 
         Raises:
-            ValueError: for other data, with a clause that says what is wrong.
+            ValueError, msgspec.ValidationError: for other data. The message says what is wrong.
         """
-        if not isinstance(data, dict):
-            raise ValueError("it holds no JSON object")
-        if data.get("format") != FORMAT:
+        if isinstance(data, dict) and data.get("format") != FORMAT:
             raise ValueError(f"its format is {data.get('format')!r}, and this release reads {FORMAT}")
-        values = {name: value for name, value in _known(data, _KINDS).items() if name in _KINDS}
-        if "name" not in values or "outcome" not in values:
-            raise ValueError("it names no run and no outcome")
-        for name, kind in (("sessions", Session), ("events", Event)):
-            rows = values.get(name, [])
-            values[name] = [kind(**{field.name: row[field.name] for field in fields(kind)}) for row in rows]
-        return cls(**{**values, "history": read_history(values.get("history", []))})
+        record = msgspec.convert(data, cls)
+        for session in record.sessions:
+            session.marks = msgspec.convert(session.marks, list[Mark])
+        record.history = read_history(record.history)
+        return record
 
 
 def is_number(value: Any) -> bool:
@@ -121,64 +117,6 @@ def is_number(value: Any) -> bool:
 def is_finite(value: Any) -> bool:
     """Returns True for a number that a chart has a place for."""
     return is_number(value) and abs(value) < 1e300
-
-
-def _is_mark(value: Any) -> bool:
-    has_columns = isinstance(value, list) and len(value) > RESIDENT and all(map(is_finite, value[:LIVE]))
-    return has_columns and all(size is None or is_finite(size) for size in value[LIVE:])
-
-
-# The kinds of the values that pages show: types, or functions that tell whether a value will do. A list has the kind
-# of its rows.
-_KINDS: dict[str, Any] = {
-    "name": str,
-    "outcome": {"kind": str, "text": str, "step": is_finite, "max_steps": is_finite},
-    "history": list,
-    "sessions": [
-        {"first_step": is_finite, "offset": is_finite, "begun": is_finite, "seconds": is_finite, "marks": [_is_mark]}
-    ],
-    "events": [{"kind": str, "step": is_finite, "seconds": is_finite, "text": str, "took": is_finite}],
-    "best": {"metric": is_finite, "step": is_finite, "name": str, "checkpoint": str},
-    "device": {"device": str, "reason": str, "rejected": [{"name": str}], "notes": list, "world_size": is_finite},
-    "model": {"parameters": is_finite, "trained": is_finite, "operations_per_token": is_finite, "attention": str},
-    "data": {
-        **dict.fromkeys(("batch", "batch_per_device", "accumulation", "processes", "examples"), is_finite),
-        **{"sampling": str, "buckets": list, "lengths": dict},
-        "padded": [dict.fromkeys(("length", "batches", "real", "tokens"), is_finite)],
-    },
-    "origin": dict.fromkeys(("command", "commit", "dataset", "base_model"), str),
-    "classification": {
-        **{"examples": is_finite, "wrong": is_finite, "classes": list, "confusion": list},
-        "mistakes": [{"label": str, "predicted": str, "confidence": is_finite}],
-    },
-    "fallback": {"text": str, "operators": [{"name": str}], "shapes": is_finite},
-    "arguments": dict,
-    "changed": dict,
-    "environment": {"packages": dict, "environment": dict, "memory_bytes": is_finite},
-}
-
-
-def _known(value: Any, kind: Any) -> Any:
-    """Returns `value` without the values in it that are of another kind than `kind`, and the rows that miss one.
-
-    Raises:
-        TypeError: if it is of another kind itself.
-    """
-    if isinstance(kind, dict) and isinstance(value, dict):
-        known = {}
-        for name, each in value.items():
-            with contextlib.suppress(TypeError):
-                known[name] = _known(each, kind[name]) if name in kind else each
-        return known
-    if isinstance(kind, list) and isinstance(value, list):
-        rows, needed = [], set(kind[0]) if isinstance(kind[0], dict) else set()
-        for row in value:
-            with contextlib.suppress(TypeError):
-                rows.append(_known(row, kind[0]))
-        return [row for row in rows if needed.issubset(row)]
-    if isinstance(value, kind) if isinstance(kind, type) else callable(kind) and kind(value):
-        return value
-    raise TypeError
 
 
 def read_history(entries: list[Any]) -> list[dict[str, Any]]:
@@ -213,8 +151,8 @@ def replace(path: str, text: str) -> None:
     """
     if is_foreign(path):
         raise MisconfigurationException(
-            f"{path} was not written by mps_trainer, and is kept. Move it, and `mps-trainer report "
-            f"{os.path.dirname(path) or '.'}` writes the report."
+            f"{path} was not written by mps_trainer, and is kept. Move it, and `mps-trainer report` writes "
+            "the report, or name another file with --output."
         )
     unfinished = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{os.getpid()}.tmp")
     try:
@@ -268,14 +206,13 @@ def read(folder: str) -> RunRecord:
     """Reads the record in `folder`.
 
     Raises:
-        MisconfigurationException: if it is damaged.
-        FileNotFoundError: if there is none.
+        MisconfigurationException: if it is damaged, or there is none.
     """
     path = os.path.join(folder, NAME)
     data = load_json(path)
     try:
         return RunRecord.from_dict(data)
-    except ValueError as error:
+    except (ValueError, msgspec.ValidationError) as error:
         raise _damaged(path, str(error)) from error
 
 
@@ -288,36 +225,31 @@ def _from_state(path: str) -> RunRecord:
     if _CHECKPOINT.fullmatch(os.path.basename(folder)):
         folder = os.path.dirname(folder)
     has_ended = any(isinstance(entry, dict) and "train_runtime" in entry for entry in state["log_history"])
-    record = RunRecord.from_dict(
-        {
-            "format": FORMAT,
-            "name": os.path.basename(folder) or folder,
-            "outcome": {
-                "kind": FINISHED if has_ended else UNKNOWN,
-                "step": state.get("global_step"),
-                "max_steps": state.get("max_steps"),
-            },
-            "history": state["log_history"],
-            "best": {"metric": state.get("best_metric"), "step": state.get("best_global_step")},
-            "data": {"batch_per_device": state.get("train_batch_size")},
-        }
+    batch = state.get("train_batch_size")
+    return RunRecord(
+        name=os.path.basename(folder) or folder,
+        outcome={
+            "kind": FINISHED if has_ended else UNKNOWN,
+            "step": state.get("global_step"),
+            "max_steps": state.get("max_steps"),
+        },
+        history=read_history(state["log_history"]),
+        best={"metric": state.get("best_metric"), "step": state.get("best_global_step")},
+        data={} if batch is None else {"batch_per_device": batch},
+        source=os.path.relpath(path, folder),
     )
-    record.source = os.path.relpath(path, folder)
-    return record
 
 
 def load_json(path: str) -> Any:
-    """Reads a file of JSON. Raises MisconfigurationException for any other, FileNotFoundError if there is none."""
+    """Reads a file of JSON. Raises MisconfigurationException if it cannot be read."""
     try:
-        return json.loads(read_bytes(path, LARGEST).decode())
-    except FileNotFoundError:
-        raise
-    except RecursionError as error:
-        raise _damaged(path, "it is nested too deeply") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise _damaged(path, f"it is not JSON ({error})") from error
+        content = read_bytes(path, LARGEST)
     except (OSError, ValueError) as error:
         raise _damaged(path, getattr(error, "strerror", None) or str(error)) from error
+    try:
+        return json.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, f"it is not JSON ({error})") from error
 
 
 def _damaged(path: str, why: str) -> MisconfigurationException:

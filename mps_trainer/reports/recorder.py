@@ -151,7 +151,7 @@ class Recorder:
         self._looked = time.perf_counter()
         memory, state, marks = measure(self._args.device), self.state, self.session.marks
         resident = self._process.memory_info().rss
-        marks.append([state.global_step, self._now(), float(state.total_flos), memory.live, memory.driver, resident])
+        marks.append((state.global_step, self._now(), float(state.total_flos), memory.live, memory.driver, resident))
         if len(marks) >= _MARKS:
             del marks[1::2]
             self._apart *= 2
@@ -191,7 +191,7 @@ def _earlier(resumed_from: str, step: int) -> RunRecord | None:
     folder = os.path.dirname(os.path.abspath(resumed_from))
     try:
         found = record.read(folder)
-    except (OSError, MisconfigurationException):
+    except MisconfigurationException:
         return None
     if found.outcome.get("kind") == RUNNING:
         last = found.outcome.get("step", 0)

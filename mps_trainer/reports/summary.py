@@ -140,13 +140,9 @@ def metrics_logged_once(record: RunRecord) -> list[tuple[str, float, float]]:
 
 
 def confusion_matrix(record: RunRecord) -> list[tuple[str, list[float]]]:
-    """Returns a row of counts for each class; [] for a matrix that is damaged or of too many classes."""
-    classes = [str(name) for name in record.classification.get("classes", [])]
+    """Returns a row of counts for each class; [] where there are too many classes."""
     matrix = record.classification.get("confusion", [])
-    if len(matrix) != len(classes) or not all(isinstance(row, list) and len(row) == len(classes) for row in matrix):
-        return []
-    is_count = all(is_finite(value) and value >= 0 for row in matrix for value in row)
-    return list(zip(classes, matrix, strict=True)) if is_count else []
+    return list(zip(record.classification["classes"], matrix, strict=True)) if matrix else []
 
 
 def origin(record: RunRecord) -> dict[str, str]:
@@ -175,8 +171,7 @@ def hidden_values(record: RunRecord) -> tuple[int, int]:
 
 def lengths(record: RunRecord) -> list[str]:
     """Returns the lengths of examples in tokens, as "median 50"."""
-    known = record.data.get("lengths", {})
-    return [f"{name} {number(round(value))}" for name, value in known.items() if is_finite(value)]
+    return [f"{name} {number(round(value))}" for name, value in record.data.get("lengths", {}).items()]
 
 
 def tokens_per_example(record: RunRecord) -> float:

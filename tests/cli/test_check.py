@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import sys
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
-import mps_trainer
-from mps_trainer import cli
 from tests.conftest import on_device
 
 from .test_doctor import run
@@ -39,41 +35,9 @@ Trainer = Airy
 """
 
 
-@dataclass
-class Ended:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
 @pytest.fixture
-def check(tmp_path, monkeypatch, capfd):
-    """Checks a script with this text in this process; `options` go before it."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # as the command sets it, and taken back
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    monkeypatch.setattr(sys, "path", ["", *sys.path])
-
-    def run_it(text: str, *options: str) -> Ended:
-        script = tmp_path / "train.py"
-        script.write_text(text)
-        capfd.readouterr()
-        return Ended(cli.main(["check", *options, str(script)]), *capfd.readouterr())
-
-    return run_it
-
-
-@pytest.fixture
-def check_alone(tmp_path, monkeypatch):
-    """The same in a process of its own, in which nothing has been imported."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(Path(mps_trainer.__file__).parents[1]))
-
-    def run_it(text: str, *options: str):
-        (tmp_path / "train.py").write_text(text)
-        return run("check", *options, "train.py")
-
-    return run_it
+def check(run_on):
+    return functools.partial(run_on, "check")
 
 
 @pytest.mark.parametrize("trainer", [OURS, THEIRS], ids=["this Trainer", "transformers' Trainer"])
@@ -112,8 +76,9 @@ def test_check_of_a_failing_script_is_1_and_names_the_line(check, trainer, tmp_p
 
 
 @pytest.mark.integration
-def test_check_with_the_fallback_is_0(check_alone):
-    result = check_alone(BERT + OURS + FAILS + TRAIN, "--fallback")
+def test_check_with_the_fallback_is_0(tmp_path):
+    (tmp_path / "train.py").write_text(BERT + OURS + FAILS + TRAIN)
+    result = run("check", "--fallback", str(tmp_path / "train.py"))
     assert result.returncode == 0, result.stderr
     assert "falls back" in result.stdout
 
@@ -273,15 +238,3 @@ def test_check_refuses_to_compile_on_a_mac(check, monkeypatch):
     assert done.returncode == 2
     assert "started" not in done.stdout
     assert "not simulated on a Mac" in done.stderr
-
-
-@pytest.mark.integration
-def test_check_reads_no_variables_of_datasets_before_the_script(check_alone):
-    text = (
-        "import os\n"
-        "os.environ['HF_DATASETS_CACHE'] = os.path.abspath('mine')\n"
-        "import mps_trainer, datasets\n"
-        "raise SystemExit(0 if str(datasets.config.HF_DATASETS_CACHE).endswith('mine') else 'too late')\n"
-    )
-    ended = check_alone(text)
-    assert "too late" not in ended.stdout + ended.stderr

@@ -31,24 +31,6 @@ def home(tmp_path, monkeypatch):
 
 
 @pytest.mark.integration
-def test_the_questions_are_answered_in_a_terminal(home):
-    terminal = Terminal(CONFIG, dict(os.environ))
-    terminal.sees("Training runs on cpu: ")
-    terminal.sees("auto takes cpu here [auto]: ")
-    terminal.types("tpu\n")
-    terminal.sees("'tpu' is not valid: device is one of auto, mps, cuda, xpu, cpu.")
-    terminal.sees("[auto]: ")
-    terminal.types("\n")
-    terminal.sees("[no]: ")
-    terminal.types("bf16\n")
-    terminal.sees("[1]: ")
-    terminal.types("\n")
-    terminal.sees(f"Written to {home}:\n  device: auto\n  mixed_precision: bf16\n")
-    assert terminal.ends() == 0
-    assert load(home).settings == LaunchSettings("auto", "bf16", False, 1, None)
-
-
-@pytest.mark.integration
 def test_ctrl_c_leaves_nothing(home, tmp_path):
     terminal = Terminal(CONFIG, dict(os.environ))
     terminal.sees("[auto]: ")

@@ -37,9 +37,7 @@ def test_it_pastes_as_a_list_of_code(name):
     lines = listing(FACTS[name]).splitlines()
     assert len({line.partition(":")[0] for line in lines}) == len(lines) == len(PACKAGES) + 7
     for line in lines:
-        entry = re.fullmatch(r"- [\w ]+: (`+)( ?)(.+)\2\1", line)
-        assert entry is not None
-        assert entry[1] not in entry[3].replace(entry[1] + "`", "")
+        assert re.fullmatch(r"- [\w ]+: `[^`]+`", line)
 
 
 def test_a_mac():
@@ -56,5 +54,5 @@ def test_rosetta_hides_the_chip_and_that_is_said():
     facts = replace(MACHINES["m2_rosetta_torch_missing"], chip="VirtualApple @ 2.50GHz", model="Mac14,2")
     printed = listing(facts)
     assert "Apple silicon, named VirtualApple @ 2.50GHz by Rosetta, Mac14,2" in printed
-    assert "- device: `` none. Nothing can be trained here" in printed
+    assert "- device: `none. Nothing can be trained here" in printed
     assert "- findings: `error rosetta`" in printed

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import sys
 
 import pytest
 
-from mps_trainer import Trainer, cli
+from mps_trainer import Trainer
 
-from .test_check import BERT, OURS, THEIRS, TRAIN, Ended
+from .test_check import BERT, OURS, THEIRS, TRAIN
 
 EVALUATES = TRAIN.replace("trainer.train()", "assert trainer.evaluate()['eval_accuracy'] != 1\ntrainer.train()")
 LARGE = BERT.replace("vocab_size=50", "vocab_size=10**9")  # 64 GB of embeddings
 
 
 @pytest.fixture
-def fit(tmp_path, monkeypatch, capfd):
-    """Computes a script with this text in this process; `options` go before it."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # as the command sets it, and taken back
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    monkeypatch.setattr(sys, "path", ["", *sys.path])
-
-    def run_it(text: str, *options: str) -> Ended:
-        (tmp_path / "train.py").write_text(text)
-        capfd.readouterr()
-        return Ended(cli.main(["fit", *options, "train.py"]), *capfd.readouterr())
-
-    return run_it
+def fit(run_on):
+    return functools.partial(run_on, "fit")
 
 
 @pytest.mark.parametrize("trainer", [OURS, THEIRS], ids=["this Trainer", "transformers' Trainer"])

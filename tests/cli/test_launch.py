@@ -107,14 +107,19 @@ def test_the_machine_is_looked_at_only_where_it_matters(started, monkeypatch):
         cli.main(["launch", "--cpu", "--num_processes", "2", "train.py"])
 
 
-@pytest.mark.parametrize(("code", "status"), [(3, 3), (-2, 130), (-9, 137)])
-def test_torchrun_ends_with_the_status_of_the_first_process_that_failed(folder, monkeypatch, capsys, code, status):
+@pytest.mark.parametrize(
+    ("codes", "status"),
+    [({1: 3}, 3), ({1: -2}, 130), ({1: -9}, 137), ({0: 1, 1: -9}, 137)],  # others fail of one that is killed
+    ids=str,
+)
+def test_torchrun_ends_with_the_status_of_the_first_process_that_failed(folder, monkeypatch, capsys, codes, status):
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
     def fail(parsed):
         assert (parsed.nproc_per_node, parsed.module, parsed.standalone) == ("3", True, True)
         assert (parsed.training_script, parsed.training_script_args) == ("json.tool", ["--help", "--nproc_per_node"])
-        raise ChildFailedError("json.tool", {1: ProcessFailure(1, 12, code, "none")})
+        failures = {rank: ProcessFailure(rank, 11 + rank, code, "none") for rank, code in codes.items()}
+        raise ChildFailedError("json.tool", failures)
 
     monkeypatch.setattr("torch.distributed.run.run", fail)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # launch sets it for torchrun's processes
@@ -179,17 +184,6 @@ def test_two_processes_find_each_other_and_the_status_is_that_of_the_one_that_fa
     assert result.returncode == 7
     assert result.stderr.splitlines()[-1] == "mps-trainer: process 1 of 2 ended with status 7, which ended the run."
     assert "Traceback" not in result.stderr
-
-
-def test_torchrun_ends_with_the_signal_that_killed_a_process_where_others_failed_of_it(folder, monkeypatch):
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-
-    def fail(parsed):
-        raise ChildFailedError("train.py", {0: ProcessFailure(0, 11, 1, "none"), 1: ProcessFailure(1, 12, -9, "none")})
-
-    monkeypatch.setattr("torch.distributed.run.run", fail)
-    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    assert cli.main(["launch", "--cpu", "--num_processes", "2", "train.py"]) == 137
 
 
 @pytest.mark.parametrize(

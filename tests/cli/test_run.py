@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import transformers
 
@@ -15,37 +13,23 @@ BEGIN = "from transformers import Trainer, TrainingArguments\nimport sys\n"
 
 
 @pytest.fixture
-def script(tmp_path, monkeypatch):
-    """Runs a script with this text in this process; returns the exit status."""
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    monkeypatch.setattr(sys, "path", ["", *sys.path])
-
-    def run_it(text: str, *arguments: str) -> int:
-        path = tmp_path / "train.py"
-        path.write_text(BEGIN + text)
-        return cli.main(["run", str(path), *arguments])
-
-    return run_it
+def script(run_on):
+    """Runs a script with this text in this process."""
+    return lambda text, *arguments: run_on("run", BEGIN + text, after=arguments)
 
 
-def test_run_gives_the_script_this_trainer_and_its_arguments(script, capsys):
-    assert script("print(Trainer.__module__, TrainingArguments.__module__, sys.argv[1:], __name__)", "--a", "-b") == 0
-    out, err = capsys.readouterr()
-    assert out == "mps_trainer.trainer mps_trainer.training_args ['--a', '-b'] __main__\n"
-    assert err.startswith("mps_trainer: transformers.Trainer and TrainingArguments are now mps_trainer's")
-    assert err.count("\n") == 1
+def test_run_gives_the_script_this_trainer_and_its_arguments(script):
+    ended = script("print(Trainer.__module__, TrainingArguments.__module__, sys.argv[1:], __name__)", "--a", "-b")
+    assert ended.stdout == "mps_trainer.trainer mps_trainer.training_args ['--a', '-b'] __main__\n"
+    assert ended.stderr.startswith("mps_trainer: transformers.Trainer and TrainingArguments are now mps_trainer's")
+    assert ended.stderr.count("\n") == 1
     assert transformers.Trainer.__module__ == "transformers.trainer"  # for what comes after it in this process
 
 
-def test_run_works_again_in_one_process(script, capsys):
+@pytest.mark.parametrize("before", ["", "import mps_trainer.replace_transformers\n"])
+def test_run_works_again_in_one_process_and_with_the_import(script, before):
     for _ in range(2):
-        assert script("print(Trainer.__module__)") == 0
-    assert capsys.readouterr().out == "mps_trainer.trainer\n" * 2
-
-
-def test_run_takes_a_script_that_has_the_import(script, capsys):
-    assert script("import mps_trainer.replace_transformers\nprint(Trainer.__module__)") == 0
-    assert capsys.readouterr().out == "mps_trainer.trainer\n"
+        assert script(f"{before}print(Trainer.__module__)").stdout == "mps_trainer.trainer\n"
 
 
 @pytest.mark.parametrize(
@@ -57,11 +41,11 @@ def test_run_takes_a_script_that_has_the_import(script, capsys):
         ("1 +", 1, "SyntaxError: invalid syntax\n"),
     ],
 )
-def test_run_ends_as_python_does(script, capsys, text, status, said):
-    assert script(text) == status
-    err = capsys.readouterr().err
-    assert err.endswith(said)
-    assert "mps_trainer/cli" not in err
+def test_run_ends_as_python_does(script, text, status, said):
+    ended = script(text)
+    assert ended.returncode == status
+    assert ended.stderr.endswith(said)
+    assert "mps_trainer/cli" not in ended.stderr
 
 
 @pytest.mark.integration

@@ -7,11 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from filelock import FileLock
 
+from tests.conftest import assert_same_weights
 from tests.distributed.launch import environment, run
+from tests.distributed.scenarios import SCENARIOS, STEPS
 
 WITH_FOUR = (
     "the_end_of_an_epoch_is_uneven",
@@ -51,6 +54,30 @@ def made_by_four(made_by: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
     monkeypatch.setenv("FROM_CHECKPOINT", checkpoint)
     monkeypatch.setenv("FROM_SHARDS", made_by(2)("sharded_checkpoints")[0]["folder"])
     return made_by(4, *WITH_FOUR)
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Callable[[str], dict[str, Any]]:
+    """Runs a scenario in one process."""
+    return lambda name: SCENARIOS[name](str(tmp_path / name))
+
+
+def assert_trained_alike(one: dict[str, Any], several: list[dict[str, Any]], steps: int = STEPS) -> None:
+    """Sums of another order round differently; 1e-5 is far below what a step changes."""
+    for made in several:
+        assert made["steps"] == one["steps"] == steps
+        for key in ("losses", "norms", "epochs", "evaluations"):
+            np.testing.assert_allclose(made[key], one[key], atol=1e-5, rtol=0)
+        assert made["weights"].keys() == one["weights"].keys()
+        for name, tensor in one["weights"].items():
+            torch.testing.assert_close(made["weights"][name], tensor, atol=1e-5, rtol=0)
+        assert_same_weights(made["weights"], several[0]["weights"])
+
+
+def assert_resumed_exactly(whole: dict[str, Any], again: dict[str, Any]) -> None:
+    assert_same_weights(again["weights"], whole["weights"])
+    for key in ("losses", "norms", "epochs", "evaluations", "steps", "best"):
+        assert again[key] == whole[key]
 
 
 def load(path: Path) -> dict[str, Any]:

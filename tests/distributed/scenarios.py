@@ -17,7 +17,8 @@ from transformers import BertConfig, BertForSequenceClassification, GPT2Config, 
 
 from mps_trainer import MisconfigurationException, Trainer, TrainingArguments
 from mps_trainer.checkpoints.output_folder import only_run_in
-from tests.conftest import Classifier, accuracy, examples, logged, weights
+from mps_trainer.distributed.full_state import full_state_dict
+from tests.conftest import Classifier, accuracy, examples, logged
 
 TOGETHER = int(os.environ.get("TOGETHER", "8"))  # examples in a batch of all processes
 STEPS = 24  # of a run; four epochs of most
@@ -55,18 +56,27 @@ def outcome(trainer: Trainer, **more: Any) -> dict[str, Any]:
         "losses": logged(trainer, "loss"),
         "norms": logged(trainer, "grad_norm"),
         "epochs": logged(trainer, "epoch"),
+        "evaluations": logged(trainer, "eval_loss"),
         "steps": trainer.state.global_step,
-        "weights": weights(trainer.model),
+        "weights": full_state_dict(trainer.model),
         **more,
     }
 
 
+def train(folder: str, model: nn.Module, rows: Any, collate: Any = None, kind: Any = Trainer, **settings: Any) -> Any:
+    trainer = kind(model, arguments(folder, **settings), collate, rows)
+    trainer.train()
+    return outcome(trainer)
+
+
+def classifier() -> Classifier:
+    torch.manual_seed(0)
+    return Classifier(dropout=0.0)
+
+
 def run(folder: str, count: int, **settings: Any) -> dict[str, Any]:
     """Trains the small classifier on `count` examples."""
-    torch.manual_seed(0)
-    trainer = Trainer(Classifier(dropout=0.0), arguments(folder, **settings), train_dataset=examples(count))
-    result = trainer.train()
-    return outcome(trainer, train_loss=result.training_loss)
+    return train(folder, classifier(), examples(count), **settings)
 
 
 RUNS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -96,14 +106,7 @@ class Weighted(Trainer):
 
 @scenario
 def a_loss_of_a_subclass(folder: str) -> dict[str, Any]:
-    torch.manual_seed(0)
-    trainer = Weighted(
-        Classifier(dropout=0.0),
-        arguments(folder, gradient_accumulation_steps=2),
-        train_dataset=examples(43),
-    )
-    trainer.train()
-    return outcome(trainer)
+    return train(folder, classifier(), examples(43), kind=Weighted, gradient_accumulation_steps=2)
 
 
 def sentences(count: int, labels: bool) -> list[dict[str, list[int]]]:
@@ -149,26 +152,13 @@ def small_gpt() -> GPT2LMHeadModel:
 
 @scenario
 def length_buckets(folder: str) -> dict[str, Any]:
-    trainer = Trainer(
-        small_bert(),
-        arguments(folder, train_sampling_strategy="bucket_by_length", learning_rate=1e-3),
-        data_collator=padded,
-        train_dataset=sentences(61, labels=True),
-    )
-    trainer.train()
-    return outcome(trainer)
+    settings = {"train_sampling_strategy": "bucket_by_length", "learning_rate": 1e-3}
+    return train(folder, small_bert(), sentences(61, labels=True), padded, **settings)
 
 
 @scenario
 def attention_in_chunks(folder: str) -> dict[str, Any]:
-    trainer = Trainer(
-        small_gpt(),
-        arguments(folder, chunked_attention=True, learning_rate=1e-3),
-        data_collator=padded,
-        train_dataset=sentences(61, labels=False),
-    )
-    trainer.train()
-    return outcome(trainer)
+    return train(folder, small_gpt(), sentences(61, False), padded, chunked_attention=True, learning_rate=1e-3)
 
 
 @scenario
@@ -178,36 +168,20 @@ def adapters_in_bfloat16(folder: str) -> dict[str, Any]:
 
     torch.manual_seed(0)
     model = get_peft_model(small_gpt(), LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["c_attn"]))
-    trainer = Trainer(
-        model,
-        arguments(folder, bf16=True, gradient_accumulation_steps=2),
-        data_collator=padded,
-        train_dataset=sentences(41, labels=False),
-    )
-    trainer.train()
-    return outcome(trainer)
+    return train(folder, model, sentences(41, labels=False), padded, bf16=True, gradient_accumulation_steps=2)
 
 
 @scenario
 def tokens_are_what_is_averaged_over(folder: str) -> dict[str, Any]:
     """Also at the end of an epoch, where one of two processes has another's example."""
-    trainer = Trainer(
-        small_gpt(),
-        arguments(folder, gradient_accumulation_steps=2, learning_rate=1e-3),
-        data_collator=padded,
-        train_dataset=sentences(41, labels=False),
-    )
-    trainer.train()
-    return outcome(trainer)
+    settings = {"gradient_accumulation_steps": 2, "learning_rate": 1e-3}
+    return train(folder, small_gpt(), sentences(41, labels=False), padded, **settings)
 
 
 @scenario
 def evaluation(folder: str) -> dict[str, Any]:
     """Of every remainder, in batches of two."""
-    torch.manual_seed(0)
-    trainer = Trainer(
-        Classifier(dropout=0.0), arguments(folder, per_device_eval_batch_size=2), compute_metrics=accuracy
-    )
+    trainer = Trainer(classifier(), arguments(folder, per_device_eval_batch_size=2), compute_metrics=accuracy)
     found = {}
     for count in range(1, 10):
         predicted = trainer.predict(examples(count, seed=1))
@@ -332,10 +306,7 @@ class Stream(IterableDataset):
 @scenario
 def a_stream(folder: str) -> dict[str, Any]:
     """The stream ends when every process has an example."""
-    torch.manual_seed(0)
-    trainer = Trainer(Classifier(dropout=0.0), arguments(folder), train_dataset=Stream(examples(44)))
-    trainer.train()
-    return outcome(trainer)
+    return train(folder, classifier(), Stream(examples(44)))
 
 
 @scenario
@@ -348,28 +319,20 @@ def an_update_without_a_label_in_one_process(folder: str) -> dict[str, Any]:
         batch["labels"][torch.tensor([row["ignored"] for row in rows])] = -100
         return batch
 
-    trainer = Trainer(
-        small_gpt(),
-        arguments(folder, train_sampling_strategy="sequential", learning_rate=1e-3, remove_unused_columns=False),
-        data_collator=collate,
-        train_dataset=rows,
-    )
-    trainer.train()
-    return outcome(trainer)
+    settings = {"train_sampling_strategy": "sequential", "learning_rate": 1e-3, "remove_unused_columns": False}
+    return train(folder, small_gpt(), rows, collate, **settings)
 
 
 @scenario
 def evaluation_of_a_stream(folder: str) -> dict[str, Any]:
-    torch.manual_seed(0)
     args = arguments(folder, per_device_eval_batch_size=2)
-    trainer = Trainer(Classifier(dropout=0.0), args, compute_metrics=accuracy)
+    trainer = Trainer(classifier(), args, compute_metrics=accuracy)
     predictions, labels, metrics = trainer.predict(Stream(examples(9, seed=1)))
     return {"predictions": predictions, "labels": labels, "loss": metrics["test_loss"]}
 
 
 @scenario
 def metrics_batch_by_batch(folder: str) -> dict[str, Any]:
-    torch.manual_seed(0)
     seen: list[Any] = []
 
     def metric(prediction: Any, compute_result: bool = False) -> dict[str, float]:
@@ -377,7 +340,7 @@ def metrics_batch_by_batch(folder: str) -> dict[str, Any]:
         return {"batches": float(len(seen)), "labels": float(sum(map(len, seen)))} if compute_result else {}
 
     args = arguments(folder, per_device_eval_batch_size=2, batch_eval_metrics=True)
-    trainer = Trainer(Classifier(dropout=0.0), args, compute_metrics=metric)
+    trainer = Trainer(classifier(), args, compute_metrics=metric)
     metrics = trainer.evaluate(examples(9, seed=1))
     return {name: metrics[name] for name in ("eval_batches", "eval_labels", "eval_loss")}
 
@@ -388,7 +351,6 @@ def from_two_processes(folder: str) -> dict[str, Any]:
     checkpoint = os.environ.get("FROM_CHECKPOINT")
     if checkpoint is None:
         return {}
-    torch.manual_seed(0)
-    trainer = Trainer(Classifier(dropout=0.0), arguments(folder, max_steps=12), train_dataset=examples(43))
+    trainer = Trainer(classifier(), arguments(folder, max_steps=12), train_dataset=examples(43))
     trainer.train(resume_from_checkpoint=checkpoint)
     return outcome(trainer)

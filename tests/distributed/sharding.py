@@ -13,13 +13,14 @@ from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadMode
 
 from mps_trainer import NonFiniteLossError, Trainer
 from mps_trainer.distributed import fsdp
-from mps_trainer.distributed.full_state import full_state_dict, local
+from mps_trainer.distributed.full_state import local
 from mps_trainer.reports.run_facts import model_of
 from tests.conftest import Classifier, accuracy, examples, logged
 from tests.distributed.scenarios import (
     Stream,
     arguments,
     files,
+    outcome,
     padded,
     processes,
     scenario,
@@ -43,17 +44,6 @@ def make(
     own = {name: given.pop(name) for name in ("callbacks", "eval_dataset") if name in given}
     rows = sentences(41, labels=False) if rows is None else rows
     return Trainer(gpt() if model is None else model, spread(folder, config, **given), collate, rows, **own)
-
-
-def came_of(trainer: Trainer, **more: Any) -> dict[str, Any]:
-    return {
-        "losses": logged(trainer, "loss"),
-        "norms": logged(trainer, "grad_norm"),
-        "evaluations": logged(trainer, "eval_loss"),
-        "steps": trainer.state.global_step,
-        "weights": full_state_dict(trainer.model),
-        **more,
-    }
 
 
 def gpt(dropout: float = 0.0, layers: int = 2) -> GPT2LMHeadModel:
@@ -95,7 +85,7 @@ def sharded_tokens(folder: str) -> dict[str, Any]:
     own, whole = held(trainer)
     trainer.save_model()
     blocks = blocks_of(trainer.model)
-    return came_of(trainer, own=own, whole=whole, blocks=blocks, after=after, folder=folder, apart=set(apart))
+    return outcome(trainer, own=own, whole=whole, blocks=blocks, after=after, folder=folder, apart=set(apart))
 
 
 @scenario
@@ -111,7 +101,7 @@ def sharded_without_a_label_in_one_process(folder: str) -> dict[str, Any]:
     settings = {"train_sampling_strategy": "sequential", "remove_unused_columns": False}
     trainer = make(folder, rows=rows, collate=collate, gradient_accumulation_steps=3, **settings)
     trainer.train()
-    return came_of(trainer)
+    return outcome(trainer)
 
 
 @scenario
@@ -123,7 +113,7 @@ def sharded_and_computed_again(folder: str) -> dict[str, Any]:
     model = BertForMaskedLM(BertConfig(vocab_size=64, max_position_embeddings=64, **sizes, **quiet))
     trainer = make(folder, {"activation_checkpointing": True, "reshard_after_forward": False}, model)
     trainer.train()
-    return came_of(trainer, blocks=blocks_of(trainer.model))
+    return outcome(trainer)
 
 
 @scenario
@@ -144,7 +134,7 @@ def sharded_by_size(folder: str) -> dict[str, Any]:
     trainer.train()
     streams = [trainer.predict(Stream(examples(count, seed=1))) for count in (1, 9, 12)]
     found = [(each.predictions, each.label_ids, each.metrics["test_loss"]) for each in streams]
-    return came_of(trainer, found=found, blocks=blocks_of(trainer.model))
+    return outcome(trainer, found=found)
 
 
 @scenario
@@ -178,7 +168,7 @@ def sharded_with_infinite_activations_of_what_does_not_count(folder: str) -> dic
         args.max_steps, args.train_sampling_strategy = 3, "sequential"
         trainer = Trainer(Overflows(dropout=0.0), args, train_dataset=rows)
         trainer.train()
-        made[name] = came_of(trainer)
+        made[name] = outcome(trainer)
     return made
 
 
@@ -194,7 +184,7 @@ def sharded_in_bfloat16(folder: str) -> dict[str, Any]:
     trainer = make(folder, bf16=True, max_steps=30, learning_rate=1e-2, callbacks=[Look()])
     trainer.train()
     kept = {parameter.dtype for parameter in trainer.model.parameters()}
-    return came_of(trainer, used=set(seen), kept=kept)
+    return outcome(trainer, used=set(seen), kept=kept)
 
 
 def saved(folder: str, kind: str, resume: Any = None, **settings: Any) -> dict[str, Any]:
@@ -209,7 +199,7 @@ def saved(folder: str, kind: str, resume: Any = None, **settings: Any) -> dict[s
         },
     )  # fmt: skip
     trainer.train(resume_from_checkpoint=resume)
-    return came_of(trainer, best=trainer.state.best_model_checkpoint)
+    return outcome(trainer, best=trainer.state.best_model_checkpoint)
 
 
 @scenario
@@ -228,7 +218,7 @@ def continued(folder: str, kind: str = FULL, resume: str | None = None, **settin
     rows = sentences(43, labels=False)
     trainer = make(folder, {"state_dict_type": kind}, rows=rows, max_steps=12, max_grad_norm=0.5, **settings)
     trainer.train(resume_from_checkpoint=resume)
-    return came_of(trainer)
+    return outcome(trainer)
 
 
 @scenario

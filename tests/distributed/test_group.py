@@ -10,8 +10,7 @@ import pytest
 import torch.distributed
 
 from mps_trainer import MachineFacts, MisconfigurationException, TrainingArguments, distributed, resolve
-from mps_trainer.devices import DeviceRequest, MPSAccelerator
-from tests.devices.machines import MACHINES, under_torchrun
+from mps_trainer.devices import DeviceRequest
 from tests.distributed.launch import of_slurm, run
 
 PC = MachineFacts(torch_version="2.13.0", world_size=2, rank=0, local_rank=0, local_world_size=2)
@@ -71,9 +70,18 @@ def test_the_main_process_does_its_block_first_and_releases_the_others_even_when
 
 @pytest.fixture
 def joined(monkeypatch):
-    """Records the calls that join a process group, because one process alone cannot join one."""
-    calls = []
-    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *args, **kwargs: calls.append((args, kwargs)))
+    """Records backend, meeting point and timeout of each process group; one process alone cannot join one."""
+    calls, places = [], []
+
+    def rendezvous(place, rank, size, timeout):
+        places.append((place, rank, size))
+        yield torch.distributed.HashStore(), rank, size
+
+    def init_process_group(backend, store, rank, world_size, timeout):
+        calls.append((backend, *places.pop(), timeout))
+
+    monkeypatch.setattr(torch.distributed, "rendezvous", rendezvous)
+    monkeypatch.setattr(torch.distributed, "init_process_group", init_process_group)
     return calls
 
 
@@ -91,7 +99,7 @@ def test_the_backend_follows_the_device_unless_it_is_named(joined, monkeypatch, 
     monkeypatch.setattr(torch.distributed, "is_backend_available", lambda name: True)
     decision = resolve(DeviceRequest(ddp_backend=backend), facts)
     distributed.init_process_group(decision, backend, timedelta(seconds=9))
-    assert joined == [((expected,), {"timeout": timedelta(seconds=9)})]
+    assert joined == [(expected, "env://", 0, 2, timedelta(seconds=9))]
 
 
 @pytest.fixture
@@ -104,7 +112,7 @@ def test_the_first_of_a_devices_backends_that_torch_has_is_taken(joined, built_w
     built_with("gloo")  # as on Windows, where CUDA is without NCCL
     decision = resolve(DeviceRequest(), replace(PC, cuda_built=True, cuda_count=2))
     distributed.init_process_group(decision, None, timedelta(seconds=9))
-    assert joined[0][0] == ("gloo",)
+    assert joined[0][0] == "gloo"
 
 
 @pytest.mark.parametrize(
@@ -128,30 +136,16 @@ def test_a_torch_without_processes_says_so(joined, monkeypatch):
         distributed.init_process_group(resolve(DeviceRequest(), PC), None, timedelta(seconds=9))
 
 
-def test_a_backend_for_mps_takes_one_line_here(joined, monkeypatch):
-    """Once torch has one."""
-    monkeypatch.setattr(MPSAccelerator, "backends", ("metal",))
-    decision = resolve(DeviceRequest(ddp_backend="metal"), under_torchrun(MACHINES["m3_macos_15"], 2))
-    monkeypatch.setattr(torch.distributed.Backend, "backend_list", ["metal"])
-    monkeypatch.setitem(torch.distributed.Backend.backend_capability, "metal", ["cpu"])
-    with pytest.raises(MisconfigurationException, match=r"'metal' cannot be used on mps.* has none for it"):
-        distributed.init_process_group(decision, "metal", timedelta(seconds=9))
-    monkeypatch.setitem(torch.distributed.Backend.backend_capability, "metal", ["mps"])
-    distributed.init_process_group(decision, "metal", timedelta(seconds=9))
-    assert joined == [(("metal",), {"timeout": timedelta(seconds=9)})]
-
-
 def test_a_step_of_slurm_meets_at_its_first_host(joined):
     facts = replace(PC, slurm=True, rank=1, local_rank=1, master_addr="node03", master_port=24711)
     distributed.init_process_group(resolve(DeviceRequest(), facts), None, timedelta(seconds=9))
-    meeting = {"init_method": "tcp://node03:24711", "rank": 1, "world_size": 2}
-    assert joined == [(("gloo",), {**meeting, "timeout": timedelta(seconds=9)})]
+    assert joined == [("gloo", "tcp://node03:24711", 1, 2, timedelta(seconds=9))]
 
 
 def test_processes_that_do_not_find_each_other_are_told_in_a_line(monkeypatch):
     for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(MisconfigurationException, match=r"Process 0 of 2 cannot.* RANK expected.*torchrun") as told:
+    with pytest.raises(MisconfigurationException, match=r"Process 0 of 2 .* MASTER_ADDR expected.*torchrun") as told:
         distributed.init_process_group(resolve(DeviceRequest(), PC), None, timedelta(seconds=9))
     assert "\n" not in str(told.value)
 
@@ -170,7 +164,7 @@ def test_the_process_group_comes_with_the_device_and_not_before(joined, monkeypa
     args = TrainingArguments(ddp_timeout=60)
     assert (args.world_size, args.should_save, joined) == (2, True, [])
     assert (str(args.device), str(args.device)) == ("cpu", "cpu")
-    assert joined == [(("gloo",), {"timeout": timedelta(minutes=1)})]
+    assert joined == [("gloo", "env://", 0, 2, timedelta(minutes=1))]
 
 
 def test_a_process_group_that_exists_is_used_as_it_is(joined, monkeypatch):

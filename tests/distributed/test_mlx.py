@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 from datetime import timedelta
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from mps_trainer import MisconfigurationException
 from tests import HUNG_AFTER
 from tests.conftest import assert_same_weights
+from tests.distributed.conftest import assert_resumed_exactly
 from tests.distributed.launch import environment, start
 from tests.distributed.test_training import ALIKE
 
@@ -88,9 +90,7 @@ def test_evaluations_and_predictions_are_those_of_one_process(made, device, name
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_resumed_run_is_equal_in_every_bit(made, device):
     for one in made(2, device)("a_run_resumed_in_an_epoch"):
-        assert_same_weights(one["again"]["weights"], one["whole"]["weights"])
-        for key in ("losses", "norms", "epochs", "steps", "best"):
-            assert one["again"][key] == one["whole"][key]
+        assert_resumed_exactly(one["whole"], one["again"])
 
 
 @pytest.mark.parametrize("name", ["objects", "tensors"])
@@ -149,35 +149,19 @@ def test_other_versions_on_another_machine_are_refused():
     refuse_differences([mac1, mac1])
 
 
-def engine_of(monkeypatch, failure):
-    """Puts an engine of 3 connected processes in place. Returns it."""
+@pytest.mark.parametrize(
+    ("size", "failure", "says"),
+    [
+        (2, None, "one group, of all 3 processes, and a group of 2 was"),
+        (3, RuntimeError("[ring] Socket closed"), r"after an earlier failure \(\[ring\] Socket closed\.\)"),
+        (3, None, None),
+    ],
+)
+def test_a_second_group_has_all_processes_and_its_own_timeout(monkeypatch, size, failure, says):
     from mps_trainer.distributed import mlx
 
-    group = SimpleNamespace(size=lambda: 3)
-    engine = SimpleNamespace(group=group, failure=failure, timeout=1800.0)
+    engine = SimpleNamespace(group=SimpleNamespace(size=lambda: 3), failure=failure, timeout=1800.0)
     monkeypatch.setattr(mlx, "_engine", engine)
-    return engine
-
-
-def test_a_group_of_some_processes_is_refused(monkeypatch):
-    from mps_trainer.distributed import mlx
-
-    engine_of(monkeypatch, None)
-    with pytest.raises(MisconfigurationException, match="one group, of all 3 processes, and a group of 2 was"):
-        mlx.create(dist.HashStore(), 0, 2, timedelta(seconds=30))
-
-
-def test_a_later_group_sets_the_timeout(monkeypatch):
-    from mps_trainer.distributed import mlx
-
-    engine = engine_of(monkeypatch, None)
-    mlx.create(dist.HashStore(), 0, 3, timedelta(seconds=30))
-    assert engine.timeout == 30
-
-
-def test_a_group_after_a_failure_is_refused_with_the_failure(monkeypatch):
-    from mps_trainer.distributed import mlx
-
-    engine_of(monkeypatch, RuntimeError("[ring] Socket closed"))
-    with pytest.raises(MisconfigurationException, match=r"after an earlier failure \(\[ring\] Socket closed\.\)"):
-        mlx.create(dist.HashStore(), 0, 3, timedelta(seconds=30))
+    with contextlib.nullcontext() if says is None else pytest.raises(MisconfigurationException, match=says):
+        mlx.create(dist.HashStore(), 0, size, timedelta(seconds=30))
+        assert engine.timeout == 30

@@ -14,7 +14,7 @@ from mps_trainer import MisconfigurationException
 from mps_trainer.checkpoints import manifest, shards
 from tests.conftest import assert_same_weights
 from tests.distributed import sharding
-from tests.distributed.scenarios import SCENARIOS, STEPS
+from tests.distributed.conftest import assert_resumed_exactly, assert_trained_alike
 
 ALIKE = [
     "sharded_tokens",
@@ -22,23 +22,6 @@ ALIKE = [
     "sharded_and_computed_again",
     "sharded_by_size",
 ]
-
-
-@pytest.fixture
-def alone(tmp_path):
-    """Runs a scenario in one process."""
-    return lambda name: SCENARIOS[name](str(tmp_path / name))
-
-
-def assert_trained_alike(one, several, steps=STEPS):
-    """Sums of another order round differently; 1e-5 is far below what a step changes."""
-    for made in several:
-        assert made["steps"] == one["steps"] == steps
-        for key in ("losses", "norms", "evaluations"):
-            np.testing.assert_allclose(made[key], one[key], atol=1e-5, rtol=0)
-        assert made["weights"].keys() == one["weights"].keys()
-        for name, tensor in one["weights"].items():
-            torch.testing.assert_close(made["weights"][name], tensor, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", ALIKE)
@@ -51,12 +34,6 @@ def test_each_process_holds_half_of_parameters_and_optimizer(made_by):
         assert 0.45 < made["own"] / made["whole"] < 0.55
         assert made["apart"] == {True}  # batches of one update exchange no gradients but after the last
         assert made["blocks"] == ["", "transformer.h.0", "transformer.h.1"]
-
-
-def test_a_block_that_is_tied_to_another_stays_around_the_others(made_by):
-    """bert.embeddings is a class not to be split, and its words are the head's."""
-    for made in made_by(2)("sharded_and_computed_again"):
-        assert made["blocks"] == ["", "bert.encoder.layer.0", "bert.encoder.layer.1"]
 
 
 def test_report_and_card_call_the_model_by_its_name_and_the_processes_what_they_are(made_by):
@@ -72,11 +49,6 @@ def test_activations_that_are_no_numbers_in_a_batch_that_does_not_count_change_n
     for made in made_by(2)("sharded_with_infinite_activations_of_what_does_not_count"):
         assert np.isfinite(made["infinite"]["norms"]).all()
         assert_same_weights(made["infinite"]["weights"], made["finite"]["weights"])
-
-
-def test_modules_from_a_size_on_are_blocks(made_by):
-    for made in made_by(2)("sharded_by_size"):
-        assert made["blocks"] == ["", "hidden"]
 
 
 def test_streams_are_predicted_as_in_one_process_whatever_remains(made_by, alone):
@@ -108,10 +80,7 @@ def test_computation_is_in_bfloat16_and_what_is_kept_in_float32(made_by):
 @pytest.mark.parametrize("kind", [sharding.FULL, sharding.SHARDED])
 def test_a_resumed_run_is_equal_in_every_bit(made_by, kind):
     for made in made_by(2)("sharded_run_resumed"):
-        whole, again = made[kind]
-        assert_same_weights(again["weights"], whole["weights"])
-        for key in ("losses", "norms", "evaluations", "steps", "best"):
-            assert again[key] == whole[key]
+        assert_resumed_exactly(*made[kind])
 
 
 def test_both_kinds_of_checkpoint_are_of_the_same_run(made_by):

@@ -6,10 +6,8 @@ import socket
 
 import numpy as np
 import pytest
-import torch
 
-from tests.conftest import assert_same_weights
-from tests.distributed.scenarios import SCENARIOS, STEPS
+from tests.distributed.conftest import assert_resumed_exactly, assert_trained_alike
 
 HOST = socket.gethostname()
 ALIKE = [
@@ -24,24 +22,6 @@ ALIKE = [
     "tokens_are_what_is_averaged_over",
     "an_update_without_a_label_in_one_process",
 ]
-
-
-@pytest.fixture
-def alone(tmp_path):
-    """Runs a scenario in one process."""
-    return lambda name: SCENARIOS[name](str(tmp_path / name))
-
-
-def assert_trained_alike(one, several):
-    """Sums of another order round differently; 1e-5 is far below what a step changes."""
-    for made in several:
-        assert made["steps"] == one["steps"] == STEPS
-        np.testing.assert_allclose(made["losses"], one["losses"], atol=1e-5, rtol=0)
-        np.testing.assert_allclose(made["norms"], one["norms"], atol=1e-5, rtol=0)
-        assert made["epochs"] == one["epochs"]
-        for name, tensor in one["weights"].items():
-            torch.testing.assert_close(made["weights"][name], tensor, atol=1e-5, rtol=0)
-        assert_same_weights(made["weights"], several[0]["weights"])
 
 
 @pytest.mark.parametrize("name", ALIKE)
@@ -69,10 +49,7 @@ def test_every_way_to_evaluate_gives_what_one_process_gives(made_by, alone, name
 
 def test_a_resumed_run_is_equal_in_every_bit(made_by):
     for made in made_by(2)("a_run_resumed_in_an_epoch"):
-        whole, again = made["whole"], made["again"]
-        assert_same_weights(again["weights"], whole["weights"])
-        for key in ("losses", "norms", "epochs", "steps", "best"):
-            assert again[key] == whole[key]
+        assert_resumed_exactly(made["whole"], made["again"])
 
 
 def test_the_first_process_writes_and_each_ones_generators_are_kept(made_by, alone):

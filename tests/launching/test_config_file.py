@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from mps_trainer import MisconfigurationException
-from mps_trainer.launching.config_file import in_force, load, load_target, user_file, write
+from mps_trainer.launching.config_file import in_force, load, load_target, write
 from mps_trainer.launching.settings import LaunchSettings, LoadedSettings
 
 SETTINGS = LaunchSettings("cpu", "no", True, 2, 0.5)
@@ -37,19 +37,6 @@ def test_write_adds_the_defaults(tmp_path):
     write(LaunchSettings(), tmp_path / "c.yaml")
     values = {"device": "auto", "mixed_precision": "no", "mps_fallback": False, "num_processes": 1}
     assert yaml.safe_load((tmp_path / "c.yaml").read_text()) == {**values, "memory_fraction": None}
-
-
-def test_in_force_takes_the_named_file_before_the_users_and_that_before_accelerates(homes, tmp_path):
-    assert in_force(None, homes) == LoadedSettings()
-    accelerates = tmp_path / "hf" / "accelerate" / "default_config.yaml"
-    accelerates.parent.mkdir(parents=True)
-    accelerates.write_text("distributed_type: MULTI_CPU\nnum_processes: 3\n")
-    assert in_force(None, homes) == LoadedSettings(LaunchSettings("cpu", num_processes=3), accelerates, {}, True)
-    write(SETTINGS, user_file(homes))
-    assert in_force(None, homes) == LoadedSettings(SETTINGS, user_file(homes))
-    (tmp_path / "own.yaml").write_text("device: mps")
-    assert in_force(str(tmp_path / "own.yaml"), homes).settings == LaunchSettings("mps")
-    assert in_force(str(accelerates), homes).is_accelerates
 
 
 def test_load_of_an_empty_file_sets_nothing(tmp_path):
@@ -93,32 +80,12 @@ def test_a_file_that_cannot_be_read_is_refused_and_kept(tmp_path, monkeypatch, c
     assert os.listdir(tmp_path) == ["c.yaml"]
 
 
-@pytest.mark.parametrize(("name", "says"), [("gone.yaml", "There is no file"), (".", "Is a directory")])
-def test_load_refuses_a_file_that_is_not_there(tmp_path, name, says):
-    with pytest.raises(MisconfigurationException, match=says):
-        load(tmp_path / name)
-
-
 def test_in_force_of_an_unreadable_home_folder_is_nothing(homes, monkeypatch):
     def refused(self, *arguments, **settings):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("pathlib.Path.stat", refused)
     assert in_force(None, homes) == LoadedSettings()
-
-
-def test_load_target_refuses_accelerates_file(tmp_path):
-    (tmp_path / "c.yaml").write_text("distributed_type: NO")
-    with pytest.raises(MisconfigurationException, match="Accelerate's"):
-        load_target(tmp_path / "c.yaml")
-
-
-def test_load_target_refuses_a_folder_that_cannot_be_written_to(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(MisconfigurationException, match="is not a writable folder"):
-        load_target(tmp_path / "file" / "config.yaml")
-    load_target(tmp_path / "new" / "one" / "config.yaml")
-    assert os.listdir(tmp_path) == ["file"]
 
 
 # Python 3.10's Path.replace does not look os.replace up when it is called

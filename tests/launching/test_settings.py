@@ -107,11 +107,6 @@ def test_typed_explains_an_invalid_answer(name, text):
     assert len(str(refused.value)) < 200
 
 
-def test_flags_override_the_file_and_the_file_the_defaults():
-    flags, file = LaunchSettings(mixed_precision="no"), LaunchSettings("cpu", "bf16", num_processes=2)
-    assert flags.over(file).over(DEFAULTS) == LaunchSettings("cpu", "no", False, 2, None)
-
-
 def test_variables_are_set_for_every_setting_and_recorded():
     found = LaunchSettings("cpu", "bf16", True, 2, 0.5).variables()
     assert found == {"ACCELERATE_USE_CPU": "true", PRECISION: "bf16", "PYTORCH_ENABLE_MPS_FALLBACK": "1", HIGH: "0.5"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import shutil
 import tempfile
@@ -11,9 +13,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from mps_trainer import MisconfigurationException
-from mps_trainer.reports.pages import run_page
-from mps_trainer.reports.record import NAME, record_of
+from mps_trainer.cli import main
+from mps_trainer.reports.record import NAME
 from tests.edits import mutate
 from tests.reports.conftest import RECORD
 
@@ -30,12 +31,11 @@ def check_any_edit(draw):
         for _ in range(draw(st.integers(1, 2))):
             if (folder / file).is_file() and not (folder / file).is_symlink():
                 mutate(draw, folder)
-        refusal = ""
-        try:
-            run_page(record_of(str(folder)))
-        except MisconfigurationException as error:
-            refusal = str(error)
-        assert "\n" not in refusal
+        with contextlib.redirect_stderr(io.StringIO()) as errors, contextlib.redirect_stdout(io.StringIO()):
+            status = main(["report", str(folder), "--output", f"{name}/page.html"])
+        refusal = errors.getvalue()
+        assert status == (2 if refusal else 0)
+        assert refusal.count("\n") == status / 2
         shutil.rmtree(folder)
 
 

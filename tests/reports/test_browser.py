@@ -69,11 +69,3 @@ def test_a_page_of_a_run_that_goes_on_loads_itself_again(seen, record):
 
     assert 'data-again="yes"' in noted(run_page(record, 1))
     assert 'data-again="yes"' not in noted(run_page(record))
-
-
-def test_errors_and_requests_of_a_page_are_seen(seen, record):
-    broken = run_page(record).replace("document.createElement(", "document.makeElement(")
-    asking = broken.replace("<main>", '<main><img src="https://example.org/x.png">')
-    said = seen(asking).console
-    assert any("document.makeElement is not a function" in line for line in said)
-    assert any("Content Security Policy" in line for line in said)

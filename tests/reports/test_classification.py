@@ -205,7 +205,5 @@ def test_the_page_has_confusion_matrix_and_mistakes(record):
     assert "<b>bold</b>" in Elements(run_page(record)).text
     record.classification["mistakes"][0]["text"] = ""
     assert rows_of(run_page(record))[3:5] == [["row", "label", "predicted", "probability"], ["3", "yes", "no", "0.97"]]
-    record.classification["confusion"] = [[7, 1]]
-    assert "Confusion matrix" not in run_page(record)
     record.classification = {}
     assert "Classification" not in run_page(record)

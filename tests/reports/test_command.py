@@ -38,16 +38,18 @@ def test_several_runs_are_compared_in_the_current_folder(recorded, capsys, monke
         (["gone"], "gone does not exist. Name the output_dir of a training run."),
         (["empty"], "There is no training run in empty: "),
         (["run", "gone"], "gone does not exist."),
-        (["run", "--output", "mine.html"], "mine.html exists and is not an mps_trainer report."),
-        (["run", "--output", "empty"], "empty exists and is not an mps_trainer report."),
+        (["run", "--output", "mine.html"], "mine.html was not written by mps_trainer, and is kept."),
+        (["run", "--output", "empty"], "empty was not written by mps_trainer, and is kept."),
         (["run", "--output", "gone/page.html"], "gone/page.html cannot be written: No such file or directory."),
         (["damaged"], "damaged/run_record.json cannot be read: it is not JSON ("),
+        (["odd"], "odd/report.html was not written: no report can be made of odd/run_record.json (TypeError: "),
         ([], "the following arguments are required: OUTPUT_DIR"),
     ],
     ids=" ".join,
 )
 def test_what_is_wrong_is_a_line_and_2(recorded, capsys, monkeypatch, tmp_path, words, says):
     recorded()
+    recorded("odd", data={"padded": 3})
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "damaged").mkdir()

@@ -23,12 +23,6 @@ def test_nothing_is_fetched(record):
     assert "http" not in policy
 
 
-def test_a_phone_is_told_its_width_and_both_themes_are_there(record):
-    text = run_page(record)
-    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in text
-    assert "prefers-color-scheme: dark" in text
-
-
 def evil(value):
     """`value` with markup for each text in it."""
     if isinstance(value, dict):

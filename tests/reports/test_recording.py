@@ -306,27 +306,16 @@ def test_a_report_that_cannot_be_written_is_a_line_and_the_run_goes_on(make_trai
     assert os.listdir(tmp_path / "run") == []
 
 
-FOREIGN = ["", "<html>mine, compared with `mps-trainer report`</html>", '{"format": 1, "name": "mine"}', b"\xff\xfe"]
-
-
 @pytest.mark.parametrize("name", [NAME, PAGE])
-@pytest.mark.parametrize("text", FOREIGN)
-def test_a_file_of_the_user_is_kept_with_a_warning(make_trainer, tmp_path, caplog, name, text):
-    content = text if isinstance(text, bytes) else text.encode()
+def test_a_file_of_the_user_is_kept_with_a_warning(make_trainer, tmp_path, caplog, name):
+    content = "<html>mine, compared with `mps-trainer report`</html>"
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / name).write_bytes(content)
+    (tmp_path / "run" / name).write_text(content)
     assert make_trainer(report=True, max_steps=4, **SAVING).train().global_step == 4
-    assert (tmp_path / "run" / name).read_bytes() == content
+    assert (tmp_path / "run" / name).read_text() == content
     (line,) = [r.getMessage() for r in caplog.records if "is kept" in r.getMessage()]
-    assert f"{name} was not written by mps_trainer, and is kept. Move it, and `mps-trainer report " in line
+    assert f"{name} was not written by mps_trainer, and is kept. Move it, and `mps-trainer report` " in line
     assert [each for each in os.listdir(tmp_path / "run") if each.endswith(".tmp")] == []
-
-
-def test_a_folder_in_the_place_of_the_report_is_kept(make_trainer, tmp_path, caplog):
-    (tmp_path / "run" / PAGE).mkdir(parents=True)
-    make_trainer(report=True, max_steps=2).train()
-    assert (tmp_path / "run" / PAGE).is_dir()
-    assert "is kept" in caplog.text
 
 
 def test_a_report_that_fails_does_not_hide_why_the_run_failed(make_trainer, monkeypatch):

@@ -28,14 +28,6 @@ def test_a_file_is_read_up_to_its_bound(tmp_path):
         read_text(path, 5, "ascii")
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="this system has no /proc")
-def test_a_file_that_says_it_is_empty_has_the_same_bound():
-    assert os.stat("/proc/self/status").st_size == 0
-    assert read_bytes("/proc/self/status", 100_000).startswith(b"Name:")
-    with pytest.raises(ValueError, match="it has more than 10 bytes"):
-        read_bytes("/proc/self/status", 10)
-
-
 def test_a_folder_or_nothing_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError):
         read_bytes(tmp_path / "gone", 10)

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from transformers import TrainerCallback
@@ -16,6 +15,7 @@ from mps_trainer.checkpoints.folders import find_checkpoints
 from tests import HUNG_AFTER
 from tests.conftest import accuracy
 from tests.guards.test_signals import default_handlers  # noqa: F401
+from tests.utils.test_terminal import without_reader
 
 SETTINGS = {
     "max_steps": 4,
@@ -25,12 +25,6 @@ SETTINGS = {
     "save_strategy": "steps",
     "save_steps": 2,
 }
-
-
-def without_reader():
-    reader, writer = os.pipe()
-    os.close(reader)
-    return open(writer, "w")
 
 
 def closed():
@@ -51,8 +45,7 @@ class Chatty(TrainerCallback):
 
 
 @pytest.mark.parametrize("stream", [without_reader, closed, lambda: None], ids=["no reader", "closed", "none"])
-@pytest.mark.parametrize("disable_tqdm", [False, True])
-def test_a_run_trains_to_its_end_without_output(make_trainer, monkeypatch, stream, disable_tqdm):
+def test_a_run_trains_to_its_end_without_output(make_trainer, monkeypatch, stream):
     streams = {name: stream() for name in ("stdout", "stderr")}
     for name, value in streams.items():
         monkeypatch.setattr(sys, name, value)
@@ -61,7 +54,7 @@ def test_a_run_trains_to_its_end_without_output(make_trainer, monkeypatch, strea
         print("metrics", flush=True)
         return accuracy(output)
 
-    trainer = make_trainer({"callbacks": [Chatty()], "compute_metrics": chatty}, disable_tqdm=disable_tqdm, **SETTINGS)
+    trainer = make_trainer({"callbacks": [Chatty()], "compute_metrics": chatty}, disable_tqdm=False, **SETTINGS)
     assert trainer.train().global_step == 4
     assert [os.path.basename(path) for path in find_checkpoints(trainer.args.output_dir)] == [
         "checkpoint-2",
@@ -124,26 +117,3 @@ def test_the_example_trains_to_its_end_whoever_reads(tmp_path, ends):
     assert (result.returncode, "BrokenPipe" in result.stderr) == (0, False), result.stderr
     assert (tmp_path / "out" / "checkpoint-12").is_dir()
     assert (tmp_path / "out" / "eval_results.json").is_file()
-
-
-@pytest.mark.integration
-def test_an_interrupt_that_ends_tee_as_well_saves(tmp_path):
-    words = GLUE.replace("--max_steps 12", "--max_steps 100000")
-    command = f"{sys.executable} {words} {tmp_path}/out 2>&1 | tee {tmp_path}/log"
-    run = subprocess.Popen(
-        ["bash", "-c", command],
-        start_new_session=True,
-        env=here(),
-        stdout=subprocess.DEVNULL,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    log, waited = tmp_path / "log", time.monotonic()
-    while not (log.exists() and "step 5/" in log.read_text()):
-        assert time.monotonic() - waited < HUNG_AFTER
-        time.sleep(0.1)
-    os.killpg(run.pid, signal.SIGINT)
-    run.wait(timeout=HUNG_AFTER)
-    while len(saved := list((tmp_path / "out").glob("checkpoint-*"))) == 0:  # bash does not wait for all
-        assert time.monotonic() - waited < HUNG_AFTER
-        time.sleep(0.1)
-    assert (saved[0] / "trainer_state.json").is_file()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 
-import pytest
-
 from mps_trainer import Trainer
 from mps_trainer.utils.overrides import Overrides, methods_of
 
@@ -49,11 +47,3 @@ def test_a_run_logs_what_an_override_switches_off(make_trainer, caplog):
         make_trainer({"kind": kind}, max_steps=1).train()
     off = [record.getMessage() for record in caplog.records if "Off: " in record.getMessage()]
     assert off == ["  Off: clipping within the optimizer's step, because _clip_grad_norm is overridden"]
-
-
-@pytest.mark.parametrize("name", ["training_step", "_maybe_log_save_evaluate"])
-def test_the_trainers_own_methods_switch_nothing_off(make_trainer, name):
-    trainer = make_trainer(max_steps=1)
-    trainer.train()
-    assert trainer._mt_overrides.slower == {}
-    assert not trainer._mt_overrides.has(name)

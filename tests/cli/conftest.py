@@ -1,0 +1,29 @@
+"""Runs commands on scripts in this process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from mps_trainer import cli
+
+Ended = subprocess.CompletedProcess
+
+
+@pytest.fixture
+def run_on(tmp_path, monkeypatch, capfd) -> Callable[..., Ended]:
+    """`run_on("check", text, *options)` runs the command on a script with this text; `after` are its arguments."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # as the commands set it, and taken back
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+
+    def run(command: str, text: str, *options: str, after: Sequence[str] = ()) -> Ended:
+        (tmp_path / "train.py").write_text(text)
+        capfd.readouterr()
+        return Ended(command, cli.main([command, *options, "train.py", *after]), *capfd.readouterr())
+
+    return run
