@@ -31,13 +31,18 @@ _CONVOLUTIONS = {
 }
 
 
-def instead_on_mps(func: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[str, ...] | None:
-    """Returns the operators that mps takes where the CPU takes `func`; None where it takes `func` itself."""
+def instead_on_mps(
+    func: Any, args: tuple, kwargs: dict[str, Any], singular_values_only: bool
+) -> tuple[str, ...] | None:
+    """Returns the operators that mps takes where the CPU takes `func`; None where it takes `func` itself.
+
+    `singular_values_only`: the function of torch that was called wants no singular vectors.
+    """
     name = func.name()
     if (convolution := name.removesuffix("_overrideable")) in _CONVOLUTIONS:
         return (_CONVOLUTIONS[convolution][bool(_argument(func, "transposed", args, kwargs))],)
     by_hand = "aten::linalg_svd" in always_falls_back(torch.__version__)
-    if by_hand and name.startswith("aten::_linalg_svd"):
+    if by_hand and name.startswith("aten::_linalg_svd") and not singular_values_only:
         return ("aten::linalg_svd",)  # registered by hand above the operator that it is made of on the CPU
     return _INSTEAD_ON_MPS.get(name)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -39,8 +40,22 @@ _READS = {
 }
 # Each makes a tensor of values of the host, which a copy that blocks brings to the device.
 _COPYING_FACTORIES = {torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor}
-# On the CPU these count in float64, from torch 2.14 on, and on mps in float32.
-_QUANTILES = {torch.quantile, torch.nanquantile, Tensor.quantile, Tensor.nanquantile}
+# The attribute of the tracer that is True inside each of these.
+_INSIDE = {
+    # On the CPU these count in float64, from torch 2.14 on, and on mps in float32.
+    torch.quantile: "float64_is_of_the_cpu",
+    torch.nanquantile: "float64_is_of_the_cpu",
+    Tensor.quantile: "float64_is_of_the_cpu",
+    Tensor.nanquantile: "float64_is_of_the_cpu",
+    # These want no singular vectors. The operator below them fails, where torch.linalg.svd is registered to fall back.
+    torch.linalg.svdvals: "singular_values_only",
+    torch.linalg.cond: "singular_values_only",
+    torch.linalg.norm: "singular_values_only",
+    torch.linalg.matrix_norm: "singular_values_only",
+    torch.linalg.matrix_rank: "singular_values_only",
+    torch.norm: "singular_values_only",
+    torch.nuclear_norm: "singular_values_only",
+}
 
 
 class HostCalls(TorchFunctionMode):
@@ -72,7 +87,7 @@ class HostCalls(TorchFunctionMode):
             return self._make(func, args, kwargs, on_device)
         if func is torch.nn.functional.one_hot:
             return self._one_hot(args, kwargs)
-        with self.tracer.having(float64_is_of_the_cpu=func in _QUANTILES):
+        with self.tracer.having(**{_INSIDE[func]: True}) if func in _INSIDE else contextlib.nullcontext():
             return func(*args, **kwargs)
 
     def _read(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:

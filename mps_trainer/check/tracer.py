@@ -48,6 +48,7 @@ class Tracer:
         self.phases = Phases(self._enter_module, self._before_step)
         self.is_paused = False
         self.reads_are_free = False  # within what has been recorded as a read, or checks values on the CPU alone
+        self.singular_values_only = False  # within functions that want no singular vectors
         self.float64_is_of_the_cpu = False  # within functions that count in float64 on the CPU alone
         self.factory_on_device: bool | None = None  # within a Python call of a factory: whether it names a device
         self._expanding: list[Any] = []
@@ -155,7 +156,7 @@ class Tracer:
         self, func: Any, args: tuple, kwargs: dict[str, Any], on_device: list[torch.Tensor], line: SourceLine | None
     ) -> Any:
         phase = self.phases.now()
-        instead = instead_on_mps(func, args, kwargs)
+        instead = instead_on_mps(func, args, kwargs, self.singular_values_only)
         name = func.name()
         support = self.recorder.support(name)
         if instead is None or support is Support.COMPOSITE:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import transformers.trainer
 from transformers import training_args, utils
-from transformers.trainer_callback import DefaultFlowCallback, TrainerCallback
 
 from .. import check
 from ..check import Tracer, trace_step
 from ..check.step import evaluate_batch, few_batches
 from ..trainer import Trainer
-from ..utils.attributes import attributes_replaced
 from .script import ScriptStopped
 
 
@@ -29,32 +30,39 @@ def stop_at_first_step(batches: int) -> Iterator[None]:
 
     The exception carries the report, and the Trainer or None.
     """
-    run_trace, run_train = check.trace, transformers.trainer.Trainer.train
+    from unittest import mock  # here, because it imports asyncio
+
+    run_trace = check.trace
 
     def train_ours(trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         raise ScriptStopped(trace_step(trainer, batches=batches), trainer)
-
-    def train_transformers(trainer: Any, *args: Any, **kwargs: Any) -> None:
-        _trace_transformers(trainer, run_train, batches)
 
     @functools.wraps(run_trace)
     def trace(*args: Any, **kwargs: Any) -> None:
         raise ScriptStopped(run_trace(*args, **kwargs), None)
 
-    changes: list[Any] = [
-        (Trainer, "train", train_ours),
-        (transformers.trainer.Trainer, "train", train_transformers),
-        (check, "trace", trace),
-    ]
-    # `TrainingArguments(bf16=True)` asks it, and on a Mac it says yes from macOS 14 on
-    modules = (utils.import_utils, utils, training_args)
-    changes += [(module, "is_torch_bf16_gpu_available", lambda: True) for module in modules]
-    with attributes_replaced(changes):
+    with contextlib.ExitStack() as undo:
+
+        def patch(owner: Any, name: str, value: Any) -> None:
+            undo.enter_context(mock.patch.object(owner, name, value))
+
+        def patch_transformers(module: Any) -> None:
+            train = module.Trainer.train
+            patch(module.Trainer, "train", lambda trainer, *args, **kw: _trace_transformers(trainer, train, batches))
+
+        patch(Trainer, "train", train_ours)
+        patch(check, "trace", trace)
+        for module in (utils.import_utils, utils, training_args):
+            # `TrainingArguments(bf16=True)` asks it, and on a Mac it says yes from macOS 14 on
+            patch(module, "is_torch_bf16_gpu_available", lambda: True)
+        undo.enter_context(_when_imported("transformers.trainer", patch_transformers))
         yield
 
 
 def _trace_transformers(trainer: Any, train: Callable[[Any], Any], batches: int) -> None:
     """Traces whole steps and a log of transformers' Trainer, without its callbacks, and one batch of evaluation."""
+    from transformers.trainer_callback import DefaultFlowCallback, TrainerCallback
+
     logging = contextlib.ExitStack()
 
     class StopAfterLog(TrainerCallback):
@@ -94,3 +102,44 @@ def _trace_transformers(trainer: Any, train: Callable[[Any], Any], batches: int)
         train(trainer)
     evaluate_batch(trainer, tracer)
     raise ScriptStopped(tracer.report(), trainer)
+
+
+@contextlib.contextmanager
+def _when_imported(name: str, patch: Callable[[Any], None]) -> Iterator[None]:
+    """Calls `patch` with the module `name` once it is imported.
+
+    Importing it here would take seconds, and read the variables of `datasets` before the script sets them.
+    """
+    if name in sys.modules:
+        patch(sys.modules[name])
+        yield
+        return
+    finder = _Watch(name, patch)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        if finder in sys.meta_path:
+            sys.meta_path.remove(finder)
+
+
+class _Watch(importlib.abc.MetaPathFinder):
+    """Finds one module the way the other finders do, and patches it when it has been executed."""
+
+    def __init__(self, name: str, patch: Callable[[Any], None]) -> None:
+        self.name, self.patch = name, patch
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_patch(module: Any) -> None:
+                execute(module)
+                self.patch(module)
+
+            spec.loader.exec_module = execute_and_patch  # type: ignore[method-assign]
+        return spec

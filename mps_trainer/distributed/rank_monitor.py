@@ -61,6 +61,7 @@ class RankMonitor:
 
     def __init__(self, store: Any, rank: int, size: int, keeper: str) -> None:
         self.store, self.rank, self.size, self.keeper = store, rank, size, keeper
+        self._names: dict[int, str] = {}  # with pid and host, read early: the store may end with its process
         self._waits_for: str | None = None  # set once a collective has failed here
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._attend, daemon=True)
@@ -68,6 +69,15 @@ class RankMonitor:
     def begin(self) -> None:
         self.store.set(f"who/{self.rank}", f"process {self.rank} (pid {os.getpid()} on {socket.gethostname()})")
         self._thread.start()
+
+    def name_of(self, rank: int) -> str:
+        """Returns the process with its pid and host, as far as they are known."""
+        return self._names.get(rank, f"process {rank}")
+
+    def _read_names(self) -> None:
+        for rank in {*range(self.size)} - self._names.keys():
+            if self.store.check([f"who/{rank}"]):
+                self._names[rank] = self.store.get(f"who/{rank}").decode()
 
     def end(self) -> None:
         """Announces that this process leaves the group, and stops answering."""
@@ -93,10 +103,10 @@ class RankMonitor:
         ranks, until = range(self.size), time.monotonic() + PATIENCE
         while not all(map(self._has_answered, ranks)) and time.monotonic() < until:
             time.sleep(EVERY / 10)
+        self._read_names()
         absent, waiting = [], []
         for rank in ranks:
-            known = self.store.check([f"who/{rank}"])
-            who = self.store.get(f"who/{rank}").decode() if known else f"process {rank}"
+            who = self.name_of(rank)
             if self._has_answered(rank):
                 waits, place = json.loads(self.store.get(f"answer/{rank}"))
                 waiting.append(f"{who} for {place}") if waits else absent.append(f"{who}: it is in {place}")
@@ -111,7 +121,10 @@ class RankMonitor:
 
     def _attend(self) -> None:
         with contextlib.suppress(Exception):  # the store may end at any time
-            while not self._ended.wait(EVERY) and not self.store.check(["closed"]):
+            while not self._ended.wait(
+                EVERY if len(self._names) == self.size else EVERY / 20
+            ) and not self.store.check(["closed"]):
+                self._read_names()
                 if self.store.check(["asked"]) and not self._has_answered(self.rank):
                     self.store.set(f"answer/{self.rank}", json.dumps(self._state()))
             if self._ended.is_set():
@@ -187,9 +200,10 @@ def absent_named(doing: str | Callable[[], str]) -> Iterator[None]:
 def _explanation(own: RankMonitor, doing: str, error: Exception) -> str:
     found = own.ask(_purpose(reversed(list(traceback.walk_tb(error.__traceback__)))))
     if found is None:
+        keeper = own.name_of(0) if own.keeper == "process 0" else own.keeper
         return (
-            f"Process {own.rank} of {own.size} waited in vain for another in {doing}, and {own.keeper}, which keeps "
-            "the list of processes, does not answer. Look whether it hangs, was stopped or has died."
+            f"Process {own.rank} of {own.size} waited in vain for another in {doing}, and {keeper}, which keeps the "
+            f"list of processes, does not answer. Look whether {own.keeper} hangs, was stopped or has died."
         )
     absent, waiting = found
     again = "start again: a run with resume_from_checkpoint goes on from the last checkpoint."

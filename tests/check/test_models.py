@@ -156,9 +156,10 @@ def test_with_the_fallback_switch_it_falls_back(trace_training):
 
 
 @pytest.mark.skipif(installed_torch() >= (2, 14), reason="it has a kernel from torch 2.14 on")
-def test_the_singular_value_decomposition_falls_back_by_itself():
-    report = trace(torch.linalg.svd, torch.randn(4, 3), fallback=False)
-    assert names(report, Support.FALLS_BACK) == {"aten::linalg_svd"}
+def test_the_singular_value_decomposition_falls_back_by_itself_and_its_values_alone_fail():
+    matrix = torch.randn(4, 3)
+    assert names(trace(torch.linalg.svd, matrix, fallback=False), Support.FALLS_BACK) == {"aten::linalg_svd"}
+    assert trace(torch.linalg.svdvals, matrix, fallback=False).exit_code == 1
 
 
 def test_an_operator_of_a_custom_library_is_looked_up_in_this_process():

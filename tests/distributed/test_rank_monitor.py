@@ -200,8 +200,11 @@ def test_what_is_no_failed_exchange_asks_nobody(together, explained_by, error):
 
 def test_a_store_that_does_not_answer_keeps_nobody_waiting(together, explained_by, monkeypatch):
     first = together(2)[0]
+    until = time.monotonic() + 5
+    while len(first._names) < 2 and time.monotonic() < until:
+        time.sleep(0.01)
     monkeypatch.setattr(first, "_ask", lambda: time.sleep(20))
     begun = time.monotonic()
     said = explained_by(first, dist.DistNetworkError("Connection reset by peer"))
-    assert "and process 0, which keeps the list of processes, does not answer" in said
+    assert re.search(r"and process 0 \(pid \d+ on .*\), which keeps the list of processes, does not answer", said)
     assert time.monotonic() - begun < 10
