@@ -36,7 +36,8 @@ def over_mlx(device: str, together: int = 8) -> dict[str, str]:
 @pytest.fixture
 def made(made_by):
     """`made(2, "mps")(name)`; two processes have 8 examples in a batch, three have 12."""
-    return lambda size, device, together=8: made_by(size, *NAMES, **over_mlx(device, together))
+    names = {(1, 8): [*RUNS, *EVALUATIONS], (2, 8): NAMES, (1, 12): RUNS, (3, 12): RUNS}
+    return lambda size, device, together=8: made_by(size, *names[size, together], **over_mlx(device, together))
 
 
 def assert_same_run(name, one, other, losses=1e-6, weights=2e-6):
