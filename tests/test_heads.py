@@ -6,6 +6,7 @@ These heads cannot be trained by a Trainer, or not here, and are left out:
   NormalEstimation, PointmapEstimation, PoseEstimation, TableRecognition, TextRecognition, TextToWaveform, Decision.
 - RNNT and TDT need torchaudio for their loss.
 - Backbone, TextEncoding, Image and Retrieval give embeddings without a loss.
+- NextSentencePrediction and PreTraining of a BERT have the losses of SequenceClassification and MaskedLM.
 - CausalImageModeling and MultimodalLM are CausalLM and ImageTextToText with other inputs.
 """
 
@@ -235,12 +236,7 @@ HEADS: dict[str, Head] = {
         tf.BertForMultipleChoice(bert()),
         {"input_ids": words(3, LENGTH), "attention_mask": torch.ones(3, LENGTH), "labels": some_class()},
     ),
-    "NextSentencePrediction": lambda: (tf.BertForNextSentencePrediction(bert()), text(labels=some_class())),
     "MaskedLM": lambda: (tf.BertForMaskedLM(bert()), text(labels=words())),
-    "PreTraining": lambda: (
-        tf.BertForPreTraining(bert()),
-        text(labels=words(), next_sentence_label=some_class()),
-    ),
     "CausalLM": lambda: (tf.LlamaForCausalLM(tf.LlamaConfig(**SIZES, **TEXT)), text(labels=words())),
     "CausalLM, mixture of experts": lambda: (
         tf.MixtralForCausalLM(
@@ -287,8 +283,7 @@ HEADS: dict[str, Head] = {
     ),
     "InstanceSegmentation": lambda: (maskformer(), image(**masks())),
     "UniversalSegmentation": lambda: (mask2former(), image(**masks())),
-    "ObjectDetection": lambda: (tf.DetrForObjectDetection(detr()), image(labels=boxes())),
-    "ObjectDetection without convolutions": lambda: (
+    "ObjectDetection": lambda: (
         tf.YolosForObjectDetection(
             tf.YolosConfig(**{**VISION, "image_size": [SIDE, SIDE]}, num_detection_tokens=4, num_labels=3)
         ),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ..errors import MisconfigurationException
@@ -52,7 +53,7 @@ def check_values(args: Any, declared: Mapping[str, Declaration]) -> None:
         )
     if args.max_steps != -1 and args.max_steps < 1:
         raise refuse("max_steps", args.max_steps, "at least 1, or -1 to train for num_train_epochs")
-    for path in _with_parents(args.output_dir):
+    for path in (folder := Path(args.output_dir), *folder.parents):
         if os.path.exists(path) and not os.path.isdir(path):
             raise refuse("output_dir", args.output_dir, f"a folder, or a new name for one; {path} is a file")
 
@@ -114,10 +115,3 @@ def _check_best_is_saved(args: Any) -> None:
                 f"eval_steps={args.eval_steps}: save_steps must be a multiple of eval_steps, and both fractions or "
                 "both numbers of steps."
             )
-
-
-def _with_parents(path: str) -> Iterable[str]:
-    while path:
-        yield path
-        parent = os.path.dirname(path)
-        path = "" if parent == path else parent

@@ -32,7 +32,6 @@ SETTINGS = {
     "emptied caches": {"torch_empty_cache_steps": 1},
     "activation checkpointing": {"activation_checkpointing": True},
     "cosine": {"lr_scheduler_type": "cosine", "warmup_steps": 2},
-    "plateau": {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 1},
 }
 
 
