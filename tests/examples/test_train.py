@@ -80,7 +80,6 @@ def test_texts_of_a_table_are_learned_and_a_second_run_resumes(texts):
     ("words", "says"),
     [
         (["--dataset_name", "gone.csv"], "The dataset gone.csv cannot be loaded"),
-        (["--dataset_name", "data.csv", "--learning_rate", "fast"], "invalid float value: 'fast'"),
         (["--dataset_nam", "data.csv"], "Did you mean --dataset_name?"),
     ],
     ids=str,

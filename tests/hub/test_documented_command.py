@@ -16,7 +16,6 @@ from datasets import ClassLabel, Dataset, Features, Value
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoTokenizer, BertForPreTraining
 
-from mps_trainer import MPSAccelerator, gather_facts
 from mps_trainer.scripts.tables import read_table
 from tests import HUNG_AFTER
 
@@ -196,17 +195,6 @@ def test_a_server_error_ends_in_one_line_and_a_later_run_succeeds(
     assert time.monotonic() - begun < 120
     hub.fails_at = ""
     results(run(env, out, *SHORT), out)
-
-
-def test_asking_for_mps_trains_on_it_or_names_the_cause(hub: StandInHub, env: dict[str, str], out: Path) -> None:
-    obstacle = MPSAccelerator.why_not(gather_facts())
-    process = run(env, out, *SHORT, "--use_mps_device")
-    if obstacle is None:
-        assert results(process, out)["train_loss"] > 0
-        assert "Training on mps" in process.stdout
-    else:
-        assert obstacle.cause in the_only_line(process, out)
-        assert hub.downloads == [], "the device is decided before anything is fetched"
 
 
 @pytest.mark.acceptance
