@@ -103,4 +103,6 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stderr.flush()
         os.execve(sys.executable, alone, environ)
     os.environ.update(environ)  # torchrun's processes begin with a copy of it
+    # torchrun would warn that it takes one thread for each
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     return torchrun(words, arguments.module, count)
