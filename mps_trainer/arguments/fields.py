@@ -118,6 +118,11 @@ def _declaration(field: dataclasses.Field[Any], hint: Any) -> Declaration:
     )
 
 
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """Returns the default of a field, made by its factory if it has one."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
 def type_name(annotation: str) -> str:
     """Returns an annotation as its author wrote it, without what `Annotated` adds."""
     return re.sub(r"^Annotated\[\s*(.+?), [A-Z]\w+[(,].*\]$", r"\1", annotation, flags=re.DOTALL)
@@ -137,9 +142,8 @@ def documented(kind: _Class) -> _Class:
         name: types.get(name, text)
         for name, text in kind.__init__.__annotations__.items()  # type: ignore[misc]
     }
-    defaults = {f.name: f.default_factory() if callable(f.default_factory) else f.default for f in fields}
     lines = (
-        f"    {f.name} ({types[f.name]}, default {defaults[f.name]!r}):\n        {f.metadata['help']}" for f in fields
+        f"    {f.name} ({types[f.name]}, default {default_of(f)!r}):\n        {f.metadata['help']}" for f in fields
     )
     kind.__doc__ = "\n".join([f"{head}Args:", *lines, "", raises + tail])
     return kind
