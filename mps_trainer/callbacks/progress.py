@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -157,5 +156,5 @@ class ProgressCallback(TransformersProgressCallback):
 
 def _write(parts: list[str | None]) -> None:
     """Writes a line to stdout, above the bars."""
-    tqdm.write(" | ".join(part for part in parts if part))
-    sys.stdout.flush()
+    with tqdm.external_write_mode():
+        print(" | ".join(part for part in parts if part), flush=True)
