@@ -91,10 +91,11 @@ def torchrun(words: Sequence[str], module: bool, count: int) -> int:
     except SignalException as stopped:
         return 128 + int(stopped.sigval)
     except ChildFailedError as failed:
-        # the others fail when one is killed, and torchrun may give them the same time
-        killed = [(rank, each) for rank, each in failed.failures.items() if each.exitcode < 0]
-        rank, failure = killed[0] if killed else failed.get_first_failure()
-        code = failure.exitcode
+        # torchrun ends the others with SIGTERM; or they fail because one was killed, and may get the same time
+        failures = {rank: each for rank, each in failed.failures.items() if each.exitcode != -signal.SIGTERM}
+        failures = failures or failed.failures
+        rank = min(failures, key=lambda rank: (failures[rank].exitcode >= 0, failures[rank].timestamp))
+        code = failures[rank].exitcode
         status = code if code >= 0 else 128 + signal.Signals(-code)  # as a shell has it
         print(
             f"mps-trainer: process {rank} of {count} ended with status {status}, which ended the run.", file=sys.stderr

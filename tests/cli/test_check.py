@@ -241,12 +241,12 @@ def test_check_refuses_to_compile_on_a_mac(check, monkeypatch):
 
 
 @pytest.mark.integration
-def test_check_reads_no_variables_of_datasets_before_the_script(check_alone):
-    text = (
+def test_check_reads_no_variables_of_datasets_before_the_script(tmp_path):
+    (tmp_path / "train.py").write_text(
         "import os\n"
         "os.environ['HF_DATASETS_CACHE'] = os.path.abspath('mine')\n"
         "import mps_trainer, datasets\n"
         "raise SystemExit(0 if str(datasets.config.HF_DATASETS_CACHE).endswith('mine') else 'too late')\n"
     )
-    ended = check_alone(text)
+    ended = run("check", str(tmp_path / "train.py"))
     assert "too late" not in ended.stdout + ended.stderr

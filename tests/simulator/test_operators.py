@@ -36,7 +36,7 @@ LEFT_OUT = {
     "as_strided.partial_views": "its samples are views of a larger storage, which .to() does not keep",
 }
 NOT_COMPARED = ("empty", "new_empty")  # they leave memory as it is
-# The CPU has one kernel for renorm and hardware several; the order of inner's sum depends on where vectors lie in memory.
+# The CPU has one kernel for renorm and hardware several; how inner adds depends on where the vectors lie in memory.
 ROUNDED = ("renorm", "inner")
 
 # Composite operators that choose by device in their midst: what a build for a Mac chooses has to be put in its place.
