@@ -13,6 +13,7 @@ from transformers import TrainerCallback
 
 from mps_trainer.checkpoints.folders import find_checkpoints
 from mps_trainer.loop.preemption import PreemptionHandler
+from mps_trainer.loop.run import TrainingRun
 from tests.checkpoints.test_resuming import without_times
 from tests.conftest import assert_same_weights, logged, weights
 from tests.guards.test_signals import default_handlers  # noqa: F401
@@ -167,6 +168,7 @@ def test_a_second_one_stops_at_once_and_leaves_the_last_whole_checkpoint(make_tr
 def test_a_signal_after_the_last_step_ends_the_run_when_it_is_done(make_trainer, signum, kind):
     trainer, ended = interrupted(make_trainer, SignalAt("on_train_end", 1, signum), **SETTINGS)
     assert type(ended) is kind
+    assert kind is SystemExit or "Stopped after the last step, 12, and before" in str(ended)
     assert "train_loss" in trainer.state.log_history[-1]
     assert find_checkpoints(trainer.args.output_dir)[-1].endswith("checkpoint-12")
 
@@ -191,6 +193,21 @@ def test_an_evaluation_before_the_first_step_is_left_as_well(make_trainer):
     assert ended.code == 143
     assert (trainer.state.global_step, trainer.state.log_history) == (0, [])
     assert find_checkpoints(trainer.args.output_dir) == []
+
+
+def test_an_evaluation_before_the_first_step_is_none_for_the_schedule(make_trainer):
+    run, asked = TrainingRun(make_trainer()), []
+    run.trainer._evaluate = lambda *args, **kwargs: asked.append((args, kwargs))
+    run.preemption.evaluate_at_start("trial")
+    assert asked == [(("trial", None), {"skip_scheduler": True})]
+
+
+@pytest.mark.parametrize("takes_flags", [True, False])
+def test_the_way_on_has_the_words_of_a_script_that_takes_flags(make_trainer, monkeypatch, takes_flags):
+    run = TrainingRun(make_trainer())
+    run.preemption._takes_flags = takes_flags
+    monkeypatch.setattr(sys, "argv", ["train.py", "--output_dir", "out"])
+    assert ("train.py --output_dir out --resume_from_checkpoint" in run.preemption._message()) is takes_flags
 
 
 @pytest.mark.parametrize("where", ["in an evaluation", "at the end of an epoch"])
