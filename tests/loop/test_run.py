@@ -3,6 +3,7 @@
 import os
 import shutil
 import time
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from transformers import TrainerCallback
 
 from mps_trainer import MisconfigurationException, Trainer
 from mps_trainer.distributed import Processes
+from mps_trainer.loop import run as run_module
 from mps_trainer.loop.run import TrainingRun
 from tests.conftest import assert_same_weights, examples, logged, weights
 
@@ -401,6 +403,22 @@ def test_a_substep_ends_with_each_batch_of_the_arguments_size_but_the_last(make_
     batch = {"x": torch.ones(1, 4), "labels": torch.zeros(1, dtype=torch.int64)}
     run.forward_backward([batch] * 4, None, [4.0] * 4)
     assert len(ended) == 4 // parts - 1
+
+
+def test_processes_exchange_gradients_after_the_last_batch_of_an_update_alone(make_trainer, monkeypatch):
+    withheld = []
+    monkeypatch.setattr(run_module, "no_sync", lambda model, wanted: withheld.append(wanted) or nullcontext())
+    batch = {"x": torch.ones(1, 4), "labels": torch.zeros(1, dtype=torch.int64)}
+    TrainingRun(make_trainer()).forward_backward([batch] * 3, None, [3.0] * 3)
+    assert withheld == [True, True, False]
+
+
+def test_a_trial_of_a_search_is_in_the_state_of_its_run(make_trainer):
+    optuna, trainer = pytest.importorskip("optuna"), make_trainer()
+    for trial in (None, optuna.trial.FixedTrial({"seed": 3})):
+        trainer.hp_search_backend, trainer._trial = "optuna", trial
+        TrainingRun(trainer)
+        assert trainer.state.is_hyper_param_search is (trial is not None)
 
 
 def test_a_log_before_the_first_step_has_the_rate_of_the_schedule(make_trainer):
