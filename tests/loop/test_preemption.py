@@ -202,6 +202,14 @@ def test_an_evaluation_before_the_first_step_is_none_for_the_schedule(make_train
     assert asked == [(("trial", None), {"skip_scheduler": True})]
 
 
+@pytest.mark.parametrize(("done", "has_ended"), [(3, False), (0, True)])
+def test_an_epoch_without_its_first_batch_has_not_begun(make_trainer, done, has_ended):
+    run = TrainingRun(make_trainer())
+    run.save_and_end, run.run_state.epoch_has_ended = lambda: None, False
+    run.save_without_batch(done)
+    assert run.run_state.epoch_has_ended is has_ended
+
+
 @pytest.mark.parametrize("takes_flags", [True, False])
 def test_the_way_on_has_the_words_of_a_script_that_takes_flags(make_trainer, monkeypatch, takes_flags):
     run = TrainingRun(make_trainer())
