@@ -31,7 +31,7 @@ class Bar(tqdm):
     def __init__(self, examples: float, device: torch.device, total: int | None, **settings: Any) -> None:
         self._examples, self.device, self._paused = examples, device, 0.0
         place = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}" if total else "{n_fmt} batches"
-        layout = f"{{desc}} {place} [{{clocks}}, {{speed}}, {{memory}}]"
+        layout = f"{{desc}} {place} [{{facts}}]"
         super().__init__(total=total, dynamic_ncols=True, **{"mininterval": _EVERY, "bar_format": layout, **settings})
 
     def leave_out(self, seconds: float) -> None:
@@ -56,6 +56,7 @@ class Bar(tqdm):
             facts["clocks"] += f"<{tqdm.format_interval(left)}"
         facts["speed"] = samples_per_second(rate * self._examples) if rate else "? samples/s"
         facts["memory"] = memory_in_use(self.device)
+        facts["facts"] = ", ".join(filter(None, (facts["clocks"], facts["speed"], facts["memory"])))
         return facts
 
 
@@ -65,10 +66,15 @@ class Lines(Bar):
     monitor_interval = 0  # tqdm needs no thread that looks after it
 
     def __init__(self, examples: float, device: torch.device, total: int, initial: int = 0) -> None:
-        tenth = math.ceil(total / 10)
+        tenth = max(1, math.ceil(total / 10))
         lines = {"miniters": tenth, "mininterval": SHORTEST, "maxinterval": math.inf, "smoothing": 0}
         super().__init__(examples, device, total, initial=initial, file=io.StringIO(), disable=False, **lines)
         self.last_print_n = initial - initial % tenth
+        self._instances.discard(self)  # it takes no line of a terminal from bars of the user's
+
+    def close(self) -> None:
+        """Ends it without a last line, also where Python is about to exit."""
+        self.disable = True
 
     def note_line(self) -> None:
         """Records that another line has shown the progress."""

@@ -19,7 +19,7 @@ from ..loop.loss import UpdateLoss
 from ..model.activation_checkpointing import enable_activation_checkpointing
 from ..model.patches.masks import AttentionMasks
 from ..model.precision import MixedPrecision
-from ..utils.nested import map_plain_tensors, map_tensors, tensors_in
+from ..utils.nested import map_plain_tensors, tensors_in
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
@@ -44,8 +44,8 @@ def copied(value: Any, memo: Memo) -> Any:
         ) from error
     if is_module:
         return value.cpu()
-    for parameter, state in value.state.items():
-        value.state[parameter] = map_tensors(state, torch.Tensor.cpu)
+    for state in value.state.values():  # of any kind of mapping
+        state.update({name: each.cpu() for name, each in state.items() if isinstance(each, torch.Tensor)})
     return value
 
 

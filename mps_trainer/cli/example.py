@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import MisconfigurationException
 
 PACKAGE = Path(__file__).resolve().parents[1]
-_LEFT_OUT = shutil.ignore_patterns(".*", "*.pyc", "__pycache__", "trainer_output")
+_LEFT_OUT = ("__pycache__", "trainer_output")
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
             f"A folder to copy the example to is missing. Name one: mps-trainer example {arguments.name} DIR."
         )
     target = Path(arguments.folder)
-    copy(source_of(arguments.name), target)
-    print(f"Copied to {target}; README.md there describes it. To run the example:\n")
+    copied = copy(source_of(arguments.name), target)
+    print(f"Copied {copied} files to {target}; README.md there describes them. To run the example:\n")
     print("\n".join(f"  {line}" for line in next_commands(EXAMPLES[arguments.name], target)))
     return 0
 
@@ -102,12 +102,15 @@ def source_of(name: str) -> Path:
     )
 
 
-def copy(source: Path, target: Path) -> None:
-    """Copies the files of an example, all or none.
+def copy(source: Path, target: Path) -> int:
+    """Copies the files of an example, all or none, and returns their number.
 
     Raises:
         MisconfigurationException: for a target that has something in it, is a file, or cannot be written.
     """
+    files = [path for path in sorted(source.rglob("*")) if path.is_file() and path.suffix != ".pyc"]
+    names = [path.relative_to(source) for path in files]
+    names = [name for name in names if not any(part in _LEFT_OUT or part.startswith(".") for part in name.parts)]
     try:
         if target.is_dir() and any(target.iterdir()):
             raise MisconfigurationException(
@@ -115,16 +118,20 @@ def copy(source: Path, target: Path) -> None:
             )
         if target.exists() and not target.is_dir():
             raise MisconfigurationException(f"{target} is a file, and nothing was copied. Name a folder.")
+        target.mkdir(parents=True, exist_ok=True)
         try:
-            shutil.copytree(source, target, ignore=_LEFT_OUT, copy_function=shutil.copyfile, dirs_exist_ok=True)
+            for name in names:
+                (target / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source / name, target / name)  # an installation may be read-only, its copy is not
         except OSError:
-            shutil.rmtree(target, ignore_errors=True)
+            for path in target.iterdir():  # the folder was empty
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
             raise
     except OSError as error:
-        reason = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror  # of the first file
         raise MisconfigurationException(
-            f"The example cannot be copied to {target}: {reason}. Name a folder that you may write to."
+            f"The example cannot be copied to {target}: {error.strerror}. Name a folder that you may write to."
         ) from error
+    return len(names)
 
 
 def next_commands(example: Example, target: Path) -> list[str]:

@@ -104,5 +104,6 @@ def run(arguments: argparse.Namespace) -> int:
         os.execve(sys.executable, alone, environ)
     os.environ.update(environ)  # torchrun's processes begin with a copy of it
     # torchrun would warn that it takes one thread for each
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // count)))
     return torchrun(words, arguments.module, count)

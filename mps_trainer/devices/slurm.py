@@ -55,7 +55,7 @@ def _tasks_here(environ: Mapping[str, str]) -> int:
     name = "SLURM_STEP_TASKS_PER_NODE"
     node, tasks = _number(environ, "SLURM_NODEID"), environ[name]
     for part in tasks.split(","):
-        match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", part.strip())
+        match = re.fullmatch(r"([1-9][0-9]{0,8})(?:\(x([0-9]{1,9})\))?", part.strip())
         if match is None:
             break
         node -= int(match[2] or 1)

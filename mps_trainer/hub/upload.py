@@ -113,7 +113,7 @@ def push_checkpoint(
     jobs = [upload_folder(args, repository, message)]
     if args.hub_strategy in ("checkpoint", "all_checkpoints"):
         name = "last-checkpoint" if args.hub_strategy == "checkpoint" else Path(checkpoint).name
-        place: dict[str, Any] = {"folder_path": checkpoint, "path_in_repo": name}
+        place: dict[str, Any] = {"folder_path": checkpoint, "path_in_repo": name, "ignore_patterns": None}
         jobs.append(upload_folder(args, repository, f"{message}, checkpoint", **place))
     if pending is not None:
         pending.jobs.extend(jobs)

@@ -226,3 +226,14 @@ def test_bars_read_nothing_from_the_device(mps, make_trainer, terminal, at_once)
     drawn = reads(shown=True)
     assert re.search(r"training  50%\|.* samples/s, [\d.,]+ (KiB|bytes)\]", screen.end())
     assert drawn == quiet
+
+
+def test_a_run_of_no_steps_shows_no_progress(make_trainer):
+    assert make_trainer(num_train_epochs=0, disable_tqdm=False).train().global_step == 0
+
+
+def test_lines_leave_the_bars_of_others_alone():
+    lines = progress_display.Lines(8, torch.device("cpu"), 10)
+    assert lines not in progress_display.Lines._instances
+    lines.close()
+    assert progress_display.Lines(8, torch.device("meta"), 10).format_dict["facts"].endswith("? samples/s")

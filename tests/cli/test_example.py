@@ -37,7 +37,7 @@ def test_a_copy_has_every_file_and_nothing_that_was_left_by_a_run(name, tmp_path
     assert cli.main(["example", name, str(target)]) == 0
     assert files_of(target) == files_of(ROOT / "examples" / name)
     assert not list(target.rglob("__pycache__"))
-    assert f"Copied to {target}" in capsys.readouterr().out
+    assert f"Copied {len(files_of(target))} files to {target}" in capsys.readouterr().out
 
 
 def test_the_commands_name_files_and_flags_that_the_copy_has(tmp_path, capsys):

@@ -123,7 +123,7 @@ def test_torchrun_ends_with_the_status_of_the_first_process_that_failed(folder, 
         raise ChildFailedError("json.tool", failures)
 
     monkeypatch.setattr("torch.distributed.run.run", fail)
-    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(7)), raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # launch sets it for torchrun's processes
     words = ["--cpu", "--num_processes", "3", "-m", "json.tool", "--help", "--nproc_per_node"]

@@ -44,6 +44,11 @@ def killed(row):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def alarmed(row):
+    if row == 17 and torch.utils.data.get_worker_info() is not None:
+        os.kill(os.getpid(), 40)  # a real-time signal, which has no name
+
+
 def leaving(row):
     if row == 17 and torch.utils.data.get_worker_info() is not None:
         os._exit(3)
@@ -195,9 +200,10 @@ def test_an_evaluation_names_its_rows_as_well(make_trainer):
     ("fails", "how", "remedy"),
     [
         (killed, "was ended by SIGKILL: the system ends", "use fewer workers"),
+        (alarmed, "was ended by signal 40", "use fewer workers"),
         (leaving, "ended with exit status 3", "read the error that it printed above"),
     ],
-    ids=["killed", "leaving"],
+    ids=["killed", "alarmed", "leaving"],
 )
 def test_a_worker_that_dies_is_named_and_the_run_can_go_on(make_trainer, fails, how, remedy):
     settings = {**SAVING, "dataloader_num_workers": 1}

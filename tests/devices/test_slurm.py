@@ -119,6 +119,7 @@ def test_jobs_and_steps_meet_at_ports_of_their_own_that_no_connection_takes():
         ("SLURM_LOCALID", "-1", "is '-1'"),
         ("SLURM_LOCALID", "2", "is '2', which is not a whole number from 0 to 1"),
         ("SLURM_STEP_TASKS_PER_NODE", "2(x3", "is '2(x3', which has no number such as 2(x3) for node 2"),
+        ("SLURM_STEP_TASKS_PER_NODE", "0(x9)", "is '0(x9)', which has no number such as 2(x3) for node 2"),
         ("SLURM_STEP_TASKS_PER_NODE", "2(x2)", "is '2(x2)', which has no number such as 2(x3) for node 2"),
         ("SLURM_STEP_NODELIST", "node[03-05", "is 'node[03-05', which is not a list of hosts"),
         ("SLURM_JOB_ID", "4711_2", "is '4711_2'"),
