@@ -78,8 +78,8 @@ def _read_objects(path: Path) -> list[dict[str, Any]]:
             rows += [json.loads(line)] if line.strip() else []
         except ValueError as error:
             raise MisconfigurationException(f"{path}, line {number}: this is no JSON ({error}).") from error
-    if not rows or not all(isinstance(row, dict) for row in rows):
-        raise ValueError("it has no rows." if not rows else "a row is no object, as in {...}.")
+    if not any(rows) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError("it has no rows." if not any(rows) else "a row is no object, as in {...}.")
     return rows
 
 

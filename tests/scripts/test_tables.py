@@ -66,6 +66,7 @@ def test_objects_are_rows(write, content):
         ("a.tsv", b"\xff\xfe\x00", "UTF-8"),
         ("a.json", '{"a": 1}\n{"a": 1', r"a\.json, line 2: this is no JSON"),
         ("a.json", "7", "a row is no object"),
+        ("a.json", "{}", "it has no rows"),
         ("a.txt", "x,y\n", r"its name ends in \.txt"),
     ],
 )
