@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-REPLACED = "_replaced_by_mps_trainer"  # where replace_transformers keeps transformers' own classes
+REPLACED = "_replaced_by_mps_trainer"  # replace_transformers keeps transformers' own classes here
 
 
 class Setter:
@@ -34,7 +34,7 @@ class Setter:
             try:
                 method(*given, **named)
                 args.eval_delay = args.eval_delay or 0
-                if args.gradient_checkpointing != before["gradient_checkpointing"]:  # all that transformers 5.0 sets
+                if args.gradient_checkpointing != before["gradient_checkpointing"]:  # transformers 5.0 sets no more
                     args.activation_checkpointing = args.gradient_checkpointing
                 args.check()
             except ValueError:

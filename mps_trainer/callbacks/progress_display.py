@@ -70,7 +70,7 @@ class Lines(Bar):
         lines = {"miniters": tenth, "mininterval": SHORTEST, "maxinterval": math.inf, "smoothing": 0}
         super().__init__(examples, device, total, initial=initial, file=io.StringIO(), disable=False, **lines)
         self.last_print_n = initial - initial % tenth
-        self._instances.discard(self)  # it takes no line of a terminal from bars of the user's
+        self._instances.discard(self)  # else bars of the user's would leave a line for it
 
     def close(self) -> None:
         """Ends it without a last line, also where Python is about to exit."""

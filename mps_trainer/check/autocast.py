@@ -56,7 +56,7 @@ _is_on = False
 def autocast_of_mps() -> Iterator[None]:
     """Makes `torch.autocast("cpu")` cast like `torch.autocast("mps")` inside, in the whole process."""
     global _is_on
-    if _is_on:  # a trace inside another
+    if _is_on:  # this trace is inside another
         yield
         return
     with overridden(_kernels(), _KEY):

@@ -27,7 +27,9 @@ class Recorder:
         self.fallback = fallback
         self.own_trainer = False  # True for a step of this package's Trainer
         self.notes: dict[str, None] = {}  # a dictionary keeps their order, and each once
-        self._operators: dict[tuple[str, str], Counter[tuple]] = defaultdict(Counter)  # the calls by shapes
+        self._operators: dict[tuple[str, str], Counter[tuple]] = defaultdict(
+            Counter
+        )  # counts the calls for each set of shapes
         self._first_lines: dict[tuple[str, str], SourceLine | None] = {}
         self._reads: Counter[tuple[str, str, SourceLine | None]] = Counter()
         self._dtypes: dict[tuple[str, SourceLine | None], DtypeProblem] = {}

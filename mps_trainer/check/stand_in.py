@@ -44,7 +44,7 @@ def copied(value: Any, memo: Memo) -> Any:
         ) from error
     if is_module:
         return value.cpu()
-    for state in value.state.values():  # of any kind of mapping
+    for state in value.state.values():  # each may be any kind of mapping
         state.update({name: each.cpu() for name, each in state.items() if isinstance(each, torch.Tensor)})
     return value
 

@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stderr.flush()
         os.execve(sys.executable, alone, environ)
     os.environ.update(environ)  # torchrun's processes begin with a copy of it
-    # torchrun would warn that it takes one thread for each
+    # torchrun would give each process one thread, and warn of it
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // count)))
     return torchrun(words, arguments.module, count)

@@ -153,7 +153,7 @@ class _Choice:
     name: str
     reason: str
     others: str  # why an available candidate was passed over
-    condition: str = ""  # under which accelerator= would choose another candidate
+    condition: str = ""  # a clause: what must change before accelerator= can choose another
     by_order: bool = False  # the kind was not asked for; it was the first usable
 
 

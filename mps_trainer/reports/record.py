@@ -27,7 +27,7 @@ LARGEST = 256 << 20  # bytes of a file that is read, as for those of a checkpoin
 
 KEPT_LOGS = 5000  # of the loss; a page has fewer pixels, and the file is written at each checkpoint
 
-Finite = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]  # which a chart has a place for
+Finite = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]  # charts draw no larger values
 # Clock and memory at a log. Seconds are those of the training clock, which stands still between two sessions; bytes
 # are None where the device does not tell.
 Mark = tuple[int, Finite, Finite, int | None, int | None, int | None]
@@ -44,7 +44,7 @@ class Session:
     offset: Finite  # seconds on the training clock when it began
     begun: Finite  # seconds since 1970
     seconds: Finite = 0.0
-    marks: list[Any] = field(default_factory=list)  # each a Mark
+    marks: list[Any] = field(default_factory=list)  # each is a Mark
 
 
 @dataclass

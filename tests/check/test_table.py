@@ -85,7 +85,7 @@ def test_an_operator_of_another_library_has_the_kernels_that_this_process_regist
 
 
 def test_composite_operators_are_those_that_the_dispatcher_can_compose(table):
-    """Where the table says composite, torch has a kernel that fits any device, and where it says CPU, none."""
+    """Torch has a kernel for any device where the table says composite, and none where it says CPU."""
     composes = {
         name
         for name in torch._C._dispatch_get_all_op_names()

@@ -43,7 +43,7 @@ class Accelerator:
     label: ClassVar[str]  # what one of them is called in a sentence
     backends: ClassVar[tuple[str, ...]]  # of torch.distributed, the preferred one first; torch says which it has
     indexed: ClassVar[bool] = True  # False where a machine has one of them, without a number
-    formats: ClassVar[tuple[str, ...]]  # of floating-point tensors, out of fp32, fp16, bf16 and fp64
+    formats: ClassVar[tuple[str, ...]]  # tensors there have these, of fp32, fp16, bf16 and fp64
     visible_variable: ClassVar[str] = ""  # the environment variable that chooses among several
     # torch's AdamW has a kernel over all parameters. It is not torch's default on mps, where AdamW goes through the
     # parameters one by one without it (586 operators a step instead of 268 for a BERT of two layers).
