@@ -102,8 +102,11 @@ class Events:
     def has_listener(self, event: str) -> bool:
         """Returns True if a callback does something at `event`."""
         nothing = getattr(TrainerCallback, event, None)
-        methods = (getattr(callback, event, None) for callback in self.handler.callbacks)
-        return any(getattr(method, "__func__", method) not in (None, nothing) for method in methods)
+        for callback in self.handler.callbacks:
+            method = getattr(callback, event, None)
+            if getattr(method, "__func__", method) not in (None, nothing):
+                return True
+        return False
 
 
 def tell(

@@ -138,7 +138,7 @@ class HostCalls(TorchFunctionMode):
             result = func(*args, **kwargs)
         if on_device and func in _COPYING_FACTORIES:
             tracer.read(f"{func.__name__}() on the device")
-        tensors = list(tensors_in(result))
+        tensors = tensors_in(result)
         tracer.residency.put(tensors, on_device)
         for tensor in tensors:
             if on_device and tensor.dtype in REFUSED_DTYPES:

@@ -114,7 +114,7 @@ class Tracer:
         if self.is_paused or func.namespace == "profiler":
             return func(*args, **kwargs)
         given, args = args, numbers_to_tensors(func, args)
-        tensors = list(tensors_in((args, kwargs)))
+        tensors = tensors_in((args, kwargs))
         if any(tensor.is_meta for tensor in tensors):
             return func(*args, **kwargs)
         if not self._on_device(func, tensors, kwargs):
@@ -137,7 +137,7 @@ class Tracer:
                 self.read(func.name())
                 stack.enter_context(self.having(reads_are_free=True))  # reads of its parts are the same wait
             result = self._record_and_run(func, args, kwargs, on_device, line)
-        results = list(tensors_in(result))
+        results = tensors_in(result)
         if tensors and not any(tensor.dtype in REFUSED_DTYPES for tensor in on_device):
             self._check_results(func, results, line)
         self.residency.put(results, True)

@@ -63,7 +63,7 @@ class MemoryTracker(TorchDispatchMode):
         return result
 
     def _run(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        given = list(tensors_in((args, kwargs)))
+        given = tensors_in((args, kwargs))
         if given and not any(isinstance(each, FakeTensor) for each in given):
             with unset_fake_temporarily():
                 return func(*args, **kwargs)

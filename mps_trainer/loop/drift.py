@@ -140,7 +140,7 @@ class DriftWatch:
 
     def add(self, batch: Any) -> None:
         """Adds a batch to the part. Looks at its shapes alone."""
-        shapes = tuple(tensor.shape for tensor in tensors_in(batch))
+        shapes = tuple([tensor.shape for tensor in tensors_in(batch)])
         if not shapes or shapes not in self._seen:
             self._seen.add(shapes)
             self._begun = None

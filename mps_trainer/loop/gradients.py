@@ -37,12 +37,11 @@ class Gradients:
             self._optimizer, known = optimizer, set(map(id, self.parameters))
             optimized = {id(each) for group in getattr(optimizer, "param_groups", []) for each in group["params"]}
             self._may_clip = self._allowed and type(optimizer) is AdamW and optimized <= known
-        watched = any(
-            not events.covers(event) or events.has_listener(event)
-            for event in ("on_pre_optimizer_step", "on_optimizer_step")
-        )
-        if watched or not self._may_clip or optimizer.is_watched() or _step_is_replaced(optimizer):
+        if not self._may_clip or optimizer.is_watched() or _step_is_replaced(optimizer):
             return None
+        for event in ("on_pre_optimizer_step", "on_optimizer_step"):
+            if not events.covers(event) or events.has_listener(event):
+                return None
         self.trainer._mt_precision.unscale(optimizer)
         return optimizer.clip_at_step([each.grad for each in self.parameters if each.grad is not None], max_norm)
 

@@ -9,13 +9,14 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors in `value` in order. A tensor in two places is yielded twice."""
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Returns the tensors in `value` in order. A tensor in two places is returned twice."""
     if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (Mapping, list, tuple)):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from tensors_in(part)
+        return [value]
+    if isinstance(value, (dict, list, tuple, Mapping)):
+        parts = value if isinstance(value, (list, tuple)) else value.values()
+        return [tensor for part in parts for tensor in tensors_in(part)]
+    return []
 
 
 def plain_tensors_in(value: Any) -> Iterator[torch.Tensor]:
