@@ -57,15 +57,21 @@ from .guards.out_of_memory import PLACING, TRAINING, explained
 from .guards.supervised import SupervisedRun, supervised
 from .hub import card, upload
 from .loop.accelerator import TrainerAccelerator
-from .loop.counts import flos_per_token, main_input, tokens_in
 from .loop.ending import ending_in_order
 from .loop.loss import UpdateLoss
-from .loop.microbatches import sizes_to_begin_with
 from .loop.plan import StepPlan
 from .loop.run import TrainingRun
 from .loop.trainer_state import load_callbacks, new_state
 from .model import quantized
-from .model.introspection import accepts_loss_kwargs, base_model, main_input_name, require_trainable, spans_devices
+from .model.introspection import (
+    accepts_loss_kwargs,
+    base_model,
+    flos_per_token,
+    main_input,
+    require_trainable,
+    spans_devices,
+    tokens_in,
+)
 from .model.patches.masks import AttentionMasks
 from .model.patches.unread_tokens import unread_tokens_skipped
 from .model.precision import MixedPrecision
@@ -129,8 +135,6 @@ class Trainer:
     _mt_tokens_before: int = 0  # seen when the run began or resumed
     _mt_flos_per_token: int | None = None
     _mt_length_buckets: LengthBuckets | None = None  # of the training data; None until they are first asked for
-    _mt_examples_at_a_time: int | None = None  # that a resumed run begins with; None: whole batches
-    _mt_splits_batches: bool = False  # whether the run may train on fewer examples at a time than a batch has
 
     def __init__(
         self,
@@ -234,6 +238,9 @@ class Trainer:
             trainer_setup.seed_all(self.args)
             trainer_setup.forget_model(self)  # else two are in memory
             self._mt_use_model(self.call_model_init(trial))
+        elif self._created_lr_scheduler:  # a schedule is for one run; the optimizer stays, with what it has learnt
+            self.lr_scheduler = None
+        self._created_lr_scheduler = False
         self._hp_search_setup(trial)
         make_folder(self.args.output_dir)
         run_dir, processes = self._get_output_dir(trial), self._mt_processes
@@ -241,46 +248,18 @@ class Trainer:
             absent_named(self._mt_what_comes),
             own_run_folder(run_dir, self.args, processes),
             supervised(run_dir, processes) as self._mt_supervised,
+            ending_in_order(self),
+            absent_named(self._mt_what_comes),
+            explained(self, TRAINING),
         ):
             self._mt_checkpoints, self.is_in_train = Checkpoints(self, run_dir), True
-            try:
-                with ending_in_order(self):
-                    return self._mt_train(run_dir, resume_from_checkpoint, trial)
-            finally:
-                self._mt_run, self._mt_supervised, self.is_in_train = None, None, False
-                self._mt_close_workers()
-
-    def _mt_train(self, run_dir: str, resume_from_checkpoint: str | bool | None, trial: Any) -> TrainOutput:
-        """Trains the model into `run_dir`, which is this run's alone."""
-        trainer_checks.check_same_data(self, self._mt_processes)
-        supervised = self._mt_supervised
-        is_restarted = supervised is not None and supervised.is_restarted and trial is None
-
-        def find_checkpoint() -> str | None:
-            own = folders.newest_of_run(supervised.run_id, run_dir) if supervised and is_restarted else None
-            return own or folders.checkpoint_to_resume(resume_from_checkpoint, run_dir)
-
-        resume_from = self._mt_processes.first_does(find_checkpoint)
-        if self.model_init is not None:  # the optimizer of an earlier run does not know the new model
-            self.optimizer = self.lr_scheduler = None
-        elif self._created_lr_scheduler:  # a schedule is for one run; the optimizer stays, with what it has learnt
-            self.lr_scheduler = None
-        self._created_lr_scheduler = False
-        limit = None if supervised is None or self.args.fsdp else supervised.examples
-        self._train_batch_size, self._mt_examples_at_a_time = sizes_to_begin_with(self.args, resume_from, limit)
-        self._mt_splits_batches = self.args.auto_find_batch_size or limit is not None
-        if (report := self._mt_events.report) is not None:
-            restarts = [] if supervised is None else supervised.restarts
-            report.expect(run_dir, resume_from, run_dir == self.args.output_dir, restarts)
-        with absent_named(self._mt_what_comes), explained(self, TRAINING), prepared_for_training(self):
-            run = TrainingRun(self, trial, resume_from)
-            if resume_from is not None:
-                run.resume(resume_from)
-            with run.signals:
-                output = run.train()
-        if self.args.auto_find_batch_size:  # what was found, for those who ask afterwards, as in transformers
-            self._train_batch_size = self.state.train_batch_size or self._train_batch_size
-        return output
+            trainer_checks.check_same_data(self, processes)
+            resume_from = self._mt_checkpoints.to_resume(resume_from_checkpoint, trial)
+            if (report := self._mt_events.report) is not None:
+                restarts = [] if self._mt_supervised is None else self._mt_supervised.restarts
+                report.expect(run_dir, resume_from, run_dir == self.args.output_dir, restarts)
+            with prepared_for_training(self):
+                return TrainingRun(self, trial, resume_from).train()
 
     def _mt_what_comes(self) -> str:
         if self._mt_run is None:
@@ -603,7 +582,7 @@ class Trainer:
 
         See `flos_per_token`.
         """
-        tensor = main_input(inputs, main_input_name(self.model))
+        tensor = main_input(self.model, inputs)
         if tensor is None:
             return 0
         if self._mt_flos_per_token is None:
@@ -621,7 +600,7 @@ class Trainer:
         if which == "no":
             return
         padding = getattr(self.processing_class, "pad_token_id", None)
-        number = tokens_in(inputs, main_input_name(self.model), which == "non_padding", padding)
+        number = tokens_in(self.model, inputs, which == "non_padding", padding)
         if number is not None:
             self.state.num_input_tokens_seen += int(self._mt_processes.sum([number])[0])
 

@@ -288,6 +288,21 @@ class Checkpoints:
 
     # Loading
 
+    def to_resume(self, requested: str | bool | None, trial: Any = None) -> str | None:
+        """Returns the checkpoint that the run resumes, the same in all processes; None to start from the beginning.
+
+        After a restart it is the newest that the run has saved; otherwise, or if there is none, the one `requested`.
+        """
+        trainer = self._trainer
+
+        def find() -> str | None:
+            own, supervised = None, trainer._mt_supervised
+            if supervised is not None and supervised.is_restarted and trial is None:
+                own = folders.newest_of_run(supervised.run_id, self._given)
+            return own or folders.checkpoint_to_resume(requested, self._given)
+
+        return trainer._mt_processes.first_does(find)
+
     def load(self, folder: str) -> None:
         """Loads weights, optimizer, schedule and scaler from a checkpoint."""
         self._trainer._load_from_checkpoint(folder)

@@ -137,7 +137,7 @@ def measure_step(trainer: Trainer, batch: Batch, change: Change | None = None, a
         tracker.forget_peak()
         tracker.operations = 0.0
         tracker.kind = ACTIVATIONS
-        run.forward_backward([batch.inputs], batch.num_items, divisors)
+        run.accumulate([batch.inputs], batch.num_items, divisors)
         tracker.kind = OPTIMIZER
         run.update_weights()
         moved = count * _read_by_products(stand_in.model) + 2 * (state + 2 * sum(each.nbytes for each in trained))

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from ..callbacks import close_display
 from ..callbacks.events import Events
-from ..data.workers import close_workers
 from ..errors import add_to_explanation, explain, explanation_of
 from ..guards.awake import awake
 from ..guards.gpu_faults import EXPLANATION, is_gpu_fault
@@ -16,7 +15,7 @@ from .surface import TrainerSurface
 
 @contextlib.contextmanager
 def ending_in_order(trainer: TrainerSurface) -> Iterator[None]:
-    """Keeps a Mac awake, and ends workers and the report at the end of the run.
+    """Keeps a Mac awake; at the end of the run ends workers and the report, and forgets the run.
 
     After an error, also ends bars and the open checkpoint.
     """
@@ -44,7 +43,8 @@ def ending_in_order(trainer: TrainerSurface) -> Iterator[None]:
     finally:
         if (run := trainer._mt_run) is not None:
             run.rng.close()  # a run may end within an epoch; its workers would be killed when Python exits
-            close_workers(run.loader)
+        trainer._mt_run, trainer._mt_supervised, trainer.is_in_train = None, None, False
+        trainer._mt_close_workers(*([] if run is None else [run.loader]))
 
 
 def _end_report(events: Events, error: BaseException | None) -> None:

@@ -25,7 +25,7 @@ from ..search import trials
 from .drift import DriftWatch
 from .gradients import Gradients
 from .meter import LossMeter
-from .microbatches import MicrobatchSplitter
+from .microbatches import MicrobatchSplitter, sizes_to_begin_with
 from .nonfinite import BatchHistory, NonFiniteReporter, StopOnNan
 from .plan import StepPlan
 from .preemption import EvaluationLeftError, PreemptionHandler
@@ -59,12 +59,17 @@ class TrainingRun:
     def __init__(self, trainer: TrainerSurface, trial: Any = None, resume_from: str | None = None) -> None:
         self.trainer, self.trial, self.args, self.events = trainer, trial, trainer.args, trainer._mt_events
         self.resume_from, args, overrides = resume_from, trainer.args, trainer._mt_overrides
+        supervised = trainer._mt_supervised
+        limit = None if supervised is None or args.fsdp else supervised.examples  # after a restart because of memory
+        splits_batches = args.auto_find_batch_size or limit is not None
+        self.batch_size, examples_at_a_time = sizes_to_begin_with(args, resume_from, limit)
+        trainer._train_batch_size = self.batch_size
         self.loader = trainer.callback_handler.train_dataloader = trainer.get_train_dataloader()
         values = trainer.set_initial_training_values(args, self.loader)
         epochs, _, self.num_examples, self.num_train_samples, self.update_size, _, max_steps = values
         self.plan = dataclasses.replace(StepPlan.of(self.loader, args), epochs=epochs, max_steps=max_steps)
         self._prepare_model_and_optimizer()
-        self._init_trainer_state()
+        self._init_trainer_state(examples_at_a_time or self.batch_size, splits_batches)
         self.checkpointing = trainer._mt_checkpoints
         self.checkpointing.find_stale(None if resume_from is None else trainer.state.global_step)
         if args.save_async and args.save_strategy != "no":
@@ -82,6 +87,7 @@ class TrainingRun:
         scaled = trainer._mt_precision.scaler is not None
         self.meter = LossMeter(args.device, args.logging_nan_inf_filter, scaled, trainer._mt_processes)
         self.run_state = RunState(trainer, self.model, self.plan, self.meter, self.rng)
+        self.run_state.splits_batches, self.run_state.examples_at_a_time = splits_batches, examples_at_a_time
         self.gradients = Gradients(trainer, self.model)
         self.signals = SignalHandler(args.save_on_signal, trainer._mt_processes)
         self.preemption = PreemptionHandler(trainer, self.signals, self.run_state, self.checkpointing)
@@ -90,12 +96,11 @@ class TrainingRun:
         self.nonfinite = NonFiniteReporter(self.meter.watch, self.history, self.events, args.mixed_precision)
         self.drift = DriftWatch(self.events) if trainer.is_local_process_zero() else None
         self.splitter, self.stop_on_nan = None, None
-        if trainer._mt_splits_batches:
-            batch_size = trainer._train_batch_size
+        if splits_batches:
             # an override of split_batch knows its batches, and a dataset that yields batches itself has no sampler
             sampler = None if overrides.has("split_batch") else getattr(self.loader, "batch_sampler", None)
             most_rows = getattr(sampler, "batch_size", None)
-            self.splitter = MicrobatchSplitter(trainer, self.run_state, self.gradients, batch_size, most_rows)
+            self.splitter = MicrobatchSplitter(trainer, self.run_state, self.gradients, self.batch_size, most_rows)
         if args.stop_on_nan:
             self.stop_on_nan = StopOnNan(
                 trainer, self.run_state, self.model, self.gradients, self.nonfinite, self.checkpointing
@@ -120,7 +125,7 @@ class TrainingRun:
         handler = trainer.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
 
-    def _init_trainer_state(self) -> None:
+    def _init_trainer_state(self, train_batch_size: int, splits_batches: bool) -> None:
         """Initialises `trainer.state` for a new run, or from the checkpoint."""
         trainer = self.trainer
         init_state(
@@ -128,10 +133,11 @@ class TrainingRun:
             self.resume_from,
             self.plan.max_steps,
             num_train_epochs=self.plan.epochs,
-            train_batch_size=trainer._mt_examples_at_a_time or trainer._train_batch_size,
+            train_batch_size=train_batch_size,
             is_local_process_zero=trainer.is_local_process_zero(),
             is_world_process_zero=trainer.is_world_process_zero(),
             update_size=self.update_size,
+            splits_batches=splits_batches,
         )
         if trainer.hp_search_backend is not None and trainer._trial is not None:
             trials.set_state(trainer.state, trainer._trial, trainer.hp_name)
@@ -144,7 +150,7 @@ class TrainingRun:
         Raises:
             MisconfigurationException: if the checkpoint is damaged, or not one of this model and optimizer.
         """
-        self.resume_from, processes = folder, self.trainer._mt_processes
+        processes = self.trainer._mt_processes
         self.checkpointing.load(folder)
         self.run_state.load_state_dict(read_position(folder, processes.rank, processes.size))
         self.rng.resume(folder)
@@ -152,25 +158,35 @@ class TrainingRun:
     # Training
 
     def train(self) -> TrainOutput:
-        """Trains to the end of the plan, or until a callback stops it. Inside `signals`, a signal stops it too."""
-        if not self.start():
+        """Resumes, then trains to the end of the plan, or until a callback or a signal stops the run."""
+        if self.resume_from is not None:
+            self.resume(self.resume_from)
+        with self.signals:
+            if self.start():
+                self.train_epochs()
             return self.finish()
+
+    def train_epochs(self) -> None:
         first_epoch, first_batch = self.run_state.epoch, self.run_state.batches
         for epoch in range(first_epoch, self.plan.epochs):
             self.events.fire("on_epoch_begin")
             self.run_state.epoch_has_ended = False
             for batches, num_items in self.updates(epoch, first_batch if epoch == first_epoch else 0):
                 self.events.fire("on_step_begin")
-                self.accumulate(batches, num_items)
-                self.update_weights()
-                self.end_step(batches)
+                if self.splitter is None:
+                    self.accumulate(batches, num_items)
+                    self.update_weights()
+                    self.events.fire("on_step_end")
+                else:  # does the same with fewer examples at a time
+                    self.splitter.accumulate(self.accumulate, batches, num_items)
+                    self.update_weights()
+                    self.splitter.end_step(batches)
                 self.log_evaluate_save()
                 if self.trainer.control.should_epoch_stop or self.trainer.control.should_training_stop:
                     break
             self.end_epoch()
             if self.trainer.control.should_training_stop or self.trainer.state.global_step >= self.plan.max_steps:
                 break
-        return self.finish()
 
     def start(self) -> bool:
         """Announces the run, and makes up for what a signal prevented in the run that this one resumes.
@@ -207,12 +223,6 @@ class TrainingRun:
             self.end_epoch()
         return not ((at_epoch_end or was_postponed) and self.trainer.control.should_training_stop)
 
-    def end_step(self, batches: list[Any]) -> None:
-        if self.splitter is None:
-            self.events.fire("on_step_end")
-        else:
-            self.splitter.end_step(batches)
-
     def end_epoch(self) -> None:
         self.rng.restore()
         self.run_state.epoch_has_ended = True
@@ -226,7 +236,10 @@ class TrainingRun:
         self.history.start_epoch(epoch, self.trainer.state.global_step, done)
         batches: Iterator[Any] | None = None
         while self.trainer.state.global_step < self.plan.max_steps:
-            self.start_update(done)
+            self.run_state.update_start = done
+            self.trainer._mt_loss.start_update(done)
+            if self.stop_on_nan is not None:
+                self.stop_on_nan.take_snapshot()
             if batches is None:
                 batches = self.rng.epoch(epoch, skip=done)
             stops = self.signals.signum is not None or self.stop_on_nan is not None
@@ -248,12 +261,6 @@ class TrainingRun:
             logger.warning("The training dataset gave no batch in epoch %d: training stops here.", epoch)
             self.trainer.control.should_training_stop = True
 
-    def start_update(self, done: int) -> None:
-        self.run_state.update_start = done
-        self.trainer._mt_loss.start_update(done)
-        if self.stop_on_nan is not None:
-            self.stop_on_nan.take_snapshot()
-
     def save_without_batch(self, done: int) -> NoReturn:
         """Saves and ends the run if the next batch cannot be loaded, after `done` batches of an epoch."""
         if not done:  # back to the end of the epoch before it
@@ -269,20 +276,16 @@ class TrainingRun:
         every = self.trainer.state.save_steps if strategy == "steps" else self.trainer.state.eval_steps
         return step >= self.plan.max_steps or bool(every and step % every == 0)
 
-    def accumulate(self, batches: list[Any], num_items: Any) -> None:
-        """Runs forward and backward for the batches of one update; their loss is the mean over all their items."""
-        if self.splitter is None:
-            self.forward_backward(batches, num_items, self.trainer._mt_loss.divisors(batches))
-        else:
-            self.splitter.accumulate(self.forward_backward, batches, num_items)
-
-    def forward_backward(self, batches: list[Any], num_items: Any, divisors: Sequence[SupportsFloat | None]) -> None:
-        """Runs forward and backward for the batches of one update.
+    def accumulate(
+        self, batches: list[Any], num_items: Any, divisors: Sequence[SupportsFloat | None] | None = None
+    ) -> None:
+        """Runs forward and backward for the batches of one update; their loss is the mean over all their items.
 
         Args:
             num_items: in all of them.
-            divisors: for the loss of each; None for one without a loss.
+            divisors: for the loss of each, where they are known; None in it for a batch without a loss.
         """
+        divisors = self.trainer._mt_loss.divisors(batches) if divisors is None else divisors
         trainer, last, step = self.trainer, len(batches) - 1, self.trainer.state.global_step
         for i, (batch, divisor) in enumerate(zip(batches, divisors, strict=True)):
             if (accelerator := vars(trainer).get("accelerator")) is not None:  # one that somebody has asked for
@@ -407,6 +410,8 @@ class TrainingRun:
             self.events.note("waiting", f"Time spent waiting for slower processes: {waited}.")
         output = self.trainer._finalize_training(self.trial, self.num_train_samples, self.start_time)
         self.preemption.end_if_signalled(self._log_before_stop)
+        if self.args.auto_find_batch_size:  # what was found, for those who ask afterwards, as in transformers
+            self.trainer._train_batch_size = self.trainer.state.train_batch_size or self.batch_size
         return output
 
     def metrics(self, num_train_samples: float, start_time: float) -> dict[str, float]:

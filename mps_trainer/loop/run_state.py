@@ -25,6 +25,7 @@ class RunState:
         update_start: the batches of the epoch before the update under way.
         epoch_has_ended: True between the end of an epoch and the begin of the next.
         postponed: of "evaluate" and "save", what a signal prevented after the last step.
+        splits_batches: True if the run may train on fewer examples at a time than a batch has.
         examples_at_a_time: how many fit into memory, where batches were halved; else None.
         grad_norm, learning_rate: of the last update.
         first_step: the step after which this run began or resumed.
@@ -40,7 +41,8 @@ class RunState:
     ) -> None:
         self.trainer, self.model, self.plan, self.meter, self.rng = trainer, model, plan, meter, rng
         self.update_start = 0
-        self.examples_at_a_time = trainer._mt_examples_at_a_time
+        self.splits_batches = False
+        self.examples_at_a_time: int | None = None
         self.grad_norm: torch.Tensor | float | None = None
         self.learning_rate: float | None = None
         self.load_state_dict({})
@@ -53,7 +55,7 @@ class RunState:
             "epoch": self.epoch,
             "batches": self.batches,
             "postponed": self.postponed,
-            **({EXAMPLES_AT_A_TIME: self.examples_at_a_time} if self.trainer._mt_splits_batches else {}),
+            **({EXAMPLES_AT_A_TIME: self.examples_at_a_time} if self.splits_batches else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -39,9 +39,8 @@ class TrainerSurface(Protocol):
     hp_name: Any
     ignore_keys_for_eval: list[str] | None
     _train_batch_size: int
+    is_in_train: bool
     _trial: Any
-    _mt_examples_at_a_time: int | None
-    _mt_splits_batches: bool
     _mt_supervised: SupervisedRun | None
     _mt_loss: UpdateLoss
     _mt_memory_guard: MemoryGuard | None
@@ -113,4 +112,5 @@ class TrainerSurface(Protocol):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None: ...
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None: ...
     def store_flos(self) -> None: ...
+    def _mt_close_workers(self, *loaders: Any) -> None: ...
     def _finalize_training(self, trial: Any, num_train_samples: float, start_time: float) -> TrainOutput: ...

@@ -34,22 +34,25 @@ def new_state(events: Events) -> TrainerState:
     return state
 
 
-def init_state(trainer: TrainerSurface, resume_from: str | None, max_steps: int, **settings: Any) -> None:
+def init_state(
+    trainer: TrainerSurface, resume_from: str | None, max_steps: int, splits_batches: bool = False, **settings: Any
+) -> None:
     """Initialises the state of the Trainer for a new run, or from the checkpoint `resume_from`.
 
     Args:
+        splits_batches: True if the run may resume with another batch size by itself.
         settings: more fields of the state, which a checkpoint does not decide.
     """
     events = trainer._mt_events
     events.state = new_state(events)
     if resume_from is not None:
-        _resume(trainer, resume_from)
+        _resume(trainer, resume_from, splits_batches)
     for name, value in {"max_steps": max_steps, **settings}.items():
         setattr(events.state, name, value)
     events.state.compute_steps(trainer.args, max_steps)
 
 
-def _resume(trainer: TrainerSurface, folder: str) -> None:
+def _resume(trainer: TrainerSurface, folder: str, splits_batches: bool) -> None:
     """Loads the state of a checkpoint, and warns about changed arguments and missing callbacks."""
     saved, events = read_state(folder), trainer._mt_events
     fields = {field.name for field in dataclasses.fields(TrainerState)}
@@ -62,8 +65,7 @@ def _resume(trainer: TrainerSurface, folder: str) -> None:
     except ImportError:  # a method of transformers' Trainer in the first releases of 5
         pass
     else:
-        # a run that splits batches resumes with another size by itself
-        if state.train_batch_size is not None and not trainer._mt_splits_batches:
+        if state.train_batch_size is not None and not splits_batches:
             compare_trainer_and_checkpoint_args(trainer.args, state)
     state.stateful_callbacks = callbacks
     try:

@@ -1,9 +1,11 @@
-"""Reads properties of a model: its base model, its arguments of the loss, the devices that it spans."""
+"""Reads properties of a model: its base model, its inputs, the operations of a token, the devices that it spans."""
 
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,6 +13,8 @@ from torch import nn
 
 from ..distributed.ddp import inside
 from ..errors import MisconfigurationException
+
+logger = logging.getLogger(__name__)
 
 
 def base_model(model: Any) -> Any:
@@ -36,6 +40,43 @@ def accepts_loss_kwargs(model: nn.Module) -> bool:
 def main_input_name(model: Any) -> str:
     """Returns the name of the model's main input, by default `input_ids`."""
     return getattr(model, "main_input_name", "input_ids")
+
+
+def main_input(model: Any, inputs: Any) -> torch.Tensor | None:
+    """Returns the model's main input; None if the batch has no such tensor."""
+    value = inputs.get(main_input_name(model)) if isinstance(inputs, Mapping) else None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def flos_per_token(model: Any) -> int:
+    """Returns an estimate for forward and backward: 6 x parameters (Kaplan et al. 2020, section 2.1).
+
+    Embeddings are left out of the parameters, as in the source: looking up a row is not an operation. 0 for a model
+    that does not tell its number of parameters.
+    """
+    count = getattr(model, "num_parameters", None)
+    return 0 if count is None else 6 * count(exclude_embeddings=True)
+
+
+def tokens_in(model: Any, inputs: Any, without_padding: bool, pad_token_id: int | None) -> int | None:
+    """Returns the tokens of a batch; None, with a warning, if it does not have the model's main input."""
+    tokens = main_input(model, inputs)
+    if tokens is None:
+        logger.warning(
+            "include_num_input_tokens_seen: the batch has no %r, so its tokens are not counted. Give the model's "
+            "class the attribute main_input_name.",
+            main_input_name(model),
+        )
+        return None
+    if without_padding and "attention_mask" in inputs:
+        return int(inputs["attention_mask"].sum())
+    if without_padding and pad_token_id is not None:
+        return int((tokens != pad_token_id).sum())
+    if without_padding:
+        logger.warning(
+            "include_num_input_tokens_seen: the batch does not mark its padding, so all tokens are counted."
+        )
+    return tokens.numel()
 
 
 def spans_devices(model: nn.Module) -> bool:

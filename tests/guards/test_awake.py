@@ -58,7 +58,8 @@ def test_described_machines(caffeinate, monkeypatch, machine):
     monkeypatch.setattr(sys, "platform", platform)
     events = SimpleNamespace(report=None)
     args = SimpleNamespace(keep_awake=keep_awake, device=SimpleNamespace(type=device))
-    with ending.ending_in_order(SimpleNamespace(_mt_events=events, args=args, _mt_run=None)):
+    trainer = SimpleNamespace(_mt_events=events, args=args, _mt_run=None, _mt_close_workers=lambda *loaders: None)
+    with ending.ending_in_order(trainer):
         assert len(children()) == is_asked
     assert children() == []
 

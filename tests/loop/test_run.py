@@ -386,7 +386,7 @@ def test_a_batch_without_anything_to_learn_is_counted_but_not_run(make_trainer, 
     for processes, expected in ((Processes(), []), (Processes(0, 2), [(3, 8)])):
         zero, seen[:], counted[:] = [], [], []
         run.trainer._mt_processes = processes
-        run.forward_backward(given, 8, [2.0, None, None])
+        run.accumulate(given, 8, [2.0, None, None])
         assert (seen, counted, zero) == ([1], [1, 2, 3], expected)  # other processes wait for the last one
 
 
@@ -401,7 +401,7 @@ def test_a_substep_ends_with_each_batch_of_the_arguments_size_but_the_last(make_
     run = TrainingRun(make_trainer({"callbacks": [Substeps()]}))
     run.batches_in_one = parts  # with length buckets, a batch of the arguments' size comes in several
     batch = {"x": torch.ones(1, 4), "labels": torch.zeros(1, dtype=torch.int64)}
-    run.forward_backward([batch] * 4, None, [4.0] * 4)
+    run.accumulate([batch] * 4, None, [4.0] * 4)
     assert len(ended) == 4 // parts - 1
 
 
@@ -409,7 +409,7 @@ def test_processes_exchange_gradients_after_the_last_batch_of_an_update_alone(ma
     withheld = []
     monkeypatch.setattr(run_module, "no_sync", lambda model, wanted: withheld.append(wanted) or nullcontext())
     batch = {"x": torch.ones(1, 4), "labels": torch.zeros(1, dtype=torch.int64)}
-    TrainingRun(make_trainer()).forward_backward([batch] * 3, None, [3.0] * 3)
+    TrainingRun(make_trainer()).accumulate([batch] * 3, None, [3.0] * 3)
     assert withheld == [True, True, False]
 
 
@@ -443,7 +443,7 @@ def test_one_of_two_processes_goes_on_from_a_checkpoint_of_two_without_a_warning
     run.trainer._mt_processes = Processes(0, 2)
     caplog.clear()
     run.resume(folder)
-    assert (position(run), run.resume_from) == ((0, 2), folder)
+    assert position(run) == (0, 2)
     assert caplog.messages == []
     run.trainer._mt_processes = Processes(0, 3)
     run.resume(folder)
