@@ -100,11 +100,16 @@ class Events:
         return is_plain and "call_event" not in own and event not in own
 
     def has_listener(self, event: str) -> bool:
-        """Returns True if a callback does something at `event`."""
+        """Returns True if code from outside this package does something at `event`.
+
+        The display, for one, neither reads the files of a checkpoint nor gradients.
+        """
         nothing = getattr(TrainerCallback, event, None)
         for callback in self.handler.callbacks:
             method = getattr(callback, event, None)
-            if getattr(method, "__func__", method) not in (None, nothing):
+            function = getattr(method, "__func__", method)
+            is_own = (getattr(function, "__module__", None) or "").startswith("mps_trainer.")
+            if function not in (None, nothing) and not is_own:
                 return True
         return False
 

@@ -158,11 +158,15 @@ class Overrides(Trainer):
         ({}, {}, True),
         ({"callbacks": [Listens()]}, {}, False),
         ({"callbacks": [Completes()]}, {}, True),
+        ({}, {"disable_tqdm": False}, True),
         ({"kind": Overrides}, {}, False),
         ({}, {"save_async": False}, False),
         ({}, {"save_on_each_node": True}, False),
     ],
-    ids=["safe", "on_save is listened to", "on_checkpoint_complete is", "overridden", "not wanted", "on each node"],
+    ids=[
+        *("safe", "on_save is listened to", "on_checkpoint_complete is", "the display listens"),
+        *("overridden", "not wanted", "on each node"),
+    ],
 )
 def test_it_is_written_beside_training_only_where_that_is_safe(make_trainer, monkeypatch, trainer, settings, beside):
     threads, commit = set(), folders.commit
