@@ -249,7 +249,7 @@ class Trainer:
             own_run_folder(run_dir, self.args, processes),
             supervised(run_dir, processes) as self._mt_supervised,
             ending_in_order(self),
-            absent_named(self._mt_what_comes),
+            absent_named(self._mt_what_comes),  # here as well, because the report shows what it adds to an error
             explained(self, TRAINING),
         ):
             self._mt_checkpoints, self.is_in_train = Checkpoints(self, run_dir), True
@@ -429,7 +429,7 @@ class Trainer:
             model.train()
             set_mode(self.optimizer, training=True)
         inputs = self._prepare_inputs(inputs)
-        given_items = self._mt_loss.start_batch(num_items_in_batch)
+        given_items = self._mt_loss.items_for_compute_loss(num_items_in_batch)
         with self.compute_loss_context_manager():
             loss = self.compute_loss(model, inputs, num_items_in_batch=given_items)
         every = self.args.torch_empty_cache_steps
@@ -480,7 +480,7 @@ class Trainer:
     def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
         """Clips the gradients to `args.max_grad_norm`; returns their norm before that, on the device.
 
-        The optimizer's step does it if no code reads the gradients in between.
+        AdamW's step does it if no code reads the gradients in between; then they are only measured here.
         """
         if self._mt_run is not None and model is self._mt_run.model:
             norm = self._mt_run.gradients.clip_in_step(self.args.max_grad_norm)
@@ -507,7 +507,8 @@ class Trainer:
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Returns the optimizer; without one, makes and keeps one for `model`, by default the Trainer's.
 
-        It comes from `optimizer_cls_and_kwargs` if the Trainer was given that, else from `args.optim`.
+        It comes from `optimizer_cls_and_kwargs` if the Trainer was given that, else from `args.optim`. The default is
+        `optim.adamw.AdamW`, whose step may clip the gradients.
 
         Raises:
             MisconfigurationException: what `get_optimizer_cls_and_kwargs` raises.

@@ -303,12 +303,6 @@ class Checkpoints:
 
         return trainer._mt_processes.first_does(find)
 
-    def load(self, folder: str) -> None:
-        """Loads weights, optimizer, schedule and scaler from a checkpoint."""
-        self._trainer._load_from_checkpoint(folder)
-        self._trainer._load_optimizer_and_scheduler(folder)
-        self._trainer._load_scaler(folder)
-
     def load_best(self) -> None:
         """Loads the weights of the best checkpoint. Warns if the best evaluation has no checkpoint."""
         state = self._trainer.state

@@ -248,9 +248,16 @@ def epoch_batches(
         before_first: called after all that an epoch draws to begin, before the first batch that is given is loaded.
         load_skipped: load skipped batches if there are workers, so that their generators draw the same numbers.
     """
+    kind = EpochLoader if isinstance(loader, EpochLoader) else DataLoader
+    has_own_pass = not isinstance(loader, DataLoader) or type(loader).__iter__ is not kind.__iter__
     loads_all = load_skipped and getattr(loader, "num_workers", 0) > 0
-    if skip and not loads_all and (later := _without_first(loader, skip, before_first)) is not None:
-        loader, skip, before_first = later, 0, None
+    if skip and not (loads_all or has_own_pass or isinstance(loader.dataset, IterableDataset)):
+        if loader.batch_sampler is not None:
+            loader = _remade(loader, kind, batch_sampler=LaterBatches(loader.batch_sampler, skip, before_first))
+        else:
+            later = LaterBatches(loader.sampler, skip, before_first)
+            loader = _remade(loader, kind, batch_size=None, sampler=later)
+        skip, before_first = 0, None
     set_epoch(epoch, loader)
     if isinstance(loader, EpochLoader):
         return PrefetchIterator(loader, skip, before_first)
@@ -260,18 +267,6 @@ def epoch_batches(
     if before_first is not None:
         before_first()
     return batches
-
-
-def _without_first(loader: Any, skip: int, reached: Callable[[], None] | None) -> DataLoader | None:
-    """Returns a loader for one pass without the first `skip` batches; None if they have to be loaded."""
-    kind = EpochLoader if isinstance(loader, EpochLoader) else DataLoader
-    if not isinstance(loader, DataLoader) or type(loader).__iter__ is not kind.__iter__:
-        return None
-    if isinstance(loader.dataset, IterableDataset):
-        return None
-    if loader.batch_sampler is not None:
-        return _remade(loader, kind, batch_sampler=LaterBatches(loader.batch_sampler, skip, reached))
-    return _remade(loader, kind, batch_size=None, sampler=LaterBatches(loader.sampler, skip, reached))
 
 
 def order_of(loader: Any) -> SeededSampler | BucketBatchSampler | None:

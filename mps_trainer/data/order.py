@@ -54,19 +54,19 @@ class LaterBatches(BatchSampler):
     """Skips the first `skip` batches of a batch sampler without loading their examples.
 
     Args:
-        reached: called after the last skipped batch, before the first batch is loaded.
+        before_first: called after the last skipped batch, before the first batch is loaded.
     """
 
-    def __init__(self, batch_sampler: Any, skip: int, reached: Callable[[], None] | None = None) -> None:
-        self.batch_sampler, self.skip, self.reached = batch_sampler, skip, reached
+    def __init__(self, batch_sampler: Any, skip: int, before_first: Callable[[], None] | None = None) -> None:
+        self.batch_sampler, self.skip, self.before_first = batch_sampler, skip, before_first
 
     def set_epoch(self, epoch: int) -> None:
         set_epoch(epoch, self.batch_sampler, getattr(self.batch_sampler, "sampler", None))
 
     def __iter__(self) -> Iterator[Any]:
         for position, batch in enumerate(self.batch_sampler):
-            if position == self.skip and self.reached is not None:
-                self.reached()
+            if position == self.skip and self.before_first is not None:
+                self.before_first()
             if position >= self.skip:
                 yield batch
 

@@ -130,20 +130,8 @@ class LossRule(NamedTuple):
         divides_by_items: True if the loss, given the number, is already normalised over the update.
     """
 
-    may_use_items: Callable[[UpdateLoss], bool]
-    divides_by_items: Callable[[UpdateLoss], bool]
-
-
-# One row for each kind of code that computes a loss. A subclass that does not say it with `loss_is_scaled_for_ga` is
-# taken to divide where its model accepts the number, as in transformers.
-RULES: dict[str, LossRule] = {
-    "subclass": LossRule(lambda loss: True, lambda loss: loss.is_accepted),
-    "compute_loss_func": LossRule(lambda loss: True, lambda loss: True),
-    "label_smoother": LossRule(lambda loss: loss.is_accepted, lambda loss: loss.is_accepted and _SMOOTHER_NORMALISES),
-    "model": LossRule(
-        lambda loss: loss.is_accepted and loss.model_uses_items is not False, lambda loss: bool(loss.model_uses_items)
-    ),
-}
+    may_use_items: bool
+    divides_by_items: bool
 
 
 class UpdateLoss:
@@ -158,7 +146,7 @@ class UpdateLoss:
         self.trainer = trainer
         self.divisor: SupportsFloat = 1.0
         self.model_uses_items: bool | None = None
-        self._computed_by = "subclass"  # the key of RULES for the last loss
+        self._computed_by = "subclass"  # the last loss: a name in `rule`
         self._watches = True  # until a batch has shown whether a subclass uses the number of items
         self._watched: _Watched | None = None
         self.start_run(None)
@@ -172,18 +160,27 @@ class UpdateLoss:
         """Begins the update after the first `start` batches of the epoch."""
         self._start = start
 
-    @property
-    def is_accepted(self) -> bool:
-        """Returns True if the model accepts the number of items."""
-        return self.trainer.model_accepts_loss_kwargs
+    def rule(self, computed_by: str) -> LossRule:
+        """Returns the rule for a loss that a kind of code computes.
+
+        A subclass that does not say it with `loss_is_scaled_for_ga` is taken to divide where its model accepts the
+        number, as in transformers.
+        """
+        is_accepted, model_uses = self.trainer.model_accepts_loss_kwargs, self.model_uses_items
+        return {
+            "subclass": LossRule(True, is_accepted),
+            "compute_loss_func": LossRule(True, True),
+            "label_smoother": LossRule(is_accepted, is_accepted and _SMOOTHER_NORMALISES),
+            "model": LossRule(is_accepted and model_uses is not False, bool(model_uses)),
+        }[computed_by]
 
     @property
     def may_use_items(self) -> bool:
         """Returns True if the loss may use the number of items in an update, so that they have to be counted."""
-        return RULES[self._expected()].may_use_items(self)
+        return self.rule(self._expected()).may_use_items
 
     def _expected(self) -> str:
-        """Returns the key of RULES for the losses to come."""
+        """Returns the kind of code that computes the losses to come: a name in `rule`."""
         if self.trainer.compute_loss_func is not None:
             return "compute_loss_func"
         if self.trainer._mt_overrides.has("compute_loss", "training_step", "get_batch_samples"):
@@ -212,7 +209,8 @@ class UpdateLoss:
             own = [batch for number, batch in enumerate(batches) if number not in padding]
             items = trainer._get_num_items_in_batch(own, device) if own else torch.tensor(0)
         # one process may have learnt about the model's loss what another has not: all ask, or none
-        ignored = self._expected() == "model" and (self._all_ignore_items or not self.is_accepted)
+        ignored = self._all_ignore_items or not trainer.model_accepts_loss_kwargs
+        ignored = ignored and self._expected() == "model"
         if ignored or not trainer.args.average_tokens_across_devices:
             return items
         may_be_used = self.may_use_items or trainer._mt_overrides.has("_get_num_items_in_batch")
@@ -253,15 +251,16 @@ class UpdateLoss:
 
     # The loss of a batch
 
-    def start_batch(self, num_items: Any) -> Any:
-        """Begins a batch, and returns the number of items for compute_loss.
+    def items_for_compute_loss(self, num_items: Any) -> Any:
+        """Begins a batch, and returns `num_items` for compute_loss.
 
         The first batch watches if a subclass's compute_loss uses the number, because the class does not say so.
         Compiled code cannot be watched: it is traced once.
         """
         self._computed_by, trainer = "subclass", self.trainer
         says_nothing = trainer.loss_is_scaled_for_ga is None and trainer._mt_overrides.has("compute_loss")
-        may_watch = self._watches and self.is_accepted and not hasattr(trainer.model_wrapped, "_orig_mod")
+        is_compiled = hasattr(trainer.model_wrapped, "_orig_mod")
+        may_watch = self._watches and trainer.model_accepts_loss_kwargs and not is_compiled
         if num_items is None or not (says_nothing and may_watch):
             return num_items
         self._watches, self._watched = False, _Watched.copy(num_items)
@@ -276,7 +275,7 @@ class UpdateLoss:
 
         The first batch watches if it uses the number, with the model as it is before `torch.compile`.
         """
-        if num_items is None or not self.is_accepted or self.model_uses_items is False:
+        if num_items is None or not self.trainer.model_accepts_loss_kwargs or self.model_uses_items is False:
             return model(**inputs)
         if self.model_uses_items is None:
             items = torch.as_tensor(num_items)
@@ -306,7 +305,7 @@ class UpdateLoss:
             return trainer.compute_loss_func(outputs, labels, num_items_in_batch=num_items)
         if labels is not None and trainer.label_smoother is not None:
             self._computed_by = "label_smoother"
-            divides = num_items is not None and RULES["label_smoother"].divides_by_items(self)
+            divides = num_items is not None and self.rule("label_smoother").divides_by_items
             given = {"num_items_in_batch": num_items} if divides else {}
             return trainer.label_smoother(outputs, labels, shift_labels=predicts_next_token(model), **given)
         self._computed_by = "model"
@@ -316,7 +315,7 @@ class UpdateLoss:
         """Returns True if the last loss is already normalised over `num_items`, the items of the whole update."""
         if self.trainer.loss_is_scaled_for_ga is not None:
             return self.trainer.loss_is_scaled_for_ga
-        return num_items is not None and RULES[self._computed_by].divides_by_items(self)
+        return num_items is not None and self.rule(self._computed_by).divides_by_items
 
     def scaled(self, loss: torch.Tensor, num_items: Any) -> torch.Tensor:
         """Returns the part that the loss of a batch has in the loss of the update."""

@@ -119,10 +119,10 @@ class StopOnNan:
         model: nn.Module,
         gradients: Gradients,
         reporter: NonFiniteReporter,
-        checkpointing: Checkpoints,
+        checkpoints: Checkpoints,
     ) -> None:
         self.trainer, self.run_state, self.model, self.gradients = trainer, run_state, model, gradients
-        self.reporter, self.checkpointing = reporter, checkpointing
+        self.reporter, self.checkpoints = reporter, checkpoints
         self._before: dict[str, Any] = {}
 
     def take_snapshot(self) -> None:
@@ -163,14 +163,14 @@ class StopOnNan:
         is_damaged = not all(bool(torch.isfinite(each).all()) for each in parameters)
         if self.trainer._mt_processes.all_reduce_max([is_damaged])[0]:
             # saved now, they could push out a checkpoint that is worth more
-            self.checkpointing.wait()
+            self.checkpoints.wait()
             why = f"The weights after step {step} are not finite either, so they were not saved."
-            return self.checkpointing.newest(), why
-        self.checkpointing.save()
+            return self.checkpoints.newest(), why
+        self.checkpoints.save()
         if not self.trainer.args.should_save:
             return None, "The main process has saved a checkpoint of the previous step."
-        self.checkpointing.wait()
-        folder = self.checkpointing.folder()
+        self.checkpoints.wait()
+        folder = self.checkpoints.folder()
         if not os.path.isdir(folder):
             return None, "No checkpoint is left."
         return folder, f"{folder} holds the state before this step."

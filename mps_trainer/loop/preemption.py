@@ -35,9 +35,9 @@ class PreemptionHandler:
     """
 
     def __init__(
-        self, trainer: TrainerSurface, signals: SignalHandler, run_state: RunState, checkpointing: Checkpoints
+        self, trainer: TrainerSurface, signals: SignalHandler, run_state: RunState, checkpoints: Checkpoints
     ) -> None:
-        self.trainer, self.signals, self.run_state, self.checkpointing = trainer, signals, run_state, checkpointing
+        self.trainer, self.signals, self.run_state, self.checkpoints = trainer, signals, run_state, checkpoints
         self._before_evaluation: dict[str, Any] | None = None
         self._takes_flags = script_takes_flags()
 
@@ -103,8 +103,8 @@ class PreemptionHandler:
             log()
         if control.should_evaluate or was_evaluating:
             self.run_state.postponed = ["evaluate", *(["save"] if control.should_save else [])]
-        self.checkpointing.save()
-        self.checkpointing.wait()
+        self.checkpoints.save()
+        self.checkpoints.wait()
         self.signals.end(self._message())
 
     def end_if_signalled(self, log: Callable[[], None]) -> None:
@@ -115,7 +115,7 @@ class PreemptionHandler:
         self.signals.agree()
         if self.signals.signum is None:
             return
-        state, is_saved = self.trainer.state, self.checkpointing.is_saved()
+        state, is_saved = self.trainer.state, self.checkpoints.is_saved()
         has_best = self.trainer.args.load_best_model_at_end and state.best_model_checkpoint is not None
         if not is_saved and not has_best:
             self.save_and_end(log)
@@ -138,8 +138,8 @@ class PreemptionHandler:
         state = self.trainer.state
         step, max_steps = state.global_step, state.max_steps
         machines = self.trainer._mt_processes.gather(self.trainer.args.local_process_index).count(0)
-        if (unsaved := self.checkpointing.unsaved()) is not None:
+        if (unsaved := self.checkpoints.unsaved()) is not None:
             return f"Stopped after step {step}, but {unsaved}"
-        folder = self.checkpointing.folder()
+        folder = self.checkpoints.folder()
         way_on = how_to_go_on(folder, sys.argv if self._takes_flags else [], self._launcher(machines))
         return f"Stopped after step {step} of {max_steps} and saved {folder}. To resume: {way_on}"

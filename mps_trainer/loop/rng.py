@@ -6,29 +6,21 @@ import contextlib
 import functools
 import logging
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from ..checkpoints.rng import BEFORE_EPOCH, BEFORE_WAITING, OF_LOADING, ORDER_SEED, read_rng, rng_state, set_rng
 from ..data.faults import explain_worker
 from ..data.loader import PrefetchIterator, epoch_batches, order_of
-from ..distributed import Processes
+from .surface import TrainerSurface
 
 logger = logging.getLogger(__name__)
-
-
-class LoadsRng(Protocol):
-    """A Trainer, for its method that restores the generators."""
-
-    _mt_processes: Processes
-
-    def _load_rng_state(self, checkpoint: str | None) -> None: ...
 
 
 class RunRng:
     """Owns the random states of a run, and starts its epochs.
 
     Training and loading draw from the same generators, and loading is one batch ahead. A checkpoint therefore has
-    three states, and `epoch` and `restore` set them in the order in which the first run drew from them:
+    three states, and `start_epoch` and `restore` set them in the order in which the first run drew from them:
 
     1. before the epoch: its order and its workers' seeds are drawn again;
     2. before the batch that waits: the batches that were trained on are skipped, and this one is loaded again;
@@ -38,10 +30,10 @@ class RunRng:
     its first update are loaded. Workers' generators cannot be read from this process: their batches are loaded again.
     """
 
-    def __init__(self, trainer: LoadsRng, loader: Any) -> None:
+    def __init__(self, trainer: TrainerSurface, loader: Any) -> None:
         self.loader = loader
         self._trainer = trainer
-        self._folder: str | None = None  # the Trainer restores from it; None: `_pending` is set as it is
+        self._folder: str | None = None  # an override restores from it; None: `_pending` is set as it is
         self._pending: dict[str, Any] | None = None  # the states that `restore` sets; None once it has
         self._loading: dict[str, Any] | None = None  # the saved states of loading, until an epoch starts from them
         self._batches: Iterator[Any] | None = None
@@ -50,16 +42,18 @@ class RunRng:
     # Resuming
 
     def resume(self, folder: str) -> None:
-        """Reads the states of a checkpoint. The generators are set by `epoch` and `restore`."""
+        """Reads the states of a checkpoint. The generators are set by `start_epoch` and `restore`."""
         processes = self._trainer._mt_processes
         self._folder, self._pending = folder, read_rng(folder, processes.rank, processes.size)
         self._load_loading(self._pending)
 
     def restore(self) -> None:
         """Sets the generators to where they were at the checkpoint, once."""
-        if self._pending is not None and self._folder is not None:
+        if self._pending is None:
+            return
+        if self._folder is not None and self._trainer._mt_overrides.has("_load_rng_state"):
             self._trainer._load_rng_state(self._folder)
-        elif self._pending is not None:
+        else:
             set_rng(self._pending)
         self._pending = None
 
@@ -75,11 +69,12 @@ class RunRng:
 
     # The epochs
 
-    def epoch(self, epoch: int, skip: int) -> Iterator[Any]:
-        """Starts an epoch. Returns its batches without the first `skip`."""
+    def start_epoch(self, epoch: int, skip: int) -> Iterator[Any]:
+        """Returns the batches of an epoch without the first `skip`; usually they are loaded one ahead of training."""
         if not skip:
             self.restore()  # the epoch draws its own numbers
-        saved, self._loading = (self._loading or {} if skip else {}), None
+        saved: dict[str, Any] = (self._loading or {}) if skip else {}
+        self._loading = None
         before_epoch, waiting = saved.get(BEFORE_EPOCH), saved.get(BEFORE_WAITING)
         if before_epoch is not None:
             set_rng(before_epoch)
@@ -103,7 +98,7 @@ class RunRng:
         if self._before_epoch is not None:
             set_rng(self._before_epoch)
 
-    def watch(self, wanted: bool) -> None:
+    def record_before_batches(self, wanted: bool) -> None:
         """Records the generators' states before each batch if `wanted`, because a checkpoint may follow (0.04 ms).
 
         They are always recorded where loading draws, which takes longer: a callback may save at any step.

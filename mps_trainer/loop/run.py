@@ -70,8 +70,8 @@ class TrainingRun:
         self.plan = dataclasses.replace(StepPlan.of(self.loader, args), epochs=epochs, max_steps=max_steps)
         self._prepare_model_and_optimizer()
         self._init_trainer_state(examples_at_a_time or self.batch_size, splits_batches)
-        self.checkpointing = trainer._mt_checkpoints
-        self.checkpointing.find_stale(None if resume_from is None else trainer.state.global_step)
+        self.checkpoints = trainer._mt_checkpoints
+        self.checkpoints.find_stale(None if resume_from is None else trainer.state.global_step)
         if args.save_async and args.save_strategy != "no":
             overrides.allow("saving while training goes on", *WRITERS)
 
@@ -90,7 +90,7 @@ class TrainingRun:
         self.run_state.splits_batches, self.run_state.examples_at_a_time = splits_batches, examples_at_a_time
         self.gradients = Gradients(trainer, self.model)
         self.signals = SignalHandler(args.save_on_signal, trainer._mt_processes)
-        self.preemption = PreemptionHandler(trainer, self.signals, self.run_state, self.checkpointing)
+        self.preemption = PreemptionHandler(trainer, self.signals, self.run_state, self.checkpoints)
         in_order = overrides.allow("naming rows of the dataset in warnings", "get_batch_samples")
         self.history = BatchHistory(self.loader, self.plan, in_order)
         self.nonfinite = NonFiniteReporter(self.meter.watch, self.history, self.events, args.mixed_precision)
@@ -103,7 +103,7 @@ class TrainingRun:
             self.splitter = MicrobatchSplitter(trainer, self.run_state, self.gradients, self.batch_size, most_rows)
         if args.stop_on_nan:
             self.stop_on_nan = StopOnNan(
-                trainer, self.run_state, self.model, self.gradients, self.nonfinite, self.checkpointing
+                trainer, self.run_state, self.model, self.gradients, self.nonfinite, self.checkpoints
             )
         trainer._mt_run = self
         trainer._mt_loss.start_run(self.loader)
@@ -143,15 +143,18 @@ class TrainingRun:
             trials.set_state(trainer.state, trainer._trial, trainer.hp_name)
 
     def resume(self, folder: str) -> None:
-        """Loads weights, optimizer, schedule and position from a checkpoint.
+        """Loads weights, optimizer, schedule, gradient scaler and position from a checkpoint.
 
-        The random numbers are restored once the loader stands where it stood (see `RunRng`).
+        `trainer.state` is restored before that, because it has the step. The random numbers are restored once the
+        loader stands where it stood (see `RunRng`).
 
         Raises:
             MisconfigurationException: if the checkpoint is damaged, or not one of this model and optimizer.
         """
-        processes = self.trainer._mt_processes
-        self.checkpointing.load(folder)
+        trainer, processes = self.trainer, self.trainer._mt_processes
+        trainer._load_from_checkpoint(folder)
+        trainer._load_optimizer_and_scheduler(folder)
+        trainer._load_scaler(folder)
         self.run_state.load_state_dict(read_position(folder, processes.rank, processes.size))
         self.rng.resume(folder)
 
@@ -176,7 +179,7 @@ class TrainingRun:
                 if self.splitter is None:
                     self.accumulate(batches, num_items)
                     self.update_weights()
-                    self.events.fire("on_step_end")
+                    self.events.fire("on_step_end")  # transformers' DefaultFlowCallback says what is due
                 else:  # does the same with fewer examples at a time
                     self.splitter.accumulate(self.accumulate, batches, num_items)
                     self.update_weights()
@@ -241,9 +244,9 @@ class TrainingRun:
             if self.stop_on_nan is not None:
                 self.stop_on_nan.take_snapshot()
             if batches is None:
-                batches = self.rng.epoch(epoch, skip=done)
+                batches = self.rng.start_epoch(epoch, skip=done)
             stops = self.signals.signum is not None or self.stop_on_nan is not None
-            self.rng.watch(self.may_save() or stops)
+            self.rng.record_before_batches(self.may_save() or stops)
             number = self.plan.batches_in_update(done)
             try:
                 group, num_items = self.trainer.get_batch_samples(batches, number, self.args.device)
@@ -346,7 +349,7 @@ class TrainingRun:
 
     def log_evaluate_save(self) -> None:
         """Logs, evaluates and saves as the callbacks requested after a step or an epoch."""
-        self.checkpointing.poll()
+        self.checkpoints.poll()
         self.signals.agree(self.rng.may_stop)
         if self.preemption.should_end:  # if not, they may after the step to come
             self.save_and_end()
@@ -402,7 +405,7 @@ class TrainingRun:
         """Finishes the run and returns its metrics."""
         if self.signals.signum is not None:  # in the last step, and loading draws: no step more came
             self.save_and_end()
-        self.checkpointing.save_again()
+        self.checkpoints.save_again()
         processes = self.trainer._mt_processes
         processes.wait()  # for what the first one has written
         if shares := processes.waiting_shares(time.time() - self.start_time):

@@ -180,13 +180,6 @@ def test_a_run_finds_saves_and_loads_its_checkpoints(saver, trainer, tmp_path):
     assert saver.unsaved() == "the disk was full"
     saver.save_again()
     assert trainer.called == [save, save]
-    trainer.called.clear()
-    saver.load("folder")
-    assert trainer.called == [
-        ("_load_from_checkpoint", "folder"),
-        ("_load_optimizer_and_scheduler", "folder"),
-        ("_load_scaler", "folder"),
-    ]
 
 
 def test_a_scaler_is_among_the_states_where_there_is_one(saver, trainer):

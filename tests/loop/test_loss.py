@@ -485,7 +485,7 @@ class TestWithoutATrainer:
     def test_a_models_loss_is_normalised_if_the_model_used_the_items(self, accepted, used):
         loss = UpdateLoss(stub(model_accepts_loss_kwargs=accepted))
         loss.model_uses_items, loss.divisor = used, 2
-        loss.start_batch(8)
+        loss.items_for_compute_loss(8)
         value = loss.loss_of(loss.trainer.model, OUTPUTS, {}, None, 8)
         assert loss.may_use_items is (accepted and used is not False)
         assert loss.scaled(value, 8) == (6 if used else 3)
@@ -530,7 +530,7 @@ class TestWithoutATrainer:
         loss.divisor, loss.model_uses_items = 2, False
         assert loss.may_use_items
         loss.loss_of(loss.trainer.model, OUTPUTS, {}, None, 8)  # in the batch before
-        loss.start_batch(8)
+        loss.items_for_compute_loss(8)
         assert loss.scaled(OUTPUTS["loss"], 8) == (6 if accepted else 3)
         assert loss.scaled(OUTPUTS["loss"], None) == 3
 
@@ -556,19 +556,19 @@ class TestWithoutATrainer:
     def test_only_the_first_batch_of_a_silent_subclass_is_watched(self):
         loss = UpdateLoss(stub(_mt_overrides=Overrides(["compute_loss"])))
         items = torch.tensor(8)
-        assert loss.start_batch(None) is None
-        assert type(loss.start_batch(items)) is not torch.Tensor
-        assert loss.start_batch(items) is items
-        assert type(UpdateLoss(stub(_mt_overrides=Overrides(["compute_loss"]))).start_batch(8)) is not int
+        assert loss.items_for_compute_loss(None) is None
+        assert type(loss.items_for_compute_loss(items)) is not torch.Tensor
+        assert loss.items_for_compute_loss(items) is items
+        assert type(UpdateLoss(stub(_mt_overrides=Overrides(["compute_loss"]))).items_for_compute_loss(8)) is not int
         compiled = stub(_mt_overrides=Overrides(["compute_loss"]), model_wrapped=Compiled(nn.Linear(1, 1)))
-        assert UpdateLoss(compiled).start_batch(items) is items  # traced code would not tell
+        assert UpdateLoss(compiled).items_for_compute_loss(items) is items  # traced code would not tell
         silent = UpdateLoss(stub(_mt_overrides=Overrides(["compute_loss"])))
         silent.stop_watching()
-        assert silent.start_batch(items) is items
+        assert silent.items_for_compute_loss(items) is items
         assert silent.model_uses_items
         for settings in ({}, {"loss_is_scaled_for_ga": True}, {"model_accepts_loss_kwargs": False}):
             overrides = Overrides(["compute_loss"] if settings else [])
-            assert UpdateLoss(stub(_mt_overrides=overrides, **settings)).start_batch(items) is items
+            assert UpdateLoss(stub(_mt_overrides=overrides, **settings)).items_for_compute_loss(items) is items
 
 
 def start_update_with_padding(trainer, count):

@@ -13,6 +13,7 @@ from mps_trainer.data.loader import prepare_loader
 from mps_trainer.data.order import SeededSampler
 from mps_trainer.distributed import Processes
 from mps_trainer.loop.rng import RunRng
+from mps_trainer.utils.overrides import Overrides
 
 
 @pytest.fixture(autouse=True)
@@ -32,10 +33,11 @@ def loader(**settings):
 
 
 class FakeTrainer:
-    """Restores the generators from a checkpoint, as the Trainer does; counts how often."""
+    """Overrides the method that restores the generators from a checkpoint; counts its calls."""
 
     def __init__(self) -> None:
         self._mt_processes = Processes()
+        self._mt_overrides = Overrides(["_load_rng_state"])
         self.restored = 0
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
@@ -64,9 +66,9 @@ def test_resumed_epoch_draws_same_order_and_numbers(tmp_path, prefetches):
         return prepare_loader(loader(shuffle=True), seedable=False) if prefetches else loader(shuffle=True)
 
     first = run_rng(data())
-    batches = first.epoch(0, 0)
+    batches = first.start_epoch(0, 0)
     for _ in range(2):
-        first.watch(True)
+        first.record_before_batches(True)
         next(batches)
     saved = first.state_dict()
     expected = list(batches), random.random()
@@ -74,14 +76,14 @@ def test_resumed_epoch_draws_same_order_and_numbers(tmp_path, prefetches):
     random.seed(5)
     torch.manual_seed(5)
     again = run_rng(data(), tmp_path, saved)
-    batches = again.epoch(0, 2)
+    batches = again.start_epoch(0, 2)
     assert (list(batches), random.random()) == expected
     assert again._trainer.restored == 1
 
 
 def test_state_just_resumed_is_saved_again(tmp_path):
     first = run_rng(seeded(3))
-    list(first.epoch(0, 0))
+    list(first.start_epoch(0, 0))
     saved = {**first.state_dict(), BEFORE_WAITING: None}
     again = run_rng(seeded(8), tmp_path, saved).state_dict()
     assert {name: again[name] for name in (ORDER_SEED, BEFORE_WAITING)} == {ORDER_SEED: 3, BEFORE_WAITING: None}
@@ -98,7 +100,7 @@ def test_seed_of_the_order_is_the_checkpoints(tmp_path):
     assert run_rng(seeded(3)).state_dict()[ORDER_SEED] == 3
     assert run_rng(seeded(3), tmp_path, {**rng_state(), ORDER_SEED: 11}).loader.sampler.seed == 11
     without = run_rng(loader(), tmp_path, {**rng_state(), ORDER_SEED: 11})
-    list(without.epoch(0, 0))
+    list(without.start_epoch(0, 0))
     assert ORDER_SEED not in without.state_dict()
 
 
@@ -106,7 +108,7 @@ def test_epoch_whose_first_batch_failed_has_drawn_nothing():
     rng = run_rng(loader())
     rng.restore_epoch_start()  # nothing was begun
     random.seed(4)
-    rng.epoch(0, 0)
+    rng.start_epoch(0, 0)
     expected = random.random()
     rng.restore_epoch_start()
     assert random.random() == expected
@@ -118,7 +120,7 @@ def test_states_of_loading_serve_their_own_epoch_alone(tmp_path):
     random.seed(9)
     rng = run_rng(loader(), tmp_path, {**rng_state(), BEFORE_EPOCH: kept, BEFORE_WAITING: None})
     expected = random.random()
-    list(rng.epoch(1, 0))  # from its start: another epoch
+    list(rng.start_epoch(1, 0))  # from its start: another epoch
     rng.restore_epoch_start()
     assert random.random() == expected
 
@@ -143,9 +145,9 @@ def test_draws_ahead_advance_what_is_restored_later(tmp_path):
 def test_snapshot_with_loading_starts_the_pass_again():
     rng = run_rng(prepare_loader(loader(shuffle=True), seedable=False))
     before = rng.snapshot(with_loading=True)
-    expected = list(rng.epoch(0, 0))
+    expected = list(rng.start_epoch(0, 0))
     rng.load_snapshot(before, with_loading=True)
-    assert list(rng.epoch(0, 0)) == expected
+    assert list(rng.start_epoch(0, 0)) == expected
 
 
 @pytest.mark.parametrize(
@@ -159,6 +161,6 @@ def test_snapshot_with_loading_starts_the_pass_again():
 def test_loading_batches_again_for_workers_is_logged(tmp_path, caplog, workers, saved, is_told):
     caplog.set_level("INFO", logger="mps_trainer.loop.rng")
     rng = run_rng(loader(num_workers=workers), tmp_path, {**rng_state(), **saved})
-    rng.epoch(0, 3)
+    rng.start_epoch(0, 3)
     told = "Loading the first 3 batches of the epoch again to restore the random state of the workers."
     assert caplog.messages == ([told] if is_told else [])
