@@ -13,7 +13,6 @@ VARIABLE = "MPS_TRAINER_RESTARTS"  # a Supervision as JSON, for the process that
 PROGRESS, ERROR = "progress.json", "error.txt"  # the notes of the processes that train
 MEMORY, GPU, OTHER = "memory", "gpu", "other"  # errors of a run
 
-LONGEST_PAUSE = 60  # seconds
 _LAST_STATUS = 128 + 64  # a status above 128 is 128 plus the number of a signal, as in shells
 # Someone asked for the end of the run with these.
 _REQUESTS = {signal.SIGINT, signal.SIGTERM, *(getattr(signal, name, signal.SIGTERM) for name in ("SIGHUP", "SIGQUIT"))}
@@ -138,11 +137,6 @@ def decide(end: End, restarts: Sequence[Restart], most: int, now: float = 0.0) -
         again = f"{most} restarts are used up" if most > 1 else "the one restart is used up"
         return f"the run {restart}, and {again}."
     return restart
-
-
-def pause(number: int, first: float = 1.0) -> float:
-    """Returns the seconds before a restart; each pause is twice as long as the one before."""
-    return min(first * 2 ** (number - 1), LONGEST_PAUSE)
 
 
 def announcement(restart: Restart, most: int, seconds: float, checkpoint: str | None) -> str:

@@ -8,7 +8,6 @@ import pytest
 
 from mps_trainer.launching.restarts import (
     GPU,
-    LONGEST_PAUSE,
     MEMORY,
     OTHER,
     VARIABLE,
@@ -18,7 +17,6 @@ from mps_trainer.launching.restarts import (
     Supervision,
     announcement,
     decide,
-    pause,
 )
 
 AT_5 = Progress("/out", step=5, examples=8)
@@ -115,10 +113,6 @@ def test_restarts_are_used_up():
         "the run died of SIGABRT after step 5, and the one restart is used up."
     )
     assert decide(End(-6, "", AT_5), restarts, most=2) == Restart(2, "died of SIGABRT", AT_5)
-
-
-def test_pauses_grow():
-    assert [pause(number) for number in (1, 2, 3, 6, 7, 40)] == [1, 2, 4, 32, LONGEST_PAUSE, LONGEST_PAUSE]
 
 
 def test_the_line_about_a_restart():

@@ -13,9 +13,9 @@ from dataclasses import asdict
 import psutil
 import pytest
 
-from mps_trainer.cli import supervisor
-from mps_trainer.cli.supervisor import PAUSE, clear, newest_checkpoint, supervise
+from mps_trainer.launching import supervisor
 from mps_trainer.launching.restarts import PROGRESS, VARIABLE, Progress
+from mps_trainer.launching.supervisor import PAUSE, clear, newest_checkpoint, supervise
 
 # $number is that of the start, $notes the folder for notes; `at STEP` notes a step of a run.
 BEGIN = f"""
@@ -70,6 +70,13 @@ def test_an_error_of_the_script_ends_the_run(shell, capsys):
 
 def test_notes_of_the_process_before_do_not_count(shell):
     assert shell('[ "$number" = 2 ] && exit 1; at 5; printf gpu > $notes/error.txt; exit 1') == (1, 2)
+
+
+def test_pauses_grow(shell, capsys, monkeypatch):
+    monkeypatch.setattr(supervisor, "_LONGEST_PAUSE", 0.03)
+    assert shell('at $number; [ "$number" = 4 ] && exit 0; kill -ABRT $$') == (0, 4)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(" of 3 in ")[2].partition(":")[0] for line in lines] == ["0.01 s", "0.02 s", "0.03 s"]
 
 
 def test_a_run_without_progress_ends(shell, capsys):
