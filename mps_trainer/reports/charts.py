@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pygal
+from markupsafe import Markup
 from pygal.style import Style
 
 from ..utils.text import as_line
@@ -28,7 +29,12 @@ _LONGEST = 80  # characters of a text
 Break = tuple[float, float, str]  # step, seconds on the training clock, and a class of page.css
 
 
-def draw_curves(chart: Chart, last_step: float, breaks: Sequence[Break] = ()) -> str:
+def color_of(place: int) -> str:
+    """Returns the class of page.css for the color of a curve or a run."""
+    return f"color-{place % COLORS}"
+
+
+def draw_curves(chart: Chart, last_step: float, breaks: Sequence[Break] = ()) -> Markup:
     """Returns the chart over the steps, or over time.
 
     Args:
@@ -62,7 +68,7 @@ def draw_curves(chart: Chart, last_step: float, breaks: Sequence[Break] = ()) ->
         is_marked = curve.marked or len(curve.x) <= _MARKED
         drawn.add(None, _points(chart, curve, divisor), dots_size=2.5 if is_marked else 1.5)
         dash = f"dash-{color // COLORS % _DASHES}"
-        classes.append(f"curve color-{color % COLORS} {dash}{'' if is_marked else ' unmarked'}")
+        classes.append(f"curve {color_of(color)} {dash}{'' if is_marked else ' unmarked'}")
     return _svg(drawn, chart.title, classes)
 
 
@@ -157,7 +163,7 @@ def draw_time_line(record: RunRecord) -> str:
     return _svg(drawn, "Time line", classes)
 
 
-def draw_padding(padded: list[dict[str, int]]) -> str:
+def draw_padding(padded: list[dict[str, int]]) -> Markup:
     """Returns the tokens of an epoch by padded length, real ones and padding."""
     labels = [number(entry["length"]) for entry in padded]
     drawn = pygal.StackedBar(**_settings(*_SIZE), value_formatter=number, x_labels=labels)
@@ -185,11 +191,10 @@ def _settings(width: int, height: int) -> dict[str, Any]:
     }
 
 
-def _svg(drawn: Any, title: str, classes: Sequence[str]) -> str:
+def _svg(drawn: Any, title: str, classes: Sequence[str]) -> Markup:
     """Returns the chart as an SVG element, with the classes of page.css for its series."""
     drawn.add_xml_filter(lambda root: _slim(root, title, classes))
-    text: str = drawn.render(is_unicode=True)
-    return text
+    return Markup(drawn.render(is_unicode=True))
 
 
 _FRACTION = re.compile(r"-?\d+\.\d+")
