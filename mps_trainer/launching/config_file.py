@@ -52,14 +52,15 @@ def load(path: Path) -> LoadedSettings:
 
     from ..utils.yaml_loader import BoundedLoader
 
-    another = "`mps-trainer config --config_file FILE` writes a file of settings."
     try:
         content = read_bytes(path, LARGEST)
-    except FileNotFoundError as error:
-        raise MisconfigurationException(f"There is no file {path}. {another}") from error
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise MisconfigurationException(f"{path} cannot be read: {reason}. {another}") from error
+        why = f"{path} cannot be read: {getattr(error, 'strerror', None) or error}."
+        if isinstance(error, FileNotFoundError):
+            why = f"There is no file {path}."
+        raise MisconfigurationException(
+            f"{why} `mps-trainer config --config_file FILE` writes a file of settings."
+        ) from error
     try:
         values = yaml.load(content.decode(), Loader=BoundedLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -87,13 +87,11 @@ class Supervision:
 
     Attributes:
         id: the same for all processes of one supervisor.
-        most: the most restarts.
         restarts: those so far, or the last of them.
         notes: the folder for notes to the supervisor; None if it reads none.
     """
 
     id: str
-    most: int
     restarts: tuple[Restart, ...] = ()
     notes: str | None = None
 
@@ -107,10 +105,9 @@ class Supervision:
             return msgspec.json.decode(environ[VARIABLE], type=cls)
         if "TORCHELASTIC_RUN_ID" not in environ:
             return None
-        number, most = (int(environ.get(f"TORCHELASTIC_{name}", 0)) for name in ("RESTART_COUNT", "MAX_RESTARTS"))
+        number = int(environ.get("TORCHELASTIC_RESTART_COUNT", 0))
         cause = "ended in one of its processes, and torchrun started them again"
-        last = (Restart(number, cause, time=time.time()),) if number else ()
-        return cls(environ["TORCHELASTIC_RUN_ID"], most, last)
+        return cls(environ["TORCHELASTIC_RUN_ID"], (Restart(number, cause, time=time.time()),) if number else ())
 
     def examples(self, folder: str) -> int | None:
         """Returns the most examples in a batch of the run in `folder`; None if there is no limit."""

@@ -58,7 +58,7 @@ def supervise(command: Sequence[str], most: int, environ: Mapping[str, str], han
         while True:
             for note in (PROGRESS, ERROR):
                 Path(notes, note).unlink(missing_ok=True)
-            variables = Supervision(name, most, tuple(restarts), notes).variables()
+            variables = Supervision(name, tuple(restarts), notes).variables()
             # in a session of its own: Ctrl-C in a terminal reaches it once, by way of this process
             process = subprocess.Popen(command, env={**environ, **variables}, start_new_session=True)
             if signals:  # one came while the process was being started

@@ -130,15 +130,15 @@ def test_the_line_about_a_restart():
 
 def test_the_environment_carries_the_restarts():
     restarts = (Restart(1, "died", AT_5, 4, 1.5), Restart(2, "died"), Restart(3, "died", AT_5, 2))
-    supervision = Supervision("id", 3, restarts, "/notes")
+    supervision = Supervision("id", restarts, "/notes")
     assert Supervision.of(supervision.variables()) == supervision
     assert (supervision.examples("/out"), supervision.examples("/other")) == (2, None)
     assert list(supervision.variables()) == [VARIABLE]
 
 
 def test_torchrun_is_a_supervisor():
-    environ = {"TORCHELASTIC_RUN_ID": "a", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "3"}
-    assert Supervision.of(environ) == Supervision("a", 3)
+    environ = {"TORCHELASTIC_RUN_ID": "a", "TORCHELASTIC_RESTART_COUNT": "0"}
+    assert Supervision.of(environ) == Supervision("a")
     again = Supervision.of({**environ, "TORCHELASTIC_RESTART_COUNT": "2"})
     assert [restart.number for restart in again.restarts] == [2]
     assert Supervision.of({}) is None
